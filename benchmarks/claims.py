@@ -14,8 +14,8 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +33,8 @@ from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.frontends import network_from_onnx, onnx_from_network
+from whet.measure.compare import compare
+from whet.measure.policy import BENCHMARKS
 from whet.network import Network
 from whet.pruning import (
     PruneConfig,
@@ -70,7 +72,7 @@ class Row:
 
 
 class Bench:
-    """The machine, and engines timed in turns on it."""
+    """The machine, and engines compared on it."""
 
     def __init__(self, backend: str, quick: bool, cache: str):
         self.backend, self.quick = backend, quick
@@ -87,21 +89,19 @@ class Bench:
         return made
 
     def ms(self, nets: list[Network], batch: int = 1, plans: list | None = None) -> list[float]:
-        """Median ms of each network's engine, run in turns for some seconds."""
+        """Median ms of each network's engine, compared for some seconds."""
         plans = plans or self.plans(nets, batch)
         bounds = [bind(p, self.machine) for p in plans]
         for p, b in zip(plans, bounds, strict=True):
             b.feed(probe_inputs(p.network, 0, probe_shapes(p)))
-            b.seconds(3)
-        once = sum(b.seconds(1)[0] for b in bounds)
-        rounds = max(7, min(200, int((2.0 if self.quick else 6.0) / once)))
-        samples: list[list[float]] = [[] for _ in plans]
-        with getattr(self.machine, "watch", nullcontext)() as load:  # a GPU's times are its own
-            for r in range(rounds):
-                for k in range(len(plans)) if r % 2 == 0 else reversed(range(len(plans))):
-                    samples[k].append(bounds[k].seconds(1)[0] * 1e3)
-        self.others = max(self.others, getattr(load, "others", 0.0))
-        return [median(s) for s in samples]
+        rules = BENCHMARKS.with_seconds(2.0 if self.quick else 6.0)
+        ranking = compare([partial(run_once, b) for b in bounds], rules, watch=getattr(self.machine, "watch", None))  # a GPU's times are its own
+        self.others = max(self.others, getattr(ranking.load, "others", None) or 0.0)
+        return [1e3 * median(samples) for samples in ranking.samples]
+
+
+def run_once(bound) -> float:
+    return bound.seconds(1)[0]
 
 
 def find_distribution(name: str) -> bool:

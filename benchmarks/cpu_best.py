@@ -79,6 +79,7 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
     from whet.builder import BuildConfig, build
     from whet.builder.precision.int8 import Calibration, build_int8
     from whet.engine import write_engine
+    from whet.engine.schema import encode
     from whet.frontends import network_from_onnx
 
     case = folder / f"{name}-{batch}"
@@ -103,7 +104,7 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
         integers = precisions in (("best",), ("int8",))
         plan = build_int8(net, config, Calibration(cache=str(cache))) if integers else build(net, config)
         write_engine(plan, written)
-        said[runner] = {"build_seconds": round(time.perf_counter() - start, 1), "choice": plan.report.get("precision_choice", [])}
+        said[runner] = {"build_seconds": round(time.perf_counter() - start, 1), "choice": encode(plan.report.precision_choice)}
         kept = next((c["what"] for c in said[runner]["choice"] if c["kept"]), "as permitted")
         print(f"{name} batch {batch}, {runner}: {said[runner]['build_seconds']} s; {kept}", flush=True)
         about.write_text(json.dumps(said))

@@ -3,9 +3,9 @@
 `python benchmarks/cpu_choice.py [--models squeezenet1_1,densenet121,yolov5s] [--threads] [--out FILE]`
 
 Each network of the zoo is built twice at batch 1 with one timing cache: as it is, and with Concat, Split and Slice always copied; both
-engines are then timed in turns in one process. The rows also hold what the build reports: the totals that each way of solving the core of
+engines are then compared in one process. The rows also hold what the build reports: the totals that each way of solving the core of
 the choice came to, how many fused layers were timed against their parts and how many parts won, and how long the build took. With
-`--threads`, engines for all threads, half and one are timed in turns too.
+`--threads`, engines for all threads, half and one are compared too.
 """
 
 import argparse
@@ -13,19 +13,21 @@ import dataclasses
 import json
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from statistics import median
 
 from _record import provenance
 
 import whet.zoo
 from whet.backends import get_backend
-from whet.builder import BuildConfig, build, search
+from whet.builder import BuildConfig, build
+from whet.builder.select import search
 from whet.engine.probe import probe_inputs, probe_shapes
+from whet.engine.schema import encode
 from whet.frontends import network_from_onnx
+from whet.measure.compare import Ranking, compare
+from whet.measure.policy import BENCHMARKS
 from whet.runtime import bind
-
-ROUNDS, SECONDS = (7, 60), 6.0
 
 
 def built(path: Path, cache: Path, **options):
@@ -37,23 +39,17 @@ def built(path: Path, cache: Path, **options):
     return build(net, dataclasses.replace(config, **options)), time.perf_counter() - start
 
 
-def in_turns(plans) -> tuple[list[float], list[float], float]:
-    """Median ms of each engine, half the distance of its quartiles, and what share of a CPU others took."""
-    machine = get_backend("cpu")
-    bounds = [bind(p, machine) for p in plans]
+def time_engines(plans) -> Ranking:
+    """The engines compared on the same inputs."""
+    backend = get_backend("cpu")
+    bounds = [bind(p, backend) for p in plans]
     for p, b in zip(plans, bounds, strict=True):
         b.feed(probe_inputs(p.network, 0, probe_shapes(p)))
-        b.seconds(3)
-    once = sum(b.seconds(1)[0] for b in bounds)
-    rounds = max(ROUNDS[0], min(ROUNDS[1], int(SECONDS / once)))
-    samples = [[] for _ in plans]
-    with machine.watch() as load:
-        for r in range(rounds):
-            for k in range(len(plans)) if r % 2 == 0 else reversed(range(len(plans))):
-                samples[k].append(bounds[k].seconds(1)[0] * 1e3)
-    quartiles = [sorted(s) for s in samples]
-    spread = [(q[(3 * (len(q) - 1)) // 4] - q[(len(q) - 1) // 4]) / 2 for q in quartiles]
-    return [median(s) for s in samples], spread, load.others
+    return compare([partial(run_once, b) for b in bounds], BENCHMARKS, watch=backend.watch)
+
+
+def run_once(bound) -> float:
+    return bound.seconds(1)[0]
 
 
 def row(name: str, folder: Path) -> dict:
@@ -66,24 +62,25 @@ def row(name: str, folder: Path) -> dict:
         copies, _ = built(path, cache)
     finally:
         search.view_refusal = refusal
-    (ms, copied_ms), spread, others = in_turns([plan, copies])
-    rows = [c for group in plan.report["candidates"].values() for c in group if c.tactic == "apart"]
+    ranking = time_engines([plan, copies])
+    ms, copied_ms = (1e3 * ranking.seconds(k) for k in range(2))
+    rows = [c for group in plan.report.candidates.values() for c in group if c.tactic == "apart"]
     return {
         "model": name,
         "ms": ms,
         "copied_ms": copied_ms,
-        "spread_ms": spread,
-        "others_cpus": others,
+        "spread_ms": [1e3 * ranking.spread(k) for k in range(2)],
+        "others_cpus": ranking.load.others,
         "views": sum(c.tactic == "cpu/part_view" for c in plan.choices.values()),
         "joins": sum(layer.op in ("Concat", "Split", "Slice") for layer in plan.network.layers),
         "arena_bytes": plan.arenas[0].total,
         "copied_arena_bytes": copies.arenas[0].total,
-        "method": plan.report["choice"]["method"],
-        "core_layers": len(plan.report["choice_core"]),
-        "tried": {k: v for k, v in plan.report["choice"].items() if k.endswith(" ms")},
+        "method": plan.report.choice.method,
+        "core_layers": len(plan.report.choice_core),
+        "tried": {f"{method} ms": ms for method, ms in plan.report.choice.tried_ms.items()},
         "fused_timed_against_parts": sum(c.ms is not None for c in rows),
-        "apart": len(plan.report["unfused"]),
-        "kept": plan.report["choice"]["kept"],
+        "apart": len(plan.report.unfused),
+        "kept": plan.report.choice.kept,
         "build_seconds": seconds,
     }
 
@@ -92,7 +89,7 @@ def threads_row(name: str, folder: Path) -> dict:
     path = folder / f"{name}.onnx"
     whet.zoo.save(name, path)
     plan, seconds = built(path, folder / f"{name}.sqlite", threads=-1)
-    return {"model": name, "threads": plan.report["threads"], "kept": plan.threads, "build_seconds": seconds}
+    return {"model": name, "threads": encode(plan.report.threads), "kept": plan.threads, "build_seconds": seconds}
 
 
 def main() -> None:

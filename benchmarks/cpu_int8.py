@@ -169,8 +169,8 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
     try:
         plan = build_int8(net, engine_config(args, folder), Calibration(cache=str(cache)))
         write_engine(plan, folder / said["files"][0])
-        said["kept"] = next(c for c in plan.report["precision_choice"] if c["kept"])["what"]
-        said["build_seconds"] = round(plan.report["build_seconds"], 1)
+        said["kept"] = next(c for c in plan.report.precision_choice if c.kept).what
+        said["build_seconds"] = round(plan.report.build_seconds, 1)
     except WhetError as error:
         said["failed"] = str(error)[:500]
     path.write_text(json.dumps(said))

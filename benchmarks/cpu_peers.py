@@ -145,7 +145,7 @@ def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> di
     row |= {f"{n}_ms": round(median(r["ms"][n]["median"] for r in runs), 4) for n in RUNNERS}
     row |= {"ratio": round(ratio, 4), "ratio_low": round(low, 4), "ratio_high": round(high, 4), "bar": BAR}
     row |= {"threads": args.threads, "others_cpus": max(r["others_cpus"] for r in runs), "error_against_ort": max(r["error"]["whet"] for r in runs)}
-    row |= {"build_seconds": round(plan.report["build_seconds"], 2), "build_disturbed": len(plan.report["timing"].get("disturbed_cpus", []))}
+    row |= {"build_seconds": round(plan.report.build_seconds, 2), "build_disturbed": len(plan.report.timing.disturbed_cpus)}
     row |= {"processes": [{n: r["ms"][n] for n in RUNNERS} | {"first": r["first"], "others_cpus": r["others_cpus"]} for r in runs]}
     times = "  ".join(f"{n} {row[f'{n}_ms']:.2f}" for n in RUNNERS)
     band = f"{row['ratio']:.3f} ({row['ratio_low']:.3f}-{row['ratio_high']:.3f})"

@@ -121,8 +121,8 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
         for x in plan.network.layers:
             kind = "fp8" if is_float8(x) else "int8" if is_quantized(x) else plan.choices[x.name].outputs[0][1]
             kinds[kind] = kinds.get(kind, 0) + 1
-        checked = plan.report["verification"]
-        said = {"layers": kinds, "network_error": checked["network_error"], "network_bound": checked["network_bound"]}
+        checked = plan.report.verification
+        said = {"layers": kinds, "network_error": checked.network_error, "network_bound": checked.network_bound}
         found[precision] = Runtime("cuda").load(plan).create_context().run, said | {"build_s": round(time.perf_counter() - begun, 1)}
     return found
 

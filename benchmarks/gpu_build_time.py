@@ -56,15 +56,15 @@ def one(name: str, batch: int, precision: str, calibrations: str, times: str) ->
     took = time.perf_counter() - begun
     bound = bind(plan, machine)
     bound.run()
-    spent = plan.report["phase_seconds"]
+    spent = plan.report.phase_seconds
     named = {what: sum(spent.get(p, 0.0) for p in phases) for what, phases in PHASES.items()}
     return {
         "build_s": round(took, 2), **{f"{what}_s": round(s, 2) for what, s in named.items()},
         "other_s": round(took - sum(named.values()), 2), "ms": round(statistics.median(bound.seconds(100)[10:]) * 1e3, 4),
-        "hits": plan.report["timing"]["hits"], "misses": plan.report["timing"]["misses"],
-        "layers": len(plan.network.layers), "verified_layers": plan.report["verification"]["layers"], "banned": len(plan.report["banned"]),
-        "kept": plan.report["engines"][0]["what"], "phases": {k: round(s, 3) for k, s in spent.items()},
-        "choice": [[c["what"], round(c["ms"], 4), round(c["build_seconds"], 2)] for c in plan.report.get("precision_choice", [])],
+        "hits": plan.report.timing.hits, "misses": plan.report.timing.misses,
+        "layers": len(plan.network.layers), "verified_layers": plan.report.verification.layers, "banned": len(plan.report.banned),
+        "kept": plan.report.engines[0].what, "phases": {k: round(s, 3) for k, s in spent.items()},
+        "choice": [[c.what, round(c.ms, 4), round(c.build_seconds, 2)] for c in plan.report.precision_choice],
         "gpu": machine.describe(),
     }  # fmt: skip
 

@@ -21,6 +21,7 @@ from whet import zoo
 from whet.backends import get_backend
 from whet.backends.cuda.cudnn import library
 from whet.builder import BuildConfig, build
+from whet.engine.schema import encode
 from whet.errors import WhetError
 from whet.frontends.onnx import network_from_onnx
 from whet.runtime import bind
@@ -51,7 +52,7 @@ def row_of(name: str, batch: int, rounding: str, variant: str, net) -> dict:
     times = bound.seconds(60)[10:]
     convolutions = []
     for layer in plan.network.layers:
-        rows = plan.report["candidates"].get(layer.name, [])
+        rows = plan.report.candidates.get(layer.name, [])
         if anchor(layer).op in ("Conv", "ConvTranspose"):
             shown = {"layer": layer.name, "chosen": rows[0].tactic, "implementation": rows[0].implementation}
             convolutions.append({**shown, **{k: best_of(rows, w) for k, w in (("own", "own_"), ("cublaslt", "cublaslt"), ("cudnn", "cudnn"))}})
@@ -62,7 +63,7 @@ def row_of(name: str, batch: int, rounding: str, variant: str, net) -> dict:
         "min_ms": round(min(times) * 1e3, 4),
         "build_s": round(time.perf_counter() - begun, 1),
         "graph": bound.executable.graph_refused or "captured",
-        "verification": plan.report["verification"],
+        "verification": encode(plan.report.verification),
         "chosen": dict(Counter(c.tactic.rpartition("/")[2] for c in plan.choices.values())),
         "convolutions": len(convolutions),
         "by_cudnn": sum("cudnn" in c["chosen"] for c in convolutions),

@@ -26,12 +26,13 @@ from whet.builder import BuildConfig, build
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.lowering import lowered_network
 from whet.builder.precision.permissions import Permissions
+from whet.engine.schema import encode
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
 from whet.runtime import bind
 from whet.tactics import anchor, epilogue, tactics_of
 from whet.tactics.cuda._device.kernel import ending
-from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.conv import conv_shape, from_config
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
@@ -54,7 +55,7 @@ def kernels(net: Network) -> set[str]:
             kind = ending(layer, epilogue(layer), axis).finish.activation[0]
             tile = from_config(o.config)
             im2col = "stem" in o.tactic.name or (anchor(layer).op == "Conv" and not conv_shape(layer).plain and not tile.halo)
-            found.add(conv_source(tile, im2col, kind, False, o.signature.outputs[0].dtype.name == "f32"))
+            found.add(conv_source(tile, Features(im2col, kind, out_f32=o.signature.outputs[0].dtype.name == "f32")))
     return found
 
 
@@ -93,7 +94,7 @@ def engines(wanted: list[tuple], config: BuildConfig = CONFIG) -> list[dict]:
                 "min_ms": round(min(times) * 1e3, 4),
                 "build_s": round(took, 1),
                 "allowed": list(config.precisions) or list(config.tactic_sources),
-                "verification": plan.report["verification"],
+                "verification": encode(plan.report.verification),
                 "bytes": bound.nbytes(),
                 "state": machine.state(),
                 "layers": layers,

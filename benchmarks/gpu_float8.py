@@ -32,6 +32,7 @@ from whet.builder.precision.float8 import float8_network
 from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepared
 from whet.builder.precision.permissions import is_float8
 from whet.engine.plan import EnginePlan
+from whet.engine.schema import encode
 from whet.errors import WhetError
 from whet.network import Network
 from whet.precision import quantize
@@ -70,12 +71,12 @@ def row(name: str, batch: int, folder: Path, machine: Any) -> dict[str, Any]:
     ms = dict(zip(made, map(statistics.median, in_blocks(list(bounds.values()))), strict=True))
     plan = made["fp8"][0]
     slow = sorted(zip(bounds["fp8"].run_timed(), plan.network.layers, strict=True), key=lambda x: -x[0])[:SLOWEST]
-    verified = plan.report["verification"]
+    verified = encode(plan.report.verification)
     return {
         "case": f"{name} batch {batch}", "network": name, "batch": batch, **{f"{k}_ms": round(v, 4) for k, v in ms.items()},
         "images_per_s": round(1e3 * batch / ms["fp8"]), "float8_layers": sum(map(is_float8, plan.network.layers)), "layers": len(plan.network.layers),
         "verified": {k: verified[k] for k in ("layers", "images", "worst_layer", "network_error", "network_bound", "turned_error")},
-        "banned": plan.report["banned"], "build_s": {k: round(s, 1) for k, (_, s) in made.items()}, "state": machine.state(),
+        "banned": plan.report.banned, "build_s": {k: round(s, 1) for k, (_, s) in made.items()}, "state": machine.state(),
         "slowest_us": [[x.name, plan.choices[x.name].tactic, plan.choices[x.name].implementation, round(1e6 * s, 2)] for s, x in slow],
     }  # fmt: skip
 

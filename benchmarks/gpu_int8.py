@@ -42,6 +42,7 @@ from whet.builder import BuildConfig, build
 from whet.builder.precision.int8 import Calibration, build_int8, calibrated_ranges, prepared
 from whet.builder.precision.permissions import on_integers
 from whet.engine.plan import EnginePlan
+from whet.engine.schema import encode
 from whet.errors import WhetError
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
@@ -131,7 +132,7 @@ def row(name: str, batch: int, cache: Path, machine: Any, times: Path, switches:
         layer_s = [b.run_timed() for b in bounds]
         state = machine.state()
     ms, other = statistics.median(replays[0]), statistics.median(replays[1]) if floats else None
-    verification = plan.report["verification"]
+    verification = encode(plan.report.verification)
     layers = sum(map(on_integers, plan.network.layers))
     bar = MS_BARS.get((name, batch))
     return {
@@ -140,11 +141,11 @@ def row(name: str, batch: int, cache: Path, machine: Any, times: Path, switches:
         "fp16_ms": round(other, 4) if other else None, "ratio": round(ms / other, 3) if other else None,
         "bar": bar, "within_bar": None if bar is None else ms <= bar, "images_per_s": round(1e3 * batch / ms),
         "quantized_layers": layers, "layers": len(plan.network.layers),
-        "build_s": round(took, 1), "timing_cache": "known" if known else "new", "switches": switches, "choice": plan.report.get("precision_choice"),
-        "said": next((t for t in (*plan.report["notes"], *plan.report.get("info", ())) if t.startswith(SAYS)), None),
-        "notes": plan.report["notes"], "info": plan.report.get("info"),
+        "build_s": round(took, 1), "timing_cache": "known" if known else "new", "switches": switches, "choice": encode(plan.report.precision_choice),
+        "said": next((t for t in (*plan.report.notes, *plan.report.info) if t.startswith(SAYS)), None),
+        "notes": plan.report.notes, "info": plan.report.info,
         "verified": {k: verification[k] for k in ("layers", "images", "worst_layer", "network_error", "network_bound", "turned_error")},
-        "banned": plan.report["banned"], "calibration": json.loads(cache.read_text())["samples"], "state": state,
+        "banned": plan.report.banned, "calibration": json.loads(cache.read_text())["samples"], "state": state,
         "layer_us": layer_rows(plan, layer_s[0]), "fp16_layer_us": layer_rows(floats, layer_s[1]) if floats else None,
     }  # fmt: skip
 

@@ -123,11 +123,11 @@ def row_of(name: str, batch: int) -> dict[str, Any]:
             "engine_us": round(float(np.median(times[k])), 2), "engine_error_us": round(in_network._error(list(times[k])), 2),
             "emptied_us": round(float(np.median(emptied[k])), 2), "emptied_error_us": round(in_network._error(list(emptied[k])), 2),
         }  # fmt: skip
-    t = plan.report["timing"]
+    t = plan.report.timing
     return {
         "network": name, "batch": batch, "weights_mb": round(bound.shaped.packed_bytes / 1e6, 1), "arena_mb": round(plan.arenas[0].total / 1e6, 1),
-        "rankings": compared, "kept_us": round(plan.report["latency_ms"] * 1e3, 2), "build_s": round(plan.report["build_seconds"], 2),
-        "timing_s": round(plan.report["phase_seconds"]["timing"], 2), "cold_s": t["cold_seconds"], "cold_timed": t["cold_timed"], "kinds": kinds,
+        "rankings": compared, "kept_us": round(plan.report.latency_ms * 1e3, 2), "build_s": round(plan.report.build_seconds, 2),
+        "timing_s": round(plan.report.phase_seconds["timing"], 2), "cold_s": t.cold_seconds, "cold_timed": t.cold_timed, "kinds": kinds,
     }  # fmt: skip
 
 

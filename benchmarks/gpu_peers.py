@@ -95,6 +95,7 @@ def build(name: str, batch: int, path: str) -> dict[str, Any]:
     from whet.builder import BuildConfig
     from whet.builder import build as build_engine
     from whet.engine import write_engine
+    from whet.engine.schema import encode
     from whet.frontends.onnx import network_from_onnx
 
     net = network_from_onnx(half(zoo.build(name, batch=batch)))
@@ -103,7 +104,7 @@ def build(name: str, batch: int, path: str) -> dict[str, Any]:
     plan = build_engine(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""), progress=told)
     took = time.perf_counter() - begun
     write_engine(plan, path)
-    return {"build_s": round(took, 1), "verification": plan.report["verification"]}
+    return {"build_s": round(took, 1), "verification": encode(plan.report.verification)}
 
 
 def graphed(run: Any) -> Any:

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -32,6 +33,8 @@ from _record import median_interval, provenance
 from support import datasets, detection, realdata
 from whet.builder import BuildConfig, build
 from whet.frontends import network_from_onnx, save_onnx
+from whet.measure.compare import compare, time_calls
+from whet.measure.policy import Block, Policy, Stage
 from whet.network import Network
 from whet.pruning import PruneConfig, Target, count_flops, count_params, prune, save_recipe
 from whet.runtime import Context, Runtime
@@ -152,7 +155,7 @@ def timed(detector: Detector, cuts: list[tuple[float, str]], work: Path, rows: l
     """Adds the times to the detector's rows."""
     _, name, feeds = samples(detector)
     nets = networks(detector, cuts, work)
-    times = in_turns(contexts_of(nets), {name: feeds[0][name]})
+    times = time_contexts(contexts_of(nets), {name: feeds[0][name]})
     for (step, _), ms in zip(nets, times, strict=True):
         row = next(r for r in rows if (r["case"], r["step"]) == (detector.model, step))
         ratio, low, high = median_interval([w / t for w, t in zip(times[0], ms, strict=True)])
@@ -160,23 +163,16 @@ def timed(detector: Detector, cuts: list[tuple[float, str]], work: Path, rows: l
         print(f"  {step:36s} {row['whet_ms']:.3f} ms ({row['speed']:.2f}x)", flush=True)
 
 
-def in_turns(contexts: list[Context], feed: dict[str, np.ndarray]) -> list[list[float]]:
-    """Milliseconds of each context: medians of rounds, in which all take turns."""
+def time_contexts(contexts: list[Context], feed: dict[str, np.ndarray]) -> list[list[float]]:
+    """Milliseconds of each context: medians of interleaved rounds."""
     for c in contexts:
         for name, a in feed.items():
             c.input_array(name)[...] = a
             c.bind(name, c.input_array(name))
         c.execute()
-    times: list[list[float]] = [[] for _ in contexts]
-    for n in range(ROUNDS):
-        for k in range(len(contexts))[:: -1 if n % 2 else 1]:
-            runs = []
-            for _ in range(EACH):
-                start = time.perf_counter()
-                contexts[k].execute()
-                runs.append((time.perf_counter() - start) * 1e3)
-            times[k].append(median(runs))
-    return times
+    rules = Policy(stages=(Stage(rounds=(ROUNDS, ROUNDS)),), block=Block(seconds=inf, most=EACH))
+    ranking = compare([time_calls(c.execute) for c in contexts], rules)
+    return [[1e3 * s for s in samples] for samples in ranking.samples]
 
 
 def main() -> int:

@@ -93,7 +93,7 @@ def made(net: Network, precision: str, sizes: tuple[int, int], seen: np.ndarray,
 
 def what_was_kept(plan: EnginePlan) -> dict[str, str]:
     """Of an INT8 build: which of its engines the clock chose; it may be the one in floating point."""
-    kept = next((c["what"] for c in plan.report.get("precision_choice", ()) if c["kept"]), None)
+    kept = next((c.what for c in plan.report.precision_choice if c.kept), None)
     return {} if kept is None else {"kept": kept}
 
 

@@ -185,7 +185,7 @@ def built(net: Network, precision: str, batches: list[int], args: argparse.Names
     with BuildProgress(console.is_terminal) as progress:
         plan = whet.build(net, config, progress=progress)
     console.print(f"engine ({what}): built and verified in {time.perf_counter() - start:.1f} s")
-    for note in plan.report.get("notes", []):
+    for note in plan.report.notes:
         console.print(Text(f"  {note}", "yellow"))  # no markup: it may name whet[jit]
     return whet.Runtime(backend=args.backend).load(plan)
 

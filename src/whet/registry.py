@@ -15,12 +15,12 @@ from whet.errors import UsageError
 OWN = "python:"  # how the name of a user's function begins
 
 
-def load_folder(package: str, path: Iterable[str]) -> None:
-    """Imports every module of `package` and of its sub-packages, except those whose name starts with `_`."""
+def load_folder(package: str, path: Iterable[str], *, deep: bool = True) -> None:
+    """Imports every module of `package` and, when `deep`, of its sub-packages, except those whose name starts with `_`."""
     for m in sorted(iter_modules(list(path)), key=lambda m: m.name):
         if not m.name.startswith("_"):
             module = import_module(f"{package}.{m.name}")
-            if m.ispkg:
+            if m.ispkg and deep:
                 load_folder(module.__name__, module.__path__)
 
 

@@ -265,10 +265,10 @@ def test_a_build_without_a_compiler_says_what_is_missing_and_what_brings_it(monk
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "llvmlite.binding", None)  # as if it were not installed
         machine_code.no_compiler.cache_clear()
-        (said,) = [n for n in build(net, quick).report["notes"] if "llvmlite" in n]
+        (said,) = [n for n in build(net, quick).report.notes if "llvmlite" in n]
     machine_code.no_compiler.cache_clear()
     assert "pip install 'whet[jit]'" in said
     assert "attention" in said
     with monkeypatch.context() as there:
         there.setattr(cpu, "no_compiler", lambda: None)
-        assert not build(net, quick).report["notes"]
+        assert not build(net, quick).report.notes

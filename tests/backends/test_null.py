@@ -21,7 +21,7 @@ def test_the_same_engine_every_time_and_in_every_listing_of_levels():
     first = build(residual(), NULL)
     check_plan(first)
     assert plan_digest(first) == plan_digest(build(residual(), NULL))
-    assert build(residual(), NULL).report["candidates"] == first.report["candidates"]
+    assert build(residual(), NULL).report.candidates == first.report.candidates
     assert plan_digest(first) != plan_digest(build(residual(channels=32), NULL))
 
 
@@ -30,7 +30,7 @@ def test_blocked_formats_win_where_channels_come_in_sixteens():
     assert set(formats) == {"nChw16c"}
     plan = build(residual(channels=20), NULL)
     assert {c.outputs[0][0] for c in plan.choices.values() if c.tactic == "null/conv"} == {"nhwc"}
-    rows = plan.report["candidates"][next(n for n in plan.choices if n.startswith("conv"))]
+    rows = plan.report.candidates[next(n for n in plan.choices if n.startswith("conv"))]
     assert any("sixteens" in r.reason for r in rows)
 
 
@@ -48,10 +48,10 @@ def test_it_plans_but_does_not_run():
     bound = bind(plan, get_backend("null"))
     assert bound.seconds(3) == [pytest.approx(sum(bound.run_timed()))] * 3
     assert plan.probe == {}
-    assert "verification" not in plan.report
+    assert plan.report.verification is None
 
 
 def test_times_are_the_cost_table_not_the_clock():
-    a = build(residual(), NULL).report["candidates"]
-    b = build(residual(), dataclasses.replace(NULL, avg_timing=1)).report["candidates"]
+    a = build(residual(), NULL).report.candidates
+    b = build(residual(), dataclasses.replace(NULL, avg_timing=1)).report.candidates
     assert a == b

@@ -7,7 +7,7 @@ from whet.engine import EnginePlan
 
 def engine_text(plan: EnginePlan) -> str:
     """One line a layer (tactic, config, formats, in place), then arenas; digests of nothing, so that a diff can be read."""
-    out = [f"backend {plan.backend}, {plan.threads} thread(s), choice {plan.report['choice']['method']}"]
+    out = [f"backend {plan.backend}, {plan.threads} thread(s), choice {plan.report.choice.method}"]
     for layer in plan.network.layers:
         c = plan.choices[layer.name]
         config = ",".join(f"{k}={v}" for k, v in c.config)

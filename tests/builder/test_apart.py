@@ -109,12 +109,12 @@ def test_only_what_is_clearly_faster_wins():
 
 def test_the_report_has_both_times():
     plan = build(residual(), QUICK)
-    rows = [r for rows in plan.report["candidates"].values() for r in rows if r.tactic == "apart"]
+    rows = [r for rows in plan.report.candidates.values() for r in rows if r.tactic == "apart"]
     assert len(rows) >= 3
     assert all(r.ms is not None and r.reason.startswith("fused ") for r in rows)
     assert all("cpu/onednn_conv" in r.implementation or "cpu/direct_conv" in r.implementation for r in rows)
     none = build(residual(), dataclasses.replace(QUICK, optimization_level=2))
-    assert not [r for rows in none.report["candidates"].values() for r in rows if r.tactic == "apart"]
+    assert not [r for rows in none.report.candidates.values() for r in rows if r.tactic == "apart"]
 
 
 @pytest.fixture
@@ -128,9 +128,9 @@ def test_where_the_parts_win_the_engine_has_them_and_a_lock_holds_them(apart_win
     net = residual()
     plan = build(net, QUICK)
     check_plan(plan)
-    assert len(plan.report["unfused"]) >= 3
-    assert all("apart" in why for _, why in plan.report["unfused"])
-    assert "apart" in plan.report["choice"]["kept"]
+    assert len(plan.report.unfused) >= 3
+    assert all("apart" in why for _, why in plan.report.unfused)
+    assert "apart" in plan.report.choice.kept
     assert any(x.op == "Relu" for x in plan.network.layers)
     from whet.runtime import bind
 

@@ -2,6 +2,7 @@
 Builds of several engines say which one they are at."""
 
 import dataclasses
+import importlib
 import sys
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from test_relock import CONFIG, DATA, VNNI, keep, no_calibration
 
 from whet.backends import get_backend
 from whet.builder import build, plan_digest, save_lock
-from whet.builder import build as building
 from whet.builder.candidates.filter import is_narrow
 from whet.builder.precision.float16 import small_type
 from whet.builder.precision.int8 import Calibration, build_int8
@@ -48,7 +48,7 @@ def narrow_seems_faster(monkeypatch):
 
 
 def engines(plan):
-    return [e["what"] for e in plan.report["engines"]]
+    return [e.what for e in plan.report.engines]
 
 
 @VNNI
@@ -81,12 +81,12 @@ def test_without_permission_there_is_nothing_to_try():
 @pytest.mark.parametrize(("rival", "tried_apart"), [(1e-6, False), (1e6, True), (None, True)])
 def test_an_engine_that_cannot_win_is_tried_in_one_form(rival, tried_apart, monkeypatch):
     apart = []
-    monkeypatch.setattr(building, "time_apart", apart.append)
+    monkeypatch.setattr(importlib.import_module("whet.builder.build"), "time_apart", apart.append)
     plan = build(small_network(), dataclasses.replace(BEST, optimization_level=3), rival_ms=rival)
     assert bool(apart) == tried_apart
     if rival == 1e-6:
         assert engines(plan) == ["least sum of times"]
-    assert len(plan.report["layer_ms"]) == len(plan.network.layers), "layers are compared with those of the other engine"
+    assert len(plan.report.layer_ms) == len(plan.network.layers), "layers are compared with those of the other engine"
 
 
 @VNNI
@@ -107,6 +107,6 @@ def test_progress_names_the_engine_that_is_made():
     plan = build_int8(small_network(), CONFIG, DATA, progress=watch)
     assert watch.stages[0] == "calibration"
     assert watch.steps[0] == 4  # samples
-    for name in ("int8: timing", "floating point: timing", "floating point: whole engines", "engines in turns"):
+    for name in ("int8: timing", "floating point: timing", "floating point: whole engines", "comparing engines"):
         assert name in watch.stages
-    assert {"calibration", "timing", "whole engines", "engines in turns"} <= set(plan.report["phase_seconds"])
+    assert {"calibration", "timing", "whole engines", "comparing engines"} <= set(plan.report.phase_seconds)

@@ -39,7 +39,7 @@ def test_a_residual_network_at_every_level(level):
     check_plan(plan)
     feed = inputs(net)
     close(run(plan, feed), run_network(net, feed, widen=True))
-    assert plan.report["verification"]["layers"] == len(plan.network.layers)
+    assert plan.report.verification.layers == len(plan.network.layers)
     assert plan.probe["outputs"]["y"]["shape"] == [2, 10]
 
 
@@ -47,7 +47,7 @@ def test_kernels_win_over_the_reference_and_the_report_says_why():
     plan = build(residual(), QUICK)
     assert not any(c.tactic == "cpu/numpy_reference" for c in plan.choices.values())
     conv = next(n for n in plan.choices if n.startswith("conv"))
-    rows = plan.report["candidates"][conv]
+    rows = plan.report.candidates[conv]
     assert rows[0].ms is not None
     assert rows[0].reason == ""
     assert all(r.reason for r in rows[1:])
@@ -57,8 +57,8 @@ def test_kernels_win_over_the_reference_and_the_report_says_why():
 def test_a_level_0_build_times_nothing_and_opens_no_cache(tmp_path):
     plan = build(residual(), dataclasses.replace(QUICK, optimization_level=0, timing_cache=str(tmp_path / "t.sqlite")))
     assert not (tmp_path / "t.sqlite").exists()
-    assert plan.report["timing"]["timed"] == 0
-    assert all(c.ms is None for rows in plan.report["candidates"].values() for c in rows)
+    assert plan.report.timing.timed == 0
+    assert all(c.ms is None for rows in plan.report.candidates.values() for c in rows)
 
 
 def test_dynamic_batch_is_tuned_at_opt_and_sized_at_max():
@@ -75,7 +75,7 @@ def test_dynamic_batch_is_tuned_at_opt_and_sized_at_max():
 def test_a_dynamic_network_without_a_profile_is_built_for_one_and_says_so():
     plan = build(residual("N"), dataclasses.replace(QUICK, optimization_level=0))
     assert plan.profiles[0].shapes["x"][1] == (1, 3, 10, 10)
-    assert any("--optShapes" in n for n in plan.report["notes"])
+    assert any("--optShapes" in n for n in plan.report.notes)
 
 
 def test_profiles_that_do_not_fit_are_refused():
@@ -92,10 +92,10 @@ def test_times_are_kept_and_asked_for_again(tmp_path):
     path = tmp_path / "t.sqlite"
     config = dataclasses.replace(QUICK, timing_cache=str(path))
     first = build(residual(), config)
-    assert first.report["timing"]["misses"] > 0
+    assert first.report.timing.misses > 0
     again = build(residual(seed=1), config)  # other weights: nothing is new
-    assert again.report["timing"]["misses"] == 0
-    assert again.report["timing"]["hits"] > 0
+    assert again.report.timing.misses == 0
+    assert again.report.timing.hits > 0
     build(residual(), dataclasses.replace(config, error_on_cache_miss=True))
     with pytest.raises(BuildError, match="errorOnTimingCacheMiss"):
         build(residual(channels=32), dataclasses.replace(config, error_on_cache_miss=True))
@@ -194,14 +194,14 @@ def test_bf16_is_a_permission():
     assert not any(d == "bf16" for c in plain.choices.values() for _, d in c.outputs)
     allowed = build(net, dataclasses.replace(QUICK, precisions=("bf16",)))
     if "avx512_bf16" in get_backend("cpu").capabilities.features:
-        assert any("--bf16" in c.reason for rows in plain.report["candidates"].values() for c in rows)
-        assert any(c.ms is not None and "bf16" in c.signature for rows in allowed.report["candidates"].values() for c in rows)
-    assert allowed.report["verification"]["network_error"] <= allowed.report["verification"]["network_bound"]
+        assert any("--bf16" in c.reason for rows in plain.report.candidates.values() for c in rows)
+        assert any(c.ms is not None and "bf16" in c.signature for rows in allowed.report.candidates.values() for c in rows)
+    assert allowed.report.verification.network_error <= allowed.report.verification.network_bound
 
 
 def test_a_permission_that_nothing_uses_is_reported_once_and_refused_under_strict():
     plan = build(residual(), dataclasses.replace(QUICK, precisions=("int8",)))
-    assert [n for n in plan.report["notes"] if n.startswith("--int8")]
+    assert [n for n in plan.report.notes if n.startswith("--int8")]
     with pytest.raises(BuildError, match="--int8 cannot be used"):
         build(residual(), dataclasses.replace(QUICK, precisions=("int8",), strict=True))
 
@@ -231,4 +231,4 @@ def test_output_types_and_preferences(constraints):
     plan = build(net, config)
     layer = next(x for x in plan.network.layers if "conv2" in x.sources)
     assert (plan.choices[layer.name].outputs[0][1] == "bf16") == (constraints != "none")
-    assert any("'flatten'" in n and "prefers" in n for n in plan.report["notes"]) == (constraints == "prefer")
+    assert any("'flatten'" in n and "prefers" in n for n in plan.report.notes) == (constraints == "prefer")

@@ -65,8 +65,8 @@ def test_right_kernels_are_kept_in_a_batch_that_is_judged_by_a_few_images(plant)
     of_floats(plant)
     net = float8_chain()
     plan = build(net, ONLY)
-    assert plan.report["verification"]["images"] is not None
-    assert plan.report["banned"] == []
+    assert plan.report.verification.images is not None
+    assert plan.report.banned == []
     assert sum(map(is_float8, plan.network.layers)) == 3
     assert answers(plan, net) < 0.01
 
@@ -86,11 +86,11 @@ def test_a_layer_whose_float8_kernels_are_all_wrong_becomes_one_of_floats_with_t
     plan = build(net, ONLY)
     assert not any(c.tactic == "cpu/planted_float8" and o[1] == "f8e4m3" for c in plan.choices.values() for o in c.outputs)
     assert answers(plan, net) < 0.05
-    apart = dict(plan.report["unfused"])
+    apart = dict(plan.report.unfused)
     assert apart
     assert all("banned" in why and "numbers differ" in why for why in apart.values())
-    assert any("is taken apart" in n for n in plan.report["notes"])
-    assert len(plan.report["banned"]) <= 4 * 3, "a tactic that is wrong in all its ways is not tried in every one"
+    assert any("is taken apart" in n for n in plan.report.notes)
+    assert len(plan.report.banned) <= 4 * 3, "a tactic that is wrong in all its ways is not tried in every one"
 
 
 def test_without_another_kernel_the_build_fails_and_says_which_were_wrong(plant):  # noqa: F811
@@ -108,5 +108,5 @@ def test_a_float8_kernel_that_is_wrong_at_one_place_of_the_batch_is_found(plant)
     of_float8(one_image, plant)
     of_floats(plant)
     plan = build(float8_chain(), ONLY)
-    assert plan.report["banned"]
-    assert all("place in the batch" in why for *_, why in plan.report["banned"])
+    assert plan.report.banned
+    assert all("place in the batch" in why for *_, why in plan.report.banned)

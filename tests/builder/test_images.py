@@ -130,8 +130,8 @@ def test_what_mixes_images_is_seen_and_judged_whole(kind):
     with pytest.raises(NotPerImage):
         image_places(net, {"x": (BATCH, 4)}, BATCH)
     plan = build(net, QUICK)
-    assert plan.report["verification"]["images"] is None
-    assert any(f"all {BATCH} images" in n for n in plan.report["notes"])
+    assert plan.report.verification.images is None
+    assert any(f"all {BATCH} images" in n for n in plan.report.notes)
 
 
 def convolutions(batch):
@@ -150,10 +150,10 @@ def test_a_kernel_that_is_wrong_at_one_place_is_found_wherever_that_is(plant, im
 
     plant(at_one_place)
     plan = build(convolutions(BATCH), only())
-    assert len(plan.report["verification"]["images"]) == 3
-    assert {what.split()[0] for _, what, _ in plan.report["banned"]} == {"cpu/planted"}
-    judged = image in plan.report["verification"]["images"]
-    assert all(("depends on its place in the batch" in reason) != judged for _, _, reason in plan.report["banned"])
+    assert len(plan.report.verification.images) == 3
+    assert {what.split()[0] for _, what, _ in plan.report.banned} == {"cpu/planted"}
+    judged = image in plan.report.verification.images
+    assert all(("depends on its place in the batch" in reason) != judged for _, _, reason in plan.report.banned)
 
 
 def test_a_kernel_that_is_wrong_everywhere_alike_is_found_by_the_reference(plant):  # noqa: F811
@@ -162,15 +162,15 @@ def test_a_kernel_that_is_wrong_everywhere_alike_is_found_by_the_reference(plant
 
     plant(everywhere)
     plan = build(convolutions(BATCH), only())
-    assert {what.split()[0] for _, what, _ in plan.report["banned"]} == {"cpu/planted"}
+    assert {what.split()[0] for _, what, _ in plan.report.banned} == {"cpu/planted"}
 
 
 def test_a_good_engine_of_a_large_batch_is_kept_and_says_what_was_judged():
     plan = build(attention(), QUICK)
-    said = plan.report["verification"]
-    assert said["failures"] == []
-    assert len(said["images"]) == 3
-    assert said["turned_error"] <= 1e-5
+    said = plan.report.verification
+    assert said.failures == []
+    assert len(said.images) == 3
+    assert said.turned_error <= 1e-5
     assert plan.probe
 
 

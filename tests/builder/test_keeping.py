@@ -10,13 +10,14 @@ import pytest
 from whet.backends import get_backend
 from whet.builder.select import whole_engine
 from whet.builder.select.engine_candidate import Entry
+from whet.engine import BuildReport
 from whet.measure.timing_cache import Timed
 
 PACES = [1.0, 2.0] * 15  # of the machine, turn by turn
 
 
 def entry(what, samples=(), told=None):
-    plan = SimpleNamespace(report={})
+    plan = SimpleNamespace(report=BuildReport())
     found = Entry(what, SimpleNamespace(cost=1.0), None, [], None, {}, plan)
     found.samples, found.told = list(samples), told
     return found
@@ -65,4 +66,4 @@ def test_who_is_not_timed_again_is_compared_as_it_would_be_now(now, monkeypatch)
     best = whole_engine._raced(search, None, None, [a, b, c])
     assert races == [["a", "b", "c"], ["a", "b", "b changed"]]
     assert best.entry.what == "b"
-    assert {e["what"]: e["ms"] for e in best.engines} == pytest.approx({"a": 1.02 * now, "b": now, "b changed": 1.05 * now, "c": 1.1 * now})
+    assert {e.what: e.ms for e in best.engines} == pytest.approx({"a": 1.02 * now, "b": now, "b changed": 1.05 * now, "c": 1.1 * now})

@@ -10,14 +10,13 @@ from nets import residual
 import whet.tactics
 from whet.backends import Backend, Capabilities, get_backend
 from whet.builder.candidates.enumerate import list_candidates, macs
-from whet.builder.candidates.option import Option
 from whet.builder.candidates.reformats import Reformats, with_reformats
 from whet.builder.precision.permissions import Permissions
 from whet.builder.select.formats import inplace_refusal, links
 from whet.measure import timing_key as keys
 from whet.measure.bench import fill
-from whet.measure.statistics import typical
-from whet.measure.timing import Conditions, earliest_in_noise
+from whet.measure.option import Option
+from whet.measure.timing import Conditions
 from whet.measure.timing_key import layer_text, source_digest, timing_key, transitive_modules
 from whet.network import BF16, F32, I64, Network, Tensor, Weight, parse_network, parse_type
 from whet.network.weight import Origin
@@ -221,23 +220,6 @@ def test_links_leave_constants_out_and_end_at_outputs():
     assert all(not w.tensor.is_constant for w in found)
     assert [w.tensor.name for w in found if w.reader is None] == ["y"]
     assert [w.tensor.name for w in found if w.maker is None] == ["x"]
-
-
-def test_of_equals_the_first_listed_is_kept():
-    def timed(rank, ms, spread):
-        o = Option(None, None, (), None, rank)
-        o.ms, o.spread_ms = ms, spread
-        return o
-
-    assert earliest_in_noise([timed(0, 1.00, 0.05), timed(1, 0.97, 0.01)]).rank == 0
-    assert earliest_in_noise([timed(0, 1.00, 0.01), timed(1, 0.97, 0.01)]).rank == 1
-    assert earliest_in_noise([timed(0, 2.0, 0.01), timed(1, 1.0, 0.0), timed(2, 0.999, 0.0)]).rank == 1
-
-
-def test_interrupted_samples_do_not_count_on_a_busy_machine():
-    samples = [1.0, 1.1, 5.0, 6.0, 7.0, 1.05, 8.0]
-    assert typical(samples, disturbed=False) == 5.0
-    assert typical(samples, disturbed=True) == 1.05
 
 
 def test_caches_are_left_as_the_network_leaves_them():

@@ -39,8 +39,8 @@ def quantized(plan):
 def test_int8_binds_though_it_does_not_pay():
     plan = calibrated(precision_constraints="obey", layer_precisions=(("c", "int8"), ("d", "int8")))
     assert {"c", "d"} <= quantized(plan)
-    assert all("c" not in e["float_layers"] and "d" not in e["float_layers"] for e in plan.report["precision_choice"])
-    assert "where it is demanded" in plan.report["precision_choice"][0]["what"]
+    assert all("c" not in e.float_layers and "d" not in e.float_layers for e in plan.report.precision_choice)
+    assert "where it is demanded" in plan.report.precision_choice[0].what
 
 
 def test_fp32_binds_beside_int8():
@@ -58,7 +58,7 @@ def test_int8_for_what_has_no_quantized_form():
     with pytest.raises(NoTacticError, match=r"demands i8 for 's.*not quantized"):
         calibrated(optimization_level=0, precision_constraints="obey", layer_precisions=(("s", "int8"),))
     plan = calibrated(optimization_level=0, precision_constraints="prefer", layer_precisions=(("s", "int8"),))
-    assert any("no tactic computes it in the precision" in n for n in plan.report["notes"])
+    assert any("no tactic computes it in the precision" in n for n in plan.report.notes)
 
 
 def test_a_layer_that_cannot_be_quantized_is_refused_before_anything_is_built():
@@ -81,7 +81,7 @@ def test_an_explicit_network_obeys_too():
     held = build(net, config(16, 2, precision_constraints="obey", layer_precisions=((target, "fp32"),)))
     assert target not in quantized(held)
     assert len(quantized(held)) >= 3
-    skips = [reason for name, _, reason in held.report["passes"]["skipped"] if name.startswith("fuse_")]
+    skips = [reason for name, _, reason in held.report.passes.skipped if name.startswith("fuse_")]
     assert any(f"--layerPrecisions keeps '{target} + batchnormalization' in f32" in r for r in skips)
     stored = build(net, config(16, 2, precision_constraints="obey", layer_output_types=((target, "fp32"),)))
     (layer,) = [x for x in stored.network.layers if target in x.name.split(" + ")]

@@ -129,5 +129,5 @@ def test_deterministic_builds_take_only_kernels_that_say_so(monkeypatch):
     plan = build(residual(), dataclasses.replace(QUICK, deterministic=True))
     assert all(c.deterministic for c in plan.choices.values())
     assert not any("onednn_conv" in c.tactic for c in plan.choices.values())
-    rows = [r for rows in plan.report["candidates"].values() for r in rows]
+    rows = [r for rows in plan.report.candidates.values() for r in rows]
     assert any("--deterministic" in r.reason for r in rows)

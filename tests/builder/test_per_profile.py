@@ -15,7 +15,7 @@ from whet.builder import BuildConfig, build, plan_digest, save_lock
 from whet.builder.batching.per_profile import joined
 from whet.builder.retune import retune
 from whet.engine import engine_bytes, engine_digest, read_engine
-from whet.engine.codec import from_json, to_json
+from whet.engine.json_data import from_json, to_json
 from whet.errors import EngineError, LockError, ShapeError, UsageError
 from whet.inspector import engine_information
 from whet.network import network_text
@@ -91,8 +91,8 @@ def test_the_file_keeps_all_and_each_weight_once(plan):
     again = read_engine(data)
     assert engine_digest(again) == engine_digest(plan)
     assert plan_digest(again) == plan_digest(plan)
-    assert [(p.choices, network_text(p.network), p.report["latency_ms"]) for p in again.by_profile()] == [
-        (p.choices, network_text(p.network), p.report["latency_ms"]) for p in plan.by_profile()
+    assert [(p.choices, network_text(p.network), p.report.latency_ms) for p in again.by_profile()] == [
+        (p.choices, network_text(p.network), p.report.latency_ms) for p in plan.by_profile()
     ]
     weights = [len(sections_of(engine_bytes(p))["weights"]) for p in (plan, plan.by_profile()[0])]
     assert weights[0] < 1.1 * weights[1]

@@ -48,23 +48,23 @@ def test_an_explicit_network_runs_in_integers():
 def test_the_fastest_of_three_is_kept_and_said():
     config = BuildConfig(profiles=profile(1, 12), precisions=("int8",), **QUICK)
     plan = build_int8(small_network(), config, Calibration(samples=lambda: samples(6)))
-    choice = plan.report["precision_choice"]
-    assert choice[0]["what"] == "floating point"
-    assert choice[1]["what"].startswith("int8")
-    (kept,) = [c for c in choice if c["kept"]]
-    assert plan.report["latency_ms"] == kept["ms"]
+    choice = plan.report.precision_choice
+    assert choice[0].what == "floating point"
+    assert choice[1].what.startswith("int8")
+    (kept,) = [c for c in choice if c.kept]
+    assert plan.report.latency_ms == kept.ms
     # within the noise the engine with fewer integers is kept; beyond it, the fastest
-    assert kept["ms"] <= 1.02 * min(c["ms"] for c in choice) + 1e-9
-    floats = kept["what"] == "floating point"
+    assert kept.ms <= 1.02 * min(c.ms for c in choice) + 1e-9
+    floats = kept.what == "floating point"
     assert any(is_quantized(x) for x in plan.network.layers) != floats
-    assert any("INT8 pays: " in n for n in plan.report["info"]) != floats, "good news is no warning"
-    assert any("does not pay here" in n for n in plan.report["notes"]) == floats
+    assert any("INT8 pays: " in n for n in plan.report.info) != floats, "good news is no warning"
+    assert any("does not pay here" in n for n in plan.report.notes) == floats
 
 
 def test_without_data_ranges_are_invented_and_it_is_said():
     config = BuildConfig(backend="null", profiles=profile(1, 12), precisions=("int8",), timing_cache="")
     plan = build_int8(small_network(), config, Calibration())
-    assert any("INVENTED" in n for n in plan.report["notes"])
+    assert any("INVENTED" in n for n in plan.report.notes)
     made = prepared(small_network(), config)
     found = invented_ranges(made)
     assert found.tensors["a"].low == 0.0  # behind a Relu
@@ -75,7 +75,7 @@ def test_a_network_without_weights_says_so():
     net = Network("plain")
     net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[1,3,12,12]"))), "y")
     plan = build_int8(net, BuildConfig(precisions=("int8",), **QUICK), Calibration())
-    assert any("no convolution or product" in n for n in plan.report["notes"])
+    assert any("no convolution or product" in n for n in plan.report.notes)
 
 
 @VNNI
@@ -86,11 +86,11 @@ def test_layers_that_took_longer_are_found():
     layers = find_places(made).layers
     floats, integers = build(net, config), build(quantize(made, calibrate(made, samples(2))), config)
     for plan, ms in ((floats, 1.0), (integers, 0.5)):
-        plan.report["layer_ms"] = {x.name: ms for x in plan.network.layers}
+        plan.report.layer_ms = {x.name: ms for x in plan.network.layers}
     reformats = sum(x.op == "Reformat" for x in integers.network.layers)
     fine = slow_layers(floats, integers, layers)
     slow_one = next(x.name for x in integers.network.layers if is_quantized(x) and x.name.startswith("e"))
-    integers.report["layer_ms"][slow_one] = 9.0
+    integers.report.layer_ms[slow_one] = 9.0
     assert slow_layers(floats, integers, layers) - fine == {"e"}, reformats
 
 
@@ -147,7 +147,7 @@ def test_a_wrong_integer_kernel_is_found_and_banned(off):
     finally:
         TACTICS.clear()
         TACTICS.update(before)
-    banned = plan.report["banned"]
+    banned = plan.report.banned
     storing = [x.name for x in plan.network.layers if x.composite == "Conv" and is_quantized(x) and not x.output.dtype.is_float]
     if off == 1:
         assert storing
@@ -156,7 +156,7 @@ def test_a_wrong_integer_kernel_is_found_and_banned(off):
         return
     assert any("cpu/planted_quantized" in what and "integers differ" in reason for _, what, reason in banned)
     assert all(plan.choices[n].tactic != "cpu/planted_quantized" for n in storing)
-    assert any("banned" in why for _, why in plan.report["unfused"]), "no other kernel computes it in integers: its parts do, in floating point"
+    assert any("banned" in why for _, why in plan.report.unfused), "no other kernel computes it in integers: its parts do, in floating point"
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -182,8 +182,8 @@ def test_the_kept_engine_alone_is_verified_and_all_where_it_fails(fails, monkeyp
     noting(verified)
     config = BuildConfig(profiles=profile(1, 12), precisions=("int8",), **QUICK)
     plan = build_int8(small_network(), config, Calibration(samples=lambda: samples(4), method="minmax"))
-    assert plan.report["verification"]["failures"] == []
-    assert plan.report["verification"]["layers"] == len(plan.network.layers)
+    assert plan.report.verification.failures == []
+    assert plan.report.verification.layers == len(plan.network.layers)
     assert plan.probe is not None
     assert calls[0] == "whet.builder.verify.verify_selected"
     assert len(calls) == 1 if not fails else len(calls) > 2 and set(calls[1:]) == {"whet.builder.build"}

@@ -14,7 +14,8 @@ from whet.builder.progress import Noting
 from whet.builder.select import refine, whole_engine
 from whet.builder.select.engine_candidate import Entry
 from whet.builder.verify.host_overlap import Beside
-from whet.measure import engine_history
+from whet.engine.report import EngineTime
+from whet.measure.engine_history import EngineHistory
 from whet.measure.timing_cache import Timed
 from whet.ops import run_network
 from whet.runtime import bind
@@ -25,7 +26,7 @@ QUICK = BuildConfig(avg_timing=1, whole_engines=3, verify=False)
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
     """A build with a cache; its networks run so shortly that times of two moments differ by more than what makes a builder doubt them."""
-    monkeypatch.setattr(whole_engine, "_DOUBT", np.inf)
+    monkeypatch.setattr(whole_engine, "RECALL_DOUBT", np.inf)
     return dataclasses.replace(QUICK, timing_cache=str(tmp_path / "t.sqlite"))
 
 
@@ -49,46 +50,46 @@ def test_a_second_build_times_no_engine_against_another(cached, timed, monkeypat
     def never(*_):
         raise AssertionError("the timing cache knows which kernels are faster in this network")
 
-    monkeypatch.setattr(refine, "_chosen_in_turns", never)
+    monkeypatch.setattr(refine, "_compare_layers", never)
     again = build(residual(), cached)
     assert again.choices == first.choices
-    assert [e["what"] for e in again.report["engines"]] == [e["what"] for e in first.report["engines"]]
+    assert [e.what for e in again.report.engines] == [e.what for e in first.report.engines]
     assert [len(c) for c in timed] == [1], "the kept one alone, for the report"
-    assert "earlier build" in again.report["choice"]["engines_timed"]
-    assert "engines_timed" not in first.report["choice"]
-    assert again.report["timing"]["misses"] == 0
+    assert "earlier build" in again.report.choice.engines_timed
+    assert not first.report.choice.engines_timed
+    assert again.report.timing.misses == 0
 
 
 def test_times_that_are_not_seen_again_are_taken_anew(timed, monkeypatch):
     """An engine that is remembered to take a nanosecond takes longer now than the others are remembered to: all of them run again, once."""
     monkeypatch.setattr(whole_engine, "_differ", lambda a, b: True)
-    monkeypatch.setattr(whole_engine, "recalled_times", lambda _, entries: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(entries))])
+    monkeypatch.setattr(EngineHistory, "read_times", lambda _, entries: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(entries))])
     config = dataclasses.replace(QUICK, in_network=False)
     for doubt, calls in ((np.inf, 1), (1.05, 2)):
         timed.clear()
-        monkeypatch.setattr(whole_engine, "_DOUBT", doubt)
+        monkeypatch.setattr(whole_engine, "RECALL_DOUBT", doubt)
         report = build(residual(), config).report
-        assert [len(c) for c in timed] == [1, len(report["engines"])][:calls]
-        assert len(report["engines"]) > 1
-        assert ("engines_timed" in report["choice"]) == (calls == 1)
-        assert all(e["ms"] > 1e-5 for e in report["engines"]) == (calls == 2), "measured, not remembered"
+        assert [len(c) for c in timed] == [1, len(report.engines)][:calls]
+        assert len(report.engines) > 1
+        assert bool(report.choice.engines_timed) == (calls == 1)
+        assert all(e.ms > 1e-5 for e in report.engines) == (calls == 2), "measured, not remembered"
 
 
 def test_a_busy_moment_is_no_reason_to_doubt():
     """What is remembered was taken on a machine at rest."""
     entry = Entry("kept", *[None] * 6)
-    best = whole_engine.Best(entry, [{"ms": 3.0}, {"ms": 2.0}, {"ms": 4.0}], 1.0, recalled=True)
+    best = whole_engine.Best(entry, [EngineTime("", 3.0, 0.0), EngineTime("", 2.0, 0.0), EngineTime("", 4.0, 0.0)], 1.0, recalled=True)
     assert best.doubtful
     assert not dataclasses.replace(best, recalled=False).doubtful
     assert not dataclasses.replace(best, engines=best.engines[:1]).doubtful
-    assert not dataclasses.replace(best, engines=[{"ms": 2.05}, {"ms": 2.0}]).doubtful
+    assert not dataclasses.replace(best, engines=[EngineTime("", 2.05, 0.0), EngineTime("", 2.0, 0.0)]).doubtful
     entry.disturbed = True
     assert not best.doubtful
 
 
 def test_weights_may_differ_and_nothing_else(cached):
     def recalled(net):
-        return "engines_timed" in build(net, cached).report["choice"]
+        return bool(build(net, cached).report.choice.engines_timed)
 
     assert not recalled(residual(seed=0))
     assert recalled(residual(seed=1))
@@ -106,17 +107,17 @@ def test_engines_that_read_other_tensors_are_others(cached):
 
     texts = []
 
-    def noting(search, e):
-        texts.append(real(search, e))
+    def noting(history, e):
+        texts.append(real(history, e))
         return texts[-1]
 
-    real, engine_history._engine_text = engine_history._engine_text, noting
+    real, EngineHistory._engine_text = EngineHistory._engine_text, noting
     try:
         for swapped in (False, True, False):
             build(net(swapped), dataclasses.replace(cached, whole_engines=1, passes=("none",)))
             texts.append("|")
     finally:
-        engine_history._engine_text = real
+        EngineHistory._engine_text = real
     a, b, c = (set(part.split()) for part in " ".join(texts).split("|")[:3])
     assert a
     assert a == c
@@ -145,8 +146,8 @@ def test_spoiled_rows_change_no_answer(cached, spoil):
     db.close()
     assert changed or "the network with it" in spoil, "nothing may have been nearly as fast alone"
     plan = build(net, dataclasses.replace(cached, verify=True))
-    assert plan.report["verification"]["failures"] == []
-    listed = {name: {(c.tactic, c.implementation) for c in rows} for name, rows in plan.report["candidates"].items()}
+    assert plan.report.verification.failures == []
+    listed = {name: {(c.tactic, c.implementation) for c in rows} for name, rows in plan.report.candidates.items()}
     for name, choice in plan.choices.items():
         assert (choice.tactic, choice.implementation) in listed.get(name, {(choice.tactic, choice.implementation)})
     bound = bind(plan, get_backend("cpu"))
@@ -176,10 +177,10 @@ def test_a_disturbed_moment_is_not_remembered(cached, monkeypatch):
 
 def test_seconds_of_all_phases_make_up_the_build():
     plan = build(residual(), dataclasses.replace(QUICK, timing_cache="", verify=True))
-    spent = plan.report["phase_seconds"]
+    spent = plan.report.phase_seconds
     assert list(spent)[:4] == ["start", "passes", "candidates", "timing"]
     assert {"fused or apart", "choice", "whole engines", "choice in the network", "verification"} <= set(spent)
-    assert sum(spent.values()) == pytest.approx(plan.report["build_seconds"], rel=0.02)
+    assert sum(spent.values()) == pytest.approx(plan.report.build_seconds, rel=0.02)
 
 
 def test_a_build_of_several_engines_adds_their_phases_up():

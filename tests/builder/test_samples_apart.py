@@ -6,18 +6,19 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from whet.backends.cpu.lanes import Lanes
 
 from whet.backends import get_backend
 from whet.backends.cpu import CpuBackend
-from whet.backends.cpu.lanes import Lanes
 from whet.builder import BuildConfig, build, save_lock
 from whet.builder.assemble import dealt
 from whet.builder.batching import per_sample
 from whet.builder.batching.per_profile import joined
 from whet.builder.batching.per_sample_check import batch_differs
-from whet.builder.precision.comparison import Standing
 from whet.engine import Profile, engine_bytes, read_engine
 from whet.errors import BuildError, EngineError, LockError, ShapeError
+from whet.measure.compare import Ranking
+from whet.measure.policy import SAMPLE_MODES
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.runtime import Deal, Runtime, bind
@@ -133,7 +134,7 @@ def test_joins_of_one_image_may_lie_in_place(apart):
     """What a changing batch cannot have, one sample of it can: the copy-free kernel is among the candidates of one alone."""
 
     def views(plan):
-        return [c for rows in plan.report["candidates"].values() for c in rows if c.tactic == "cpu/part_view" and c.signature]
+        return [c for rows in plan.report.candidates.values() for c in rows if c.tactic == "cpu/part_view" and c.signature]
 
     assert views(apart)
     assert not views(build(inception(), config(samples="together")))
@@ -210,21 +211,25 @@ def test_only_the_cpu_deals(apart, backend):
         engine_bytes(dataclasses.replace(apart, backend=backend))
 
 
+def ranking(samples):
+    return Ranking(SAMPLE_MODES, samples, samples, list(range(len(samples))))
+
+
 def test_of_ways_that_time_cannot_tell_apart_turns_are_kept(monkeypatch):
     """Together stands first, as nothing is gained then; of the two others the one that keeps all threads busy at every batch."""
     for least, kept in (([2.0, 2.0, 2.0], "together"), ([3.0, 2.0, 2.005], "turns"), ([3.0, 2.0, 2.5], "apart")):
-        monkeypatch.setattr(per_sample, "race", lambda runs, seconds, turns, least=least: [[t * (1 + k / 1000) for k in range(9)] for t in least])
+        monkeypatch.setattr(per_sample, "compare", lambda *_, least=least, **__: ranking([[t * (1 + k / 1000) for k in range(9)] for t in least]))
         plan = build(inception(), config(samples="auto"))
-        assert plan.report["samples"]["kept"] == kept, least
+        assert plan.report.samples.kept == kept, least
 
 
 def test_the_faster_is_kept_and_the_other_told(monkeypatch):
     for ms, kept, lanes in (([4.0, 2.0, 3.0], "apart", 2), ([2.0, 4.0, 3.0], "together", 0), ([3.0, 4.0, 2.0], "turns", 1)):
-        monkeypatch.setattr(per_sample, "standing", lambda times, order, ms=ms: Standing(ms, [0.0] * 3, ms.index(2.0)))
+        monkeypatch.setattr(per_sample, "compare", lambda *_, ms=ms, **__: ranking([[t / 1e3] * 3 for t in ms]))
         plan = build(inception(), config(samples="auto"))
         assert plan.arenas[0].lanes == lanes
-        assert plan.report["samples"]["kept"] == kept
-        assert all(f"{n} ms" in plan.report["samples"]["why"] for n in (2, 3, 4))
+        assert plan.report.samples.kept == kept
+        assert all(f"{n} ms" in plan.report.samples.why for n in (2, 3, 4))
         assert plan.options["samples"] == "auto"
         assert plan.options["profiles"] == config().profiles
         assert plan.probe["shapes"] == {"x": [4, 16, 8, 8]}
@@ -234,7 +239,7 @@ def test_nothing_changes_where_a_batch_is_one_or_fixed():
     for net, given in ((inception(), config(1, 1, 1, samples="auto")), (inception(), config(samples="together"))):
         plan = build(net, given)
         assert plan.arenas[0].lanes == 0
-        assert "samples" not in plan.report
+        assert plan.report.samples is None
         assert b'"lanes"' not in engine_bytes(plan)
 
 
@@ -246,7 +251,7 @@ def test_asking_for_what_cannot_be_says_why():
         build(net, config())
     plan = build(net, config(samples="auto"))
     assert plan.arenas[0].lanes == 0
-    assert "over the batch" in plan.report["samples"]["why"]
+    assert "over the batch" in plan.report.samples.why
 
 
 def test_the_lock_gives_the_same_engine_or_fails(apart, tmp_path):
@@ -354,4 +359,4 @@ def test_what_runs_in_python_has_no_lanes_and_is_named():
     net.mark_output(net.add("CumSum", net.add("Relu", x), net.constant(np.array(1)), name="running"), "y")
     with pytest.raises(BuildError, match=r"runs in Python.*\(layer 'running'\)"):
         build(net, config())
-    assert build(net, config(samples="auto")).report["samples"]["kept"] in ("together", "turns")
+    assert build(net, config(samples="auto")).report.samples.kept in ("together", "turns")

@@ -44,7 +44,7 @@ def x():
 
 
 def told(plan):
-    return [n for n in plan.report["notes"] if "2:4" in n]
+    return [n for n in plan.report.notes if "2:4" in n]
 
 
 def test_force_writes_the_weights_that_the_engine_computes_with(net, x):

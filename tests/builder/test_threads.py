@@ -39,13 +39,17 @@ def test_counts_are_tried_when_asked_for_and_at_high_levels():
 @pytest.mark.skipif(USABLE < 2, reason="one CPU: there is no choice")
 def test_the_faster_count_is_kept_and_a_lock_holds_it(tmp_path, monkeypatch):
     config = dataclasses.replace(QUICK, threads=AUTO_THREADS)
-    real = thread_count.typical
-    monkeypatch.setattr(thread_count, "typical", lambda s, disturbed: (real(s, disturbed), order.append(0))[0] * (9 if len(order) == 1 else 1))
-    order: list[int] = []  # the first engine (all threads) is made to look nine times slower
+
+    def slow_first(runs, *args, **rest):
+        """The first engine (all threads) appears nine times slower."""
+        return compare([lambda: 9 * runs[0](), *runs[1:]], *args, **rest)
+
+    compare = thread_count.compare
+    monkeypatch.setattr(thread_count, "compare", slow_first)
     plan = build(residual(), config)
     assert plan.threads < USABLE
-    assert [r["threads"] for r in plan.report["threads"]] == list(dict.fromkeys((USABLE, max(USABLE // 2, 1), 1)))
-    said = [(kind, n) for kind in ("notes", "info") for n in plan.report.get(kind, []) if "threads were chosen by time" in n]
+    assert [r.threads for r in plan.report.threads] == list(dict.fromkeys((USABLE, max(USABLE // 2, 1), 1)))
+    said = [(kind, n) for kind in ("notes", "info") for n in getattr(plan.report, kind) if "threads were chosen by time" in n]
     assert [(kind, "may be off" in n) for kind, n in said] in ([("info", False)], [("notes", True)]), "a warning on a busy machine only"
     save_lock(plan, tmp_path / "lock.json")
     again = build(residual(), dataclasses.replace(config, lock=str(tmp_path / "lock.json")))

@@ -67,11 +67,11 @@ def test_a_wrong_kernel_is_found_named_banned_and_replaced(plant):
     plant(scale_first)
     net = residual()
     plan = build(net, only())  # the planted tactic is listed before the fallback, so it is chosen first
-    banned = plan.report["banned"]
+    banned = plan.report.banned
     assert {what.split()[0] for _, what, _ in banned} == {"cpu/planted"}
     assert any("conv2" in reason and "cpu/planted" in reason and "allowed is 1e-05" in reason for _, _, reason in banned)
     assert {c.tactic for c in plan.choices.values()} == {"cpu/numpy_reference"}
-    rows = plan.report["candidates"][next(n for n in plan.choices if n.startswith("conv"))]
+    rows = plan.report.candidates[next(n for n in plan.choices if n.startswith("conv"))]
     assert any(r.tactic == "cpu/planted" and r.reason.startswith("failed verification") for r in rows)
     feed = inputs(net)
     bound = bind(plan, get_backend("cpu"))
@@ -105,7 +105,7 @@ def test_nan_where_the_reference_has_none_is_found(plant):
 
     plant(nan)
     plan = build(residual(), only())
-    assert any("NaN" in reason for _, _, reason in plan.report["banned"])
+    assert any("NaN" in reason for _, _, reason in plan.report.banned)
 
 
 @pytest.mark.parametrize("level", [0, 3])
@@ -119,7 +119,7 @@ def test_a_kernel_that_fails_at_run_time_is_banned(plant, level):
 
     plant(fail)
     plan = build(residual(), dataclasses.replace(only(), optimization_level=level))
-    assert any("fails at run time" in reason and "status 5" in reason for _, _, reason in plan.report["banned"])
+    assert any("fails at run time" in reason and "status 5" in reason for _, _, reason in plan.report.banned)
     assert {c.tactic for c in plan.choices.values()} == {"cpu/numpy_reference"}
 
 
@@ -161,10 +161,10 @@ def test_a_network_that_is_off_though_its_layers_are_not_loses_the_least_exact_k
     loose.plan = plan
     plant(lambda call: None, name="planted_sound")
     plan = build(residual(), dataclasses.replace(only(), optimization_level=0))  # nothing is timed: the first of them is taken
-    banned = plan.report["banned"]
+    banned = plan.report.banned
     assert {what for _, what, _ in banned} == {"cpu/planted_loose"}
     assert all("nearest to its bound" in why for *_, why in banned)
-    assert plan.report["verification"]["network_error"] <= plan.report["verification"]["network_bound"]
+    assert plan.report.verification.network_error <= plan.report.verification.network_bound
     assert "cpu/planted_sound" in {c.tactic for c in plan.choices.values()}
 
 
@@ -177,7 +177,7 @@ def test_integers_are_compared_exactly(plant):
     x = net.add_input("x", parse_type("i64[5]"))
     net.mark_output(net.add("Add", x, x), "y")
     plan = build(net, only())
-    assert any("1 of 5 integers differ" in reason for _, _, reason in plan.report["banned"])
+    assert any("1 of 5 integers differ" in reason for _, _, reason in plan.report.banned)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("brackets")
     save_onnx(net, made / "a.onnx")
     plan = build(network_from_onnx(made / "a.onnx"), BuildConfig(optimization_level=0, timing_cache=""))
-    plan.report["notes"] = ["pip install 'whet[jit]' for its own kernels"]
+    plan.report.notes = ["pip install 'whet[jit]' for its own kernels"]
     write_engine(plan, made / "a.engine")
     return made
 

@@ -9,8 +9,8 @@ from support.compiling import first_configs
 from support.standin_gpu import StandInGpu
 from whet.builder import BuildConfig, build
 from whet.builder.candidates.compile_ahead import configs_with_texts
-from whet.builder.select import whole_engine
-from whet.measure import compare, in_network
+from whet.measure import in_network
+from whet.measure.policy import ENGINES
 from whet.network import parse_network
 from whet.tactics import get_tactic
 from whet.tactics.cuda._device.kernel import GpuKernel
@@ -54,11 +54,11 @@ def config(tmp_path):
 def test_what_is_timed_is_compiled_ahead_and_nothing_else(gpu, config):
     net = parse_network(NET)
     plan = build(net, config)
-    first, timed = list(gpu), plan.report["timing"]["misses"]
+    first, timed = list(gpu), plan.report.timing.misses
     assert 20 < len(set(first)) <= timed
     gpu.clear()
     capped = build(net, replace(config, max_tactics=4, timing_cache=""))
-    assert len(gpu) <= capped.report["timing"]["misses"] < timed
+    assert len(gpu) <= capped.report.timing.misses < timed
     gpu.clear()
     again = build(net, config)
     assert again.choices == plan.choices
@@ -77,7 +77,7 @@ def test_options_of_32_bits_are_few_unless_they_come_near(gpu, config, monkeypat
 
     monkeypatch.setattr(GpuKernel, "enqueue", wide)
     plan = build(parse_network(NET.replace("32,28,28]", "32,56,56]")), replace(config, max_tactics=16))
-    rows = next(rows for rows in plan.report["candidates"].values() if {"cuda/conv", "cuda/conv_tf32"} <= {r.tactic for r in rows})
+    rows = next(rows for rows in plan.report.candidates.values() if {"cuda/conv", "cuda/conv_tf32"} <= {r.tactic for r in rows})
     timed = [r for r in rows if r.ms is not None and r.tactic != "apart"]
     far = [r for r in rows if "far behind" in r.reason]
     if factor == 1.0:
@@ -98,23 +98,24 @@ def test_from_the_timing_cache_nothing_is_replayed_to_choose(gpu, config, monkey
     def never(*_, **__):
         raise AssertionError("the timing cache knows what is faster in this network")
 
-    monkeypatch.setattr(in_network._Chain, "best", never)
+    monkeypatch.setattr(in_network.ExchangeableNetwork, "select", never)
     runs, seconds = [], StandInGpu.seconds
     monkeypatch.setattr(StandInGpu, "seconds", lambda self, e, n: runs.append(e) or seconds(self, e, n))
     again = build(net, config)
     assert again.choices == plan.choices
     assert len({id(e) for e in runs}) == 1, "the engine that is kept, for the report"
-    assert compare.FEWEST <= len(runs) <= whole_engine._TURNS + 2
+    fewest, most = ENGINES.stages[0].rounds
+    assert fewest <= len(runs) <= most + 2
 
 
 def test_kinds_that_nothing_has_changed_for_are_not_tried_again(gpu, config, monkeypatch):
-    tried, best = [], in_network._Chain.best
+    tried, best = [], in_network.ExchangeableNetwork.select
 
     def noting(self, kind, now, others, *, again):
         tried.append((kind, len(others)))
         return best(self, kind, now, others, again=again)
 
-    monkeypatch.setattr(in_network._Chain, "best", noting)
+    monkeypatch.setattr(in_network.ExchangeableNetwork, "select", noting)
     build(parse_network(NET), config)
     kinds = {k for k, _ in tried}
     assert kinds

@@ -15,9 +15,10 @@ from whet.builder.candidates.tactic_sources import tactics_for
 from whet.builder.precision.permissions import Permissions
 from whet.errors import BackendError, BuildError
 from whet.inspector import explain
-from whet.measure import cold, timing
+from whet.measure import timing
 from whet.measure.bench import Bench
-from whet.measure.cold import Copies, cold_samples, finalists, weight_bytes
+from whet.measure.cold import Copies, sample_cold_weights, select_finalists, weight_bytes
+from whet.measure.policy import COLD_FINALIST, COLD_FINALISTS
 from whet.measure.timing import Conditions, Timer
 from whet.measure.timing_cache import TimingCache
 from whet.network import F16, Layer, Network, parse_network, parse_type
@@ -123,8 +124,8 @@ def conv(channels: int, taps: int, filters: int = 64) -> Layer:
 @pytest.mark.parametrize("layer", [conv(64, 3), conv(256, 1), conv(512, 3, 512)], ids=["73 kB", "33 kB", "4.7 MB, more than the cache"])
 def test_every_launch_of_a_cold_chain_reads_its_weights_out_of_memory(gpu, layer):
     options, timer = timed(gpu(), layer, TimingCache(""))
-    near = finalists(layer, options)
-    assert 1 <= len(near) <= cold.MOST
+    near = select_finalists(layer, options)
+    assert 1 <= len(near) <= COLD_FINALISTS
     assert [o.cold_ms is not None for o in options] == [o in near for o in options]
     for o in near:
         out_of_memory, held = (weight_bytes(layer, o) * 1e3 / rate for rate in (SLOW, FAST))
@@ -136,12 +137,12 @@ def test_every_launch_of_a_cold_chain_reads_its_weights_out_of_memory(gpu, layer
 def test_finalists_are_the_few_that_are_close_and_read_weights(gpu):
     layer = conv(64, 3)
     options, _ = timed(gpu(), layer, TimingCache(""))
-    assert len(options) > cold.MOST
+    assert len(options) > COLD_FINALISTS
     for k, o in enumerate(options):
         o.ms = 1.0 + 0.001 * k
-    assert [o.rank for o in finalists(layer, options)] == [o.rank for o in options[: cold.MOST]]
-    options[1].ms = cold.NEAR + 0.01
-    assert options[1] not in finalists(layer, options)
+    assert [o.rank for o in select_finalists(layer, options)] == [o.rank for o in options[: COLD_FINALISTS]]
+    options[1].ms = COLD_FINALIST + 0.01
+    assert options[1] not in select_finalists(layer, options)
     pool = parse_network("network n lowered\nin %x: f32[1,64,8,8]\n%y = MaxPool(%x, kernel_shape=(2, 2)) from \"p\"\nout %y\n").layers[0]
     options, timer = timed(gpu(), pool, TimingCache(""))
     assert all(o.ms is not None and o.cold_ms is None and o.cost == o.ms for o in options)
@@ -155,13 +156,13 @@ def test_the_cold_time_ranks_and_others_are_taken_for_no_better_than_the_best(gp
         slowest = max(o.ms for o in options)
         return {o.rank: [3 * slowest - o.ms] * rounds for o in options}
 
-    monkeypatch.setattr(timing, "cold_samples", turned)
+    monkeypatch.setattr(timing, "sample_cold_weights", turned)
     options, _ = timed(gpu(), conv(64, 3), TimingCache(""))
     near = [o for o in options if o.cold_ms is not None]
     best = max(near, key=lambda o: o.ms)
     assert best.ms > min(o.ms for o in near)
     assert best.cost == best.cold_ms == min(o.cost for o in options)
-    assert timing.earliest_in_noise(options).cost <= 1.005 * best.cost
+    assert timing.select_fastest(options).cost <= 1.005 * best.cost
     extra = min(o.cold_ms - o.ms for o in near)
     assert all(o.cost == pytest.approx(o.ms + extra) for o in options if o.cold_ms is None)
 
@@ -169,21 +170,21 @@ def test_the_cold_time_ranks_and_others_are_taken_for_no_better_than_the_best(gp
 def test_finalists_take_turns_forwards_and_backwards(gpu):
     layer = conv(64, 3)
     options, timer = timed(gpu(), layer, TimingCache(""))
-    near, machine = finalists(layer, options), timer.backend
+    near, machine = select_finalists(layer, options), timer.backend
     assert len(near) > 1
     machine.cold_runs.clear()
-    samples = cold_samples(Bench(timer, layer), near, 3, L2)
+    samples = sample_cold_weights(Bench(timer, layer), near, 3, L2)
     n = len(near)
-    first, second = machine.cold_runs[:n], machine.cold_runs[n : 2 * n]
+    first, second = machine.cold_runs[n : 2 * n], machine.cold_runs[2 * n : 3 * n]
     assert second == first[::-1]
     assert len(set(map(id, first))) == n
-    assert all(len(s) == 3 for s in samples.values()), "the first turn makes the graphs and does not count"
+    assert all(len(s) == 3 for s in samples.values()), "the warm-up makes the graphs and does not count"
 
 
 def test_copies_of_weights_take_little_more_than_the_cache_twice(gpu):
     layer = conv(512, 3, 512)
     options, timer = timed(gpu(), layer, TimingCache(""))
-    near = finalists(layer, options)
+    near = select_finalists(layer, options)
     copies = Copies(Bench(timer, layer), near, 9, L2)
     assert all(n == 2 for n in copies.counts.values()), "one is larger than the cache: the next is read from memory though it was read two runs ago"
     runs = copies.args(near[0], 5)
@@ -217,7 +218,7 @@ def test_a_gpu_without_memory_for_copies_keeps_the_warm_times(gpu, monkeypatch):
     def full(self, nbytes):
         raise BackendError("no memory")
 
-    monkeypatch.setattr(timing.Timer, "other", full)
+    monkeypatch.setattr(timing.Timer, "allocate_filler", full)
     options, _ = timed(gpu(), conv(64, 3), TimingCache(""))
     assert all(o.ms is not None and o.cold_ms is None and o.cost == o.ms for o in options)
     assert any(o.note == "not timed with a cold L2 cache: no memory" for o in options)
@@ -225,18 +226,18 @@ def test_a_gpu_without_memory_for_copies_keeps_the_warm_times(gpu, monkeypatch):
 
 def test_it_stands_in_the_report_and_in_what_explain_says(gpu, config):
     plan = build(parse_network(NET), config)
-    assert plan.report["timing"]["cold_timed"] >= 2
-    assert {"timing", "timing with cold weights"} <= set(plan.report["phase_seconds"])
-    name = next(n for n, row in plan.report["cold_ms"].items() if row[0] is not None)
-    row = plan.report["candidates"][name][0]
+    assert plan.report.timing.cold_timed >= 2
+    assert {"timing", "timing with cold weights"} <= set(plan.report.phase_seconds)
+    name = next(n for n, row in plan.report.cold_ms.items() if row[0] is not None)
+    row = plan.report.candidates[name][0]
     said = explain(plan, name)
-    assert said["chosen"]["cold_ms"] == plan.report["cold_ms"][name][0] > row.ms
+    assert said["chosen"]["cold_ms"] == plan.report.cold_ms[name][0] > row.ms
     assert f"({said['chosen']['cold_ms']:.4f} with weights out of the L2 cache)" in said["why"]
     again = build(parse_network(NET), config)
-    assert again.report["timing"]["cold_timed"] == 0
-    assert again.report["cold_ms"] == plan.report["cold_ms"]
+    assert again.report.timing.cold_timed == 0
+    assert again.report.cold_ms == plan.report.cold_ms
     bare = build(parse_network(NET), replace(config, backend="null", precisions=(), timing_cache=""))
-    assert "cold_timed" not in bare.report["timing"]
+    assert bare.report.timing.cold_timed is None
 
 
 @pytest.mark.gpu

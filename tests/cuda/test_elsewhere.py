@@ -180,4 +180,4 @@ def test_a_network_is_built_for_a_gpu_before_hopper(monkeypatch, library):
     used = {c.tactic for c in plan.choices.values()}
     assert not used & {"cuda/conv", "cuda/conv_sum", "cuda/gemm"}
     assert ("cuda/cublaslt_older" in used) == library, used
-    assert plan.report["verification"]["failures"] == []
+    assert plan.report.verification.failures == []

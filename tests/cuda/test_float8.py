@@ -189,7 +189,7 @@ def test_a_whole_network_is_built_and_verified_in_float8(gpu, wide):
     config = BuildConfig(backend="cuda", precisions=("fp16", "fp8"), optimization_level=2, timing_cache="")
     plan = build(float8_network(net, ranges), config)
     assert sum(map(is_float8, plan.network.layers)) >= 6
-    assert plan.report["banned"] == []
-    assert plan.report["verification"]["images"] is not None
+    assert plan.report.banned == []
+    assert plan.report.verification.images is not None
     got = Runtime("cuda").load(plan).create_context().run(data[0])["y"]
     assert snr_db(run_network(net, data[0])["y"], got) > 20

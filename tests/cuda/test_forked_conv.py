@@ -20,7 +20,7 @@ from whet.ops import OPS, run_regions, sample_layer
 from whet.tactics import get_tactic
 from whet.tactics.cuda.conv._conv import Fork
 from whet.tactics.cuda.conv._conv_config import ConvConfig
-from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.conv import from_config
 from whet.tactics.cuda.conv.dual_output_conv import forked_conv
 
@@ -68,7 +68,7 @@ def test_no_panel_of_a_tile_belongs_to_both(i):
     ids=str,
 )
 def test_its_machine_code_is_what_was_meant(tile, pair, tmp_path):
-    text = sass(compile_cubin(conv_source(tile, False, "silu", False, pair=pair, fork=Fork.panel(32, tile)), cached=False), tmp_path)
+    text = sass(compile_cubin(conv_source(tile, Features(activation="silu", pair=pair, fork=Fork.panel(32, tile))), cached=False), tmp_path)
     stores = len(re.findall(r"\bUTMASTG\b", text))
     assert stores >= 2 if not tile.direct and tile.sk == 1 else stores == 0, "of a tile's panels each goes where its channels are kept"
     assert "MUFU.TANH" in text
@@ -130,7 +130,7 @@ def test_options_of_32_bits_take_no_place_from_those_of_16(standin_gpu, monkeypa
     layers = [x for x in plan.network.layers if x.composite == "DualOutputConv"]
     assert layers
     for x in layers:
-        rows = plan.report["candidates"][x.name]
+        rows = plan.report.candidates[x.name]
         assert not any(r.tactic == "cuda/multi_tensor_conv_tf32" and r.ms is not None for r in rows)
         offered = TACTIC.configs(x, TACTIC.signatures(x, HOPPER)[0], HOPPER)
         assert sum(r.tactic == "cuda/dual_output_conv" and r.ms is not None for r in rows) == min(len(offered), 12)

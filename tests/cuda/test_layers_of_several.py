@@ -83,13 +83,13 @@ def test_parts_that_are_faster_win(dear, part, gone, left):
     plan = build(parse_network(NET), CONFIG)
     assert gone not in composites(plan)
     assert left in composites(plan)
-    assert any("apart" in why for _, why in plan.report["unfused"])
+    assert any("apart" in why for _, why in plan.report.unfused)
 
 
 def test_many_images_pool_on_their_own(dear):
     plan = build(parse_network(NET.replace("in %x: f32[1,", "in %x: f32[64,")), CONFIG)
     assert composites(plan)[-3:] == ["GlobalAveragePool", "Flatten", "Gemm"]
-    assert any("no kernel computes it whole" in why for _, why in plan.report["unfused"])
+    assert any("no kernel computes it whole" in why for _, why in plan.report.unfused)
 
 
 def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_path):
@@ -109,12 +109,12 @@ def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_pat
     cached = replace(CONFIG, timing_cache=str(tmp_path / "timings.sqlite"))
     plan = build(parse_network(NET), cached)
     assert middle(plan) != alone
-    assert "changed for what is faster in the network" in plan.report["engines"][0]["what"]
+    assert "changed for what is faster in the network" in plan.report.engines[0].what
 
     def never(*_):
         raise AssertionError("the timing cache knows what is faster in this network")
 
-    monkeypatch.setattr(refine, "chosen_in_chain", never)
+    monkeypatch.setattr(refine, "select_in_network", never)
     assert build(parse_network(NET), cached).choices == plan.choices
     monkeypatch.setattr(StandInGpu, "seconds", lambda self, executable, repeats: [1.0] * repeats)
     build(parse_network(NET), CONFIG)  # a network of a second is not replayed hundreds of times

@@ -89,7 +89,7 @@ def test_f32_networks_run_through_the_library(back, math, bound):
     plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-TF32", *back, "-conv_generic", "-conv_3xtf32")))
     used = {c.tactic for c in plan.choices.values()}
     assert f"cuda/cublaslt_{math}" in used
-    assert plan.report["verification"]["failures"] == []
+    assert plan.report.verification.failures == []
     x = {"x": np.random.default_rng(1).standard_normal((70, 3, 20, 20)).astype(np.float32)}
     got, want = Runtime("cuda").load(plan).create_context().run(x)["y"], run_network(net, x, widen=True)["y"]
     error = np.abs(got - want).max() / np.abs(want).max()
@@ -110,4 +110,4 @@ def test_patches_of_a_transformer_run_through_the_library():
     net.mark_output(net.add("Conv", x, net.constant(w), net.constant(b), strides=(16, 16)), "y")
     plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-conv_generic", "-patch_embedding")))
     assert "cuda/cublaslt_patches" in {c.tactic for c in plan.choices.values()}
-    assert plan.report["verification"]["failures"] == []
+    assert plan.report.verification.failures == []

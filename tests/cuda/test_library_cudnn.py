@@ -323,7 +323,7 @@ def test_networks_run_through_the_library(gpu, name, precisions, bound):
     config = BuildConfig(backend="cuda", timing_cache="", tactic_sources=switches, precisions=precisions, avg_timing=2, whole_engines=1)
     plan = build(net, replace(config, deterministic=True))
     assert {c.tactic for c in plan.choices.values()} >= {f"cuda/{name}"}
-    assert plan.report["verification"]["failures"] == []
+    assert plan.report.verification.failures == []
     engine = Runtime("cuda").load(plan)
     x = {"x": np.random.default_rng(1).standard_normal((6, 3, 24, 24)).astype(np.float32)}
     first, second = engine.create_context(), engine.create_context()  # two contexts share plans, not handles in use

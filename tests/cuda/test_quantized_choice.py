@@ -157,9 +157,9 @@ def test_a_budget_on_the_gpu_is_judged_by_emulation_where_the_engine_says_nothin
     monkeypatch.setattr(Judge, "engine", lambda *_: None)
     code, out, plan = run(model, "--fp16", "--int8", f"--calibData={model}/data.npz", f"--calib={model}/known.json", f"--accuracy=snr:{least}")
     assert code == 0, out
-    report = plan.report["accuracy"]
-    assert report["holds"]
-    assert bool(report["float_layers"]) == (least > 50)
+    report = plan.report.accuracy
+    assert report.holds
+    assert bool(report.float_layers) == (least > 50)
 
 
 @pytest.mark.gpu
@@ -177,8 +177,8 @@ def test_calibrated_engines_of_a_gpu_are_verified_and_near_fp32(batch):
     )  # fmt: skip
     plan = build_int8(net, config, Calibration(samples=lambda: iter(feeds)))
     assert len(quantized(plan)) > 6
-    assert not plan.report["verification"]["failures"]
-    assert plan.report["verification"]["layers"] == len(plan.network.layers)
+    assert not plan.report.verification.failures
+    assert plan.report.verification.layers == len(plan.network.layers)
     x = np.concatenate([feeds[i % 8]["x"] for i in range(batch)])
     want = run_network(net, {"x": x})["y"].astype(np.float64)
     got = Runtime("cuda").load(plan).create_context().run({"x": x})["y"]
@@ -194,6 +194,6 @@ def test_the_command_line_calibrates_builds_and_runs_on_a_gpu(model):
     )  # fmt: skip
     assert code == 0, out
     assert any("second" in n for n in quantized(plan))
-    assert plan.report["accuracy"]["holds"]
-    assert plan.report["verification"]["failures"] == []
+    assert plan.report.accuracy.holds
+    assert plan.report.verification.failures == []
     assert "PASSED" in out

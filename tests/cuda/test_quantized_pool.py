@@ -53,7 +53,7 @@ def test_one_layer_from_the_image_to_the_pooled_integers(standin_gpu):
     assert [x.op for x in first.regions["body"].layers] == ["QuantizeLinear", "Fused", "MaxPool"]
     assert plan.choices[first.name].tactic in ("cuda/qstem_pool", "cuda/qstem_overlap")
     assert plan.choices[first.name].inputs[0] == ("linear", "f32")
-    assert plan.report["precisions"]["int8"]["layers"] == 2
+    assert plan.report.precisions["int8"].layers == 2
 
 
 def test_without_pooling_the_convolution_reads_the_image_itself(standin_gpu):
@@ -68,7 +68,7 @@ def test_it_is_taken_apart_where_its_parts_are_faster(standin_gpu):
     standin_gpu["pooled"] = 30.0
     plan = build(stem(), BuildConfig(**{**vars(CONFIG), "verify": False}))
     assert [x.composite or x.op for x in plan.network.layers if x.op != "Reformat"] == ["QuantizeLinear", "Conv", "MaxPool", "Conv"]
-    assert any("apart" in why for _, why in plan.report["unfused"])
+    assert any("apart" in why for _, why in plan.report.unfused)
 
 
 @pytest.mark.parametrize(

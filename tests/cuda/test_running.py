@@ -155,9 +155,9 @@ def test_without_a_graph_the_same_comes_out(dynamic):
 
 def test_a_large_batch_is_verified_and_a_kernel_wrong_at_one_place_is_found():
     plan = build(network(96, "f32"), BuildConfig(**{**vars(CONFIG), "precisions": ("fp16",)}))
-    said = plan.report["verification"]
-    assert said["failures"] == []
-    assert len(said["images"]) == 3
+    said = plan.report.verification
+    assert said.failures == []
+    assert len(said.images) == 3
     from whet.builder.batching.batch_items import Images, image_places
     from whet.builder.verify.batch_positions import turned_differences
     from whet.runtime import bind

@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import json
 import os
 import random
 
@@ -22,6 +21,7 @@ from whet.engine import (
     write_engine,
 )
 from whet.engine.check import check_plan
+from whet.engine.report import BuildReport, PassFired, PassRecord
 from whet.errors import EngineError
 from whet.network import BF16, F32, I4, Network, Origin, Weight, network_text, parse_type
 from whet.ops import run_network
@@ -35,12 +35,12 @@ def full_plan():
     plan.network.metadata["producer"] = "a test"
     plan.model_digest = "0" * 64
     plan.options = {"precisions": ("fp16",), "timing_cache": "/somewhere/else", "seed": 0}
-    plan.report = {
-        "candidates": {"c1": [Candidate("cpu/numpy_reference", "(f32:linear,-)->(f32:linear)", (("k", 3), ("impl", "x")), "numpy", 1.5)]},
-        "cold_ms": {"c1": [1.75]},
-        "passes": {"order": ["a"], "fired": [["a", "c1", "did"]], "skipped": []},
-        "built": "2026-01-01",
-    }
+    plan.report = BuildReport(
+        candidates={"c1": [Candidate("cpu/numpy_reference", "(f32:linear,-)->(f32:linear)", (("k", 3), ("impl", "x")), "numpy", 1.5)]},
+        cold_ms={"c1": [1.75]},
+        passes=PassRecord(["a"], [PassFired("a", "c1", "did")], []),
+        built="2026-01-01",
+    )
     return plan
 
 
@@ -64,7 +64,7 @@ def test_round_trip(tmp_path):
 def test_same_plan_same_bytes_and_digest():
     a, b = full_plan(), full_plan()
     b.choices = dict(reversed(b.choices.items()))
-    b.report = {}
+    b.report = BuildReport()
     b.options["timing_cache"] = "/another"
     assert engine_bytes(a) == engine_bytes(full_plan())
     assert engine_digest(a) == engine_digest(b) == engine_digest(read_engine(engine_bytes(a)))
@@ -192,8 +192,8 @@ def test_files_that_are_no_engines(tmp_path):
 
 def test_other_versions_say_so():
     data = bytearray(engine_bytes(full_plan()))
-    data[8] = 2
-    with pytest.raises(EngineError, match="format version 2, this whet reads 1: build it again"):
+    data[8] = 1
+    with pytest.raises(EngineError, match="format version 1, this whet reads 2: build it again"):
         read_engine(data)
 
 
@@ -239,21 +239,19 @@ def test_plans_read_back_pass_the_judge():
         check_plan(read_engine(engine_bytes(make_plan(make()))))
 
 
-def test_reports_keep_free_data_and_lose_only_what_json_has_not():
+def test_a_time_that_is_not_finite_becomes_none():
     plan = full_plan()
-    plan.report["candidates"]["c1"].append(dataclasses.replace(plan.report["candidates"]["c1"][0], ms=float("nan"), reason="why"))
+    plan.report.candidates["c1"].append(dataclasses.replace(plan.report.candidates["c1"][0], ms=float("nan"), reason="why"))
     again = read_engine(engine_bytes(plan))
-    assert again.report["candidates"]["c1"][1].ms is None
-    json.dumps(again.report["passes"], allow_nan=False)
+    assert again.report.candidates["c1"][1].ms is None
 
 
-def test_what_was_found_stands_beside_the_warnings():
-    """`info` came later: files without it are read as they were, and one that holds something else is refused."""
+def test_findings_are_kept_beside_warnings():
     plan = full_plan()
-    assert "info" not in read_engine(engine_bytes(plan)).report
-    plan.report["info"], plan.report["notes"] = ["INT8 pays"], ["a busy machine"]
+    assert read_engine(engine_bytes(plan)).report.info == []
+    plan.report.info, plan.report.notes = ["INT8 pays"], ["a busy machine"]
     again = read_engine(engine_bytes(plan)).report
-    assert (again["info"], again["notes"]) == (["INT8 pays"], ["a busy machine"])
-    plan.report["info"] = [3]
+    assert (again.info, again.notes) == (["INT8 pays"], ["a busy machine"])
+    plan.report.info = [3]
     with pytest.raises(EngineError):
         read_engine(engine_bytes(plan))

@@ -11,6 +11,7 @@ from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
 from whet import zoo
 from whet.builder import BuildConfig, build
 from whet.engine import Candidate, LayerTimes, engine_bytes, read_engine
+from whet.engine.report import PassFired, PassRecord, PassSkipped
 from whet.errors import UsageError
 from whet.frontends import network_from_onnx
 from whet.inspector import engine_information, explain, layer_facts, layer_lines, layer_rows, output_records, profile_records, times_records
@@ -43,8 +44,8 @@ def fused_net():
 
 
 def reported(plan):
-    plan.report["layer_ms"] = {layer.name: 0.1 * (i + 1) for i, layer in enumerate(plan.network.layers)}
-    plan.report["candidates"] = {
+    plan.report.layer_ms = {layer.name: 0.1 * (i + 1) for i, layer in enumerate(plan.network.layers)}
+    plan.report.candidates = {
         layer.name: [
             Candidate(c.tactic, signature(c), c.config, c.implementation, 0.1, 0.01),
             Candidate("cpu/other", signature(c), (), "other kernel", 0.15, 0.01, "50 % slower"),
@@ -53,12 +54,12 @@ def reported(plan):
         for layer in plan.network.layers
         for c in [plan.choices[layer.name]]
     }
-    plan.report["cold_ms"] = {layer.name: [0.125, 0.175] for layer in plan.network.layers}
-    plan.report["passes"] = {
-        "order": ["fuse_conv_add", "fold_pads"],
-        "fired": [["fuse_conv_add", "add", "Add -> %f"]],
-        "skipped": [["fold_pads", "pool", "the pad has another value"]],
-    }
+    plan.report.cold_ms = {layer.name: [0.125, 0.175] for layer in plan.network.layers}
+    plan.report.passes = PassRecord(
+        ["fuse_conv_add", "fold_pads"],
+        [PassFired("fuse_conv_add", "add", "Add -> %f")],
+        [PassSkipped("fold_pads", "pool", "the pad has another value")],
+    )
     return plan
 
 
@@ -249,7 +250,7 @@ def test_bounds_follow_from_rates():
     plan.machine |= {"peak_flops_per_s": 1e6, "bytes_per_s": 1e15}
     assert {f.layer.name: f.bound for f in layer_facts(plan)}["f"] == "compute"
     plan.machine |= {"peak_flops_per_s": 1e15}
-    plan.report["layer_ms"]["s"] = 0.001
+    plan.report.layer_ms["s"] = 0.001
     assert {f.layer.name: f.bound for f in layer_facts(plan)}["s"] == "launch"
     assert all(f.bound is None for f in layer_facts(make_plan(fused_net())))
 
@@ -277,8 +278,8 @@ def test_explain_an_engine_and_a_layer():
 
 def test_a_faster_runner_up_is_owned_up_to():
     plan = reported(make_plan(fused_net()))
-    row = plan.report["candidates"]["s"]
-    del plan.report["cold_ms"]  # of an engine that was built for a CPU, or before there were such times
+    row = plan.report.candidates["s"]
+    plan.report.cold_ms = {}  # of an engine that was built for a CPU, or before there were such times
     row[1] = dataclasses.replace(row[1], ms=0.05, reason="its formats would cost reformats around it")
     why = "0.1000 ms alone; cpu/other took 0.0500 ms alone, but: its formats would cost reformats around it."
     assert explain(plan, "sigmoid")["why"] == why

@@ -14,6 +14,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.precision.float16 import build_floats_within
 from whet.builder.precision.int8 import Calibration, build_int8, prepared
 from whet.builder.verify.engine_values import EngineRun
+from whet.engine.schema import encode
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
@@ -127,9 +128,9 @@ def test_forms_of_a_budget(tmp_path, monkeypatch):
 
 
 def test_a_metric_that_is_no_number():
-    with pytest.raises(CalibrationError, match="no accuracy can be judged"):
+    with pytest.raises(CalibrationError, match="a finite number is needed"):
         Budget("metric", 1.0, lambda run: float("nan"), "mine").judge(dict, dict, [])
-    with pytest.raises(CalibrationError, match="which is no number"):
+    with pytest.raises(CalibrationError, match="which is not a number"):
         Budget("metric", 1.0, lambda run: "good", "mine").judge(dict, dict, [])
 
 
@@ -144,28 +145,28 @@ def build_within(budget, net=None, **more):
 @pytest.mark.parametrize("level", [0, 1])
 def test_only_what_hurts_leaves_int8(level):
     plan = build_within(Budget("snr", 28.0), optimization_level=level)
-    found = plan.report["accuracy"]
-    assert found["holds"]
-    assert found["value"] >= 28
+    found = plan.report.accuracy
+    assert found.holds
+    assert found.value >= 28
     if level == 0:  # nothing is timed, so the choice is the budget's alone
-        assert set(found["float_layers"]) == {"b"}
-        assert "alone it leaves" in found["float_layers"]["b"]
+        assert set(found.float_layers) == {"b"}
+        assert "alone it leaves" in found.float_layers["b"]
         names = {p for x in plan.network.layers if is_quantized(x) for p in x.name.split(" + ")}
         assert "b" not in names
-    assert any(n.startswith("Accuracy: output SNR at least 28 dB") for n in plan.report["info"])
+    assert any(n.startswith("Accuracy: output SNR at least 28 dB") for n in plan.report.info)
 
 
 def test_a_budget_that_nothing_meets_is_floating_point():
     plan = build_within(Budget("snr", 150.0))
     assert not any(is_quantized(x) for x in plan.network.layers)
-    assert all(e["kept"] == (e["what"] == "floating point") for e in plan.report["precision_choice"])
-    assert any("(outside the budget)" in n for n in plan.report["notes"])
+    assert all(e.kept == (e.what == "floating point") for e in plan.report.precision_choice)
+    assert any("(outside the budget)" in n for n in plan.report.notes)
 
 
 def test_a_loose_budget_drops_nothing():
-    found = build_within(Budget("cosine", 0.2), optimization_level=0).report["accuracy"]
-    assert found["float_layers"] == {}
-    assert found["value"] > 0.2
+    found = build_within(Budget("cosine", 0.2), optimization_level=0).report.accuracy
+    assert found.float_layers == {}
+    assert found.value > 0.2
 
 
 def test_the_users_own_metric_decides():
@@ -178,12 +179,12 @@ def test_the_users_own_metric_decides():
         calls.append(1)
         return 100 * float(np.mean([(run(f)["y"].argmax(1) == t).mean() for f, t in zip(data, truth, strict=True)]))
 
-    loose = build_within(Budget("metric", 60.0, same, "same"), optimization_level=0).report["accuracy"]
-    assert loose["float_layers"] == {}
-    tight = build_within(Budget("metric", 3.0, same, "same"), optimization_level=0).report["accuracy"]
-    assert set(tight["float_layers"]) == {"b"}
-    assert tight["fp32"] > 99.9
-    assert tight["value"] >= tight["fp32"] - 3
+    loose = build_within(Budget("metric", 60.0, same, "same"), optimization_level=0).report.accuracy
+    assert loose.float_layers == {}
+    tight = build_within(Budget("metric", 3.0, same, "same"), optimization_level=0).report.accuracy
+    assert set(tight.float_layers) == {"b"}
+    assert tight.fp32 > 99.9
+    assert tight.value >= tight.fp32 - 3
     assert len(calls) > 4
 
 
@@ -192,10 +193,10 @@ def test_sixteen_bits_within_a_budget():
     made = prepared(net, config())
     quick = config(precisions=("bf16",), precision_constraints="none")
     plan, verdict = build_floats_within(net, made, quick, Budget("snr", 60.0), samples(4))
-    found = plan.report["accuracy"]
+    found = plan.report.accuracy
     if verdict is None:  # no BF16 kernel won on this machine
-        assert "FP32" in found["judged_on"]
+        assert "FP32" in found.judged_on
     else:
         assert verdict.holds
         assert verdict.value >= 60
-    assert json.dumps(found)
+    assert json.dumps(encode(found))

@@ -184,7 +184,7 @@ def test_constant_and_missing_data_name_the_tensor():
         calibrate(small_network(), [{"x": np.zeros((1, 3, 12, 12), np.float32)}] * 2)
     with pytest.raises(CalibrationError, match=r"no calibration samples.*%x"):
         calibrate(small_network(), [])
-    with pytest.raises(UsageError, match="no calibration method 'median'"):
+    with pytest.raises(UsageError, match="unknown calibration method 'median'"):
         calibrate(small_network(), samples(1), method="median")
 
 

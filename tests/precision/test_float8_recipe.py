@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support import datasets, realdata
 from whet.builder import BuildConfig, build
-from whet.builder.lock.relock import read_recipe, recipe
+from whet.builder.lock.relock import make_recipe, read_recipe
 from whet.builder.lowering import lowered_network
 from whet.builder.precision.calibration import Calibration, prepared
 from whet.builder.precision.float8 import _left_out, build_float8, float8_network, float8_ranges, harmful
@@ -77,8 +77,8 @@ def samples(count=40, seed=0):
 def test_ends_groups_and_odd_sizes_stay_out_with_their_reasons():
     out = kept_out(chain())
     assert out == {
-        "conv0": "3 input and 16 output channels: FP8 products take sixteens and eights",
-        "gemm": "a last layer: nothing behind it averages its rounding",
+        "conv0": "3 input and 16 output channels: FP8 kernels need multiples of 16 and 8",
+        "gemm": "last layer: no later layer averages its rounding error",
     }
     wide = Network("wide")
     x = wide.add_input("x", parse_type("f32[1,16,8,8]"))
@@ -88,7 +88,7 @@ def test_ends_groups_and_odd_sizes_stay_out_with_their_reasons():
     wide.mark_output(wide.add("Conv", c, wide.constant(np.ones((16, 16, 1, 1), np.float32), "u"), name="last"), "y")
     reasons = kept_out(wide)
     assert set(reasons) == {"first", "depthwise", "last"}
-    assert reasons["first"].startswith("a first layer")
+    assert reasons["first"].startswith("first layer")
     assert "one group" in reasons["depthwise"]
 
 
@@ -204,7 +204,7 @@ def test_sums_in_floats_come_back_from_the_cache_and_the_lock(tmp_path):
     ranges = replace(calibrate(net, samples(4), method="minmax"), float_sums=frozenset({"sum0", "sum1"}))
     write_cache(tmp_path / "cache.json", ranges)
     assert read_cache(tmp_path / "cache.json", net).float_sums == ranges.float_sums
-    assert read_recipe(recipe(ranges, frozenset()))[0].float_sums == ranges.float_sums
+    assert read_recipe(make_recipe(ranges, frozenset()))[0].float_sums == ranges.float_sums
 
 
 def test_the_most_harmful_layers_go_until_the_outputs_have_enough_decibels():
@@ -264,20 +264,20 @@ def test_a_model_that_says_float8_itself_has_float8_layers(tmp_path):
 def test_the_cpu_says_that_it_has_no_fast_float8():
     config = BuildConfig(precisions=("fp8",), timing_cache="", optimization_level=1)
     plan = build_float8(chain(64), config, Calibration(samples=lambda: samples(4)))
-    assert any("no FP8 kernels" in n for n in plan.report["notes"])
+    assert any("no FP8 kernels" in n for n in plan.report.notes)
     with pytest.raises(BuildError, match="--fp8 cannot be used: this backend has no FP8 kernels"):
         build_float8(chain(64), replace(config, strict=True), Calibration(samples=lambda: samples(4)))
     made = float8_network(prepared(chain(64), config), calibrate(chain(64), samples(4), method="minmax"))
     explicit = build(made, config)
-    assert "no tactic of this backend computes in FP8" in explicit.report["precisions"]["fp8"]["reason"]
+    assert "no tactic of this backend computes in FP8" in explicit.report.precisions["fp8"].reason
 
 
 def test_a_lock_of_float8_gives_the_same_network(tmp_path):
     config = BuildConfig(backend="null", precisions=("fp8",), timing_cache="", optimization_level=0)
     plan = build_float8(chain(16), config, Calibration(samples=lambda: samples(40), steps=("round",)))
-    assert plan.report["quantized"]["kind"] == "fp8"
-    assert any("rounded against" in n for n in plan.report["info"])
-    assert set(plan.report["quantized"]["float_layers"]) == {"conv0", "gemm"}
+    assert plan.report.quantized.kind == "fp8"
+    assert any("rounded against" in n for n in plan.report.info)
+    assert set(plan.report.quantized.float_layers) == {"conv0", "gemm"}
 
 
 @pytest.mark.data

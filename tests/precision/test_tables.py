@@ -8,6 +8,8 @@ import pytest
 from whet.builder import BuildConfig, build, plan_digest, save_lock
 from whet.builder.precision import int8 as quantized
 from whet.builder.precision.int8 import Calibration, build_int8, prepared, quantized_network
+from whet.measure.compare import Ranking
+from whet.measure.policy import PRECISIONS
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import quantize
@@ -122,16 +124,17 @@ def test_both_ways_are_tried_and_the_lock_keeps_which(faster, tmp_path, monkeypa
     """Whichever is faster (times are given here) is kept, and built again from the lock without calibration."""
     seen = []
 
-    def in_turns(plans, machine, config):
+    def compare_engines(plans, machine, config):
         seen.extend(plans)
         looked_up = [any(x.composite == "QuantizedTable" for x in p.network.layers) for p in plans]
         floats = [not any(is_quantized(x) for x in p.network.layers) for p in plans]
-        return [[3e-3 if f else 1e-3 if t == ("looked up" in faster) else 2e-3] * 9 for t, f in zip(looked_up, floats, strict=True)]
+        times = [[3e-3 if f else 1e-3 if t == ("looked up" in faster) else 2e-3] * 9 for t, f in zip(looked_up, floats, strict=True)]
+        return Ranking(PRECISIONS, times, times, list(range(len(plans))))
 
-    monkeypatch.setattr(quantized, "in_turns", in_turns)
+    monkeypatch.setattr(quantized, "compare_engines", compare_engines)
     config = BuildConfig(precisions=("int8",), **QUICK)
     plan = build_int8(network(), config, Calibration(samples=lambda: data()))
-    tried = {c["what"]: c["kept"] for c in plan.report["precision_choice"]}
+    tried = {c.what: c.kept for c in plan.report.precision_choice}
     assert {"floating point", "int8", "int8, activations looked up"} <= set(tried)
     (kept,) = (what for what, is_kept in tried.items() if is_kept)
     assert kept == faster or kept.startswith("int8 without")  # by the times given here as fast, where the layers' own times had it made

@@ -204,8 +204,8 @@ def test_layers_that_stay_in_floating_point_are_not_trained_for_integers(case, t
     config = build_config(net, recipe, c, 0)
     plan = engine_plan(net, config, {"x": d["x"][:32]}, tmp_path)
     first = next(x.name for x in net.layers if x.op == "Gemm")
-    plan.report["quantized"]["float_layers"] = [first]
-    got = trained_for_int8(Prepared(net), net, plan.report["quantized"], config, recipe, c, tmp_path, say=lambda text: None)
+    plan.report.quantized.float_layers = [first]
+    got = trained_for_int8(Prepared(net), net, plan.report.quantized, config, recipe, c, tmp_path, say=lambda text: None)
     made = {x.name: x for x in got.quantized.layers}
     assert made[first].inputs[1].maker is None, "its weights are floats"
     others = [x for x in got.quantized.layers if x.op == "Gemm" and x.name != first]

@@ -121,13 +121,13 @@ def test_a_gpu_has_one_lock_whether_it_is_called_by_number_or_by_uuid(monkeypatc
 
 
 def test_other_processes_on_the_gpu_are_told_with_every_timing():
-    from whet.search.stages.measure import in_turns
+    from whet.search.stages.measure import time_engines
 
     class Gpu(Backend):
         def state(self):
             return {"other_processes": (4711,), "sm_clock": 1980, "power": 300.0, "temperature": 55, "used_memory": 1}
 
-    rows, load = in_turns([lambda: time.sleep(1e-4)] * 2, 0.02, Gpu())
+    rows, load = time_engines([lambda: time.sleep(1e-4)] * 2, 0.02, Gpu())
     assert load["gpu_processes"] == [4711]
     assert (load["sm_clock"], load["power"], load["temperature"]) == (1980, 300.0, 55)
     assert rows[0]["ratio"] == 1
@@ -273,7 +273,7 @@ def test_fp8_is_searched_where_it_is_asked_for_and_its_lock_is_kept(standin_gpu,
     assert config.precisions == ("fp16", "fp8"), "in the order of the command line, which a lock compares"
     data = {net.inputs[0].name: np.random.default_rng(0).standard_normal((4, 64, 32, 32)).astype(np.float32)}
     plan = engine_plan(net, config, data, tmp_path)
-    assert [c["what"] for c in plan.report["precision_choice"]] == ["floating point", "fp8"], "both were built and timed"
+    assert [c.what for c in plan.report.precision_choice] == ["floating point", "fp8"], "both were built and timed"
     assert quantized_source(net, config, plan) is None
     save_lock(plan, tmp_path / "lock.json")
     assert plan_digest(again(net, dataclasses.replace(config, lock=str(tmp_path / "lock.json")))) == plan_digest(plan)

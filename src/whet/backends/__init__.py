@@ -23,4 +23,4 @@ __all__ = [
     "backend_class", "capabilities_of", "get_backend",
 ]  # fmt: skip
 
-load_folder(__name__, __path__)
+load_folder(__name__, __path__, deep=False)  # a folder's tactics are loaded when a build or an engine needs them

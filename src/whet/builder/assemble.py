@@ -8,34 +8,20 @@ from collections.abc import Mapping, Sequence
 
 from whet.backends import Backend
 from whet.builder.batching.profiles import MAX, bound_layers, environment
-from whet.builder.candidates.option import Option
 from whet.builder.config import BuildConfig
 from whet.builder.memory.planner import Use, plan_memory
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan, Profile
+from whet.measure.option import Option
 from whet.network import Layer, Network, network_text, substitute
 from whet.runtime.kernels import libraries, plan_layer
 from whet.tactics import Operand, operand_bytes
-
-
-def choice_of(o: Option) -> Choice:
-    """What the engine stores of an option."""
-    return Choice(
-        tactic=o.tactic.name,
-        config=tuple(o.config),
-        inputs=tuple(None if x is None else (x.format, x.dtype.name) for x in o.signature.inputs),
-        outputs=tuple((x.format, x.dtype.name) for x in o.signature.outputs),
-        inplace=tuple(o.signature.inplace),
-        implementation=o.kernel.implementation,
-        rtol=o.kernel.rtol,
-        deterministic=o.kernel.deterministic,
-    )
 
 
 def assemble(
     net: Network, chosen: Mapping[str, Option], profiles: Sequence[Profile], backend: Backend, config: BuildConfig, source: Network
 ) -> EnginePlan:
     """The engine plan of a lowered network with its reformats in place. Raises MemoryLimitError."""
-    choices = {layer.name: choice_of(chosen[layer.name]) for layer in net.layers}
+    choices = {layer.name: chosen[layer.name].choice() for layer in net.layers}
     arenas = [plan_arena(net, choices, p, backend, config.memory_limit) for p in profiles]
     return EnginePlan(
         network=net,

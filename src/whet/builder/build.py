@@ -30,6 +30,7 @@ from whet.builder.select.whole_engine import BrokenKernel, best_engine
 from whet.builder.verify.verification import ban, ban_failures, ban_nearest, verification_inputs, verify_engine
 from whet.engine.plan import EnginePlan, Profile
 from whet.engine.probe import make_probe
+from whet.engine.report import Banned, PassFired, PassRecord, PassSkipped, SelectionRecord, Unfused
 from whet.errors import UsageError, VerificationError
 from whet.network import Network
 from whet.passes import PassLog
@@ -106,10 +107,8 @@ def _built(
     for n in notes:
         tell.note(n)
     if lock is not None:
-        plan, report = (
-            locked_plan(lock, net, lowered, profiles, backend, config),
-            {"choice": {"method": "lock"}, "unfused": [(n, "locked") for n in lock["unfused"]]},
-        )
+        plan = locked_plan(lock, net, lowered, profiles, backend, config)
+        plan.report.choice, plan.report.unfused = SelectionRecord("lock"), [Unfused(n, "locked") for n in lock["unfused"]]
         if config.verify and backend.capabilities.executes:
             if plan.arenas[0].lanes:
                 why = verify_dealt(plan, net, backend, config, inputs, tell)
@@ -121,8 +120,8 @@ def _built(
                 raise VerificationError(f"the locked engine fails verification: {why}. Build without --lock.")
     else:
         search = Search(lowered, profiles, backend, tactics, permissions, config, tell, rival_ms)
-        plan, report = _searched(search, net, profiles, backend, config, tell, inputs)
-    _finish(plan, report, log, config, tell, started)
+        plan = _searched(search, net, profiles, backend, config, tell, inputs)
+    _finish(plan, log, config, tell, started)
     return plan
 
 
@@ -134,7 +133,7 @@ def _searched(
     config: BuildConfig,
     tell: Noting,
     inputs: Mapping[str, np.ndarray] | None,
-) -> tuple[EnginePlan, dict[str, Any]]:
+) -> EnginePlan:
     """List, time, choose, verify; a kernel that fails is banned with its reason, and the rest is done again."""
     last, sums_banned = "", 0
     with search:
@@ -150,23 +149,20 @@ def _searched(
                 last = str(e)
                 ban(search, e.layer, e.option, last, tell)
                 continue
-            report = {
-                "choice": best.choice_report(),
-                "choice_core": list(best.entry.choosing.core),
-                "engines": best.engines,
-                "candidates": candidate_report(search, best.entry.lowered, best.chosen),
-                "cold_ms": cold_report(search, best.entry.lowered, best.chosen),
-                "timing": search.timing_report(),
-                "unfused": [*search.unfused, *best.entry.unfused],
-                "banned": search.banned,
-            }
+            report = best.plan.report
+            report.choice, report.choice_core, report.engines = best.choice_report(), list(best.entry.choosing.core), best.engines
+            report.candidates = candidate_report(search, best.entry.lowered, best.chosen)
+            report.cold_ms = cold_report(search, best.entry.lowered, best.chosen)
+            report.timing = search.timing_report()
+            report.unfused = [Unfused(*entry) for entry in (*search.unfused, *best.entry.unfused)]
+            report.banned = [Banned(*entry) for entry in search.banned]
             if not config.verify or not backend.capabilities.executes:
-                return best.plan, report
+                return best.plan
             checked = verify_engine(best.plan, net, backend, inputs, config, tell)
-            report["verification"] = checked.report()
+            report.verification = checked.report()
             if not checked.failures:
                 best.plan.probe = make_probe(best.plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
-                return best.plan, report
+                return best.plan
             if not any(f.layer for f in checked.failures):
                 blamed = blame_pass(net, config, verification_inputs(best.plan, inputs, config), checked.network_bound)
                 if not blamed and sums_banned < _SUMS and ban_nearest(search, checked, best, tell):
@@ -182,21 +178,18 @@ def _searched(
     )
 
 
-def _finish(plan: EnginePlan, report: dict[str, Any], log: PassLog, config: BuildConfig, tell: Noting, started: float) -> None:
+def _finish(plan: EnginePlan, log: PassLog, config: BuildConfig, tell: Noting, started: float) -> None:
     """Options, probe and report of a finished plan."""
     plan.options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _SEARCH_ONLY}
     signatures = {layer.name: (layer, signature_of(plan.choices[layer.name], layer)) for layer in plan.network.layers if layer.op != "Reformat"}
-    report["precisions"] = report_precisions(config, signatures)
-    for name, entry in report["precisions"].items():
-        if entry["reason"]:
-            tell.note(f"--{name} is permitted but used by 0 of {entry['of']} layers: {entry['reason']}")
-    report["passes"] = {
-        "order": list(log.order),
-        "fired": [list(f) for f in log.fired],
-        "skipped": [[name, layer, reason] for (name, layer), reason in log.skipped.items()],
-    }
-    report["notes"] = tell.notes
-    report["built"] = datetime.now(UTC).isoformat(timespec="seconds")
-    report["build_seconds"] = time.perf_counter() - started
-    report["phase_seconds"] = tell.seconds()
-    plan.report = {**report, **plan.report}
+    report = plan.report
+    report.precisions = report_precisions(config, signatures)
+    for name, use in report.precisions.items():
+        if use.reason:
+            tell.note(f"--{name} is permitted but used by 0 of {use.of} layers: {use.reason}")
+    skipped = [PassSkipped(name, layer, reason) for (name, layer), reason in log.skipped.items()]
+    report.passes = PassRecord(list(log.order), [PassFired(*f) for f in log.fired], skipped)
+    report.notes = list(tell.notes)
+    report.built = datetime.now(UTC).isoformat(timespec="seconds")
+    report.build_seconds = time.perf_counter() - started
+    report.phase_seconds = tell.seconds()

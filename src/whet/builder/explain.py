@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from whet.builder.candidates.option import Option
 from whet.builder.select.search import Search
-from whet.engine.plan import Candidate
+from whet.engine.report import Candidate
+from whet.measure.option import Option
 from whet.network import Layer, Network
 
 

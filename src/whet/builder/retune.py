@@ -46,7 +46,7 @@ def _retuned(plan: EnginePlan, threads: int, timing_cache: str | None, progress:
     config = BuildConfig(**{**kept, "threads": threads, "timing_cache": timing_cache, "profiles": shapes, "lock": None})
     made = build(unformatted(plan), config, progress=progress)
     made.model_digest, made.source_weights = plan.model_digest, plan.source_weights
-    made.report["retuned_from"] = plan.machine_key
+    made.report.retuned_from = plan.machine_key
     return made
 
 

@@ -37,7 +37,7 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
     if is_explicit(net):
         plan = build(net, config, progress=progress)
         for name in (*given, *(["accuracy"] if budget else [])):
-            plan.report["notes"].append(f"--{name} is not used: the model has Q/DQ nodes, which say where and how it is quantized")
+            plan.report.notes.append(f"--{name} is not used: the model has Q/DQ nodes, which say where and how it is quantized")
         return plan
     if wants:
         from whet.pruning.order import check_order
@@ -49,7 +49,7 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
         return build_float8(net, config, calibration, budget=budget, progress=progress)
     if wants == ["best"] and not known:
         plan = build(net, config, progress=progress) if budget is None else _floats(net, config, calibration, budget, progress)
-        plan.report["notes"].append(
+        plan.report.notes.append(
             "--best leaves INT8 out: without calibration its numbers would mean nothing. Give --calibData=DIR|FILE.npz|FILE.npy|"
             "python:MODULE:FUNCTION or --calib=CACHE."
         )

@@ -131,17 +131,17 @@ def _build(o: Options, log: Log):
     net = _sparsity(log, net, config)
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
         plan = build_from(o, net, config, progress)
-    for note in plan.report.get("notes", []):
+    for note in plan.report.notes:
         log.warn(note)
-    for found in plan.report.get("info", []):
+    for found in plan.report.info:
         log.info(found)
     _copies_to_host(log, plan)
-    passes = plan.report.get("passes", {})
+    passes = plan.report.passes
     fired: dict[str, int] = {}
-    for name, *_ in passes.get("fired", []):
+    for name, *_ in passes.fired:
         fired[name] = fired.get(name, 0) + 1
     log.info("Passes that fired: " + (", ".join(f"{n} x{k}" for n, k in fired.items()) or "none"))
-    for name, layer, reason in passes.get("skipped", []):
+    for name, layer, reason in passes.skipped:
         log.detail(f"Pass {name} did not fire at {layer}: {reason}")
     for k, arena in enumerate(plan.arenas):
         scratch, each = arena.scratch_bytes * max(arena.lanes, 1), f"; {arena.lanes} sample(s) at once, each in {arena.total}" if arena.lanes else ""
@@ -156,7 +156,7 @@ def _build(o: Options, log: Log):
         save_lock(plan, o.get("saveLock"))
         log.info(f"Lock written to {o.get('saveLock')}: --lock={o.get('saveLock')} builds this engine again")
     log.info(f"Engine built in {seconds:.4g} sec.")
-    spent = {name: s for name, s in plan.report.get("phase_seconds", {}).items() if s >= 0.005}
+    spent = {name: s for name, s in plan.report.phase_seconds.items() if s >= 0.005}
     log.info("Seconds by phase: " + ", ".join(f"{name} {s:.2f}" for name, s in spent.items()))
     return Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan)
 

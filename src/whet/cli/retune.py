@@ -29,6 +29,6 @@ def command(engine: str, output: str | None, threads: int, cache: str | None) ->
     target = output or engine
     write_engine(made, target)
     changed = sum(made.choices.get(n) != c for n, c in old.choices.items() if n in made.choices)
-    before, after = old.report.get("latency_ms"), made.report.get("latency_ms")
+    before, after = old.report.latency_ms, made.report.latency_ms
     times = f"; {after:.4f} ms here" + (f", {before:.4f} ms where it came from" if before else "") if after else ""
     click.echo(f"{target}: {changed} of {len(made.choices)} layers run another way now{times}")

@@ -22,8 +22,10 @@ import numpy as np
 
 from whet.engine import codec, further, packed
 from whet.engine.check import check_plan
+from whet.engine.json_data import Reader, from_json, to_json
 from whet.engine.layout import Section, read_sections, table_digests, write_sections
 from whet.engine.plan import EnginePlan
+from whet.engine.report import report_from_data, report_to_data
 from whet.engine.text import read_text
 from whet.engine.weights import collect, constants_of, plain_sources, read_weights
 from whet.errors import EngineError, NetworkError, WhetError
@@ -90,8 +92,8 @@ def engine_versions(source: Source) -> dict[str, Any]:
     with _opened(source) as data:
         parts = read_sections(data, SECTIONS, _DEEP)
         _require(parts)
-        info = codec.Reader(codec.from_json(parts["info"], "info"), "info").free()
-        header = codec.Reader(codec.from_json(parts["header"], "header"), "header").free()
+        info = Reader(from_json(parts["info"], "info"), "info").free()
+        header = Reader(from_json(parts["header"], "header"), "header").free()
         digest = _digest(table_digests(data))
         return {"format": VERSION, "text": header.get("text_version"), "whet": info.get("whet"), "digest": digest}
 
@@ -154,21 +156,21 @@ def _read(data: memoryview) -> EnginePlan:
     digests = table_digests(data)
     if digests["weights"][1] != hashlib.sha256(parts["index"]).digest():
         raise EngineError("section 'weights' is damaged: it does not have its digest")
-    header = codec.Reader(codec.from_json(parts["header"], "header"), "header").object(*_HEADER)
+    header = Reader(from_json(parts["header"], "header"), "header").object(*_HEADER)
     if header["text_version"].integer() != TEXT_VERSION:
         raise EngineError(f"its network text has version {header['text_version'].value}, this whet reads {TEXT_VERSION}: build it again")
-    weights, sources = read_weights(codec.Reader(codec.from_json(parts["index"], "index"), "index"), parts["weights"])
-    info = codec.Reader(codec.from_json(parts["info"], "info"), "info").object("report", "whet", *(["further"] if "further" in parts else []))
-    others = codec.Reader(codec.from_json(parts["further"], "further"), "further") if "further" in parts else None
+    weights, sources = read_weights(Reader(from_json(parts["index"], "index"), "index"), parts["weights"])
+    info = Reader(from_json(parts["info"], "info"), "info").object("report", "whet", *(["further"] if "further" in parts else []))
+    others = Reader(from_json(parts["further"], "further"), "further") if "further" in parts else None
     own = len(weights) - (sum(row["constants"].integer() for row in others.rows()) if others else 0)
     if own < 0:
         raise EngineError(f"the networks of all profiles have more constants than the {len(weights)} of the index")
     net = read_text(parts["network"], weights[:own], header["name"].text(), {k: v.text() for k, v in header["metadata"].items()})
     plan = EnginePlan(
         network=net,
-        choices=codec.choices_from(codec.Reader(codec.from_json(parts["choices"], "choices"), "choices")),
+        choices=codec.choices_from(Reader(from_json(parts["choices"], "choices"), "choices")),
         profiles=codec.profiles_from(header["profiles"]),
-        arenas=codec.arenas_from(codec.Reader(codec.from_json(parts["arenas"], "arenas"), "arenas")),
+        arenas=codec.arenas_from(Reader(from_json(parts["arenas"], "arenas"), "arenas")),
         backend=header["backend"].text(60),
         machine=codec.machine_from(header["machine"]),
         machine_key=header["machine_key"].text(),
@@ -177,7 +179,7 @@ def _read(data: memoryview) -> EnginePlan:
         source_weights=plain_sources(net) | sources,
         options=header["options"].free(),
         probe=codec.probe_from(header["probe"]),
-        report=codec.report_from(info["report"]),
+        report=report_from_data(info["report"]),
     )
     if others is not None:
         plan.others = further.from_data(others, plan, weights[own:], info["further"].rows())
@@ -186,7 +188,7 @@ def _read(data: memoryview) -> EnginePlan:
         _check_probe(part)
     if "packed" in parts:
         plan.packed = packed.read(
-            codec.Reader(codec.from_json(parts["packed_index"], "packed_index"), "packed_index"), parts["packed"], digests["packed"][1]
+            Reader(from_json(parts["packed_index"], "packed_index"), "packed_index"), parts["packed"], digests["packed"][1]
         )
     return plan
 
@@ -233,20 +235,20 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
         "profiles": codec.profiles_to_data(plan.profiles),
     }
     pool = collect([plan.network, *(p.network for p in plan.others)], plan.source_weights)
-    index = codec.to_json(pool.index())
-    yield Section("header", [codec.to_json(header)])
+    index = to_json(pool.index())
+    yield Section("header", [to_json(header)])
     yield Section("network", [network_text(plan.network).encode()])
-    yield Section("choices", [codec.to_json(codec.choices_to_data(plan.choices))])
-    yield Section("arenas", [codec.to_json(codec.arenas_to_data(plan.arenas))])
+    yield Section("choices", [to_json(codec.choices_to_data(plan.choices))])
+    yield Section("arenas", [to_json(codec.arenas_to_data(plan.arenas))])
     if plan.others:
-        yield Section("further", [codec.to_json(further.to_data(plan))])
+        yield Section("further", [to_json(further.to_data(plan))])
     yield Section("index", [index])
     yield Section("weights", [packed.raw(a) for _, a in pool.arrays.values()], hashlib.sha256(index).digest())
     if packed_weights:
         yield from packed.sections(packed_weights)
     if info:
-        more = {"further": [codec.report_to_data(p.report) for p in plan.others]} if plan.others else {}
-        yield Section("info", [codec.to_json({"report": codec.report_to_data(plan.report), "whet": _version(), **more})])
+        more = {"further": [report_to_data(p.report) for p in plan.others]} if plan.others else {}
+        yield Section("info", [to_json({"report": report_to_data(plan.report), "whet": _version(), **more})])
 
 
 def _version() -> str:

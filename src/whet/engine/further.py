@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from whet.engine import codec
+from whet.engine.json_data import Reader
 from whet.engine.plan import EnginePlan
+from whet.engine.report import report_from_data
 from whet.engine.text import read_text
 from whet.engine.weights import constants_of
 from whet.errors import EngineError
@@ -27,7 +29,7 @@ def to_data(plan: EnginePlan) -> list[dict[str, Any]]:
     ]
 
 
-def from_data(r: codec.Reader, plan: EnginePlan, weights: Sequence[Weight], reports: Sequence[codec.Reader]) -> list[EnginePlan]:
+def from_data(r: Reader, plan: EnginePlan, weights: Sequence[Weight], reports: Sequence[Reader]) -> list[EnginePlan]:
     """The plans of the profiles after the first. `weights`: those of all their networks, one after the other. Raises EngineError."""
     rows = r.rows(len(plan.profiles) - 1)
     if not rows or len(reports) != len(rows) or len(plan.arenas) != len(plan.profiles):
@@ -49,7 +51,7 @@ def from_data(r: codec.Reader, plan: EnginePlan, weights: Sequence[Weight], repo
                 profiles=[plan.profiles[k]],
                 arenas=[plan.arenas[k]],
                 probe=codec.probe_from(row["probe"]),
-                report=codec.report_from(report),
+                report=report_from_data(report),
                 others=[],
             )
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from whet.engine.codec import Reader, to_json
+from whet.engine.json_data import Reader, to_json
 from whet.engine.layout import Section, padded
 from whet.errors import EngineError
 

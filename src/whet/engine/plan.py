@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from whet.engine.report import BuildReport
 from whet.network import Network
 
 
@@ -25,19 +26,6 @@ class Choice:
     implementation: str = ""
     rtol: float = 0.0
     deterministic: bool = True
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way that was considered: time in ms (None: not timed), or why not."""
-
-    tactic: str
-    signature: str
-    config: tuple[tuple[str, int | str], ...]
-    implementation: str = ""
-    ms: float | None = None
-    spread_ms: float | None = None
-    reason: str = ""  # why it was refused, or not chosen
 
 
 @dataclass(frozen=True)
@@ -83,19 +71,7 @@ class EnginePlan:
     `choices` has an entry per layer name; `arenas` one per profile. `source_weights` may stay empty: leaves of the constants'
     origins that are in it are stored, and constants made of them by exact ops are stored as expressions; all others by value.
     `probe` is made by `whet.engine.make_probe` and run at first load elsewhere.
-    `options` is JSON data: the BuildConfig's fields. `report` is outside the digest; the inspector and `whet explain` read these
-    keys, all optional:
-
-        candidates   {layer name: [Candidate, ...]}: timed ones, refused ones and not chosen ones, the chosen one among them
-        cold_ms      {layer name: [ms | None, ...]}: of its first candidates, with weights out of the L2 cache
-        layer_ms     {layer name: median ms in the whole engine}
-        passes       {"order": [pass], "fired": [[pass, layer, what]], "skipped": [[pass, layer, reason]]}
-        samples      {"kept": "together" | "apart", "why": str, ...}: whether a batch runs as one or sample by sample (builder/batching/per_sample.py)
-        engines      [{"ms": float, "what": str}]: whole engines that were timed, the chosen one first
-        notes        [str]: warnings: permissions that could not be used, with reason and count; a busy machine; a banned kernel
-        info         [str]: what was found and is no reason to worry: that INT8 pays, which thread count won, that a budget holds
-        choice       {"method": "exact" | "beam" | ..., ...}: how formats and tactics were chosen
-        latency_ms   median of the whole engine; built: ISO date; build_seconds
+    `options` is JSON data: the BuildConfig's fields. `report` is outside the digest.
     """
 
     network: Network
@@ -110,7 +86,7 @@ class EnginePlan:
     source_weights: dict[str, Any] = field(default_factory=dict)  # name -> np.ndarray
     options: dict[str, Any] = field(default_factory=dict)
     probe: dict[str, Any] = field(default_factory=dict)
-    report: dict[str, Any] = field(default_factory=dict)
+    report: BuildReport = field(default_factory=BuildReport)
     packed: dict[str, Any] = field(default_factory=dict)  # Packed.key -> bytes (uint8), where the file brought them
     others: list[EnginePlan] = field(default_factory=list)
 

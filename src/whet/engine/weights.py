@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.engine.codec import LARGEST, Reader
+from whet.engine.json_data import LARGEST, Reader
 from whet.engine.layout import padded
 from whet.errors import EngineError, NetworkError
 from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Weight, parse_type, static_shape

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from whet.composites import composite_of
 from whet.engine import Candidate, EnginePlan
+from whet.engine.report import SelectionRecord
+from whet.engine.schema import encode
 from whet.inspector.facts import LayerFacts, find_layer, layer_facts
 from whet.inspector.words import layer_type
 
@@ -24,9 +27,9 @@ def explain(plan: EnginePlan, layer: str | None = None) -> dict[str, Any]:
 
 
 def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
-    passes = plan.report.get("passes", {})
-    fired: dict[str, int] = dict.fromkeys(passes.get("order", ()), 0)
-    for name, *_ in passes.get("fired", ()):
+    passes = plan.report.passes
+    fired: dict[str, int] = dict.fromkeys(passes.order, 0)
+    for name, *_ in passes.fired:
         fired[name] = fired.get(name, 0) + 1
     total = sum(f.ms or 0.0 for f in facts)
     slowest = sorted(facts, key=lambda f: -(f.ms or 0.0))
@@ -37,25 +40,31 @@ def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
         "machine": plan.machine,
         "layers": len(facts),
         "reformats": sum(f.layer.op == "Reformat" for f in facts),
-        "latency_ms": plan.report.get("latency_ms"),
+        "latency_ms": plan.report.latency_ms,
         "sum_of_layers_ms": total or None,
         "flops": sum(f.flops for f in facts),
         "bytes": sum(f.bytes for f in facts),
         "arena_bytes": [a.total * max(a.lanes, 1) for a in plan.arenas],
         "lanes": [a.lanes for a in plan.arenas],
-        "samples": plan.report.get("samples", {}),
-        "choice": plan.report.get("choice", {}),
-        "engines": plan.report.get("engines", []),
+        "samples": {} if plan.report.samples is None else encode(plan.report.samples),
+        "choice": {} if plan.report.choice is None else _selection(plan.report.choice),
+        "engines": encode(plan.report.engines),
         "slowest": [_summary(f, total) for f in slowest],
         "by_tactic": _grouped(facts, total),
         "passes_fired": fired,
         "passes_that_did_not_fire": [n for n, k in fired.items() if not k],
-        "skips": [{"pass": p, "layer": x, "reason": why} for p, x, why in passes.get("skipped", ())],
-        "notes": list(plan.report.get("notes", [])),
-        "info": list(plan.report.get("info", [])),
-        "precisions": plan.report.get("precisions", {}),
-        "banned": plan.report.get("banned", {}),
+        "skips": [{"pass": p, "layer": x, "reason": why} for p, x, why in passes.skipped],
+        "notes": list(plan.report.notes),
+        "info": list(plan.report.info),
+        "precisions": {name: asdict(use) for name, use in plan.report.precisions.items()},
+        "banned": encode(plan.report.banned),
     }
+
+
+def _selection(record: SelectionRecord) -> dict[str, Any]:
+    """The record with the cost that each search method reached as a key of its own, `METHOD ms`."""
+    data: dict[str, Any] = encode(record)
+    return {k: v for k, v in data.items() if k != "tried_ms"} | {f"{method} ms": ms for method, ms in record.tried_ms.items()}
 
 
 def _summary(f: LayerFacts, total: float) -> dict[str, Any]:
@@ -83,16 +92,18 @@ def _grouped(facts: list[LayerFacts], total: float) -> list[dict[str, Any]]:
 
 
 def _layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
-    passes = plan.report.get("passes", {})
+    passes = plan.report.passes
     names = {f.layer.name, *f.layer.sources, *(t.name for t in f.layer.outputs)}
     if f.layer.op == "Fused":
         names |= {x.name for x in f.layer.regions["body"].layers}
     timed = sorted((c for c in f.candidates if c.ms is not None), key=lambda c: c.ms or 0.0)
     runner = f.runner_up
+    described = composite_of(f.layer)
     return {
-        **_summary(f, sum(ms for ms in plan.report.get("layer_ms", {}).values())),
+        **_summary(f, sum(plan.report.layer_ms.values())),
         "op": f.layer.op,
         "composite": f.layer.composite,
+        "title": described.title if described is not None else None,
         "sources": list(f.layer.sources),
         "inputs": [_operand(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None],
         "outputs": [_operand(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)],
@@ -106,8 +117,8 @@ def _layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
         "why": _why(f),
         "candidates": [_candidate(f, c) for c in timed],
         "refused": [asdict(c) for c in f.refused],
-        "passes_fired": [{"pass": p, "layer": x, "what": what} for p, x, what in passes.get("fired", ()) if x in names],
-        "skips": [{"pass": p, "layer": x, "reason": why} for p, x, why in passes.get("skipped", ()) if x in names],
+        "passes_fired": [{"pass": p, "layer": x, "what": what} for p, x, what in passes.fired if x in names],
+        "skips": [{"pass": p, "layer": x, "reason": why} for p, x, why in passes.skipped if x in names],
     }
 
 

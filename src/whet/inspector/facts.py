@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from whet.engine import display_names
-from whet.engine.plan import Candidate, Choice, EnginePlan
+from whet.engine.plan import Choice, EnginePlan
+from whet.engine.report import Candidate
 from whet.errors import UsageError
 from whet.network import DTYPES, Layer, TensorType, evaluate, format_bytes
 from whet.ops import bind_layer, bind_symbols
@@ -76,8 +77,8 @@ def layer_facts(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None =
     times always are: on one thread."""
     net = plan.network
     env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes or opt_shapes(plan))
-    times = plan.report.get("layer_ms", {})
-    candidates = plan.report.get("candidates", {})
+    times = plan.report.layer_ms
+    candidates = plan.report.candidates
     names = display_names(net)
     rows = []
     for layer in net.layers:
@@ -85,7 +86,7 @@ def layer_facts(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None =
         moved, weights = _traffic(static, choice, env)
         ms = times.get(layer.name)
         found = tuple(candidates.get(layer.name, ()))
-        cold = tuple(plan.report.get("cold_ms", {}).get(layer.name, ()))
+        cold = tuple(plan.report.cold_ms.get(layer.name, ()))
         rows.append(LayerFacts(names[layer.name], static, choice, moved, weights, operations(static), ms, None, found, cold))
     return _with_bounds(rows, plan)
 

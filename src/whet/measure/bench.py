@@ -1,4 +1,4 @@
-"""Where a layer's options are timed: operands that they share, their packed weights, launches recorded once or in a row."""
+"""The benchmark of one layer: operands that its options share, packed weights, launches recorded once or several times."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from whet.backends import Backend
-from whet.builder.candidates.option import Option
+from whet.measure.option import Option
 from whet.network import DType, Layer
 from whet.runtime.memory import write_bytes
 from whet.tactics import Args, Packed
 
-_HOT_SAMPLE_MS = 0.05  # in hot caches, short kernels are repeated within one sample up to this
+_HOT_SAMPLE_MS = 0.05  # with hot caches a sample repeats short kernels up to this: the clock resolves a microsecond
 
 
 class Weight(NamedTuple):
-    """A weight that a kernel reads: the `place`-th of Args' `field` ("packed" or "inputs"), where it lies, its size."""
+    """A weight that a kernel reads: element `position` of Args' `field` ("packed" or "inputs"), its buffer and size."""
 
     field: str
-    place: int
+    position: int
     buffer: Any
     nbytes: int
 
 
-class Workshop(Protocol):
-    """What a bench stands in: the machine, and memory that outlives a layer. measure/timing.py has it."""
+class BenchHost(Protocol):
+    """The backend of a bench and memory that outlives a layer; implemented by timing.Timer."""
 
     backend: Backend
 
     @property
     def flush_bytes(self) -> int:
-        """Bytes that are walked over before each sample; 0 where caches stay hot."""
+        """Bytes read before each sample to flush the caches; 0 where caches stay hot."""
 
     def flush(self, pieces: Sequence[tuple[int, int]]) -> None:
-        """Walks over them, or takes these pieces of memory (addresses and bytes) out of all caches."""
+        """Evicts this memory (addresses and bytes) from all caches."""
 
-    def lend(self, key: tuple, nbytes: int) -> Any:
-        """A buffer of at least so many bytes, lent again for the same key."""
+    def borrow(self, key: tuple, nbytes: int) -> Any:
+        """A buffer of at least so many bytes, reused for the same key."""
 
-    def other(self, nbytes: int) -> Any:
+    def allocate_filler(self, nbytes: int) -> Any:
         """Memory of so many bytes that no kernel reads."""
 
 
 class Bench:
-    """Buffers that a layer's options share while they are timed: operands hold normal numbers, or zeros where they are integers."""
+    """Buffers that a layer's options share while they are timed. Operands hold normally distributed values, or zeros where they are integers."""
 
-    def __init__(self, shop: Workshop, layer: Layer):
-        self.shop, self.layer = shop, layer
+    def __init__(self, host: BenchHost, layer: Layer):
+        self.host, self.layer = host, layer
         self.buffers: dict[tuple, Any] = {}
         self._used: dict[tuple, int] = {}  # bytes of each that operands take
         self._packed: dict[str, Any] = {}
@@ -59,57 +59,57 @@ class Bench:
     def args(self, o: Option) -> Args:
         """The addresses of an option's operands, weights and scratch; the same at every call."""
         if o.rank not in self._args:
-            self._args[o.rank] = self._placed(o)
+            self._args[o.rank] = self._place_operands(o)
         return self._args[o.rank]
 
     def prepare(self, o: Option) -> tuple[Any, int]:
         """An executable for the option and how many launches it holds."""
         args = self.args(o)
         executable = self.record(o, [args])
-        if self.shop.flush_bytes or not self.shop.backend.capabilities.executes:
+        if self.host.flush_bytes or not self.host.backend.capabilities.executes:
             return executable, 1
-        once = min(self.shop.backend.seconds_in_row([executable] * 3)) * 1e3
+        once = min(self.host.backend.seconds_in_row([executable] * 3)) * 1e3
         count = max(1, min(64, int(_HOT_SAMPLE_MS / max(once, 1e-4))))
         return (executable, 1) if count == 1 else (self.record(o, [args] * count), count)
 
     def record(self, o: Option, runs: list[Args]) -> Any:
-        """The option run on each of these operands in turn, in a row, as an executable."""
-        stream = self.shop.backend.stream()
-        again = self.shop.backend.capabilities.overlapping_launches  # a graph repeats a launch; making it again takes longer
+        """An executable that launches the option once on each of these operands, back to back."""
+        stream = self.host.backend.stream()
+        reuse = self.host.backend.capabilities.overlapping_launches  # a graph repeats a launch; preparing it again takes longer
         known: dict[int, list[Any]] = {}
         for args in runs:
             if id(args) in known:
                 for call in known[id(args)]:
                     stream.record(call)
                 continue
-            before = len(stream.calls) if again else 0
+            before = len(stream.calls) if reuse else 0
             o.kernel.enqueue(args, stream)
-            if again:
+            if reuse:
                 known[id(args)] = stream.calls[before:]
         return stream.finish()
 
     def weights(self, o: Option) -> list[Weight]:
-        """What the option reads that no layer before it has touched: packed weights, and constants that it takes as operands."""
+        """The weights of an option, which no earlier layer has touched: packed weights, and constants among its operands."""
         self.args(o)
         return self._weights[o.rank]
 
-    def chill(self, o: Option) -> None:
-        """Leaves the caches as the network would: cold, but for the inputs, which the layer before has just written. Operands that no cache
-        holds need none of it: the run before has left nothing else there."""
-        k, flushed = o.kernel, self.shop.flush_bytes
+    def prepare_caches(self, o: Option) -> None:
+        """Leaves the caches as the network would: cold except for the inputs, which the previous layer has just written. Operands larger than
+        any cache need no flush, since the previous run has evicted everything else."""
+        k, flushed = o.kernel, self.host.flush_bytes
         if not flushed or sum(k.inputs) + sum(k.outputs) >= flushed:
             return
         args = self.args(o)
         pieces = [*zip(args.inputs, k.inputs, strict=True), *zip(args.outputs, k.outputs, strict=True), (args.scratch, k.scratch)]
         pieces += [(w.buffer.address, w.nbytes) for w in self.weights(o) if w.field == "packed"]
-        self.shop.flush([(at, nbytes) for at, nbytes in pieces if nbytes])
+        self.host.flush([(at, nbytes) for at, nbytes in pieces if nbytes])
         for i, operand in enumerate(o.signature.inputs):
             if operand is not None:
                 array = self.buffers["in", i, operand.dtype].array
                 if array is not None:
-                    self.shop.backend.warm(array[: k.inputs[i]])
+                    self.host.backend.warm(array[: k.inputs[i]])
 
-    def _placed(self, o: Option) -> Args:
+    def _place_operands(self, o: Option) -> Args:
         k = o.kernel
         given = [None if s is None else self._buffer("in", i, s.dtype, n) for i, (s, n) in enumerate(zip(o.signature.inputs, k.inputs, strict=True))]
         ins = [0 if buffer is None else buffer.address for buffer in given]
@@ -131,20 +131,20 @@ class Bench:
         found = self.buffers.get(key)
         if found is None or self._used[key] < nbytes:
             self.held.append(found)  # earlier options point at it
-            found, self._used[key] = self.shop.lend(key, nbytes), nbytes
+            found, self._used[key] = self.host.borrow(key, nbytes), nbytes
             self.buffers[key] = found
-            if kind == "in" and dtype is not None and self.shop.backend.capabilities.executes:
+            if kind == "in" and dtype is not None and self.host.backend.capabilities.executes:
                 raw = np.zeros(found.nbytes, np.uint8) if found.array is None else found.array[:nbytes]
                 fill(raw, dtype)
                 if found.array is None:
-                    write_bytes(self.shop.backend, found, 0, raw)
+                    write_bytes(self.host.backend, found, 0, raw)
         return found
 
     def _weight(self, p: Packed) -> int:
         if p.key not in self._packed:
-            buffer = self.shop.backend.allocate(max(p.nbytes, 64))
-            if self.shop.backend.capabilities.executes:
-                write_bytes(self.shop.backend, buffer, 0, p.make())
+            buffer = self.host.backend.allocate(max(p.nbytes, 64))
+            if self.host.backend.capabilities.executes:
+                write_bytes(self.host.backend, buffer, 0, p.make())
             self._packed[p.key] = buffer
         return self._packed[p.key].address
 

@@ -14,29 +14,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from whet.backends import Backend
-from whet.builder.candidates.option import Option
 from whet.errors import BackendError
 from whet.measure.bench import Bench, Weight
-from whet.measure.statistics import typical
+from whet.measure.compare import compare
+from whet.measure.option import Option
+from whet.measure.policy import COLD_FINALIST, COLD_FINALISTS, COLD_WEIGHTS
 from whet.network import Layer
 from whet.tactics import Args
 
-NEAR = 1.25  # times the fastest in a warm cache: who is timed in a cold one too
-MOST = 8  # of a layer's options
-_LAUNCHES = (2, 8)  # in a chain
-_SAMPLE_MS = 0.04  # that a chain takes at most, but for the fewest launches
-_APART = 2  # times the cache's size that passes before a copy is read again
-_HOPELESS = 1.5  # after two rounds: a finalist this much slower than the best is not timed again
+_LAUNCHES = (2, 8)  # in a chain: two overlap; eight are enough for a stable time
+_SAMPLE_MS = 0.04  # of a chain, unless two launches take longer
+_REUSE_DISTANCE = 2  # times the cache's size read before a copy of a weight is read again: a cache is not strictly least recently used
 _ALIGNMENT = 256
 
 
-def finalists(layer: Layer, options: Sequence[Option]) -> list[Option]:
-    """The fastest options of a layer in a warm cache, those that read weights; in order of rank."""
-    timed = sorted((o.ms, o.rank, o) for o in options if o.ms is not None and weight_bytes(layer, o))[:MOST]
-    return [o for _, o in sorted((rank, o) for ms, rank, o in timed if ms <= NEAR * timed[0][0])]
+def select_finalists(layer: Layer, options: Sequence[Option]) -> list[Option]:
+    """The fastest options of a layer with warm weights, of those that read weights; ordered by rank."""
+    timed = sorted((o.ms, o.rank, o) for o in options if o.ms is not None and weight_bytes(layer, o))[:COLD_FINALISTS]
+    return [o for _, o in sorted((rank, o) for ms, rank, o in timed if ms <= COLD_FINALIST * timed[0][0])]
 
 
 def weight_bytes(layer: Layer, o: Option) -> int:
@@ -45,49 +44,44 @@ def weight_bytes(layer: Layer, o: Option) -> int:
     return sum(p.nbytes for p in o.kernel.packed) + sum(constants)
 
 
-def cold_samples(bench: Bench, options: Sequence[Option], rounds: int, l2_bytes: int) -> dict[int, list[float]]:
-    """Samples in ms per option rank, all options in turns; an option whose chain cannot be made has none.
+def sample_cold_weights(bench: Bench, options: Sequence[Option], rounds: int, l2_bytes: int) -> dict[int, list[float]]:
+    """Samples in ms by an option's rank; none for an option whose chain cannot be recorded.
 
-    The machine has `cold_seconds(executable, before, other)`.
+    The backend has `cold_seconds(executable, before, filler)`.
     """
-    backend = bench.shop.backend
-    best = min(o.cost for o in options)
-    launches = max(_LAUNCHES[0], min(_LAUNCHES[1], int(_SAMPLE_MS / max(best, 1e-6))))
+    backend = bench.host.backend
+    fastest = min(o.cost for o in options)
+    launches = max(_LAUNCHES[0], min(_LAUNCHES[1], int(_SAMPLE_MS / max(fastest, 1e-6))))
     copies = Copies(bench, options, launches + 1, l2_bytes)
-    other = bench.shop.other(_APART * l2_bytes)
-    chains = []
+    filler = bench.host.allocate_filler(_REUSE_DISTANCE * l2_bytes)
+    chains: list[tuple[Option, Any, Any]] = []
     for o in options:
-        runs = copies.args(o, launches + 1)
+        operands = copies.args(o, launches + 1)
         try:
-            chains.append((o, bench.record(o, runs[1:]), bench.record(o, runs[:1])))
+            chains.append((o, bench.record(o, operands[1:]), bench.record(o, operands[:1])))
         except (BackendError, ValueError, IndexError, TypeError) as e:
             o.note = o.note or f"could not be timed with a cold L2 cache: {e}"
-    samples: dict[int, list[float]] = {o.rank: [] for o, _, _ in chains}
-    for r in range(rounds + 1):
-        for o, chain, before in chains if r % 2 == 0 else chains[::-1]:
-            samples[o.rank].append(backend.cold_seconds(chain, before, other) * 1e3 / launches)
-        if r == 0:
-            for taken in samples.values():
-                taken.clear()  # it made the graphs
-        elif r == 2:
-            least = min((typical(s, False) for s in samples.values()), default=0.0)
-            chains = [c for c in chains if typical(samples[c[0].rank], False) <= _HOPELESS * least]
-    return samples
+
+    def time_chain(chain: Any, before: Any) -> float:
+        return float(backend.cold_seconds(chain, before, filler)) / launches
+
+    ranking = compare([partial(time_chain, chain, before) for _, chain, before in chains], COLD_WEIGHTS.with_rounds(rounds))
+    return {o.rank: [s * 1e3 for s in samples] for (o, *_), samples in zip(chains, ranking.samples, strict=True)}
 
 
 class Copies:
     """Copies of the weights of several options in one piece of memory; options that read the same weights share them."""
 
     def __init__(self, bench: Bench, options: Sequence[Option], most: int, l2_bytes: int):
-        """At most `most` copies of each weight: fewer where these few are `_APART` times as large as the cache."""
+        """At most `most` copies of each weight: fewer where these few are `_REUSE_DISTANCE` times as large as the cache."""
         self.bench = bench
-        self.counts = {o.rank: min(most, 1 + -(-_APART * l2_bytes // sum(w.nbytes for w in bench.weights(o)))) for o in options}
+        self.counts = {o.rank: min(most, 1 + -(-_REUSE_DISTANCE * l2_bytes // sum(w.nbytes for w in bench.weights(o)))) for o in options}
         wanted: dict[int, tuple[Weight, int]] = {}  # by the original's address
         for o in options:
             for w in bench.weights(o):
                 wanted[w.buffer.address] = (w, max(self.counts[o.rank], wanted.get(w.buffer.address, (w, 0))[1]))
         self._steps = {at: -(-w.nbytes // _ALIGNMENT) * _ALIGNMENT for at, (w, _) in wanted.items()}
-        backend = bench.shop.backend
+        backend = bench.host.backend
         self.memory = backend.allocate(sum(self._steps[at] * n for at, (_, n) in wanted.items()) + _ALIGNMENT)
         self._first: dict[int, int] = {}
         end = -self.memory.address % _ALIGNMENT
@@ -104,7 +98,7 @@ class Copies:
             fields = {"inputs": list(mine.inputs), "packed": list(mine.packed)}
             for w in self.bench.weights(o):
                 at = w.buffer.address
-                fields[w.field][w.place] = self.memory.address + self._first[at] + k * self._steps[at]
+                fields[w.field][w.position] = self.memory.address + self._first[at] + k * self._steps[at]
             made.append(replace(mine, inputs=tuple(fields["inputs"]), packed=tuple(fields["packed"])))
         return [made[k % len(made)] for k in range(runs)]
 

@@ -1,166 +1,130 @@
-"""Kernels chosen in the network, where launches overlap their neighbours: the whole is replayed with one kind of layer changed at a time.
+"""Selecting kernels in the network, where launches overlap their neighbours: the whole network is replayed with one kind of layer exchanged.
 
-A kernel timed in a chain of its own kind hides what it takes from the launches around it: how much shared memory it leaves to the next
-one for weights that are fetched early, when its last block ends, what it leaves in the cache. So the few that are nearly as fast as the
-chosen one take turns in the network itself, kind by kind, the ones with the most time first; what is faster stays for the next kind.
+A kernel timed in a chain of its own kind does not show how it affects the launches around it: how much shared memory it leaves to the next
+one for prefetched weights, when its last block ends, what it leaves in the cache. So the options that are nearly as fast as the selected one
+are compared in the network itself, kind by kind, those that take the most time first. The fastest stays for the next kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
-from statistics import median
+from functools import partial
+from math import inf
 from time import perf_counter
 from typing import Any
 
-from whet.builder.assemble import choice_of
-from whet.builder.candidates.option import Option
 from whet.errors import BackendError, BuildError, EngineError
+from whet.measure.compare import compare
+from whet.measure.option import Option
+from whet.measure.policy import IN_NETWORK, IN_NETWORK_AGAIN, IN_NETWORK_NEAR
 from whet.runtime import Bound, WeightStore
 from whet.runtime.kernels import plan_layer
 
-_SWEEPS = 3  # over all kinds: a choice changes what the others meet
-_LOOK, _FIRST = 4, 8  # turns of all variants of a kind, then of those that are left
-_MORE, _AT_MOST = 12, 3  # turns of the few that lead, and how often, while it is open who wins
-_FIRST_S, _MORE_S = 0.03, 0.03  # seconds that those may take; slow networks get fewer turns
-_FEWEST = 5  # of the last turns
-_SURE = 2.0  # standard errors of a gain that needs no more turns
-_LOST = 1.04  # of the best after a look: what takes no more turns
-_LEFT = 1.01  # of the best: what gets the last turns
-_AGAIN = 1.015  # of the best: what is tried again once other kinds have changed
-_GAIN = 0.0007  # of the network's time: a smaller gain changes nothing
+_SWEEPS = 3  # over all kinds: a changed kernel changes the surroundings of the others
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
-    """Layers that do equal work by one option, and the other options that may replace it in all of them."""
+class LayerKind:
+    """Layers that do equal work with one option, and other options that may replace it in all of them. `text` describes the work."""
 
-    text: str  # what the layers have in common
+    text: str
     layers: tuple[str, ...]
-    mine: Option
+    incumbent: Option
     others: tuple[Option, ...]
 
 
 @dataclass(frozen=True)
-class Winner:
-    """The option that a kind keeps, and the network's milliseconds with it when it was chosen."""
+class Selection:
+    """The option selected for a kind, and the network's milliseconds with it at that moment (infinite if there was no time to compare)."""
 
-    kind: Kind
+    kind: LayerKind
     option: Option
     ms: float
 
 
-def chosen_in_chain(bound: Bound, kinds: Sequence[Kind], store: WeightStore, seconds: float) -> list[Winner]:
-    """The options with which the network as a whole is fastest, one for each kind. Takes about `seconds`."""
-    chain, end = _Chain(bound, store), perf_counter() + seconds
-    now = {kind: Winner(kind, kind.mine, inf) for kind in kinds}
-    order = sorted(kinds, key=lambda kind: -kind.mine.cost * len(kind.layers))
-    close: dict[Kind, Sequence[Option]] = {kind: kind.others for kind in kinds}
-    changes, seen = 0, dict.fromkeys(kinds, -1)  # changes so far, and those that there were when a kind was tried last
+def select_in_network(bound: Bound, kinds: Sequence[LayerKind], store: WeightStore, seconds: float) -> list[Selection]:
+    """The options with which the whole network is fastest, one for each kind. Takes about `seconds`."""
+    network, end = ExchangeableNetwork(bound, store), perf_counter() + seconds
+    selected = {kind: Selection(kind, kind.incumbent, inf) for kind in kinds}
+    order = sorted(kinds, key=lambda kind: -kind.incumbent.cost * len(kind.layers))
+    near: dict[LayerKind, Sequence[Option]] = {kind: kind.others for kind in kinds}
+    changes, changes_then = 0, dict.fromkeys(kinds, -1)  # changes so far, and when each kind was last compared
     for _ in range(_SWEEPS):
         for kind in order:
             if perf_counter() > end:
                 break
-            if seen[kind] == changes:
+            if changes_then[kind] == changes:
                 continue
-            before = now[kind].option
-            now[kind], close[kind] = chain.best(kind, now[kind], close[kind], again=seen[kind] >= 0)
-            changes += now[kind].option is not before
-            seen[kind] = changes
-    return list(now.values())
+            before = selected[kind].option
+            selected[kind], near[kind] = network.select(kind, selected[kind], near[kind], again=changes_then[kind] >= 0)
+            changes += selected[kind].option is not before
+            changes_then[kind] = changes
+    return list(selected.values())
 
 
-class _Chain:
-    """A bound engine's launches, some of them exchanged for those of other kernels with the same operands."""
+class ExchangeableNetwork:
+    """The launches of a bound engine, some of them exchanged for those of other kernels with the same operands."""
 
     def __init__(self, bound: Bound, store: WeightStore):
         self.bound, self.store = bound, store
         self.calls = [list(calls) for calls in bound.step_calls]
-        self.at = {step.layer.name: i for i, step in enumerate(bound.shaped.steps)}
-        self._made: dict[tuple[int, Any], list[Any] | None] = {}
-        self._held: list[Any] = []  # packed weights of exchanged kernels
+        self._steps = {step.layer.name: i for i, step in enumerate(bound.shaped.steps)}
+        self._recorded: dict[tuple[int, Any], list[Any] | None] = {}
+        self._weights: list[Any] = []  # packed weights of exchanged kernels
 
-    def best(self, kind: Kind, now: Winner, others: Sequence[Option], *, again: bool = False) -> tuple[Winner, list[Option]]:
-        """The fastest of the option that a kind has now and some others, in the network as it stands; it stays in the chain. And those that
-        came near to it. `again`: they all came near before."""
-        variants: list[tuple[Option, Any]] = []
+    def select(self, kind: LayerKind, now: Selection, others: Sequence[Option], *, again: bool = False) -> tuple[Selection, list[Option]]:
+        """Compares the present option of a kind with others in the network as it is; the fastest stays in it. Returns it and the options that
+        came near. `again`: these options came near in an earlier sweep."""
+        options: list[Option] = []
+        executables: list[Any] = []
         for option in (now.option, *(o for o in others if o is not now.option)):
-            calls = {self.at[name]: self._calls(name, option) for name in kind.layers}
+            calls = {self._steps[name]: self._record(name, option) for name in kind.layers}
             if all(c is not None for c in calls.values()):
-                variants.append((option, self._executable(calls)))  # type: ignore[arg-type]
-        if len(variants) < 2:
+                options.append(option)
+                executables.append(self._finish(calls))  # type: ignore[arg-type]
+        if len(options) < 2:
             return now, []
-        samples: dict[int, list[float]] = {i: [] for i, (_, executable) in enumerate(variants) if self._runs(executable)}  # makes the graphs
-        self._turns(variants, samples, _LOOK)
-        if not again:
-            self._turns(variants, _near(samples, _LOST), _FIRST, _FIRST_S)
-        near = [variants[i][0] for i in _near(samples, _AGAIN)]
-        left, winner = _near(samples, _AGAIN if again else _LEFT), 0
-        for _ in range(_AT_MOST if len(left) > 1 else 0):
-            self._turns(variants, left, _MORE, _MORE_S, _FEWEST)
-            winner = min(left, key=lambda i: median(left[i]))
-            if winner == 0 or _clearly_less(left[winner], left[0], _SURE):
-                break
-        if winner != 0 and not _clearly_less(left[winner], left[0]):
-            winner = 0
+        ranking = compare(
+            [partial(_run_untimed, e) for e in executables],  # the first run instantiates the graph
+            IN_NETWORK_AGAIN if again else IN_NETWORK,
+            run_in_order=lambda order: self.bound.backend.seconds_in_row([executables[i] for i in order]),
+            catch=(BackendError,),
+        )
+        measured = [i for i, samples in enumerate(ranking.samples) if samples]
+        if not measured or options[measured[0]] is not now.option:
+            return now, []
+        fastest = ranking.fastest(ranking.survivors)
+        winner = ranking.select([0, fastest])
+        near = [options[i] for i in measured if ranking.seconds(i) <= IN_NETWORK_NEAR * ranking.seconds(fastest)]
         for name in kind.layers:
-            self.calls[self.at[name]] = self._calls(name, variants[winner][0]) or self.calls[self.at[name]]
-        return Winner(kind, variants[winner][0], median(left[winner]) * 1e3), near
+            self.calls[self._steps[name]] = self._record(name, options[winner]) or self.calls[self._steps[name]]
+        return Selection(kind, options[winner], ranking.seconds(winner) * 1e3), near
 
-    def _turns(
-        self, variants: Sequence[tuple[Option, Any]], samples: Mapping[int, list[float]], rounds: int, seconds: float = inf, least: int = 0
-    ) -> None:
-        """Adds up to `rounds` samples to each, forwards and backwards in turns; at least `least`, else as many as the seconds allow."""
-        once = sum(median(s) for s in samples.values() if s)
-        for r in range(max(least, min(rounds, int(min(seconds / max(once, 1e-6), 1e6))))):
-            order = list(samples)[:: 1 if r % 2 == 0 else -1]
-            for i, seconds_of_one in zip(order, self.bound.backend.seconds_in_row([variants[i][1] for i in order]), strict=True):
-                samples[i].append(seconds_of_one)
-
-    def _runs(self, executable: Any) -> bool:
-        try:
-            executable.run()
-        except BackendError:
-            return False
-        return True
-
-    def _executable(self, exchanged: Mapping[int, list[Any]]) -> Any:
+    def _finish(self, exchanged: Mapping[int, list[Any]]) -> Any:
+        """An executable of the network with the launches of some steps exchanged."""
         stream = self.bound.backend.stream()
         for i, calls in enumerate(self.calls):
             for call in exchanged.get(i, calls):
                 stream.record(call)
         return stream.finish()
 
-    def _calls(self, name: str, option: Option) -> list[Any] | None:
-        """What an option records for a layer; None where it cannot be planned for it."""
-        i = self.at[name]
-        if (i, option.ident) not in self._made:
+    def _record(self, name: str, option: Option) -> list[Any] | None:
+        """The launches of an option for a layer; None where it cannot be planned for it."""
+        i = self._steps[name]
+        if (i, option.ident) not in self._recorded:
             try:
-                step = plan_layer(self.bound.shaped.steps[i].layer, choice_of(option), self.bound.backend)
+                step = plan_layer(self.bound.shaped.steps[i].layer, option.choice(), self.bound.backend)
                 if step.fell_back:
                     raise BackendError(step.fell_back)
                 packed = [self.store.packed(p) for p in step.kernel.packed]
-                self._held += packed
-                self._made[i, option.ident] = self.bound.recorded(i, step.kernel, [p.address for p in packed])
+                self._weights += packed
+                self._recorded[i, option.ident] = self.bound.recorded(i, step.kernel, [p.address for p in packed])
             except (BackendError, BuildError, EngineError):
-                self._made[i, option.ident] = None
-        return self._made[i, option.ident]
+                self._recorded[i, option.ident] = None
+        return self._recorded[i, option.ident]
 
 
-def _near(samples: Mapping[int, list[float]], factor: float) -> dict[int, list[float]]:
-    """Those whose median is within `factor` of the least, and the first, which they have to beat."""
-    least = min(median(s) for s in samples.values())
-    return {i: s for i, s in samples.items() if i == 0 or median(s) <= factor * least}
-
-
-def _clearly_less(a: Sequence[float], b: Sequence[float], errors: float = 1.0) -> bool:
-    """Whether the median of `a` is below that of `b` by more than chance (so many standard errors) and by enough to matter."""
-    gain = median(b) - median(a)
-    return gain > _GAIN * median(b) and gain > errors * sqrt(_error(a) ** 2 + _error(b) ** 2)
-
-
-def _error(samples: Sequence[float]) -> float:
-    """The standard error of a median, from the quartiles (of normal samples: 1.25 sigma / sqrt(n), quartiles at 0.674 sigma)."""
-    s = sorted(samples)
-    return 1.25 / 0.674 * (s[(3 * (len(s) - 1)) // 4] - s[(len(s) - 1) // 4]) / 2 / sqrt(len(s))
+def _run_untimed(executable: Any) -> float:
+    executable.run()
+    return 0.0

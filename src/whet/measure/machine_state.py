@@ -1,18 +1,18 @@
-"""What a GPU was doing when its kernels had just been timed: clocks, power, temperature, and who else was on it."""
+"""The state of a GPU right after its kernels were timed: clocks, power, temperature, other processes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from whet.backends import Backend
-from whet.builder.progress import Noting
 from whet.errors import BackendError
 
 
-def machine_state(backend: Backend, tell: Noting) -> dict[str, Any]:
-    """The machine's `state()` as the key "gpu" of the timing report, nothing where it has none (a CPU, a GPU without NVML).
+def read_machine_state(backend: Backend, note: Callable[[str], None]) -> dict[str, Any]:
+    """The backend's `state()` as the key "gpu" of the timing report; empty where it has none (a CPU, a GPU without NVML).
 
-    Other processes on the GPU get a note: two that compute at once slow each other, and times taken meanwhile may be off.
+    `note` hears of other processes on the GPU: processes that compute at the same time slow each other, and measured times may be off.
     """
     try:
         state = backend.state()
@@ -23,5 +23,5 @@ def machine_state(backend: Backend, tell: Noting) -> dict[str, Any]:
     others = state.get("other_processes") or ()
     if others:
         who = ", ".join(map(str, others))
-        tell.note(f"other processes were on this GPU while kernels were timed ({who}): choices may be off. Build again when it is free.")
+        note(f"other processes were on this GPU while kernels were timed ({who}): choices may be off. Build again when it is free.")
     return {"gpu": {**state, "other_processes": list(others)}}

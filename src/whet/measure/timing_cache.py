@@ -100,8 +100,8 @@ class TimingCache:
             self._run("INSERT OR REPLACE INTO timings VALUES (?, ?, ?, ?, ?, ?)", row)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """What is put inside is committed at the end, at once: a commit waits for the disk (8 ms), and a layer has tens of results."""
+    def transaction(self) -> Iterator[None]:
+        """Commits all rows put inside at once: a commit waits for the disk (8 ms), and a layer has tens of results."""
         if self._db is not None:
             self._run("BEGIN IMMEDIATE", ())
         try:

@@ -1,6 +1,6 @@
-"""Network + data -> network with ranges and Q/DQ, and what that costs: calibration, its caches, Q/DQ, measures of harm, budgets.
+"""Network + data -> network with ranges and Q/DQ: calibration and its caches, Q/DQ insertion, sensitivity analysis, accuracy budgets.
 
-Which precision pays is the builder's.
+The builder decides by timing which precision a layer runs in.
 """
 
 from whet.precision.budget import Budget, Verdict

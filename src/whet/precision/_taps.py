@@ -1,4 +1,4 @@
-"""A convolution's input as its windows see it: zeros around it, and where each tap of a filter meets it."""
+"""The padded input of a convolution, indexed by filter tap and output position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.network import Layer
 
 @dataclass(frozen=True)
 class Taps:
-    """`padded` is [images, channels, *spatial] with the padding; `sizes` are those of the output, `taps` of the filter, by spatial axis."""
+    """`padded` is the input [N, C, *spatial] with padding; `sizes` are the output sizes and `taps` the filter sizes, per spatial axis."""
 
     padded: np.ndarray
     taps: tuple[int, ...]
@@ -21,7 +21,7 @@ class Taps:
 
     @staticmethod
     def of(layer: Layer, x: np.ndarray) -> Taps:
-        """Of a Conv with explicit pads, and its input."""
+        """From a Conv layer with explicit pads and its input `x` [N, C, *spatial]."""
         taps = layer.needs(1).shape[2:]
         n = len(taps)
         pads = layer.attrs.get("pads") or (0,) * 2 * n
@@ -31,12 +31,12 @@ class Taps:
         return Taps(padded, taps, sizes, strides, dilations)
 
     def met_by(self, tap: tuple[int, ...]) -> np.ndarray:
-        """What one tap is multiplied with, in all windows: [images, channels, *sizes], a view."""
+        """The input elements that one tap multiplies, over all windows: a view [N, C, *sizes]."""
         first = [t * d for t, d in zip(tap, self.dilations, strict=True)]
         cut = tuple(slice(f, f + (n - 1) * s + 1, s) for f, n, s in zip(first, self.sizes, self.strides, strict=True))
         return self.padded[(slice(None), slice(None), *cut)]
 
     def met_at(self, tap: tuple[int, ...], image: np.ndarray, place: tuple[np.ndarray, ...]) -> np.ndarray:
-        """What one tap is multiplied with in some windows, given by image and place in the output: [windows, channels]."""
+        """The input elements that one tap multiplies in selected windows, given by batch item and output position: [windows, C]."""
         at = tuple(p * s + t * d for p, s, t, d in zip(place, self.strides, tap, self.dilations, strict=True))
         return self.padded[(image, slice(None), *at)]

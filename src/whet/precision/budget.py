@@ -1,10 +1,10 @@
-"""The accuracy that a user is ready to pay: a metric of their own and how far it may fall, or a bound on the outputs themselves.
+"""Accuracy budgets: a user-defined metric with the largest drop allowed, or a bound on the error of the outputs.
 
     python:my_eval:top1:0.5     my_eval.top1(run) -> number, larger is better; it may fall by 0.5 against FP32
-    snr:30                      the outputs' signal to noise against FP32 is at least 30 dB
-    cosine:0.999                the outputs' cosine against FP32 is at least 0.999
+    snr:30                      the signal-to-noise ratio of the outputs against FP32 is at least 30 dB
+    cosine:0.999                the cosine similarity of the outputs to FP32 is at least 0.999
 
-`run(feeds) -> outputs` is what a metric function gets: inputs and outputs by name, as NumPy arrays. It brings its own data.
+A metric function receives `run(feeds) -> outputs` (NumPy arrays by name) and brings its own data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FORMS = "python:MODULE:FUNCTION:MAX_DROP, snr:DB or cosine:LEAST"
 
 @dataclass(frozen=True)
 class Verdict:
-    """One judgement: the value, FP32's value (None where there is none), whether it is within the budget."""
+    """The result of checking a budget: the value, the FP32 value (None for output bounds), and the decision."""
 
     value: float
     reference: float | None
@@ -36,9 +36,9 @@ class Verdict:
 
 @dataclass
 class Budget:
-    """`kind` is "snr", "cosine" or "metric"; `limit` is dB, the least cosine, or how far the metric may fall below FP32's.
+    """`kind` is "snr", "cosine" or "metric"; `limit` is in dB, the smallest cosine, or the largest drop of the metric below FP32.
 
-    Raises UsageError for a kind or limit that makes no sense.
+    Raises UsageError for an unknown kind or a limit out of range.
     """
 
     kind: str
@@ -55,12 +55,12 @@ class Budget:
 
     @staticmethod
     def parse(text: str) -> Budget:
-        """From the command line's form. Raises UsageError."""
+        """Parses the command-line form. Raises UsageError."""
         parts = text.split(":")
         try:
             limit = float(parts[-1])
         except ValueError:
-            raise UsageError(f"--accuracy={text}: the last part is no number; it is {_FORMS}") from None
+            raise UsageError(f"--accuracy={text}: the last part is not a number; expected {_FORMS}") from None
         if len(parts) == 4 and parts[0] == "python":
             return Budget("metric", limit, own_function(text.rpartition(":")[0], f"--accuracy={text}"), f"{parts[1]}:{parts[2]}")
         if len(parts) == 2 and parts[0] in ("snr", "cosine"):
@@ -69,15 +69,15 @@ class Budget:
 
     @property
     def text(self) -> str:
-        """The budget in words."""
+        """The budget as text for reports."""
         if self.kind == "metric":
             return f"{self.name or 'the metric'} may fall by {self.limit:g}"
         return f"output SNR at least {self.limit:g} dB" if self.kind == "snr" else f"output cosine at least {self.limit:g}"
 
     def judge(self, run: Run, reference: Run, samples: Sequence[Values], wants: Sequence[Values] | None = None) -> Verdict:
-        """Whether `run` is within the budget against `reference` (FP32). `wants`: the reference's outputs of `samples`, if known.
+        """Checks `run` against `reference` (FP32). `wants` are the reference outputs of `samples`, computed here when None.
 
-        Raises CalibrationError for a metric that gives no finite number, or no samples to compare outputs on.
+        Raises CalibrationError for a metric that is not finite, and when there are no samples to compare outputs on.
         """
         if self.metric is not None:
             if self._reference is None:
@@ -97,7 +97,7 @@ def _number(value: Any, name: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise CalibrationError(f"the metric {name} gave {value!r}, which is no number") from None
+        raise CalibrationError(f"the metric {name} gave {value!r}, which is not a number") from None
     if not np.isfinite(number):
-        raise CalibrationError(f"the metric {name} gave {number}: no accuracy can be judged by that")
+        raise CalibrationError(f"the metric {name} gave {number}: a finite number is needed")
     return number

@@ -1,4 +1,4 @@
-"""Calibration caches: TensorRT's text (a scale a tensor, as hexadecimal f32) and a JSON of our own that knows its model."""
+"""Calibration caches: TensorRT's text format (one hexadecimal f32 scale per tensor) and a JSON format that names its model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _HEADER = "TRT-100100-EntropyCalibration2"
 
 
 def write_cache(path: str | os.PathLike[str], ranges: Ranges) -> None:
-    """Writes JSON for a name that ends in .json, TensorRT's text for any other. The file appears whole or not at all.
+    """Writes JSON for a name that ends in .json, TensorRT's text otherwise. The write is atomic.
 
-    TensorRT's text holds one symmetric scale a tensor: largest magnitude / 127; it has no place for scalings and corrections, so ranges
-    with scalings are refused. Raises UsageError when it cannot be written.
+    TensorRT's text holds one symmetric scale per tensor (largest magnitude / 127) and neither scalings nor corrections, so ranges
+    with scalings are refused. Raises UsageError when the file cannot be written.
     """
     if ranges.scalings and not str(path).endswith(".json"):
         raise UsageError(f"{path} is TensorRT's cache format, which cannot hold equalized scales: name a .json cache, or switch the steps off")
@@ -36,9 +36,9 @@ def write_cache(path: str | os.PathLike[str], ranges: Ranges) -> None:
 
 
 def read_cache(path: str | os.PathLike[str], net: Network, model: str = "") -> Ranges:
-    """Ranges for `net` from either kind of cache. `model` is the model's digest, which a JSON cache must have.
+    """Reads ranges for `net` from either format. `model` is the digest that a JSON cache must name.
 
-    Raises CalibrationError for a file that is damaged, of another model, or lacks a tensor (which is named).
+    Raises CalibrationError for a damaged file, another model, or a missing tensor (which is named).
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -84,7 +84,7 @@ def _read_json(path: str | os.PathLike[str], text: str, model: str) -> Ranges:
         scalings, corrections = ({str(n): _floats(v) for n, v in data.get(k, {}).items()} for k in ("scalings", "corrections"))
         float_sums = frozenset(map(str, data.get("float_sums", ())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise CalibrationError(f"{path} is no calibration cache of whet, or damaged ({e}). Delete it and calibrate again.") from e
+        raise CalibrationError(f"{path} is not a whet calibration cache, or it is damaged ({e}). Delete it and calibrate again.") from e
     if version != VERSION:
         raise CalibrationError(f"{path} is a calibration cache of version {version}, this whet reads {VERSION}. Calibrate again.")
     if model and own != model:
@@ -95,17 +95,17 @@ def _read_json(path: str | os.PathLike[str], text: str, model: str) -> Ranges:
 
 
 def _floats(text: str) -> np.ndarray:
-    """f32 numbers from their bytes as hexadecimal digits. Raises ValueError for others, and for numbers that are not finite."""
+    """Decodes f32 values from hexadecimal bytes. Raises ValueError for malformed or non-finite values."""
     a = np.frombuffer(bytes.fromhex(text), "<f4").astype(np.float32)
     if not a.size or not np.isfinite(a).all():
-        raise ValueError("a scaling or correction is no list of numbers")
+        raise ValueError("a scaling or correction is not a list of finite numbers")
     return a
 
 
 def _read_text(path: str | os.PathLike[str], text: str, net: Network) -> Ranges:
     lines = text.splitlines()
     if not lines or not lines[0].startswith("TRT-"):
-        raise CalibrationError(f"{path} is no calibration cache: its first line is not TensorRT's (TRT-...), and it is no JSON")
+        raise CalibrationError(f"{path} is not a calibration cache: its first line is not TensorRT's (TRT-...), and it is not JSON")
     known = {t.name: t for t in net.tensors()}
     tensors: dict[str, Range] = {}
     for number, line in enumerate(lines[1:], 2):
@@ -117,7 +117,7 @@ def _read_text(path: str | os.PathLike[str], text: str, net: Network) -> Ranges:
         except (ValueError, struct.error):
             raise CalibrationError(f"{path}, line {number}: {line[:80]!r} is not 'tensor: 8 hexadecimal digits'") from None
         if not colon or name not in known:
-            continue  # TensorRT lists tensors of its own, such as (Unnamed Layer* 5)_output
+            continue  # TensorRT also lists its internal tensors, such as (Unnamed Layer* 5)_output
         most = float(np.float32(scale)) * 127
         r = Range(0.0 if never_negative(known[name]) else -most, most, "cache")
         _check(path, name, r)
@@ -127,4 +127,4 @@ def _read_text(path: str | os.PathLike[str], text: str, net: Network) -> Ranges:
 
 def _check(path: str | os.PathLike[str], name: str, r: Range) -> None:
     if not r.usable:
-        raise CalibrationError(f"{path}: the range of %{name} is {r.low:g} to {r.high:g}, which no integers tell apart. Calibrate again.")
+        raise CalibrationError(f"{path}: the range of %{name} is {r.low:g} to {r.high:g}, which is no usable range. Calibrate again.")

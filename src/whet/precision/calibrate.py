@@ -1,7 +1,7 @@
-"""Ranges from real data: one pass that counts, candidates from the counts, and a choice by the error that the readers of a tensor make.
+"""Ranges from real data: one histogram pass, candidate ranges from the histograms, selection by the output error of the consumer layers.
 
-Each sample runs alone, so neither batch size nor order changes a count; the samples that judge the candidates are those whose contents
-have the smallest digests. Two calibrations on one machine with the same libraries give the same bits.
+Each sample runs by itself, so neither batch size nor order changes a histogram. The samples that evaluate the candidates are those with
+the smallest content digests. Two calibrations on one machine with the same libraries are bit-identical.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from whet.precision.ranges import METHODS, Range, Ranges
 
 Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], Mapping[str, np.ndarray]]
-"""One sample -> values by tensor name; it must give at least the tensors that calibration looks at."""
+"""Runs one sample and returns values by tensor name, at least those of the calibrated tensors."""
 
-JUDGES = 8  # samples that judge candidates
-#: What cuts values off is taken when at most this share of min-max's error is left: a few samples do not show the outliers that it cuts.
-#: Measured in output SNR on five trained networks, 64 other images each: 1.7 to 2.4 dB better than 1.0 on two, 0.1 to 0.5 on two,
-#: and 1.8 lower on one that stands at 43 dB.
+JUDGES = 8  # samples that evaluate the candidate ranges
+#: A clipping range replaces min-max only below this share of min-max's error: a few samples do not show the outliers that it clips.
+#: Measured as output SNR on five trained networks, 64 held-out images each: 1.7 to 2.4 dB better than 1.0 on two, 0.1 to 0.5 dB on two,
+#: and 1.8 dB lower on one whose SNR is 43 dB.
 CUT_PAYS = 0.5
-_CROP = 28  # of large images the middle is judged, so many pixels high and wide
-_ROWS = 64  # of long sequences so many rows
-_NEAR = 0.01  # candidates that differ less are one
+_CROP = 28  # pixels: side of the centre crop that is evaluated of large images
+_ROWS = 64  # rows evaluated of long sequences
+_NEAR = 0.01  # candidates whose limits differ by less (relative) are duplicates
 
 
 def calibrate(
@@ -45,16 +45,16 @@ def calibrate(
     model: str = "",
     tell: Callable[[str], None] | None = None,
 ) -> Ranges:
-    """Ranges of what `find_places(net)` names, over `samples` (each one's inputs by name, batch 1 where the batch is dynamic).
+    """Calibrates the tensors of `find_places(net)` over `samples` (inputs by name, batch 1 where the batch is dynamic).
 
     `run` computes a sample (default: the reference in NumPy); `method` is one of METHODS, or "auto": per tensor the one with the
-    least error, min-max unless another halves it; `forced` sets the method of single tensors. `zero_points` allows them for skewed values.
-    Raises CalibrationError for missing data, NaN or infinities, and constant tensors, naming the tensor; UsageError for a method
-    that there is not.
+    smallest error, min-max unless another halves it. `forced` sets the method per tensor. `zero_points` allows zero points for skewed ranges.
+    Raises CalibrationError for missing data, NaN or infinities, and constant tensors, naming the tensor; UsageError for an
+    unknown method.
     """
     for m in (method, *(forced or {}).values()):
         if m != "auto" and m not in METHODS:
-            raise UsageError(f"there is no calibration method {m!r}; there are auto, {', '.join(METHODS)}")
+            raise UsageError(f"unknown calibration method {m!r}; methods: auto, {', '.join(METHODS)}")
     places = find_places(net)
     if not places.roots:
         raise CalibrationError(f"'{net.name}' has no layer that 8 bits could compute: no convolution or product with constant weights")
@@ -75,7 +75,7 @@ def calibrate(
 def _count(
     places: Places, samples: Iterable[Feeds], run: Run, tell: Callable[[str], None] | None
 ) -> tuple[dict[str, Histogram], list[Feeds], int]:
-    """Histograms of all tensors, the samples that judge (smallest digests first), and how many samples there were."""
+    """Returns the histograms, the evaluation samples (smallest digests first) and the number of samples."""
     histograms = {name: Histogram() for name in places.names()}
     kept: list[tuple[str, Feeds]] = []
     count = 0
@@ -111,13 +111,13 @@ def _check(histograms: Mapping[str, Histogram], count: int) -> None:
             raise CalibrationError(f"%{name} is empty in every one of the {count} calibration samples: it has no range")
         if h.low == h.high:
             raise CalibrationError(
-                f"%{name} is {h.low:g} everywhere in the {count} calibration samples: no range follows from that. Are these real data, "
-                "preprocessed as in training? If the tensor is constant indeed, leave its layers in floating point (--layerPrecisions)."
+                f"%{name} is {h.low:g} everywhere in the {count} calibration samples, so it has no range. Are these real data, "
+                "preprocessed as in training? If the tensor is really constant, leave its layers in floating point (--layerPrecisions)."
             )
 
 
 def candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram], float]], zero_points: bool) -> list[Range]:
-    """The different ranges that the methods give, in the order of METHODS."""
+    """The distinct ranges that the methods give, in the order of METHODS."""
     found: list[Range] = []
     for name in METHODS:
         if name not in limits:
@@ -131,9 +131,9 @@ def candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram], fl
 
 
 def _judged(places: Places, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
-    """The candidate with the least error in what the readers of the tensor compute (or in the tensor, where none computes).
+    """Selects the candidate with the smallest output error of the consumer layers (of the tensor itself when it has none).
 
-    Min-max stays unless another is better by CUT_PAYS.
+    Min-max stays unless another candidate is better by the factor CUT_PAYS.
     """
     wrong, right = [0.0] * len(candidates), 0.0
     readers: list[Layer | None] = [x for x in places.layers if x.inputs[0] is t] or [None]
@@ -154,7 +154,7 @@ def _judged(places: Places, t: Tensor, candidates: list[Range], values: list[Map
 
 
 def middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
-    """The part of a large tensor that is judged: a layer's window sees the middle of an image as it sees the rest. `crop` in pixels."""
+    """The centre of a large tensor, at least `crop` pixels and twice the filter size: it represents the rest of the image."""
     if x.ndim == 4:
         kernel = layer.inputs[1].shape[2:] if layer is not None and layer.op == "Conv" else (1, 1)
         cuts = []
@@ -169,7 +169,7 @@ def middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
 
 
 def computed(layer: Layer, x: np.ndarray, range_: Range | None, weights: np.ndarray | None = None) -> np.ndarray:
-    """What the layer makes of `x`, without its bias, in f32: as it is, or with input and weights quantized. `weights` stand for its own."""
+    """The layer's output for `x` without bias (f32), with input and weights fake-quantized when `range_` is given. `weights` replace its own."""
     w = layer.inputs[1].array() if weights is None else weights
     if range_ is not None:
         x, w = range_.fake(x), fake_weights(layer, w)
@@ -180,7 +180,7 @@ def computed(layer: Layer, x: np.ndarray, range_: Range | None, weights: np.ndar
 
 
 def _reference(net: Network, names: list[str]) -> Run:
-    """The NumPy reference as a `run`."""
+    """A `Run` that uses the NumPy reference."""
     wanted = set(names)
 
     def run(feeds: Feeds) -> Mapping[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Two runs of one model side by side: every tensor that both know, how far apart, and where they part."""
+"""Comparison of two runs of one model: the error of every common tensor, and where differences start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whet.precision.measures import decibels, powers
 
 @dataclass
 class Row:
-    """One tensor over all samples. `max_error` is max|a-b| / max|b|, `mean_error` mean|a-b| / mean|b|, both of the worst sample."""
+    """One tensor over all samples. `max_error` is max|a-b| / max|b|, `mean_error` is mean|a-b| / mean|b|; both of the worst sample."""
 
     tensor: str
     layer: str
@@ -24,13 +24,13 @@ class Row:
     snr_db: float
     differs: bool
     output: bool = False
-    enters: bool = False  # differs though nothing that its layer reads does
+    enters: bool = False  # differs although no input of its layer does
     note: str = ""
 
 
 @dataclass
 class Comparison:
-    """All rows in running order, and what only one side has."""
+    """All rows in execution order, and the tensors that only one run has."""
 
     rows: list[Row] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Comparison:
 
     @property
     def matches(self) -> bool:
-        """Whether all outputs are within the tolerance (of all tensors, when no output is known to both)."""
+        """Whether all outputs are within the tolerance (all tensors, when the runs have no common output)."""
         outputs = [r for r in self.rows if r.output] or self.rows
         return bool(outputs) and not any(r.differs for r in outputs)
 
@@ -51,11 +51,11 @@ class Comparison:
 def compare(
     net: Network, ours: Sequence[Mapping[str, np.ndarray]], theirs: Sequence[Mapping[str, np.ndarray]], tolerance: float, only: Iterable[str] = ()
 ) -> Comparison:
-    """Compares values by name, in the order of `net`'s layers, over samples. `only` limits the tensors that are looked at."""
+    """Compares values by name, in the order of the layers of `net`, over samples. `only` restricts the tensors."""
     found = Comparison(tolerance=tolerance)
     wanted = set(only)
     outputs = {t.name for t in net.outputs}
-    apart: set[str] = set()
+    differing: set[str] = set()
     for layer in net.layers:
         for t in layer.outputs:
             if wanted and t.name not in wanted:
@@ -66,8 +66,8 @@ def compare(
             row = _row(t.name, layer.name, layer.op, [o[t.name] for o in ours], [o[t.name] for o in theirs], tolerance)
             row.output = t.name in outputs
             if row.differs:
-                apart.add(t.name)
-                row.enters = not any(x is not None and x.name in apart for x in layer.inputs)
+                differing.add(t.name)
+                row.enters = not any(x is not None and x.name in differing for x in layer.inputs)
             found.rows.append(row)
     return found
 

@@ -1,4 +1,4 @@
-"""Calibration data: arrays in files, images in a folder, or a function of the user's, as one sample's inputs after the other."""
+"""Calibration data from array files, an image folder or a user function, as an iterator over samples."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How pixels become numbers: (pixel * scale - mean) / std a channel, after resizing; `order` rgb or bgr, `layout` nchw or nhwc.
+    """Image preprocessing: resize, then (pixel * scale - mean) / std per channel; `order` is rgb or bgr, `layout` nchw or nhwc.
 
-    `resize` is the shorter side before the middle is cut out (0: the image is stretched to the input's size).
+    `resize` is the length of the shorter side in pixels before the centre crop (0: the image is stretched to the input size).
     """
 
     scale: float = 1.0
@@ -35,7 +35,7 @@ class Preprocessing:
 
     @staticmethod
     def parse(text: str) -> Preprocessing:
-        """From `scale:1/255,mean:0.485/0.456/0.406,std:...,order:rgb,resize:256`, or from a file of such lines (`key: value`).
+        """Parses `scale:1/255,mean:0.485/0.456/0.406,std:...,order:rgb,resize:256`, or a file with one `key: value` per line.
 
         Raises UsageError.
         """
@@ -52,7 +52,7 @@ class Preprocessing:
             try:
                 found[key] = _setting(key, value)
             except (ValueError, ZeroDivisionError):
-                raise UsageError(f"calibration preprocessing: {value!r} is no value for {key}") from None
+                raise UsageError(f"calibration preprocessing: {value!r} is not a value for {key}") from None
         return Preprocessing(**found)
 
 
@@ -70,11 +70,11 @@ def _setting(key: str, value: str) -> Any:
 
 
 def calibration_data(source: str, net: Network, preprocessing: Preprocessing | None = None) -> Iterator[dict[str, np.ndarray]]:
-    """Samples for `net` from a folder, an .npz or .npy file, or `python:module:function`.
+    """Yields samples for `net` from a folder, an .npz or .npy file, or `python:module:function`.
 
-    Arrays hold samples along their first axis; a file of a folder holds some too, or is an image. A function gives an iterable of
-    samples: a dict by input name, or an array where there is one input. Raises CalibrationError for data that do not fit, UsageError
-    for a source that is not there.
+    The first axis of an array enumerates samples. A folder holds array files or images. A function returns an iterable of samples: a dict
+    by input name, or an array for a network with one input. Raises CalibrationError for data that do not fit the inputs, UsageError for a
+    missing source.
     """
     if source.startswith("python:"):
         yield from _from_function(source, net)
@@ -91,7 +91,7 @@ def calibration_data(source: str, net: Network, preprocessing: Preprocessing | N
                 yield from _file(p, net)
         return
     if not path.is_file():
-        raise UsageError(f"{source}: there is no such file or folder; data are given as DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION")
+        raise UsageError(f"{source}: no such file or folder; expected DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION")
     yield from _file(path, net)
 
 
@@ -101,7 +101,7 @@ def _file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
             loaded = np.load(f, allow_pickle=False)
             found = loaded if isinstance(loaded, np.ndarray) else {n: loaded[n] for n in loaded.files}
     except (OSError, ValueError, EOFError, BadZipFile) as e:
-        why = str(e) if isinstance(e, OSError) else "it is none, is damaged, or holds Python objects, which are never loaded"
+        why = str(e) if isinstance(e, OSError) else "not an array file, damaged, or it holds Python objects, which are never loaded"
         raise CalibrationError(f"{path} cannot be read as NumPy arrays: {why}") from e
     wanted = [t.name for t in net.inputs]
     if isinstance(found, np.ndarray):
@@ -117,7 +117,7 @@ def _file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
 
 
 def split(arrays: Mapping[str, np.ndarray], net: Network, where: str) -> Iterator[dict[str, np.ndarray]]:
-    """Arrays of several samples as one sample after the other: of the network's batch where it is fixed, else of batch 1."""
+    """Splits arrays into samples of the network's fixed batch size, or of batch 1 where it is dynamic."""
     lengths = set()
     for t in net.inputs:
         if t.name not in arrays:
@@ -145,7 +145,7 @@ def _sample(a: np.ndarray, t: Tensor, i: int, where: str) -> np.ndarray:
 
 
 def _batch(t: Tensor) -> int:
-    """Samples that one run takes: a fixed first dimension, else 1."""
+    """Batch size of one run: the first dimension where it is static, else 1."""
     return t.shape[0] if t.type.rank and isinstance(t.shape[0], int) else 1
 
 
@@ -156,14 +156,14 @@ def _only_input(net: Network, where: str) -> Tensor:
 
 
 def _from_function(source: str, net: Network) -> Iterator[dict[str, np.ndarray]]:
-    made: Iterable[Any] = own_function(source)()
-    for k, sample in enumerate(made):
+    samples: Iterable[Any] = own_function(source)()
+    for k, sample in enumerate(samples):
         arrays = sample if isinstance(sample, Mapping) else {_only_input(net, source).name: sample}
         yield from split({n: np.asarray(a) for n, a in arrays.items()}, net, f"{source}, sample {k}")
 
 
 def image_sample(path: Path, net: Network, p: Preprocessing) -> dict[str, np.ndarray]:
-    """An image as the network's only input."""
+    """Decodes an image into the network's only input."""
     try:
         from PIL import Image
     except ImportError:
@@ -188,7 +188,7 @@ def image_sample(path: Path, net: Network, p: Preprocessing) -> dict[str, np.nda
     pixels = np.asarray(image, np.float32).reshape(height, width, -1)
     if p.order == "bgr":
         pixels = pixels[:, :, ::-1]
-    numbers = (pixels * np.float32(p.scale) - np.asarray(p.mean, np.float32)) / np.asarray(p.std, np.float32)
+    values = (pixels * np.float32(p.scale) - np.asarray(p.mean, np.float32)) / np.asarray(p.std, np.float32)
     if p.layout == "nchw":
-        numbers = numbers.transpose(2, 0, 1)
-    return {t.name: np.ascontiguousarray(numbers[None].astype(t.dtype.numpy))}
+        values = values.transpose(2, 0, 1)
+    return {t.name: np.ascontiguousarray(values[None].astype(t.dtype.numpy))}

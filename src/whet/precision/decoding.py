@@ -1,4 +1,4 @@
-"""A photo from a file as 8 bits a channel, whatever the file holds."""
+"""Decoding an image file to 8 bits per channel, whatever its own depth."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PER_STEP = 257  # of 16 bits: 65535 / 255
 
 
 def decode(path: str | Path, *, gray: bool) -> Picture:
-    """The first picture of a file in RGB, or in gray; 16 bits a pixel become 8, which Pillow itself would cut off at 255.
+    """The first image of a file in RGB or gray. 16-bit pixels are scaled to 8 bits (Pillow would clip them at 255).
 
-    Orientation tags are not followed, as the loaders that networks are trained with do not. Raises OSError for what cannot be
-    decoded, ImportError without Pillow.
+    Orientation tags are ignored, as in the loaders that networks are trained with. Raises OSError for an undecodable file, ImportError
+    without Pillow.
     """
     from PIL import Image
 

@@ -1,7 +1,7 @@
-"""What a network computes in low precision, as a network of its own in FP32: Q/DQ or casts around the layers that are to be rounded.
+"""Low precision emulated in FP32: a copy of the network with Q/DQ or casts around the layers to be rounded.
 
-The integers and the values of these roundings are those of the kernels; accumulation is FP32's, which holds every sum of 8-bit products
-that fits in 24 bits exactly. So accuracy can be judged on any machine, kernels for the precision or not.
+Rounding is identical to that of the kernels. Accumulation is in FP32, which is exact for sums of 8-bit products that fit in 24 bits. So
+accuracy can be evaluated on any machine, with or without kernels for the precision.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from whet.precision.ranges import Ranges
 
 PRECISIONS = ("int8", "fp8", "fp16", "bf16")
 _FLOATS: dict[str, DType] = {"fp16": F16, "bf16": BF16}
-#: Layers that give numbers on as they are, or make none of the network's floats: rounding around them says nothing.
+#: Layers that only move values or produce no floats: rounding around them has no effect.
 _MOVES = frozenset({
     "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad", "Reshape", "Shape", "Slice", "SpaceToDepth",
     "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
@@ -25,16 +25,16 @@ _MOVES = frozenset({
 
 
 def candidates(net: Network, precision: str) -> list[Layer]:
-    """The layers of `net` that could compute in `precision`, in order. Raises UsageError for one that there is not."""
+    """The layers of `net` that could run in `precision`, in order. Raises UsageError for an unknown precision."""
     if precision not in PRECISIONS:
-        raise UsageError(f"there is no low precision {precision!r}; there are {', '.join(PRECISIONS)}")
+        raise UsageError(f"unknown low precision {precision!r}; precisions: {', '.join(PRECISIONS)}")
     if precision in ("int8", "fp8"):
         return find_places(net).layers
     return [x for x in net.layers if x.op not in _MOVES and not x.regions and any(t.dtype == F32 for t in x.outputs)]
 
 
 def emulated(net: Network, precision: str, ranges: Ranges | None = None, only: Collection[str] | None = None) -> Network:
-    """A copy of `net` (source stage, batch norms folded) in which the layers named in `only` (default: all that can) compute in `precision`.
+    """A copy of `net` (source stage, batch norms folded) in which the layers named in `only` (default: all candidates) run in `precision`.
 
     int8 and fp8 need `ranges`. Raises UsageError, CalibrationError.
     """
@@ -47,7 +47,7 @@ def emulated(net: Network, precision: str, ranges: Ranges | None = None, only: C
 
 
 def _rounded(net: Network, dtype: DType, chosen: set[str]) -> Network:
-    """Inputs, weights and outputs of the chosen layers rounded to `dtype`, once each; vectors (biases, statistics) stay FP32 as kernels keep them."""
+    """Rounds inputs, weights and outputs of the chosen layers to `dtype`, once each. Vectors (biases, statistics) stay FP32, as in the kernels."""
     made = net.clone()
     rounded: dict[Tensor, Tensor] = {}
 

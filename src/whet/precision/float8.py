@@ -1,15 +1,15 @@
-"""What FP8 (e4m3) needs to lose little: which layers stay in more bits, and biases that take back the mean shift of rounding.
+"""The FP8 (e4m3) recipe: layers that stay in higher precision, and bias corrections that compensate the mean shift of rounding.
 
-e4m3 has 3 bits of fraction: a tensor stands 31 dB above its rounding whatever its scale, a convolution's result 28 dB. What makes a network
-lose more than these random errors:
-- The first layer: numbers of an image lie around a mean that says nothing, and rounding is relative to the number, mean included.
-- The last layer: its rounding goes into the answer without any layer behind it that averages.
-- Rounded weights times inputs whose mean is not zero (behind a ReLU none is) shift each channel's mean: a systematic error that the layers
-  behind add up. The shift is known from the mean input of each filter tap alone, which calibration gives, and the bias takes it back
+e4m3 has 3 mantissa bits: the SNR of a rounded tensor is 31 dB at any scale, that of a convolution's output 28 dB. Four effects add
+systematic errors to these random ones:
+- First layer: pixel values have a large mean, and rounding is relative to the value including its mean.
+- Last layer: no later layer averages its rounding error.
+- Rounded weights times inputs with non-zero mean (every input after a ReLU) shift the mean of each output channel, and the shifts
+  accumulate. The shift follows from the mean input of each filter tap, which calibration measures, and is subtracted from the bias
   (bias correction, Nagel et al. 2019, arXiv:1906.04721, section 4.2).
-- Skip connections: what goes along one is rounded once a block, and nothing averages these roundings: 27 blocks of 31 dB each leave 17.
-Measured on 1000 CIFAR-10 images, output SNR, everything rounded, then with the ends in floating point, then with corrections too: ResNet-8
-(raw pixels) 19.4, 25.1, 28.8 dB. ResNet-56 with ends and corrections 20.1 dB, with its sums in 16 bits too, all products in FP8 still, 27.8.
+- Skip connections: the residual stream is rounded once per block without averaging: 27 blocks of 31 dB each leave 17 dB.
+Output SNR measured on 1000 CIFAR-10 images (everything in FP8; first and last layers in floating point; corrections added): ResNet-8 (raw
+pixels) 19.4, 25.1, 28.8 dB. ResNet-56 with first and last layers and corrections 20.1 dB; with its residual sums in 16 bits 27.8 dB.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from whet.precision.ranges import Range, Ranges
 from whet.precision.rounding import adapted, fits, moments
 from whet.precision.sensitivity import chosen_samples
 
-SAMPLES = 64  # that corrections are measured on
-_PAYS = 0.98  # a correction is kept when on other samples at most so much of the mean shift's square is left
+SAMPLES = 64  # number of samples that corrections are measured on
+_PAYS = 0.98  # a correction is kept when it leaves at most this share of the squared mean shift on held-out samples
 Feeds = Mapping[str, np.ndarray]
 RunOf = Callable[[Network, list[str]], Callable[[Feeds], Mapping[str, np.ndarray]]]
 
 
 def kept_out(net: Network) -> dict[str, str]:
-    """The layers of `net` (prepared) that could be quantized and stay in 16 bits or more under FP8: name -> reason."""
+    """Quantizable layers of `net` (prepared) that stay in 16 bits or more under FP8: name -> reason."""
     found: dict[str, str] = {}
     layers = find_places(net).layers
     users = net.users()
     for layer in layers:
         c, k = _channels(layer)
         if layer.op == "Conv" and layer.attrs["group"] != 1:
-            found[layer.name] = "FP8 products are of one group: tensor cores have no smaller ones"
+            found[layer.name] = "grouped convolution: FP8 tensor-core kernels take one group"
         elif (isinstance(c, int) and c % 16) or (isinstance(k, int) and k % 8):
-            found[layer.name] = f"{c} input and {k} output channels: FP8 products take sixteens and eights"
+            found[layer.name] = f"{c} input and {k} output channels: FP8 kernels need multiples of 16 and 8"
         elif _begins(net, layer):
-            found[layer.name] = "a first layer: inputs are not centred for rounding relative to their size"
+            found[layer.name] = "first layer: its inputs are not centred, and FP8 rounds relative to the value"
         elif _ends(net, layer, users):
-            found[layer.name] = "a last layer: nothing behind it averages its rounding"
+            found[layer.name] = "last layer: no later layer averages its rounding error"
     return found
 
 
 def skip_sums(net: Network, skip: Iterable[str] = ()) -> frozenset[str]:
-    """The sums of `net` (Add layers) whose numbers FP8 would round where it leaves out the layers `skip`: they may stay in 16 bits or more."""
+    """Add layers of `net` whose operands FP8 would round when it skips the layers `skip`; they may stay in 16 bits or more."""
     names = set(skip)
     sums = {x.name for x in net.layers if x.op == "Add" and x.inputs[0] is not None and x.inputs[1] is not None and x.name not in names}
     sums = {x.name for x in net.layers if x.name in sums and not any(t.is_constant for t in x.inputs)}
@@ -63,10 +63,10 @@ def skip_sums(net: Network, skip: Iterable[str] = ()) -> frozenset[str]:
 
 
 def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()) -> Ranges:
-    """`ranges` with corrections (f32, one an output channel) for the layers of `net` that compute in FP8, all but `skip`.
+    """Returns `ranges` with bias corrections (f32 [output channels]) for the FP8 layers of `net`, except `skip`.
 
-    One pass in FP32 over the SAMPLES samples with the smallest digests, so that their order changes nothing. Half of them give a correction,
-    the other half say whether it helps; what is kept is of all.
+    One FP32 pass over the SAMPLES samples with the smallest digests, so that order has no effect. One half gives a correction, the other
+    half validates it; a validated correction is computed from all samples.
     """
     layers = [x for x in find_places(net, set(skip)).layers if x.op in ("Conv", "Gemm")]
     if not layers:
@@ -105,7 +105,7 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
 
 
 def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()) -> dict[str, np.ndarray]:
-    """Weights of FP8 layers rounded against their layer's error (precision.rounding), f32 by layer, where that pays on unseen samples."""
+    """Adaptively rounded weights (precision.rounding) of FP8 layers, f32 by layer name, where they reduce the error on held-out samples."""
     layers = [x for x in find_places(net, set(skip)).layers if fits(x)]
     chosen = chosen_samples(samples, SAMPLES)
     found: dict[str, np.ndarray] = {}
@@ -114,7 +114,7 @@ def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_
     by_input: dict[str, list[Layer]] = {}
     for layer in layers:
         by_input.setdefault(layer.inputs[0].name, []).append(layer)
-    for name, readers in by_input.items():  # one tensor of all samples at a time is kept
+    for name, readers in by_input.items():  # keeps one tensor of all samples in memory at a time
         own = _range_of(net, ranges, name)
         if own is None:
             continue
@@ -134,7 +134,7 @@ def _grid(column: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def pack_rounding(net: Network, weights: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Adapted weights as text: by how many e4m3 numbers each stands from the nearest one (i16, zlib, base64)."""
+    """Encodes adapted weights as text: offset of each from the nearest e4m3 value, in e4m3 steps (i16, zlib, base64)."""
     by = {x.name: x for x in net.layers}
     return {
         name: base64.b64encode(zlib.compress((_codes(by[name], w) - _codes(by[name], None)).astype("<i2").tobytes(), 9)).decode()
@@ -143,7 +143,7 @@ def pack_rounding(net: Network, weights: Mapping[str, np.ndarray]) -> dict[str, 
 
 
 def unpack_rounding(net: Network, packed: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """The inverse of pack_rounding. Raises ValueError or KeyError for text that is not of this network."""
+    """The inverse of pack_rounding. Raises ValueError or KeyError for text of another network."""
     by = {x.name: x for x in net.layers}
     found = {}
     for name, text in packed.items():
@@ -153,20 +153,20 @@ def unpack_rounding(net: Network, packed: Mapping[str, str]) -> dict[str, np.nda
         except zlib.error as e:
             raise ValueError(f"the rounding of '{name}' is damaged: {e}") from e
         codes = near + steps
-        numbers = np.where(codes < 0, 0x80 | -codes, codes).astype(np.uint8).view(F8E4M3.numpy).astype(np.float32)
-        found[name] = numbers * _column(by[name])
+        values = np.where(codes < 0, 0x80 | -codes, codes).astype(np.uint8).view(F8E4M3.numpy).astype(np.float32)
+        found[name] = values * _column(by[name])
     return found
 
 
 def _codes(layer: Layer, w: np.ndarray | None) -> np.ndarray:
-    """Weights (None: the nearest to the layer's own) as e4m3 numbers counted from zero, i32."""
+    """Weights (None: the layer's own, rounded to nearest) as signed e4m3 indices counted from zero, i32."""
     own = np.asarray(layer.inputs[1].array(), np.float32) if w is None else w
     bits = e4m3(own / _column(layer)).astype(F8E4M3.numpy).view(np.uint8).astype(np.int32)
     return np.where(bits & 0x80, -(bits & 0x7F), bits)
 
 
 def _column(layer: Layer) -> np.ndarray:
-    """The weights' scales in a shape that broadcasts over them."""
+    """The weight scales, shaped to broadcast over the weights."""
     w = np.asarray(layer.inputs[1].array(), np.float32)
     shape = [1] * w.ndim
     shape[weight_axis(layer)] = -1
@@ -174,12 +174,12 @@ def _column(layer: Layer) -> np.ndarray:
 
 
 def rounded(x: np.ndarray, scale: np.float32) -> np.ndarray:
-    """f32 numbers as e4m3 with this scale holds them."""
+    """f32 values rounded to e4m3 with `scale` and back."""
     return np.clip(x / scale, -448, 448).astype(F8E4M3.numpy).astype(np.float32) * scale
 
 
 def mean_inputs(layer: Layer, x: np.ndarray) -> np.ndarray:
-    """The mean of what each weight of a filter is multiplied with, over all places of all images, f64: [c, r, s, ...] of a Conv, [c] else."""
+    """Mean input of each filter tap over all positions of all batch items, f64: [c, r, s, ...] for a Conv, [c] otherwise."""
     if layer.op != "Conv":
         return x.reshape(-1, x.shape[-1]).mean(axis=0, dtype=np.float64)
     seen = Taps.of(layer, x)
@@ -190,7 +190,7 @@ def mean_inputs(layer: Layer, x: np.ndarray) -> np.ndarray:
 
 
 def mean_shift(layer: Layer, low: np.ndarray, exact: np.ndarray, rounded_weights: np.ndarray | None = None) -> np.ndarray:
-    """How far rounding moves the mean of each output channel, f64: `low` and `exact` are mean_inputs of rounded and exact inputs."""
+    """Shift of each output channel's mean by rounding, f64. `low` and `exact` are mean_inputs of rounded and exact inputs."""
     w = np.asarray(layer.inputs[1].array(), np.float32)
     q = float8_weights(layer, w) if rounded_weights is None else rounded_weights
     if layer.op == "Conv":
@@ -204,7 +204,7 @@ def mean_shift(layer: Layer, low: np.ndarray, exact: np.ndarray, rounded_weights
 
 
 def _range_of(net: Network, ranges: Ranges, name: str) -> Range | None:
-    """The range that tensor `name` is stored with: its own, or that of what makes it where layers only move its numbers."""
+    """The range that tensor `name` is stored with: its own, or that of its producer through layers that only move values."""
     t: Tensor | None = net.tensor(name)
     while t is not None:
         if t.name in ranges.tensors:
@@ -217,12 +217,12 @@ def _channels(layer: Layer) -> tuple[object, object]:
     w = layer.needs(1)
     if layer.op == "Conv":
         return layer.inputs[0].shape[1], w.shape[0]
-    turned = layer.op == "Gemm" and layer.attrs["transB"]
-    return (w.shape[1], w.shape[0]) if turned else (w.shape[0], w.shape[1])
+    transposed = layer.op == "Gemm" and layer.attrs["transB"]
+    return (w.shape[1], w.shape[0]) if transposed else (w.shape[0], w.shape[1])
 
 
 def _begins(net: Network, layer: Layer) -> bool:
-    """Whether numbers of a network input reach the layer without another product of weights before it."""
+    """Whether a network input reaches the layer without passing through another weighted layer."""
     inputs, seen = set(net.inputs), set()
     waiting = [layer.inputs[0]]
     while waiting:
@@ -238,7 +238,7 @@ def _begins(net: Network, layer: Layer) -> bool:
 
 
 def _ends(net: Network, layer: Layer, users: Mapping[Tensor, list[tuple[Layer, int]]]) -> bool:
-    """Whether the layer's result reaches a network output without another product of weights behind it."""
+    """Whether the layer's result reaches a network output without passing through another weighted layer."""
     outputs, seen = set(net.outputs), set()
     waiting = list(layer.outputs)
     while waiting:

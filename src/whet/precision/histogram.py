@@ -1,7 +1,7 @@
-"""How often a tensor takes which values: counts in fixed bins read off the float's own bits, and exact extremes.
+"""Histograms of tensor values: fixed bins taken from the float's bit pattern, and exact extremes.
 
-A bin is all f32 with the same upper 16 bits: sign, exponent and 7 bits of the fraction (a bin is 0.8 % wide). Bins are the same for every
-tensor and every batch, and counts are integers, so histograms add up in any order to the last bit.
+A bin holds all f32 values with the same upper 16 bits: sign, exponent and 7 mantissa bits (0.8 % wide). Bins are the same for every
+tensor and batch and counts are integers, so merging histograms is exact in any order.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ BINS = 1 << 16
 
 @cache
 def _middles() -> tuple[np.ndarray, np.ndarray]:
-    """For each bin of positive values: the middle of its values, and the largest magnitude in it."""
+    """Centre and largest magnitude of each bin of positive values."""
     start = np.arange(BINS // 2, dtype=np.uint32) << np.uint32(16)
-    with np.errstate(invalid="ignore"):  # the last bins hold NaN, which are never counted
+    with np.errstate(invalid="ignore"):  # the last bins stand for NaN, which is never counted
         low, high = (b.view(np.float32).astype(np.float64) for b in (start, start | np.uint32(0xFFFF)))
     return (low + high) / 2, high
 
 
 @dataclass
 class Histogram:
-    """Counts of one tensor's values over calibration data."""
+    """Value counts of one tensor over the calibration data."""
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
     low: float = np.inf
@@ -35,16 +35,16 @@ class Histogram:
 
     @property
     def total(self) -> int:
-        """Values counted."""
+        """Number of values counted."""
         return int(self.counts.sum())
 
     @property
     def largest(self) -> float:
-        """The largest magnitude, exactly."""
+        """The exact largest magnitude."""
         return max(-self.low, self.high)
 
     def add(self, a: np.ndarray, tensor: str = "") -> None:
-        """Counts the values of `a` (any float type). Raises CalibrationError, naming the tensor, for NaN and infinities."""
+        """Adds the values of `a` (any float type). Raises CalibrationError, naming the tensor, for NaN and infinities."""
         flat = np.ascontiguousarray(a, np.float32).reshape(-1)
         if not flat.size:
             return
@@ -58,12 +58,12 @@ class Histogram:
         self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
 
     def merge(self, other: Histogram) -> None:
-        """Takes the other's counts in."""
+        """Adds the counts of `other`."""
         self.counts += other.counts
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
 
     def magnitudes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The bins that hold something, by magnitude: middle, largest magnitude in it, count (both signs together)."""
+        """Non-empty bins by magnitude: centre, largest magnitude, count (both signs combined)."""
         half = BINS // 2
         counts = self.counts[:half] + self.counts[half:]
         at = np.flatnonzero(counts)

@@ -1,4 +1,4 @@
-"""Q/DQ into a network: activations by their ranges, weights by output channel, so that the passes make quantized layers of it."""
+"""Q/DQ insertion: activations by their ranges, weights per output channel; lowering passes turn the result into quantized layers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from whet.precision.scaling import rescaled
 
 
 def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | Iterable[str] = (), kind: str = "int8") -> Network:
-    """A copy of `net` (source stage, batch norms folded) with Q/DQ where `find_places` wants them.
+    """Returns a copy of `net` (source stage, batch norms folded) with Q/DQ at the sites that `find_places` returns.
 
-    `kind` is "int8", or "fp8": float8 e4m3 (float8_scale). Tensors that share a
-    range (a Concat's inputs) get the one that holds all of theirs. The scalings, corrections and sums in floating point that came with the
-    ranges are applied.
-    Raises CalibrationError naming the tensors that have no range.
+    `kind` is "int8" or "fp8" (e4m3, see float8_scale). Tensors that share a range (the inputs of a Concat) get the union of their ranges.
+    Scalings, corrections and float sums of `ranges` are applied. Raises CalibrationError naming the tensors without a range.
     """
     made = rescaled(net, ranges.scalings)
     places = find_places(made, skip, ranges.float_sums)
@@ -31,17 +29,17 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CalibrationError(
             f"there is no range for %{missing[0]}{more}: the calibration is of another model, or of another version of this one. "
-            "Calibrate again with --calibData, or name the layers that shall stay in floating point."
+            "Calibrate again with --calibData, or name the layers to keep in floating point."
         )
-    stored_as = stored_forms(places, ranges, APART if kind == "int8" else np.inf)  # floats lose nothing by a larger range
+    stored_as = stored_forms(places, ranges, APART if kind == "int8" else np.inf)  # a larger range costs floats no precision
     for layer in places.layers:
         _weights(made, layer, kind, ranges.rounded.get(layer.name))
         if layer.name in ranges.corrections:
             _correct(made, layer, ranges.corrections[layer.name])
     users = made.users()
     for t, (stored, *coarser) in stored_as.items():
-        apart = {r for f in coarser for r in f.readers or ()}
-        own = [r for r, _ in users.get(t, []) if r not in apart and (stored.readers is None or r in stored.readers)]
+        other_readers = {r for f in coarser for r in f.readers or ()}
+        own = [r for r, _ in users.get(t, []) if r not in other_readers and (stored.readers is None or r in stored.readers)]
         if kind == "fp8" and stored.readers is not None:
             t, own = _behind_pool(t, own, users)
         y = _activation(made, t, stored.range, kind, own)
@@ -54,7 +52,7 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
 
 
 def shared_ranges(places: Places, ranges: Ranges) -> dict[str, Range]:
-    """The range of each group of tensors."""
+    """The merged range of each group of tensors."""
     merged: dict[str, Range] = {}
     for group, tensors in places.groups().items():
         found = ranges.tensors[tensors[0].name]
@@ -65,7 +63,7 @@ def shared_ranges(places: Places, ranges: Ranges) -> dict[str, Range]:
 
 
 def _behind_pool(t: Tensor, readers: list[Layer], users: Mapping[Tensor, list[tuple[Layer, int]]]) -> tuple[Tensor, list[Layer]]:
-    """Where `t`, which a layer in floating point makes, is rounded when only a MaxPool reads it rounded: behind that, where there is less of it."""
+    """Moves rounding of `t` after a MaxPool that is its only quantized reader: fewer elements are rounded there."""
     while len(readers) == 1 and readers[0].op == "MaxPool" and len(readers[0].outputs) == 1:
         t = readers[0].output
         readers = [r for r, _ in users.get(t, [])]
@@ -73,7 +71,7 @@ def _behind_pool(t: Tensor, readers: list[Layer], users: Mapping[Tensor, list[tu
 
 
 def weight_scales(layer: Layer, weights: np.ndarray | None = None) -> np.ndarray:
-    """One scale an output channel (f32): the largest magnitude is 127; a channel of zeros has scale 1. `weights` stand for the layer's own."""
+    """One f32 scale per output channel that maps its largest magnitude to 127; 1 for a zero channel. `weights` replace the layer's own."""
     w = layer.inputs[1].array() if weights is None else weights
     axis = weight_axis(layer)
     top = np.abs(w).max(axis=tuple(i for i in range(w.ndim) if i != axis)).astype(np.float32)
@@ -83,7 +81,7 @@ def weight_scales(layer: Layer, weights: np.ndarray | None = None) -> np.ndarray
 
 
 def fake_weights(layer: Layer, w: np.ndarray) -> np.ndarray:
-    """Weights of the layer's form, quantized to 8 bits and back."""
+    """Weights in the layer's layout, quantized to 8 bits and dequantized."""
     column = [1] * w.ndim
     column[weight_axis(layer)] = -1
     s = weight_scales(layer, w).reshape(column)
@@ -91,14 +89,14 @@ def fake_weights(layer: Layer, w: np.ndarray) -> np.ndarray:
 
 
 def float8_scale(range_: Range) -> np.float32:
-    """The scale of an e4m3 activation: the largest magnitude that was seen is half of its largest number. That costs nothing, for the
-    rounding of a floating-point number does not depend on the scale, and what is larger on other data does not saturate at once."""
+    """The scale of an e4m3 activation: maps the largest calibrated magnitude to half of the largest e4m3 value. The headroom is free,
+    because floating-point rounding is independent of the scale, and larger values on other data do not saturate."""
     return np.float32(max(-range_.low, range_.high, 1e-30) * 2 / LARGEST[F8E4M3])
 
 
 def float8_weight_scales(layer: Layer, w: np.ndarray) -> np.ndarray:
-    """One scale an output channel (f32), with which e4m3 keeps the most of it: where its numbers lie between powers of two is all that
-    a scale decides, so the eighths of one power are tried."""
+    """One f32 scale per output channel that minimizes the e4m3 rounding error. A scale only shifts values between powers of two, so eight
+    steps of one octave are tried."""
     axis = weight_axis(layer)
     flat = np.moveaxis(w, axis, 0).reshape(w.shape[axis], -1)
     largest = (weight_scales(layer, w) * np.float32(127 / LARGEST[F8E4M3])).astype(np.float32)
@@ -108,7 +106,7 @@ def float8_weight_scales(layer: Layer, w: np.ndarray) -> np.ndarray:
 
 
 def float8_weights(layer: Layer, w: np.ndarray) -> np.ndarray:
-    """Weights of the layer's form, rounded to e4m3 and back."""
+    """Weights in the layer's layout, rounded to e4m3 and back to f32."""
     column = [1] * w.ndim
     column[weight_axis(layer)] = -1
     s = float8_weight_scales(layer, w).reshape(column)
@@ -116,12 +114,12 @@ def float8_weights(layer: Layer, w: np.ndarray) -> np.ndarray:
 
 
 def e4m3(a: np.ndarray) -> np.ndarray:
-    """The nearest e4m3 numbers, f32; saturated."""
+    """Values rounded to the nearest e4m3 (f32), saturating."""
     return np.clip(a, -LARGEST[F8E4M3], LARGEST[F8E4M3]).astype(F8E4M3.numpy).astype(np.float32)
 
 
 def weight_axis(layer: Layer) -> int:
-    """The axis of the weights that the output channels lie along."""
+    """The output-channel axis of the weights."""
     if layer.op == "Conv":
         return 0
     return 0 if layer.op == "Gemm" and layer.attrs["transB"] else 1
@@ -144,7 +142,7 @@ def _weights(net: Network, layer: Layer, kind: str, rounded: np.ndarray | None =
 
 
 def _correct(net: Network, layer: Layer, shift: np.ndarray) -> None:
-    """Takes the mean shift of quantization off the bias."""
+    """Subtracts the mean shift of quantization from the bias."""
     b = layer.input(2)
     if b is not None and b.weight is not None:
         bias = net.constant(express("Sub", b.weight, literal(shift.reshape(-1))), f"{b.name}.corrected")
@@ -154,7 +152,7 @@ def _correct(net: Network, layer: Layer, shift: np.ndarray) -> None:
 
 
 def _activation(net: Network, t: Tensor, range_: Range, kind: str, readers: list[Layer], name: str = "", read: Tensor | None = None) -> Tensor:
-    """Q/DQ on `t` for the readers of `read` (default: of `t`); gives the dequantized tensor."""
+    """Inserts Q/DQ on `t` for `readers` of `read` (default: `t`); returns the dequantized tensor."""
     at = 0 if t.maker is None else net.layers.index(t.maker) + 1
     name, read = name or t.name, read or t
     if kind == "fp8":

@@ -1,8 +1,8 @@
-"""Which range each reader of a quantized tensor gets: its own, or that of a Concat whose parts must have one scale.
+"""Ranges per reader of a quantized tensor: its own, or the shared range of a Concat.
 
-A Concat moves integers, so its parts share a scale. A part that other layers read too, and whose own values are much smaller than the
-others', would lose the digits that those layers need. It is then stored with its own scale, and for the Concat it is requantized: one pass
-over its bytes. (YOLOv5s, seeded weights: one scale for all parts of the Concats in its neck costs 3.6 of 25.5 dB at the output.)
+A Concat moves integers, so its inputs share one scale. An input with much smaller values that other layers read too would lose precision
+for them. Such a tensor is stored with its own scale and requantized for the Concat, at the cost of one pass over its bytes. (YOLOv5s with
+seeded weights: one scale per Concat of the neck costs 3.6 of 25.5 dB at the output.)
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from whet.network import Layer, Tensor
 from whet.precision.places import Places, Sets
 from whet.precision.ranges import Range, Ranges
 
-#: Scales that differ by less are one: twice the step is 6 dB of rounding noise in one tensor.
+#: Scales that differ by less than this factor are merged: a factor of 2 is 6 dB of rounding noise in one tensor.
 APART = 2.0
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One quantized form of a tensor and who reads it; `readers` is None for all that no other form is for."""
+    """One quantized form of a tensor and its readers; None means all readers that no other form serves."""
 
     range: Range
     readers: frozenset[Layer] | None
 
 
 def stored_forms(places: Places, ranges: Ranges, apart: float = APART) -> dict[Tensor, list[Stored]]:
-    """For each root its forms, the finest first: the maker stores it, the others are made from it."""
+    """Quantized forms of each root, finest scale first: the producer stores that one, the others are requantized from it."""
     keys = Sets[str]()
     while True:
         found = _by_key(places, ranges, keys)
@@ -47,7 +47,7 @@ def stored_forms(places: Places, ranges: Ranges, apart: float = APART) -> dict[T
 
 
 def _by_key(places: Places, ranges: Ranges, keys: Sets[str]) -> dict[str, Range]:
-    """The range of each set of keys: what holds those of all its tensors."""
+    """The merged range of each set of keys."""
     found: dict[str, Range] = {}
     for t, uses in places.uses.items():
         for key in dict.fromkeys(map(keys.root, uses.values())):

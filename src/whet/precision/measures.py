@@ -1,4 +1,4 @@
-"""How far values in low precision are from those in FP32: signal to noise, cosine, relative errors. All in float64."""
+"""Error measures between low-precision and FP32 values: signal-to-noise ratio, cosine. All in float64."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-#: What stands for "no difference at all" in decibels, so that tables and JSON hold numbers.
+#: dB reported for identical values, so that tables and JSON hold finite numbers.
 EXACT_DB = 200.0
 Values = Mapping[str, np.ndarray]
 
 
 def powers(want: np.ndarray, got: np.ndarray) -> tuple[float, float]:
-    """Sum of squares of the wanted values, and of what differs. NaN and infinities in one but not the other are infinite noise."""
+    """Signal power (sum of squares of `want`) and noise power (of the difference); a NaN or infinity on one side only is infinite noise."""
     a, b = np.asarray(want, np.float64), np.asarray(got, np.float64)
     finite = np.isfinite(a)
     if not np.array_equal(finite, np.isfinite(b)):
@@ -31,12 +31,12 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def snr_db(want: np.ndarray, got: np.ndarray) -> float:
-    """Signal to noise of one tensor in dB."""
+    """Signal-to-noise ratio of one tensor in dB."""
     return decibels(*powers(want, got))
 
 
 def cosine(want: np.ndarray, got: np.ndarray) -> float:
-    """Cosine of the angle between two tensors taken as vectors; 1 for two of zeros."""
+    """Cosine similarity of two flattened tensors; 1 for two zero tensors."""
     a, b = np.asarray(want, np.float64).reshape(-1), np.asarray(got, np.float64).reshape(-1)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return 1.0 if np.array_equal(a, b, equal_nan=True) else -1.0
@@ -47,7 +47,7 @@ def cosine(want: np.ndarray, got: np.ndarray) -> float:
 
 
 def output_snr(wants: Sequence[Values], gots: Sequence[Values]) -> float:
-    """The SNR in dB of the worst output over all samples: powers are added up over the samples first. Only floats count."""
+    """SNR in dB of the worst float output; powers are summed over the samples first."""
     worst = EXACT_DB
     for name, first in wants[0].items():
         if np.asarray(first).dtype.kind in "fV":
@@ -57,7 +57,7 @@ def output_snr(wants: Sequence[Values], gots: Sequence[Values]) -> float:
 
 
 def output_cosine(wants: Sequence[Values], gots: Sequence[Values]) -> float:
-    """The mean cosine over the samples, of the worst float output."""
+    """Mean cosine over the samples of the worst float output."""
     names = [n for n, a in wants[0].items() if np.asarray(a).dtype.kind in "fV"]
     means = [float(np.mean([cosine(w[n], g[n]) for w, g in zip(wants, gots, strict=True)])) for n in names]
     return min(means, default=1.0)

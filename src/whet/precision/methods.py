@@ -1,4 +1,4 @@
-"""Where to cut a tensor's values: candidates from its histogram. All of them are sums of integers and float64 in a fixed order."""
+"""Clipping limits from a histogram (min-max, percentile, MSE, entropy). Deterministic: sums of integers and float64 in a fixed order."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 
 from whet.precision.histogram import Histogram
 
-LEVELS = 128  # magnitudes that 8 bits tell apart
-_FINE = 2048  # equal bins that the entropy is computed over
+LEVELS = 128  # distinct magnitudes of 8 bits
+_FINE = 2048  # uniform bins for the entropy method
 _PERCENTILE = 99.99
-_STEPS = 96  # limits that mean squared error tries
+_STEPS = 96  # limits that the MSE method tries
 
 
 def minmax(h: Histogram) -> float:
-    """Nothing saturates."""
+    """The largest magnitude: nothing saturates."""
     return h.largest
 
 
 def percentile(h: Histogram) -> float:
-    """99.99 % of the values do not saturate."""
+    """The magnitude below which 99.99 % of the values are."""
     _, tops, counts = h.magnitudes()
     kept = np.cumsum(counts)
     at = int(np.searchsorted(kept, int(np.ceil(kept[-1] * (_PERCENTILE / 100)))))
@@ -28,7 +28,7 @@ def percentile(h: Histogram) -> float:
 
 
 def mse(h: Histogram) -> float:
-    """The limit with the least mean squared error: rounding by its steps and what it cuts off."""
+    """The limit with the smallest mean squared error of rounding and clipping."""
     middles, _, counts = h.magnitudes()
     best, limit = np.inf, h.largest
     for k in range(_STEPS):
@@ -42,11 +42,11 @@ def mse(h: Histogram) -> float:
 
 
 def entropy(h: Histogram) -> float:
-    """The limit at which the quantized distribution differs least from the true one (Kullback-Leibler), as TensorRT's calibrator."""
+    """The limit with the smallest Kullback-Leibler divergence between the original and the quantized distribution (TensorRT's calibrator)."""
     middles, _, counts = h.magnitudes()
     at = np.minimum((middles * (_FINE / h.largest)).astype(np.int64), _FINE - 1)
     fine = np.bincount(at, weights=counts.astype(np.float64), minlength=_FINE)
-    fine[0] = fine[1]  # zeros and what is near them would outweigh all else
+    fine[0] = fine[1]  # zeros and values near them would dominate
     best, limit = np.inf, _FINE
     for n in range(LEVELS, _FINE + 1, 16):
         p = fine[:n].copy()

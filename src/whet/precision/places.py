@@ -1,4 +1,4 @@
-"""Where a network is quantized: which layers, which tensors need a range, and which of them must share one."""
+"""Quantization sites: the layers to quantize, the tensors that need a range, and which of them must share one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from whet.network import F32, Layer, Network, Tensor
 
 WEIGHTED = ("Conv", "Gemm", "MatMul")
 POOLS = ("AveragePool", "GlobalAveragePool")
-#: Layers that only move or select numbers: the integers before and behind them have one scale.
+#: Layers that only move or select values: their input and output have the same scale.
 MOVES = (
     "Concat", "DepthToSpace", "Flatten", "MaxPool", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Transpose",
     "Unsqueeze",
@@ -24,11 +24,11 @@ _NOT_NEGATIVE = ("Relu", "Sigmoid", "Softplus", "HardSigmoid", "Exp", "Abs", "So
 
 @dataclass
 class Places:
-    """`layers` compute in integers; `roots` are the tensors that get Q/DQ, each with the readers that take the quantized value
-    (None: all of them); `shared` gives for each the name of the range that it has with others, if it has one range for all readers.
+    """`layers` run in integers; `roots` are the tensors that get Q/DQ, each with the readers of the quantized value (None: all);
+    `shared` maps each root to the name of its range group.
 
-    `uses` says which range a reader of a root needs: the tensor's own, or the one of a Concat's parts that the reader leads to. A tensor
-    whose readers need several may have several (precision.joined)."""
+    `uses` maps each reader of a root to the range it needs: the tensor's own, or that of the Concat the reader leads to. A tensor whose
+    readers need different ranges may have several forms (precision.joined)."""
 
     layers: list[Layer] = field(default_factory=list)
     roots: dict[Tensor, set[Layer] | None] = field(default_factory=dict)
@@ -37,21 +37,22 @@ class Places:
     uses: dict[Tensor, dict[Layer, str]] = field(default_factory=dict)
 
     def names(self) -> list[str]:
-        """Tensors whose values calibration looks at."""
+        """Names of the tensors to calibrate."""
         return [t.name for t in self.roots]
 
     def groups(self) -> dict[str, list[Tensor]]:
-        """Tensors by the range that they share."""
-        made: dict[str, list[Tensor]] = {}
+        """Tensors by range group."""
+        groups: dict[str, list[Tensor]] = {}
         for t in self.roots:
-            made.setdefault(self.shared[t], []).append(t)
-        return made
+            groups.setdefault(self.shared[t], []).append(t)
+        return groups
 
 
 def find_places(net: Network, skip: Callable[[Layer], bool] | Iterable[str] = (), float_sums: Collection[str] = ()) -> Places:
-    """What of `net` (batch norms folded) can be quantized. `skip` names layers, or says of one, that stay in floating point.
+    """Finds the quantizable layers and tensors of `net` (batch norms folded).
 
-    `float_sums` names Add layers that read floating-point numbers, which are quantized for other readers all the same.
+    `skip` is a predicate or the names of layers that stay in floating point. `float_sums` names Add layers whose operands stay in floating
+    point; those tensors are still quantized for their other readers.
     """
     names = set() if callable(skip) else set(skip)
     skips: Callable[[Layer], bool] = skip if callable(skip) else lambda x: x.name in names or bool(names & set(x.sources))
@@ -59,7 +60,7 @@ def find_places(net: Network, skip: Callable[[Layer], bool] | Iterable[str] = ()
 
 
 class Sets(Generic[_T]):
-    """Disjoint sets that grow together; an item that is asked for is one of its own at first. Iterates over all items, in order of asking."""
+    """Union-find. An unknown item starts as a set of its own; iteration yields all items in order of first use."""
 
     def __init__(self) -> None:
         self._parent: dict[_T, _T] = {}
@@ -68,13 +69,13 @@ class Sets(Generic[_T]):
         return iter(self._parent)
 
     def root(self, item: _T) -> _T:
-        """What the set of `item` goes by."""
+        """The representative of the set of `item`."""
         while (parent := self._parent.setdefault(item, item)) != item:
             item = parent
         return item
 
     def join(self, a: _T, b: _T) -> None:
-        """Makes the sets of `a` and `b` one."""
+        """Unites the sets of `a` and `b`."""
         self._parent[self.root(b)] = self.root(a)
 
 
@@ -95,7 +96,7 @@ class _Finder:
             self.require(x, layer)
             self.places.consumers.setdefault(x, []).append(layer)
         grown = True
-        while grown:  # what a quantized sum or average reads is quantized too, up the network
+        while grown:  # operands of quantized sums and averages are quantized too, up the network
             before = len(self.places.roots), sum(len(r) for r in self.places.roots.values() if r)
             for layer in self.net.layers:
                 if layer.op == "Add" and not self.skips(layer) and layer.name not in self.float_sums:
@@ -114,7 +115,7 @@ class _Finder:
         return self.places
 
     def name_ranges(self) -> None:
-        """Names the range that each use needs (by its tensor, or the first of a Concat's parts and a number), and the group of each tensor."""
+        """Names the range of each use (after its tensor, or after the first input of a Concat and a number) and the group of each tensor."""
         rank = {t: i for i, t in enumerate(self.places.roots)}
         parts: dict[_Use, set[Tensor]] = {}
         for use in self.sets:
@@ -132,7 +133,7 @@ class _Finder:
             self.places.shared[t] = first.setdefault(groups.root(next(iter(self.places.uses[t].values()))), t.name)
 
     def require(self, t: Tensor, reader: Layer) -> list[_Use]:
-        """`reader` reads `t` as integers: Q/DQ goes to what makes them, above all layers that only move them. Gives the uses."""
+        """Records that `reader` reads `t` as integers: Q/DQ goes to the producer, above layers that only move values. Returns the uses."""
         maker = t.maker
         if maker is not None and moves(maker) and not any(t is o for o in self.net.outputs):
             data = [x for x in (maker.inputs if maker.op == "Concat" else maker.inputs[:1]) if x is not None]
@@ -150,7 +151,7 @@ class _Finder:
         return [(t, reader)]
 
     def residual(self, layer: Layer) -> None:
-        """A sum that a convolution takes over: its other summand is quantized when the sum is, or when it is anyway."""
+        """For a sum fused into a convolution: the other operand is quantized when the sum is, or when it is anyway."""
         a, b = layer.inputs[:2]
         if a is None or b is None or a.type != b.type or a is b or a.is_constant or b.is_constant:
             return
@@ -167,7 +168,7 @@ class _Finder:
             self.require(other, layer)
 
     def quantized_result(self, t: Tensor) -> bool:
-        """Whether `t`, or what an activation makes of it, is quantized."""
+        """Whether `t`, or the activation applied to it, is quantized."""
         if t in self.places.roots:
             return True
         readers = [r for r, _ in self.users.get(t, [])]
@@ -176,24 +177,24 @@ class _Finder:
         return False
 
     def summed_in_floats(self, t: Tensor) -> bool:
-        """Whether a sum in floating point reads `t`, or what is only moved of it."""
+        """Whether a float sum reads `t`, directly or through layers that only move values."""
         readers = [r for r, _ in self.users.get(t, [])] if self.float_sums else []
         return any(r.name in self.float_sums or (moves(r) and any(self.summed_in_floats(o) for o in r.outputs)) for r in readers)
 
     def takes_sum(self, t: Tensor) -> bool:
-        """Whether a quantized convolution or product makes `t`, for the sum alone."""
+        """Whether a quantized convolution or matrix product produces `t` for the sum only."""
         if len(self.users.get(t, [])) != 1:
             return False
         maker = t.maker
         if maker is None:
             return False
-        if maker.op == "Mul":  # SiLU spelled out
+        if maker.op == "Mul":  # SiLU written as Mul and Sigmoid
             gates = [(x, y) for x, y in (maker.inputs, maker.inputs[::-1]) if y is not None and y.maker is not None and y.maker.op == "Sigmoid"]
             return any(x is not None and y.maker.inputs[0] is x and x.maker in self.own for x, y in gates)
         return maker in self.own or (maker.op in UNARY and self.takes_sum(maker.inputs[0]))
 
     def fusable(self, t: Tensor) -> bool:
-        """Whether the layer that makes `t` can store integers: quantized, or a sum, activation or average behind one that is."""
+        """Whether the producer of `t` can store integers: a quantized layer, or a sum, activation or average applied to one."""
         maker = t.maker
         if maker is None:
             return False
@@ -207,7 +208,7 @@ class _Finder:
 
 
 def moves(layer: Layer) -> bool:
-    """Whether a layer gives the numbers that it reads on as they are (or fills in 0, which every range holds)."""
+    """Whether a layer only moves values (or inserts zeros, which every range contains)."""
     if layer.op == "Resize":
         return layer.attrs.get("mode", "nearest") == "nearest"
     if layer.op == "Pad" and layer.attrs["mode"] == "constant":
@@ -217,7 +218,7 @@ def moves(layer: Layer) -> bool:
 
 
 def _weighted(layer: Layer) -> bool:
-    """A Conv, Gemm or product with constant float weights, as quantized layers take them."""
+    """Whether a layer is a Conv, Gemm or MatMul with constant float weights that has a quantized form."""
     if layer.op not in WEIGHTED:
         return False
     x, w, b = layer.inputs[0], layer.inputs[1], layer.input(2)
@@ -233,7 +234,7 @@ def _weighted(layer: Layer) -> bool:
 
 
 def never_negative(t: Tensor) -> bool:
-    """Whether the layers before say that `t` has no value below 0."""
+    """Whether the producers of `t` guarantee values >= 0."""
     maker = t.maker
     if maker is None:
         return False

@@ -1,6 +1,6 @@
-"""A picture of what low precision costs: one bar a layer, harm to the outputs against the time saved, as SVG alone or in an HTML page.
+"""A plot of the sensitivity analysis: one bar per layer with its output SNR and the time saved, as SVG or in an HTML page.
 
-Nothing is loaded from elsewhere: the file opens in any browser, and no library is needed to draw it.
+The file is self-contained.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from whet.errors import UsageError
 from whet.precision.sensitivity import Harm
 
 _ROW, _LEFT, _WIDTH, _TOP, _RIGHT = 18, 330, 560, 54, 150
-_NAME = 46  # characters of a layer's name and its op that fit before the bars
-_MOST = 60  # rows that are drawn; the rest is named in a line
-_FLOOR = 90.0  # dB that end the scale: beyond it nothing is seen
+_NAME = 46  # characters of layer name and op that fit left of the bars
+_MOST = 60  # rows drawn; the others are counted in a line
+_FLOOR = 90.0  # dB at the end of the scale
 
 
 def harm_svg(rows: Sequence[Harm], title: str, all_db: float) -> str:
-    """Bars from right (no harm) to left: the shorter the bar, the fewer dB the layer leaves; a dot marks the outputs' SNR from there on."""
+    """Draws one bar per row: output SNR in dB with the layer alone rounded (short = sensitive); a dot marks the SNR with all rows below too."""
     shown = rows[:_MOST]
     top = max(_FLOOR, 10.0)
 
@@ -31,7 +31,7 @@ def harm_svg(rows: Sequence[Harm], title: str, all_db: float) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + _RIGHT}" height="{height}" '
         'font-family="ui-sans-serif, system-ui, sans-serif" font-size="12" style="background: #fff">',
         f'<text x="8" y="20" font-size="15" font-weight="bold">{escape(title)}</text>',
-        f'<text x="8" y="40" fill="#555">all together: {all_db:.1f} dB at the outputs. Bar: the layer alone. Dot: it and all below it.</text>',
+        f'<text x="8" y="40" fill="#555">all layers: {all_db:.1f} dB at the outputs. Bar: this layer alone. Dot: this layer and all below.</text>',
     ]
     for db in range(0, int(top) + 1, 10):
         parts.append(f'<line x1="{at(db):.1f}" y1="{_TOP - 6}" x2="{at(db):.1f}" y2="{height - 40}" stroke="#e3e3e3"/>')
@@ -53,16 +53,16 @@ def harm_svg(rows: Sequence[Harm], title: str, all_db: float) -> str:
         saved = "" if r.saved_ms is None else f", {'saves' if r.saved_ms > 0 else 'costs'} {abs(r.saved_ms):.4f} ms"
         parts.append(f'<text x="{_LEFT + _WIDTH + 8}" y="{y + 12}" fill="#444">{r.alone_db:.1f}{saved}</text>')
     if len(rows) > len(shown):
-        parts.append(f'<text x="8" y="{height - 8}" fill="#777">and {len(rows) - len(shown)} layers that hurt less</text>')
+        parts.append(f'<text x="8" y="{height - 8}" fill="#777">and {len(rows) - len(shown)} less sensitive layers</text>')
     return "\n".join([*parts, "</svg>"])
 
 
 def write_plot(path: str | Path, rows: Sequence[Harm], title: str, all_db: float) -> None:
-    """Writes the picture: .svg alone, .html as a page. Raises UsageError for another ending or a place that cannot be written."""
+    """Writes the plot as .svg or .html. Raises UsageError for another extension or a path that cannot be written."""
     svg = harm_svg(rows, title, all_db)
     ending = Path(path).suffix.lower()
     if ending not in (".svg", ".html"):
-        raise UsageError(f"--plot={path}: the picture is written as .svg or .html")
+        raise UsageError(f"--plot={path}: the plot is written as .svg or .html")
     head = f'<!doctype html><html><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
     page = svg if ending == ".svg" else f"{head}<body>{svg}</body></html>"
     try:

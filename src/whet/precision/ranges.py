@@ -1,4 +1,4 @@
-"""Ranges of tensors and the integers that they give: scale, zero point, type."""
+"""Ranges of tensors and the quantization parameters they give: scale, zero point, type."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from whet.network import I8, U8, DType
 
 METHODS = ("minmax", "entropy", "percentile", "mse")
-#: One side this many times larger than the other: a zero point is worth its price.
+#: Ratio of the two sides of a range from which an asymmetric range (with a zero point) is used.
 SKEWED = 3.0
 
 
 @dataclass(frozen=True)
 class Range:
-    """The values of a tensor that integers shall tell apart; what lies outside saturates. `method` and `error` say how it was chosen."""
+    """The range of values that a tensor's integers represent; values outside saturate. `method` and `error` record how it was selected."""
 
     low: float
     high: float
@@ -24,7 +24,7 @@ class Range:
 
     @staticmethod
     def within(low: float, high: float, limit: float, method: str = "", *, zero_points: bool = True) -> Range:
-        """The range of values from `low` to `high` cut at magnitude `limit`: from 0 on, or about 0, or (`zero_points`) skewed."""
+        """The range of values in [low, high] clipped at magnitude `limit`: non-negative, symmetric, or (`zero_points`) asymmetric."""
         low, high = max(low, -limit), min(high, limit)
         if low >= 0:
             return Range(0.0, high, method)
@@ -35,28 +35,28 @@ class Range:
 
     @property
     def usable(self) -> bool:
-        """Whether integers tell its values apart: finite, from 0 or below to above 0, with a scale that f32 holds."""
+        """Whether the range is finite, contains 0, has a positive upper end, and its scale is representable in f32."""
         return bool(np.isfinite(self.low) and np.isfinite(self.high) and self.low <= 0 < self.high and self.scale > 0)
 
     @property
     def dtype(self) -> DType:
-        """i8 for a range about 0, else u8."""
+        """i8 for a symmetric range, else u8."""
         return I8 if self.low == -self.high else U8
 
     @property
     def scale(self) -> np.float32:
-        """The step between two integers' values."""
+        """The quantization step."""
         if self.dtype == I8:
             return np.float32(self.high / 127)
         return np.float32((self.high - self.low) / 255)
 
     @property
     def zero(self) -> int:
-        """The integer that stands for 0."""
+        """The zero point."""
         return 0 if self.dtype == I8 or self.low == 0 else int(np.rint(-self.low / float(self.scale)))
 
     def merge(self, other: Range) -> Range:
-        """The range that holds both."""
+        """The union of both ranges."""
         low, high = min(self.low, other.low), max(self.high, other.high)
         skewed = bool(self.zero or other.zero)  # zero points are allowed
         methods = dict.fromkeys((*self.method.split(", "), *other.method.split(", ")))
@@ -71,12 +71,12 @@ class Range:
 
 @dataclass
 class Ranges:
-    """Ranges by tensor name, and what they hold for: the model's digest and how many samples were seen.
+    """Ranges by tensor name, with the model digest and the number of calibration samples.
 
-    `scalings` (f32 a channel, by tensor: precision.scaling) were applied before the ranges were found; `corrections` (f32 an output
-    channel, by layer: precision.steps) are taken off the biases of layers that are quantized. `rounded` are weights by layer that were rounded
-    to their scale's numbers with care (precision.rounding), f32; others are rounded to the nearest. `float_sums` names the Add layers that
-    FP8 leaves in 16 bits or more: what they read and give is rounded for products alone (precision.float8).
+    `scalings` (f32 per channel, by tensor: precision.scaling) were applied before calibration. `corrections` (f32 per output channel, by
+    layer: precision.steps) are subtracted from the biases of quantized layers. `rounded` holds adaptively rounded weights by layer (f32,
+    precision.rounding); others are rounded to nearest. `float_sums` names the Add layers that FP8 keeps in 16 bits or more
+    (precision.float8).
     """
 
     tensors: dict[str, Range] = field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""Weights rounded against the error of their layer: what rounding one weight costs is made good by those that are not rounded yet.
+"""Adaptive weight rounding (GPTQ): weights not yet rounded compensate the rounding error of those already rounded.
 
-GPTQ (Frantar et al. 2022, arXiv:2210.17323) after Optimal Brain Surgeon: a layer's squared error is quadratic in its weights, with the second
-moments H of its inputs as the matrix. Columns are rounded one by one, those that matter most first, and each one's error is spread over the
-rest so that the layer's output moves least. Here H is of the inputs as they are rounded themselves and about their means, for the mean's
-part is what the correction of the bias takes back. A layer keeps the result where it lowers the error on samples that it has not seen.
+GPTQ (Frantar et al. 2022, arXiv:2210.17323) after Optimal Brain Surgeon: the squared output error of a layer is quadratic in its weights,
+with the second moments H of its inputs as the matrix. Columns are rounded in descending order of their diagonal in H, and the error of each
+is distributed over the remaining columns so that the output changes least. Here H is computed from the rounded inputs and centred, since
+bias correction compensates the mean. A layer keeps the result only where it lowers the error on held-out samples.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from whet.network import Layer
 from whet.precision._taps import Taps
 
-ROWS = 16384  # input windows that make H, spread over all samples
-WIDEST = 4608  # weights of an output channel: H is this number squared
-_DAMP = 0.01  # of the mean diagonal, added to it
-_BLOCK = 64  # columns whose errors are spread over the later ones at once
+ROWS = 16384  # input windows that H is computed from, over all samples
+WIDEST = 4608  # largest number of weights per output channel: H has this number squared elements
+_DAMP = 0.01  # damping, relative to the mean diagonal
+_BLOCK = 64  # columns per block whose errors are distributed together
 _PAYS = 0.98
 Grid = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(column of weights, scale of each) -> the numbers that can be stored, in real units."""
+"""(column of weights, scale per row) -> the nearest representable values, in real units."""
 
 
 def fits(layer: Layer) -> bool:
-    """Whether the layer is one that is rounded so: a Conv of one group, a Gemm or MatMul, with not too many inputs."""
+    """Whether GPTQ applies: an ungrouped Conv, a Gemm or a MatMul with at most WIDEST inputs per output channel."""
     w = layer.needs(1)
     if layer.op == "Conv":
         return layer.attrs["group"] == 1 and int(np.prod(w.shape[1:])) <= WIDEST
@@ -33,7 +33,7 @@ def fits(layer: Layer) -> bool:
 
 
 def windows(layer: Layer, x: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    """At most `most` rows of what the weights of one output channel are multiplied with, f32 [rows, inputs], drawn from all places."""
+    """At most `most` input windows, f32 [windows, inputs], sampled from all positions."""
     if layer.op != "Conv":
         rows = x.reshape(-1, x.shape[-1])
         return rows[np.sort(rng.permutation(len(rows))[:most])]
@@ -47,7 +47,7 @@ def windows(layer: Layer, x: np.ndarray, most: int, rng: np.random.Generator) ->
 
 
 def moments(layer: Layer, inputs: Iterable[np.ndarray], count: int) -> np.ndarray:
-    """H of `count` input arrays, f64 [inputs, inputs]: about the mean, for one window."""
+    """H of `count` input arrays: the centred second moments per window, f64 [inputs, inputs]."""
     rng = np.random.default_rng(0)
     rows = np.concatenate([windows(layer, x, max(1, ROWS // max(count, 1)), rng) for x in inputs])
     rows = rows - rows.mean(axis=0)
@@ -69,11 +69,11 @@ def from_rows(layer: Layer, rows: np.ndarray, shape: tuple[int, ...]) -> np.ndar
 
 
 def rounded_rows(w: np.ndarray, scales: np.ndarray, h: np.ndarray, grid: Grid) -> np.ndarray:
-    """Weights [k, n] (f64) on the grid (its numbers times the scale of each row), rounded against H [n, n]."""
+    """Rounds weights [k, n] (f64) to the grid (representable values times the scale of each row), compensating errors by H [n, n]."""
     n = w.shape[1]
     order = np.argsort(-np.diag(h), kind="stable")
     damped = h[np.ix_(order, order)] + _DAMP * max(float(np.diag(h).mean()), 1e-30) * np.eye(n)
-    # The upper factor of the inverse: its row j says how an error in column j is spread over the later ones.
+    # Upper Cholesky factor of the inverse: row j distributes the error of column j over the later columns.
     lower = np.linalg.cholesky(damped[::-1, ::-1])
     upper = np.linalg.inv(lower)[::-1, ::-1]  # inverse(damped) = upper.T @ upper, upper triangular
     left, out = np.array(w[:, order], np.float64), np.empty_like(w, dtype=np.float64)
@@ -91,7 +91,7 @@ def rounded_rows(w: np.ndarray, scales: np.ndarray, h: np.ndarray, grid: Grid) -
 
 
 def error(w: np.ndarray, q: np.ndarray, h: np.ndarray) -> float:
-    """The squared error of the layer's output, all channels, for one window."""
+    """The expected squared error of the layer's output per window, summed over channels."""
     d = q - w
     return float(np.sum((d @ h) * d))
 
@@ -99,7 +99,7 @@ def error(w: np.ndarray, q: np.ndarray, h: np.ndarray) -> float:
 def adapted(
     layer: Layer, w: np.ndarray, nearest: np.ndarray, scales: np.ndarray, halves: tuple[np.ndarray, np.ndarray], grid: Grid
 ) -> np.ndarray | None:
-    """The weights of the layer rounded against H, where on the other half of the samples that pays; else None. `halves` are their moments."""
+    """The layer's weights rounded by GPTQ, or None where that does not help on held-out data. `halves` are the moments of two sample halves."""
     rows, plain = as_rows(layer, w).astype(np.float64), as_rows(layer, nearest).astype(np.float64)
     seen, other = halves
     if error(rows, rounded_rows(rows, scales, seen, grid), other) > _PAYS * error(rows, plain, other):

@@ -1,8 +1,8 @@
-"""Moving scale between layers before quantization: a tensor's channels divided by s, the weights that read it multiplied by s.
+"""Scale migration before quantization: channels of a tensor are divided by s, the weights of its readers multiplied by s.
 
-The network stays the same function; what 8 bits lose changes. Two ways to choose s: cross-layer equalization from the weights alone (Nagel
-et al. 2019, arXiv:1906.04721, equation 11) and from the activations against the weights (SmoothQuant, Xiao et al. 2022, arXiv:2211.10438,
-equation 4). Either is kept only where the layers that read the tensor come out nearer to FP32.
+The function of the network is unchanged; its quantization error is not. Two methods select s: cross-layer equalization from the weights
+(Nagel et al. 2019, arXiv:1906.04721, equation 11) and SmoothQuant from activations and weights (Xiao et al. 2022, arXiv:2211.10438,
+equation 4). A scaling is kept only where it brings the outputs of the readers closer to FP32.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from whet.precision.places import WEIGHTED, find_places
 
 STEPS = ("equalize", "smooth", "bias")
 _THROUGH = ("Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "Identity", "Dropout")  # f(x / s) = f(x) / s for s > 0
-_SMOOTH = {"smooth 0.5": 0.5, "smooth 0.75": 0.75}  # how much of the difficulty goes from the activations to the weights
-_LIMIT = 1e4  # no channel is scaled by more
+_SMOOTH = {"smooth 0.5": 0.5, "smooth 0.75": 0.75}  # migration strength alpha of SmoothQuant
+_LIMIT = 1e4  # largest factor of a channel
 
 
 @dataclass
 class Site:
-    """Where scale can be moved through a tensor: what is divided (layer, input, axis), the layers that read it, Clip's upper limit."""
+    """A tensor that scale can be moved through: the constants divided (layer, input, axis), the readers, the upper bound of a Clip."""
 
     tensor: Tensor
     divided: list[tuple[Layer, int, int]] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Site:
 
 
 def sites(net: Network) -> tuple[dict[str, Site], dict[str, str]]:
-    """Sites by tensor name, and for other quantized tensors the reason why scale cannot move through them."""
+    """Sites by tensor name; for the other quantized tensors the reason why scale cannot be moved through them."""
     places, users = find_places(net), net.users()
     sizes: dict[str, int] = {}
     for t in places.roots:
@@ -67,7 +67,7 @@ def _site(net: Network, t: Tensor, users: Mapping[Tensor, list[tuple[Layer, int]
     while x is not None:
         maker = x.maker
         if maker is None:
-            return "it is an input of the network, or comes straight from one"
+            return "it is an input of the network, or is derived from one without weights"
         if x is not t and len(users.get(x, [])) != 1:
             return f"%{x.name} before it has other readers"
         if x is not t and any(x is o for o in net.outputs):
@@ -87,11 +87,11 @@ def _site(net: Network, t: Tensor, users: Mapping[Tensor, list[tuple[Layer, int]
             x = maker.inputs[1 - side]
         else:
             return _end(site, maker, x)
-    return "nothing makes it"
+    return "it has no producer"
 
 
 def _vector_side(layer: Layer, y: Tensor) -> int | None:
-    """Which input of an Add is a constant vector along the last axis."""
+    """The index of the Add input that is a constant vector along the last axis, or None."""
     for i, t in enumerate(layer.inputs):
         if t is not None and t.is_constant and t.dtype == F32 and t.type.rank >= 1 and t.array().size == t.shape[-1] == y.shape[-1]:
             return i
@@ -99,15 +99,15 @@ def _vector_side(layer: Layer, y: Tensor) -> int | None:
 
 
 def _end(site: Site, maker: Layer, x: Tensor) -> Site | str:
-    """The layer whose weights, or scale and bias, take the division."""
+    """Completes `site` with the layer whose weights (or scale and bias) absorb the division, or returns the reason why none can."""
     last = [r for r in site.readers if r.op != "Conv"]
     rank = site.tensor.type.rank
     if maker.op in WEIGHTED:
         w, b = maker.inputs[1], maker.input(2)
         if w is None or not w.is_constant or w.dtype != F32 or (b is not None and (not b.is_constant or b.array().ndim != 1)):
-            return f"the weights of '{maker.name}' are computed, or its bias is no vector"
+            return f"the weights of '{maker.name}' are computed, or its bias is not a vector"
         if (maker.op == "Conv") != (not last) and not (rank == 2 and maker.op == "Gemm"):
-            return f"'{maker.name}' and what reads the tensor have their channels along different axes"
+            return f"'{maker.name}' and the readers of the tensor have their channels along different axes"
         if maker.op == "MatMul" and w.type.rank != 2:
             return f"'{maker.name}' multiplies by a batch of matrices"
         axis = 0 if maker.op == "Conv" or maker.attrs.get("transB") else 1
@@ -130,12 +130,12 @@ def _end(site: Site, maker: Layer, x: Tensor) -> Site | str:
 
 
 def channels_last(site: Site) -> bool:
-    """Whether the tensor's channels lie along its last axis (products), not along axis 1 (convolutions)."""
+    """Whether the channel axis is the last one (matrix products) rather than axis 1 (convolutions)."""
     return site.readers[0].op != "Conv"
 
 
 def reading_weights(layer: Layer, s: np.ndarray) -> np.ndarray:
-    """The factors that a reader's weights take: `s` along their input channels, in a shape that broadcasts."""
+    """Factors for the weights of a reader: `s` along their input channels, shaped to broadcast."""
     w = layer.inputs[1].array()
     if layer.op != "Conv":
         axis = 1 if layer.op == "Gemm" and layer.attrs["transB"] else 0
@@ -143,12 +143,12 @@ def reading_weights(layer: Layer, s: np.ndarray) -> np.ndarray:
     groups = layer.attrs["group"]
     if groups == 1:
         return s.reshape([1, -1] + [1] * (w.ndim - 2))
-    per = s.reshape(groups, w.shape[1])  # output channel o reads the inputs of its group
+    per = s.reshape(groups, w.shape[1])  # an output channel reads the inputs of its group
     return np.repeat(per, w.shape[0] // groups, axis=0).reshape([w.shape[0], w.shape[1]] + [1] * (w.ndim - 2))
 
 
 def _largest_read(site: Site, count: int) -> np.ndarray:
-    """For each channel of the tensor the largest weight that reads it."""
+    """Largest weight magnitude that reads each channel of the tensor."""
     top = np.zeros(count)
     for layer in site.readers:
         w = np.abs(layer.inputs[1].array().astype(np.float64))
@@ -163,7 +163,7 @@ def _largest_read(site: Site, count: int) -> np.ndarray:
 
 
 def proposals(site: Site, largest: np.ndarray, steps: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The s of each way that is switched on (f32, one a channel); `largest` holds each channel's largest magnitude over the samples."""
+    """The s of each enabled method (f32 per channel); `largest` holds the largest magnitude of each channel over the samples."""
     read = _largest_read(site, largest.size)
     made: dict[str, np.ndarray] = {}
     if "equalize" in steps and site.producer is not None and site.producer.op in WEIGHTED:
@@ -184,7 +184,7 @@ def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _settled(site: Site, largest: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """`s` about 1 and within limits. A channel that Clip cuts keeps its place; others may grow until Clip's limit, no further."""
+    """Normalizes `s` to a geometric mean of 1 within limits. Channels that reach the Clip bound keep s = 1; others may grow up to the bound."""
     s = s / np.exp(np.mean(np.log(s)))
     s = np.clip(s, 1 / _LIMIT, _LIMIT)
     if site.limit is not None:
@@ -193,7 +193,7 @@ def _settled(site: Site, largest: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def rescaled(net: Network, scalings: Mapping[str, np.ndarray]) -> Network:
-    """A copy of `net` with scale moved through the named tensors; what is not a site (another network's) is left out."""
+    """A copy of `net` with the scalings applied; names that are not sites of this network are ignored."""
     made = net.clone()
     if not scalings:
         return made
@@ -215,7 +215,7 @@ def rescaled(net: Network, scalings: Mapping[str, np.ndarray]) -> Network:
 
 
 def _exchange(net: Network, layer: Layer, i: int, factor: np.ndarray, shape: tuple[int, ...]) -> None:
-    """The layer's constant input times a factor."""
+    """Replaces a constant input of the layer by its product with `factor`."""
     old = layer.needs(i)
     weight: Weight = express("Mul", old.constant(), literal(np.asarray(factor, np.float32).reshape(shape)))
     new = net.constant(weight, f"{old.name}.scaled")

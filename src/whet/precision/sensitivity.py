@@ -1,7 +1,7 @@
-"""Which layers low precision hurts: the outputs' SNR when a layer alone is rounded, and when it and all that hurt less are.
+"""Sensitivity analysis: the SNR of the outputs with one layer in low precision, and with it and all less sensitive layers.
 
-One pass over the samples with every layer rounded gives each tensor's own SNR against FP32; then each layer is rounded alone. What was
-measured is kept in a file, if one is named, under everything that it depends on: an interrupted analysis goes on where it stopped.
+One pass over the samples with every layer rounded gives the SNR of each tensor; then each layer is rounded alone. Results are stored in an
+optional file, keyed by everything that they depend on, so that an interrupted analysis resumes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from whet.precision.measures import EXACT_DB, Values, decibels, output_snr, powe
 from whet.precision.ranges import Ranges
 
 RunOf = Callable[[Network, list[str]], Run]
-"""How a network is run: (network, names of the wanted tensors) -> run(sample)."""
+"""(network, names of the requested tensors) -> run(sample)."""
 
 
 @dataclass
 class Harm:
-    """What one layer's low precision costs: `alone_db` is the outputs' SNR with only this layer rounded; `from_here_db` with this layer
-    and all that hurt less (so the first row's is that of the whole network); `tensor_db` is the SNR of the layer's own output with
-    everything rounded. Times in ms, where an engine was timed: in FP32, in low precision."""
+    """Sensitivity of one layer, SNR in dB: `alone_db` of the network outputs with only this layer rounded; `from_here_db` with this layer and
+    all less sensitive ones (in the first row: the whole network); `tensor_db` of the layer's own output with everything rounded. Times in
+    ms, where engines were timed: in FP32 and in low precision."""
 
     layer: str
     op: str
@@ -42,19 +42,19 @@ class Harm:
 
     @property
     def noise(self) -> float:
-        """Noise per signal at the outputs, of this layer alone."""
+        """Noise-to-signal power ratio at the outputs with only this layer rounded."""
         return 0.0 if self.alone_db >= EXACT_DB else float(10 ** (-self.alone_db / 10))
 
     @property
     def saved_ms(self) -> float | None:
-        """What low precision saves, in ms; None where no engine was timed."""
+        """Time that low precision saves in ms; None where no engine was timed."""
         return None if self.float_ms is None or self.low_ms is None else self.float_ms - self.low_ms
 
 
 class Analysis:
-    """Measures harm on `samples` for layers of `net` (source stage, batch norms folded) in `precision`; `file` remembers.
+    """Sensitivity of the layers of `net` (source stage, batch norms folded) to `precision`, on `samples`; `file` stores results.
 
-    Raises UsageError for a precision that there is not; what compares values raises CalibrationError without samples.
+    Raises UsageError for an unknown precision. Methods that compare values raise CalibrationError without samples.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Analysis:
         self._memory = _Memory(file, self._key())
 
     def run(self, only: Iterable[str] | None = None) -> Run:
-        """The network with only these layers rounded (None: all of them), ready to run."""
+        """A runner of the network with only these layers rounded (None: all)."""
         return self.run_of(emulated(self.net, self.precision, self.ranges, None if only is None else set(only)), self.outputs)
 
     def snr(self, only: Iterable[str] | None = None) -> float:
-        """The outputs' SNR in dB with only these layers rounded (None: all of them)."""
+        """SNR of the outputs in dB with only these layers rounded (None: all)."""
         names = sorted({x.name for x in self.layers} if only is None else set(only))
         if not names:
             return EXACT_DB
@@ -85,7 +85,7 @@ class Analysis:
         return known
 
     def alone(self, names: Iterable[str] | None = None, tell: Callable[[str], None] | None = None) -> list[Harm]:
-        """Each layer (default: all) on its own, the most harmful first; of equals the earlier."""
+        """Rounds each layer (default: all) alone; most sensitive first, ties in network order."""
         wanted = None if names is None else set(names)
         found = []
         for layer in self.layers:
@@ -96,14 +96,14 @@ class Analysis:
         return sorted(found, key=lambda h: h.alone_db)
 
     def cumulative(self, rows: Sequence[Harm], tell: Callable[[str], None] | None = None) -> None:
-        """Sets `from_here_db` of rows that are sorted from the most harmful on."""
+        """Sets `from_here_db` of rows sorted from the most sensitive."""
         for i, row in enumerate(rows):
             row.from_here_db = self.snr([r.layer for r in rows[i:]])
             if tell is not None:
                 tell(row.layer)
 
     def tensors(self) -> dict[str, float]:
-        """SNR in dB of every float tensor that a layer makes, with everything rounded: one pass."""
+        """SNR in dB of every float layer output with everything rounded, in one pass."""
         self._need_samples()
         low = emulated(self.net, self.precision, self.ranges)
         names = [t.name for layer in self.net.layers for t in layer.outputs if t.dtype.is_float and _has(low, t.name)]
@@ -119,7 +119,7 @@ class Analysis:
 
     def _need_samples(self) -> None:
         if not self.samples:
-            raise CalibrationError("there are no samples to judge low precision on: give --calibData")
+            raise CalibrationError("no samples to evaluate low precision on: give --calibData")
 
     def _key(self) -> str:
         h = hashlib.sha256(f"{self.precision}\n{network_text(self.net)}\n".encode())
@@ -143,7 +143,7 @@ def _has(net: Network, name: str) -> bool:
 
 
 class _Memory:
-    """SNRs by the set of rounded layers, in a JSON file of one analysis."""
+    """SNRs by the set of rounded layers, stored in a JSON file."""
 
     def __init__(self, path: str | Path | None, key: str):
         self.path, self.key = Path(path) if path else None, key
@@ -154,7 +154,7 @@ class _Memory:
                 if data["key"] == key:
                     self.known = {str(k): float(v) for k, v in data["snr_db"].items()}
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                self.known = {}  # damaged or another's: measured again and replaced
+                self.known = {}  # damaged or of another analysis: measured again and replaced
 
     @staticmethod
     def _name(names: Sequence[str]) -> str:
@@ -172,11 +172,11 @@ class _Memory:
             with replacing(self.path) as part:
                 part.write_text(json.dumps({"key": self.key, "snr_db": self.known}))
         except OSError as e:
-            raise CacheError(f"what was measured of the layers' precision cannot be kept in {self.path}: {e.strerror}; name another file") from e
+            raise CacheError(f"the sensitivity results cannot be written to {self.path}: {e.strerror}; choose another file") from e
 
 
 def chosen_samples(samples: Iterable[Feeds], count: int) -> list[dict[str, np.ndarray]]:
-    """The `count` samples with the smallest digests: the same ones whatever the order they come in."""
+    """The `count` samples with the smallest digests, independent of their order."""
     kept: list[tuple[str, Mapping[str, np.ndarray]]] = []
     for feeds in samples:
         kept = sorted([*kept, (content_digest(feeds), feeds)], key=lambda e: e[0])[:count]

@@ -1,7 +1,7 @@
-"""The steps before and after calibration that make 8 bits lose less, each kept only where it does: scaling (scaling.py), bias correction.
+"""Error-reducing steps around calibration, each kept only where it helps: scale migration (scaling.py) and bias correction.
 
-Bias correction (Nagel et al. 2019, arXiv:1906.04721, section 4.2, in its empirical form): quantized weights and inputs shift the mean of
-what a layer computes; the shift, measured on samples layer after layer, is taken off its bias.
+Empirical bias correction (Nagel et al. 2019, arXiv:1906.04721, section 4.2): quantization shifts the mean of a layer's output; the shift,
+measured layer by layer on samples, is subtracted from the bias.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from whet.precision.places import find_places
 from whet.precision.ranges import Ranges
 from whet.precision.scaling import Site, channels_last, proposals, reading_weights, sites
 
-SAMPLES = 16  # that judge the steps; half of them give a bias, the other half say whether it helps
-_PAYS = 0.9  # a scaling is kept when at most so much of the error is left
+SAMPLES = 16  # samples that evaluate the steps; one half gives a correction, the other validates it
+_PAYS = 0.9  # a scaling is kept when it leaves at most this share of the error
 _BIAS_PAYS = 0.98
 _JUDGED_BY = ("minmax", "mse")
 _CROP = 20
-_QUIET = 0.01  # a channel with less than this share of the mean power is judged against that share
+_QUIET = 0.01  # floor of a channel's signal power, relative to the mean power
 
 
 @dataclass
 class StepReport:
-    """What was tried: (what, tensor or layer, error before, error after, kept), errors as noise per signal; and where nothing could be."""
+    """Attempts: (method, tensor or layer, error before, error after, kept), errors as noise-to-signal ratios; and refusals by tensor."""
 
     tried: list[tuple[str, str, float, float, bool]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
@@ -40,10 +40,10 @@ class StepReport:
         return [t for t in self.tried if t[4]]
 
     def text(self) -> str:
-        """One line: how many of each were kept."""
+        """One line with the number of attempts kept per method."""
         names = dict.fromkeys(t[0].split()[0] for t in self.tried)
         parts = [f"{n} {sum(t[4] for t in self.tried if t[0].split()[0] == n)} of {sum(t[0].split()[0] == n for t in self.tried)}" for n in names]
-        return "kept of what was tried: " + (", ".join(parts) or "nothing")
+        return "kept of those tried: " + (", ".join(parts) or "nothing")
 
 
 RunOf = Callable[[Network, list[str]], Callable[[Feeds], Mapping[str, np.ndarray]]]
@@ -53,9 +53,9 @@ def find_scalings(
     net: Network, samples: Iterable[Feeds], judges: Sequence[Feeds], run_of: RunOf, steps: tuple[str, ...], zero_points: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, np.ndarray], StepReport]:  # fmt: skip
-    """For each tensor of `net` the s (precision.scaling) that lets its readers lose least on `judges`, where one of them pays.
+    """Selects the scaling of each tensor of `net` with the smallest reader error on `judges`, where one helps.
 
-    Channels' largest magnitudes are those over all `samples`: a channel that is quiet in a few of them and loud in others would saturate.
+    Channel maxima are taken over all `samples`: a channel that is small in some samples and large in others would saturate otherwise.
     """
     found, refused = sites(net)
     report = StepReport(refused=refused)
@@ -85,7 +85,7 @@ def find_scalings(
 
 
 def _largest(found: Mapping[str, Site], samples: Iterable[Feeds], run: Callable[[Feeds], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Each channel's largest magnitude over all samples (f64), by tensor."""
+    """Largest magnitude of each channel over all samples (f64), by tensor."""
     tops: dict[str, np.ndarray] = {}
     for f in samples:
         values = run(f)
@@ -98,10 +98,10 @@ def _largest(found: Mapping[str, Site], samples: Iterable[Feeds], run: Callable[
 
 
 def _error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, zero_points: bool) -> float:
-    """Noise per signal of the layers that read the tensor, each output channel by itself, with the best of a few ranges.
+    """Mean noise-to-signal ratio over the output channels of the readers, with the best of a few ranges.
 
-    A sum over all channels would sacrifice the quiet ones, on which later layers may live (measured: a MobileNet of 13 blocks gained 20 dB
-    in single depthwise convolutions that way and lost 4 dB at its logits).
+    Total power would sacrifice channels with small values that later layers may depend on (measured on a MobileNet of 13 blocks: 20 dB
+    gained in single depthwise convolutions, 4 dB lost at the logits).
     """
     h = Histogram()
     shape = [1] * xs[0].ndim
@@ -131,10 +131,10 @@ def _error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, ze
 def find_corrections(
     net: Network, ranges: Ranges, samples: Sequence[Feeds], run_of: RunOf, kind: str = "int8", tell: Callable[[str], None] | None = None
 ) -> tuple[dict[str, np.ndarray], StepReport]:
-    """For each quantized layer what to take off its bias (f32, one an output channel), where that lowers its error on other samples.
+    """Bias corrections of quantized layers (f32 per output channel), where they lower the error on held-out samples.
 
-    From the first layer to the last, with everything quantized and what was found before applied: so each takes off the shift that the
-    layers before it leave too.
+    Layers are processed in order with everything quantized and earlier corrections applied, so each also compensates the shift that earlier
+    layers leave.
     """
     report = StepReport()
     layers = [x for x in find_places(net).layers if x.op in ("Conv", "Gemm")]
@@ -143,7 +143,7 @@ def find_corrections(
     outputs = [x.output.name for x in layers]
     exact = run_of(net, outputs)
     wants = [dict(exact(f)) for f in samples]
-    found = replace(ranges, scalings={}, corrections={})  # `net` is scaled already
+    found = replace(ranges, scalings={}, corrections={})  # `net` already has the scalings applied
     half = len(samples) // 2
     for layer in layers:
         name = layer.output.name
@@ -162,7 +162,7 @@ def find_corrections(
 
 
 def _mean(errors: Iterable[np.ndarray]) -> np.ndarray:
-    """The mean over everything but the output channels: axis 1."""
+    """The mean per output channel (axis 1)."""
     return np.mean([e.mean(axis=tuple(i for i in range(e.ndim) if i != 1)) for e in errors], axis=0)
 
 

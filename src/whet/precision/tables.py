@@ -1,9 +1,9 @@
-"""Activations by table: what a quantized layer makes becomes 8 bits before its SiLU or GELU too, which then is a look-up from 8 bits to 8 bits.
+"""Activations by lookup table: the input of a SiLU, GELU or Mish is quantized to 8 bits too, so that the activation maps 8 bits to 8 bits.
 
-Computing an exponential for each number takes longer than many a convolution in 8 bits. The price is one more rounding, so it is made
-small: numbers below zero, of which these functions leave little, are squeezed (a LeakyRelu, which costs nothing where the layer ends)
-before they are rounded, and stretched again in the table. How far they are squeezed and where they are cut off is what loses least for
-numbers spread like a normal distribution whose largest ones are those that the calibrated range of the result stands for.
+Evaluating an exponential per element can cost more than the 8-bit convolution before it. The extra rounding error is kept small:
+negative values, which these functions map close to zero, are compressed by a LeakyRelu (free in the epilogue of the layer) before rounding
+and expanded in the table. The compression factor and the clipping limit minimize the error for normally distributed values whose maximum
+corresponds to the calibrated range of the result.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from whet.ops._origin import literal
 from whet.precision.places import moves
 from whet.precision.ranges import Ranges
 
-#: The composite of the fused layer that looks a function of one integer up (passes.fuse_quantized_table).
+#: The composite kind of a fused layer that evaluates a function of one integer by lookup.
 TABLE = "QuantizedTable"
 _WEIGHTED = ("Conv", "Gemm", "MatMul")
 _SQUEEZES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
 _CUTS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-_PARTS = (0.6, 0.8, 1.0)  # of the largest number: cuts for small ones
-_LARGEST = 3.5  # standard deviations that the largest number is taken to be
+_PARTS = (0.6, 0.8, 1.0)  # clipping limits relative to the largest value, for small ones
+_LARGEST = 3.5  # the largest value in standard deviations
 _LEVELS = 255
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -45,13 +45,13 @@ def _mish(x: np.ndarray) -> np.ndarray:
     return np.asarray(x * np.tanh(np.log1p(np.exp(x))))
 
 
-#: Functions that grow like x above zero and leave little below it.
+#: Functions that approach x above zero and 0 below.
 _FUNCTIONS: dict[str, Function] = {"Silu": _silu, "Gelu": _gelu, "Mish": _mish}
 
 
 @dataclass(frozen=True)
 class Code:
-    """How numbers before an activation are rounded: below zero times `squeeze`, then u8 in steps of `scale` about `zero`."""
+    """Quantization of an activation input: values below zero times `squeeze`, then u8 with `scale` and zero point `zero`."""
 
     squeeze: float
     scale: np.float32
@@ -59,9 +59,9 @@ class Code:
 
 
 def insert_tables(net: Network, ranges: Ranges) -> int:
-    """Puts Q/DQ before the activations of quantized layers in `net`, in place (from `precision.quantize`, INT8); how many got it.
+    """Inserts Q/DQ before activations of quantized layers in `net` (from `precision.quantize`, INT8), in place; returns their number.
 
-    An activation gets it where a quantized layer makes what it reads, for it alone, and where all that reads its result quantizes it.
+    An activation qualifies when a quantized layer produces its input for it alone and all readers of its result quantize it.
     """
     users, count = net.users(), 0
     for layer in list(net.layers):
@@ -71,7 +71,7 @@ def insert_tables(net: Network, ranges: Ranges) -> int:
         kind, x, quantizers = found
         highest, own = max(_highest(q) for q in quantizers), ranges.tensors.get(layer.output.name)
         if own is not None:
-            highest = min(highest, own.high)  # the integers may stand for more, where they are joined with others
+            highest = min(highest, own.high)  # the integers may cover a larger range when a Concat shares it
         if not np.isfinite(highest) or highest <= 0:
             continue
         _insert(net, x, [r for r, _ in users[x]], code(kind, float(np.float32(highest))))
@@ -83,10 +83,10 @@ def insert_tables(net: Network, ranges: Ranges) -> int:
 
 @cache
 def code(kind: str, highest: float) -> Code:
-    """The code for activation `kind` ("Silu", "Gelu", "Mish") whose results go up to `highest`: the squeeze and cut that lose least."""
+    """The encoding with the smallest error for activation `kind` ("Silu", "Gelu", "Mish") with results up to `highest`."""
     f = _FUNCTIONS[kind]
     top = highest
-    for _ in range(60):  # f(top) = highest: f lies below x by less and less
+    for _ in range(60):  # fixed-point iteration for f(top) = highest
         top += highest - float(f(np.array(top)))
     x = np.linspace(-_LARGEST, _LARGEST, 1401) * (top / _LARGEST)
     weight = np.exp(-0.5 * (x * _LARGEST / top) ** 2)
@@ -97,7 +97,7 @@ def code(kind: str, highest: float) -> Code:
             zero = int(np.rint(squeeze * cut / step))
             q = np.clip(np.rint(np.where(x < 0, squeeze * x, x) / step) + zero, 0, _LEVELS) - zero
             back = np.where(q < 0, q / squeeze, q) * step
-            # Inside a step any number is as likely: what rounding loses is the step times the slope, whatever grid x has.
+            # Values are uniform within a step, so the rounding error is the step times the slope, independent of the grid of x.
             slope = np.gradient(f(x), x) * np.where(x < 0, step / squeeze, step)
             cut_off = np.where(q == -zero, f(back) - f(x), 0.0)
             error = float(np.sum(weight * (slope**2 / 12 + cut_off**2)))
@@ -107,7 +107,7 @@ def code(kind: str, highest: float) -> Code:
 
 
 def _activation(net: Network, layer: Layer, users: Users) -> tuple[str, Tensor, list[Layer]] | None:
-    """(kind, what it reads, the Q layers that read its result) where `layer` ends an activation that may become a table."""
+    """(kind, input, Q layers that read the result) where `layer` ends an activation that may become a table; else None."""
     x, inner = (layer.inputs[0], ()) if layer.op in ("Gelu", "Mish") or _is_swish(layer) else _spelled_silu(layer)
     if x is None or x.maker is None or layer.attrs.get("approximate", "none") not in ("none", "tanh"):
         return None
@@ -125,7 +125,7 @@ def _is_swish(layer: Layer) -> bool:
 
 
 def _spelled_silu(layer: Layer) -> tuple[Tensor | None, tuple[Layer, ...]]:
-    """x and the Sigmoid of x * Sigmoid(x)."""
+    """The tensor x and the Sigmoid layer of x * Sigmoid(x)."""
     if layer.op == "Mul":
         for x, gate in (layer.inputs, layer.inputs[::-1]):
             if x is not None and gate is not None and gate.maker is not None and gate.maker.op == "Sigmoid" and gate.maker.inputs[0] is x:
@@ -134,7 +134,7 @@ def _spelled_silu(layer: Layer) -> tuple[Tensor | None, tuple[Layer, ...]]:
 
 
 def _quantized(layer: Layer) -> bool:
-    """Whether a layer is a convolution or product of dequantized operands, perhaps with its bias added behind it."""
+    """Whether a layer is a convolution or matrix product of dequantized operands, optionally followed by its bias."""
     if layer.op == "Add":
         parts = [t for t in layer.inputs if t is not None and not t.is_constant]
         return len(parts) == 1 and parts[0].maker is not None and parts[0].maker.op == "MatMul" and _quantized(parts[0].maker)
@@ -142,7 +142,7 @@ def _quantized(layer: Layer) -> bool:
 
 
 def _dequantized(t: Tensor | None) -> bool:
-    """Whether a tensor is dequantized, or made of dequantized ones by layers that only move numbers."""
+    """Whether a tensor is dequantized, directly or through layers that only move values."""
     maker = None if t is None else t.maker
     if maker is None or maker.op == "DequantizeLinear":
         return maker is not None
@@ -150,7 +150,7 @@ def _dequantized(t: Tensor | None) -> bool:
 
 
 def _highest(q: Layer) -> float:
-    """The largest number that a Q layer tells from larger ones."""
+    """The largest value that a Q layer represents without saturating."""
     scale, zero = q.inputs[1], q.input(2)
     if scale is None or scale.weight is None or scale.array().size != 1 or q.output.dtype.name not in ("i8", "u8"):
         return np.inf
@@ -159,7 +159,7 @@ def _highest(q: Layer) -> float:
 
 
 def _insert(net: Network, x: Tensor, readers: list[Layer], found: Code) -> None:
-    """x -> squeezed -> Q -> DQ -> stretched, for all that read x."""
+    """Inserts x -> compress -> Q -> DQ -> expand for all readers of x."""
     scale = net.constant(literal(np.asarray(found.scale)), f"{x.name}.scale")
     zero = net.constant(literal(np.asarray(found.zero, np.uint8)), f"{x.name}.zero")
     at = net.layers.index(x.maker) + 1

@@ -20,6 +20,6 @@ class Anew(TimingCache):
         self._beneath.put(key, timed, about)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        with self._beneath.together():
+    def transaction(self) -> Iterator[None]:
+        with self._beneath.transaction():
             yield

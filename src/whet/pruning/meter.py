@@ -15,12 +15,13 @@ from functools import partial
 from whet.backends import get_backend
 from whet.builder.candidates.compile_ahead import start_compiling
 from whet.builder.candidates.enumerate import Candidates, list_candidates
-from whet.builder.candidates.option import Option
 from whet.builder.candidates.tactic_sources import tactics_for
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions
 from whet.errors import PruneError
+from whet.measure.compare import LoadLog
+from whet.measure.option import Option
 from whet.measure.timing import Conditions, Timer
 from whet.measure.timing_cache import TimingCache
 from whet.measure.timing_key import layer_text, source_digest
@@ -53,7 +54,7 @@ class Meter:
         self.device = str(self.backend.key())
         self._announced: dict[str, Candidates] = {}  # by text; listed, and being compiled
         self._neighbours = Neighbours(self.backend)
-        self._anew = replace(self.timer, cache=Anew(self.cache), disturbed=[])
+        self._anew = replace(self.timer, cache=Anew(self.cache), loads=LoadLog())
         self._asked: set[str] = set()  # keys
         self._held: dict[str, Layer] = {}  # by key: those that may have to be timed again (others would hold a copy of weights for every width)
         self._now: set[str] = set()  # keys of what was timed since this meter is there
@@ -95,7 +96,7 @@ class Meter:
         found = list_candidates(layer, self.tactics, self.backend, self.permissions)
         kernels = [o for o in found.options if not o.tactic.fallback]
         found.options = [] if not kernels and layer.op == "Fused" else _some(kernels or found.options)
-        if self.backend.capabilities.compiles_ahead and not self.timer.knows(found.options, found.text):
+        if self.backend.capabilities.compiles_ahead and not self.timer.is_cached(found.options, found.text):
             start_compiling(found.options, self.backend)
         return found
 

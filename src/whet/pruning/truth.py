@@ -1,8 +1,7 @@
-"""The truth beside a prediction: engines of the network before and after, built the same way and timed in turns."""
+"""Measured latency to compare with a prediction: engines of the network before and after pruning, built the same way and compared."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -13,6 +12,8 @@ from whet.builder.config import BuildConfig
 from whet.builder.precision.calibration import Calibration, is_explicit
 from whet.builder.precision.int8 import build_int8
 from whet.engine.plan import EnginePlan
+from whet.measure.compare import compare, time_calls
+from whet.measure.policy import PRUNED
 from whet.network import Network
 from whet.runtime import Runtime
 
@@ -58,7 +59,7 @@ def measured(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1
                 c.bind(name, a)
             for name in c.output_names:
                 c.bind(name, c.output_array(name))
-        times = _in_turns(contexts, seconds)
+        times = _compare(contexts, seconds)
         used = [e.memory(c) for e, c in zip(engines, contexts, strict=True)]
         return [Measured(ms, m.peak, m.packed or m.weights, plan) for ms, m, plan in zip(times, used, plans, strict=True)]
     finally:
@@ -75,26 +76,9 @@ def _plan(net: Network, config: BuildConfig) -> EnginePlan:
     return build_int8(net, config, Calibration())
 
 
-def _in_turns(contexts: Sequence, seconds: float) -> list[float]:
-    """Milliseconds of each: the first one's median, and for the others that times the median over rounds of their ratio to it, which a busy
-    neighbour moves less than their own medians."""
-    for c in contexts:
-        c.execute()
-    start = time.perf_counter()
-    for c in contexts:
-        c.execute()
-    once = max((time.perf_counter() - start) / len(contexts), 1e-6)
-    each, rounds = max(1, min(20, int(0.01 / once))), 5
-    rounds = max(rounds, int(seconds / (once * each)))
-    times: list[list[float]] = [[] for _ in contexts]
-    for n in range(rounds):
-        order = range(len(contexts)) if n % 2 == 0 else range(len(contexts) - 1, -1, -1)
-        for i in order:
-            turn = []
-            for _ in range(each):
-                start = time.perf_counter()
-                contexts[i].execute()
-                turn.append((time.perf_counter() - start) * 1e3)
-            times[i].append(median(turn))
-    first = times[0]
-    return [median(first) * median(t / f for t, f in zip(own, first, strict=True)) for own in times]
+def _compare(contexts: Sequence, seconds: float) -> list[float]:
+    """Milliseconds of each: the first one's median, and for the others that times the median over rounds of their ratio to it, which external
+    load moves less than their own medians."""
+    ranking = compare([time_calls(c.execute) for c in contexts], PRUNED.with_seconds(seconds))
+    first = 1e3 * ranking.seconds(0)
+    return [first * median(ranking.ratios(i)) for i in range(len(contexts))]

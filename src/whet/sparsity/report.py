@@ -20,7 +20,7 @@ def picked_layers(plan: Any) -> list[str]:
 def why_dense(plan: Any) -> str:
     """Why eligible layers run dense, in words, with the count of sparse tactics that were timed."""
     eligible, _ = eligible_layers(plan.network)
-    seen = [c for name in eligible for c in plan.report.get("candidates", {}).get(name, [])]
+    seen = [c for name in eligible for c in plan.report.candidates.get(name, [])]
     sparse = [c for c in seen if "sparse" in c.tactic or dict(c.config).get("sparse")]
     timed = [c for c in sparse if c.ms is not None]
     if not sparse:

@@ -1,7 +1,12 @@
-"""Ways to compute a layer on a backend. `tactics/<backend>/<family>/<name>.py` is the tactic `<backend>/<name>`."""
+"""Ways to compute a layer on a backend. `tactics/<backend>/<family>/<name>.py` is the tactic `<backend>/<name>`.
+
+A backend that is added as one folder brings its tactics along: `backends/<backend>/tactics/<name>.py`.
+"""
 
 from importlib import import_module
+from importlib.util import find_spec
 
+from whet.backends import backend_class
 from whet.registry import load_folder
 from whet.tactics._base import (
     TACTICS,
@@ -30,9 +35,12 @@ __all__ = [
 
 
 def load_tactics(backend: str) -> None:
-    """Imports the tactics of one backend (libraries are loaded when a tactic first needs them)."""
-    package = import_module(f"whet.tactics.{backend}")
-    load_folder(package.__name__, package.__path__)
+    """Imports the tactics of one backend (libraries are loaded when a tactic first needs them). Raises BackendError for an unknown backend."""
+    backend_class(backend)
+    for parent, name in ((__name__, backend), (f"whet.backends.{backend}", "tactics")):
+        if find_spec(f".{name}", parent) is not None:
+            package = import_module(f"{parent}.{name}")
+            load_folder(package.__name__, package.__path__)
 
 
 def tactics_of(backend: str) -> list[Tactic]:

@@ -190,7 +190,7 @@ def tactic(cls: type[Tactic]) -> type[Tactic]:
 
     `whet.tactics.cpu.onednn.onednn_conv` is `cpu/onednn_conv`. Raises BuildError when another tactic of the backend has that name.
     """
-    backend, *_, module = cls.__module__.removeprefix("whet.tactics.").split(".")
+    _, _, backend, *_, module = cls.__module__.split(".")  # whet.tactics.<backend>..., whet.backends.<backend>.tactics...
     name = f"{backend}/{module}"
     if name in TACTICS:
         raise BuildError(f"tactic {name} has two owners")

@@ -48,9 +48,9 @@ def joined(plans: Sequence[EnginePlan]) -> EnginePlan:
     libraries = {k: v for p in plans for k, v in p.machine.get("libraries", {}).items()}
     options = first.options | {"profiles": tuple(q for p in plans for q in p.options.get("profiles", ()))}
     described = first.machine | {"libraries": libraries}
-    notes = list(first.report.get("notes", []))
-    notes += [f"profile {k}: {n}" for k, p in enumerate(rest, 1) for n in p.report.get("notes", []) if n not in first.report.get("notes", [])]
-    report = first.report | {"notes": notes, "build_seconds": sum(p.report.get("build_seconds", 0.0) for p in plans)}
+    notes = list(first.report.notes)
+    notes += [f"profile {k}: {n}" for k, p in enumerate(rest, 1) for n in p.report.notes if n not in first.report.notes]
+    report = dataclasses.replace(first.report, notes=notes, build_seconds=sum(p.report.build_seconds for p in plans))
     return dataclasses.replace(
         first,
         profiles=[q for p in plans for q in p.profiles],

@@ -21,13 +21,14 @@ from whet.builder.assemble import dealt
 from whet.builder.batching.per_sample_check import batch_differs
 from whet.builder.batching.profiles import resolve_profiles
 from whet.builder.config import BuildConfig
-from whet.builder.precision.comparison import Standing, standing
 from whet.builder.progress import Noting
 from whet.builder.verify.verification import verify_engine
 from whet.engine.plan import EnginePlan, Profile
 from whet.engine.probe import make_probe, probe_inputs, probe_shapes
+from whet.engine.report import BuildReport, SampleModes
 from whet.errors import BackendError, BuildError, EngineError
-from whet.measure.compare import race
+from whet.measure.compare import Ranking, compare
+from whet.measure.policy import SAMPLE_MODES
 from whet.network import Network
 from whet.ops import batch_symbol, why_samples_touch
 from whet.runtime import Deal, bind, dealt_bytes
@@ -36,7 +37,6 @@ Make = Callable[[BuildConfig], EnginePlan]
 Feeds = Mapping[str, np.ndarray]
 
 _LEVEL = 3  # from here on whole engines are compared so
-_SECONDS, _TURNS = 1.5, 30  # spent on timing each of them; turns, at most
 WAYS = {"apart": "one sample", "turns": "one sample on all threads"}  # to run samples one by one, and what their engine is of
 _FOUND = ("precisions", "precision_constraints", "layer_precisions", "layer_output_types")  # what a build with INT8 may have settled
 
@@ -70,7 +70,7 @@ def dealt_if_faster(together: EnginePlan | None, net: Network, config: BuildConf
         return _told(found, config, tell.seconds())
     if together is None:
         raise BuildError(f"samples cannot be run one by one: {why}. Build without --samples={config.samples}.")
-    together.report["samples"] = {"kept": "together", "why": why}
+    together.report.samples = SampleModes("together", why)
     return together
 
 
@@ -117,14 +117,16 @@ class _Race:
         if not able:
             return
         order = [*range(first), *reversed(range(first, len(runs)))]  # in turns before apart: all threads work whatever the batch, in less memory
-        found, self.why_not = _timed(runs, order, ways[0].plan, backend, config), None
-        kept = found.kept if found.kept >= first else min(range(first, len(runs)), key=lambda i: found.ms[i])
-        self.way, self.ms, self.spread_ms = able[kept - first], found.ms[kept], found.spread_ms[kept]
+        ranking, self.why_not = _compare(runs, ways[0].plan, backend, config), None
+        ms, spread_ms = ([1e3 * s(i) for i in range(len(runs))] for s in (ranking.seconds, ranking.spread))
+        selected = ranking.select(order)
+        kept = selected if selected >= first else ranking.fastest(range(first, len(runs)))
+        self.way, self.ms, self.spread_ms = able[kept - first], ms[kept], spread_ms[kept]
         names = [*["together"][:first], *(w.name for w in able)]
-        self.rest = {n: (found.ms[i], found.spread_ms[i]) for i, n in enumerate(names) if i != kept}
-        if found.kept < first:
-            each = " and ".join(f"{found.ms[first + i]:.4g} ms {w.said}" for i, w in enumerate(able))
-            self.why_not = f"not faster: {self.batch} samples take {each}, {found.ms[0]:.4g} ms together"
+        self.rest = {n: (ms[i], spread_ms[i]) for i, n in enumerate(names) if i != kept}
+        if selected < first:
+            each = " and ".join(f"{ms[first + i]:.4g} ms {w.said}" for i, w in enumerate(able))
+            self.why_not = f"not faster: {self.batch} samples take {each}, {ms[0]:.4g} ms together"
 
 
 def _bound(plan: EnginePlan, backend: Backend) -> Any:
@@ -169,16 +171,15 @@ def _of_one_sample(config: BuildConfig, profile: Profile, together: EnginePlan |
     return dataclasses.replace(config, **found, threads=threads, profiles=((low, opt, high),), samples="together", verify=False, lock=None)
 
 
-def _timed(runs: Sequence[Any], order: Sequence[int], plan: EnginePlan, backend: Backend, config: BuildConfig) -> Standing:
-    """All in turns at the opt shapes of `plan`; of equal ones the first of `order` is kept."""
+def _compare(runs: Sequence[Any], plan: EnginePlan, backend: Backend, config: BuildConfig) -> Ranking:
+    """Times all engines at the opt shapes of `plan`."""
     inputs = probe_inputs(plan.network, config.seed, probe_shapes(plan))
     for run in runs:
         run.feed(inputs)
         run.seconds(1)
-    with backend.watch():
-        times = race([partial(_once, r) for r in runs], _SECONDS, _TURNS)
+    ranking = compare([partial(_once, r) for r in runs], SAMPLE_MODES, watch=backend.watch)
     backend.activate()
-    return standing(times, order)
+    return ranking
 
 
 def _once(run: Any) -> float:
@@ -205,28 +206,37 @@ def verify_dealt(apart: EnginePlan, net: Network, backend: Backend, config: Buil
         run.feed(probe_inputs(apart.network, config.seed, probe_shapes(apart)))
         run.run()
         apart.probe = make_probe(apart, run.fetch(), seed=config.seed, rtol=checked.probe_rtol)
-        apart.report = apart.report | {"verification": checked.report()}
+        apart.report = dataclasses.replace(apart.report, verification=checked.report())
     return why
 
 
 def _told(found: _Race, config: BuildConfig, phases: Mapping[str, float]) -> EnginePlan:
     """The engine with a report of what was compared: times of layers are those of one sample, on one thread or in turns on all."""
     way, plan, together = found.way, found.way.plan, found.together
-    before: dict[str, Any] = {} if together is None else together.report
+    before, own = BuildReport() if together is None else together.report, way.one.report
     said = f"samples are run {'apart' if way.name == 'apart' else 'in turns'}: {found.batch} of them, {way.said}, take {found.ms:.4g} ms"
     words = {"together": "together", "apart": "on a thread each", "turns": "in turns"}
     said += ", " + ", ".join(f"{words[n]} {ms:.4g} ms" for n, (ms, _) in found.rest.items()) if found.rest else " (asked for)"
-    entry: dict[str, Any] = {"kept": way.name, "why": said, "batch": found.batch, "lanes": plan.arenas[0].lanes}
-    entry |= {f"{way.name}_ms": found.ms, "spread_ms": found.spread_ms}
+    times = {f"{way.name}_ms": found.ms}
     for name, (ms, spread_ms) in found.rest.items():
-        entry |= {f"{name}_ms": ms, f"{name}_spread_ms": spread_ms}
-    lists = {k: list(dict.fromkeys([*before.get(k, []), *way.one.report.get(k, [])])) for k in ("notes", "info")}
-    lists["info"].append(said)
-    kept = {k: before[k] for k in ("quantized", "asked", "precision_choice", "accuracy", "threads") if k in before}
-    seconds = dict(before.get("phase_seconds", {}))
+        times |= {f"{name}_ms": ms, f"{name}_spread_ms": spread_ms}
+    samples = SampleModes(way.name, said, found.batch, plan.arenas[0].lanes, found.spread_ms, **times)
+    seconds = dict(before.phase_seconds)
     for phase, s in phases.items():
         seconds[phase] = seconds.get(phase, 0.0) + s
-    spent = {"phase_seconds": seconds, "build_seconds": sum(seconds.values())}
-    plan.report = plan.report | kept | lists | spent | {"samples": entry, "latency_ms": found.ms}
+    plan.report = dataclasses.replace(
+        plan.report,
+        quantized=before.quantized or plan.report.quantized,
+        asked=before.asked or plan.report.asked,
+        precision_choice=before.precision_choice or plan.report.precision_choice,
+        accuracy=before.accuracy or plan.report.accuracy,
+        threads=before.threads or plan.report.threads,
+        notes=list(dict.fromkeys([*before.notes, *own.notes])),
+        info=list(dict.fromkeys([*before.info, *own.info, said])),
+        phase_seconds=seconds,
+        build_seconds=sum(seconds.values()),
+        samples=samples,
+        latency_ms=found.ms,
+    )
     plan.options = way.one.options | {"threads": config.threads, "profiles": config.profiles, "samples": config.samples}
     return plan

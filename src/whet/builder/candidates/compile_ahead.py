@@ -11,7 +11,7 @@ from copy import copy
 from typing import Any
 
 from whet.backends import Backend
-from whet.builder.candidates.option import Option
+from whet.measure.option import Option
 from whet.tactics import Config, Signature, Tactic
 
 _CLOSE = 1.1  # of the fastest: where all times are known, what the choice in the whole network may still take

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from whet.backends import Backend
 from whet.builder.candidates.compile_ahead import configs_with_texts
-from whet.builder.candidates.option import Option
 from whet.builder.precision.permissions import Permissions
-from whet.engine.plan import Candidate
+from whet.engine.report import Candidate
 from whet.errors import BackendError, NetworkError, NoTacticError
+from whet.measure.option import Option
 from whet.measure.timing_key import layer_text
 from whet.network import Layer
 from whet.tactics import Kernel, PlanRefused, Signature, Tactic
@@ -99,7 +99,7 @@ def no_tactic(layer: Layer, refused: list[Candidate], backend: Backend, others: 
         + "\n".join(lines)
         + (f"\nNothing computes these either: {more}." if more else "")
         + (on_host if "allowFallback" in backend.capabilities.flag_sources else "")
-        + f"\nAllow more precisions, or write src/whet/tactics/{backend.name}/<name>.py."
+        + "\nAllow more precisions, or write a tactic for it (docs/adding.md)."
     )
 
 

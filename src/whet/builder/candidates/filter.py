@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from whet.builder.candidates.option import Option
 from whet.builder.candidates.tactic_sources import family
+from whet.measure.option import Option
 from whet.network import BF16, F16
 
 _FALLBACKS = 4  # the level from which references in NumPy are timed beside kernels

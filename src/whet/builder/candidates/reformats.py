@@ -7,10 +7,10 @@ from math import inf
 
 from whet.backends import Backend
 from whet.builder.candidates.enumerate import list_candidates
-from whet.builder.candidates.option import Ident, Option
 from whet.builder.precision.permissions import Permissions
 from whet.builder.select.formats import inplace_refusal, links, stored, wanted
-from whet.measure.timing import Timer, earliest_in_noise
+from whet.measure.option import Ident, Option
+from whet.measure.timing import Timer, select_fastest
 from whet.network import BF16, F16, Dim, Layer, Network, Tensor, substitute
 from whet.tactics import Operand, Tactic
 
@@ -40,7 +40,7 @@ class Reformats:
         if key not in self._found:
             self._found[key] = self._search(Tensor("x", t.type.with_shape(shape)), source, target)
         options = [o for o in self._found[key] if not (apart and o.signature.inplace)]
-        return earliest_in_noise(options) if options else None
+        return select_fastest(options) if options else None
 
     def cost(self, t: Tensor, source: Operand, target: Operand) -> float:
         """Milliseconds; infinity when no tactic does it."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from whet.builder.candidates.option import Option
 from whet.builder.memory.byte_groups import Groups
 from whet.errors import BuildError
+from whet.measure.option import Option
 from whet.network import Layer, Network
 
 #: ops whose kernels in place leave every byte as it was, as the engine's check has them

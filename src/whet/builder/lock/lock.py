@@ -15,13 +15,14 @@ from typing import Any
 from whet.backends import Backend, get_backend
 from whet.builder.assemble import assemble, dealt, model_digest
 from whet.builder.batching.profiles import OPT, bound_layers, environment
-from whet.builder.candidates.option import Option
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.config import BuildConfig
 from whet.engine.codec import MOST_LANES
 from whet.engine.plan import Choice, EnginePlan, Profile
+from whet.engine.schema import encode
 from whet.errors import BackendError, BuildError, EngineError, LockError
+from whet.measure.option import Option
 from whet.measure.timing_key import source_digest
 from whet.network import Network, Tensor, network_text
 from whet.ops import why_samples_touch
@@ -75,13 +76,13 @@ def _lock_of(plan: EnginePlan) -> dict[str, Any]:
         "threads": plan.threads,
         "options": {k: _plain(plan.options.get(k)) for k in _OPTIONS},
         "profiles": [_plain(p.shapes) for p in plan.profiles],
-        "passes": _plain(plan.report.get("passes", {}).get("order", [])),
-        "unfused": [entry[0] for entry in plan.report.get("unfused", [])],
+        "passes": list(plan.report.passes.order),
+        "unfused": [entry[0] for entry in plan.report.unfused],
         "tactics": {n: _tactic(n) for n in used},
         "layers": [{"name": layer.name, **_choice(plan.choices[layer.name])} for layer in plan.network.layers],
         "arenas": [_plain(a.data()) for a in plan.arenas],
         "digest": plan_digest(plan),
-        **{k: _plain(plan.report[k]) for k in ("asked", "quantized") if k in plan.report},  # builder/lock/relock.py
+        **{k: encode(v) for k in ("asked", "quantized") if (v := getattr(plan.report, k)) is not None},  # builder/lock/relock.py
     }
 
 

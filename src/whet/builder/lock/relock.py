@@ -7,7 +7,7 @@ under "asked" which precisions the user asked for, under "quantized" the ranges 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ import numpy as np
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import read_lock
 from whet.engine.plan import EnginePlan
-from whet.errors import CalibrationError, LockError, NetworkError
+from whet.engine.report import QuantizationRecipe, RequestedPrecisions, recipe_from_data
+from whet.engine.schema import encode
+from whet.errors import CalibrationError, EngineError, LockError, NetworkError
 from whet.precision import Ranges
 from whet.precision.ranges import Range
 
@@ -24,20 +26,29 @@ _FOUND = ("precisions", "precision_constraints", "layer_precisions", "layer_outp
 
 def note_found(plan: EnginePlan, asked: BuildConfig) -> EnginePlan:
     """Puts into the report what the user asked for."""
-    plan.report["asked"] = {k: _lists(getattr(asked, k)) for k in _FOUND}
+    plan.report.asked = _request(asked)
     return plan
 
 
-def recipe(ranges: Ranges, float_layers: frozenset[str], tables: bool = False) -> dict[str, Any]:
-    """Ranges, the layers left in floating point and whether activations are looked up, as JSON data."""
-    return {
-        "tables": tables,
-        "float_layers": sorted(float_layers),
-        "ranges": {n: [float(r.low), float(r.high)] for n, r in sorted(ranges.tensors.items())},
-        "scalings": {n: [float(v) for v in a] for n, a in sorted(ranges.scalings.items())},
-        "corrections": {n: [float(v) for v in a] for n, a in sorted(ranges.corrections.items())},
-        "float_sums": sorted(ranges.float_sums),
-    }
+def _request(config: BuildConfig) -> RequestedPrecisions:
+    pairs = [[(str(n), str(p)) for n, p in rows] for rows in (config.layer_precisions, config.layer_output_types)]
+    return RequestedPrecisions(list(config.precisions), config.precision_constraints, *pairs)
+
+
+def make_recipe(
+    ranges: Ranges, float_layers: Collection[str], tables: bool = False, kind: str = "int8", rounded: Mapping[str, str] | None = None
+) -> QuantizationRecipe:
+    """The recipe of a quantized network. `rounded`: adapted weights as `whet.precision.float8.pack_rounding` writes them."""
+    return QuantizationRecipe(
+        tables=tables,
+        float_layers=sorted(float_layers),
+        ranges={n: (float(r.low), float(r.high)) for n, r in sorted(ranges.tensors.items())},
+        scalings={n: [float(v) for v in a] for n, a in sorted(ranges.scalings.items())},
+        corrections={n: [float(v) for v in a] for n, a in sorted(ranges.corrections.items())},
+        float_sums=sorted(ranges.float_sums),
+        kind=kind,
+        rounded=dict(rounded or {}),
+    )
 
 
 def locked_again(
@@ -52,7 +63,7 @@ def locked_again(
     asked = lock.get("asked")
     if asked is None:
         return plain(config)
-    now = {k: _lists(getattr(config, k)) for k in _FOUND}
+    now = encode(_request(config))
     moved = [f"the option {k}: was {asked.get(k)}, is {now[k]}" for k in _FOUND if asked.get(k) != now[k]] if isinstance(asked, dict) else ["asked"]
     if moved:
         raise LockError("the lock cannot be kept, because something moved:\n  " + "\n  ".join(moved))
@@ -61,8 +72,8 @@ def locked_again(
             found = {k: _tuples(lock["options"][k]) for k in _FOUND}
             resolved = dataclasses.replace(config, **found)
         else:
-            ranges, floats, tables = read_recipe(lock["quantized"])
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+            ranges, floats, tables = read_recipe(recipe_from_data(lock["quantized"], "quantized"))
+    except (EngineError, KeyError, TypeError, ValueError, AttributeError) as e:
         raise LockError(f"the lock {config.lock} is damaged: {e!r}. Write it again with --saveLock.") from e
     if lock.get("quantized") is None:
         plan = plain(resolved)
@@ -76,19 +87,16 @@ def locked_again(
     return note_found(plan, config)
 
 
-def read_recipe(data: Mapping[str, Any]) -> tuple[Ranges, frozenset[str], bool]:
-    """What `recipe` put together. Raises KeyError, TypeError, ValueError or AttributeError for other data."""
-    tensors = {str(n): Range(float(low), float(high)) for n, (low, high) in data["ranges"].items()}
-    arrays = [{str(n): np.array(v, np.float32) for n, v in data[k].items()} for k in ("scalings", "corrections")]
-    if not all(r.usable for r in tensors.values()) or not all(a.ndim == 1 and np.isfinite(a).all() for kind in arrays for a in kind.values()):
-        raise ValueError("a range, scaling or correction is no such thing")
-    sums = frozenset(map(str, data.get("float_sums", ())))
-    ranges = Ranges(tensors, scalings=arrays[0], corrections=arrays[1], float_sums=sums)
-    return ranges, frozenset(map(str, data["float_layers"])), bool(data.get("tables"))
-
-
-def _lists(v: Any) -> Any:
-    return [_lists(x) for x in v] if isinstance(v, list | tuple) else v
+def read_recipe(recipe: QuantizationRecipe) -> tuple[Ranges, frozenset[str], bool]:
+    """(ranges, layers left in floating point, whether activations use tables). Raises ValueError for values that are no ranges."""
+    tensors = {n: Range(low, high) for n, (low, high) in recipe.ranges.items()}
+    scalings, corrections = ({n: np.array(v, np.float32) for n, v in rows.items()} for rows in (recipe.scalings, recipe.corrections))
+    if unusable := [n for n, r in tensors.items() if not r.usable]:
+        raise ValueError(f"the range of '{unusable[0]}' cannot be used")
+    if not all(np.isfinite(a).all() for a in (*scalings.values(), *corrections.values())):
+        raise ValueError("a scaling or correction is not finite")
+    ranges = Ranges(tensors, scalings=scalings, corrections=corrections, float_sums=frozenset(recipe.float_sums))
+    return ranges, frozenset(recipe.float_layers), recipe.tables
 
 
 def _tuples(v: Any) -> Any:

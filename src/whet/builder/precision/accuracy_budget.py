@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.progress import Progress, Silent
 from whet.builder.verify.segments import SegmentedRuns
 from whet.engine.plan import EnginePlan
+from whet.engine.report import AccuracyRecord
 from whet.errors import ShapeError, UsageError
 from whet.measure.timing_cache import default_path
 from whet.network import Network
@@ -158,16 +158,16 @@ def memory_file(made: Network, precision: str, config: BuildConfig) -> Path | No
     return folder / f"precision-{precision}-{model_digest(made)[:16]}.json"
 
 
-def report_of(budget: Budget, fit: Fit, judged_on: str, verdict: Verdict | None) -> dict[str, Any]:
+def report_of(budget: Budget, fit: Fit, judged_on: str, verdict: Verdict | None) -> AccuracyRecord:
     """What a plan's report says under "accuracy"."""
     shown = verdict or fit.verdict
-    return {
-        "budget": budget.text,
-        "value": shown.value if shown else None,
-        "fp32": shown.reference if shown else None,
-        "holds": shown.holds if shown else None,
-        "judged_on": judged_on,
-        "judged_sets": fit.judged,
-        "float_layers": dict(fit.dropped),
-        "alone_db": {r.layer: r.alone_db for r in fit.rows},
-    }
+    return AccuracyRecord(
+        budget=budget.text,
+        judged_on=judged_on,
+        judged_sets=fit.judged,
+        value=shown.value if shown else None,
+        fp32=shown.reference if shown else None,
+        holds=shown.holds if shown else None,
+        float_layers=dict(fit.dropped),
+        alone_db={r.layer: r.alone_db for r in fit.rows},
+    )

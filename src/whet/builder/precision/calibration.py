@@ -6,13 +6,13 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from whet.builder.assemble import model_digest
 from whet.builder.config import BuildConfig
 from whet.builder.verify.engine_values import EngineRun
+from whet.engine.report import CalibrationStep
 from whet.network import Network
 from whet.passes import Phase, run_passes, select
 from whet.precision import Analysis, Ranges, calibrate, chosen_samples, find_places, read_cache, write_cache
@@ -62,13 +62,13 @@ def calibrated_ranges(
     calibration: Calibration,
     config: BuildConfig,
     note: Callable[[str], None],
-    report: dict[str, Any] | None = None,
+    tried: list[CalibrationStep] | None = None,
     inform: Callable[[str], None] | None = None,
 ) -> Ranges:
     """Ranges for `made` (prepared from `net`), from the cache, the samples, or invented with a loud note.
 
-    `note` hears of what is amiss, `inform` (default: nobody) of what was found. `report` takes, under "calibration_steps", what was tried and
-    kept of `calibration.steps`.
+    `note` hears of what is amiss, `inform` (default: nobody) of what was found. The `calibration.steps` that were tried and
+    kept are appended to `tried`.
     """
     model = model_digest(net)
     if calibration.cache and os.path.exists(calibration.cache):
@@ -86,8 +86,8 @@ def calibrated_ranges(
     found = _ranges(made, calibration, model)
     if steps:
         found, rows = _improved(made, found, calibration, model, steps, note, inform)
-        if report is not None:
-            report["calibration_steps"] = rows
+        if tried is not None:
+            tried += rows
     if calibration.cache:
         write_cache(calibration.cache, found)
     return found
@@ -111,7 +111,7 @@ def _improved(
     steps: tuple[str, ...],
     note: Callable[[str], None],
     inform: Callable[[str], None] | None,
-) -> tuple[Ranges, list[dict[str, Any]]]:
+) -> tuple[Ranges, list[CalibrationStep]]:
     """The best of: no step; what scaling kept; either of them with the bias corrections that were kept. Judged at the network's outputs.
 
     A step that helps the layer behind it may still hurt the network, and one that fits the samples may saturate on others: so each kind
@@ -150,11 +150,8 @@ def _improved(
         kept = dataclasses.replace(_ranges(rescaled(made, chosen.scalings), calibration, model), scalings=chosen.scalings)
     kept = dataclasses.replace(kept, corrections=chosen.corrections)
     used = {"bias": set(kept.corrections)}
-    rows: list[dict[str, Any]] = [
-        {"step": step, "at": at, "error_before": before, "error_after": after, "kept": at in used.get(step, set(kept.scalings))}
-        for step, at, before, after, _ in tried.tried
-    ]
-    ends = [{"step": what, "at": "outputs", "snr_db": s, "kept": i == best} for i, ((what, _), s) in enumerate(zip(options, snrs, strict=True))]
+    rows = [CalibrationStep(step, at, at in used.get(step, set(kept.scalings)), before, after) for step, at, before, after, _ in tried.tried]
+    ends = [CalibrationStep(what, "outputs", i == best, snr_db=s) for i, ((what, _), s) in enumerate(zip(options, snrs, strict=True))]
     return kept, [*rows, *ends]
 
 

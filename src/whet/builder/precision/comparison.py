@@ -1,25 +1,20 @@
-"""Does a precision pay? Whole engines timed in turns, and the layers whose quantized form took as long as the other one."""
+"""Is a lower precision faster? Whole engines compared, and the layers whose quantized form took as long as the floating-point one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
-from statistics import median
-
-import numpy as np
 
 from whet.backends import Backend
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import on_integers
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
-from whet.measure.compare import race
+from whet.measure.compare import Ranking, compare
+from whet.measure.policy import PRECISIONS
 from whet.network import Layer
 from whet.runtime import Bound, WeightStore, bind
 
-_SECONDS, _TURNS = 3.0, 40  # spent on timing each engine that is not clearly behind (engines that nearly tie need turns); turns, at most
-_SAME, _NOISE = 0.003, 0.02  # of the fastest engine's time: what always counts as equal, and what at most does where times scatter
 _MOVING = ("QuantizeLinear", "DequantizeLinear", "Reformat")
 
 
@@ -46,7 +41,7 @@ def layer_times(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -
 
 
 def _times(plan: EnginePlan) -> dict[str, float]:
-    return dict(plan.report.get("layer_ms", {}))
+    return dict(plan.report.layer_ms)
 
 
 def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
@@ -67,8 +62,8 @@ def known_as(layer: Layer) -> frozenset[str]:
     return frozenset(layer.sources) or frozenset(layer.name.split(" + "))
 
 
-def in_turns(plans: list[EnginePlan], backend: Backend, config: BuildConfig) -> list[list[float]]:
-    """Seconds of several engines, run in turns on the same inputs; those that are clearly behind have few."""
+def compare_engines(plans: list[EnginePlan], backend: Backend, config: BuildConfig) -> Ranking:
+    """Times several engines on the same inputs. In a tie `Ranking.select` takes the first in the caller's order."""
     inputs = probe_inputs(plans[0].network, config.seed, probe_shapes(plans[0]))
     store = WeightStore(backend)
     bounds = []
@@ -77,27 +72,8 @@ def in_turns(plans: list[EnginePlan], backend: Backend, config: BuildConfig) -> 
         bound.feed(inputs)
         bound.seconds(1)
         bounds.append(bound)
-    return race([partial(_once, b) for b in bounds], _SECONDS, _TURNS)
+    return compare([partial(_run_once, b) for b in bounds], PRECISIONS)
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Medians and quartile distances (ms) of engines that ran in turns, and which of them is kept."""
-
-    ms: list[float]
-    spread_ms: list[float]
-    kept: int
-
-
-def standing(times: Sequence[Sequence[float]], order: Sequence[int]) -> Standing:
-    """Which engine to keep of `times` (seconds): the first in `order` that the noise cannot tell from the fastest of them."""
-    middle = [median(t) * 1e3 for t in times]
-    spread = [(float(np.quantile(t, 0.75)) - float(np.quantile(t, 0.25))) * 1e3 / 2 for t in times]
-    fastest = min(sorted(order), key=lambda i: middle[i])
-    best = middle[fastest]
-    kept = next(i for i in order if middle[i] - best <= max(_SAME * best, min(spread[i], spread[fastest], _NOISE * best)))
-    return Standing(middle, spread, kept)
-
-
-def _once(bound: Bound) -> float:
+def _run_once(bound: Bound) -> float:
     return bound.seconds(1)[0]

@@ -67,7 +67,7 @@ def _within(
     plan = build(net, config, progress=progress, inputs=inputs)
     small = small_type(plan)
     if small is None:
-        plan.report["accuracy"] = report_of(budget, Fit(), "nothing is rounded: the engine is FP32", None)
+        plan.report.accuracy = report_of(budget, Fit(), "nothing is rounded: the engine is FP32", None)
         return plan, None
     judge = Judge(made, small, None, samples, budget, config, progress)
     verdict, on = _judge(judge, plan, judge.names, config)
@@ -81,13 +81,13 @@ def _within(
         verdict, on = _judge(judge, plan, [n for n in judge.names if n not in fit.dropped], config)
     if not verdict.holds:
         plan = build(net, dataclasses.replace(config, precisions=()), progress=progress, inputs=inputs)
-        plan.report["notes"].append(f"Accuracy: {budget.text}; in {small} {verdict.text}: the engine computes in FP32")
+        plan.report.notes.append(f"Accuracy: {budget.text}; in {small} {verdict.text}: the engine computes in FP32")
         fit.dropped = {n: "every layer: no smaller set held the budget" for n in judge.names}
         verdict, on = _judge(judge, plan, [], config)
     elif fit.dropped:
         said = f"Accuracy: {budget.text}; {verdict.text} with {len(fit.dropped)} of {len(judge.names)} layers in FP32"
-        plan.report["info"] = [*plan.report.get("info", []), said]
-    plan.report["accuracy"] = report_of(budget, fit, on, verdict)
+        plan.report.info = [*plan.report.info, said]
+    plan.report.accuracy = report_of(budget, fit, on, verdict)
     return plan, verdict
 
 

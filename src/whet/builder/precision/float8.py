@@ -19,15 +19,17 @@ from whet.builder.build import build
 from whet.builder.candidates.sparse_weights import with_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import read_lock
-from whet.builder.lock.relock import locked_again, note_found, recipe
+from whet.builder.lock.relock import locked_again, make_recipe, note_found
 from whet.builder.precision.accuracy_budget import SAMPLES, Judge
 from whet.builder.precision.calibration import Calibration, calibrated_ranges, prepared
-from whet.builder.precision.comparison import in_turns, known_as, slow_layers, standing
+from whet.builder.precision.comparison import compare_engines, known_as, slow_layers
 from whet.builder.precision.permissions import demanded_floats, has_float8
 from whet.builder.progress import Progress
 from whet.builder.verify.engine_values import EngineRun
 from whet.engine.plan import EnginePlan
+from whet.engine.report import Float8Record, PrecisionCandidate
 from whet.errors import BuildError, LockError
+from whet.measure.compare import Ranking
 from whet.network import Layer, Network
 from whet.precision import Analysis, Ranges, chosen_samples, find_places, quantize
 from whet.precision.budget import Budget, Verdict
@@ -137,7 +139,7 @@ def build_float8(
     """
     net, said = with_sparsity(net, config)
     plan = _locked(net, config, progress, inputs) if config.lock else _built_float8(net, config, calibration, budget, other, progress, inputs)
-    plan.report["notes"] = [*said, *plan.report.get("notes", [])]
+    plan.report.notes = [*said, *plan.report.notes]
     return plan
 
 
@@ -178,27 +180,27 @@ def _built_float8(
 
     def low(skip: frozenset[str]) -> EnginePlan:
         plan = build(float8_network(made, ranges, skip | set(left)), eight, progress=progress, inputs=inputs)
-        plan.report["quantized"] = {**recipe(ranges, skip | set(left)), "kind": "fp8", "rounded": pack_rounding(made, ranges.rounded)}
+        plan.report.quantized = make_recipe(ranges, skip | set(left), kind="fp8", rounded=pack_rounding(made, ranges.rounded))
         return plan
 
     backend = get_backend(config.backend, threads=max(config.threads, 0))
     if not backend.capabilities.executes or config.optimization_level == 0:
         plan = low(frozenset())
-        plan.report["info"] = [*plan.report.get("info", []), *info]
-        plan.report["notes"] += [*notes, "FP8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
+        plan.report.info = [*plan.report.info, *info]
+        plan.report.notes += [*notes, "FP8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
         return note_found(plan, config)
     tried = _tried((_name(other), floats, frozenset()), low, layers, judge)
     verdicts: list[Verdict | None] = [None] * len(tried)
     if judge is not None:
         for i, (_, plan, skip) in enumerate(tried[1:], 1):
             verdicts[i] = judge.engine(plan, config) or judge.low([x.name for x in layers if x.name not in skip])
-    times = in_turns([plan for _, plan, _ in tried], backend, config)
-    return note_found(_kept(tried, verdicts, times, left, ranges.float_sums, notes, info), config)
+    ranking = compare_engines([plan for _, plan, _ in tried], backend, config)
+    return note_found(_kept(tried, verdicts, ranking, left, ranges.float_sums, notes, info), config)
 
 
 def _unused(floats: EnginePlan, why: str, config: BuildConfig) -> EnginePlan:
     """The engine in floating point, with a note."""
-    floats.report["notes"] = [*floats.report.get("notes", []), why]
+    floats.report.notes = [*floats.report.notes, why]
     return note_found(floats, config)
 
 
@@ -234,7 +236,7 @@ def _locked(net: Network, config: BuildConfig, progress: Progress | None, inputs
         except (KeyError, ValueError) as e:
             raise LockError(f"the lock {config.lock} is damaged: {e!r}. Write it again with --saveLock.") from e
         plan = build(quantize(made, careful, skip=skip, kind="fp8"), config, progress=progress, inputs=inputs)
-        plan.report["quantized"] = {**recipe(ranges, skip, tables), "kind": "fp8", "rounded": packed}
+        plan.report.quantized = make_recipe(ranges, skip, tables, "fp8", packed)
         return plan
 
     return locked_again(config, lambda found: build(net, found, progress=progress, inputs=inputs), low)
@@ -245,30 +247,30 @@ def _name(other: EnginePlan | None) -> str:
 
 
 def _kept(
-    tried: list[_Engine], verdicts: list[Verdict | None], times: list[list[float]], left: Mapping[str, str],
+    tried: list[_Engine], verdicts: list[Verdict | None], ranking: Ranking, left: Mapping[str, str],
     sums: Collection[str], notes: list[str], info: list[str],
 ) -> EnginePlan:  # fmt: skip
     """The fastest that holds the budget; the earlier one of those within the noise."""
     holds = [v is None or v.holds for v in verdicts]
-    found = standing(times, [i for i in range(len(tried)) if holds[i]])
-    middle, spread, kept = found.ms, found.spread_ms, found.kept
+    kept = ranking.select([i for i in range(len(tried)) if holds[i]])
+    middle, spread = ([1e3 * s(i) for i in range(len(tried))] for s in (ranking.seconds, ranking.spread))
     plan = tried[kept][1]
-    earlier = plan.report.get("precision_choice", [])
-    plan.report["latency_ms"] = middle[kept]
-    plan.report["precision_choice"] = [
+    earlier = plan.report.precision_choice
+    plan.report.latency_ms = middle[kept]
+    plan.report.precision_choice = [
         *earlier,
         *(
-            {"what": what, "ms": ms, "spread_ms": s, "kept": i == kept, "float_layers": sorted(skip), "accuracy": v and v.value, "holds": h}
+            PrecisionCandidate(what, ms, s, i == kept, h, sorted(skip), None if v is None else v.value)
             for i, ((what, _, skip), ms, s, v, h) in enumerate(zip(tried, middle, spread, verdicts, holds, strict=True))
         ),
     ]
-    plan.report["fp8"] = {"left_out": dict(left), "sums_in_16_bits": sorted(sums)}
+    plan.report.fp8 = Float8Record(dict(left), sorted(sums))
     shown = ", ".join(f"{what} {ms:.3f} ms{'' if h else ' (outside the budget)'}" for (what, _, _), ms, h in zip(tried, middle, holds, strict=True))
     said = f"FP8 pays: {shown}; {len(left)} layers stay out for accuracy or size."
     if kept == 0:
         said = f"--fp8 is permitted but does not pay here: {shown}."
-    plan.report["notes"] = [*plan.report.get("notes", []), *notes]
-    plan.report["info"] = [*plan.report.get("info", []), *info, said, *([_left_out(left)] if left and kept else [])]
+    plan.report.notes = [*plan.report.notes, *notes]
+    plan.report.info = [*plan.report.info, *info, said, *([_left_out(left)] if left and kept else [])]
     return plan
 
 

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.lock.relock import locked_again, note_found, read_recipe
 from whet.builder.precision.accuracy_budget import SAMPLES, Fit, Judge, report_of
 from whet.builder.precision.calibration import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepared
-from whet.builder.precision.comparison import in_turns, slow_layers
+from whet.builder.precision.comparison import compare_engines, slow_layers
 from whet.builder.precision.int8_engines import Making, Tried, quantized_network, without_int8
 from whet.builder.precision.int8_selection import candidates, fitted, keep, tuned, untimed
 from whet.builder.precision.permissions import demanded_floats, demanded_integers
@@ -36,7 +35,9 @@ from whet.builder.progress import Noting, Progress
 from whet.builder.verify.engine_values import EngineRun
 from whet.builder.verify.verify_selected import kept_verified
 from whet.engine.plan import EnginePlan
+from whet.engine.report import CalibrationStep
 from whet.errors import BuildError
+from whet.measure.compare import Ranking
 from whet.network import Layer, Network
 from whet.precision import Ranges, find_places
 from whet.precision.budget import Budget
@@ -64,17 +65,17 @@ def build_int8(
     net, said = with_sparsity(net, config)
 
     def source(plan: EnginePlan) -> Network:
-        if "quantized" not in plan.report:
+        if plan.report.quantized is None:
             return net
-        ranges, skip, tables = read_recipe(plan.report["quantized"])
+        ranges, skip, tables = read_recipe(plan.report.quantized)
         return quantized_network(prepared(net, config), ranges, skip, demanded_floats(config), tables=tables)
 
     began, tell = perf_counter(), Noting(progress)
     with _times_shared(config) as sharing:
         plan = kept_verified(lambda c: _built_int8(net, c, calibration, budget, tell, inputs), source, as_one(sharing), tell, inputs)
         plan = dealt_at_last(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=tell), tell, inputs)
-    plan.report["notes"] = [*said, *plan.report["notes"]]
-    plan.report["build_seconds"], plan.report["phase_seconds"] = perf_counter() - began, tell.seconds()  # of all the engines
+    plan.report.notes = [*said, *plan.report.notes]
+    plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, tell.seconds()  # of all the engines
     return note_found(plan, config)
 
 
@@ -109,11 +110,11 @@ def _built_int8(
     must = _demanded(made, layers, config, notes)
     if not layers:
         plan = build(net, without_int8(config), progress=progress, inputs=inputs)
-        plan.report["notes"].append("--int8: the network has no convolution or product with constant weights that 8 bits could compute")
+        plan.report.notes.append("--int8: the network has no convolution or product with constant weights that 8 bits could compute")
         return plan
-    extra: dict[str, Any] = {}
+    steps: list[CalibrationStep] = []
     progress.stage("calibration", 0)
-    ranges = calibrated_ranges(net, made, _counted(calibration, progress), config, notes.append, extra, info.append)
+    ranges = calibrated_ranges(net, made, _counted(calibration, progress), config, notes.append, steps, info.append)
     backend = get_backend(config.backend, threads=max(config.threads, 0))
     later = backend.capabilities.overlapping_launches and config.in_network
     first = dataclasses.replace(config, in_network=config.in_network and not later)
@@ -123,20 +124,20 @@ def _built_int8(
         making.judge = Judge(made, "int8", ranges, samples, budget, config, progress)
     if not backend.capabilities.executes or config.optimization_level == 0:
         plan = untimed(making)
-        plan.report.update(extra)
+        plan.report.calibration_steps = steps
         return plan
     tried = candidates(making)
     fit = fitted(making, tried) if making.judge is not None else Fit()
-    times = _in_turns(making, tried, backend)
+    ranking = _compare_engines(making, tried, backend)
     if later:
         making.config = config
-        tried = tuned(making, tried, times)
-        times = _in_turns(making, tried, backend)
-    plan = keep(making, tried, times)
-    plan.report.update(extra)
+        tried = tuned(making, tried, ranking)
+        ranking = _compare_engines(making, tried, backend)
+    plan = keep(making, tried, ranking)
+    plan.report.calibration_steps = steps
     if making.judge is not None and budget is not None:
         kept = next(t for t in tried if t.plan is plan)
-        plan.report["accuracy"] = report_of(budget, fit, kept.judged_on, kept.verdict)
+        plan.report.accuracy = report_of(budget, fit, kept.judged_on, kept.verdict)
     return plan
 
 
@@ -154,12 +155,11 @@ def _counted(calibration: Calibration, progress: Progress) -> Calibration:
     return dataclasses.replace(calibration, samples=told)
 
 
-def _in_turns(m: Making, tried: list[Tried], backend: Backend) -> list[list[float]]:
-    """Seconds of the engines, run in turns."""
-    m.progress.stage("engines in turns", 1)
-    times = in_turns([t.plan for t in tried], backend, m.config)
+def _compare_engines(m: Making, tried: list[Tried], backend: Backend) -> Ranking:
+    m.progress.stage("comparing engines", 1)
+    ranking = compare_engines([t.plan for t in tried], backend, m.config)
     m.progress.step("done")
-    return times
+    return ranking
 
 
 def _demanded(made: Network, layers: list[Layer], config: BuildConfig, notes: list[str]) -> frozenset[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
-from whet.builder.lock.relock import recipe
+from whet.builder.lock.relock import make_recipe
 from whet.builder.precision.accuracy_budget import Judge
 from whet.builder.precision.comparison import known_as
 from whet.builder.precision.float16 import build_floats_within
@@ -78,13 +78,13 @@ class Making:
         name = f"{what}{_LOOKED_UP}" if self.tables else what
         with self.progress.making(name):
             plan = build(chosen, self.config, progress=self.progress, inputs=self.inputs)
-        plan.report["quantized"] = recipe(self.ranges, skip, self.tables)
+        plan.report.quantized = make_recipe(self.ranges, skip, self.tables)
         return Tried(name, plan, skip, tables=self.tables)
 
     def tuned(self, t: Tried) -> Tried:
         """The same engine once more, with what `config` now says of choosing in the network; judged where there is a budget."""
         self.tables = t.tables
-        if "quantized" not in t.plan.report:
+        if t.plan.report.quantized is None:
             return self.floats()
         found = self.integers(t.what.removesuffix(_LOOKED_UP), t.skip)
         if self.judge is not None:

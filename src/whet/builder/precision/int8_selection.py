@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from whet.builder.precision.accuracy_budget import Fit, report_of
-from whet.builder.precision.comparison import layer_times, slow_layers, standing
+from whet.builder.precision.comparison import layer_times, slow_layers
 from whet.builder.precision.int8_engines import Making, Tried
 from whet.engine.plan import EnginePlan
+from whet.engine.report import PrecisionCandidate
+from whet.measure.compare import Ranking
 
 _ROUNDS_OF_DROPPING = 2
 _OPEN = 1.15  # of the fastest engine: what choosing kernels in the network could still put in front
@@ -23,28 +23,28 @@ def candidates(m: Making) -> list[Tried]:
     if m.looks_up():
         m.tables = True
         tried.append(m.integers("int8", frozenset()))
-        computed, looked_up = (t.plan.report.get("latency_ms", 0.0) for t in tried)
+        computed, looked_up = (t.plan.report.latency_ms or 0.0 for t in tried)
         m.tables = looked_up <= computed
         if not m.tables:
             tried.reverse()  # what comes is made from the faster one
-    tried = [*(demanded or [m.floats(tried[-1].plan.report.get("latency_ms"))]), *tried]  # floats come last: it is known whom they have to beat
+    tried = [*(demanded or [m.floats(tried[-1].plan.report.latency_ms)]), *tried]  # floats come last: it is known whom they have to beat
     for _ in range(_ROUNDS_OF_DROPPING):
         last = tried[-1]
         times = layer_times(tried[0].plan, last.plan, m.layers)
         slow = slow_layers(tried[0].plan, last.plan, m.layers) - last.skip - m.must
         gain = sum(times[n][1] - times[n][0] for n in slow)
-        if gain < _LEAST_GAIN * last.plan.report.get("latency_ms", 0.0) or not slow or len(slow | last.skip) >= len(m.layers):
+        if gain < _LEAST_GAIN * (last.plan.report.latency_ms or 0.0) or not slow or len(slow | last.skip) >= len(m.layers):
             break
         wider = last.skip | slow
         tried.append(m.integers(f"int8 without {len(wider)} layers that do not pay", wider))
     return tried
 
 
-def tuned(m: Making, tried: list[Tried], times: list[list[float]]) -> list[Tried]:
+def tuned(m: Making, tried: list[Tried], ranking: Ranking) -> list[Tried]:
     """The engines with their kernels chosen in the network too: of floating point and of integers the fastest that may be kept."""
-    middle = [median(t) for t in times]
+    middle = [ranking.seconds(i) for i in range(len(tried))]
     open_ = [i for i, t in enumerate(tried) if t.allowed] or [0]
-    kinds = [[i for i in open_ if ("quantized" in tried[i].plan.report) == quantized] for quantized in (False, True)]
+    kinds = [[i for i in open_ if (tried[i].plan.report.quantized is not None) == quantized] for quantized in (False, True)]
     found = list(tried)
     for i in (min(kind, key=lambda i: middle[i]) for kind in kinds if kind):
         if middle[i] <= _OPEN * min(middle[k] for k in open_):
@@ -86,10 +86,10 @@ def untimed(m: Making) -> EnginePlan:
     fit = Fit() if m.judge is None else m.judge.fit(names, {}, m.must)
     plan = m.integers("int8", frozenset(fit.dropped)).plan
     if m.judge is not None:
-        plan.report["accuracy"] = report_of(m.judge.budget, fit, "emulation", None)
+        plan.report.accuracy = report_of(m.judge.budget, fit, "emulation", None)
         _say_budget(m, fit)
-    plan.report["notes"] += [*m.notes, "INT8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
-    plan.report["info"] = [*plan.report.get("info", []), *m.info]
+    plan.report.notes += [*m.notes, "INT8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
+    plan.report.info = [*plan.report.info, *m.info]
     return plan
 
 
@@ -107,25 +107,23 @@ def _say_budget(m: Making, fit: Fit) -> None:
     (m.info if fit.verdict is not None and fit.verdict.holds else m.notes).append(said)
 
 
-def keep(m: Making, tried: list[Tried], times: list[list[float]]) -> EnginePlan:
+def keep(m: Making, tried: list[Tried], ranking: Ranking) -> EnginePlan:
     """The fastest that holds the budget; of those within the noise the one with the fewest integers (floating point, then the fewest layers)."""
     open_ = [i for i, t in enumerate(tried) if t.allowed] or [0]
-    found = standing(times, sorted(open_, key=lambda i: (i > 0, -len(tried[i].skip))))
-    middle, spread, kept = found.ms, found.spread_ms, found.kept
+    kept = ranking.select(sorted(open_, key=lambda i: (i > 0, -len(tried[i].skip))))
+    middle, spread = ([1e3 * s(i) for i in range(len(tried))] for s in (ranking.seconds, ranking.spread))
     plan = tried[kept].plan
-    plan.report["latency_ms"] = middle[kept]
-    plan.report["precision_choice"] = [
-        {
-            "what": t.what, "ms": ms, "spread_ms": s, "kept": i == kept, "float_layers": sorted(t.skip),
-            "accuracy": None if t.verdict is None else t.verdict.value, "holds": t.allowed,
-            "build_seconds": t.plan.report["build_seconds"],
-        }
+    plan.report.latency_ms = middle[kept]
+    plan.report.precision_choice = [
+        PrecisionCandidate(
+            t.what, ms, s, i == kept, t.allowed, sorted(t.skip), None if t.verdict is None else t.verdict.value, t.plan.report.build_seconds
+        )
         for i, (t, ms, s) in enumerate(zip(tried, middle, spread, strict=True))
-    ]  # fmt: skip
+    ]
     shown = ", ".join(f"{t.what} {ms:.3f} ms{'' if t.allowed else ' (outside the budget)'}" for t, ms in zip(tried, middle, strict=True))
     if not any(t.allowed for t in tried):
         m.notes.append(f"No engine holds the accuracy budget: {shown}. The first one is kept; the demands for INT8 or 16 bits leave no other.")
-    elif tried[kept].plan.report.get("quantized") is None:
+    elif tried[kept].plan.report.quantized is None:
         m.notes.append(f"--int8 is permitted but does not pay here: {shown}. The engine computes in floating point.")
     elif kept == 0:
         m.notes.append(f"INT8 pays nowhere but where it is demanded: {shown}.")
@@ -133,6 +131,6 @@ def keep(m: Making, tried: list[Tried], times: list[list[float]]) -> EnginePlan:
         left = len(tried[kept].skip)
         floats = f"; {left} of {len(m.layers)} quantizable layers stay in floating point" if left else ""
         m.info.append(f"INT8 pays: {shown}{floats}.")
-    plan.report["notes"] = [*plan.report.get("notes", []), *m.notes]
-    plan.report["info"] = [*plan.report.get("info", []), *m.info]
+    plan.report.notes = [*plan.report.notes, *m.notes]
+    plan.report.info = [*plan.report.info, *m.info]
     return plan

@@ -124,7 +124,7 @@ def _shared_times(floats: EnginePlan, low: EnginePlan, layers: Iterable[Layer]) 
     """Times of the engine layers that hold a source layer; one that several were fused into is given to the first of them."""
     found: dict[str, tuple[float, float]] = {}
     taken: set[str] = set()
-    before, after = (dict(p.report.get("layer_ms", {})) for p in (floats, low))
+    before, after = (dict(p.report.layer_ms) for p in (floats, low))
     for layer in layers:
         own = known_as(layer)
         a = [x.name for x in floats.network.layers if own & known_as(x) and x.name in before]
@@ -137,8 +137,8 @@ def _shared_times(floats: EnginePlan, low: EnginePlan, layers: Iterable[Layer]) 
 
 def _whole(plan: EnginePlan) -> float | None:
     """An engine's time: as timed while it was built, else the sum of its layers."""
-    known = plan.report.get("latency_ms")
-    times = plan.report.get("layer_ms", {})
+    known = plan.report.latency_ms
+    times = plan.report.layer_ms
     return float(known) if known is not None else float(sum(times.values())) if times else None
 
 

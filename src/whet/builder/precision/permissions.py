@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 
 from whet.backends import capabilities_of, get_backend
 from whet.builder.config import BuildConfig
+from whet.engine.report import PermissionUse
 from whet.errors import BackendError, BuildError, UsageError
 from whet.network import BF16, F8E4M3, F16, F32, I8, U8, DType, Layer
 from whet.tactics import Signature, anchor, is_quantized, tactics_of
@@ -213,12 +214,12 @@ def _storage(precision: str) -> DType:
     return _STORAGE[precision]
 
 
-def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Signature]]) -> dict[str, dict[str, object]]:
+def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Signature]]) -> dict[str, PermissionUse]:
     """For each permission: how many layers used it, and the reason where none did. Raises BuildError under `strict`."""
     ran = [runs_in(layer, s) for layer, s in signatures.values()]
     integers = sum(1 for layer, _ in signatures.values() if on_integers(layer))
     float8 = sum(1 for layer, _ in signatures.values() if is_float8(layer))
-    report: dict[str, dict[str, object]] = {}
+    report: dict[str, PermissionUse] = {}
     for p in dict.fromkeys(config.precisions):
         kinds = _PERMITS[p]
         used = sum(1 for d in ran if d is not None and d in kinds)
@@ -236,5 +237,5 @@ def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Si
             }.get(p, f"no tactic with {' or '.join(k.name for k in kinds)} storage ran or won on this machine")
             if reason and config.strict:
                 raise BuildError(f"--{p} cannot be used: {reason}. Leave out --strict to build without it.")
-        report[p] = {"layers": used, "of": len(ran), "reason": reason}
+        report[p] = PermissionUse(used, len(ran), reason)
     return report

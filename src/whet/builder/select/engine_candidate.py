@@ -8,12 +8,12 @@ from math import inf
 
 import numpy as np
 
-from whet.builder.candidates.option import Option
 from whet.builder.select.formats import Choosing
 from whet.builder.select.search import Search
 from whet.engine.plan import EnginePlan
 from whet.errors import BackendError, BuildError
-from whet.measure.statistics import spread, typical
+from whet.measure.option import Option
+from whet.measure.statistics import noise_between, spread, typical
 from whet.measure.timing_cache import Timed
 from whet.network import Network
 from whet.runtime import Bound, WeightStore, bind
@@ -63,10 +63,9 @@ class Entry:
     def noise(self, other: Entry) -> float:
         """By how many ms this and another may differ and count as equal: what the middle of their times varies by, or of their differences
         where they ran in the same turns, in which a change of the machine's pace does not count."""
-        alone = max(self.spread, other.spread)
-        if not self.samples or len(self.samples) != len(other.samples):
-            return alone
-        return min(alone, spread([a - b for a, b in zip(self.samples, other.samples, strict=True)]) * self.pace)
+        if self.samples and len(self.samples) == len(other.samples):
+            return min(max(self.spread, other.spread), noise_between(self.samples, other.samples) * self.pace)
+        return max(self.spread, other.spread)
 
 
 class Stand:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from whet.builder.candidates.option import Option
 from whet.builder.select.pbqp import Problem
 from whet.errors import NoTacticError
+from whet.measure.option import Option
 from whet.network import Layer, Network, Tensor
 from whet.tactics import Operand
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from whet.builder.candidates.compile_ahead import start_compiling
-from whet.builder.candidates.option import Option
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.select.search import Search
 from whet.builder.select.unfused_time import Apart, chains_apart, taken_apart, timed_apart
+from whet.measure.option import Option
+from whet.measure.policy import FUSED_ROUNDS
 from whet.network import Layer, Network
 from whet.ops import bind_layer
 from whet.tactics import anchor
 
-_ROUNDS = 4  # enough to see that the parts are slower, as they mostly are
 _LEVEL = 3  # from which fused layers are timed against their parts
 
 
@@ -30,7 +30,7 @@ def time_apart(search: Search) -> None:
     if not _looks(search):
         return
     assert search.timer is not None
-    timer = dataclasses.replace(search.timer, rounds=min(_ROUNDS, search.timer.rounds))
+    timer = dataclasses.replace(search.timer, rounds=min(FUSED_ROUNDS, search.timer.rounds))
     chains: dict[str, tuple[Option, list[Option]]] = {}
     search.tell.phase("fused or apart")
     for kind in dict.fromkeys(k for n, k in search.kind_of.items() if search.layers[n].op == "Fused"):

@@ -7,16 +7,14 @@ from typing import Any
 
 from whet.builder.select.engine_candidate import Entry, Make, Stand, changed_entry
 from whet.builder.select.search import Search
-from whet.measure.engine_history import keep_options, recalled_options
-from whet.measure.in_network import Kind, Winner, chosen_in_chain
-from whet.measure.statistics import typical
-from whet.runtime import Bound
+from whet.measure.compare import Ranking, compare
+from whet.measure.in_network import LayerKind, Selection, select_in_network
+from whet.measure.policy import LAYER_PAIRS
 
-_CLOSE = 1.3  # a runner-up this much slower alone may still win in the network
-_RUNNERS_UP = 9  # how many take turns where launches overlap
-_IN_CHAIN_S, _KIND_S = 6.0, 1.0  # seconds spent on that, and on one kind of layer at most: slow networks compare fewer
+_CLOSE = 1.3  # times the selected option's time alone: a runner-up up to here may still win in the network
+_RUNNERS_UP = 9  # that are compared where launches overlap
+_IN_NETWORK_S, _KIND_S = 6.0, 1.0  # seconds spent on that, and on one kind of layer at most: slow networks compare fewer
 _REPLAYS = 11  # of each option at least
-_TURNS, _TURNS_S = (3, 7), 1.5  # of two engines, layer against layer; seconds for all of them
 
 
 def refined_entry(search: Search, base: Entry, make: Make, stand: Stand) -> Entry | None:
@@ -24,24 +22,24 @@ def refined_entry(search: Search, base: Entry, make: Make, stand: Stand) -> Entr
 
     What an earlier build found for the same engine and options is taken from the timing cache.
     """
-    kinds = _kinds_in_chain(search, base) if search.backend.capabilities.overlapping_launches else _runners_up(search, base)
+    kinds = _list_kinds(search, base) if search.backend.capabilities.overlapping_launches else _runners_up(search, base)
     if not kinds:
         return None
-    picked = recalled_options(search, base, kinds)
+    picked = search.history.read_selection(base, kinds)
     if picked is None:
         if search.backend.capabilities.overlapping_launches:
-            winners = chosen_in_chain(stand.bound(base), kinds, stand.store, _IN_CHAIN_S)
+            winners = select_in_network(stand.bound(base), kinds, stand.store, _IN_NETWORK_S)
         else:
-            winners = _chosen_in_turns(base, kinds, make, stand)
-        keep_options(search, base, winners)
+            winners = _compare_layers(base, kinds, make, stand)
+        search.history.write_selection(base, winners)
         picked = {w.kind: w.option for w in winners}
-    better = {name: option for kind, option in picked.items() if option is not kind.mine for name in kind.layers}
+    better = {name: option for kind, option in picked.items() if option is not kind.incumbent for name in kind.layers}
     if not better:
         return None
     return changed_entry(base, f"{base.what}, {len(better)} layers changed for what is faster in the network", better, make)
 
 
-def _runners_up(search: Search, base: Entry) -> list[Kind]:
+def _runners_up(search: Search, base: Entry) -> list[LayerKind]:
     """Each layer by itself, with the fastest other option of its signature that was nearly as fast alone."""
     found = []
     for i, layer in enumerate(base.lowered.layers):
@@ -50,23 +48,32 @@ def _runners_up(search: Search, base: Entry) -> list[Kind]:
         same = [o for o in close if o.signature == mine.signature and o.ident != mine.ident]
         same = [o for o in same if search.why_not(layer, o, base.lowered) is None]
         if same:
-            found.append(Kind(f"layer {i}: {kind}", (layer.name,), mine, (min(same, key=lambda o: o.cost),)))
+            found.append(LayerKind(f"layer {i}: {kind}", (layer.name,), mine, (min(same, key=lambda o: o.cost),)))
     return found
 
 
-def _chosen_in_turns(base: Entry, kinds: Sequence[Kind], make: Make, stand: Stand) -> list[Winner]:
-    """The engine in turns with one in which every kind has its other option, layer against layer."""
+def _compare_layers(base: Entry, kinds: Sequence[LayerKind], make: Make, stand: Stand) -> list[Selection]:
+    """Compares the engine layer by layer with one in which every kind has its other option."""
     others = {name: kind.others[0] for kind in kinds for name in kind.layers}
-    a, b = _turns(stand.bound(base), stand.bound(changed_entry(base, "runners-up", others, make)))
-    at = {layer.name: i for i, layer in enumerate(base.net.layers)}
-    winners = []
+    bounds = (stand.bound(base), stand.bound(changed_entry(base, "runners-up", others, make)))
+    times: tuple[list[list[float]], list[list[float]]] = ([], [])  # by engine, run and layer
+
+    def run(k: int) -> float:
+        times[k].append(bounds[k].run_timed())
+        return sum(times[k][-1])
+
+    load = compare([lambda: run(0), lambda: run(1)], LAYER_PAIRS).load
+    step = {layer.name: i for i, layer in enumerate(base.net.layers)}
+    selections = []
     for kind in kinds:
-        mine, other = (typical(x[at[kind.layers[0]]], True) for x in (a, b))
-        winners.append(Winner(kind, kind.others[0], other * 1e3) if other < 0.97 * mine else Winner(kind, kind.mine, mine * 1e3))
-    return winners
+        samples = [[layers[step[kind.layers[0]]] for layers in runs] for runs in times]
+        layer = Ranking(LAYER_PAIRS, samples, samples, [0, 1], load=load)
+        winner = layer.select([0, layer.fastest()])
+        selections.append(Selection(kind, (kind.incumbent, kind.others[0])[winner], layer.seconds(winner) * 1e3))
+    return selections
 
 
-def _kinds_in_chain(search: Search, base: Entry) -> list[Kind]:
+def _list_kinds(search: Search, base: Entry) -> list[LayerKind]:
     """Layers of equal work by equal options, with the options that were nearly as fast alone; none for networks too slow to be replayed often."""
     most = min(_RUNNERS_UP, int(_KIND_S / (_REPLAYS * max(base.ms, 1e-6) * 1e-3)))
     if most < 1:
@@ -81,17 +88,5 @@ def _kinds_in_chain(search: Search, base: Entry) -> list[Kind]:
         close = [o for o in search.kinds[kind].options if o.ms is not None and o.cost <= _CLOSE * mine.cost and o.ident != mine.ident]
         same = [o for o in close if o.signature == mine.signature and all(search.why_not(layers[n], o, base.lowered) is None for n in names)]
         if same:
-            kinds.append(Kind(kind, tuple(names), mine, tuple(sorted(same, key=lambda o: o.cost)[:most])))
+            kinds.append(LayerKind(kind, tuple(names), mine, tuple(sorted(same, key=lambda o: o.cost)[:most])))
     return kinds
-
-
-def _turns(a: Bound, b: Bound) -> tuple[list[list[float]], list[list[float]]]:
-    """Seconds of each layer of two engines, run in turns."""
-    runs: tuple[list[list[float]], list[list[float]]] = ([], [])
-    turns = _TURNS[1]
-    while len(runs[0]) < turns:
-        runs[0].append(a.run_timed())
-        runs[1].append(b.run_timed())
-        once = sum(runs[0][-1]) + sum(runs[1][-1])
-        turns = max(_TURNS[0], min(turns, int(_TURNS_S / max(once, 1e-6))))
-    return [list(x) for x in zip(*runs[0], strict=True)], [list(x) for x in zip(*runs[1], strict=True)]

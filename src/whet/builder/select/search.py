@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 from whet.backends import Backend
 from whet.builder.batching.profiles import OPT, bound_layers, environment
 from whet.builder.candidates.compile_ahead import start_compiling
 from whet.builder.candidates.enumerate import Candidates, list_candidates, no_tactic
 from whet.builder.candidates.filter import Losers, wide_is_close, worth_timing
-from whet.builder.candidates.option import Ident, Option
 from whet.builder.candidates.reformats import Reformats
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.candidates.views import is_view, view_refusal
@@ -19,9 +17,13 @@ from whet.builder.precision.permissions import Permissions
 from whet.builder.progress import Noting
 from whet.builder.select.formats import inplace_refusal
 from whet.builder.select.unfused_time import Apart, taken_apart
-from whet.engine.plan import Candidate, Profile
-from whet.measure.machine_state import machine_state
-from whet.measure.timing import Conditions, Timer, earliest_in_noise
+from whet.engine.plan import Profile
+from whet.engine.report import Candidate, GpuState, TimingRecord
+from whet.measure.engine_history import EngineHistory
+from whet.measure.machine_state import read_machine_state
+from whet.measure.option import Ident, Option
+from whet.measure.policy import REFORMAT_ROUNDS
+from whet.measure.timing import Conditions, Timer, select_fastest
 from whet.measure.timing_cache import TimingCache
 from whet.measure.timing_key import layer_text
 from whet.network import Layer, Network, evaluate
@@ -31,7 +33,6 @@ from whet.tactics import Tactic
 #: options timed per kind of layer at each builderOptimizationLevel; None: all
 _TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
 _SPARING = 3  # the level up to which implementations that always lost are left out
-_REFORMAT_ROUNDS = 2
 HOPELESS = 1.25  # times another sum of layers' times (or another engine): layers one by one and the whole do not differ by so much
 _ENOUGH = 4  # configurations of a tactic that may fail for a layer before the rest is not tried: each failure builds and verifies again
 
@@ -73,9 +74,10 @@ class Search:
         if self.cap != 0:
             conditions = Conditions.of(backend, self._footprint())
             self.timer = Timer(backend, self.cache, conditions, config.avg_timing, config.error_on_cache_miss)
+        self.history = EngineHistory(self.cache, () if self.timer is None else self.timer.environment, self.kind_of)
         reformat_timer = None
         if self.timer is not None:
-            reformat_timer = Timer(backend, self.cache, self.timer.conditions, min(_REFORMAT_ROUNDS, config.avg_timing), config.error_on_cache_miss)
+            reformat_timer = Timer(backend, self.cache, self.timer.conditions, min(REFORMAT_ROUNDS, config.avg_timing), config.error_on_cache_miss)
         self.reformats = Reformats(tactics, backend, self.env, reformat_timer)
 
     def __enter__(self) -> Search:
@@ -142,7 +144,7 @@ class Search:
         options = self.timed_options(found) if found.options and self.timer is not None else found.options[:1]
         if len(options) > 1:
             assert self.timer is not None
-            self.timer.knows(options, found.text)
+            self.timer.is_cached(options, found.text)
         start_compiling(options, self.backend)
         for o in found.options:
             o.texts = ()
@@ -179,8 +181,8 @@ class Search:
             found = self.kinds[kind]
             self.tell.step(f"{found.layer.name}: {len(found.options)} tactics")
             self.time_kind(found)
-        if self.timer.disturbed:
-            worst = max(self.timer.disturbed, key=lambda load: load.others)
+        if self.timer.loads.disturbed:
+            worst = max(self.timer.loads.disturbed, key=lambda load: load.others or 0.0)
             self.tell.note(
                 f"{worst.who} took up to {worst.others:.1f} CPUs while kernels were timed; what was timed then was repeated, but on a busy "
                 "machine choices may be off. Build again when it is quiet."
@@ -204,23 +206,20 @@ class Search:
         options = found.options if ahead or level > _SPARING else self._losers.without(found.options)
         return worth_timing(options, level, self.cap, ahead and not alike)
 
-    def timing_report(self) -> dict[str, Any]:
+    def timing_report(self) -> TimingRecord:
         """Hits and misses of the cache, in which cache state was timed, and others' load."""
         if self.timer is None:
-            return {
-                "level": self.config.optimization_level,
-                "timed": 0,
-                "why": "level 0 times nothing: the first kernel that runs is taken",
-            }
-        return {
-            "level": self.config.optimization_level,
-            "hits": self.cache.hits,
-            "misses": self.cache.misses,
-            "conditions": self.timer.conditions.state,
+            return TimingRecord(self.config.optimization_level, timed=0, why="level 0 times nothing: the first kernel that runs is taken")
+        gpu = read_machine_state(self.backend, self.tell.note).get("gpu")
+        return TimingRecord(
+            level=self.config.optimization_level,
+            hits=self.cache.hits,
+            misses=self.cache.misses,
+            conditions=self.timer.conditions.state,
+            disturbed_cpus=[round(load.others or 0.0, 2) for load in self.timer.loads.disturbed],
+            gpu=None if gpu is None else GpuState(**gpu),
             **self.timer.cold_report(),
-            "disturbed_cpus": [round(load.others, 2) for load in self.timer.disturbed],
-            **machine_state(self.backend, self.tell),
-        }
+        )
 
     def outrun(self, ms: float) -> bool:
         """Whether the engine that this one competes with is so much faster than a sum of layers' times that no other choice makes up for it.
@@ -251,7 +250,7 @@ class Search:
         groups: dict[object, list[Option]] = {}
         for o in wanted or options:
             groups.setdefault(o.signature, []).append(o)
-        return sorted((earliest_in_noise(g) for g in groups.values()), key=lambda o: o.rank)
+        return sorted((select_fastest(g) for g in groups.values()), key=lambda o: o.rank)
 
     def why_not(self, layer: Layer, o: Option, net: Network) -> str | None:
         """Why this layer of `net` may not use an option of its kind, or None."""
@@ -269,7 +268,7 @@ class Search:
         s = view.signature
         options = [o for o in self.kinds[self.kind_of[layer]].options if (o.signature.inputs, o.signature.outputs) == (s.inputs, s.outputs)]
         options = [o for o in options if not o.signature.inplace and (self.kind_of[layer], o.ident) not in self._bans]
-        return earliest_in_noise([o for o in options if o.ms is not None] or options) if options else None
+        return select_fastest([o for o in options if o.ms is not None] or options) if options else None
 
     def refuse_views(self, layers: Sequence[str]) -> None:
         """These layers copy their parts from now on."""

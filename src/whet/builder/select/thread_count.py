@@ -8,17 +8,19 @@ counts follow each other, which costs more than a small layer takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from whet.backends import capabilities_of, get_backend
 from whet.builder.config import AUTO_THREADS, BuildConfig
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
-from whet.measure.statistics import typical
+from whet.engine.report import ThreadCountTime
+from whet.measure.compare import compare
+from whet.measure.policy import THREAD_COUNTS
 from whet.runtime import bind
 
 _LEVEL = 4  # from here on "all usable threads" is a question, not an answer
-_SECONDS = 0.8  # spent on each engine, at most
-_ROUNDS = (5, 30)
 
 
 def thread_counts(config: BuildConfig, locked: int | None = None) -> list[int]:
@@ -42,23 +44,19 @@ def fastest(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
         bound = bind(plan, backend)
         bound.feed(probe_inputs(plan.network, seed, probe_shapes(plan)))
         bounds.append(bound)
-    once = sum(b.seconds(2)[1] for b in bounds)
-    rounds = max(_ROUNDS[0], min(_ROUNDS[1], int(_SECONDS * len(plans) / max(once, 1e-6))))
-    samples: list[list[float]] = [[] for _ in plans]
-    with backends[0].watch() as load:
-        for r in range(rounds):
-            for k in range(len(plans)) if r % 2 == 0 else reversed(range(len(plans))):
-                samples[k].append(bounds[k].seconds(2)[1] * 1e3)  # the first run after another count builds the pool up
-    times = [typical(s, load.disturbed) for s in samples]
-    spreads = [(sorted(s)[(3 * (len(s) - 1)) // 4] - sorted(s)[(len(s) - 1) // 4]) / 2 for s in samples]
-    best = min(range(len(plans)), key=times.__getitem__)
-    kept = next(k for k in range(len(plans)) if times[k] - times[best] <= max(spreads[k], spreads[best], 0.003 * times[best]))
-    rows = [{"threads": p.threads, "ms": ms, "spread_ms": s} for p, ms, s in zip(plans, times, spreads, strict=True)]
+    ranking = compare([partial(_run_once, b) for b in bounds], THREAD_COUNTS, watch=backends[0].watch)
+    kept = ranking.select(range(len(plans)))
+    rows = [ThreadCountTime(p.threads, ranking.seconds(k) * 1e3, ranking.spread(k) * 1e3) for k, p in enumerate(plans)]
+    load = ranking.load
     backends[kept].activate()
     plan = plans[kept]
-    plan.report["threads"] = rows
-    said = ", ".join(f"{r['threads']}: {r['ms']:.4g} ms" for r in rows)
+    plan.report.threads = rows
+    said = ", ".join(f"{r.threads}: {r.ms:.4g} ms" for r in rows)
     busy = f"; {load.who} took {load.others:.1f} CPUs meanwhile, so this may be off" if load.disturbed else ""
-    kind = "notes" if busy else "info"
-    plan.report[kind] = [*plan.report.get(kind, []), f"threads were chosen by time ({said}); the engine takes {plan.threads}{busy}"]
+    texts = plan.report.notes if busy else plan.report.info
+    texts.append(f"threads were chosen by time ({said}); the engine takes {plan.threads}{busy}")
     return plan
+
+
+def _run_once(bound: Any) -> float:
+    return float(bound.seconds(1)[0])

@@ -15,17 +15,17 @@ from typing import Any
 
 from whet.backends import Backend
 from whet.builder.candidates.compile_ahead import configs_with_texts
-from whet.builder.candidates.option import Option
 from whet.builder.candidates.unfuse import unfuse
-from whet.engine.plan import Candidate
+from whet.engine.report import Candidate
 from whet.errors import BackendError, NetworkError
+from whet.measure.option import Option
+from whet.measure.policy import UNFUSED
 from whet.measure.timing import Timer
 from whet.measure.timing_key import source_digest
 from whet.network import Layer, Network, Tensor
 from whet.ops import bind_layer
 from whet.tactics import Args, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, anchor, is_quantized
 
-_CLEARLY = 0.97  # of the fused kernel's time
 _LONGEST = 4  # parts; a longer chain passes over memory too often to win
 _ALIGNMENT = 64
 
@@ -46,7 +46,7 @@ class Apart:
         """Whether the whole network without the fused layer is worth a look."""
         if self.ms is None or self.fused_ms is None:
             return False
-        return self.ms < _CLEARLY * self.fused_ms and self.fused_ms - self.ms > self.spread_ms
+        return self.fused_ms - self.ms > UNFUSED.tolerance(self.ms, self.spread_ms)
 
     def __str__(self) -> str:
         return self.reason or f"fused {self.fused_ms:.4f} ms, apart {self.ms:.4f} ms in turns with it"

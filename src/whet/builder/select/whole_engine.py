@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from whet.builder.candidates.filter import is_narrow
-from whet.builder.candidates.option import Option
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.views import StuckViews, settled
 from whet.builder.select.engine_candidate import BrokenKernel, Entry, Make, Stand
@@ -18,16 +16,14 @@ from whet.builder.select.refine import refined_entry
 from whet.builder.select.search import HOPELESS, Search
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
-from whet.measure.compare import race
-from whet.measure.engine_history import keep_times, recalled_times
+from whet.engine.report import EngineTime, SelectionRecord
+from whet.measure.compare import compare
+from whet.measure.option import Option
+from whet.measure.policy import ENGINE_NEAR, ENGINES, LAYER_PROFILE, RECALL_DOUBT
 from whet.network import Network, Tensor
 from whet.tactics import Operand
 
-_SECONDS, _TURNS = 0.8, 30  # spent on timing each whole engine; turns, at most
-_LAYERS_S, _LAYER_RUNS = 1.0, (3, 5)  # spent on the times of the kept engine's layers; runs
 WIDE = "no 16-bit floats"  # types are chosen by the sum of layers' times; the clock judges the whole without
-_DOUBT = 1.05  # times what another engine was remembered to take: if the kept one takes longer now, they were not timed in such a moment
-_CLOSE = 1.06  # of the fastest engine: who takes turns with the one with kernels chosen in the network
 
 
 @dataclass
@@ -35,7 +31,7 @@ class Best:
     """The engine that was kept, and all that were timed."""
 
     entry: Entry
-    engines: list[dict[str, Any]]
+    engines: list[EngineTime]
     estimate_ms: float
     recalled: bool = False  # by times that the timing cache remembered
 
@@ -47,22 +43,17 @@ class Best:
     def doubtful(self) -> bool:
         """Whether the engine that was kept by remembered times takes clearly longer now than another was remembered to take: they may be of a
         moment in which something that shows in no process slowed the machine, another virtual machine of its host say."""
-        others = [e["ms"] for e in self.engines[1:]]
-        return self.recalled and not self.entry.disturbed and bool(others) and self.engines[0]["ms"] > _DOUBT * min(others)
+        others = [e.ms for e in self.engines[1:]]
+        return self.recalled and not self.entry.disturbed and bool(others) and self.engines[0].ms > RECALL_DOUBT * min(others)
 
     @property
     def chosen(self) -> dict[str, Option]:
         return self.entry.chosen
 
-    def choice_report(self) -> dict[str, Any]:
+    def choice_report(self) -> SelectionRecord:
         c = self.entry.choosing
-        report: dict[str, Any] = {"method": c.method, "sum_of_layers_ms": self.estimate_ms, "kept": self.entry.what}
-        if self.recalled:
-            report["engines_timed"] = "by an earlier build (timing cache)"
-        if c.core:
-            report["core_layers"] = len(c.core)
-            report.update({f"{what} ms": cost for what, cost in c.tried.items()})
-        return report
+        timed = "by an earlier build (timing cache)" if self.recalled else ""
+        return SelectionRecord(c.method, self.estimate_ms, self.entry.what, timed, len(c.core), dict(c.tried) if c.core else {})
 
 
 def best_engine(search: Search, make: Make) -> Best:
@@ -90,7 +81,7 @@ def _raced(search: Search, make: Make, stand: Stand, entries: list[Entry], *, an
             overlaps, lead = search.backend.capabilities.overlapping_launches, min(entries, key=lambda e: e.ms)
             least = lead.ms
             entries.append(refined)
-            again = entries if overlaps else [e for e in entries if e is refined or e.ms <= _CLOSE * least]
+            again = entries if overlaps else [e for e in entries if e is refined or e.ms <= ENGINE_NEAR * least]
             _timed(search, again, stand, anew)
             for e in entries:
                 e.pace = 1.0 if e in again else lead.ms / least  # who was not timed again is compared as it would be now
@@ -102,22 +93,22 @@ def _raced(search: Search, make: Make, stand: Stand, entries: list[Entry], *, an
         stand.bound(kept)
         _time(search, [kept])  # what the report says, and whether to believe what is remembered
     search.tell.step("in place")
-    kept.plan.report["latency_ms"] = kept.ms
-    kept.plan.report["layer_ms"] = _layer_ms(kept)
-    engines = [{"ms": e.ms, "spread_ms": e.spread, "what": e.what} for e in (kept, *(e for e in entries if e is not kept))]
+    kept.plan.report.latency_ms = kept.ms
+    kept.plan.report.layer_ms = _layer_ms(kept)
+    engines = [EngineTime(e.what, e.ms, e.spread) for e in (kept, *(e for e in entries if e is not kept))]
     return Best(kept, engines, kept.choosing.cost, recalled)
 
 
 def _timed(search: Search, entries: list[Entry], stand: Stand, anew: bool) -> None:
     """Sets the times of all entries: those that the timing cache remembers of just these engines, or measured now (all that are timed `anew`)."""
-    known = None if anew else recalled_times(search, entries)
+    known = None if anew else search.history.read_times(entries)
     for k, e in enumerate(entries):
         e.samples, e.told, e.pace = [], None if known is None else known[k], 1.0
     if known is None:
         for e in entries:
             stand.bound(e)
         _time(search, entries)
-        keep_times(search, entries)
+        search.history.write_times(entries)
 
 
 def _settled_entries(search: Search, make: Make) -> list[Entry]:
@@ -217,38 +208,33 @@ def _only_format(options: Mapping[str, list[Option]], f: str) -> dict[str, list[
 
 
 def _time(search: Search, entries: Sequence[Entry]) -> None:
-    """Turns over all entries that are not clearly behind; a disturbed measurement is done again once."""
-    backend = search.backend
+    """Compares whole engines; sets their samples."""
+    assert search.timer is not None
 
     def run_of(e: Entry) -> Callable[[], float]:
         bound = e.bound
         assert bound is not None
         return lambda: bound.seconds(1)[0]
 
-    for e in entries:
-        e.samples, e.pace = [], 1.0
-    for _ in range(2):
-        with backend.watch() as load:
-            times = race([run_of(e) for e in entries], _SECONDS, _TURNS)
-        for e, found in zip(entries, times, strict=True):
-            e.disturbed = load is not None and load.disturbed
-            e.samples = [*(e.samples if e.disturbed else []), *(s * 1e3 for s in found)]
-        if load is None or not load.disturbed:
-            return
-        assert search.timer is not None
-        search.timer.disturbed.append(load)
-        if not search.timer.patient:
-            return
+    ranking = compare([run_of(e) for e in entries], ENGINES, watch=search.backend.watch, loads=search.timer.loads)
+    for e, samples in zip(entries, ranking.samples, strict=True):
+        e.samples, e.disturbed, e.pace = [s * 1e3 for s in samples], ranking.disturbed, 1.0
 
 
 def _earliest(entries: Sequence[Entry]) -> Entry:
     best = min(entries, key=lambda e: e.ms)
-    return next(e for e in entries if e.ms - best.ms <= max(e.noise(best), 0.003 * best.ms))
+    return next(e for e in entries if e.ms - best.ms <= ENGINES.tolerance(best.ms, e.noise(best)))
 
 
 def _layer_ms(e: Entry) -> dict[str, float]:
-    assert e.bound is not None
-    runs = [e.bound.run_timed() for _ in range(max(_LAYER_RUNS[0], min(_LAYER_RUNS[1], int(_LAYERS_S / max(e.ms * 1e-3, 1e-6)))))]
+    bound, runs = e.bound, []
+    assert bound is not None
+
+    def run() -> float:
+        runs.append(bound.run_timed())
+        return sum(runs[-1])
+
+    compare([run], LAYER_PROFILE)
     return {layer.name: median(r[i] for r in runs) * 1e3 for i, layer in enumerate(e.net.layers)}
 
 

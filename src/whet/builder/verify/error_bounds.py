@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from whet.builder.verify.emulation import computes_tf32, emulate, reference_outp
 from whet.builder.verify.host_overlap import Beside
 from whet.builder.verify.rounding_ties import has_ties, nudged_outputs
 from whet.engine.plan import Choice, EnginePlan
+from whet.engine.report import VerificationRecord, WorstLayer
 from whet.network import BF16, F16, Layer, Network
 from whet.ops import run_network
 
@@ -64,17 +64,17 @@ class Checked:
         """What the probe allows elsewhere: the network's bound against this engine's own error."""
         return max(2 * self.network_bound, 1e-4)
 
-    def report(self) -> dict[str, Any]:
-        return {
-            "layers": self.layers,
-            "worst_layer": {"layer": self.worst[0], "error": self.worst[1], "bound": self.worst[2]},
-            "network_error": self.network_error,
-            "network_bound": self.network_bound,
-            "emulation_error": self.emulation_error,
-            "failures": [str(f) for f in self.failures],
-            "images": None if self.images is None else list(self.images),
-            "turned_error": self.turned,
-        }
+    def report(self) -> VerificationRecord:
+        return VerificationRecord(
+            layers=self.layers,
+            worst_layer=WorstLayer(*self.worst),
+            network_error=self.network_error,
+            network_bound=self.network_bound,
+            emulation_error=self.emulation_error,
+            failures=[str(f) for f in self.failures],
+            images=None if self.images is None else list(self.images),
+            turned_error=self.turned,
+        )
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def kept_verified(
         if checked.failures:
             return make(config)
         whole = plan.part(k)[0]
-        whole.report["verification"] = checked.report()
+        whole.report.verification = checked.report()
         whole.probe = make_probe(part, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
-    plan.report["notes"] = [*plan.report.get("notes", []), *tell.notes]
+    plan.report.notes += tell.notes
     return plan

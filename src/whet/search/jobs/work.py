@@ -23,7 +23,7 @@ from whet.search.recipe.space import Candidate
 from whet.search.stages.build_engine import build_config, predictor, quick_engine
 from whet.search.stages.candidate_engines import ENGINE, PRUNING, first_engine, keep, measured, trained_engine
 from whet.search.stages.finetune import fine_tuned
-from whet.search.stages.measure import in_turns, ready
+from whet.search.stages.measure import ready, time_engines
 from whet.search.stages.prepare import flops_of, prepared, within_budget
 
 SCORES = "scores.npy"
@@ -80,7 +80,7 @@ def _candidate(w: Worker) -> dict[str, Any]:
         **figures, "engine_bytes": os.path.getsize(path), "build_seconds": kept_engine.seconds,
         "params": count_params(made.network), "flops": flops_of(made.network), "steps": made.steps, "qat": qat,
         "branches": _branch_order(w, net, data) if job.role == "baseline" and c == Candidate(batch=c.batch) else [],
-        "notes": [*made.notes, *plan.report.get("notes", []), *plan.report.get("info", [])], "precision": _precision(plan), "layers": layers_of(plan),
+        "notes": [*made.notes, *plan.report.notes, *plan.report.info], "precision": _precision(plan), "layers": layers_of(plan),
     }  # fmt: skip
     if job.role == "scout":
         path.unlink()
@@ -126,7 +126,7 @@ def _compare(w: Worker) -> dict[str, Any]:
         w.rest()
         w.say("timing")
         runs = [ready(c, data) for c in contexts]
-        times, load = in_turns(runs, w.effort.seconds, w.backend())
+        times, load = time_engines(runs, w.effort.seconds, w.backend())
         spent = [w.meter.of(run, batch, w.energy_seconds) for run, batch in zip(runs, batches, strict=True)]
     rows: list[dict[str, Any]] = []
     first: Score | None = None
@@ -163,7 +163,7 @@ def _precision(plan: EnginePlan) -> dict[str, int]:
 
 def layers_of(plan: EnginePlan) -> list[dict[str, Any]]:
     """The engine's layers for the report: name, source nodes, tactic, formats, ms as timed in the build."""
-    times = plan.report.get("layer_ms", {})
+    times = plan.report.layer_ms
     shown = ("type", "tactic", "formats")
     return [
         {"name": r["layer"], "sources": list(layer.sources), "ms": times.get(layer.name)} | {k: r[k] for k in shown}

@@ -21,6 +21,7 @@ from whet import __version__
 from whet.builder.assemble import model_digest
 from whet.builder.lock.lock import plan_digest
 from whet.engine import write_engine
+from whet.engine.report import recipe_from_data
 from whet.errors import BuildError, LockError, UsageError
 from whet.frontends import network_from_onnx, save_onnx
 from whet.network import Network
@@ -165,7 +166,8 @@ def made_again(w: Worker) -> dict[str, Any]:
     if held["roundings"] is not None:
         with w.lock.training():
             config = build_config(made.network, w.recipe, w.candidate, w.effort.level)
-            got = trained_for_int8(made, original, held["roundings"], config, w.recipe, w.candidate, w.folder, say=w.say)
+            roundings = recipe_from_data(held["roundings"], "roundings")
+            got = trained_for_int8(made, original, roundings, config, w.recipe, w.candidate, w.folder, say=w.say)
         made.network, locked = got.floating, QUANTIZED
         save_onnx(got.quantized, w.folder / QUANTIZED)
     save_onnx(made.network, w.folder / ONNX)

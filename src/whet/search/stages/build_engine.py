@@ -92,9 +92,9 @@ def again(net: Network, config: BuildConfig) -> EnginePlan:
 
 def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan) -> Network | None:
     """The network with Q/DQ that a calibrated INT8 plan was built of; None where the plan is of floating point or FP8 (its lock has all)."""
-    if "int8" not in config.precisions or "quantized" not in plan.report:
+    if "int8" not in config.precisions or plan.report.quantized is None:
         return None
-    ranges, skip, tables = read_recipe(plan.report["quantized"])
+    ranges, skip, tables = read_recipe(plan.report.quantized)
     chosen = quantized_network(prepared(net, config), ranges, skip, tables=tables)
     return chosen if model_digest(chosen) == plan.model_digest else None
 

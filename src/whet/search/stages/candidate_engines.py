@@ -14,6 +14,7 @@ import numpy as np
 from whet.builder import BuildConfig, build, save_lock
 from whet.engine import write_engine
 from whet.engine.plan import EnginePlan
+from whet.engine.schema import encode
 from whet.frontends import network_from_onnx, save_onnx
 from whet.network import Network
 from whet.precision import Ranges, write_cache
@@ -23,7 +24,7 @@ from whet.search.jobs.job import write_json
 from whet.search.recipe.metrics import Score
 from whet.search.stages.build_engine import build_config, engine_plan, predictor, quantized_source
 from whet.search.stages.finetune import better
-from whet.search.stages.measure import in_turns, ready
+from whet.search.stages.measure import ready, time_engines
 from whet.search.stages.prepare import Prepared, flops_of
 from whet.search.stages.qat import loses_too_much, trained_for_int8, why_not
 
@@ -92,8 +93,10 @@ def trained_engine(w: Worker, first: Built, made: Prepared, original: Network, r
         return None, {"why": why, "kept": "calibrated", "calibrated": first.score.to_plain(), "trained": None}
     start = perf_counter()
     with w.lock.training():
-        write_json(w.folder / ROUNDINGS, first.plan.report["quantized"])
-        got = trained_for_int8(made, original, first.plan.report["quantized"], first.config, w.recipe, w.candidate, w.folder, say=w.say)
+        roundings = first.plan.report.quantized
+        assert roundings is not None, "why_not refuses other engines"
+        write_json(w.folder / ROUNDINGS, encode(roundings))
+        got = trained_for_int8(made, original, roundings, first.config, w.recipe, w.candidate, w.folder, say=w.say)
     quantized = network_from_onnx(save_onnx(got.quantized, w.folder / QUANTIZED))  # what is deployed is what is built: a lock is of one file
     config = build_config(quantized, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():
@@ -122,7 +125,7 @@ def keep(w: Worker, first: Built, trained: Built, qat: dict[str, Any], made: Pre
 
 
 def measured(w: Worker, engines: Sequence[Built], kept: Built, data: Feeds) -> dict[str, Any]:
-    """Times of all engines in turns with the original; memory and energy of the one that is kept."""
+    """Times of all engines compared with the original; memory and energy of the kept one."""
     with w.lock.timing():
         w.say("timing")
         loaded = [w.load(e.path) for e in engines]
@@ -130,7 +133,7 @@ def measured(w: Worker, engines: Sequence[Built], kept: Built, data: Feeds) -> d
         runs = [ready(c, data) for c in contexts]
         if w.job.reference:
             runs.insert(0, ready(w.load(Path(w.job.reference) / ENGINE).create_context(), data))
-        rows, load = in_turns(runs, w.effort.seconds, w.backend())
+        rows, load = time_engines(runs, w.effort.seconds, w.backend())
         for e, row in zip(engines, rows[-len(engines) :], strict=True):
             e.times = row
         i, batch = engines.index(kept), w.candidate.batch

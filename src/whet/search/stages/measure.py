@@ -1,21 +1,17 @@
-"""What is measured of engines: times in turns, so that a busy moment hurts all alike, with what else ran meanwhile."""
+"""Measuring a search's engines: each against the original in interleaved rounds, with the external load at that time."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from whet.backends import Backend
+from whet.measure.compare import Ranking, compare, time_calls
+from whet.measure.policy import TRIALS
 from whet.runtime import Context
 from whet.search.stages.build_engine import Feeds, sample_feed
-
-_ROUNDS = (12, 400)  # of turns
-_EACH_MS = 4.0  # each turn runs about so long, so that caches and clocks are an engine's own
-_TRIES = 3  # a disturbed measurement is repeated; the least disturbed one counts
 
 
 def ready(context: Context, data: Feeds) -> Callable[[], None]:
@@ -30,63 +26,24 @@ def ready(context: Context, data: Feeds) -> Callable[[], None]:
     return context.execute
 
 
-def in_turns(runs: Sequence[Callable[[], None]], seconds: float, backend: Backend) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Times of several engines, `seconds` for each, and the load that others made meanwhile.
+def time_engines(runs: Sequence[Callable[[], None]], seconds: float, backend: Backend) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Times of several engines, about `seconds` for each, and the external load meanwhile.
 
-    A row: median_ms, p99_ms, mean_ms, runs, and against the first engine `ratio` (the median over rounds of the ratio of the
-    rounds' medians, quartiles in `ratio_quartiles`): what a busy neighbour slows, it slows in both.
+    A row: median_ms, p99_ms, mean_ms, runs, and against the first engine `ratio` (the median over rounds of the ratio of the rounds' medians,
+    quartiles in `ratio_quartiles`): external load that slows both engines cancels.
     """
-    best: tuple[float, list[dict[str, Any]], dict[str, Any]] | None = None
-    for attempt in range(_TRIES):
-        with backend.watch() as watched:
-            rows = _once(runs, seconds)
-        others = watched.others
-        load = {"other_cpus": others, "disturbed": watched.disturbed, "tries": attempt + 1, **_gpu(backend)}
-        if best is None or (others or 0.0) < best[0]:
-            best = (others or 0.0, rows, load)
-        if not load["disturbed"]:
-            break
-    assert best is not None
-    best[2]["tries"] = attempt + 1
-    return best[1], best[2]
+    ranking = compare([time_calls(run) for run in runs], TRIALS.with_seconds(seconds), watch=backend.watch)
+    load = {"other_cpus": ranking.load.others, "disturbed": ranking.disturbed, "tries": ranking.attempts, **_gpu(backend)}
+    return [_row(ranking, i) for i in range(len(runs))], load
 
 
-def _once(runs: Sequence[Callable[[], None]], seconds: float) -> list[dict[str, Any]]:
-    times: list[list[list[float]]] = [[] for _ in runs]
-    each = []
-    for run in runs:
-        for _ in range(3):
-            run()
-        start = perf_counter()
-        run()
-        each.append(int(np.clip(_EACH_MS / 1e3 / max(perf_counter() - start, 1e-7), 1, 50)))
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        start, n = perf_counter(), 0
-        while n < _ROUNDS[0] or (n < _ROUNDS[1] and perf_counter() - start < seconds * len(runs)):
-            order = range(len(runs)) if n % 2 == 0 else range(len(runs) - 1, -1, -1)
-            for i in order:
-                turn = []
-                for _ in range(each[i] + 1):
-                    before = perf_counter()
-                    runs[i]()
-                    turn.append(1e3 * (perf_counter() - before))
-                times[i].append(turn[1:])  # the first run after another engine's finds that one's caches
-            n += 1
-    finally:
-        if collecting:
-            gc.enable()
-    medians = [np.array([np.median(t) for t in turns]) for turns in times]
-    rows = []
-    for turns, middle in zip(times, medians, strict=True):
-        flat = np.concatenate([np.asarray(t) for t in turns])
-        ratios = middle / medians[0]
-        rows.append({
-            "median_ms": float(np.median(flat)), "p99_ms": float(np.percentile(flat, 99)), "mean_ms": float(flat.mean()), "runs": len(flat),
-            "ratio": float(np.median(ratios)), "ratio_quartiles": [float(np.percentile(ratios, q)) for q in (25, 75)],
-        })  # fmt: skip
-    return rows
+def _row(ranking: Ranking, i: int) -> dict[str, Any]:
+    ms = 1e3 * np.array(ranking.runs[i])
+    ratios = ranking.ratios(i)
+    return {
+        "median_ms": float(np.median(ms)), "p99_ms": float(np.percentile(ms, 99)), "mean_ms": float(ms.mean()), "runs": len(ms),
+        "ratio": float(np.median(ratios)), "ratio_quartiles": [float(np.percentile(ratios, q)) for q in (25, 75)],
+    }  # fmt: skip
 
 
 def _gpu(backend: Backend) -> dict[str, Any]:

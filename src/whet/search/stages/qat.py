@@ -19,6 +19,7 @@ from whet.builder.lock.relock import read_recipe
 from whet.builder.precision.comparison import known_as
 from whet.builder.precision.int8 import prepared, quantized_network
 from whet.engine.plan import EnginePlan
+from whet.engine.report import QuantizationRecipe
 from whet.network import Layer, Network
 from whet.precision import Ranges
 from whet.pruning.order import note
@@ -52,7 +53,7 @@ def why_not(recipe: AutoRecipe, c: Candidate, plan: EnginePlan) -> str | None:
         return "the recipe says qat: never"
     if c.precision != "int8":
         return f"training emulates the roundings of INT8 alone, not those of {c.precision.upper()}"
-    if "quantized" not in plan.report:
+    if plan.report.quantized is None:
         return "INT8 did not pay: the engine computes in floating point"
     if recipe.data.train is None:
         return "the recipe gives no data.train"
@@ -75,7 +76,7 @@ def loses_too_much(qat: Mapping[str, Any], allowed: float | None, lost: float, d
 
 
 def trained_for_int8(
-    made: Prepared, original: Network, roundings: Mapping[str, Any], config: BuildConfig, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say
+    made: Prepared, original: Network, roundings: QuantizationRecipe, config: BuildConfig, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say
 ) -> TrainedForInt8:  # fmt: skip
     """Trains `made.network` with the `roundings` of the engine that calibration gave (its report's "quantized"): its ranges, its layers in INT8.
 

@@ -9,13 +9,7 @@
 #include "wgmma"
 #include "wgmma_turned"
 
-struct Args {
-    TensorMap q, k, v;                       // (D, rows or keys, heads, batch)
-    u8* out;
-    long long batch_step, head_step, row_step;   // of `out`, in elements
-    int heads, rows, keys;
-    float scale;                             // above 0, times log2(e)
-};
+#include "arguments"
 
 constexpr int SLABS = D / 64, Q_SLAB = WGS * 64 * 128, SLAB = BN * 128, OPERAND = SLABS * SLAB, REGISTERS = WGS == 1 ? 240 : WGS == 2 ? 168 : 128;   // of each of three or four warps that share a file
 static_assert(D % 64 == 0 && BN % 16 == 0 && (!TURNS || WGS == 2) && (!DEAL || WGS > 1), "tile");

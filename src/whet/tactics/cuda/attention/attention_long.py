@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from whet.backends import Backend
 from whet.backends.cuda import tensormap
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.tactics._attention import Heads, View, taken_apart
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, blocks_of, loaded, machine_has
+from whet.tactics.cuda._device.arguments import Arguments, Float32, Int32, Int64, Pointer, TensorMap
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, blocks_of, launch, machine_has
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.attention.attention import OwnAttention, steps_of
 
@@ -23,6 +23,23 @@ TILES = {
     128: ((128, 2, 2, 1), (128, 2, 2, 0), (64, 2, 3, 1), (64, 2, 3, 0), (64, 1, 2, 0)),
 }
 NAMES = ("bn", "wgs", "stages", "turns")
+
+
+@dataclass(frozen=True)
+class AttentionLongArguments(Arguments, kernel="attention_long.cu"):
+    """Arguments of attention_long.cu."""
+
+    q: TensorMap  # (D, rows or keys, heads, batch)
+    k: TensorMap
+    v: TensorMap
+    out: Pointer
+    batch_step: Int64  # of `out`, in elements
+    head_step: Int64
+    row_step: Int64
+    heads: Int32
+    rows: Int32
+    keys: Int32
+    scale: Float32  # above 0, times log2(e)
 
 
 @tactic
@@ -53,7 +70,7 @@ class OwnAttentionLong(OwnAttention):
         if tuple(said) != NAMES or not most or said["bn"] % 16 or not 16 <= said["bn"] <= max(most):
             raise PlanRefused(f"no such tile: {config}")
         kind = signature.outputs[0].dtype.name
-        constants, shared = tuple(sorted(_constants(found, config, signature).items())), shared_bytes(found.size, config)
+        constants, shared = _constants(found, config, signature), shared_bytes(found.size, config)
         grid = (blocks_of(found.rows, 64 * said["wgs"]), found.batch * found.heads, 1)
 
         def box(view: View, args: Args, axis: int, lines: int, most: int) -> bytes:
@@ -63,13 +80,12 @@ class OwnAttentionLong(OwnAttention):
 
         def make(args: Args) -> list:
             keys = (found.keys, said["bn"])
-            boxes = box(found.q, args, -2, found.rows, 64 * said["wgs"]) + box(found.k, args, -1, *keys) + box(found.v, args, -2, *keys)
+            boxes = box(found.q, args, -2, found.rows, 64 * said["wgs"]), box(found.k, args, -1, *keys), box(found.v, args, -2, *keys)
             steps = steps_of(found.out, found, -2)
-            numbers = (args.outputs[0] + 2 * found.out.offset, *steps, found.heads, found.rows, found.keys, found.scale * math.log2(math.e))
-            blob = boxes + struct.pack("<Q3q3if", *numbers)
-            kernel = loaded("attention_long.cu", "attention_long", constants, shared)
+            out, scale = args.outputs[0] + 2 * found.out.offset, found.scale * math.log2(math.e)
+            arguments = AttentionLongArguments(*boxes, out, *steps, heads=found.heads, rows=found.rows, keys=found.keys, scale=scale)
             threads = 128 * said["wgs"] + (128 if _deals(found.size, said) else 32)
-            return [Launch(kernel, grid, threads, blob + bytes(-len(blob) % 64), label=layer.name)]
+            return [launch("attention_long", arguments, constants, grid, threads, shared=shared, label=layer.name)]
 
         name = f"own attention, wgmma {64 * said['wgs']}x{said['bn']}" + (" in turns" if said["turns"] else "")
         return GpuKernel(layer, signature, make, implementation=name)

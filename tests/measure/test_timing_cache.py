@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "builder"))
 from nets import residual
 
 from whet.builder import BuildConfig, build
@@ -133,7 +135,7 @@ def test_a_full_disk_is_named_as_such(tmp_path):
         cache._db.execute(f"PRAGMA max_page_count = {pages}")
 
         def fill() -> None:
-            with cache.together():
+            with cache.transaction():
                 for i in range(2000):
                     cache.put(f"key-{i}" * 20, Timed(1.0, 0.1, 8), {})
 
@@ -151,7 +153,7 @@ def read_only_home(tmp_path, monkeypatch):
 def test_a_default_cache_that_cannot_be_used_is_given_up_and_said(read_only_home):
     """As in a container whose home cannot be written in: nobody asked for the file."""
     said: list[str] = []
-    with TimingCache(None, said.append) as cache, cache.together():
+    with TimingCache(None, said.append) as cache, cache.transaction():
         cache.put("k", Timed(1.0, 0.1, 8), {})
         assert cache.get("k") == Timed(1.0, 0.1, 8)
     assert len(said) == 1
@@ -166,7 +168,7 @@ def test_a_default_cache_whose_disk_fills_up_is_given_up(tmp_path, monkeypatch):
     with TimingCache(None, said.append) as cache:
         assert cache._db is not None
         cache._db.execute(f"PRAGMA max_page_count = {cache._db.execute('PRAGMA page_count').fetchone()[0]}")
-        with cache.together():
+        with cache.transaction():
             for i in range(2000):
                 cache.put(f"key-{i}" * 20, Timed(1.0, 0.1, 8), {})
         assert cache.get("key-1999" * 20) == Timed(1.0, 0.1, 8)
@@ -176,4 +178,4 @@ def test_a_default_cache_whose_disk_fills_up_is_given_up(tmp_path, monkeypatch):
 
 def test_a_build_goes_on_without_its_default_cache(read_only_home):
     plan = build(residual(), BuildConfig(optimization_level=1, avg_timing=1, whole_engines=1))
-    assert sum("timing cache" in n for n in plan.report["notes"]) == 1
+    assert sum("timing cache" in n for n in plan.report.notes) == 1

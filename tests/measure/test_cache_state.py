@@ -1,11 +1,11 @@
-"""What is done to the caches before a candidate is timed: its own memory leaves them, what the layer before has written comes back."""
+"""The caches before a candidate is timed: its own memory is evicted, the previous layer's output is read back."""
 
 import pytest
 
 from whet.backends.cpu import CpuBackend
-from whet.builder.candidates.option import Option
 from whet.composites.epilogue import conv_silu_sample
 from whet.measure.bench import Bench
+from whet.measure.option import Option
 from whet.measure.timing import COLD, Conditions, Timer
 from whet.measure.timing_cache import TimingCache
 from whet.ops import sample_layer
@@ -30,7 +30,7 @@ class Machine(CpuBackend):
         super().warm(array)
 
 
-def chilled(machine, conditions, image="f32[1,16,12,12]"):
+def asked_of(machine, conditions, image="f32[1,16,12,12]"):
     """What the machine was asked for a convolution: 9 KiB in and out, 9 KiB of weights and a line of biases."""
     _, layer, _ = sample_layer("Fused", conv_silu_sample(image, "f32[16,16,3,3]", pads=(1, 1, 1, 1)))
     tactic = next(t for t in tactics_of("cpu") if t.name == "cpu/onednn_conv")
@@ -40,13 +40,13 @@ def chilled(machine, conditions, image="f32[1,16,12,12]"):
     bench = Bench(Timer(machine, TimingCache(), conditions, 1), layer)
     bench.args(option)
     machine.asked.clear()
-    bench.chill(option)
+    bench.prepare_caches(option)
     return option.kernel
 
 
 def test_a_kernels_own_memory_leaves_the_caches():
     machine = Machine(True)
-    kernel = chilled(machine, Conditions(COLD, FLUSHED))
+    kernel = asked_of(machine, Conditions(COLD, FLUSHED))
     (first, pieces), *rest = machine.asked
     image = 16 * 12 * 12 * 4
     assert first == "evict"
@@ -56,19 +56,19 @@ def test_a_kernels_own_memory_leaves_the_caches():
 
 def test_other_memory_is_walked_over_where_lines_cannot_be_named():
     machine = Machine(False)
-    chilled(machine, Conditions(COLD, FLUSHED))
+    asked_of(machine, Conditions(COLD, FLUSHED))
     assert [a for a in machine.asked if a[0] == "warm"] == [("warm", FLUSHED), ("warm", 16 * 12 * 12 * 4)]
 
 
 def test_what_the_last_cache_holds_stays_there():
     """A network that fits the last cache finds its weights in it: they leave the second one alone."""
     machine = Machine(True)
-    chilled(machine, Conditions("cold L2", FLUSHED))
+    asked_of(machine, Conditions("cold L2", FLUSHED))
     assert machine.asked == [("warm", FLUSHED), ("warm", 16 * 12 * 12 * 4)]
 
 
 @pytest.mark.parametrize("conditions", [Conditions("hot", 0), Conditions(COLD, 1 << 12)])
 def test_hot_kernels_and_those_that_no_cache_holds_are_left_alone(conditions):
     machine = Machine(True)
-    chilled(machine, conditions)
+    asked_of(machine, conditions)
     assert machine.asked == []
