@@ -20,7 +20,8 @@ def command(level: int, switches: str, as_json: bool) -> None:
 
     chosen = {p.name for p in select(level, [s for s in switches.split(",") if s])}
     rows = [
-        {"name": p.name, "composite": p.composite, "phase": p.phase.name, "level": p.level, "after": list(p.after), "on": p.name in chosen, "what": p.doc}
+        {"name": p.name, "composite": p.composite, "phase": p.phase.name, "level": p.level, "after": list(p.after),
+         "on": p.name in chosen, "what": p.doc}
         for p in ordered()
     ]
     if as_json:
