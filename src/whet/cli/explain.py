@@ -104,6 +104,8 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
         console.print(f"  whole engine timed: {_ms(e.get('ms'))} ms  {e.get('what', '')}")
     columns = [">ms", ">share", "layer", "type", "tactic", "kernel", "bound"]
     rows = [[_ms(r["ms"]), _share(r), r["name"], r["type"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
+    if d["disturbed"]:
+        console.print(styled(("note", "yellow"), f" {d['disturbed']}"))
     print_table(console, columns, rows, f"Slowest {min(top, d['layers'])} layers", below=("type", "layer"))
     rows = [[_ms(r["ms"]), _share(r), str(r["layers"]), r["tactic"]] for r in d["by_tactic"]]
     print_table(console, [">ms", ">share", ">layers", "tactic"], rows, "By tactic")

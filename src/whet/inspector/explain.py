@@ -7,6 +7,7 @@ from typing import Any
 
 from whet.composites import composite_of
 from whet.engine import Candidate, EnginePlan
+from whet.engine.layer_times import find_contradiction
 from whet.engine.report import SelectionRecord
 from whet.engine.schema import encode
 from whet.inspector.facts import LayerFacts, find_layer, layer_facts
@@ -42,6 +43,7 @@ def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
         "reformats": sum(f.layer.op == "Reformat" for f in facts),
         "latency_ms": plan.report.latency_ms,
         "sum_of_layers_ms": total or None,
+        "disturbed": find_contradiction(plan.report.layer_ms, plan.report.latency_ms),
         "flops": sum(f.flops for f in facts),
         "bytes": sum(f.bytes for f in facts),
         "arena_bytes": [a.total * max(a.lanes, 1) for a in plan.arenas],

@@ -1,11 +1,11 @@
 """A network as a trainable PyTorch module, fine-tuning, quantization-aware training. Needs the extra: pip install 'whet[train]'.
 
     module = net.to_torch()                                   # a torch.nn.Module of the same graph
-    net = whet.training.from_module(net, module)              # its weights back in the network
-    tuned = whet.training.finetune(net, data, config)         # labels, distillation, masks held, checkpoints
+    net = whet.training.from_module(net, module)              # copies its weights back into the network
+    tuned = whet.training.finetune(net, data, config)         # labels, distillation, fixed masks, checkpoints
     ready = whet.training.quantization_aware(net, data, ...)  # the last step before an INT8 engine
 
-Names are imported when they are first used; without torch that raises BackendError, which says what to install.
+Names are imported on first use. Without torch that raises BackendError with the install command.
 """
 
 from __future__ import annotations
