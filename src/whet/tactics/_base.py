@@ -173,6 +173,14 @@ class Tactic:
             return f"computes in {own}, the layer {other} quantized"
         return None
 
+    def unavailable(self) -> str | None:
+        """Why this machine cannot run any layer by this tactic (an instruction set, a compiler); None where it can."""
+        return None
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Callable]]:
+        """References by op name that say what the kernel gives for NaN and infinities, where the op's own does not; one table for each variant."""
+        return [{}]
+
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
         """Why a fused layer of its composites had better stay in pieces; None where it may be fused. Asked when the network is lowered: shapes may be
         symbolic. `permitted` are the storage types that the build may use beside a tensor's own."""
