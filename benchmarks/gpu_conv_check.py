@@ -20,7 +20,7 @@ from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.tactics.cuda.conv._conv import RELU, ConvShape, Finish, View, pack_bias, pack_weights
 from whet.tactics.cuda.conv._conv_config import ConvConfig
-from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 
 PAD1 = (1, 1, 1, 1)
 CASES = [
@@ -88,13 +88,15 @@ def run(number: int) -> dict:
     out.fill(0xFF)  # NaN
     launch = conv_launch(
         config,
-        shape,
-        View(bx.address, shape.c),
-        bw.address,
-        bb.address,
-        View(out.address + 16, pitch),
-        residual=View(br.address, shape.k) if with_residual else None,
-        finish=Finish(RELU),
+        ConvProblem(
+            shape=shape,
+            input=View(bx.address, shape.c),
+            weights=bw.address,
+            bias=bb.address,
+            output=View(out.address + 16, pitch),
+            residual=View(br.address, shape.k) if with_residual else None,
+            finish=Finish(RELU),
+        ),
     )
     launch.run(stream)
     stream.synchronize()
@@ -128,7 +130,7 @@ def run(number: int) -> dict:
 if __name__ == "__main__":
     if sys.argv[1:] == ["compile"]:
         for shape, config, _ in CASES:
-            compile_cubin(conv_source(config, not shape.plain and not config.halo, "clip", False))
+            compile_cubin(conv_source(config, Features(not shape.plain and not config.halo)))
         sys.exit()
     first, last = (int(a) for a in sys.argv[1:3]) if len(sys.argv) > 2 else (0, len(CASES))
     for case in range(first, min(last, len(CASES))):

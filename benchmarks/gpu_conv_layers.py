@@ -25,7 +25,7 @@ from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.tactics.cuda.conv._conv import RELU, Finish, View, pack_bias
 from whet.tactics.cuda.conv._conv_config import ConvConfig
-from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv._conv_tiles import conv_configs
 
 COLD_BYTES = 200e6
@@ -96,13 +96,15 @@ def own(batches: list[int], seconds: float) -> None:
                     launches.append(
                         conv_launch(
                             config,
-                            layer.shape,
-                            View(x, layer.shape.c),
-                            w,
-                            bias.address,
-                            View(y, layer.shape.k),
-                            residual=view,
-                            finish=Finish(RELU),
+                            ConvProblem(
+                                shape=layer.shape,
+                                input=View(x, layer.shape.c),
+                                weights=w,
+                                bias=bias.address,
+                                output=View(y, layer.shape.k),
+                                residual=view,
+                                finish=Finish(RELU),
+                            ),
                         )
                     )
                 graph = Graph(launches, stream)
@@ -210,7 +212,7 @@ def compile_all(batches: list[int]) -> None:
     """Fill the kernel cache; needs no GPU."""
     wanted = {(c, not layer.shape.plain and not c.halo) for batch in batches for layer in resnet50(batch) for c in candidates(layer)}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        sizes = list(pool.map(lambda w: len(compile_cubin(conv_source(w[0], w[1], "clip", False))), sorted(wanted)))
+        sizes = list(pool.map(lambda w: len(compile_cubin(conv_source(w[0], Features(w[1])))), sorted(wanted)))
     print(len(sizes), "kernels", sum(sizes) / 1e6, "MB")
 
 

@@ -15,7 +15,7 @@ from whet.backends.cuda.stream import Stream
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import RELU, ConvShape, Finish, View, pack_bias
 from whet.tactics.cuda.conv._conv_config import ConvConfig
-from whet.tactics.cuda.conv._conv_launch import conv_launch
+from whet.tactics.cuda.conv._conv_launch import ConvArguments, ConvProblem, conv_launch
 
 PAD1 = (1, 1, 1, 1)
 R4B = ConvShape(1, 14, 14, 256, 256, 3, 3, pad=PAD1)
@@ -54,19 +54,22 @@ if __name__ == "__main__":
         n = 12
         base = conv_launch(
             config,
-            shape,
-            View(noise.address, shape.c),
-            noise.address + (4 << 20),
-            bias.address,
-            View(noise.address + (12 << 20), shape.k),
-            finish=Finish(RELU),
+            ConvProblem(
+                shape=shape,
+                input=View(noise.address, shape.c),
+                weights=noise.address + (4 << 20),
+                bias=bias.address,
+                output=View(noise.address + (12 << 20), shape.k),
+                finish=Finish(RELU),
+            ),
         )
         blocks = base.grid[0]
         traces = DeviceBuffer(n * blocks * 128)
+        trace_at = ConvArguments.layout(("TRACE",))[0]["trace"]
         launches = []
         for i in range(n):
             args = bytearray(base.args + bytes(64))
-            args[640:648] = (traces.address + i * blocks * 128).to_bytes(8, "little")
+            args[trace_at : trace_at + 8] = (traces.address + i * blocks * 128).to_bytes(8, "little")
             launches.append(
                 Launch(kernel, base.grid, base.block, bytes(args), cluster=base.cluster, shared=base.shared if config.halo else config.shared)
             )

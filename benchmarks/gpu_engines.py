@@ -32,7 +32,7 @@ from whet.network import Network
 from whet.runtime import bind
 from whet.tactics import anchor, epilogue, tactics_of
 from whet.tactics.cuda._device.kernel import ending
-from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.conv import conv_shape, from_config
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
@@ -55,7 +55,7 @@ def kernels(net: Network) -> set[str]:
             kind = ending(layer, epilogue(layer), axis).finish.activation[0]
             tile = from_config(o.config)
             im2col = "stem" in o.tactic.name or (anchor(layer).op == "Conv" and not conv_shape(layer).plain and not tile.halo)
-            found.add(conv_source(tile, im2col, kind, False, o.signature.outputs[0].dtype.name == "f32"))
+            found.add(conv_source(tile, Features(im2col, kind, out_f32=o.signature.outputs[0].dtype.name == "f32")))
     return found
 
 

@@ -17,7 +17,7 @@ from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_paths, source
 from whet.tactics.cuda.conv import _conv_then_pointwise as tiles
 from whet.tactics.cuda.conv._conv import ConvShape, Eight
 from whet.tactics.cuda.conv._conv_config import ConvConfig, configs_for
-from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv._conv_then_pointwise import Tile
 from whet.tactics.cuda.conv._conv_tiles import conv_configs
 from whet.tactics.cuda.depthwise._depthwise_then_pointwise import source_of, unfit
@@ -128,6 +128,7 @@ ELSEWHERE = {
     "test_narrow_conv.py": {"few_channel.cu"}, "test_first_places.py": {"stem_overlap.cu"}, "test_first_tf32.py": {"stem_tf32.cu"},
     "test_narrow_tf32.py": {"few_channel_tf32.cu"},
     "test_pad_pool.py": {"pad.cu", "pool_generic.cu"},
+    "test_sparse_kernels.py": {"sparse.cu"},
     "test_pool_chain.py": {"pool_chain.cu"}, "test_resize.py": {"resize.cu"}, "test_tf32.py": {"conv_tf32.cu"},
     "test_transposed.py": {"conv_transpose.cu", "affine.cu"},
 }  # fmt: skip
@@ -149,7 +150,7 @@ def sass(code, tmp_path):
 
 @pytest.mark.parametrize(("config", "im2col", "activation", "bf16", "f32"), CONVS, ids=lambda v: str(v))
 def test_convolutions_use_what_hopper_has(config, im2col, activation, bf16, f32, tmp_path):
-    text = sass(compile_cubin(conv_source(config, im2col, activation, bf16, f32), cached=False), tmp_path)
+    text = sass(compile_cubin(conv_source(config, Features(im2col, activation, bf16, f32)), cached=False), tmp_path)
     assert "HGMMA" in text, "products run on the tensor cores"
     assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text, "inputs come by bulk copies"
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
@@ -170,7 +171,7 @@ def test_convolutions_use_what_hopper_has(config, im2col, activation, bf16, f32,
 )
 def test_sums_of_two_convolutions_use_what_hopper_has(config, im2col, pair, tmp_path):
     assert config.valid()
-    text = sass(compile_cubin(conv_source(config, im2col, "clip", False, pair=pair), cached=False), tmp_path)
+    text = sass(compile_cubin(conv_source(config, Features(im2col, pair=pair)), cached=False), tmp_path)
     assert ("UTMALDG.4D.IM2COL" in text) == (im2col or pair == 2), "the second input comes by bulk copies of its own kind"
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
     assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
@@ -242,7 +243,7 @@ def test_convolutions_on_integers_feed_products(shape, k2, tile, types, tmp_path
 @pytest.mark.parametrize(("config", "eight", "im2col", "activation"), EIGHTS, ids=lambda v: str(v))
 def test_products_of_8_bits_use_what_hopper_has(config, eight, im2col, activation, tmp_path):
     assert config.valid()
-    text = sass(compile_cubin(conv_source(config, im2col, activation, False, eight=eight), cached=False), tmp_path)
+    text = sass(compile_cubin(conv_source(config, Features(im2col, activation, eight=eight)), cached=False), tmp_path)
     product = "QGMMA" if eight.source == "f8e4m3" else "IGMMA"
     assert product in text, "8-bit products run on the tensor cores"
     assert "HGMMA" not in text, "and nothing else does"
@@ -256,7 +257,7 @@ def test_products_of_8_bits_use_what_hopper_has(config, eight, im2col, activatio
 def test_a_second_product_of_8_bits_has_sums_of_its_own(pair, tmp_path):
     config, eight = ConvConfig(1, 1, 64, bk=64, stages=2, blocks=3, outs=2, size=1), Eight("u8", "u8", "i8", fold=True)
     assert config.valid()
-    text = sass(compile_cubin(conv_source(config, False, "clip", False, eight=eight, pair=pair, between=True), cached=False), tmp_path)
+    text = sass(compile_cubin(conv_source(config, Features(eight=eight, pair=pair, between=True)), cached=False), tmp_path)
     assert text.count("IGMMA") >= 4, "two steps of 32 channels of each"
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
     assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
@@ -287,7 +288,7 @@ def test_no_kernel_is_left_out():
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_every_activation_compiles(kind):
-    assert compile_cubin(conv_source(ConvConfig(1, 1, 16, bk=16, stages=2, direct=1), False, kind, False), cached=False).startswith(b"\x7fELF")
+    assert compile_cubin(conv_source(ConvConfig(1, 1, 16, bk=16, stages=2, direct=1), Features(activation=kind)), cached=False).startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from whet.ops import OPS, run_regions, sample_layer
 from whet.tactics import get_tactic
 from whet.tactics.cuda.conv._conv import Fork
 from whet.tactics.cuda.conv._conv_config import ConvConfig
-from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.conv import from_config
 from whet.tactics.cuda.conv.dual_output_conv import forked_conv
 
@@ -68,7 +68,7 @@ def test_no_panel_of_a_tile_belongs_to_both(i):
     ids=str,
 )
 def test_its_machine_code_is_what_was_meant(tile, pair, tmp_path):
-    text = sass(compile_cubin(conv_source(tile, False, "silu", False, pair=pair, fork=Fork.panel(32, tile)), cached=False), tmp_path)
+    text = sass(compile_cubin(conv_source(tile, Features(activation="silu", pair=pair, fork=Fork.panel(32, tile))), cached=False), tmp_path)
     stores = len(re.findall(r"\bUTMASTG\b", text))
     assert stores >= 2 if not tile.direct and tile.sk == 1 else stores == 0, "of a tile's panels each goes where its channels are kept"
     assert "MUFU.TANH" in text

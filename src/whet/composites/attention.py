@@ -94,6 +94,7 @@ ATTENTION = composite(
         attention_sample(2, 2, 130, 130, 64, layout="rows", causal=-np.inf),
         attention_sample(1, 6, 40, 70, 128, layout="rows", causal=float(np.finfo(np.float32).min), group=3),
         attention_sample(2, 4, 30, 100, 96, layout="rows", mask=(2, 1, 1, 100), group=2),
+        attention_sample(2, 2, 18, 32, 16, mask=(2, 1, 18, 32)),
     ],
 )
 

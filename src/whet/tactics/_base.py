@@ -139,6 +139,7 @@ class Tactic:
     composites: tuple[str, ...] = ()  # fused layers that are around no single op ("ConvSum", "Attention") and that it computes whole
     what = ""  # of a tactic that takes layers of its composites alone: what they are, for the reason why it takes no other
     float8 = False  # computes on 8-bit floats
+    library = ""  # the library that computes it; "" for whet's own kernels
     opt_in = False  # used only where --tacticSources=+NAME asks for it
     channel_alignment = 1  # bytes of a pixel's channels that its kernels read at once; for other numbers of channels only slower tactics are left
     quantized = False  # takes fused layers that dequantize what they read (is_quantized), and no others
@@ -171,6 +172,14 @@ class Tactic:
             own, other = ("integers", "is not") if self.quantized else ("floating point", "is")
             return f"computes in {own}, the layer {other} quantized"
         return None
+
+    def unavailable(self) -> str | None:
+        """Why this machine cannot run any layer by this tactic (an instruction set, a compiler); None where it can."""
+        return None
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Callable]]:
+        """References by op name that say what the kernel gives for NaN and infinities, where the op's own does not; one table for each variant."""
+        return [{}]
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
         """Why a fused layer of its composites had better stay in pieces; None where it may be fused. Asked when the network is lowered: shapes may be

@@ -13,13 +13,13 @@ from whet.backends import Backend
 from whet.backends.cpu import threads
 from whet.network import F32, Layer
 from whet.tactics._attention import Heads, View, taken_apart
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
+from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu.attention._softmax_ir import softmax_ir
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import RTOL, OneDnnCall, static
-from whet.tactics.cpu.onednn._nonfinite import Reference
 
 _SCORES = 1 << 20  # bytes of scores that stay in the second caches
 
@@ -85,14 +85,12 @@ class AttentionKernel:
 
 
 @tactic
-class Attention(Tactic):
+class Attention(CompiledTactic):
     composites = ("Attention",)
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
         if said := super().why_not(layer):
-            return said
-        if said := jit.available():
             return said
         if not static(layer):
             return None
@@ -127,10 +125,6 @@ class Attention(Tactic):
         except dnn.Unimplemented as error:
             raise PlanRefused(str(error)) from None
         return AttentionKernel(layer, signature, found, chosen, _group(found), backend.threads)
-
-    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Nothing: rows that are no numbers are what the op says."""
-        return [{}]
 
     def library_version(self) -> str:
         return f"{dnn.library_version()} {jit.version()}"

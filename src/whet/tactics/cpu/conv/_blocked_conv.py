@@ -8,12 +8,12 @@ from math import prod
 
 from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
+from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu.onednn._kernel import activations, static
-from whet.tactics.cpu.onednn._nonfinite import Reference
 
 STORED = Operand("nChw16c", F32)
 
@@ -111,10 +111,11 @@ class ConvKernel:
             stream.record(jit.ParallelCall(run, context + part.sizes, operands, part.threads, self.implementation, shifts))
 
 
-class ConvTactic(Tactic):
+class ConvTactic(CompiledTactic):
     """A convolution of constant weights; a tactic says which ones it takes, and with what behind them."""
 
     ops = ("Conv",)
+    needs_avx512 = True
     behind = "SiLU, ReLU or nothing behind them"
 
     def unfit(self, head: Layer) -> str | None:
@@ -144,7 +145,7 @@ class ConvTactic(Tactic):
         return self.kernel(layer, signature, tiles, backend.threads)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer) or jit.available()
+        said = super().why_not(layer)
         if said:
             return said
         head = anchor(layer)
@@ -162,13 +163,6 @@ class ConvTactic(Tactic):
             return []
         x = source_place(layer)
         return [Signature(tuple(STORED if i == x else None for i in range(len(layer.inputs))), (STORED,))]
-
-    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Nothing: NaN and infinities give what the ops give."""
-        return [{}]
-
-    def library_version(self) -> str:
-        return jit.version()
 
 
 def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:

@@ -57,8 +57,8 @@ class Depthwise(ConvTactic):
         return None
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if not jit.has("avx512f"):
-            return "its sums need the 32 registers of AVX-512"
+        if reason := self.unavailable():
+            return reason
         return None if self.configs(layer, signature, backend) else f"fewer than {TILES[-1]} pixels of a row have all their taps within the image"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:

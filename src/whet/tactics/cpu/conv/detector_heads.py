@@ -16,18 +16,18 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import BF16, F32, DType, Layer, Tensor, static_shape, symbols
 from whet.ops import bind_layer
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics._moves_indices import Refused
 from whet.tactics._moves_runs import Run, runs
 from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
+from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu.conv._blocked_conv import Tile
 from whet.tactics.cpu.conv._detector_heads_ir import Level, heads_ir, thread_bytes
 from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES
 from whet.tactics.cpu.conv.pointwise_conv import packed
 from whet.tactics.cpu.onednn._kernel import static
-from whet.tactics.cpu.onednn._nonfinite import Reference
 
 KIND = "HeadConvs"
 _TILES = (24, 48)  # pixels of an item
@@ -110,7 +110,8 @@ def _weights(head: Head, groups: int, blocks: int) -> Packed:
 
 
 @tactic
-class Heads(Tactic):
+class Heads(CompiledTactic):
+    needs_avx512 = True
     ops = ("*",)
     composites = (KIND,) if jit.available() is None and jit.has("avx512f") else ()  # elsewhere such layers stay in pieces
     what = "1x1 convolutions and the moves behind them at once"
@@ -118,10 +119,8 @@ class Heads(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if layer.composite != KIND:
             return f"computes {self.what}, not {layer.composite or layer.op}"
-        if said := jit.available():
-            return said
-        if not jit.has("avx512f"):
-            return "its tile of 24 sums needs the 32 registers of AVX-512"
+        if reason := self.unavailable():
+            return reason
         for conv in layer.regions["body"].layers[:-1]:
             if conv.op != "Conv" or any(t.dtype != F32 for t in (conv.needs(0), conv.outputs[0])):
                 return "is for convolutions in 32-bit floating point, with nothing behind them but the moves"
@@ -183,13 +182,6 @@ class Heads(Tactic):
         if (sizes["blocks"], sizes["pixels"]) not in TILES or not sizes["pixels"] <= least or sizes["tile"] < sizes["pixels"]:
             raise Refused(f"a tile of {sizes['pixels']} pixels does not fit images of {least}")
         return HeadsKernel(layer, signature, sizes["blocks"], sizes["pixels"], sizes["tile"], count)
-
-    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Nothing: NaN and infinities give what the ops give."""
-        return [{}]
-
-    def library_version(self) -> str:
-        return jit.version()
 
 
 def taken_apart(layer: Layer) -> tuple[list[Head], Layer]:

@@ -81,8 +81,8 @@ class Direct(ConvTactic):
         return [*inplace, Signature(inputs, (STORED,))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if not jit.has("avx512f"):
-            return "its tile of sums needs the 32 registers of AVX-512"
+        if reason := self.unavailable():
+            return reason
         return None if self.configs(layer, signature, backend) else f"no tile of {_LEAST} pixels or more fits the rows"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:

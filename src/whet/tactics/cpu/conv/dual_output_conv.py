@@ -94,6 +94,7 @@ class DualOutputConv(CompiledTactic):
     ops = ("*",)
     composites = ("DualOutputConv",)
     what = "two convolutions of one image"
+    needs_avx512 = True
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
@@ -108,7 +109,7 @@ class DualOutputConv(CompiledTactic):
             return "its parts may be faster in the 16-bit floats that are permitted"
         if any(symbols(d) for d in sides):
             return "images of unknown sizes"
-        return unfit(found.blocks, prod(map(int, sides)))
+        return self.unavailable() or unfit(found.blocks, prod(map(int, sides)))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = forked(layer)
@@ -118,7 +119,7 @@ class DualOutputConv(CompiledTactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = forked(layer)
-        return found if isinstance(found, str) else unfit(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
+        return found if isinstance(found, str) else self.unavailable() or unfit(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = forked(layer)
@@ -139,9 +140,7 @@ def tiles_that_fit(blocks: int, pixels: int) -> list[Config]:
 
 
 def unfit(blocks: int, pixels: int) -> str | None:
-    """Why they cannot be computed, or none on this CPU."""
-    if not jit.has("avx512f"):
-        return "its tile of 24 sums needs the 32 registers of AVX-512"
+    """Why they cannot be computed."""
     return None if tiles_that_fit(blocks, pixels) else "the image has fewer pixels than the smallest tile"
 
 

@@ -55,8 +55,8 @@ class Pointwise(ConvTactic):
         return None
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if not jit.has("avx512f"):
-            return "its tile of 24 sums needs the 32 registers of AVX-512"
+        if reason := self.unavailable():
+            return reason
         return None if self.configs(layer, signature, backend) else "the image has fewer pixels than the smallest tile"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:

@@ -127,6 +127,7 @@ class ResizedConv(CompiledTactic):
     ops = ("*",)
     composites = ("ResizedConv",)
     what = "1x1 convolutions of an enlarged image joined to another one"
+    needs_avx512 = True
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
@@ -141,7 +142,7 @@ class ResizedConv(CompiledTactic):
             return "its parts may be faster in the 16-bit floats that are permitted"
         if any(symbols(d) for x in (found.small, found.large) for d in x.tensor.shape[2:]):
             return "images of unknown sizes"
-        return _unfit(found)
+        return self.unavailable() or _unfit(found)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = resized(layer)
@@ -152,7 +153,7 @@ class ResizedConv(CompiledTactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = resized(layer)
-        return found if isinstance(found, str) else _unfit(found)
+        return found if isinstance(found, str) else self.unavailable() or _unfit(found)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = resized(layer)
@@ -168,7 +169,7 @@ class ResizedConv(CompiledTactic):
 
 
 def _unfit(found: Resized) -> str | None:
-    """Why images of these sizes cannot be computed, or none on this CPU."""
+    """Why images of these sizes cannot be computed."""
     if found.small.pixels >= found.large.pixels:
         return "the image becomes no larger"
     return unfit(found.blocks, found.small.pixels)

@@ -9,13 +9,13 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.network import F32, Layer
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, operand_bytes, tactic
 from whet.tactics._moves_indices import Refused
 from whet.tactics._moves_tree import BLOCK, Moves
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu.move._moves_ir import moves_ir
 from whet.tactics.cpu.onednn._kernel import static
-from whet.tactics.cpu.onednn._nonfinite import Reference
 
 
 class MovesKernel:
@@ -41,14 +41,14 @@ class MovesKernel:
 
 
 @tactic
-class OwnMoves(Tactic):
+class MovesTactic(CompiledTactic):
     ops = ("*",)
     composites = ("Moves",)
 
     def why_not(self, layer: Layer) -> str | None:
         if layer.composite not in self.composites:
             return f"computes moves with arithmetic between them, not {layer.composite or layer.op}"
-        return jit.available()
+        return self.unavailable()
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or len(layer.outputs) != 1:
@@ -79,13 +79,6 @@ class OwnMoves(Tactic):
         except Refused as e:
             raise PlanRefused(str(e)) from None
         return MovesKernel(layer, signature, made, ir, backend.threads)
-
-    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Nothing: NaN and infinities give what the ops give."""
-        return [{}]
-
-    def library_version(self) -> str:
-        return jit.version()
 
 
 def _sources(layer: Layer) -> list[int]:

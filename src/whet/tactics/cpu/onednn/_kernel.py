@@ -43,7 +43,7 @@ class OneDnnCall(Call):
     def run(self) -> None:
         self._call()
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         for operand in self._operands.get((kind, index), ()):
             self._call.bind(operand, address + self._offsets.get(operand, 0))
 
@@ -109,6 +109,7 @@ def _packed(key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | No
 class OneDnnTactic(Tactic):
     """A tactic whose layer is one oneDNN primitive. Subclasses give `signatures` and `recipe`; implementations become configs."""
 
+    library = "oneDNN"
     backend = "cpu"
     _last: tuple[Any, ...] = (None, None, 0, None)
 

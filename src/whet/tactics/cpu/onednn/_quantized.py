@@ -22,6 +22,7 @@ __all__ = [
     "Scale",
     "add_scales",
     "attributes",
+    "inexact_products",
     "needed",
     "quantization",
     "same_format",
@@ -63,9 +64,14 @@ class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
         return exact
 
 
+def inexact_products() -> str | None:
+    """Why 8-bit products are not exact on this CPU, whatever their operands; None where they are."""
+    return None if dnn.has_isa("avx512_core_vnni") else "oneDNN multiplies 8-bit integers exactly with VNNI instructions only"
+
+
 def unsafe(x: Scale) -> str | None:
-    """Why 8-bit products are not exact on this CPU; None where they are."""
-    if dnn.has_isa("avx512_core_vnni"):
+    """Why 8-bit products with this operand on the left are not exact on this CPU; None where they are."""
+    if inexact_products() is None:
         return None
     if x.dtype.name == "i8":
         return "without VNNI instructions oneDNN halves the weights of a signed input, which rounds them"

@@ -16,6 +16,7 @@ from whet.tactics.cpu.onednn._quantized import (
     Parts,
     add_scales,
     attributes,
+    inexact_products,
     quantization,
     signatures,
     taken_apart,
@@ -29,6 +30,9 @@ from whet.tactics.cpu.onednn.onednn_conv import _geometry, _grouped
 class OneDnnQConv(OneDnnQuantized):
     ops = ("Conv",)
     version = 2
+
+    def unavailable(self) -> str | None:
+        return inexact_products()
 
     def unfit(self, parts: Parts) -> str | None:
         x, w, b = parts.places()

@@ -17,6 +17,7 @@ from whet.tactics.cpu.onednn._quantized import (
     Parts,
     add_scales,
     attributes,
+    inexact_products,
     quantization,
     signatures,
     taken_apart,
@@ -30,6 +31,9 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
     ops = ("Gemm", "MatMul")
     kinds = ("matmul", "inner_product")
     version = 2
+
+    def unavailable(self) -> str | None:
+        return inexact_products()
 
     def unfit(self, parts: Parts) -> str | None:
         a, b = (parts.place(t) for t in parts.head.inputs[:2])

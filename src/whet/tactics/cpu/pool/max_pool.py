@@ -47,6 +47,7 @@ class PoolKernel(CompiledKernel):
 @tactic
 class Pool(CompiledTactic):
     ops = ("MaxPool",)
+    needs_avx512 = True
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
@@ -66,7 +67,7 @@ class Pool(CompiledTactic):
         return [] if self.why_not(layer) or not static(layer) else [Signature((STORED,), (STORED,))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return None if jit.has("avx512f") else "is written for registers of 16 floats"
+        return self.unavailable()
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> PoolKernel:
         return PoolKernel(layer, signature, backend.threads)

@@ -71,7 +71,7 @@ class Table(CompiledTactic):
     def why_not(self, layer: Layer) -> str | None:
         if layer.composite != KIND:
             return "looks up what is a function of one 8-bit integer"
-        return jit.available()
+        return self.unavailable()
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         """In any format, in place or not: it does the same to every number."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Args, Operand, Packed, Signature, Stream, stored_bytes
 from whet.tactics._fused import Post
+from whet.tactics.cuda._device.arguments import Arguments
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
 from whet.tactics.cuda.conv._conv import NONE, Activation, Finish
 
@@ -80,9 +80,22 @@ def loaded(name: str, entry: str, constants: tuple[tuple[str, Any], ...], shared
     return Module(compile_cubin(source(name, dict(constants)), name=name, arch=arch)).kernel(entry, shared)
 
 
-def launch(name: str, entry: str, constants: dict[str, Any], grid: tuple[int, int, int], block: int, fields: str, *values: Any) -> Launch:
-    """A launch whose arguments are the structure of `fields` (struct letters, C alignment as written) filled with `values`."""
-    return Launch(loaded(name, entry, tuple(sorted(constants.items()))), grid, block, struct.pack(fields, *values))
+def launch(
+    entry: str,
+    arguments: Arguments,
+    constants: Mapping[str, Any],
+    grid: tuple[int, int, int],
+    block: int,
+    *,
+    shared: int = 0,
+    cluster: int = 1,
+    label: str = "",
+) -> Launch:
+    """A launch of the function `entry` in the arguments' kernel file: `grid` blocks of `block` threads with `shared` bytes of dynamic shared
+    memory, in clusters of `cluster` blocks. BackendError where the arguments are not those of an instance with these constants."""
+    arguments.check(constants)
+    kernel = loaded(arguments.kernel_file, entry, tuple(sorted(constants.items())), shared)
+    return Launch(kernel, grid, block, arguments.pack(), cluster=cluster, label=label)
 
 
 def blocks_of(count: int, each: int) -> int:

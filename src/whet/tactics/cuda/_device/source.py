@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from whet.tactics.cuda._device.arguments import c_structs
+
 FAMILIES = Path(__file__).parent.parent  # kernel texts lie beside the tactics that launch them
 ACTIVATIONS = {
     "clip": 0,
@@ -118,6 +120,8 @@ def _file(name: str) -> str:
 def source(name: str, constants: Mapping[str, int]) -> str:
     """The text of `<name>`, complete: no include path is needed to compile it."""
     text = _file(name)
+    if '#include "arguments"' in text:
+        text = text.replace('#include "arguments"', c_structs(name))
     if '#include "wgmma"' in text:
         columns, tf32 = constants["BN"], "TERMS" in constants
         widths = {columns, constants.get("BN2", columns)}  # of a second product in the same kernel

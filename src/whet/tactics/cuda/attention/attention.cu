@@ -11,14 +11,7 @@
 
 struct Place { long long batch, head, row; };   // strides in elements
 
-struct Args {
-    const u8 *q, *k, *v;
-    u8* out;
-    const u8* mask;
-    Place q_at, k_at, v_at, out_at, mask_at;
-    int mask_key, heads, rows, keys;
-    float scale;
-};
+#include "arguments"
 
 constexpr int CHUNK = KC * WK, WARPS = WR * WK, THREADS = WARPS * 32;
 constexpr int PITCH = D + 8;                                    // elements: rows shifted against each other, so that eight rows meet no bank twice

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Annotated
 
 import numpy as np
 
 from whet.backends import Backend
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._attention import Heads, View, taken_apart
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, CType, Float32, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
     HALF,
     TYPE,
@@ -23,7 +24,7 @@ from whet.tactics.cuda._device.kernel import (
     all_static,
     blocks_of,
     float_types,
-    loaded,
+    launch,
     machine_has,
     packed_array,
     same,
@@ -35,6 +36,30 @@ from whet.tactics.cuda.attention.attention_fused import unfit
 SHAPES = ((1, 4), (1, 8), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))  # warps along rows, warps along keys
 MOST = 14  # tiles that are tried
 SHARED = 200 * 1024  # bytes that a block takes at most; less where the GPU has less
+
+
+Place = Annotated[tuple[int, int, int], CType("Place", "3q", 8)]  # elements from batch to batch, head to head, row to row
+
+
+@dataclass(frozen=True)
+class AttentionArguments(Arguments, kernel="attention.cu"):
+    """Arguments of attention.cu."""
+
+    q: ConstPointer
+    k: ConstPointer
+    v: ConstPointer
+    out: Pointer
+    mask: ConstPointer
+    q_at: Place
+    k_at: Place
+    v_at: Place
+    out_at: Place
+    mask_at: Place
+    mask_key: Int32
+    heads: Int32
+    rows: Int32
+    keys: Int32
+    scale: Float32
 
 
 @tactic
@@ -95,7 +120,7 @@ class OwnAttention(Tactic):
         shared = shared_bytes(found, config)
         if shared > min(SHARED, shared_limit(backend)) or not _registers(found, said["wr"], said["mi"], said["kc"]):
             raise PlanRefused(f"a multiprocessor cannot hold {config} for heads of {found.size}")
-        constants = tuple(sorted(_constants(found, config, layer, signature).items()))
+        constants = _constants(found, config, layer, signature)
         grid = (blocks_of(found.rows, 16 * said["wr"] * said["mi"]), found.batch * found.heads, 1)
         packed: list[Packed] = []
         constant = found.mask is not None and layer.inputs[found.mask.place].is_constant
@@ -112,10 +137,24 @@ class OwnAttention(Tactic):
                 mask += found.mask.offset * (4 if size is None or size.dtype == F32 else 2)
                 steps, key = steps_of(found.mask, found, -2), found.mask.strides[-1]
             k = steps_of(found.k, found, -2 if found.turned else -1)
-            strides = (*steps_of(found.q, found, -2), *k, *steps_of(found.v, found, -2), *steps_of(found.out, found, -2), *steps, key)
-            numbers = (args.outputs[0] + found.out.offset * 2, mask, *strides, found.heads, found.rows, found.keys, found.scale)
-            kernel = loaded("attention.cu", "attention", constants, shared)
-            return [Launch(kernel, grid, 32 * said["wr"] * said["wk"], struct.pack("<5Q15q4if", *at, *numbers), label=layer.name)]
+            arguments = AttentionArguments(
+                q=at[0],
+                k=at[1],
+                v=at[2],
+                out=args.outputs[0] + found.out.offset * 2,
+                mask=mask,
+                q_at=steps_of(found.q, found, -2),
+                k_at=k,
+                v_at=steps_of(found.v, found, -2),
+                out_at=steps_of(found.out, found, -2),
+                mask_at=steps,
+                mask_key=key,
+                heads=found.heads,
+                rows=found.rows,
+                keys=found.keys,
+                scale=found.scale,
+            )
+            return [launch("attention", arguments, constants, grid, 32 * said["wr"] * said["wk"], shared=shared, label=layer.name)]
 
         name = f"own attention {said['wr'] * said['mi'] * 16}x{said['kc'] * said['wk']}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)

@@ -13,20 +13,7 @@
 #include "wgmma"
 #include "wgmma_turned"
 
-struct Args {
-    TensorMap q, k, v;                                              // (D, rows or keys, heads, batch)
-    u8* out;
-    const u8* mask;
-    long long out_batch, out_head, out_row;                         // strides in elements
-    long long mask_batch, mask_head, mask_row, mask_key;            // strides in elements; MASK 3: in tiles of 64 x BN, `mask_row` per row tile
-    int heads, units, row_blocks, pairs, row_turns, rows, keys;     // pairs: batch items times heads
-    u32 by_heads, by_row_blocks, by_pairs;                          // ceil(2^32 / divisor), 0 for 1: u * divisor stays below 2^32
-    u32 by_k_group, by_v_group;                                     // of query heads per head of k and of v
-    int k_batch, v_batch;                                           // 0 where k or v has one batch item for all, else 1
-    int diagonal;                                                   // CAUSAL: row i sees keys 0 .. i + diagonal
-    int mask_bytes;                                                 // MASK 1: bytes of a row of keys, a multiple of 16
-    float scale, mask_scale;                                        // of scores, above 0 and times log2(e); of the mask: 1 / (scale without log2(e))
-};
+#include "arguments"
 
 constexpr int GROUPS = WGS / SPLIT, PARTS = SPLIT * CLUSTER;        // row tiles of a block at a time; shares of the keys
 constexpr int ROW = D <= 32 ? 64 : 128;                             // bytes of a row of a slab, and its swizzle

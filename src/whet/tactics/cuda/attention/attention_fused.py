@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,12 +10,12 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda import tensormap
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._attention import Heads, View, taken_apart
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import HALF, TYPE, GpuKernel, ahead, all_static, blocks_of, float_types, loaded, machine_has, packed_array, same
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, TensorMap, UInt32
+from whet.tactics.cuda._device.kernel import HALF, TYPE, GpuKernel, ahead, all_static, blocks_of, float_types, launch, machine_has, packed_array, same
 from whet.tactics.cuda._device.source import source
 
 SHARED = 227 * 1024  # bytes of shared memory per block, and per multiprocessor less 1 KiB for each resident block
@@ -64,6 +63,42 @@ class MaskForm:
     type: int = 0
     bytes: int = 0
     pairs: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionFusedArguments(Arguments, kernel="attention_fused.cu"):
+    """Arguments of attention_fused.cu. `by_...` are the reciprocals of divisors (`reciprocal`)."""
+
+    q: TensorMap  # (D, rows or keys, heads, batch)
+    k: TensorMap
+    v: TensorMap
+    out: Pointer
+    mask: ConstPointer
+    out_batch: Int64  # strides in elements
+    out_head: Int64
+    out_row: Int64
+    mask_batch: Int64  # strides in elements; MASK 3: in tiles of 64 x BN, `mask_row` from row tile to row tile
+    mask_head: Int64
+    mask_row: Int64
+    mask_key: Int64
+    heads: Int32
+    units: Int32
+    row_blocks: Int32
+    pairs: Int32  # batch items times heads
+    row_turns: Int32
+    rows: Int32
+    keys: Int32
+    by_heads: UInt32
+    by_row_blocks: UInt32
+    by_pairs: UInt32
+    by_k_group: UInt32  # of query heads per head of k
+    by_v_group: UInt32
+    k_batch: Int32  # 0 where k has one batch item for all, else 1
+    v_batch: Int32
+    diagonal: Int32  # CAUSAL: row i sees keys 0 .. i + diagonal
+    mask_bytes: Int32  # MASK 1: bytes of a row of keys, a multiple of 16
+    scale: Float32  # of scores, above 0, times log2(e)
+    mask_scale: Float32  # of the mask: 1 / (scale without log2(e))
 
 
 @tactic
@@ -123,7 +158,7 @@ class AttentionFused(Tactic):
         if said := tile_unfit(heads, mask, tile):
             raise PlanRefused(f"{config}: {said}")
         kind, causal = signature.outputs[0].dtype.name, heads.causal is not None
-        constants, shared = tuple(sorted(constants_of(heads, mask, tile, kind == "bf16").items())), shared_bytes(heads, mask, tile)
+        constants, shared = constants_of(heads, mask, tile, kind == "bf16"), shared_bytes(heads, mask, tile)
         row_blocks = blocks_of(heads.rows, 64 * tile.groups * tile.turns)
         pairs = heads.batch * heads.heads
         units = row_blocks * pairs
@@ -140,8 +175,6 @@ class AttentionFused(Tactic):
             return tensormap.tiled(address, kind, dims, steps, (_row_bytes(heads) // 2, box, 1, 1))
 
         def make(args: Args) -> list:
-            keys = heads.keys, tile.bn
-            maps = tensor_map(heads.q, args, heads.rows, 64) + tensor_map(heads.k.swapped(), args, *keys) + tensor_map(heads.v, args, *keys)
             address = 0
             mask_steps: tuple[int, ...] = (0, 0, 0, 0)
             if mask.kind == TILES:
@@ -150,17 +183,41 @@ class AttentionFused(Tactic):
             elif heads.mask is not None and mask.kind:
                 address = args.inputs[heads.mask.place] + heads.mask.offset * (2 if mask.type else 4)
                 mask_steps = heads.mask.strides
-            out = (*heads.out.steps(), heads.out.strides[-2])
-            numbers = (
-                heads.heads, units, row_blocks, pairs, tile.turns, heads.rows, heads.keys,
-                *map(reciprocal, (heads.heads, row_blocks, pairs)),
-                *(reciprocal(heads.heads // view.heads) for view in (heads.k, heads.v)), int(heads.k.batches > 1), int(heads.v.batches > 1),
-                heads.causal or 0, mask.bytes, heads.scale * math.log2(math.e), 1 / heads.scale,
-            )  # fmt: skip
-            blob = maps + struct.pack("<2Q7q7i5I4i2f", args.outputs[0] + 2 * heads.out.offset, address, *out, *mask_steps, *numbers)
-            kernel = loaded("attention_fused.cu", "attention_fused", constants, shared)
-            threads = 128 * tile.wgs + (128 if dict(constants)["TAKE"] else 32)
-            return [Launch(kernel, (grid, 1, 1), threads, blob + bytes(-len(blob) % 64), cluster=tile.cluster, label=layer.name)]
+            out_batch, out_head = heads.out.steps()
+            arguments = AttentionFusedArguments(
+                q=tensor_map(heads.q, args, heads.rows, 64),
+                k=tensor_map(heads.k.swapped(), args, heads.keys, tile.bn),
+                v=tensor_map(heads.v, args, heads.keys, tile.bn),
+                out=args.outputs[0] + 2 * heads.out.offset,
+                mask=address,
+                out_batch=out_batch,
+                out_head=out_head,
+                out_row=heads.out.strides[-2],
+                mask_batch=mask_steps[0],
+                mask_head=mask_steps[1],
+                mask_row=mask_steps[2],
+                mask_key=mask_steps[3],
+                heads=heads.heads,
+                units=units,
+                row_blocks=row_blocks,
+                pairs=pairs,
+                row_turns=tile.turns,
+                rows=heads.rows,
+                keys=heads.keys,
+                by_heads=reciprocal(heads.heads),
+                by_row_blocks=reciprocal(row_blocks),
+                by_pairs=reciprocal(pairs),
+                by_k_group=reciprocal(heads.heads // heads.k.heads),
+                by_v_group=reciprocal(heads.heads // heads.v.heads),
+                k_batch=int(heads.k.batches > 1),
+                v_batch=int(heads.v.batches > 1),
+                diagonal=heads.causal or 0,
+                mask_bytes=mask.bytes,
+                scale=heads.scale * math.log2(math.e),
+                mask_scale=1 / heads.scale,
+            )
+            threads = 128 * tile.wgs + (128 if constants["TAKE"] else 32)
+            return [launch("attention_fused", arguments, constants, (grid, 1, 1), threads, shared=shared, cluster=tile.cluster, label=layer.name)]
 
         words = [f"attention wgmma {64 * tile.groups * tile.turns}x{tile.bn}"]
         words += [f"keys over {tile.parts} parts"] * (tile.parts > 1) + ["ping-pong"] * tile.pingpong + ["causal"] * causal

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whet.tactics.cuda._device.arguments import ConstFloatPointer, ConstU16Pointer, Fields, Float32, Int32
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 
 INFINITY = float("inf")
@@ -96,16 +97,16 @@ class Eight:
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Scales of a product of 8-bit numbers; `factor` and `classes` are addresses (_quantized.py packs what they point to)."""
+class Scales(Fields):
+    """Scales of a product of 8-bit operands; _quantized.py packs what the pointers point to."""
 
-    factor: int
-    per_step: float = 1.0
-    zero: float = 0.0
-    add_step: float = 1.0
-    add_shift: float = 0.0
-    classes: int = 0
-    class_pitch: int = 0
+    factor: ConstFloatPointer  # [tiles_n * BN]: real value of a step of the accumulator
+    classes: ConstU16Pointer = 0  # BORDER: which of the biases each pixel of an image takes
+    per_step: Float32 = 1.0  # 8-bit results: steps of a real one, and the zero point
+    zero: Float32 = 0.0
+    add_step: Float32 = 1.0  # 8-bit residual: real = integer * step + shift
+    add_shift: Float32 = 0.0
+    class_pitch: Int32 = 0  # floats from bias to bias
 
 
 @dataclass(frozen=True)
@@ -129,13 +130,13 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Between:
-    """How the first of two sums becomes integers before the second adds it: addresses of biases and factors, steps and lowest integer."""
+class Between(Fields):
+    """How the first of two accumulators becomes integers before the second is added."""
 
-    bias: int
-    factor: int
-    span: float
-    base: float
+    between_bias: ConstFloatPointer  # [tiles_n * BN]: of the first accumulators
+    between_factor: ConstFloatPointer
+    between_span: Float32  # steps and lowest number of their integers, as per_step and zero with FOLD
+    between_base: Float32
 
 
 @dataclass(frozen=True)

@@ -2,44 +2,173 @@
 
 from __future__ import annotations
 
-import struct
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
 from whet.errors import BackendError
+from whet.tactics.cuda._device.arguments import (
+    ActivationParameters,
+    Arguments,
+    ConstFloatPointer,
+    ConstPointer,
+    Fields,
+    Int32,
+    Pointer,
+    TensorMap,
+    U64Pointer,
+    When,
+)
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
-from whet.tactics.cuda.conv._conv import AS_SUMMED, ConvShape, Eight, Finish, Fork, Groups, Second, Steps, View
+from whet.tactics.cuda.conv._conv import AS_SUMMED, Between, ConvShape, Eight, Finish, Fork, Groups, Scales, Second, View
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_tiles import Halo
 
 
-def conv_source(
-    config: ConvConfig,
-    im2col: bool,
-    activation: str,
-    bf16: bool,
-    out_f32: bool = False,
-    odd: bool = False,
-    eight: Eight | None = None,
-    grouped: bool = False,
-    pair: int = 0,
-    between: bool = False,
-    fork: int = 0,
-) -> str:
+@dataclass(frozen=True)
+class LayerFields(Fields):
+    """Sizes and ending of a layer, for conv.cu and conv_tf32.cu."""
+
+    res_pitch: Int32  # elements
+    out_pitch: Int32
+    m: Int32  # pixels
+    n: Int32  # output channels
+    steps: Int32  # K steps in all
+    csteps: Int32  # K steps of one filter tap
+    taps_w: Int32  # filter width
+    pixels: Int32  # output pixels of an image
+    width: Int32  # output width
+    stride_h: Int32
+    stride_w: Int32
+    pad_h: Int32
+    pad_w: Int32
+    dil_h: Int32
+    dil_w: Int32
+    tiles: Int32
+    tiles_n: Int32
+    has_residual: Int32  # 1: added before the activation, 2: after it
+    act: ActivationParameters
+
+    @classmethod
+    def of(cls, shape: ConvShape, out: View, residual: View | None, finish: Finish, steps: tuple[int, int], tiles: tuple[int, int]) -> LayerFields:
+        """`steps`: K steps in all, and those of this shape (a second input has the others). `tiles`: in all, and along the output channels."""
+        return cls(
+            res_pitch=0 if residual is None else residual.pitch,
+            out_pitch=out.pitch,
+            m=shape.m,
+            n=shape.k,
+            steps=steps[0],
+            csteps=steps[1] // (shape.r * shape.s),
+            taps_w=shape.s,
+            pixels=shape.p * shape.q,
+            width=shape.q,
+            stride_h=shape.stride[0],
+            stride_w=shape.stride[1],
+            pad_h=shape.pad[0],
+            pad_w=shape.pad[1],
+            dil_h=shape.dilation[0],
+            dil_w=shape.dilation[1],
+            tiles=tiles[0],
+            tiles_n=tiles[1],
+            has_residual=0 if residual is None else finish.residual or 1,
+            act=finish.activation[1:],
+        )
+
+
+@dataclass(frozen=True)
+class GroupFields(Fields):
+    """A convolution of several groups."""
+
+    group_k: Int32  # output channels of a group
+    group_c: Int32  # input channels of a group
+
+
+@dataclass(frozen=True)
+class SecondInputFields(Fields):
+    """A second input, whose K steps come last."""
+
+    second: TensorMap
+    first_steps: Int32
+    second_stride_h: Int32
+    second_stride_w: Int32
+
+
+@dataclass(frozen=True)
+class DepthwiseFields(Fields):
+    """The depthwise convolution that computes the input."""
+
+    depthwise: ConstFloatPointer  # [K steps][taps and a bias][BK]
+    dw_act: ActivationParameters
+    slot_wide: Int32  # pixels from row to row in an input tile (`wide` counts its results)
+
+
+@dataclass(frozen=True)
+class ForkFields(Fields):
+    """The second output."""
+
+    fork: TensorMap  # as `d`
+    fork_out: Pointer  # SK > 1 or DIRECT, as `out`
+    fork_from: Int32  # its first output channel
+    fork_pitch: Int32  # elements from pixel to pixel
+
+
+@dataclass(frozen=True)
+class ConvArguments(Arguments, kernel="conv.cu"):
+    """Arguments of conv.cu."""
+
+    a: TensorMap  # input
+    b: TensorMap  # weights
+    d: TensorMap  # output
+    r: TensorMap  # residual
+    bias: ConstFloatPointer  # [tiles_n * BN]
+    residual: ConstPointer  # SK > 1 only: plain addresses, pitches in elements
+    out: Pointer
+    layer: LayerFields
+    wide: Int32  # HALO: pixels from row to row in a tile
+    rows: Int32  # HALO: output rows of a tile
+    height: Int32  # HALO: output height
+    slot_bytes: Int32  # HALO: bytes of an input slot
+    box_bytes: Int32  # HALO: bytes that a copy fills
+    groups: Annotated[GroupFields | None, When("GROUPED")] = None
+    scales: Annotated[Scales | None, When("IN8")] = None
+    second: Annotated[SecondInputFields | None, When("PAIR")] = None
+    between: Annotated[Between | None, When("BETWEEN")] = None
+    depthwise: Annotated[DepthwiseFields | None, When("DW")] = None
+    fork: Annotated[ForkFields | None, When("FORK")] = None
+    trace: Annotated[U64Pointer | None, When("TRACE")] = None  # 16 times of each block
+
+
+@dataclass(frozen=True)
+class Features:
+    """Macros of an instance of conv.cu beside those of its configuration."""
+
+    im2col: bool = False
+    activation: str = "clip"
+    bf16: bool = False
+    out_f32: bool = False
+    odd: bool = False  # any number of output channels
+    eight: Eight | None = None
+    grouped: bool = False
+    pair: int = 0  # a second input: 1 of stride 1, 2 of any stride
+    between: bool = False
+    fork: int = 0  # channels of a panel of two outputs
+
+
+def conv_source(config: ConvConfig, features: Features) -> str:
     """The kernel's complete text."""
-    made = config.constants(im2col=im2col, act=ACTIVATIONS[activation], bf16=bf16, out_f32=out_f32, odd=odd)
-    more = {"GROUPED": int(grouped), "PAIR": pair, "BETWEEN": int(between), "FORK": fork}
-    return source("conv.cu", {**made, **({} if eight is None else eight.constants()), **{k: v for k, v in more.items() if v}})
+    f = features
+    made = config.constants(im2col=f.im2col, act=ACTIVATIONS[f.activation], bf16=f.bf16, out_f32=f.out_f32, odd=f.odd)
+    more = {"GROUPED": int(f.grouped), "PAIR": f.pair, "BETWEEN": int(f.between), "FORK": f.fork}
+    return source("conv.cu", {**made, **({} if f.eight is None else f.eight.constants()), **{k: v for k, v in more.items() if v}})
 
 
 @per_device
-def conv_kernel(config: ConvConfig, *how: Any) -> Kernel:
-    """The loaded kernel of `conv_source(config, *how)`; compiled on first use, then kept."""
-    code = compile_cubin(conv_source(config, *how), name=f"conv_{config}.cu")
+def conv_kernel(config: ConvConfig, features: Features) -> Kernel:
+    """The loaded kernel of `conv_source`; compiled on first use, then kept."""
+    code = compile_cubin(conv_source(config, features), name=f"conv_{config}.cu")
     return Module(code).kernel("conv", MAX_SHARED if config.halo else config.shared)
 
 
@@ -61,120 +190,132 @@ def window_map(shape: ConvShape, x: View, config: ConvConfig, dtype: str) -> byt
     )
 
 
-def conv_launch(
-    config: ConvConfig,
-    shape: ConvShape,
-    x: View,
-    weights: int,
-    bias: int,
-    out: View,
-    *,
-    residual: View | None = None,
-    finish: Finish = AS_SUMMED,
-    bf16: bool = False,
-    out_f32: bool = False,
-    input_map: bytes | None = None,
-    multiprocessors: int = 132,
-    label: str = "",
-    eight: Eight | None = None,
-    numbers8: Steps | None = None,
-    groups: Groups | None = None,
-    second: Second | None = None,
-    fork: Fork | None = None,
-) -> Launch:
-    """The launch of `shape` with addresses filled in; weights and bias are packed (pack_weights with config.bk, pack_bias).
+@dataclass(frozen=True, kw_only=True)
+class ConvProblem:
+    """A convolution with its addresses; what is None or 0 is not computed. Weights and bias are packed (pack_weights, pack_bias).
 
-    `input_map` replaces the tensor map of the input (its window positions must be those of `shape`). `eight` and `numbers8` are for
-    8-bit operands, whose weights pack_weights8 packs. `groups` is for several groups, whose weights group_conv packs.
+    16-bit floats unless `eight` names the types of 8-bit operands; their weights are packed by pack_weights8 and `scales` belongs to them.
     With `second` the weights of both convolutions lie side by side in each row, and the bias is the sum of both.
-    With `fork` (1x1, 16-bit floats) the last output channels are a result of their own.
     """
-    dtype = "u8" if eight else "bf16" if bf16 else "f16"
-    first_steps = shape.steps(config.bk)
-    steps = first_steps + (0 if second is None else second.shape.steps(config.bk))
-    panel = 0 if fork is None else Fork.panel(fork.at, config)
-    row, box, own = steps * config.bk, (panel or _panel(config), 64), shape.k if fork is None else fork.at
+
+    shape: ConvShape
+    input: View
+    weights: int
+    bias: int
+    output: View
+    residual: View | None = None
+    finish: Finish = AS_SUMMED
+    bf16: bool = False
+    out_f32: bool = False
+    input_map: bytes | None = None  # replaces the tensor map of the input; its window positions must be those of `shape`
+    eight: Eight | None = None
+    scales: Scales | None = None
+    groups: Groups | None = None  # weights packed by group_conv
+    second: Second | None = None
+    fork: Fork | None = None  # the last output channels are a second output (1x1, 16-bit floats)
+
+    def features(self, config: ConvConfig) -> Features:
+        """The macros of the instance that computes this with a configuration."""
+        return Features(
+            im2col=not config.halo and (self.input_map is not None or not self.shape.plain),
+            activation=self.finish.activation[0],
+            bf16=self.bf16,
+            out_f32=self.out_f32,
+            odd=self.shape.k % 8 != 0,
+            eight=self.eight,
+            grouped=self.groups is not None,
+            pair=0 if self.second is None else Second.kind(self.second.shape),
+            between=self.second is not None and self.second.between is not None,
+            fork=0 if self.fork is None else Fork.panel(self.fork.at, config),
+        )
+
+    def steps(self, config: ConvConfig) -> tuple[int, int]:
+        """K steps in all, and those of the first input."""
+        first = self.shape.steps(config.bk)
+        return first + (0 if self.second is None else self.second.shape.steps(config.bk)), first
+
+
+def conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: int = 132, label: str = "") -> Launch:
+    """The launch of a problem. Raises BackendError for a configuration that cannot run it."""
+    p, shape, features, (steps, first_steps) = problem, problem.shape, problem.features(config), problem.steps(config)
     halo = Halo.of(shape, config) if config.halo else Halo(1, 1, 0, 0)
-    whole = shape if groups is None else replace(shape, c=groups.channels)
     if isinstance(halo, str):
         raise BackendError(f"{config} cannot run {shape}: {halo}. This is a mistake in whet: please report it.")
-    if input_map is not None:
-        a = input_map
-    elif config.halo:
-        pixel, size = x.pitch * config.size, (whole.c, shape.w, shape.h, shape.n)
-        strides = (pixel, pixel * shape.w, pixel * shape.w * shape.h)
-        a = tensormap.tiled(x.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
-    else:
-        a = window_map(whole, x, config, dtype)
-    filters = -(-shape.k // 32) * 32 if eight else shape.k
-    b = tensormap.tiled(weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn))
-    if config.sk > 1 or config.direct:
-        d = r = bytes(128)  # not used: plain addresses
-    else:
-        d = tensormap.tiled(out.address, dtype, (own, shape.m), (out.pitch * config.size,), box)
-        r = d if residual is None else tensormap.tiled(residual.address, dtype, (shape.k, shape.m), (residual.pitch * config.size,), box)
-    tiles_n = -(-shape.k // config.bn)
-    tiles = tiles_n * (shape.n * -(-shape.p // halo.rows) if config.halo else -(-shape.m // config.bm))
-    numbers = layer_numbers(shape, bias, out, residual, finish, (steps, first_steps), (tiles, tiles_n))
-    numbers += struct.pack("<5i", halo.wide, halo.rows, shape.p, halo.slot, halo.box)
-    if groups is not None:
-        numbers += struct.pack("<2i", groups.k, groups.c)
-    if eight:
-        assert numbers8 is not None
-        n8 = numbers8
-        numbers += struct.pack("<4x2Q4fi", n8.factor, n8.classes, n8.per_step, n8.zero, n8.add_step, n8.add_shift, n8.class_pitch)
-    args = a + b + d + r + numbers
-    if second is not None:
-        args += bytes(-len(args) % 64) + window_map(second.shape, second.x, config, dtype)
-        args += struct.pack("<3i", first_steps, *second.shape.stride)
-        if second.between is not None:
-            made = second.between
-            args += struct.pack("<4x2Q2f", made.bias, made.factor, made.span, made.base)
-    if fork is not None:
-        d = tensormap.tiled(fork.out.address, dtype, (shape.k - fork.at, shape.m), (fork.out.pitch * config.size,), box)
-        args += bytes(-len(args) % 64) + d + struct.pack("<Q2i", fork.out.address, fork.at, fork.out.pitch)
     if config.once and config.once * config.sk != steps:
         raise BackendError(f"{config} has not {steps} steps. This is a mistake in whet: please report it.")
+    tiles_n = -(-shape.k // config.bn)
+    tiles = tiles_n * (shape.n * -(-shape.p // halo.rows) if config.halo else -(-shape.m // config.bm))
+    a, b, d, r = _maps(config, problem, halo, steps)
+    arguments = ConvArguments(
+        a,
+        b,
+        d,
+        r,
+        bias=p.bias,
+        residual=0 if p.residual is None else p.residual.address,
+        out=p.output.address,
+        layer=LayerFields.of(shape, p.output, p.residual, p.finish, (steps, first_steps), (tiles, tiles_n)),
+        wide=halo.wide,
+        rows=halo.rows,
+        height=shape.p,
+        slot_bytes=halo.slot,
+        box_bytes=halo.box,
+        groups=None if p.groups is None else GroupFields(p.groups.k, p.groups.c),
+        scales=p.scales,
+        second=None if p.second is None else _second_fields(config, p.second, first_steps, _copied_as(problem)),
+        between=None if p.second is None else p.second.between,
+        fork=None if p.fork is None else _fork_fields(config, problem, p.fork),
+    )
     grid = tiles * config.sk if config.sk > 1 or config.once else min(tiles, multiprocessors * config.blocks)
     if config.hold:  # a block's tiles have the same output channels
         grid = max(1, grid // tiles_n) * tiles_n
-    im2col = not config.halo and (input_map is not None or not shape.plain)
-    pair = 0 if second is None else Second.kind(second.shape)
-    between = second is not None and second.between is not None
-    kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight, groups is not None, pair, between, panel)
     shared = config.shared_with(halo.slot) if config.halo else -1
-    return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)
+    kernel = conv_kernel(config, features)
+    return Launch(kernel, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label, shared=shared)
 
 
-def layer_numbers(
-    shape: ConvShape, bias: int, out: View, residual: View | None, finish: Finish, steps: tuple[int, int], tiles: tuple[int, int]
-) -> bytes:
-    """What Args has behind its maps, in conv.cu and in conv_tf32.cu, up to `act`.
+def _maps(config: ConvConfig, problem: ConvProblem, halo: Halo, steps: int) -> tuple[bytes, bytes, bytes, bytes]:
+    """Tensor maps of input, weights, output and residual."""
+    p, shape, row = problem, problem.shape, steps * config.bk
+    dtype = _copied_as(problem)
+    whole = shape if p.groups is None else replace(shape, c=p.groups.channels)
+    if p.input_map is not None:
+        a = p.input_map
+    elif config.halo:
+        pixel, size = p.input.pitch * config.size, (whole.c, shape.w, shape.h, shape.n)
+        strides = (pixel, pixel * shape.w, pixel * shape.w * shape.h)
+        a = tensormap.tiled(p.input.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
+    else:
+        a = window_map(whole, p.input, config, dtype)
+    filters = -(-shape.k // 32) * 32 if p.eight else shape.k
+    b = tensormap.tiled(p.weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn))
+    if config.sk > 1 or config.direct:
+        return a, b, bytes(128), bytes(128)  # the kernel uses plain addresses
+    own, box = shape.k if p.fork is None else p.fork.at, _output_box(config, problem)
+    d = tensormap.tiled(p.output.address, dtype, (own, shape.m), (p.output.pitch * config.size,), box)
+    if p.residual is None:
+        return a, b, d, d
+    return a, b, d, tensormap.tiled(p.residual.address, dtype, (shape.k, shape.m), (p.residual.pitch * config.size,), box)
 
-    `steps`: K steps in all, and those of this shape (a second input has the others). `tiles`: in all, and along the output channels.
-    """
-    return struct.pack(
-        "<3Q18i2f",
-        bias,
-        0 if residual is None else residual.address,
-        out.address,
-        0 if residual is None else residual.pitch,
-        out.pitch,
-        shape.m,
-        shape.k,
-        steps[0],
-        steps[1] // (shape.r * shape.s),
-        shape.s,
-        shape.p * shape.q,
-        shape.q,
-        *shape.stride,
-        shape.pad[0],
-        shape.pad[1],
-        *shape.dilation,
-        *tiles,
-        0 if residual is None else finish.residual or 1,
-        *finish.activation[1:],
-    )
+
+def _copied_as(problem: ConvProblem) -> str:
+    """The type of the operands in tensor maps."""
+    return "u8" if problem.eight else "bf16" if problem.bf16 else "f16"
+
+
+def _output_box(config: ConvConfig, problem: ConvProblem) -> tuple[int, int]:
+    """Channels and rows of a panel of the output tile."""
+    return (problem.features(config).fork or _panel(config), 64)
+
+
+def _second_fields(config: ConvConfig, second: Second, first_steps: int, dtype: str) -> SecondInputFields:
+    return SecondInputFields(window_map(second.shape, second.x, config, dtype), first_steps, *second.shape.stride)
+
+
+def _fork_fields(config: ConvConfig, problem: ConvProblem, fork: Fork) -> ForkFields:
+    shape, box = problem.shape, _output_box(config, problem)
+    map_ = tensormap.tiled(fork.out.address, _copied_as(problem), (shape.k - fork.at, shape.m), (fork.out.pitch * config.size,), box)
+    return ForkFields(map_, fork.out.address, fork.at, fork.out.pitch)
 
 
 def _panel(config: ConvConfig) -> int:

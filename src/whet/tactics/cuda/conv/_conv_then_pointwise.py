@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Annotated
 
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
+from whet.tactics.cuda._device.arguments import (
+    ActivationParameters,
+    Arguments,
+    ConstFloatPointer,
+    ConstPointer,
+    Fields,
+    Float32,
+    Int32,
+    Pointer,
+    TensorMap,
+    When,
+)
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
 from whet.tactics.cuda.conv._conv import TYPES, Activation, ConvShape, Finish
 from whet.tactics.cuda.conv._conv_tiles import Halo
@@ -18,6 +30,47 @@ MOST_BLOCKS = 16  # of a cluster
 _FEW = 112 * 1024  # bytes of shared memory that leave room for the next layer's weights
 _REGISTERS = 232  # what sums and residual of a thread may take together with _NEEDED
 _NEEDED = 60
+
+
+@dataclass(frozen=True)
+class IntegerScales(Fields):
+    """Scales of the two products of integers, as in conv.cu."""
+
+    factor: ConstFloatPointer = 0  # real value of a step of each channel's sum, in parts of the range
+    factor2: ConstFloatPointer = 0
+    per_step: Float32 = 1.0
+    zero: Float32 = 0.0
+    per_step2: Float32 = 1.0
+    zero2: Float32 = 0.0
+    add_step: Float32 = 1.0
+
+
+@dataclass(frozen=True)
+class ConvThenPointwiseArguments(Arguments, kernel="conv_then_pointwise.cu"):
+    """Arguments of conv_then_pointwise.cu."""
+
+    a: TensorMap  # input, weights of both
+    b: TensorMap
+    b2: TensorMap
+    bias: ConstFloatPointer  # [inner channels]
+    bias2: ConstFloatPointer  # [CL * BN2]
+    residual: ConstPointer
+    out: Pointer
+    res_pitch: Int32  # elements from pixel to pixel
+    out_pitch: Int32
+    csteps: Int32  # K steps of one tap in all blocks
+    width: Int32
+    wide: Int32
+    rows: Int32
+    height: Int32
+    pad_h: Int32
+    pad_w: Int32
+    slot_bytes: Int32  # of an input tile: in shared memory, and what a copy fills
+    box_bytes: Int32
+    has_residual: Int32  # 1: added before the activation, 2: after it
+    act: ActivationParameters
+    act2: ActivationParameters
+    integers: Annotated[IntegerScales | None, When("IN8")] = None
 
 
 @dataclass(frozen=True, order=True)
@@ -145,18 +198,11 @@ def _estimate(tile: Tile, shape: ConvShape, halo: Halo, blocks: int, multiproces
 
 @dataclass(frozen=True)
 class Integers:
-    """What a launch on integers has beside the rest: input and middle as `source`, the residual as `residual`; addresses of the factors, and
-    the numbers that end both products (Output in _quantized.py)."""
+    """Types of a launch on integers (`source` of the input and of the first result, `residual`), and the scales of both products."""
 
     source: str
     residual: str
-    factor: int = 0
-    factor2: int = 0
-    per_step: float = 1.0
-    zero: float = 0.0
-    per_step2: float = 1.0
-    zero2: float = 0.0
-    add_step: float = 1.0
+    scales: IntegerScales = IntegerScales()
 
 
 def product_source(tile: Tile, shape: ConvShape, inner: str, activation: str, bf16: bool, integers: Integers | None = None) -> str:
@@ -208,32 +254,31 @@ def product_launch(
     a = tensormap.tiled(x, dtype, (shape.c, shape.w, shape.h, shape.n), (pixel, pixel * shape.w, pixel * shape.w * shape.h), box)
     b = tensormap.tiled(weights, dtype, (taps * shape.c, shape.k), (taps * pixel,), (tile.bk, 64))
     b2 = tensormap.tiled(weights2, dtype, (shape.k, k2), (inside,), (tile.panel // tile.size, 64))
-    numbers = struct.pack(
-        "<4Q12i4f",  # as Args in conv_then_pointwise.cu, after its three maps
+    arguments = ConvThenPointwiseArguments(
+        a,
+        b,
+        b2,
         bias,
         bias2,
         residual,
         out,
-        k2 if residual else 0,
-        k2,
-        shape.c // tile.bk,
-        shape.q,
-        halo.wide,
-        halo.rows,
-        shape.p,
-        shape.pad[0],
-        shape.pad[1],
-        halo.slot,
-        halo.box,
-        (finish.residual or 1) if residual else 0,
-        *inner[1:],
-        *finish.activation[1:],
+        res_pitch=k2 if residual else 0,
+        out_pitch=k2,
+        csteps=shape.c // tile.bk,
+        width=shape.q,
+        wide=halo.wide,
+        rows=halo.rows,
+        height=shape.p,
+        pad_h=shape.pad[0],
+        pad_w=shape.pad[1],
+        slot_bytes=halo.slot,
+        box_bytes=halo.box,
+        has_residual=(finish.residual or 1) if residual else 0,
+        act=inner[1:],
+        act2=finish.activation[1:],
+        integers=None if integers is None else integers.scales,
     )
-    if integers is not None:
-        n = integers
-        numbers += struct.pack("<2Q5f", n.factor, n.factor2, n.per_step, n.zero, n.per_step2, n.zero2, n.add_step)
-    args = a + b + b2 + numbers
     kernel = _kernel(product_source(tile, shape, inner[0], finish.activation[0], bf16, integers))
     grid = shape.n * -(-shape.p // halo.rows) * tile.cluster
     shared = shared_bytes(shape, tile, halo)
-    return Launch(kernel, (grid, 1, 1), 160, args + bytes(-len(args) % 64), cluster=tile.cluster, label=label, shared=shared)
+    return Launch(kernel, (grid, 1, 1), 160, arguments.pack(), cluster=tile.cluster, label=label, shared=shared)

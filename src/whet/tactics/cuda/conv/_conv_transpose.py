@@ -11,8 +11,39 @@ from whet.network.types import DType
 from whet.ops.conv_transpose import attributes
 from whet.tactics._base import Signature, Tactic
 from whet.tactics._fused import anchor, epilogue
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, Ending, all_static, blocks_of, ending, launch
 from whet.tactics.cuda.conv.conv import conv_reason, conv_signatures
+
+
+@dataclass(frozen=True)
+class ConvTransposeArguments(Arguments, kernel="conv_transpose.cu"):
+    """Arguments of conv_transpose.cu."""
+
+    input: ConstPointer  # gather: columns; direct: the input
+    weights: ConstFloatPointer  # direct: [tap][channel of a group][k]
+    bias: ConstFloatPointer  # [k]
+    residual: ConstPointer
+    out: Pointer
+    count: Int64  # outputs, in groups of VEC
+    h: Int32  # input and output sizes, output channels
+    w: Int32
+    p: Int32
+    q: Int32
+    k: Int32
+    r: Int32
+    s: Int32
+    stride_h: Int32
+    stride_w: Int32
+    pad_h: Int32
+    pad_w: Int32
+    dil_h: Int32
+    dil_w: Int32
+    c: Int32  # direct: input channels, those of a group, output channels of a group
+    group_c: Int32
+    group_k: Int32
+    has_residual: Int32  # 1: added before the activation, 2: after it
+    act: ActivationParameters
 
 
 @dataclass(frozen=True)
@@ -73,11 +104,11 @@ def transposed_launch(
 ) -> Launch:
     """`entry` ("gather" or "direct") with addresses filled in."""
     vec = 8 if entry == "gather" and t.k % 8 == 0 else 1
-    act, low, high = made.finish.activation
     count = t.n * t.p * t.q * t.k // vec
     sizes = (t.h, t.w, t.p, t.q, t.k, t.r, t.s, *t.stride, *t.pad, *t.dilation, t.c, t.c // t.group, t.k // t.group)
-    values = (source, weights, bias, residual, out, count, *sizes, made.finish.residual if residual else 0, low, high)
-    constants = {"TYPE": TYPE[kind.name], "VEC": vec, "ACT": ACTIVATIONS[act]}
-    made_launch = launch("conv_transpose.cu", entry, constants, (blocks_of(count, 256), 1, 1), 256, "<5Qq17i2f", *values)
-    made_launch.label = label
-    return made_launch
+    activation, *limits = made.finish.activation
+    arguments = ConvTransposeArguments(
+        source, weights, bias, residual, out, count, *sizes, has_residual=made.finish.residual if residual else 0, act=limits
+    )
+    constants = {"TYPE": TYPE[kind.name], "VEC": vec, "ACT": ACTIVATIONS[activation]}
+    return launch(entry, arguments, constants, (blocks_of(count, 256), 1, 1), 256, label=label)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
 
@@ -12,7 +12,18 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Tensor
 from whet.network.types import DType
 from whet.tactics._base import Config, Packed
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, loaded, packed_array
+from whet.tactics.cuda._device.arguments import (
+    ActivationParameters,
+    Arguments,
+    ConstFloatPointer,
+    ConstUint4Pointer,
+    Fields,
+    Int32,
+    TensorMap,
+    Uint4Pointer,
+    When,
+)
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, launch, packed_array
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import Activation, ConvShape, Finish, dealt_rows
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
@@ -24,6 +35,39 @@ _TILES = ((8, 16), (4, 16), (8, 8), (16, 8))
 _DEALT = ((8, 16, 2, 1), (16, 16, 4, 1), (8, 32, 4, 1), (8, 16, 2, 4), (8, 16, 2, 3), (16, 16, 4, 4), (4, 16, 1, 5))
 _CHANNELS = (16, 32, 64)
 _MOST = 24  # configurations
+
+
+@dataclass(frozen=True)
+class FrontFields(Fields):
+    """The 1x1 convolution that computes the input."""
+
+    front: TensorMap  # boxes of 64 x C of [C][64]
+    front_bias: ConstFloatPointer
+    h: Int32  # size of the input image
+    w: Int32
+    front_act: ActivationParameters
+
+
+@dataclass(frozen=True)
+class FewChannelArguments(Arguments, kernel="few_channel.cu"):
+    """Arguments of few_channel.cu."""
+
+    input: TensorMap  # boxes of 64 x COLUMNS / PACK x ROWS x 1, and of 64 x BN of [k][CHUNKS * 64]
+    weights: TensorMap
+    bias: ConstFloatPointer
+    residual: ConstUint4Pointer
+    out: Uint4Pointer
+    p: Int32
+    q: Int32
+    k: Int32
+    pad_h: Int32
+    pad_w: Int32
+    tiles_h: Int32
+    tiles_w: Int32
+    tiles: Int32
+    tiles_n: Int32
+    act: ActivationParameters
+    first: Annotated[FrontFields | None, When("FRONT")] = None
 
 
 @dataclass(frozen=True, order=True)
@@ -126,18 +170,34 @@ def narrow_launch(
     """The launch of `s`; `addresses` are those of input, packed weights, packed bias, residual (0: none) and result."""
     x, weights, bias, residual, out = addresses
     constants = tile.constants(s, finish, dtype == "bf16", None if front is None else front.activation, front is not None and front.added)
-    kernel = loaded("few_channel.cu", "narrow", tuple(sorted(constants.items())), tile.shared(s))
     row, line, (wide, tall) = chunks(s) * 64, s.w * s.c * 2, tile.box(s)
-    blob = tensormap.tiled(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
-    blob += tensormap.tiled(weights, dtype, (row, rows(s.k, tile.dealt)), (row * 2,), (64, tile.bn))
+    pixels = tensormap.tiled(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
+    filters = tensormap.tiled(weights, dtype, (row, rows(s.k, tile.dealt)), (row * 2,), (64, tile.bn))
     tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
     tiles = s.n * tiles_h * tiles_w
-    blob += struct.pack("<3Q9i2f", bias, residual, out, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles, tiles_n, *finish.activation[1:])
     if front is not None:
-        blob += bytes(-len(blob) % 64) + tensormap.tiled(front.weights, dtype, (64, s.c), (128,), (64, s.c))
-        blob += struct.pack("<Q2i2f", front.bias, s.h, s.w, *front.activation[1:])
+        front_map = tensormap.tiled(front.weights, dtype, (64, s.c), (128,), (64, s.c))
+        first = FrontFields(front_map, front_bias=front.bias, h=s.h, w=s.w, front_act=front.activation[1:])
+    arguments = FewChannelArguments(
+        pixels,
+        filters,
+        bias,
+        residual,
+        out,
+        p=s.p,
+        q=s.q,
+        k=s.k,
+        pad_h=s.pad[0],
+        pad_w=s.pad[1],
+        tiles_h=tiles_h,
+        tiles_w=tiles_w,
+        tiles=tiles,
+        tiles_n=tiles_n,
+        act=finish.activation[1:],
+        first=None if front is None else first,
+    )
     grid = max(1, min(-(-tiles // tile.groups), multiprocessors * tile.blocks // tiles_n)) * tiles_n  # a block's tiles have the same output channels
-    return Launch(kernel, (grid, 1, 1), tile.threads, blob + bytes(-len(blob) % 64), label=label)
+    return launch("narrow", arguments, constants, (grid, 1, 1), tile.threads, shared=tile.shared(s), label=label)
 
 
 def narrow_reason(s: ConvShape, front: bool = False) -> str | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -14,13 +13,40 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import Kernel, Launch, Module
 from whet.tactics._base import Config, PlanRefused
+from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, Fields, FloatPointer, Int32, TensorMap, When
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
 from whet.tactics.cuda.conv._conv import ConvShape, Finish, Fork, Groups, Second, View
 from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT
-from whet.tactics.cuda.conv._conv_launch import layer_numbers
+from whet.tactics.cuda.conv._conv_launch import LayerFields
 
 PLAIN = Finish()
 PROMOTE = 4  # K steps after which the sums of three products go into f32 registers
+
+
+@dataclass(frozen=True)
+class SecondOutputFields(Fields):
+    """The second result, of channels from `fork` on."""
+
+    other: FloatPointer
+    fork: Int32
+    other_pitch: Int32
+
+
+@dataclass(frozen=True)
+class Tf32ConvArguments(Arguments, kernel="conv_tf32.cu"):
+    """Arguments of conv_tf32.cu."""
+
+    a: TensorMap  # input, weights (with TERMS 3 the small parts begin at row `low`)
+    b: TensorMap
+    bias: ConstFloatPointer  # [tiles_n * BN]
+    residual: ConstFloatPointer
+    out: FloatPointer
+    layer: LayerFields
+    low: Int32  # TERMS 3: rows of the large parts of the weights
+    group_k: Int32  # GROUPED: output and input channels of a group
+    group_c: Int32
+    second: Annotated[TensorMap | None, When("JOINED")] = None  # the second image, read from step `csteps` on
+    second_output: Annotated[SecondOutputFields | None, When("FORK")] = None
 
 
 @dataclass(frozen=True, order=True)
@@ -245,17 +271,23 @@ def launch(
     b = tensormap.tiled(weights, "f32", (row, config.parts * filters(shape.k)), (row * 4,), (config.bk, config.bn))
     tiles_n = -(-shape.k // config.bn)
     tiles = tiles_n * -(-shape.m // config.bm)
-    numbers = layer_numbers(shape, bias, out, residual, finish, (steps, first_steps), (tiles, tiles_n))
-    numbers += struct.pack("<3i", filters(shape.k), *((0, 0) if groups is None else (groups.k, groups.c)))
-    args = a + b + numbers
-    if second is not None:
-        args += bytes(-len(args) % 64) + window_map(second.shape, second.x, config)
-    if fork is not None:
-        args += bytes(-len(args) % 8) + struct.pack("<Q2i", fork.out.address, fork.at, fork.out.pitch)
+    arguments = Tf32ConvArguments(
+        a,
+        b,
+        bias,
+        0 if residual is None else residual.address,
+        out.address,
+        LayerFields.of(shape, out, residual, finish, (steps, first_steps), (tiles, tiles_n)),
+        low=filters(shape.k),
+        group_k=0 if groups is None else groups.k,
+        group_c=0 if groups is None else groups.c,
+        second=None if second is None else window_map(second.shape, second.x, config),
+        second_output=None if fork is None else SecondOutputFields(fork.out.address, fork.at, fork.out.pitch),
+    )
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
     im2col, odd = input_map is not None or not shape.plain, shape.k % 4 != 0
     made = kernel(config, im2col, finish.activation[0], odd, groups is not None, second is not None, fork is not None)
-    return Launch(made, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label)
+    return Launch(made, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label)
 
 
 def window_map(shape: ConvShape, x: View, config: Tf32Config) -> bytes:

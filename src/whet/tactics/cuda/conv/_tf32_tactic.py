@@ -34,6 +34,7 @@ from whet.tactics.cuda.conv._tf32 import Tf32Config
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 from whet.tactics.cuda.conv.group_conv import groups_of, pack_groups, tile_shape
 from whet.tactics.cuda.gemm.gemm import gemm_shape, product_reason
+from whet.tactics.cuda.stem.stem_as_channels import StemAsChannelsArguments
 
 MAX_CONFIGS = 24
 _FEW = 4  # input channels of a first layer: the taps of a filter row lie side by side and count as channels
@@ -223,7 +224,8 @@ def _widen(work: Work, image: int, to: int, channels_last: bool, backend: Backen
     s = work.given
     grid = (min(blocks_of(s.n * s.h * work.row, 256), 16 * backend.capabilities.multiprocessors), 1, 1)
     constants = {"FROM": TYPE["f32"], "TO": TYPE["f32"], "CP": _FEW, "NHWC": int(channels_last)}
-    return launch("stem_as_channels.cu", "widen", constants, grid, 256, "<QQ6i", image, to, s.n, s.c, s.h, s.w, work.row, s.pad[1])
+    arguments = StemAsChannelsArguments(image, to, s.n, s.c, s.h, s.w, wide=work.row, left=s.pad[1])
+    return launch("widen", arguments, constants, grid, 256)
 
 
 def _row_windows(work: Work, address: int, tile: Tf32Config) -> bytes:

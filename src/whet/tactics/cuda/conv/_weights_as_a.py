@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from whet.backends.cuda.launch import Launch
 from whet.tactics._base import Args
-from whet.tactics.cuda._device.kernel import loaded
-from whet.tactics.cuda.conv._conv import Finish, bias_count
-from whet.tactics.cuda.quantized._quantized import Output
+from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstUint4Pointer, Fields
+from whet.tactics.cuda._device.kernel import launch
+from whet.tactics.cuda.conv._conv import bias_count
 
 THREADS = 128
 SHARED, REGISTERS = 227 * 1024, 65536
@@ -50,16 +50,22 @@ def held(registers: int, shared: int, blocks: int) -> bool:
     return registers <= min(255, REGISTERS // (blocks * THREADS)) and (shared + 1024) * blocks <= SHARED
 
 
-def fields(args: Args, channels: int, third: int, sizes: Sequence[int], finish: Finish, out: Output, step: float, zero: int) -> bytes:
-    """A kernel's arguments behind its maps: addresses (weights, biases, factors, a `third`, the result), sizes, how results end, and of
-    what else is read (an image, a residual) a step and a zero point."""
-    numbers = args.packed[1]
-    addresses = (args.packed[0], numbers, numbers + bias_count(channels) * 4, third, args.outputs[0])
-    ends = (*finish.activation[1:], out.per_step, out.zero, step, zero & 0xFFFFFFFF)
-    return struct.pack(f"<5Q{len(sizes)}i5fI", *addresses, *sizes, *ends)
+@dataclass(frozen=True)
+class WeightFields(Fields):
+    """Weights as fragments of operand A, biases and factors."""
+
+    weights: ConstUint4Pointer  # [STEPS][128 threads], a fragment each
+    bias: ConstFloatPointer  # [KC], factors the same
+    factor: ConstFloatPointer
+
+    @staticmethod
+    def of(args: Args, channels: int) -> WeightFields:
+        """The first two packed operands: weights, and biases with the factors behind them."""
+        return WeightFields(args.packed[0], args.packed[1], args.packed[1] + bias_count(channels) * 4)
 
 
-def launches(name: str, constants: Mapping[str, int], tile: Tile, tiles: int, multiprocessors: int, arguments: bytes, label: str) -> list[Launch]:
-    """The launch of an instance of `<name>.cu` that computes so many tiles."""
-    kernel = loaded(f"{name}.cu", name, tuple(sorted(constants.items())), tile.shared)
-    return [Launch(kernel, (min(tiles, multiprocessors * tile.blocks), 1, 1), THREADS, arguments, label=label)]
+def launches(
+    entry: str, arguments: Arguments, constants: Mapping[str, int], tile: Tile, tiles: int, multiprocessors: int, label: str
+) -> list[Launch]:
+    """The launch of `entry` that computes `tiles` tiles."""
+    return [launch(entry, arguments, constants, (min(tiles, multiprocessors * tile.blocks), 1, 1), THREADS, shared=tile.shared, label=label)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +9,35 @@ import numpy as np
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import MAX_SHARED, Launch
 from whet.tactics._base import Config
-from whet.tactics.cuda._device.kernel import loaded
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Pointer, TensorMap
+from whet.tactics.cuda._device.kernel import launch
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
 from whet.tactics.cuda.conv._conv import ConvShape, Finish
 
 CHANNELS = 64
 _WITH_RESIDUAL = 208  # pixels of a product whose residual is asked for meanwhile: registers
 _FEWEST = 32  # tiles: with less work most multiprocessors have none
+
+
+@dataclass(frozen=True)
+class WeightsAsAConvArguments(Arguments, kernel="weights_as_a.cu"):
+    """Arguments of weights_as_a.cu."""
+
+    weights: TensorMap  # [64][TAPS * 64] in boxes of 64 x 64; [n][h][w][64]
+    input: TensorMap
+    added: TensorMap  # with STAGE: residual and result as [n][height * width][64] in boxes of a tile
+    made: TensorMap
+    bias: ConstFloatPointer
+    residual: ConstPointer
+    out: Pointer
+    k: Int32  # channels and size of the result, tiles of an image
+    height: Int32
+    width: Int32
+    per: Int32
+    tiles: Int32
+    pad_h: Int32
+    pad_w: Int32
+    act: ActivationParameters
 
 
 @dataclass(frozen=True, order=True)
@@ -115,16 +136,14 @@ def upright_launch(t: Upright, s: ConvShape, addresses: tuple[int, ...], finish:
     """The launch; `addresses`: image, filters, bias, residual (0 without), result."""
     image, filters, bias, residual, out = addresses
     dtype, c, row, pixels = "bf16" if bf16 else "f16", CHANNELS, s.r * s.s * CHANNELS, s.p * s.q
-    maps = [
-        tensormap.tiled(filters, dtype, (row, c), (row * 2,), (c, c)),
-        tensormap.tiled(image, dtype, (c, s.w, s.h, s.n), tuple(c * 2 * n for n in (1, s.w, s.w * s.h)), (c, t.wide(s), t.rows + s.r - 1, 1)),
-    ]
+    weights = tensormap.tiled(filters, dtype, (row, c), (row * 2,), (c, c))
+    strides, box = tuple(c * 2 * n for n in (1, s.w, s.w * s.h)), (c, t.wide(s), t.rows + s.r - 1, 1)
+    pixels_map = tensormap.tiled(image, dtype, (c, s.w, s.h, s.n), strides, box)
+    added = made = bytes(128)  # not used: plain addresses
     if t.stage(s):
         size, each, box = (c, pixels, s.n, 1), (c * 2, pixels * c * 2, s.n * pixels * c * 2), (c, t.rows * s.q, 1, 1)
-        maps += [tensormap.tiled(at, dtype, size, each, box) for at in (residual or out, out)]
-    else:
-        maps += [bytes(128), bytes(128)]  # not used: plain addresses
+        added, made = (tensormap.tiled(at, dtype, size, each, box) for at in (residual or out, out))
     sizes = (s.k, s.p, s.q, -(-s.p // t.rows), t.tiles(s), s.pad[0], s.pad[1])
-    args = b"".join(maps) + struct.pack("<3Q7i2f", bias, residual, out, *sizes, *finish.activation[1:])
-    kernel = loaded("weights_as_a.cu", "upright", tuple(sorted(upright_constants(t, s, finish, bf16).items())), t.shared(s))
-    return Launch(kernel, (min(t.tiles(s), multiprocessors), 1, 1), 256, args + bytes(-len(args) % 64), label=label)
+    arguments = WeightsAsAConvArguments(weights, pixels_map, added, made, bias, residual, out, *sizes, act=finish.activation[1:])
+    constants, grid = upright_constants(t, s, finish, bf16), (min(t.tiles(s), multiprocessors), 1, 1)
+    return launch("upright", arguments, constants, grid, 256, shared=t.shared(s), label=label)

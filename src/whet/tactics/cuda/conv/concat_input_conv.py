@@ -20,7 +20,7 @@ from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import HALF, RTOL, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, Eight, Finish, Second, View, pack_weights, pack_weights8
 from whet.tactics.cuda.conv._conv_config import configs_of_steps, step_channels, varied
-from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv.conv import as_config, constant_weights, conv_shape, from_config, packed_bias
 from whet.tactics.cuda.quantized._quantized import (
     EIGHT,
@@ -120,7 +120,7 @@ class OwnJoinedConv(Tactic):
         order = varied(able, MAX_CONFIGS)
         eight, _, finish = _ends(found, signature)[:3]
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        ahead(backend, [conv_source(c, False, finish.activation[0], bf16, eight=eight, pair=1) for c in order])
+        ahead(backend, [conv_source(c, Features(activation=finish.activation[0], bf16=bf16, eight=eight, pair=1)) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -146,14 +146,27 @@ class OwnJoinedConv(Tactic):
 
         def make(args: Args) -> list:
             residual = None if found.residual is None else View(args.inputs[found.residual], k)
-            biases, steps8 = steps_of(out, args.packed[1], args.packed[2], 1, k) if eight else (args.packed[1], None)
+            biases, scales = steps_of(out, args.packed[1], args.packed[2], 1, k) if eight else (args.packed[1], None)
             return [
                 conv_launch(
-                    tile, a, View(args.inputs[first], a.c), args.packed[0], biases, View(args.outputs[0], k), residual=residual, finish=finish,
-                    bf16=dtype.name == "bf16", multiprocessors=backend.capabilities.multiprocessors, label=layer.name, eight=eight, numbers8=steps8,
-                    second=Second(b, View(args.inputs[last], b.c)),
+                    tile,
+                    ConvProblem(
+                        shape=a,
+                        input=View(args.inputs[first], a.c),
+                        weights=args.packed[0],
+                        bias=biases,
+                        output=View(args.outputs[0], k),
+                        residual=residual,
+                        finish=finish,
+                        bf16=dtype.name == "bf16",
+                        eight=eight,
+                        scales=scales,
+                        second=Second(b, View(args.inputs[last], b.c)),
+                    ),
+                    multiprocessors=backend.capabilities.multiprocessors,
+                    label=layer.name,
                 )
-            ]  # fmt: skip
+            ]
 
         name = f"own wgmma {eight.source + ' ' if eight else ''}joined {tile}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if eight else RTOL[dtype.name])

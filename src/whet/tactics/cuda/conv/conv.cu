@@ -71,46 +71,7 @@ typedef int Sum;
 typedef float Sum;
 #endif
 
-struct Args {
-    TensorMap a, b, d, r;      // input, weights, output, residual
-    const float* bias;         // [tiles_n * BN]
-    const u8* residual;        // SK > 1 only: plain addresses, pitches in elements
-    u8* out;
-#include "layer_constants.cuh"
-    int wide, rows, height;    // HALO: pixels from row to row in a tile, output rows of a tile, output height
-    int slot_bytes, box_bytes; // HALO: bytes of an input slot, and those that a copy fills
-#if GROUPED
-    int group_k, group_c;      // output and input channels of a group
-#endif
-#if IN8
-    const float* factor;       // [tiles_n * BN]: real value of a step of the sum
-    const u16* classes;        // BORDER: which of the biases each pixel of an image takes
-    float per_step, zero;      // 8-bit results: steps of a real one, and the zero point
-    float add_step, add_shift; // 8-bit residual: real = integer * step + shift
-    int class_pitch;           // floats from bias to bias
-#endif
-#if PAIR
-    TensorMap second;          // the second input; its K steps come last
-    int first_steps, second_stride_h, second_stride_w;
-#endif
-#if BETWEEN
-    const float *between_bias, *between_factor;  // [tiles_n * BN]: of the first sums
-    float between_span, between_base;            // steps and lowest number of their integers, as per_step and zero with FOLD
-#endif
-#if DW
-    const float* depthwise;    // [K steps][taps and a bias][BK]
-    Act dw_act;
-    int slot_wide;             // pixels from row to row in an input tile (`wide` counts its results)
-#endif
-#if FORK
-    TensorMap fork;            // the second result, as `d`
-    u8* fork_out;              // SK > 1 or DIRECT, as `out`
-    int fork_from, fork_pitch; // its first output channel; elements from pixel to pixel
-#endif
-#if TRACE
-    u64* trace;                // 16 times of each block
-#endif
-};
+#include "arguments"
 #if TRACE
 #define MARK(i) { u64 now; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now) :: "memory"); p.trace[blockIdx.x * 16 + i] = now; }
 #else

@@ -17,7 +17,7 @@ from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, sou
 from whet.tactics.cuda._device.kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, bias_count, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
-from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
 
 MAX_CONFIGS = 30
@@ -63,7 +63,7 @@ class OwnConv(Tactic):
         made = ending(layer, epilogue(layer))
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
-            ahead(backend, [conv_source(c, not shape.plain and not c.halo, made.finish.activation[0], bf16, False, odd) for c in found])
+            ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, made.finish.activation[0], bf16, odd=odd)) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -106,22 +106,20 @@ def ended_launch(
     groups: Groups | None = None,
 ) -> Launch:
     """`conv_launch` of 16-bit floats that ends as `made`, with weights and biases in front of the packed operands, to the first output."""
-    return conv_launch(
-        tile,
-        shape,
-        x,
-        args.packed[0],
-        args.packed[1],
-        View(args.outputs[0], shape.k),
+    problem = ConvProblem(
+        shape=shape,
+        input=x,
+        weights=args.packed[0],
+        bias=args.packed[1],
+        output=View(args.outputs[0], shape.k),
         residual=None if made.residual is None else View(args.inputs[made.residual], shape.k),
         finish=made.finish,
         bf16=dtype.name == "bf16",
         out_f32=out_f32,
         input_map=input_map,
-        multiprocessors=backend.capabilities.multiprocessors,
-        label=label,
         groups=groups,
     )
+    return conv_launch(tile, problem, multiprocessors=backend.capabilities.multiprocessors, label=label)
 
 
 def constant_weights(layer: Layer, head: Layer) -> str | None:

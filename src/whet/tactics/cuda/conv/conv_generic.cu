@@ -4,19 +4,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    const u8* in;
-    const float* weights;
-    const float* bias;
-    const u8* residual;
-    u8* out;
-    long long count;     // n * p * q * k
-    int h, w, c, p, q, k, r, s, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, group_c, group_k;
-    int has_residual;    // 1: added before the activation, 2: after it
-    Act act;
-    float in_zero, per_step, zero, add_step, add_shift;
-    const float* factor;
-};
+#include "arguments"
 
 extern "C" __global__ void __launch_bounds__(256) direct(const __grid_constant__ Args a) {
     let_next_start();
@@ -36,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) direct(const __grid_constant__
             const long long from = (((long long)n * a.h + y) * a.w + x) * a.c + c0;
             const float* weight = a.weights + (long long)(r * a.s + s) * a.group_c * a.k + k;
 #pragma unroll 4
-            for (int c = 0; c < a.group_c; ++c) sum += (load1<FROM>(a.in, from + c) - (FACTOR ? a.in_zero : 0.f)) * weight[(long long)c * a.k];
+            for (int c = 0; c < a.group_c; ++c) sum += (load1<FROM>(a.input, from + c) - (FACTOR ? a.in_zero : 0.f)) * weight[(long long)c * a.k];
         }
     }
     if (FACTOR) sum = sum * a.factor[k] + a.bias[k];

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from whet.backends import Backend
@@ -9,6 +12,7 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     HALF,
@@ -23,11 +27,51 @@ from whet.tactics.cuda._device.kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda.conv._conv import refuses
+from whet.tactics.cuda.conv._conv import ConvShape, Finish, refuses
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 from whet.tactics.cuda.gemm.gemm import gemm_shape, product_reason
 
-DIRECT_FIELDS = "<5Qq17i2f5fQ"
+
+@dataclass(frozen=True)
+class ConvGenericArguments(Arguments, kernel="conv_generic.cu"):
+    """Arguments of conv_generic.cu."""
+
+    input: ConstPointer
+    weights: ConstFloatPointer
+    bias: ConstFloatPointer
+    residual: ConstPointer
+    out: Pointer
+    count: Int64  # n * p * q * k
+    h: Int32
+    w: Int32
+    c: Int32
+    p: Int32
+    q: Int32
+    k: Int32
+    r: Int32
+    s: Int32
+    stride_h: Int32
+    stride_w: Int32
+    pad_h: Int32
+    pad_w: Int32
+    dil_h: Int32
+    dil_w: Int32
+    group_c: Int32
+    group_k: Int32
+    has_residual: Int32  # 1: added before the activation, 2: after it
+    act: ActivationParameters
+    in_zero: Float32 = 0.0
+    per_step: Float32 = 0.0
+    zero: Float32 = 0.0
+    add_step: Float32 = 0.0
+    add_shift: Float32 = 0.0
+    factor: ConstFloatPointer = 0
+
+    @classmethod
+    def of(cls, s: ConvShape, groups: int, addresses: tuple[int, int, int, int, int], finish: Finish, **quantized: Any) -> ConvGenericArguments:
+        """The arguments for a shape; `addresses` are those of input, weights, bias, residual (0: none) and output."""
+        sizes = (s.h, s.w, s.c, s.p, s.q, s.k, s.r, s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, s.c // groups, s.k // groups)
+        return cls(*addresses, s.m * s.k, *sizes, has_residual=finish.residual, act=finish.activation[1:], **quantized)
 
 
 @tactic
@@ -87,15 +131,15 @@ class OwnDirect(Tactic):
             packed_array(f"{weights.weight.digest}|direct {turned} f32", size, filters),
             packed_bias(made, own, s.k),
         )
-        kind, low, high = made.finish.activation
+        kind = made.finish.activation[0]
         stored = TYPE[signature.outputs[0].dtype.name]
         constants = {"FROM": stored, "TO": stored, "ADD": stored, "FACTOR": 0, "ACT": ACTIVATIONS[kind]}
         count = s.m * s.k
 
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
-            sizes = (s.h, s.w, s.c, s.p, s.q, s.k, s.r, s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, s.c // group, s.k // group)
-            values = (args.inputs[x], *args.packed, residual, args.outputs[0], count, *sizes, made.finish.residual, low, high, *(0.0,) * 5, 0)
-            return [launch("conv_generic.cu", "direct", constants, (blocks_of(count, 256), 1, 1), 256, DIRECT_FIELDS, *values)]
+            addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
+            arguments = ConvGenericArguments.of(s, group, addresses, made.finish)
+            return [launch("direct", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="own direct", packed=packed)

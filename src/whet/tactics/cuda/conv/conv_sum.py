@@ -18,7 +18,7 @@ from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 from whet.tactics.cuda.conv._conv import ConvShape, Finish, Second, View, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, large_batch_configs, small_batch_configs, step_channels, varied
-from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv.conv import as_config, bias_count, constant_weights, conv_shape, from_config
 
 MAX_CONFIGS = 24
@@ -73,7 +73,7 @@ class OwnConvPair(Tactic):
             found.update(large_batch_configs(m, k, steps, bk, processors))
         order = varied(sorted(found, key=lambda c: (estimate_us(c, m, k, steps, processors), c)), MAX_CONFIGS)
         bf16, kind = signature.outputs[0].dtype.name == "bf16", Second.kind(b.shape)
-        ahead(backend, [conv_source(c, not a.shape.plain, _finish(parts).activation[0], bf16, pair=kind) for c in order])
+        ahead(backend, [conv_source(c, Features(not a.shape.plain, _finish(parts).activation[0], bf16, pair=kind)) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -103,16 +103,18 @@ class OwnConvPair(Tactic):
             return [
                 conv_launch(
                     tile,
-                    a.shape,
-                    View(args.inputs[a.x], a.shape.c),
-                    args.packed[0],
-                    args.packed[1],
-                    View(args.outputs[0], a.shape.k),
-                    finish=_finish(parts),
-                    bf16=dtype.name == "bf16",
+                    ConvProblem(
+                        shape=a.shape,
+                        input=View(args.inputs[a.x], a.shape.c),
+                        weights=args.packed[0],
+                        bias=args.packed[1],
+                        output=View(args.outputs[0], a.shape.k),
+                        finish=_finish(parts),
+                        bf16=dtype.name == "bf16",
+                        second=Second(b.shape, View(args.inputs[b.x], b.shape.c)),
+                    ),
                     multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
-                    second=Second(b.shape, View(args.inputs[b.x], b.shape.c)),
                 )
             ]
 

@@ -32,22 +32,7 @@ constexpr int PITCH = BN + 8, SLICE = BM / SK;
 constexpr int EXTRA_BYTES = SK > 1 ? BM * PITCH * 4 : 0;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 
-struct Args {
-    TensorMap a, b;            // input, weights (with TERMS 3 the small parts begin at row `low`)
-    const float* bias;         // [tiles_n * BN]
-    const float* residual;
-    float* out;
-#include "layer_constants.cuh"
-    int low;                   // TERMS 3: rows of the large parts of the weights
-    int group_k, group_c;      // GROUPED: output and input channels of a group
-#if JOINED
-    TensorMap second;          // the second image, read from step `csteps` on
-#endif
-#if FORK
-    float* other;              // the second result, of channels from `fork` on
-    int fork, other_pitch;
-#endif
-};
+#include "arguments"
 
 // The end of every result: v is the sum with its bias, r the residual.
 DEV float finish(const Args& p, float v, float r) {

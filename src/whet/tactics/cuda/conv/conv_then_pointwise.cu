@@ -28,23 +28,7 @@ typedef uint4 Held;
 #endif
 static_assert(CL > 1 && OWN % 8 == 0 && BN % 16 == 0 && 128 % (BN2 / 8) == 0 && BN * PITCH * 4 <= STAGES * SLOT && !(IN8 && CL % 2), "tile");
 
-struct Args {
-    TensorMap a, b, b2;        // input, weights of both
-    const float* bias;         // [inner channels]
-    const float* bias2;        // [CL * BN2]
-    const u8* residual;
-    u8* out;
-    int res_pitch, out_pitch;  // elements from pixel to pixel
-    int csteps;                // K steps of one tap in all blocks
-    int width, wide, rows, height, pad_h, pad_w;
-    int slot_bytes, box_bytes; // of an input tile: in shared memory, and what a copy fills
-    int has_residual;          // 1: added before the activation, 2: after it
-    Act act, act2;
-#if IN8
-    const float *factor, *factor2;                   // real value of a step of each channel's sum, in parts of the range
-    float per_step, zero, per_step2, zero2, add_step;  // as in conv.cu
-#endif
-};
+#include "arguments"
 
 DEV void store_remote16(u32 a, uint4 v, u32 bar) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"

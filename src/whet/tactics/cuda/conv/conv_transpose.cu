@@ -5,19 +5,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    const u8* in;            // gather: columns; direct: the input
-    const float *weights;    // direct: [tap][channel of a group][k]
-    const float* bias;       // [k]
-    const u8* residual;
-    u8* out;
-    long long count;         // outputs, in groups of VEC
-    int h, w, p, q, k;       // input and output sizes, output channels
-    int r, s, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w;
-    int c, group_c, group_k; // direct: input channels, those of a group, output channels of a group
-    int has_residual;        // 1: added before the activation, 2: after it
-    Act act;
-};
+#include "arguments"
 
 DEV float finish(const Args& a, float v, float r) {
     const float y = activate<ACT>(a.has_residual == 1 ? v + r : v, a.act);
@@ -50,11 +38,11 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
             if (ix < 0) continue;
             const long long from = ((((long long)n * a.h + iy) * a.w + ix) * (a.r * a.s) + r * a.s + s) * a.k + k;
             if (VEC == 8) {
-                const Vec8 v = load8<TYPE>(a.in, from);
+                const Vec8 v = load8<TYPE>(a.input, from);
 #pragma unroll
                 for (int e = 0; e < VEC; ++e) sum[e] += v.v[e % 8];
             } else
-                sum[0] += load1<TYPE>(a.in, from);
+                sum[0] += load1<TYPE>(a.input, from);
         }
     }
     if (VEC == 8) {
@@ -85,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256) direct(const __grid_constant__
             const long long from = (((long long)n * a.h + iy) * a.w + ix) * a.c + c0;
             const float* weight = a.weights + (long long)(r * a.s + s) * a.group_c * a.k + k;
 #pragma unroll 4
-            for (int c = 0; c < a.group_c; ++c) sum += load1<TYPE>(a.in, from + c) * weight[(long long)c * a.k];
+            for (int c = 0; c < a.group_c; ++c) sum += load1<TYPE>(a.input, from + c) * weight[(long long)c * a.k];
         }
     }
     store1<TYPE>(a.out, i, finish(a, sum, a.has_residual ? load1<TYPE>(a.residual, i) : 0.f));

@@ -13,7 +13,7 @@ from whet.tactics._fused import constants_of, source_place
 from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
-from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, end_of, transposed_launch
 from whet.tactics.cuda.conv.conv import as_config, from_config, packed_bias
 
@@ -37,7 +37,7 @@ class OwnConvTranspose(TransposedTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))
         found = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
-        ahead(backend, [conv_source(c, False, "clip", signature.outputs[0].dtype.name == "bf16") for c in found])
+        ahead(backend, [conv_source(c, Features(bf16=signature.outputs[0].dtype.name == "bf16")) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -61,12 +61,14 @@ class OwnConvTranspose(TransposedTactic):
             columns = -(-args.scratch // 128) * 128
             product = conv_launch(
                 tile,
-                shape,
-                View(args.inputs[x], t.c),
-                args.packed[0],
-                args.packed[1],
-                View(columns, shape.k),
-                bf16=dtype.name == "bf16",
+                ConvProblem(
+                    shape=shape,
+                    input=View(args.inputs[x], t.c),
+                    weights=args.packed[0],
+                    bias=args.packed[1],
+                    output=View(columns, shape.k),
+                    bf16=dtype.name == "bf16",
+                ),
                 multiprocessors=backend.capabilities.multiprocessors,
                 label=layer.name,
             )

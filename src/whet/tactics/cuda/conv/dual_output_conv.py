@@ -17,7 +17,7 @@ from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, Finish, Fork, Second, View, bias_count, pack_bias, pack_weights
 from whet.tactics.cuda.conv._conv_config import ConvConfig, configs_of_steps, step_channels, varied
-from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv.concat_input_conv import joined_conv
 from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, from_config
 
@@ -81,7 +81,9 @@ class Forked:
 
     def source(self, tile: ConvConfig, bf16: bool) -> str:
         """The kernel's complete text."""
-        return conv_source(tile, False, self.finish.activation[0], bf16, pair=int(len(self.images) == 2), fork=Fork.panel(self.at, tile))
+        return conv_source(
+            tile, Features(activation=self.finish.activation[0], bf16=bf16, pair=int(len(self.images) == 2), fork=Fork.panel(self.at, tile))
+        )
 
     def packed(self, dtype: Any) -> tuple[Packed, Packed]:
         """Weights of both below each other, and their biases."""
@@ -152,12 +154,22 @@ class OwnForkedConv(Tactic):
             views = [View(args.inputs[i], s.c) for i, s in zip(found.images, shapes, strict=True)]
             return [
                 conv_launch(
-                    tile, shapes[0], views[0], args.packed[0], args.packed[1], View(args.outputs[0], found.at), finish=found.finish,
-                    bf16=dtype.name == "bf16", multiprocessors=backend.capabilities.multiprocessors, label=layer.name,
-                    second=Second(shapes[1], views[1]) if len(shapes) == 2 else None,
-                    fork=Fork(found.at, View(args.outputs[1], shapes[0].k - found.at)),
+                    tile,
+                    ConvProblem(
+                        shape=shapes[0],
+                        input=views[0],
+                        weights=args.packed[0],
+                        bias=args.packed[1],
+                        output=View(args.outputs[0], found.at),
+                        finish=found.finish,
+                        bf16=dtype.name == "bf16",
+                        second=Second(shapes[1], views[1]) if len(shapes) == 2 else None,
+                        fork=Fork(found.at, View(args.outputs[1], shapes[0].k - found.at)),
+                    ),
+                    multiprocessors=backend.capabilities.multiprocessors,
+                    label=layer.name,
                 )
-            ]  # fmt: skip
+            ]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma forked {tile}", packed=found.packed(dtype))
 

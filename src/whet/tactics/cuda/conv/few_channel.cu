@@ -40,21 +40,7 @@ constexpr int DEEP = 2;                                                     // s
 static_assert(TH * TW % 64 == 0 && BN % 16 == 0 && 64 % C == 0 && C >= 16 && TW * STRIDE_W % PACK == 0, "tile");
 static_assert(RUN == 1 || (STRIDE_H == 1 && TH % RUN == 0 && TW % 16 == 0 && TH * TW % (64 * RUN) == 0), "rows of a warp");
 
-struct Args {
-    TensorMap in, weights;  // boxes of 64 x COLUMNS / PACK x ROWS x 1, and of 64 x BN of [k][CHUNKS * 64]
-    const float* bias;
-    const uint4* residual;
-    uint4* out;
-    int p, q, k, pad_h, pad_w;
-    int tiles_h, tiles_w, tiles, tiles_n;
-    Act act;
-#if FRONT
-    TensorMap front;        // boxes of 64 x C of [C][64]
-    const float* front_bias;
-    int h, w;               // size of the input image
-    Act front_act;
-#endif
-};
+#include "arguments"
 
 #include "image_tiles.cuh"
 
@@ -91,12 +77,12 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(co
     auto ask = [&](int tile, int slot) {
         const Tile t(a, tile);
         barrier_expect(full + 8 * slot, ROWS * COLUMNS * PIXEL);
-        load_box4(patches + slot * SLOT, &a.in, full + 8 * slot, 0, (t.tx * TW * STRIDE_W - a.pad_w - LEAD) / PACK, t.ty * TH * STRIDE_H - a.pad_h, t.n);
+        load_box4(patches + slot * SLOT, &a.input, full + 8 * slot, 0, (t.tx * TW * STRIDE_W - a.pad_w - LEAD) / PACK, t.ty * TH * STRIDE_H - a.pad_h, t.n);
     };
     Tile here(a, first);
     const Tile step(a, stride);
     if (all == 0 && one) {
-        map_prefetch(&a.in);
+        map_prefetch(&a.input);
         barrier_init(held, 1);
         for (int i = 0; i < GROUPS * SLOTS; ++i) barrier_init(full + 8 * i, 1);
         barrier_init_fence();

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,11 +9,11 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda import tensormap
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, ahead, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, FloatPointer, Int32, TensorMap
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, ahead, ending, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import ConvShape, Finish
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
@@ -25,6 +24,26 @@ from whet.tactics.cuda.conv.conv_tf32 import OwnTf32
 
 _TILES = ((8, 8), (8, 16), (16, 8), (16, 16), (8, 32), (16, 32))  # rows and columns of a warpgroup's results
 _MOST = 12  # configurations
+
+
+@dataclass(frozen=True)
+class FewChannelTf32Arguments(Arguments, kernel="few_channel_tf32.cu"):
+    """Arguments of few_channel_tf32.cu."""
+
+    input: TensorMap  # [n][h][w / STRIDE_W][STRIDE_W * C], boxes of 32 x COLUMNS x ROWS x 1; [k][STEPS * 32], boxes of 32 x BN
+    weights: TensorMap
+    bias: ConstFloatPointer  # whole tiles of BN
+    residual: ConstFloatPointer
+    out: FloatPointer
+    p: Int32
+    q: Int32
+    k: Int32
+    pad_h: Int32
+    tiles_h: Int32
+    tiles_w: Int32
+    tiles: Int32
+    tiles_n: Int32
+    act: ActivationParameters
 
 
 @dataclass(frozen=True, order=True)
@@ -127,17 +146,17 @@ class OwnNarrowTf32(F32Product):
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
-            kernel = loaded("few_channel_tf32.cu", "narrow_tf32", tuple(sorted(constants.items())), tile.shared(s))
             step, line = s.stride[1], s.w * s.c * 4
-            blob = tensormap.tiled(
+            pixels = tensormap.tiled(
                 args.inputs[x], "f32", (step * s.c, s.w // step, s.h, s.n), (step * s.c * 4, line, line * s.h), (32, *tile.box(s), 1)
             )
-            blob += tensormap.tiled(args.packed[0], "f32", (row, filters(s.k)), (row * 4,), (32, tile.bn))
+            filter_rows = tensormap.tiled(args.packed[0], "f32", (row, filters(s.k)), (row * 4,), (32, tile.bn))
             residual = 0 if made.residual is None else args.inputs[made.residual]
-            numbers = (s.p, s.q, s.k, s.pad[0], tiles_h, tiles_w, tiles, tiles_n)
-            blob += struct.pack("<3Q8i2f", args.packed[1], residual, args.outputs[0], *numbers, *made.finish.activation[1:])
+            sizes = (s.p, s.q, s.k, s.pad[0], tiles_h, tiles_w, tiles, tiles_n)
+            addresses = (args.packed[1], residual, args.outputs[0])
+            arguments = FewChannelTf32Arguments(pixels, filter_rows, *addresses, *sizes, act=made.finish.activation[1:])
             grid = max(1, min(-(-tiles // tile.groups), backend.capabilities.multiprocessors * tile.blocks // tiles_n)) * tiles_n
-            return [Launch(kernel, (grid, 1, 1), tile.groups * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
+            return [launch("narrow_tf32", arguments, constants, (grid, 1, 1), tile.groups * 128, shared=tile.shared(s), label=layer.name)]
 
         def rows() -> np.ndarray:
             out = np.zeros((filters(s.k), row), np.float32)

@@ -22,15 +22,7 @@ constexpr u32 ASKED = CHUNKS * STRIDE_W * ROWS * PITCH;                       //
 static_assert(C % 32 == 0 && TH % 8 == 0 && TW % 8 == 0 && BN % 16 == 0 && (STRIDE_W == 1 || STRIDE_W == 2) && COLUMNS <= 256 && ROWS <= 256, "tile");
 constexpr int PIXEL = 128;
 
-struct Args {
-    TensorMap in, weights;  // [n][h][w / STRIDE_W][STRIDE_W * C], boxes of 32 x COLUMNS x ROWS x 1; [k][STEPS * 32], boxes of 32 x BN
-    const float* bias;      // whole tiles of BN
-    const float* residual;
-    float* out;
-    int p, q, k, pad_h;
-    int tiles_h, tiles_w, tiles, tiles_n;
-    Act act;
-};
+#include "arguments"
 
 #include "image_tiles.cuh"
 
@@ -55,10 +47,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow_tf32(const 
         barrier_expect(full, ASKED);
 #pragma unroll
         for (int i = 0; i < CHUNKS * STRIDE_W; ++i)
-            load_box4(piece + i * PLANE, &a.in, full, i % STRIDE_W * C + i / STRIDE_W * 32, t.tx * TW - BEFORE, t.ty * TH * STRIDE_H - a.pad_h, t.n);
+            load_box4(piece + i * PLANE, &a.input, full, i % STRIDE_W * C + i / STRIDE_W * 32, t.tx * TW - BEFORE, t.ty * TH * STRIDE_H - a.pad_h, t.n);
     };
     if (warp == 0 && one) {
-        map_prefetch(&a.in);
+        map_prefetch(&a.input);
         barrier_init(held, 1);
         for (int i = 0; i < GROUPS; ++i) barrier_init(held + 8 + i * 8, 1);
         barrier_init_fence();

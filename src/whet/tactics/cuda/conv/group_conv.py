@@ -17,7 +17,7 @@ from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, ending, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, step_channels, varied
-from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
 from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, conv_signatures, ended_launch, from_config, packed_bias
 
@@ -65,7 +65,7 @@ class OwnGroupConv(Tactic):
         if not isinstance(made, str):
             bf16, odd = signature.outputs[0].dtype.name == "bf16", shape.k % 8 != 0
             kind = made.finish.activation[0]
-            ahead(backend, [conv_source(c, not shape.plain and not c.halo, kind, bf16, False, odd, grouped=True) for c in found])
+            ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, bf16, odd=odd, grouped=True)) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

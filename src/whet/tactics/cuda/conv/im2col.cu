@@ -2,13 +2,7 @@
 // column. For library products; whet's own kernels read windows where they lie. Constants: UNIT (bytes moved at once).
 #include "common.cuh"
 
-struct Args {
-    const u8* in;                // channels last
-    u8* out;
-    long long count;             // units of the result
-    int h, w, c, p, q, s, taps;  // c in units; taps = rows * columns of the filter
-    int stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, width;   // width: units of a row of the result
-};
+#include "arguments"
 struct alignas(16) Sixteen { u32 w[4]; };
 template <int BYTES> struct Of {};
 template <> struct Of<2> { typedef u16 type; };
@@ -27,6 +21,6 @@ extern "C" __global__ void __launch_bounds__(256) im2col(const __grid_constant__
     const int q = (int)(pixel - line * a.q), n = (int)(line / a.p), p = (int)(line - (long long)n * a.p);
     const int y = p * a.stride_h - a.pad_h + tap / a.s * a.dil_h, x = q * a.stride_w - a.pad_w + tap % a.s * a.dil_w;
     Unit v = {};
-    if (tap < a.taps && y >= 0 && y < a.h && x >= 0 && x < a.w) v = reinterpret_cast<const Unit*>(a.in)[(((long long)n * a.h + y) * a.w + x) * a.c + c];
+    if (tap < a.taps && y >= 0 && y < a.h && x >= 0 && x < a.w) v = reinterpret_cast<const Unit*>(a.input)[(((long long)n * a.h + y) * a.w + x) * a.c + c];
     reinterpret_cast<Unit*>(a.out)[i] = v;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,14 +11,43 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, blocks_of, ending, launch, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
-from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.conv import OwnConv, as_config, conv_shape, ended_launch, from_config, packed_bias
 
 MAX_CONFIGS = 12
 _MOST_BYTES = 256 << 20  # of windows laid out
+
+
+@dataclass(frozen=True)
+class Im2colArguments(Arguments, kernel="im2col.cu"):
+    """Arguments of im2col.cu."""
+
+    input: ConstPointer  # channels last
+    out: Pointer
+    count: Int64  # units of the result
+    h: Int32  # c in units; taps = rows * columns of the filter
+    w: Int32
+    c: Int32
+    p: Int32
+    q: Int32
+    s: Int32
+    taps: Int32
+    stride_h: Int32  # width: units of a row of the result
+    stride_w: Int32
+    pad_h: Int32
+    pad_w: Int32
+    dil_h: Int32
+    dil_w: Int32
+    width: Int32
+
+    @classmethod
+    def of(cls, s: ConvShape, source: int, target: int, *, count: int, channels: int, width: int) -> Im2colArguments:
+        """The arguments for the windows of a convolution; `count`, `channels` and `width` in units."""
+        return cls(source, target, count, s.h, s.w, channels, s.p, s.q, s.s, s.r * s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, width)
 
 
 @tactic
@@ -42,7 +72,10 @@ class OwnPatches(OwnConv):
         found = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
         made = ending(layer, epilogue(layer))
         if not isinstance(made, str):
-            ahead(backend, [conv_source(c, False, made.finish.activation[0], signature.outputs[0].dtype.name == "bf16") for c in found])
+            ahead(
+                backend,
+                [conv_source(c, Features(activation=made.finish.activation[0], bf16=signature.outputs[0].dtype.name == "bf16")) for c in found],
+            )
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -68,9 +101,9 @@ class OwnPatches(OwnConv):
         def make(args: Args) -> list:
             at = -(-args.scratch // 128) * 128
             source: int = args.inputs[x]
-            sizes = (s.h, s.w, s.c * 2 // unit, s.p, s.q, s.s, s.r * s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, width)
             product = ended_launch(tile, shape, View(at, shape.c), args, made, dtype, backend, layer.name)
-            return [launch("im2col.cu", "im2col", {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256, "<2Qq14i", source, at, count, *sizes), product]
+            arguments = Im2colArguments.of(s, source, at, count=count, channels=s.c * 2 // unit, width=width)
+            return [launch("im2col", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256), product]
 
         scratch = shape.m * shape.c * 2 + 128
         return GpuKernel(layer, signature, make, implementation=f"own windows, wgmma {tile}", packed=packed, scratch=scratch)

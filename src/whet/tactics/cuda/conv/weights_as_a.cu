@@ -13,15 +13,7 @@ constexpr int READ = (BN + (TAPS_H - 1) * WIDE + TAPS_W - 1) * 128, SLOT = ((BOX
 static_assert(!STAGE || BN == ROWS * WIDE, "only pixels of the tile are staged");
 static_assert(WIDE % 2 == 0 && BN % 8 == 0 && BN >= ROWS * WIDE && BN <= 256, "tile");
 
-struct Args {
-    TensorMap weights, in;  // [64][TAPS * 64] in boxes of 64 x 64; [n][h][w][64]
-    TensorMap added, made;  // with STAGE: residual and result as [n][height * width][64] in boxes of a tile
-    const float* bias;
-    const u8* residual;
-    u8* out;
-    int k, height, width, per, tiles, pad_h, pad_w;  // channels and size of the result, tiles of an image
-    Act act;
-};
+#include "arguments"
 
 DEV u32 ended(float a, float b, u32 residual, Act act) {  // two channels of a result
     const float2 r = RES ? unpack(residual) : make_float2(0.f, 0.f);
@@ -77,7 +69,7 @@ DEV void store_staged(u32 stage, int width, int rows, int pair, int channel, con
 DEV void load_tile(const Args& a, int tile, u32 slot, u32 bar) {
     const int image = tile / a.per, row = (tile - image * a.per) * ROWS;
     barrier_expect(bar, BOX);
-    load_box4(slot, &a.in, bar, 0, -a.pad_w, row - a.pad_h, image);
+    load_box4(slot, &a.input, bar, 0, -a.pad_w, row - a.pad_h, image);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) upright(const __grid_constant__ Args a) {

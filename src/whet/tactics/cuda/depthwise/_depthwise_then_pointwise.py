@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -13,8 +12,9 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
-from whet.tactics.cuda.conv._conv import Activation, ConvShape, Finish
+from whet.tactics.cuda.conv._conv import Activation, ConvShape, Finish, View
 from whet.tactics.cuda.conv._conv_config import ConvConfig
+from whet.tactics.cuda.conv._conv_launch import ConvArguments, DepthwiseFields, LayerFields
 
 _MOST_CHANNELS = 192  # of a tile: their sums and the depthwise ones share the registers
 _TURN = 132  # blocks that run at once
@@ -175,39 +175,29 @@ def depthwise_launch(
     b = tensormap.tiled(weights, dtype, (steps * config.bk, k), (steps * config.bk * 2,), (config.bk, config.bn))
     tiles_n = -(-k // config.bn)
     tiles = tiles_n * shape.n * -(-shape.p // pieces.rows)
-    numbers = struct.pack(
-        "<3Q18i2f5i4xQ2fi",  # as Args in conv.cu, after its four maps
-        bias,
-        residual,
-        out,
-        k if residual else 0,
-        k,
-        shape.n * shape.p * shape.q,
-        k,
-        steps,
-        steps,
-        1,
-        shape.p * shape.q,
-        shape.q,
-        *shape.stride,
-        shape.pad[0],
-        shape.pad[1],
-        1,
-        1,
-        tiles,
-        tiles_n,
-        (finish.residual or 1) if residual else 0,
-        *finish.activation[1:],
-        pieces.wide,
-        pieces.rows,
-        shape.p,
-        pieces.slot,
-        pieces.box,
-        filters,
-        *inner[1:],
-        pieces.pitch,
+    product = ConvShape(shape.n, shape.p, shape.q, shape.c, k)
+    arguments = ConvArguments(
+        a,
+        b,
+        bytes(128),  # the kernel uses plain addresses
+        bytes(128),
+        bias=bias,
+        residual=residual,
+        out=out,
+        layer=replace(
+            LayerFields.of(product, View(out, k), View(residual, k) if residual else None, finish, (steps, steps), (tiles, tiles_n)),
+            stride_h=shape.stride[0],
+            stride_w=shape.stride[1],
+            pad_h=shape.pad[0],
+            pad_w=shape.pad[1],
+        ),
+        wide=pieces.wide,
+        rows=pieces.rows,
+        height=shape.p,
+        slot_bytes=pieces.slot,
+        box_bytes=pieces.box,
+        depthwise=DepthwiseFields(filters, inner[1:], slot_wide=pieces.pitch),
     )
-    args = a + b + bytes(256) + numbers
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
     if config.hold:  # a block's tiles have the same output channels
         grid = max(1, grid // tiles_n) * tiles_n
@@ -215,7 +205,7 @@ def depthwise_launch(
         config, replace(shape, n=1, h=0, w=0, c=0, k=0, pad=(0, 0, 0, 0)), thread_rows(config, pieces), inner[0], finish.activation[0], bf16
     )
     shared = shared_bytes(config, shape, pieces)
-    return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)
+    return Launch(kernel, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label, shared=shared)
 
 
 def source_of(config: ConvConfig, shape: ConvShape, k: int, inner: str, activation: str, bf16: bool) -> str:

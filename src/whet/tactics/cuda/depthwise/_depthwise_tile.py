@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import asdict, dataclass
 
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, loaded
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, Float32, Int32, Pointer, TensorMap
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, launch
 from whet.tactics.cuda.conv._conv import ConvShape
 
 MOST = 6  # candidates of a layer for each width of strip
 _BYTES = {0: 4, 1: 2, 2: 2, 3: 1, 4: 1}  # of the types of vector.cuh
+
+
+@dataclass(frozen=True)
+class DepthwiseTileArguments(Arguments, kernel="depthwise_tile.cu"):
+    """Arguments of depthwise_tile.cu."""
+
+    input: TensorMap
+    weights: ConstFloatPointer
+    bias: ConstFloatPointer
+    out: Pointer
+    c: Int32
+    p: Int32
+    q: Int32
+    pad_h: Int32
+    pad_w: Int32
+    groups: Int32  # tiles of one channel group
+    tiles_h: Int32
+    tiles_w: Int32
+    tiles: Int32
+    act: ActivationParameters
+    per_step: Float32  # of integer results
+    zero: Float32
 
 
 @dataclass(frozen=True, order=True)
@@ -134,7 +156,6 @@ def tile_launch(
     tiles = s.n * tiles_h * tiles_w
     each = -(-tiles // max(1, min(tiles, multiprocessors * tile.blocks // groups)))
     grid = groups * -(-tiles // each)
-    numbers = struct.pack("<3Q9i4f", weights, bias, out, s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles, *bounds, *numbers8)
-    blob = box + numbers
-    kernel = loaded("depthwise_tile.cu", "depthwise_tile", tuple(sorted(made.items())), tile.shared(s, size))
-    return Launch(kernel, (grid, 1, 1), tile.threads, blob + bytes(-len(blob) % 64), label=label)
+    sizes = (s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles)
+    arguments = DepthwiseTileArguments(box, weights, bias, out, *sizes, bounds, *numbers8)
+    return launch("depthwise_tile", arguments, made, (grid, 1, 1), tile.threads, shared=tile.shared(s, size), label=label)

@@ -4,18 +4,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    const u8* in;
-    const float* weights;
-    const float* bias;
-    const u8* residual;
-    u8* out;
-    int n, h, w, c, p, q, stride_h, pad_h, pad_w, dil_h, dil_w;
-    int has_residual;   // 1: added before the activation, 2: after it
-    Act act;
-    u32 fill;
-    float per_step, zero;
-};
+#include "arguments"
 
 constexpr bool KEEP = TALL > 1 && R * S <= 9;  // for one row it costs more (registers, so threads in flight) than it saves
 constexpr int SPAN = (WIDE - 1) * STRIDE + S;  // input pixels of a strip, without dilation
@@ -56,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(128) depthwise(const __grid_constan
 #pragma unroll
                 for (int j = 0; j < SPAN; ++j) {
                     const int x = q0 * STRIDE - a.pad_w + j;
-                    raw[r][j] = load_raw<FROM>(a.in, start + x * a.c, (u32)y < (u32)a.h && (u32)x < (u32)a.w, a.fill);
+                    raw[r][j] = load_raw<FROM>(a.input, start + x * a.c, (u32)y < (u32)a.h && (u32)x < (u32)a.w, a.fill);
                 }
             }
 #pragma unroll
@@ -77,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(128) depthwise(const __grid_constan
         for (int r = 0; r < R; ++r) {
             const int y = row * a.stride_h - a.pad_h + r * a.dil_h;
             if (y < 0 || y >= a.h) continue;
-            const u8* start = a.in + (((long long)n * a.h + y) * a.w * a.c + channel) * Element<FROM>::BYTES;
+            const u8* start = a.input + (((long long)n * a.h + y) * a.w * a.c + channel) * Element<FROM>::BYTES;
 #pragma unroll
             for (int k = 0; k < WIDE; ++k)
 #pragma unroll

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Pointer, UInt32
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, GpuKernel, ahead, all_static, blocks_of, ending, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import ConvShape
@@ -19,6 +20,33 @@ from whet.tactics.cuda.conv.conv import conv_reason, conv_shape, conv_signatures
 from whet.tactics.cuda.depthwise._depthwise_tile import Tile, tile_launch, tiles_for
 from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
 from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
+
+
+@dataclass(frozen=True)
+class DepthwiseArguments(Arguments, kernel="depthwise.cu"):
+    """Arguments of depthwise.cu."""
+
+    input: ConstPointer
+    weights: ConstFloatPointer
+    bias: ConstFloatPointer
+    residual: ConstPointer
+    out: Pointer
+    n: Int32
+    h: Int32
+    w: Int32
+    c: Int32
+    p: Int32
+    q: Int32
+    stride_h: Int32
+    pad_h: Int32
+    pad_w: Int32
+    dil_h: Int32
+    dil_w: Int32
+    has_residual: Int32  # 1: added before the activation, 2: after it
+    act: ActivationParameters
+    fill: UInt32 = 0
+    per_step: Float32 = 1.0
+    zero: Float32 = 0.0
 
 
 @tactic
@@ -99,9 +127,9 @@ class OwnDepthwise(Tactic):
 
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
-            addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])
+            addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
             sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, made.finish.residual)
-            return [launch("depthwise.cu", "depthwise", constants, grid, 128, "<5Q12i2fI2f4x", *addresses, *sizes, low, high, 0, 1.0, 0.0)]
+            return [launch("depthwise", DepthwiseArguments(*addresses, *sizes, act=(low, high)), constants, grid, 128)]
 
         return GpuKernel(layer, signature, make, implementation=f"own depthwise {tall}x{wide}", packed=packed)
 

@@ -12,17 +12,7 @@ constexpr int TAKEN = (S + KINDS - 1 + 3) / 4;                               // 
 constexpr int WORDS = (WIDE - 1) * STRIDE_W / 2 + 2 * (TAKEN - 1) + 1;       // words of a row of pixels, one at every even pixel
 static_assert(CG % 16 == 0 && TW % WIDE == 0, "tile");
 
-struct Args {
-    TensorMap in;
-    const int* weights;    // [R][KINDS][TAKEN][c]: words of four taps
-    const float* factors;  // [2][pitch]: biases, and the real value of a step of each channel's sum
-    u8* out;
-    int c, p, q, pad_h, pad_w;
-    int groups, tiles_h, tiles_w, tiles;  // tiles of one channel group
-    Act act;
-    float per_step, zero;                 // of integer results
-    int pitch;
-};
+#include "arguments"
 
 DEV int dot(u32 x, int w, int sum) {
     int r;
@@ -37,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_dot(cons
     const int lane = threadIdx.x % LANES, strip = threadIdx.x / LANES % STRIPS, band = threadIdx.x / (LANES * STRIPS);
     const int channel = tiles.channel0 + lane * 4;
     const bool mine = threadIdx.x < USED && channel < a.c;
-    tiles.prepare(&a.in);
+    tiles.prepare(&a.input);
     let_next_start();
     int weight[R][KINDS][TAKEN][4];
     float4 bias, factor;

@@ -35,7 +35,7 @@ struct Tiles {
     template <class A> DEV void ask(const A& a, int tile, int slot) const {
         const Place at(a, tile);
         barrier_expect(bars + 8 * slot, TILE_BYTES);
-        load_box4(base + slot * SLOT, &a.in, bars + 8 * slot, channel0, at.x * STRIDE_W - a.pad_w, at.y * STRIDE_H - a.pad_h, at.n);
+        load_box4(base + slot * SLOT, &a.input, bars + 8 * slot, channel0, at.x * STRIDE_W - a.pad_w, at.y * STRIDE_H - a.pad_h, at.n);
     }
     template <class A> DEV void begin(const A& a) const {
         if (threadIdx.x == 0)

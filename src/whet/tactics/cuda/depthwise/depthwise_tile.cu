@@ -9,16 +9,7 @@ constexpr int IN = Element<FROM>::BYTES, OUT = Element<TO>::BYTES;
 #include "depthwise_parts.cuh"
 static_assert(CG % 8 == 0 && TW % WIDE == 0, "tile");
 
-struct Args {
-    TensorMap in;
-    const float* weights;
-    const float* bias;
-    u8* out;
-    int c, p, q, pad_h, pad_w;
-    int groups, tiles_h, tiles_w, tiles;   // tiles of one channel group
-    Act act;
-    float per_step, zero;                  // of integer results
-};
+#include "arguments"
 
 struct Four { float v[4]; };
 DEV Four load_four(u32 at) {
@@ -42,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_tile(con
     const int lane = threadIdx.x % LANES, strip = threadIdx.x / LANES % STRIPS, band = threadIdx.x / (LANES * STRIPS);
     const int channel = tiles.channel0 + lane * 4;
     const bool mine = threadIdx.x < USED && channel < a.c;
-    tiles.prepare(&a.in);
+    tiles.prepare(&a.input);
     let_next_start();
     Four weight[R][S], bias;
     if (mine) {

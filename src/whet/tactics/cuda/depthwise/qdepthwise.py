@@ -16,7 +16,7 @@ from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
 from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
 from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
 from whet.tactics.cuda.depthwise._depthwise_tile import tile_launch, tiles_for
-from whet.tactics.cuda.depthwise.depthwise import tile_config, tile_from
+from whet.tactics.cuda.depthwise.depthwise import DepthwiseArguments, tile_config, tile_from
 from whet.tactics.cuda.quantized._quantized import (
     EIGHT,
     Output,
@@ -113,10 +113,10 @@ class OwnQDepthwise(QuantizedTactic):
         fill = (zero & 0xFF) * 0x01010101
 
         def make(args: Args) -> list:
-            addresses = (args.inputs[x], *args.packed, 0, args.outputs[0])
+            addresses = (args.inputs[x], args.packed[0], args.packed[1], 0, args.outputs[0])
             sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, 0)
-            values = (*addresses, *sizes, low, high, fill, out.per_step, out.zero)
-            return [launch("depthwise.cu", "depthwise", constants, grid, 128, "<5Q12i2fI2f4x", *values)]
+            arguments = DepthwiseArguments(*addresses, *sizes, act=(low, high), fill=fill, per_step=out.per_step, zero=out.zero)
+            return [launch("depthwise", arguments, constants, grid, 128)]
 
         return _kernel(layer, signature, make, f"own depthwise {tall}x{wide}", packed)
 

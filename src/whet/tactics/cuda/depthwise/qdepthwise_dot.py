@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import struct
+from dataclasses import dataclass
 
 import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda import tensormap
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import Ending, GpuKernel, ahead, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.arguments import (
+    ActivationParameters,
+    Arguments,
+    ConstFloatPointer,
+    ConstIntPointer,
+    Float32,
+    Int32,
+    Pointer,
+    TensorMap,
+)
+from whet.tactics.cuda._device.kernel import Ending, GpuKernel, ahead, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
 from whet.tactics.cuda.depthwise._depthwise_tile import Tile, tiles_for
@@ -24,6 +33,29 @@ from whet.tactics.cuda.quantized._quantized import EIGHT, Output, conv_shape_of,
 
 _MANY = 8192  # results a multiprocessor: of fewer, latency counts rather than instructions, and few tiles are tried
 _REGISTERS = 224
+
+
+@dataclass(frozen=True)
+class DepthwiseDotArguments(Arguments, kernel="depthwise_dot.cu"):
+    """Arguments of depthwise_dot.cu."""
+
+    input: TensorMap
+    weights: ConstIntPointer  # [R][KINDS][TAKEN][c]: words of four taps
+    factors: ConstFloatPointer  # [2][pitch]: biases, and the real value of a step of each channel's sum
+    out: Pointer
+    c: Int32
+    p: Int32
+    q: Int32
+    pad_h: Int32
+    pad_w: Int32
+    groups: Int32  # tiles of one channel group
+    tiles_h: Int32
+    tiles_w: Int32
+    tiles: Int32
+    act: ActivationParameters
+    per_step: Float32  # of integer results
+    zero: Float32
+    pitch: Int32
 
 
 @tactic
@@ -86,10 +118,10 @@ class OwnQDepthwiseDot(OwnQDepthwise):
             image, lines = args.inputs[x], (s.c, s.c * s.w, s.c * s.w * s.h)
             box = tensormap.tiled(image, "u8", (s.c, s.w, s.h, s.n), lines, (tile.cg, columns, rows, 1), plain=True)
             sizes = (s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles)
-            ends = (*finish.activation[1:], out.per_step, out.zero, pitch)
-            blob = box + struct.pack("<3Q9i4fi", args.packed[0], args.packed[1], args.outputs[0], *sizes, *ends)
-            kernel = loaded("depthwise_dot.cu", "depthwise_dot", tuple(sorted(constants.items())), tile.shared(s, 1))
-            return [Launch(kernel, (groups * -(-tiles // each), 1, 1), tile.threads, blob + bytes(-len(blob) % 64), label=layer.name)]
+            ends = (finish.activation[1:], out.per_step, out.zero, pitch)
+            arguments = DepthwiseDotArguments(box, args.packed[0], args.packed[1], args.outputs[0], *sizes, *ends)
+            grid, shared = (groups * -(-tiles // each), 1, 1), tile.shared(s, 1)
+            return [launch("depthwise_dot", arguments, constants, grid, tile.threads, shared=shared, label=layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own depthwise dot {tile}", packed=packed, rtol=0.0)
 

@@ -4,15 +4,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    const u8* a;
-    const u8* b;
-    const u8* c;
-    u8* out;
-    u32 size[5];
-    u32 count;
-    int a_stride[5], b_stride[5], c_stride[5];   // elements; 0 along what is repeated
-};
+#include "arguments"
 
 template <int KIND> DEV float number(const u8* base, long long i) {
     if (KIND == 3) return (float)reinterpret_cast<const long long*>(base)[i];

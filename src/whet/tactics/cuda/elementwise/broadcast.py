@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Pointer, UInt32, array
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, launch
 from whet.tactics.cuda._device.plain_layer import PlainTactic
 from whet.tactics.cuda.elementwise.elementwise import chain_of
@@ -18,6 +22,21 @@ _TEXT = {
 }  # fmt: skip
 _KINDS = {**TYPE, "i64": 3, "i32": 4, "u8": 5, "bool": 5, "i8": 6}
 _RANK = 5
+
+
+@dataclass(frozen=True)
+class BroadcastArguments(Arguments, kernel="broadcast.cu"):
+    """Arguments of broadcast.cu."""
+
+    a: ConstPointer
+    b: ConstPointer
+    c: ConstPointer
+    out: Pointer
+    size: Annotated[Sequence[int], array("u32", 5)]
+    count: UInt32
+    a_stride: Annotated[Sequence[int], array("int", 5)]  # elements; 0 along what is repeated
+    b_stride: Annotated[Sequence[int], array("int", 5)]
+    c_stride: Annotated[Sequence[int], array("int", 5)]
 
 
 @tactic
@@ -69,14 +88,15 @@ class OwnBroadcast(PlainTactic):
             "TO": TYPE[signature.outputs[0].dtype.name],
             "EXPRESSION": _TEXT[layer.op],
         }
-        steps = [s for row in strides for s in (*(0,) * fill, *row)]
-        steps += [0] * (3 * _RANK - len(steps))
+        steps = [(*(0,) * fill, *row) for row in strides]
+        steps += [(0,) * _RANK] * (3 - len(steps))
 
         def make(args: Args) -> list:
             if not count:
                 return []
-            values = (*(*args.inputs, 0, 0)[:3], args.outputs[0], *(1,) * fill, *sizes, count, *steps)
-            return [launch("broadcast.cu", "broadcast", constants, (blocks_of(count, 256), 1, 1), 256, "<4Q5II15i4x", *values)]
+            a, b, c = (*args.inputs, 0, 0)[:3]
+            arguments = BroadcastArguments(a, b, c, args.outputs[0], (*(1,) * fill, *sizes), count, steps[0], steps[1], steps[2])
+            return [launch("broadcast", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="own broadcast")
 

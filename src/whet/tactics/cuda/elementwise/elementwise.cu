@@ -5,15 +5,10 @@
 #include "vector.cuh"
 
 struct Operand { const u8* at; int kind, type; };
-struct Args {
-    u8* out;
-    Operand in[4];
-    long long count;
-    int channels, inner;   // elements between neighbours along the channel axis when channels are not last
-};
+#include "arguments"
 
 DEV Vec8 operand(const Args& p, int i, long long at, int length) {
-    const Operand o = p.in[i];
+    const Operand o = p.input[i];
     Vec8 r;
     if (o.kind == 0) {
         if (length == 8) return load8<TYPE>(o.at, at);

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import struct
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from whet.network import Layer, Tensor, static_shape, to_stored
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import Post, anchor, epilogue, outer_input
+from whet.tactics.cuda._device.arguments import Arguments, CType, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, GpuKernel, activation_of, all_static, blocks_of, launch, packed_array
 
 BINARY = {"Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Pow": "powf(a, b)", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)"}
@@ -20,6 +22,22 @@ UNARY = {
     "Erf": "erff(a)", "Reciprocal": "1.f / a", "Floor": "floorf(a)", "Ceil": "ceilf(a)", "Round": "rintf(a)",
 }  # fmt: skip
 _OPERANDS = 4
+
+
+@dataclass(frozen=True)
+class ElementwiseArguments(Arguments, kernel="elementwise.cu"):
+    """Arguments of elementwise.cu."""
+
+    out: Pointer
+    input: Annotated[Sequence[tuple[int, int, int]], CType("Operand", "Qii", 8, _OPERANDS)]  # address, kind, type; see `operands`
+    count: Int64
+    channels: Int32  # elements between neighbours along the channel axis when channels are not last
+    inner: Int32
+
+
+def operands(*given: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """Operands (address, kind as in elementwise.cu, type as in vector.cuh), filled up to as many as the structure has."""
+    return [*given, *[(0, 0, 0)] * (_OPERANDS - len(given))]
 
 
 @tactic
@@ -80,13 +98,12 @@ class OwnPointwise(Tactic):
         grid = (blocks_of(count, 2048), 1, 1)
 
         def make(args: Args) -> list:
-            rows = b""
+            rows = []
             for source, index, kind in places:
                 address = args.packed[index] if source == "packed" else args.inputs[index]
-                rows += struct.pack("<Qii", address, kind, 0 if source == "packed" and kind else TYPE[out.dtype.name])
-            rows += bytes(16 * (_OPERANDS - len(places)))
-            values = (args.outputs[0], rows, count, channels, inner)
-            return [launch("elementwise.cu", "pointwise", constants, grid, 256, "<Q64sq2i", *values)]
+                rows.append((address, kind, 0 if source == "packed" and kind else TYPE[out.dtype.name]))
+            arguments = ElementwiseArguments(out=args.outputs[0], input=operands(*rows), count=count, channels=channels, inner=inner)
+            return [launch("pointwise", arguments, constants, grid, 256)]
 
         return GpuKernel(layer, signature, make, implementation="own pointwise", packed=packed)
 

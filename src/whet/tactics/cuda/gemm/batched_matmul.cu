@@ -5,15 +5,7 @@
 #include "vector.cuh"
 #include "mma.cuh"
 
-struct Args {
-    const u8* a;
-    const u8* b;
-    u8* out;
-    long long a_step, b_step;   // elements from one matrix of a stack to the next; 0: the same for all
-    int m, n, k;
-    float scale;
-    Act act;
-};
+#include "arguments"
 constexpr int PITCH_A = 40, PITCH_B = 72;   // elements: rows shifted against each other, so that eight rows meet no bank twice
 
 DEV uint4 fetch(const u8* base, long long at, int inside, bool wide) {   // eight elements, zeros from `inside` on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -11,7 +12,24 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, epilogue, outer_input
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, HALF, TYPE, GpuKernel, activation_of, all_static, blocks_of, float_types, launch, same
+
+
+@dataclass(frozen=True)
+class BatchedMatmulArguments(Arguments, kernel="batched_matmul.cu"):
+    """Arguments of batched_matmul.cu."""
+
+    a: ConstPointer
+    b: ConstPointer
+    out: Pointer
+    a_step: Int64  # elements from one matrix of a stack to the next; 0: the same for all
+    b_step: Int64
+    m: Int32
+    n: Int32
+    k: Int32
+    scale: Float32
+    act: ActivationParameters
 
 
 @tactic
@@ -69,8 +87,10 @@ class OwnBmm(Tactic):
         grid = (blocks_of(n, 64), blocks_of(m, 64), stack) if half else (blocks_of(n, 32), blocks_of(m, 8), stack)
 
         def make(args: Args) -> list:
-            values = (args.inputs[a], args.inputs[b], args.outputs[0], a_step, b_step, m, n, k, scale, low, high)
-            return [launch("batched_matmul.cu", "bmm" if half else "plain", constants, grid, 128 if half else 256, "<3Q2q3i3f", *values)]
+            arguments = BatchedMatmulArguments(
+                args.inputs[a], args.inputs[b], args.outputs[0], a_step, b_step, m=m, n=n, k=k, scale=scale, act=(low, high)
+            )
+            return [launch("bmm" if half else "plain", arguments, constants, grid, 128 if half else 256)]
 
         return GpuKernel(layer, signature, make, implementation="own mma 64x64" if half else "own plain product")
 

@@ -15,7 +15,7 @@ from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, sou
 from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
-from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.conv import as_config, conv_reason, ended_launch, from_config, packed_bias
 
 MAX_CONFIGS = 16
@@ -62,7 +62,7 @@ class OwnGemm(Tactic):
         kind = signature.inputs[source_place(layer)].dtype.name
         if not isinstance(made, str):
             f32 = signature.outputs[0].dtype == F32
-            ahead(backend, [conv_source(c, False, made.finish.activation[0], kind == "bf16", f32) for c in found])
+            ahead(backend, [conv_source(c, Features(activation=made.finish.activation[0], bf16=kind == "bf16", out_f32=f32)) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

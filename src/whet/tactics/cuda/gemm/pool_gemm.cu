@@ -9,13 +9,7 @@
 constexpr int CHANNELS = 32 * I, GROUPS = CHANNELS / 8, LANES = 256 / GROUPS, READS = (PIXELS + LANES - 1) / LANES;
 constexpr int SHARE = (32 + RANKS - 1) / RANKS * 2;  // outputs that a block finishes
 
-struct Args {
-    const u8* in;
-    u8* out;
-    const uint4* weights;  // [tile of 64 outputs][rank][I][256 threads] eight channels each
-    const float* bias;     // whole tiles
-    int c, outputs;
-};
+#include "arguments"
 
 extern "C" __global__ void __launch_bounds__(256) pool_gemm(const __grid_constant__ Args a) {
     __shared__ __align__(16) float sums[LANES][CHANNELS];
@@ -46,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_gemm(const __grid_constan
 #pragma unroll
         for (int j = 0; j < READS; ++j) {
             const int pixel = lane + j * LANES;
-            v[j] = load_raw<TYPE>(a.in, ((long long)n * PIXELS + pixel) * a.c + channel, pixel < PIXELS && channel < a.c);
+            v[j] = load_raw<TYPE>(a.input, ((long long)n * PIXELS + pixel) * a.c + channel, pixel < PIXELS && channel < a.c);
         }
         Vec8 sum;
 #pragma unroll

@@ -11,6 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstPointer, ConstUint4Pointer, Int32, Pointer
 from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, all_static, float_types, launch, machine_has, packed_array, same
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES
@@ -18,6 +19,18 @@ from whet.tactics.cuda.conv._conv import TYPES
 _TILE = 64  # outputs of a cluster
 _CLUSTER = 8  # blocks of a cluster at most
 _MOST_IMAGES, _MOST_PIXELS = 8, 256
+
+
+@dataclass(frozen=True)
+class PoolGemmArguments(Arguments, kernel="pool_gemm.cu"):
+    """Arguments of pool_gemm.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    weights: ConstUint4Pointer  # [tile of 64 outputs][rank][I][256 threads] eight channels each
+    bias: ConstFloatPointer  # whole tiles
+    c: Int32
+    outputs: Int32
 
 
 @dataclass(frozen=True)
@@ -91,10 +104,8 @@ class OwnPoolGemm(Tactic):
         )
 
         def make(args: Args) -> list:
-            numbers = (args.inputs[0], args.outputs[0], args.packed[0], args.packed[1], s.c, s.columns)
-            made = launch("pool_gemm.cu", "pool_gemm", constants, (tiles * ranks, 1, 1), 256, "<4Q2i", *numbers)
-            made.cluster, made.label = ranks, layer.name
-            return [made]
+            arguments = PoolGemmArguments(args.inputs[0], args.outputs[0], args.packed[0], args.packed[1], c=s.c, outputs=s.columns)
+            return [launch("pool_gemm", arguments, constants, (tiles * ranks, 1, 1), 256, cluster=ranks, label=layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own pool gemm {32 * i} x {ranks}", packed=packed)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ from whet.tactics.cuda._device.kernel import (
     same,
 )
 from whet.tactics.cuda.conv.conv import conv_reason
-from whet.tactics.cuda.elementwise.elementwise import number_text
+from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, number_text, operands
 from whet.tactics.cuda.library._library_gemm import TF32_RTOL
 
 MOST_FUSED, MOST_APART, MOST_COMPILED = 16, 8, 1  # engines that are timed: epilogue in the graph, epilogue apart, of those compiled at run time
@@ -51,6 +50,7 @@ class LibraryConvolution(Tactic):
     made so needs the library where it runs.
     """
 
+    library = "cuDNN"
     ops: tuple[str, ...] = ("Conv", "ConvTranspose")
     kinds: tuple[DType, ...] = ()
     formats: tuple[str, ...] = ("nhwc",)
@@ -258,9 +258,8 @@ def _finish(work: Convolution, made: Ending, address: int, bias: int, residual: 
     act = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{number_text(low)}, {number_text(high)}}}); "
     steps = [add.format(1), *([add.format(2)] if made.finish.residual == 1 else []), act, *([add.format(2)] if made.finish.residual == 2 else [])]
     kind_of = TYPE[work.dtype]
-    rows = struct.pack("<QiiQii", address, 0, kind_of, bias, 1, 0)
-    rows += struct.pack("<Qii", residual, 0, kind_of) if residual else bytes(16)
+    rows = operands((address, 0, kind_of), (bias, 1, 0), *([(residual, 0, kind_of)] if residual else []))
     count, inner = _count(work.y), work.y[2] * work.y[3]
     constants = {"TYPE": kind_of, "LAST": int(work.last), "STEPS": "".join(steps)}
-    values = (address, rows + bytes(16), count, work.y[1], inner)
-    return launch("elementwise.cu", "pointwise", constants, (blocks_of(count, 2048), 1, 1), 256, "<Q64sq2i", *values)
+    arguments = ElementwiseArguments(out=address, input=rows, count=count, channels=work.y[1], inner=inner)
+    return launch("pointwise", arguments, constants, (blocks_of(count, 2048), 1, 1), 256)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -31,7 +30,8 @@ from whet.tactics.cuda._device.kernel import (
     same,
 )
 from whet.tactics.cuda.conv.conv import conv_shape, conv_signatures
-from whet.tactics.cuda.elementwise.elementwise import number_text
+from whet.tactics.cuda.conv.patch_embedding import Im2colArguments
+from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, number_text, operands
 from whet.tactics.cuda.gemm.gemm import gemm_shape, product_reason
 from whet.tactics.cuda.library import _cublaslt
 from whet.tactics.cuda.library._cublaslt import WORKSPACE, LtLaunch, Product
@@ -57,6 +57,7 @@ class _Work:
 class LibraryProduct(Tactic):
     """Base of the tactics: `kinds` are the storage types, `math` what the library computes in."""
 
+    library = "cuBLASLt"
     ops: tuple[str, ...] = ("Conv", "Gemm", "MatMul")
     kinds: tuple[DType, ...] = ()
     math = "f32"
@@ -141,9 +142,7 @@ class LibraryProduct(Tactic):
                 if not work.plain:
                     launches.append(_windows(layer, work, size, source, start, count))
                     source = start
-                product = Product(
-                    count * work.each, work.n, work.padded, dtype.name, self.math, relu, made.residual is not None, algo, gcd(16, step)
-                )
+                product = Product(count * work.each, work.n, work.padded, dtype.name, self.math, relu, made.residual is not None, algo, gcd(16, step))
                 at = first * work.each * work.n * size
                 residual = 0 if made.residual is None else args.inputs[made.residual] + at
                 launches.append(LtLaunch(product, source, args.packed[0], args.packed[1], residual, args.outputs[0] + at, start + laid_out))
@@ -183,13 +182,13 @@ def _windows(layer: Layer, work: _Work, size: int, source: int, target: int, ima
     unit = next(u for u in (16, 8, 4, 2) if (s.c * size) % u == 0)
     c, width = s.c * size // unit, work.padded * size // unit
     count = images * work.each * width
-    values = (source, target, count, s.h, s.w, c, s.p, s.q, s.s, s.r * s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, width)
-    return launch("im2col.cu", "im2col", {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256, "<2Qq14i", *values)
+    arguments = Im2colArguments.of(s, source, target, count=count, channels=c, width=width)
+    return launch("im2col", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256)
 
 
 def _activation(address: int, count: int, dtype: str, kind: str, low: float, high: float) -> Launch:
     """An activation that the library has not, in place."""
     steps = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{number_text(low)}, {number_text(high)}}});"
     constants = {"TYPE": TYPE[dtype], "LAST": 1, "STEPS": steps}
-    rows = struct.pack("<Qii", address, 0, TYPE[dtype]) + bytes(48)
-    return launch("elementwise.cu", "pointwise", constants, (blocks_of(count, 2048), 1, 1), 256, "<Q64sq2i", address, rows, count, 1, 1)
+    arguments = ElementwiseArguments(out=address, input=operands((address, 0, TYPE[dtype])), count=count, channels=1, inner=1)
+    return launch("pointwise", arguments, constants, (blocks_of(count, 2048), 1, 1), 256)

@@ -1,6 +1,5 @@
 """Convolutions and products in f16 and bf16 by cuBLASLt on GPUs before Hopper, where whet has no tensor-core kernel for them."""
 
-
 from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import BF16, F16

@@ -1,6 +1,5 @@
 """Convolutions in f16 and bf16 with large windows over few channels (a vision transformer's patches) by cuBLASLt."""
 
-
 from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import BF16, F16

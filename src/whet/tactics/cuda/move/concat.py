@@ -10,6 +10,7 @@ from whet.network import Layer, static_shape, stored_shape
 from whet.network.types import BF16, F16
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda.move.reformat import RowsArguments
 
 
 @tactic
@@ -49,8 +50,10 @@ class OwnConcat(Tactic):
             for address, wide in zip(args.inputs, widths, strict=True):
                 if rows and wide:
                     grid = (blocks_of(rows * wide // unit, 256), 1, 1)
-                    values = (address, args.outputs[0] + at, rows, wide // unit, wide // unit, pitch // unit)
-                    launches.append(launch("reformat.cu", "rows", constants, grid, 256, "<QQq3i4x", *values))
+                    arguments = RowsArguments(
+                        address, args.outputs[0] + at, rows=rows, width=wide // unit, in_pitch=wide // unit, out_pitch=pitch // unit
+                    )
+                    launches.append(launch("rows", arguments, constants, grid, 256))
                 at += wide
             return launches
 

@@ -13,11 +13,12 @@ from whet.network.types import F32, I8, U8, DType
 from whet.tactics._base import TACTICS, Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import HALF, RTOL, GpuKernel, all_static, float_types, launch, same
-from whet.tactics.cuda.move.reformat import FIELDS, moving
+from whet.tactics.cuda.move.reformat import ReformatArguments, moving
 
 _COMPOSITES = ("ConvPool", "ConvThenPointwise", "ConvSum", "DepthwiseThenPointwise", "PoolGemm", "PointwiseThenConv", "QuantizedSum", "SqueezeExcite")
 _INTEGERS = (I8, U8)
 _ALIGNMENT = 256
+_LIBRARIES = "whet.tactics.cuda.library."
 _Place = tuple[str, int]  # "input", "output" or "scratch", and which or where
 
 
@@ -90,7 +91,7 @@ def _move(step: _Step, source: int, target: int) -> GpuWork:
     count = 1
     for d in step.shape:
         count *= d
-    return launch("reformat.cu", entry, constants, grid, 256, FIELDS, source, target, count, rows, columns, 1.0, 0.0)
+    return launch(entry, ReformatArguments(source, target, count, rows, columns), constants, grid, 256)
 
 
 def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_Step], int]:
@@ -157,7 +158,8 @@ def _kernel(part: Layer, dtype: DType, backend: Backend) -> tuple[GpuKernel, Sig
         return [Operand(f, t.dtype if t.dtype in _INTEGERS else dtype) for f in (("nhwc", "linear") if t.type.rank == 4 else ("linear",))]
 
     for t in sorted((t for t in TACTICS.values() if t.backend == "cuda" and t.name != "cuda/decomposed"), key=lambda t: (t.fallback, t.name)):
-        if not t.name.startswith("cuda/own_") or t.why_not(part) is not None:  # ours alone: --pure holds, and no library has to be there
+        # Library tactics are left out, so that the layer runs where no library is installed, and with --pure.
+        if type(t).__module__.startswith(_LIBRARIES) or t.why_not(part) is not None:
             continue
         for s in t.signatures(part, backend):
             fed = zip(part.inputs, s.inputs, strict=True)

@@ -2,13 +2,7 @@
 // Negative indices count from the end; what is outside is held inside, so that no memory is read that is not the tensor's.
 #include "common.cuh"
 
-struct Args {
-    const u8* in;
-    const u8* at;
-    u8* out;
-    long long count;              // units of the result
-    int entries, indices, width;
-};
+#include "arguments"
 struct alignas(16) Sixteen { u32 w[4]; };
 
 extern "C" __global__ void __launch_bounds__(256) take(const __grid_constant__ Args p) {
@@ -22,9 +16,9 @@ extern "C" __global__ void __launch_bounds__(256) take(const __grid_constant__ A
     if (k < 0) k += p.entries;
     k = max(0ll, min(k, (long long)p.entries - 1));
     const long long from = (outer * p.entries + k) * p.width + column;
-    if (UNIT == 1) p.out[i] = p.in[from];
-    if (UNIT == 2) reinterpret_cast<u16*>(p.out)[i] = reinterpret_cast<const u16*>(p.in)[from];
-    if (UNIT == 4) reinterpret_cast<u32*>(p.out)[i] = reinterpret_cast<const u32*>(p.in)[from];
-    if (UNIT == 8) reinterpret_cast<u64*>(p.out)[i] = reinterpret_cast<const u64*>(p.in)[from];
-    if (UNIT == 16) reinterpret_cast<Sixteen*>(p.out)[i] = reinterpret_cast<const Sixteen*>(p.in)[from];
+    if (UNIT == 1) p.out[i] = p.input[from];
+    if (UNIT == 2) reinterpret_cast<u16*>(p.out)[i] = reinterpret_cast<const u16*>(p.input)[from];
+    if (UNIT == 4) reinterpret_cast<u32*>(p.out)[i] = reinterpret_cast<const u32*>(p.input)[from];
+    if (UNIT == 8) reinterpret_cast<u64*>(p.out)[i] = reinterpret_cast<const u64*>(p.input)[from];
+    if (UNIT == 16) reinterpret_cast<Sixteen*>(p.out)[i] = reinterpret_cast<const Sixteen*>(p.input)[from];
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -10,7 +11,21 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Tactic, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch, packed_array
+
+
+@dataclass(frozen=True)
+class GatherArguments(Arguments, kernel="gather.cu"):
+    """Arguments of gather.cu."""
+
+    input: ConstPointer
+    at: ConstPointer
+    out: Pointer
+    count: Int64  # units of the result
+    entries: Int32
+    indices: Int32
+    width: Int32
 
 
 @tactic
@@ -60,7 +75,9 @@ class OwnTake(Tactic):
             if not count:
                 return []
             where = args.packed[0] if at.is_constant else args.inputs[1]
-            values = (args.inputs[0], where, args.outputs[0], count, shape[axis], indices, width // unit)
-            return [launch("gather.cu", "take", constants, (blocks_of(count, 256), 1, 1), 256, "<3Qq3i4x", *values)]
+            arguments = GatherArguments(
+                input=args.inputs[0], at=where, out=args.outputs[0], count=count, entries=shape[axis], indices=indices, width=width // unit
+            )
+            return [launch("take", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own take x{unit}", packed=packed, rtol=0.0)

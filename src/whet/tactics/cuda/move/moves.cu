@@ -9,12 +9,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    u8* out;
-    const u8* in[4];
-    const float* constants;
-    u32 count;
-};
+#include "arguments"
 
 #if JOINT
 // Row `start + place` of a group whose start is a multiple of MANY (`group`): a division by a multiple of MANY is the same for the whole group.
@@ -39,7 +34,7 @@ DEV void elements(const Args& p, u32 row, u32 first, float (&values)[EACH]) {
 #if JOINT
     const u32 start = row;
 #endif
-    auto source = [&](int i, u32 place) { return load1<FROM>(p.in[i], place); };
+    auto source = [&](int i, u32 place) { return load1<FROM>(p.input[i], place); };
     STEPS
 }
 

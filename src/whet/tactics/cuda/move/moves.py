@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-import struct
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape, stored_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, Pointer, UInt32, array
 from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, all_static, blocks_of, float_types, launch, machine_has, packed_array, same
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES
@@ -22,6 +24,16 @@ _LEAST = 32  # elements of a row that a warp takes
 _ROWS = (1, 2, 4)  # that it takes
 _TOGETHER = (4, 8)  # that it takes at once, all loads in front of all arithmetic
 _SOURCES = 4
+
+
+@dataclass(frozen=True)
+class MovesArguments(Arguments, kernel="moves.cu"):
+    """Arguments of moves.cu."""
+
+    out: Pointer
+    input: Annotated[Sequence[int], array("const u8*", 4)]
+    constants: ConstFloatPointer
+    count: UInt32
 
 
 @tactic
@@ -77,8 +89,9 @@ class OwnMoves(Tactic):
 
         def make(args: Args) -> list:
             given = [args.inputs[i] for i in made.sources]
-            fields = struct.pack("<6QI4x", args.outputs[0], *given, *(0,) * (_SOURCES - len(given)), args.packed[0], count)
-            return [launch("moves.cu", "moves", constants, (blocks, 1, 1), 256, f"<{len(fields)}s", fields)]
+            sources = (*given, *(0,) * (_SOURCES - len(given)))
+            arguments = MovesArguments(out=args.outputs[0], input=sources, constants=args.packed[0], count=count)
+            return [launch("moves", arguments, constants, (blocks, 1, 1), 256)]
 
         given = dict(config)
         name = "own moves" + f" by {many} rows" * bool(made.row) + " together" * ("together" in given) + " in bulk" * ("bulk" in given)

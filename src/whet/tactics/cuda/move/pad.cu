@@ -1,16 +1,7 @@
 // Pad of up to six axes. Negative padding cuts off. Constants: UNIT (bytes of an element), MODE (0 constant, 1 edge, 2 reflect, 3 wrap).
 #include "common.cuh"
 
-struct Args {
-    const u8* in;
-    u8* out;
-    u64 value;             // the bits of a constant
-    long long stride[6];   // of the input, in elements
-    int size[6];           // of the output
-    int before[6];         // output place of input element 0
-    int low[6], high[6];   // the input's elements that are left
-    u32 count;
-};
+#include "arguments"
 
 extern "C" __global__ void __launch_bounds__(256) pad(const __grid_constant__ Args p) {
     let_next_start();
@@ -32,8 +23,8 @@ extern "C" __global__ void __launch_bounds__(256) pad(const __grid_constant__ Ar
         if (MODE == 3) i = i < low ? i + (high - low) : i >= high ? i - (high - low) : i;
         from += i * p.stride[d];
     }
-    if (UNIT == 1) p.out[index] = inside ? p.in[from] : (u8)p.value;
-    if (UNIT == 2) reinterpret_cast<u16*>(p.out)[index] = inside ? reinterpret_cast<const u16*>(p.in)[from] : (u16)p.value;
-    if (UNIT == 4) reinterpret_cast<u32*>(p.out)[index] = inside ? reinterpret_cast<const u32*>(p.in)[from] : (u32)p.value;
-    if (UNIT == 8) reinterpret_cast<u64*>(p.out)[index] = inside ? reinterpret_cast<const u64*>(p.in)[from] : p.value;
+    if (UNIT == 1) p.out[index] = inside ? p.input[from] : (u8)p.value;
+    if (UNIT == 2) reinterpret_cast<u16*>(p.out)[index] = inside ? reinterpret_cast<const u16*>(p.input)[from] : (u16)p.value;
+    if (UNIT == 4) reinterpret_cast<u32*>(p.out)[index] = inside ? reinterpret_cast<const u32*>(p.input)[from] : (u32)p.value;
+    if (UNIT == 8) reinterpret_cast<u64*>(p.out)[index] = inside ? reinterpret_cast<const u64*>(p.input)[from] : p.value;
 }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
 import numpy as np
 
@@ -11,10 +14,26 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.ops.pad import amounts
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Pointer, UInt32, UInt64, array
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch, same
 
 _RANK = 6
 _MODES = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
+
+
+@dataclass(frozen=True)
+class PadArguments(Arguments, kernel="pad.cu"):
+    """Arguments of pad.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    value: UInt64  # the bits of a constant
+    stride: Annotated[Sequence[int], array("long long", 6)]  # of the input, in elements
+    size: Annotated[Sequence[int], array("int", 6)]  # of the output
+    before: Annotated[Sequence[int], array("int", 6)]  # output place of input element 0
+    low: Annotated[Sequence[int], array("int", 6)]  # the input's elements that are left
+    high: Annotated[Sequence[int], array("int", 6)]
+    count: UInt32
 
 
 @tactic
@@ -70,9 +89,10 @@ class OwnPad(Tactic):
         def make(args: Args) -> list:
             if not count:
                 return []
-            values = (args.inputs[0], args.outputs[0], bits, *(n for column in zip(*axes, strict=True) for n in column), count)
             constants = {"UNIT": unit, "MODE": _MODES[layer.attrs["mode"]]}
-            return [launch("pad.cu", "pad", constants, (blocks_of(count, 256), 1, 1), 256, "<3Q6q24iI4x", *values)]
+            stride, size, before, low, high = zip(*axes, strict=True)
+            arguments = PadArguments(args.inputs[0], args.outputs[0], bits, stride, size, before, low, high, count)
+            return [launch("pad", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own pad x{unit}", rtol=0.0)
 

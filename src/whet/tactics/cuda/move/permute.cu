@@ -2,14 +2,7 @@
 // an element (or of a run of them).
 #include "common.cuh"
 
-struct Args {
-    const u8* in;
-    u8* out;
-    long long start;      // elements
-    long long stride[6];  // elements
-    u32 size[6], divisor[6];
-    u32 count;
-};
+#include "arguments"
 struct alignas(16) Sixteen { u32 w[4]; };
 
 extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ Args p) {
@@ -25,9 +18,9 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
         from += at / p.divisor[d] * p.stride[d];
         rest = next;
     }
-    if (UNIT == 1) p.out[i] = p.in[from];
-    if (UNIT == 2) reinterpret_cast<u16*>(p.out)[i] = reinterpret_cast<const u16*>(p.in)[from];
-    if (UNIT == 4) reinterpret_cast<u32*>(p.out)[i] = reinterpret_cast<const u32*>(p.in)[from];
-    if (UNIT == 8) reinterpret_cast<u64*>(p.out)[i] = reinterpret_cast<const u64*>(p.in)[from];
-    if (UNIT == 16) reinterpret_cast<Sixteen*>(p.out)[i] = reinterpret_cast<const Sixteen*>(p.in)[from];
+    if (UNIT == 1) p.out[i] = p.input[from];
+    if (UNIT == 2) reinterpret_cast<u16*>(p.out)[i] = reinterpret_cast<const u16*>(p.input)[from];
+    if (UNIT == 4) reinterpret_cast<u32*>(p.out)[i] = reinterpret_cast<const u32*>(p.input)[from];
+    if (UNIT == 8) reinterpret_cast<u64*>(p.out)[i] = reinterpret_cast<const u64*>(p.input)[from];
+    if (UNIT == 16) reinterpret_cast<Sixteen*>(p.out)[i] = reinterpret_cast<const Sixteen*>(p.input)[from];
 }

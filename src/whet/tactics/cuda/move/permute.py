@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.ops.split import sizes
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int64, Pointer, UInt32, array
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
 
 _RANK = 6
 Move = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Start, sizes of the result, and for each axis the stride in the source and the divisor of the index (elements)."""
+
+
+@dataclass(frozen=True)
+class PermuteArguments(Arguments, kernel="permute.cu"):
+    """Arguments of permute.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    start: Int64  # elements
+    stride: Annotated[Sequence[int], array("long long", 6)]  # elements
+    size: Annotated[Sequence[int], array("u32", 6)]
+    divisor: Annotated[Sequence[int], array("u32", 6)]
+    count: UInt32
 
 
 @tactic
@@ -69,9 +86,9 @@ class OwnGather(Tactic):
                 count, fill = prod(shape), _RANK - len(shape)
                 if not count:
                     continue
-                values = (*(0,) * fill, *strides, *(1,) * fill, *shape, *(1,) * fill, *divisors)
-                grid = (blocks_of(count, 256), 1, 1)
-                found.append(launch("permute.cu", "gather", {"UNIT": unit}, grid, 256, "<QQq6q6I6II4x", args.inputs[0], out, start, *values, count))
+                walk = ((0,) * fill + strides, (1,) * fill + shape, (1,) * fill + divisors)
+                arguments = PermuteArguments(args.inputs[0], out, start, *walk, count=count)
+                found.append(launch("gather", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256))
             return found
 
         return GpuKernel(layer, signature, make, implementation=f"own gather x{unit}", rtol=0.0)

@@ -3,13 +3,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    const u8* in;
-    u8* out;
-    long long count;     // elements
-    int rows, columns;   // transpose: [batch][rows][columns] -> [batch][columns][rows]
-    float step, zero;
-};
+#include "arguments"
 #ifndef AFFINE
 #define AFFINE 0
 #endif
@@ -24,12 +18,12 @@ extern "C" __global__ void __launch_bounds__(256) convert(const __grid_constant_
     wait_for_previous();
     const long long at = ((long long)blockIdx.x * 256 + threadIdx.x) * 8;
     if (at + 8 <= p.count) {
-        Vec8 v = load8<FROM>(p.in, at);
+        Vec8 v = load8<FROM>(p.input, at);
 #pragma unroll
         for (int e = 0; e < 8; ++e) v.v[e] = affine(p, v.v[e]);
         store8<TO>(p.out, at, v);
     } else
-        for (long long i = at; i < p.count; ++i) store1<TO>(p.out, i, affine(p, load1<FROM>(p.in, i)));
+        for (long long i = at; i < p.count; ++i) store1<TO>(p.out, i, affine(p, load1<FROM>(p.input, i)));
 }
 
 extern "C" __global__ void __launch_bounds__(256) transpose(const __grid_constant__ Args p) {  // tiles of 32 x 32; block z is the image
@@ -41,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256) transpose(const __grid_constan
 #pragma unroll
     for (int i = 0; i < 32; i += 8) {
         const int row = row0 + y + i, column = column0 + x;
-        if (row < p.rows && column < p.columns) tile[y + i][x] = load1<FROM>(p.in, image + (long long)row * p.columns + column);
+        if (row < p.rows && column < p.columns) tile[y + i][x] = load1<FROM>(p.input, image + (long long)row * p.columns + column);
     }
     __syncthreads();
 #pragma unroll
@@ -51,12 +45,6 @@ extern "C" __global__ void __launch_bounds__(256) transpose(const __grid_constan
     }
 }
 
-struct Rows {
-    const u8* in;
-    u8* out;
-    long long rows;
-    int width, in_pitch, out_pitch;   // in units of UNIT bytes
-};
 
 extern "C" __global__ void __launch_bounds__(256) rows(const __grid_constant__ Rows p) {  // copies a slice of each row
     let_next_start();
@@ -64,8 +52,8 @@ extern "C" __global__ void __launch_bounds__(256) rows(const __grid_constant__ R
     const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
     if (i >= p.rows * p.width) return;
     const long long row = i / p.width, at = i - row * p.width;
-    if (UNIT == 16) reinterpret_cast<uint4*>(p.out)[row * p.out_pitch + at] = reinterpret_cast<const uint4*>(p.in)[row * p.in_pitch + at];
-    if (UNIT == 4) reinterpret_cast<u32*>(p.out)[row * p.out_pitch + at] = reinterpret_cast<const u32*>(p.in)[row * p.in_pitch + at];
-    if (UNIT == 2) reinterpret_cast<u16*>(p.out)[row * p.out_pitch + at] = reinterpret_cast<const u16*>(p.in)[row * p.in_pitch + at];
-    if (UNIT == 1) p.out[row * p.out_pitch + at] = p.in[row * p.in_pitch + at];
+    if (UNIT == 16) reinterpret_cast<uint4*>(p.out)[row * p.out_pitch + at] = reinterpret_cast<const uint4*>(p.input)[row * p.in_pitch + at];
+    if (UNIT == 4) reinterpret_cast<u32*>(p.out)[row * p.out_pitch + at] = reinterpret_cast<const u32*>(p.input)[row * p.in_pitch + at];
+    if (UNIT == 2) reinterpret_cast<u16*>(p.out)[row * p.out_pitch + at] = reinterpret_cast<const u16*>(p.input)[row * p.in_pitch + at];
+    if (UNIT == 1) p.out[row * p.out_pitch + at] = p.input[row * p.in_pitch + at];
 }

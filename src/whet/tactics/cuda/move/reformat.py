@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from whet.backends import Backend
 from whet.network import DTYPES, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, launch
 from whet.tactics.cuda.conv._conv import TYPES
 
 _FORMATS = ("linear", "nhwc")
+
+
+@dataclass(frozen=True)
+class ReformatArguments(Arguments, kernel="reformat.cu"):
+    """Arguments of reformat.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    count: Int64  # elements
+    rows: Int32  # transpose: [batch][rows][columns] -> [batch][columns][rows]
+    columns: Int32
+    step: Float32 = 1.0
+    zero: Float32 = 0.0
+
+
+@dataclass(frozen=True)
+class RowsArguments(Arguments, kernel="reformat.cu", struct="Rows"):
+    """Arguments of reformat.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    rows: Int64
+    width: Int32  # in units of UNIT bytes
+    in_pitch: Int32
+    out_pitch: Int32
 
 
 @tactic
@@ -43,13 +70,9 @@ class OwnReformat(Tactic):
         entry, constants, grid, rows, columns = moving(shape, source, target)
 
         def make(args: Args) -> list:
-            values = (args.inputs[0], args.outputs[0], prod(shape), rows, columns, 1.0, 0.0)
-            return [launch("reformat.cu", entry, constants, grid, 256, FIELDS, *values)]
+            return [launch(entry, ReformatArguments(args.inputs[0], args.outputs[0], prod(shape), rows, columns), constants, grid, 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {entry}")
-
-
-FIELDS = "<QQq2i2f"
 
 
 def moving(shape: tuple[int, ...], source: Operand, target: Operand) -> tuple[str, dict[str, int], tuple[int, int, int], int, int]:

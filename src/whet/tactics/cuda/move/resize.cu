@@ -4,16 +4,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    const u8* in;
-    u8* out;
-    const int *at_a, *at_b;
-    const float *weight_a, *weight_b;
-    u32 count;                               // outputs, in groups of VEC
-    u32 in_a, in_b, out_a, out_b, inner;     // inner in groups of VEC
-    int taps_a, taps_b;
-    float beyond;
-};
+#include "arguments"
 
 extern "C" __global__ void __launch_bounds__(256) resize(const __grid_constant__ Args p) {
     let_next_start();
@@ -36,11 +27,11 @@ extern "C" __global__ void __launch_bounds__(256) resize(const __grid_constant__
                 const u32 place = ((from + at_b[t]) * p.inner + i) * VEC;
                 const float w = by * weight_b[t];
                 if (VEC == 8) {
-                    const Vec8 x = load8<TYPE>(p.in, place);
+                    const Vec8 x = load8<TYPE>(p.input, place);
 #pragma unroll
                     for (int e = 0; e < VEC; ++e) sum[e] += w * x.v[e % 8];
                 } else
-                    sum[0] += w * load1<TYPE>(p.in, place);
+                    sum[0] += w * load1<TYPE>(p.input, place);
             }
         }
     if (VEC == 8) {

@@ -13,10 +13,32 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.ops.resize import resampling, targets
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstIntPointer, ConstPointer, Float32, Int32, Pointer, UInt32
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, same
 from whet.tactics.cuda._device.plain_layer import PlainTactic
 
 _MOST_TAPS = 64  # along an axis
+
+
+@dataclass(frozen=True)
+class ResizeArguments(Arguments, kernel="resize.cu"):
+    """Arguments of resize.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    at_a: ConstIntPointer
+    at_b: ConstIntPointer
+    weight_a: ConstFloatPointer
+    weight_b: ConstFloatPointer
+    count: UInt32  # outputs, in groups of VEC
+    in_a: UInt32  # inner in groups of VEC
+    in_b: UInt32
+    out_a: UInt32
+    out_b: UInt32
+    inner: UInt32
+    taps_a: Int32
+    taps_b: Int32
+    beyond: Float32
 
 
 @dataclass(frozen=True)
@@ -81,9 +103,9 @@ class OwnResize(PlainTactic):
 
         def make(args: Args) -> list:
             at_a, weight_a, at_b, weight_b = args.packed
-            sizes = (count, in_a, in_b, out_a, out_b, inner // vec, *taps, beyond)
-            values = (args.inputs[0], args.outputs[0], at_a, at_b, weight_a, weight_b, *sizes)
-            return [launch("resize.cu", "resize", {"TYPE": TYPE[kind.name], "VEC": vec}, (blocks_of(count, 256), 1, 1), 256, "<6Q6I2if", *values)]
+            sizes = (count, in_a, in_b, out_a, out_b, inner // vec, taps[0], taps[1])
+            arguments = ResizeArguments(args.inputs[0], args.outputs[0], at_a, at_b, weight_a, weight_b, *sizes, beyond=beyond)
+            return [launch("resize", arguments, {"TYPE": TYPE[kind.name], "VEC": vec}, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own resize {taps[0]}x{taps[1]} taps x{vec}", packed=packed)
 

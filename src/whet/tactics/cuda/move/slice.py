@@ -10,6 +10,7 @@ from whet.network.types import BF16, F16
 from whet.ops.slice import ranges
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda.move.permute import PermuteArguments
 
 _RANK = 6
 
@@ -63,9 +64,9 @@ class OwnSlice(Tactic):
         def make(args: Args) -> list:
             if not count:
                 return []
-            values = (*(0,) * fill, *strides, *(1,) * fill, *sizes, *(1,) * _RANK, count)
-            grid = (blocks_of(count, 256), 1, 1)
-            return [launch("permute.cu", "gather", {"UNIT": unit}, grid, 256, "<QQq6q6I6II4x", args.inputs[0], args.outputs[0], start, *values)]
+            walk = ((*(0,) * fill, *strides), (*(1,) * fill, *sizes), (1,) * _RANK)
+            arguments = PermuteArguments(args.inputs[0], args.outputs[0], start, *walk, count=count)
+            return [launch("gather", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own slice x{unit}", rtol=0.0)
 

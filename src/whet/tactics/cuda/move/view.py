@@ -6,6 +6,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, operand_bytes, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda.move.reformat import RowsArguments
 
 
 @tactic
@@ -51,8 +52,8 @@ class OwnView(Tactic):
             unit = 16 if nbytes % 16 == 0 else 1
             constants = {"FROM": 0, "TO": 0, "UNIT": unit}
             count = nbytes // unit
-            values = (args.inputs[0], args.outputs[0], 1, count, count, count)
-            return [launch("reformat.cu", "rows", constants, (blocks_of(count, 256), 1, 1), 256, "<QQq3i4x", *values)]
+            arguments = RowsArguments(args.inputs[0], args.outputs[0], rows=1, width=count, in_pitch=count, out_pitch=count)
+            return [launch("rows", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         name = "own alias" if signature.inplace else "own copy"
         return GpuKernel(layer, signature, make, implementation=name, rtol=0.0)

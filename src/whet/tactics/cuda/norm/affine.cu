@@ -3,14 +3,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    const u8* in;
-    u8* out;
-    const float *scale, *shift;
-    long long count;         // values, in groups of VEC
-    int channels, inner;     // LAST: channels in groups of eight; else values of a channel's plane, in groups of VEC
-    Act act;
-};
+#include "arguments"
 
 extern "C" __global__ void __launch_bounds__(256) affine(const __grid_constant__ Args p) {
     let_next_start();
@@ -26,10 +19,10 @@ extern "C" __global__ void __launch_bounds__(256) affine(const __grid_constant__
     wait_for_previous();
     if (!inside) return;
     if (VEC == 8) {
-        Vec8 x = load8<TYPE>(p.in, i * 8);
+        Vec8 x = load8<TYPE>(p.input, i * 8);
 #pragma unroll
         for (int e = 0; e < 8; ++e) x.v[e] = activate<ACT>(fmaf(x.v[e], scale[e], shift[e]), p.act);
         store8<TYPE>(p.out, i * 8, x);
     } else
-        store1<TYPE>(p.out, i, activate<ACT>(fmaf(load1<TYPE>(p.in, i), scale[0], shift[0]), p.act));
+        store1<TYPE>(p.out, i, activate<ACT>(fmaf(load1<TYPE>(p.input, i), scale[0], shift[0]), p.act));
 }

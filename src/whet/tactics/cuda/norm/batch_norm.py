@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -11,6 +12,7 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, epilogue, outer_input, source_place
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     TYPE,
@@ -24,6 +26,20 @@ from whet.tactics.cuda._device.kernel import (
     same,
 )
 from whet.tactics.cuda.conv._conv import NONE, Activation
+
+
+@dataclass(frozen=True)
+class AffineArguments(Arguments, kernel="affine.cu"):
+    """Arguments of affine.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    scale: ConstFloatPointer
+    shift: ConstFloatPointer
+    count: Int64  # values, in groups of VEC
+    channels: Int32  # LAST: channels in groups of eight; else values of a channel's plane, in groups of VEC
+    inner: Int32
+    act: ActivationParameters
 
 
 @tactic
@@ -80,8 +96,8 @@ class OwnBatchNorm(Tactic):
         sizes = (count // vec, channels // 8 if last else channels, 1 if last else plane // vec)
 
         def make(args: Args) -> list:
-            values = (args.inputs[x], args.outputs[0], *args.packed, *sizes, low, high)  # type: ignore[index]
-            return [launch("affine.cu", "affine", constants, (blocks_of(sizes[0], 256), 1, 1), 256, "<4Qq2i2f", *values)]
+            arguments = AffineArguments(args.inputs[x], args.outputs[0], args.packed[0], args.packed[1], *sizes, act=(low, high))  # type: ignore[index]
+            return [launch("affine", arguments, constants, (blocks_of(sizes[0], 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own affine x{vec}", packed=packed)
 

@@ -5,15 +5,7 @@
 #include "vector.cuh"
 #define INF __int_as_float(0x7f800000)
 
-struct Args {
-    const u8* in;
-    u8* out;
-    const float* scale;   // one value for every `per` elements of a row; 0: none
-    const float* shift;
-    long long rows;
-    int length, per, groups;   // scales repeat after `groups` rows
-    float epsilon;
-};
+#include "arguments"
 
 // Over the threads of a row. OP 0: sum, 1: largest, NaN wins.
 template <int MAX> DEV float over_row(float v) {
@@ -35,10 +27,10 @@ template <int MAX> DEV float over_row(float v) {
 }
 
 DEV Vec8 load_part(const Args& p, long long row, int at) {
-    if (WIDE) return load8<TYPE>(p.in, row * p.length + at);
+    if (WIDE) return load8<TYPE>(p.input, row * p.length + at);
     Vec8 r;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) r.v[e] = at + e < p.length ? load1<TYPE>(p.in, row * p.length + at + e) : 0.f;
+    for (int e = 0; e < 8; ++e) r.v[e] = at + e < p.length ? load1<TYPE>(p.input, row * p.length + at + e) : 0.f;
     return r;
 }
 
@@ -111,12 +103,6 @@ extern "C" __global__ void __launch_bounds__(T > 128 ? T : 128) normalize(const 
 }
 
 // Softmax along an axis that is not the last: a thread has one line, its neighbours the lines beside it.
-struct Lines {
-    const u8* in;
-    u8* out;
-    long long count;
-    int length, inner;
-};
 
 extern "C" __global__ void __launch_bounds__(128) lines(const __grid_constant__ Lines p) {
     let_next_start();
@@ -125,12 +111,12 @@ extern "C" __global__ void __launch_bounds__(128) lines(const __grid_constant__ 
     if (i >= p.count) return;
     const long long from = i / p.inner * p.length * p.inner + i % p.inner;
     float top = -INF, sum = 0.f;
-    for (int k = 0; k < p.length; ++k) top = max_nan(top, load1<TYPE>(p.in, from + (long long)k * p.inner));
-    for (int k = 0; k < p.length; ++k) sum += expf(load1<TYPE>(p.in, from + (long long)k * p.inner) - top);
+    for (int k = 0; k < p.length; ++k) top = max_nan(top, load1<TYPE>(p.input, from + (long long)k * p.inner));
+    for (int k = 0; k < p.length; ++k) sum += expf(load1<TYPE>(p.input, from + (long long)k * p.inner) - top);
     const float factor = OP == 0 ? 1.f / sum : logf(sum);
     for (int k = 0; k < p.length; ++k) {
         const long long at = from + (long long)k * p.inner;
-        const float x = load1<TYPE>(p.in, at) - top;
+        const float x = load1<TYPE>(p.input, at) - top;
         store1<TYPE>(p.out, at, OP == 0 ? expf(x) * factor : x - factor);
     }
 }

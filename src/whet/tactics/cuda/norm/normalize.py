@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -10,12 +11,39 @@ from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, same
 from whet.tactics.cuda._device.plain_layer import PlainTactic
 
 _SOFT = {"Softmax": 0, "LogSoftmax": 1}
 _NORMS = {"LayerNormalization": 2, "GroupNormalization": 2, "InstanceNormalization": 2, "RMSNormalization": 3}
 _KEPT = 4  # groups of eight values that a thread keeps
+
+
+@dataclass(frozen=True)
+class NormalizeArguments(Arguments, kernel="normalize.cu"):
+    """Arguments of normalize.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    scale: ConstFloatPointer  # one value for every `per` elements of a row; 0: none
+    shift: ConstFloatPointer
+    rows: Int64
+    length: Int32  # scales repeat after `groups` rows
+    per: Int32
+    groups: Int32
+    epsilon: Float32
+
+
+@dataclass(frozen=True)
+class LinesArguments(Arguments, kernel="normalize.cu", struct="Lines"):
+    """Arguments of normalize.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    count: Int64
+    length: Int32
+    inner: Int32
 
 
 @tactic
@@ -54,19 +82,19 @@ class OwnNormalize(PlainTactic):
         def make(args: Args) -> list:
             given = iter(args.packed)
             scale, shift = (next(given) if t is not None else 0 for t in (*layer.inputs[1:3], None, None)[:2])
-            values = (args.inputs[0], args.outputs[0], scale, shift, rows, length, per, groups, epsilon)
-            return [launch("normalize.cu", "normalize", constants, (blocks_of(rows, block // threads), 1, 1), block, "<4Qq3if", *values)]
+            arguments = NormalizeArguments(
+                args.inputs[0], args.outputs[0], scale, shift, rows=rows, length=length, per=per, groups=groups, epsilon=epsilon
+            )
+            return [launch("normalize", arguments, constants, (blocks_of(rows, block // threads), 1, 1), block)]
 
         return GpuKernel(layer, signature, make, implementation=f"own rows x{threads}", packed=packed)
 
-    def _lines(
-        self, layer: Layer, signature: Signature, shape: tuple[int, ...], constants: dict[str, int], length: int, inner: int
-    ) -> GpuKernel:
+    def _lines(self, layer: Layer, signature: Signature, shape: tuple[int, ...], constants: dict[str, int], length: int, inner: int) -> GpuKernel:
         count = prod(shape) // length
 
         def make(args: Args) -> list:
-            values = (args.inputs[0], args.outputs[0], count, length, inner)
-            return [launch("normalize.cu", "lines", constants, (blocks_of(count, 128), 1, 1), 128, "<2Qq2i", *values)]
+            arguments = LinesArguments(args.inputs[0], args.outputs[0], count=count, length=length, inner=inner)
+            return [launch("lines", arguments, constants, (blocks_of(count, 128), 1, 1), 128)]
 
         return GpuKernel(layer, signature, make, implementation="own lines")
 

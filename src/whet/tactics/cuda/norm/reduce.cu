@@ -6,14 +6,7 @@
 #include "vector.cuh"
 #define INF __int_as_float(0x7f800000)
 
-struct Args {
-    const u8* in;
-    u8* out;
-    long long results;
-    long long kept_stride[4], over_stride[4];   // elements; outermost first
-    u32 kept[4], over[4];
-    u32 count;                                  // elements of one result, or eights of them
-};
+#include "arguments"
 constexpr int EACH = WIDE ? 8 : 1, RESULTS = WIDE == 2 ? 8 : 1;
 
 DEV float join(float a, float b) {
@@ -40,10 +33,10 @@ DEV long long place(u32 i, const u32 (&size)[4], const long long (&stride)[4]) {
 }
 DEV void read(float (&x)[EACH], const Args& p, long long at) {
     if (WIDE) {
-        const Vec8 y = load8<TYPE>(p.in, at);
+        const Vec8 y = load8<TYPE>(p.input, at);
 #pragma unroll
         for (int e = 0; e < EACH; ++e) x[e] = y.v[e];
-    } else x[0] = load1<TYPE>(p.in, at);
+    } else x[0] = load1<TYPE>(p.input, at);
 }
 template <int SUM> DEV float together(float v) {
     if (T >= 32) {

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.ops._reduce import reduced
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int64, Pointer, UInt32, array
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, same
 from whet.tactics.cuda._device.plain_layer import PlainTactic
 
@@ -19,6 +22,20 @@ _OPS = {
 }  # fmt: skip
 Walk = tuple[tuple[int, ...], tuple[int, ...]]
 """Sizes and strides (elements), four of each, outermost first."""
+
+
+@dataclass(frozen=True)
+class ReduceArguments(Arguments, kernel="reduce.cu"):
+    """Arguments of reduce.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    results: Int64
+    kept_stride: Annotated[Sequence[int], array("long long", 4)]  # elements; outermost first
+    over_stride: Annotated[Sequence[int], array("long long", 4)]
+    kept: Annotated[Sequence[int], array("u32", 4)]
+    over: Annotated[Sequence[int], array("u32", 4)]
+    count: UInt32  # elements of one result, or eights of them
 
 
 @tactic
@@ -50,11 +67,19 @@ class OwnReduce(PlainTactic):
         results, count = prod(kept[0]), prod(over[0])
         threads = 1 if count <= 8 or (over[1][-1] != 1 and results >= 4096) else 32 if count <= 2048 or results >= 2048 else 256
         constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "OP": _OPS[layer.op], "T": threads, "WIDE": wide}
-        fields = "<2Qq4q4q4I4II4x"
 
         def make(args: Args) -> list:
-            values = (args.inputs[0], args.outputs[0], results, *kept[1], *over[1], *kept[0], *over[0], count)
-            return [launch("reduce.cu", "reduce", constants, (blocks_of(results, 256 // threads), 1, 1), 256, fields, *values)]
+            arguments = ReduceArguments(
+                input=args.inputs[0],
+                out=args.outputs[0],
+                results=results,
+                kept_stride=kept[1],
+                over_stride=over[1],
+                kept=kept[0],
+                over=over[0],
+                count=count,
+            )
+            return [launch("reduce", arguments, constants, (blocks_of(results, 256 // threads), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own reduce x{threads}" + (" by eights" if wide else ""))
 

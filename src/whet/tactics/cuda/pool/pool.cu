@@ -3,15 +3,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    const u8* in;
-    u8* out;
-    int n, h, w, c, p, q;
-    int r, s, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w;
-    int whole;           // average: divide by the whole window, padding included
-    int end_h, end_w;    // where padding at the end stops: h + pad, w + pad
-    float in_zero, per_step, zero;
-};
+#include "arguments"
 
 // The larger of two pairs of 16-bit numbers; bytes travel as two words of two.
 DEV u32 larger(u32 a, u32 b) {
@@ -37,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(256) packed_max(const __grid_consta
     const u32 pixel = i / groups, line = pixel / a.q;
     const int g = i - pixel * groups, q = pixel - line * a.q, n = line / a.p, p = line - n * a.p;
     const int y0 = p * a.stride_h - a.pad_h, x0 = q * a.stride_w - a.pad_w;
-    const uint4* in = reinterpret_cast<const uint4*>(a.in);
+    const uint4* in = reinterpret_cast<const uint4*>(a.input);
     uint4 v[R > 0 ? R : 1][S > 0 ? S : 1];
 #pragma unroll
     for (int r = 0; r < R; ++r)
@@ -86,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
             for (int s = 0; s < S; ++s) {
                 const int y = y0 + r * a.dil_h, x = x0 + s * a.dil_w;
                 const bool inside = (u32)y < (u32)a.h && (u32)x < (u32)a.w;
-                raw[r][s] = load_raw<TYPE>(a.in, (((long long)n * a.h + y) * a.w + x) * a.c + g * 8, inside, fill);
+                raw[r][s] = load_raw<TYPE>(a.input, (((long long)n * a.h + y) * a.w + x) * a.c + g * 8, inside, fill);
                 read += inside;
                 count += inside || (a.whole && y < a.end_h && x < a.end_w);
             }
@@ -104,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
             for (int s = 0; s < a.s; ++s) {
                 const int x = x0 + s * a.dil_w;
                 if (y < 0 || x < 0 || y >= a.h || x >= a.w) { count += a.whole && y < a.end_h && x < a.end_w; continue; }
-                const Vec8 v = load8<TYPE>(a.in, (((long long)n * a.h + y) * a.w + x) * a.c + g * 8);
+                const Vec8 v = load8<TYPE>(a.input, (((long long)n * a.h + y) * a.w + x) * a.c + g * 8);
                 ++count;
                 ++read;
 #pragma unroll
@@ -132,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(256) global_average(const __grid_co
     for (int k = 0; k < 8; ++k) sum.v[k] = 0.f;
     if (channel < a.c)
         for (int i = lane; i < pixels; i += 32) {
-            const Vec8 v = load8<TYPE>(a.in, ((long long)n * pixels + i) * a.c + channel);
+            const Vec8 v = load8<TYPE>(a.input, ((long long)n * pixels + i) * a.c + channel);
 #pragma unroll
             for (int k = 0; k < 8; ++k) sum.v[k] += v.v[k];
         }

@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Signature, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Fields, Float32, Int32, Pointer
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, float_types, launch, same
 from whet.tactics.cuda._device.plain_layer import PlainTactic
 from whet.tactics.cuda.conv._conv import TYPES
+
+
+@dataclass(frozen=True)
+class PoolSizes(Fields):
+    """Sizes of a pooling layer."""
+
+    n: Int32
+    h: Int32
+    w: Int32
+    c: Int32
+    p: Int32
+    q: Int32
+    r: Int32
+    s: Int32
+    stride_h: Int32
+    stride_w: Int32
+    pad_h: Int32
+    pad_w: Int32
+    dil_h: Int32
+    dil_w: Int32
+    whole: Int32  # average: divide by the whole window, padding included
+    end_h: Int32  # where padding at the end stops: h + pad, w + pad
+    end_w: Int32
+
+
+@dataclass(frozen=True)
+class PoolArguments(Arguments, kernel="pool.cu"):
+    """Arguments of pool.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    sizes: PoolSizes
+    in_zero: Float32 = 0.0
+    per_step: Float32 = 1.0
+    zero: Float32 = 0.0
 
 
 @tactic
@@ -54,27 +91,29 @@ class OwnPool(PlainTactic):
         entry, constants, grid, sizes = pool_launch(layer, (n, c, h, w), static_shape(layer.outputs[0].shape), stored, stored)
 
         def make(args: Args) -> list:
-            return [launch("pool.cu", entry, constants, grid, 256, FIELDS, args.inputs[0], args.outputs[0], *sizes, 0.0, 1.0, 0.0)]
+            return [launch(entry, PoolArguments(args.inputs[0], args.outputs[0], sizes), constants, grid, 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {entry}", rtol=0.0 if layer.op == "MaxPool" else None)
 
 
-FIELDS = "<2Q17i3f"
 _SIZES = (4, 2, 2, 1, 1, 1)  # bytes of the types of vector.cuh
 
 
 def pool_launch(
     layer: Layer, source: tuple[int, ...], target: tuple[int, ...], reads: int, stores: int
-) -> tuple[str, dict[str, int], tuple[int, int, int], tuple[int, ...]]:
+) -> tuple[str, dict[str, int], tuple[int, int, int], PoolSizes]:
     """Entry, constants, grid and sizes of the launch of a pooling layer between these shapes (nchw) and types (as in vector.cuh)."""
     n, c, h, w = source
     constants = {"TYPE": reads, "TO": stores, "MAX": int(layer.op == "MaxPool"), "R": 0, "S": 0}
     if _whole(layer):
-        return "global_average", constants, (blocks_of(c, 64), n, 1), (n, h, w, c, 1, 1, *(1,) * 8, 0, h, w)
+        return "global_average", constants, (blocks_of(c, 64), n, 1), PoolSizes(n, h, w, c, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, h, w)
     a, (p, q) = layer.attrs, target[2:]
     kernel, strides = a["kernel_shape"], a.get("strides") or (1, 1)
     pads, dilations = a.get("pads") or (0, 0, 0, 0), a.get("dilations") or (1, 1)
-    sizes = (n, h, w, c, p, q, *kernel, *strides, pads[0], pads[1], *dilations, int(bool(a.get("count_include_pad"))), h + pads[2], w + pads[3])
+    whole = int(bool(a.get("count_include_pad")))
+    sizes = PoolSizes(
+        n, h, w, c, p, q, kernel[0], kernel[1], strides[0], strides[1], pads[0], pads[1], dilations[0], dilations[1], whole, h + pads[2], w + pads[3]
+    )
     constants |= {"R": int(kernel[0]), "S": int(kernel[1])} if kernel[0] * kernel[1] <= 25 else {}
     each = 16 // _SIZES[reads]
     if layer.op == "MaxPool" and reads in (1, 2, 3, 4) and kernel[0] * kernel[1] <= 25 and c % each == 0:

@@ -4,11 +4,7 @@
 // Constants: TYPE (0 f32, 1 f16, 2 bf16, 3 i8, 4 u8), H, W, R (side of the window, odd), POOLS, SIDE, THREADS.
 #include "common.cuh"
 
-struct Args {
-    const uint4* in;
-    uint4* out;
-    int groups;   // of 16 bytes of channels
-};
+#include "arguments"
 
 DEV u32 larger(u32 a, u32 b) {
     if (TYPE >= 3) return TYPE == 4 ? __vmaxu4(a, b) : __vmaxs4(a, b);
@@ -27,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_chain(const __grid_co
     let_next_start();
     wait_for_previous();
     const long long first = (long long)blockIdx.y * H * W;
-    const uint4* in = a.in + first * a.groups + blockIdx.x * SIDE;
+    const uint4* in = a.input + first * a.groups + blockIdx.x * SIDE;
     uint4* out = a.out + first * a.groups * (POOLS + 1) + blockIdx.x * SIDE;
     for (int i = threadIdx.x; i < ALL; i += THREADS) {
         const uint4 v = in[i / SIDE * a.groups + i % SIDE];

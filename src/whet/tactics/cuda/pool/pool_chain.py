@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import struct
+from dataclasses import dataclass
 
 from whet.backends import Backend
-from whet.backends.cuda.launch import Launch
 from whet.network import I8, U8, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, float_types, loaded, same, shared_limit
+from whet.tactics.cuda._device.arguments import Arguments, ConstUint4Pointer, Int32, Uint4Pointer
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, float_types, launch, same, shared_limit
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES
 
 _MOST_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class PoolChainArguments(Arguments, kernel="pool_chain.cu"):
+    """Arguments of pool_chain.cu."""
+
+    input: ConstUint4Pointer
+    out: Uint4Pointer
+    groups: Int32  # of 16 bytes of channels
 
 
 @tactic
@@ -53,10 +62,9 @@ class OwnPoolChain(Tactic):
         made = _constants(layer, signature, side)
 
         def make(args: Args) -> list:
-            kernel = loaded("pool_chain.cu", "pool_chain", tuple(sorted(made.items())), _shared(h, w, side))
-            groups = c // _each(signature)
-            numbers = struct.pack("<2Qi4x", args.inputs[0], args.outputs[0], groups)
-            return [Launch(kernel, (groups // side, n, 1), made["THREADS"], numbers, label=layer.name)]
+            groups, shared = c // _each(signature), _shared(h, w, side)
+            arguments = PoolChainArguments(args.inputs[0], args.outputs[0], groups)
+            return [launch("pool_chain", arguments, made, (groups // side, n, 1), made["THREADS"], shared=shared, label=layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {made['POOLS']} poolings" + " by two" * (side == 2), rtol=0.0)
 

@@ -3,13 +3,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    const u8* in;
-    u8* out;
-    long long count;
-    int channels;
-    int in_size[3], out_size[3], kernel[3], stride[3], before[3], after[3], dilation[3];
-};
+#include "arguments"
 
 extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ Args p) {
     let_next_start();
@@ -34,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
                 if (PADDED ? z < p.in_size[0] + p.after[0] && y < p.in_size[1] + p.after[1] && x < p.in_size[2] + p.after[2] : inside) ++counted;
                 if (!inside) continue;
                 const long long pixel = ((plane * p.in_size[0] + z) * p.in_size[1] + y) * p.in_size[2] + x;
-                const float v = load1<TYPE>(p.in, LAST ? pixel * p.channels + channel : pixel);
+                const float v = load1<TYPE>(p.input, LAST ? pixel * p.channels + channel : pixel);
                 found = MAX ? max_nan(found, v) : found + v;
             }
         }

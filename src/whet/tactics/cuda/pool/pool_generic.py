@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.ops._window import pool_of
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer, array
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, same
 
 _GLOBAL = ("GlobalAveragePool", "GlobalMaxPool")
+
+
+@dataclass(frozen=True)
+class PoolGenericArguments(Arguments, kernel="pool_generic.cu"):
+    """Arguments of pool_generic.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    count: Int64
+    channels: Int32
+    in_size: Annotated[Sequence[int], array("int", 3)]
+    out_size: Annotated[Sequence[int], array("int", 3)]
+    kernel: Annotated[Sequence[int], array("int", 3)]
+    stride: Annotated[Sequence[int], array("int", 3)]
+    before: Annotated[Sequence[int], array("int", 3)]
+    after: Annotated[Sequence[int], array("int", 3)]
+    dilation: Annotated[Sequence[int], array("int", 3)]
 
 
 @tactic
@@ -52,8 +73,8 @@ class OwnPoolAny(Tactic):
         count = prod(y)
 
         def make(args: Args) -> list:
-            values = (args.inputs[0], args.outputs[0], count, x[1], *(n for row in rows for n in row))
-            return [launch("pool_generic.cu", "pool", constants, (blocks_of(count, 256), 1, 1), 256, "<2Qq22i", *values)]
+            arguments = PoolGenericArguments(args.inputs[0], args.outputs[0], count, x[1], *rows)
+            return [launch("pool", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="own pool x1", rtol=0.0 if largest else None)
 

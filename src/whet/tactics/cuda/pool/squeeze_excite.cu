@@ -10,13 +10,7 @@ constexpr int CL = CC * CP, GC = G * 8, C = GC * CC, ROWS = THREADS / G, WARPS =
 constexpr int OUTS = (S + WARPS - 1) / WARPS, COLUMNS = (GC + 31) / 32, PARTS = THREADS / GC;  // of W1 a thread holds OUTS x COLUMNS
 static_assert(GC <= THREADS && S <= THREADS && CL > 1 && CL <= 16, "sizes");
 
-struct Args {
-    const u8* in;
-    u8* out;
-    const u16 *w1, *w2;  // [CC][S][GC] both
-    const float *b1, *b2;
-    Act act, act2;
-};
+#include "arguments"
 
 DEV void store_remote1(u32 a, float x, u32 bar) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(a), "r"(__float_as_uint(x)), "r"(bar) : "memory");
@@ -70,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) squeeze(const __grid_co
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
         const int pixel = first + row + i * ROWS;
-        v[i] = load_raw<TYPE>(a.in, base + (long long)pixel * C, row < ROWS && pixel < last);
+        v[i] = load_raw<TYPE>(a.input, base + (long long)pixel * C, row < ROWS && pixel < last);
     }
     float sum[8] = {};
 #pragma unroll

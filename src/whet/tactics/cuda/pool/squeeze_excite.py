@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +9,24 @@ from typing import Any
 import numpy as np
 
 from whet.backends import Backend
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import constants_of, epilogue
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, ConstU16Pointer, Pointer
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, loaded, machine_has, packed_array, same
+from whet.tactics.cuda._device.kernel import (
+    HALF,
+    Ending,
+    GpuKernel,
+    ahead,
+    all_static,
+    ending,
+    float_types,
+    launch,
+    machine_has,
+    packed_array,
+    same,
+)
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
 from whet.tactics.cuda.conv._conv import TYPES, Activation
 from whet.tactics.cuda.conv.conv import packed_bias
@@ -24,6 +35,20 @@ _CLUSTERS = (8, 4)  # blocks of an image
 _ITEMS = {256: 20, 512: 14}  # pixels that a thread can hold in registers
 _SHARED = 48 * 1024
 _MOST_CONFIGS = 16
+
+
+@dataclass(frozen=True)
+class SqueezeExciteArguments(Arguments, kernel="squeeze_excite.cu"):
+    """Arguments of squeeze_excite.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    w1: ConstU16Pointer  # [CC][S][GC] both
+    w2: ConstU16Pointer
+    b1: ConstFloatPointer
+    b2: ConstFloatPointer
+    act: ActivationParameters
+    act2: ActivationParameters
 
 
 @dataclass(frozen=True)
@@ -126,11 +151,11 @@ class OwnSqueeze(Tactic):
         packed = (packed_weights(w1, False), packed_weights(w2, True), *biases)
 
         def make(args: Args) -> list:
-            ends = (*gate.activations[0][1:], *gate.activations[1][1:])
             cluster = way.channels * way.pixels
-            numbers = struct.pack("<6Q4f", args.inputs[gate.x], args.outputs[0], *args.packed, *ends)
-            kernel = loaded("squeeze_excite.cu", "squeeze", tuple(sorted(constants.items())))
-            return [Launch(kernel, (gate.n * cluster, 1, 1), way.threads, numbers, cluster=cluster, label=layer.name)]
+            limits = (gate.activations[0][1:], gate.activations[1][1:])
+            w1, w2, b1, b2 = args.packed
+            arguments = SqueezeExciteArguments(args.inputs[gate.x], args.outputs[0], w1, w2, b1, b2, *limits)
+            return [launch("squeeze", arguments, constants, (gate.n * cluster, 1, 1), way.threads, cluster=cluster, label=layer.name)]
 
         name = f"own squeeze and excitation c{way.channels} p{way.pixels} t{way.threads}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)

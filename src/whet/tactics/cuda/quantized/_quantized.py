@@ -14,7 +14,7 @@ from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Operand, Packed, Signature
 from whet.tactics._quantized import FLOAT8, Parts, take_apart
 from whet.tactics.cuda._device.kernel import Ending, ending, packed_array
-from whet.tactics.cuda.conv._conv import ConvShape, Finish, Steps, bias_count
+from whet.tactics.cuda.conv._conv import ConvShape, Finish, Scales, bias_count
 
 EIGHT = ("i8", "u8")
 BYTES = (*EIGHT, FLOAT8)  # types of one byte an element
@@ -199,10 +199,10 @@ def count_classes(shape: ConvShape) -> int:
     return len({*_inside(shape, 0)}) * len({*_inside(shape, 1)})
 
 
-def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int) -> tuple[int, Steps]:
+def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int) -> tuple[int, Scales]:
     """Address of the biases, and the numbers of the launch."""
     pitch = bias_count(k)
-    return factors_at, Steps(factors_at + classes * pitch * 4, out.per_step, out.zero, out.add_step, out.add_shift, classes_at, pitch)
+    return factors_at, Scales(factors_at + classes * pitch * 4, classes_at, out.per_step, out.zero, out.add_step, out.add_shift, pitch)
 
 
 def key_of(parts: Parts, made: Ending) -> str:

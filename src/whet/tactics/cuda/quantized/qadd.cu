@@ -3,15 +3,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    const u8* a;
-    const u8* b;
-    u8* out;
-    long long count;
-    float step_a, step_b, shift;  // shift: what the zero points take off
-    Act act;
-    float per_step, zero;
-};
+#include "arguments"
 
 extern "C" __global__ void __launch_bounds__(256) qadd(const __grid_constant__ Args p) {
     let_next_start();

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Float32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, blocks_of, launch
 from whet.tactics.cuda.conv._conv import TYPES
 from whet.tactics.cuda.quantized._quantized import ending_of, parts_of
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+
+
+@dataclass(frozen=True)
+class QAddArguments(Arguments, kernel="qadd.cu"):
+    """Arguments of qadd.cu."""
+
+    a: ConstPointer
+    b: ConstPointer
+    out: Pointer
+    count: Int64
+    step_a: Float32  # shift: what the zero points take off
+    step_b: Float32
+    shift: Float32
+    act: ActivationParameters
+    per_step: Float32
+    zero: Float32
 
 
 @tactic
@@ -45,13 +63,24 @@ class OwnQAdd(QuantizedTactic):
             raise PlanRefused(str(made))
         i, j = (parts.place(t) for t in parts.head.inputs)
         a, b, stores = parts.reads[i], parts.reads[j], parts.stores  # type: ignore[index]
-        kind, low, high = made.finish.activation
+        kind, *limits = made.finish.activation
         constants = {"A": TYPES[a.dtype.name], "B": TYPES[b.dtype.name], "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[kind]}
         count = prod(static_shape(layer.outputs[0].shape))
         shift = -a.zero * a.number - b.zero * b.number
 
         def make(args: Args) -> list:
-            values = (args.inputs[i], args.inputs[j], args.outputs[0], count, a.number, b.number, shift, low, high, 1 / stores.number, stores.zero)  # type: ignore[index]
-            return [launch("qadd.cu", "qadd", constants, (blocks_of(count, 2048), 1, 1), 256, "<3Qq7f4x", *values)]
+            arguments = QAddArguments(
+                a=args.inputs[i],  # type: ignore[index]
+                b=args.inputs[j],  # type: ignore[index]
+                out=args.outputs[0],
+                count=count,
+                step_a=a.number,
+                step_b=b.number,
+                shift=shift,
+                act=limits,
+                per_step=1 / stores.number,
+                zero=stores.zero,
+            )
+            return [launch("qadd", arguments, constants, (blocks_of(count, 2048), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="own qadd", rtol=0.0)

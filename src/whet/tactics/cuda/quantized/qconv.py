@@ -15,7 +15,7 @@ from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import RTOL, Ending, GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, Eight, View, pack_weights8, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
-from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
 from whet.tactics.cuda.conv.conv import as_config, from_config
 from whet.tactics.cuda.quantized._quantized import (
@@ -140,7 +140,7 @@ def product_configs(
     most = MAX_CONFIGS + (6 if made.residual is not None else 0)
     good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)
     kind, odd = made.finish.activation[0], shape.k % 8 != 0
-    ahead(backend, [conv_source(c, not shape.plain and not c.halo, kind, False, False, odd, eight) for c in good])
+    ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, odd=odd, eight=eight)) for c in good])
     return [as_config(c) for c in good]
 
 
@@ -192,14 +192,26 @@ def product_plan(
 
     def make(args: Args) -> list:
         residual = None if made.residual is None else View(args.inputs[made.residual], shape.k)
-        biases, numbers = steps_of(out, args.packed[1], args.packed[2], classes, shape.k)
+        biases, scales = steps_of(out, args.packed[1], args.packed[2], classes, shape.k)
         source = View(args.inputs[x], shape.c)
         return [
             conv_launch(
-                tile, shape, source, args.packed[0], biases, View(args.outputs[0], shape.k), residual=residual, finish=finish,
-                multiprocessors=backend.capabilities.multiprocessors, label=layer.name, eight=eight, numbers8=numbers,
+                tile,
+                ConvProblem(
+                    shape=shape,
+                    input=source,
+                    weights=args.packed[0],
+                    bias=biases,
+                    output=View(args.outputs[0], shape.k),
+                    residual=residual,
+                    finish=finish,
+                    eight=eight,
+                    scales=scales,
+                ),
+                multiprocessors=backend.capabilities.multiprocessors,
+                label=layer.name,
             )
-        ]  # fmt: skip
+        ]
 
     rtol = 0.0 if eight.result in EIGHT else RTOL.get(eight.result, 0.0)
     if FLOAT8 in (eight.source, eight.result):

@@ -22,20 +22,7 @@ constexpr int PART_BYTES = (ROWS * COLUMNS * C + 1023) / 1024 * 1024;
 constexpr int RESIDUALS = (SIDE * WIDE * PARTS + THREADS - 1) / THREADS;  // 16-byte parts a thread
 static_assert((C == 32 || C == 64) && (STRIDE == 1 || STRIDE == 2) && FOLD, "sizes");
 
-struct Args {
-    TensorMap image;        // boxes of C bytes x COLUMNS x ROWS; with a stride of 2 pairs of columns are one of twice the bytes
-    const uint4* weights;   // [STEPS][128 threads], a fragment each
-    const float* bias;      // [KC], factors the same
-    const float* factor;
-    const u8* residual;
-    u8* out;
-    int h, columns;         // of the image, and of a part of it
-    int store_p, store_q;   // of what is stored
-    int tiles_y, tiles_x, tiles;
-    Act act;
-    float per_step, zero, add_step;
-    u32 outside;            // four zero points
-};
+#include "arguments"
 
 struct Tile {
     int n, y, x;            // image, and the first result

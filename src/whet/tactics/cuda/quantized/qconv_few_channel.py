@@ -11,15 +11,47 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.arguments import (
+    ActivationParameters,
+    Arguments,
+    ConstPointer,
+    Float32,
+    Int32,
+    Pointer,
+    TensorMap,
+    UInt32,
+)
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, Ending, GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
-from whet.tactics.cuda.conv._weights_as_a import THREADS, fields, held, launches, registers_of, widths
+from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, held, launches, registers_of, widths
 from whet.tactics.cuda.quantized._quantized import EIGHT, conv_shape_of, ending_of, folds, parts_of, weight_bytes, why_not_weighted
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 from whet.tactics.cuda.stem.qstem import first_numbers
 
 _MOST_TAPS = 16
+
+
+@dataclass(frozen=True)
+class QConvFewChannelArguments(Arguments, kernel="qconv_few_channel.cu"):
+    """Arguments of qconv_few_channel.cu."""
+
+    image: TensorMap  # boxes of C bytes x COLUMNS x ROWS; with a stride of 2 pairs of columns are one of twice the bytes
+    weights: WeightFields
+    residual: ConstPointer
+    out: Pointer
+    h: Int32  # of the image, and of a part of it
+    columns: Int32
+    store_p: Int32  # of what is stored
+    store_q: Int32
+    tiles_y: Int32
+    tiles_x: Int32
+    tiles: Int32
+    act: ActivationParameters
+    per_step: Float32
+    zero: Float32
+    add_step: Float32
+    outside: UInt32  # four zero points
 
 
 @tactic
@@ -87,11 +119,12 @@ class OwnQNarrow(QuantizedTactic):
         def make(args: Args) -> list:
             pair = s.c * stride
             image = (pair, s.w // stride, s.h, s.n)
-            blob = tensormap.tiled(args.inputs[x], "u8", image, (pair, s.w * s.c, s.h * s.w * s.c), (s.c, tile.columns, tile.rows, 1))
+            pixels = tensormap.tiled(args.inputs[x], "u8", image, (pair, s.w * s.c, s.h * s.w * s.c), (s.c, tile.columns, tile.rows, 1))
             residual = 0 if made.residual is None else args.inputs[made.residual]
             sizes = (s.h, s.w // stride, s.p, s.q, tiles_y, tiles_x, tiles)
-            blob += fields(args, s.k, residual, sizes, finish, out, out.add_step, outside)
-            return launches("qnarrow", constants, tile, tiles, backend.capabilities.multiprocessors, blob + bytes(-len(blob) % 64), layer.name)
+            ends = (finish.activation[1:], out.per_step, out.zero, out.add_step, outside & 0xFFFFFFFF)
+            arguments = QConvFewChannelArguments(pixels, WeightFields.of(args, s.k), residual, args.outputs[0], *sizes, *ends)
+            return launches("qnarrow", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
 
         name = f"own narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=(rows, numbers), rtol=0.0)

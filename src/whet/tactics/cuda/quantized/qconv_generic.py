@@ -11,7 +11,7 @@ from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, blocks_of, launch, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
 from whet.tactics.cuda.conv._conv import refuses as no_tensor_cores
-from whet.tactics.cuda.conv.conv_generic import DIRECT_FIELDS
+from whet.tactics.cuda.conv.conv_generic import ConvGenericArguments
 from whet.tactics.cuda.quantized._quantized import (
     EIGHT,
     Factors,
@@ -84,7 +84,7 @@ class OwnQDirect(QuantizedTactic):
             packed_array(f"{key} weights", int(np.prod(static_shape(weights.shape))) * 4, filters),
             packed_factors(key, s, 1, False, numbers)[0],
         )
-        kind, low, high = made.finish.activation
+        kind = made.finish.activation[0]
         stored, reads, out = signature.outputs[0].dtype.name, parts.reads[x], Output.of(parts, made)
         added = stored if made.residual is None else signature.inputs[made.residual].dtype.name
         constants = {"FROM": TYPES[reads.dtype.name], "TO": TYPES[stored], "ADD": TYPES[added], "FACTOR": 1, "ACT": ACTIVATIONS[kind]}
@@ -92,9 +92,18 @@ class OwnQDirect(QuantizedTactic):
 
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
-            sizes = (s.h, s.w, s.c, s.p, s.q, s.k, s.r, s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, s.c // group, s.k // group)
-            steps = (float(reads.zero), out.per_step, out.zero, out.add_step, out.add_shift, args.packed[1] + bias_count(s.k) * 4)
-            values = (args.inputs[x], *args.packed, residual, args.outputs[0], count, *sizes, made.finish.residual, low, high, *steps)
-            return [launch("conv_generic.cu", "direct", constants, (blocks_of(count, 256), 1, 1), 256, DIRECT_FIELDS, *values)]
+            arguments = ConvGenericArguments.of(
+                s,
+                group,
+                addresses=(args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0]),
+                finish=made.finish,
+                in_zero=float(reads.zero),
+                per_step=out.per_step,
+                zero=out.zero,
+                add_step=out.add_step,
+                add_shift=out.add_shift,
+                factor=args.packed[1] + bias_count(s.k) * 4,
+            )
+            return [launch("direct", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="own direct", packed=packed, rtol=0.0 if stored in EIGHT else RTOL[stored])

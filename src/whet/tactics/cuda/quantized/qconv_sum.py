@@ -11,9 +11,9 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, packed_array, same
-from whet.tactics.cuda.conv._conv import Between, Eight, Second, Steps, View, bias_count, pack_weights8, refuses
+from whet.tactics.cuda.conv._conv import Between, Eight, Scales, Second, View, bias_count, pack_weights8, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, large_batch_configs, step_channels, varied
-from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv.conv import as_config, from_config
 from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Half, halves_of
 from whet.tactics.cuda.quantized._quantized import has_border, weight_bytes
@@ -90,10 +90,8 @@ class OwnQConvPair(Tactic):
         every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _able(c))
         order = varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
         kind, finish = Second.kind(s), found.last.ends()[3]
-        ahead(
-            backend,
-            [conv_source(c, not found.first.shape.plain, finish.activation[0], False, eight=found.eight(), pair=kind, between=True) for c in order],
-        )
+        how = Features(im2col=not found.first.shape.plain, activation=finish.activation[0], eight=found.eight(), pair=kind, between=True)
+        ahead(backend, [conv_source(c, how) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -117,12 +115,22 @@ class OwnQConvPair(Tactic):
             between = Between(early, found.first.factor(early), inner.per_step, inner.zero)
             return [
                 conv_launch(
-                    tile, a, View(args.inputs[found.x], a.c), weights, numbers, View(args.outputs[0], b.k), finish=finish,
-                    multiprocessors=backend.capabilities.multiprocessors, label=layer.name, eight=found.eight(),
-                    numbers8=Steps(found.last.factor(numbers), out.per_step, out.zero, out.add_step, out.add_shift, 0, bias_count(b.k)),
-                    second=Second(b, View(args.inputs[found.y], b.c), between),
+                    tile,
+                    ConvProblem(
+                        shape=a,
+                        input=View(args.inputs[found.x], a.c),
+                        weights=weights,
+                        bias=numbers,
+                        output=View(args.outputs[0], b.k),
+                        finish=finish,
+                        eight=found.eight(),
+                        scales=Scales(found.last.factor(numbers), 0, out.per_step, out.zero, out.add_step, out.add_shift, bias_count(b.k)),
+                        second=Second(b, View(args.inputs[found.y], b.c), between),
+                    ),
+                    multiprocessors=backend.capabilities.multiprocessors,
+                    label=layer.name,
                 )
-            ]  # fmt: skip
+            ]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma {found.eight().source} pair {tile}", packed=packed, rtol=0.0)
 

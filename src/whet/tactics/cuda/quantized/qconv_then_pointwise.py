@@ -10,7 +10,7 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, same
 from whet.tactics.cuda.conv._conv import refuses
-from whet.tactics.cuda.conv._conv_then_pointwise import Integers, Tile, product_launch, product_source, tiles_of, unfit
+from whet.tactics.cuda.conv._conv_then_pointwise import Integers, IntegerScales, Tile, product_launch, product_source, tiles_of, unfit
 from whet.tactics.cuda.conv.conv_then_pointwise import MAX_CONFIGS, as_config
 from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Both8, both_of
 
@@ -69,10 +69,9 @@ class OwnQConvProduct(Tactic):
 
         def make(args: Args) -> list:
             weights, numbers, weights2, numbers2 = args.packed
-            integers = replace(
-                _types(both), factor=both.first.factor(numbers), factor2=both.product.factor(numbers2),
-                per_step=inner.per_step, zero=inner.zero, per_step2=out.per_step, zero2=out.zero, add_step=out.add_step,
-            )  # fmt: skip
+            factors = (both.first.factor(numbers), both.product.factor(numbers2))
+            scales = IntegerScales(*factors, inner.per_step, inner.zero, out.per_step, out.zero, out.add_step)
+            integers = replace(_types(both), scales=scales)
             residual = 0 if both.residual is None else args.inputs[both.residual]
             addresses = (args.inputs[both.x], weights, numbers, weights2, numbers2, args.outputs[0])
             return [product_launch(tile, s, k, addresses, residual, between.activation, finish, False, layer.name, integers)]

@@ -5,13 +5,7 @@
 
 constexpr int EACH = 4;  // eights of a thread, a block apart: all are on their way before the first is used
 
-struct Args {
-    const u8* x;
-    const u8* gate;
-    u8* out;
-    u32 count, image, channels;  // eights in all, of an image, of a pixel
-    float step, shift, zero;     // (integer * step + shift) * number + zero is the result's integer
-};
+#include "arguments"
 
 extern "C" __global__ void __launch_bounds__(256) qmul(const __grid_constant__ Args p) {
     let_next_start();

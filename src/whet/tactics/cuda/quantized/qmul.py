@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Pointer, UInt32
 from whet.tactics.cuda._device.kernel import HALF, GpuKernel, blocks_of, launch
 from whet.tactics.cuda.conv._conv import TYPES
 from whet.tactics.cuda.quantized._quantized import EIGHT, parts_of
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+
+
+@dataclass(frozen=True)
+class QMulArguments(Arguments, kernel="qmul.cu"):
+    """Arguments of qmul.cu."""
+
+    x: ConstPointer
+    gate: ConstPointer
+    out: Pointer
+    count: UInt32  # eights in all, of an image, of a pixel
+    image: UInt32
+    channels: UInt32
+    step: Float32  # (integer * step + shift) * number + zero is the result's integer
+    shift: Float32
+    zero: Float32
 
 
 @tactic
@@ -63,8 +80,10 @@ class OwnQMul(QuantizedTactic):
         sizes = (n * h * w * c // 8, h * w * c // 8, c // 8)
 
         def make(args: Args) -> list:
-            values = (args.inputs[x], args.inputs[gate], args.outputs[0], *sizes, step, -reads.zero * step, float(stores.zero))
-            return [launch("qmul.cu", "qmul", constants, (blocks_of(sizes[0], 1024), 1, 1), 256, "<3Q3I3f", *values)]
+            arguments = QMulArguments(
+                args.inputs[x], args.inputs[gate], args.outputs[0], *sizes, step=step, shift=-reads.zero * step, zero=float(stores.zero)
+            )
+            return [launch("qmul", arguments, constants, (blocks_of(sizes[0], 1024), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="own qmul", rtol=0.0)
 

@@ -8,7 +8,7 @@ from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, ta
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import GpuKernel, launch
 from whet.tactics.cuda.conv._conv import TYPES
-from whet.tactics.cuda.pool.pool import FIELDS, _grown, pool_launch
+from whet.tactics.cuda.pool.pool import PoolArguments, _grown, pool_launch
 from whet.tactics.cuda.quantized._quantized import parts_of
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
@@ -54,6 +54,6 @@ class OwnQPool(QuantizedTactic):
         numbers = (float(reads.zero), reads.number / stores.number, float(stores.zero))
 
         def make(args: Args) -> list:
-            return [launch("pool.cu", entry, constants, grid, 256, FIELDS, args.inputs[x], args.outputs[0], *sizes, *numbers)]
+            return [launch(entry, PoolArguments(args.inputs[x], args.outputs[0], sizes, *numbers), constants, grid, 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {entry} of integers", rtol=0.0)

@@ -12,7 +12,7 @@ from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import RTOL, GpuKernel, all_static, launch
 from whet.tactics.cuda.conv._conv import TYPES
-from whet.tactics.cuda.move.reformat import FIELDS, moving
+from whet.tactics.cuda.move.reformat import ReformatArguments, moving
 from whet.tactics.cuda.quantized._quantized import BYTES, FLOAT8
 
 
@@ -64,7 +64,7 @@ class OwnQuantize(Tactic):
         shift = 0.0 if zero is None else float(np.asarray(zero.array(), np.float32).reshape(-1)[0])
 
         def make(args: Args) -> list:
-            values = (args.inputs[0], args.outputs[0], prod(shape), rows, columns, 1.0 / step if quantizes else step, shift)
-            return [launch("reformat.cu", entry, constants, grid, 256, FIELDS, *values)]
+            arguments = ReformatArguments(args.inputs[0], args.outputs[0], prod(shape), rows, columns, 1.0 / step if quantizes else step, shift)
+            return [launch(entry, arguments, constants, grid, 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {entry}", rtol=0.0 if quantizes else None)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda import tensormap
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import Ending, GpuKernel, ahead, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import Ending, GpuKernel, ahead, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, Finish, bias_count, pack_weights8
 from whet.tactics.cuda.quantized._quantized import (
@@ -29,7 +26,7 @@ from whet.tactics.cuda.quantized._quantized import (
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.stem.stem import _TILES, _shared, _taps, first_arguments, first_constants
+from whet.tactics.cuda.stem.stem import _TILES, PooledFields, StemArguments, StemSizes, _shared, _taps, first_constants
 
 
 @tactic
@@ -118,13 +115,10 @@ def first_kernel(
     tiles = s.n * tiles_h * tiles_w
 
     def make(args: Args) -> list:
-        kernel = loaded("stem.cu", "first", tuple(sorted(constants.items())), first_shared8(s, tile["th"], tile["tw"]))
         box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
-        sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-        more = b"" if step is None else struct.pack("<f", 1.0 / step)
-        blob = first_end(parts, finish, s, out, args, args.inputs[image], sizes, box, more)
-        grid = min(tiles, backend.capabilities.multiprocessors * tile["blocks"])
-        return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob, label=layer.name)]
+        arguments = integer_arguments(parts, finish, s, out, args, args.inputs[image], StemSizes.of(s, tiles_h, tiles_w), box, step)
+        grid, shared = min(tiles, backend.capabilities.multiprocessors * tile["blocks"]), first_shared8(s, tile["th"], tile["tw"])
+        return [launch("first", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
 
     name = f"own first of integers{' from floats' if step is not None else ''} {tile['th']}x{tile['tw']} b{tile['blocks']}"
     return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
@@ -177,13 +171,33 @@ def first_numbers(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tupl
     return packed_factors(f"{key_of(parts, made)}|first {s} {per} {shift}", s, 1, False, numbers)[0], out, finish
 
 
-def first_end(
-    parts: Parts, finish: Finish, s: ConvShape, out: Output, args: Args, image: int, sizes: tuple[int, ...], box: bytes, more: bytes = b""
-) -> bytes:
-    """The kernel's arguments."""
-    zero = parts.reads[parts.source_place()].zero
-    ends = (*finish.activation[1:], out.per_step, out.zero, zero, args.packed[1] + bias_count(s.k) * 4)
-    return first_arguments(box, (args.packed[1], image, args.outputs[0], *sizes, *ends), more)
+def integer_arguments(
+    parts: Parts,
+    finish: Finish,
+    s: ConvShape,
+    out: Output,
+    args: Args,
+    image: int,
+    sizes: StemSizes,
+    box: bytes,
+    step: float | None,
+    pooled: PooledFields | None = None,
+) -> StemArguments:
+    """The kernel's arguments; `step` is that of an image of floats which the kernel quantizes, None for an image of integers."""
+    return StemArguments(
+        box,
+        args.packed[1],
+        image,
+        args.outputs[0],
+        sizes,
+        act=finish.activation[1:],
+        per_step=out.per_step,
+        zero=out.zero,
+        in_zero=parts.reads[parts.source_place()].zero,
+        factor=args.packed[1] + bias_count(s.k) * 4,
+        pooled=pooled,
+        image_per_step=None if step is None else 1.0 / step,
+    )
 
 
 def _columns(s: ConvShape) -> int:

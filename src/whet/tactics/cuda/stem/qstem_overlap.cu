@@ -22,20 +22,7 @@ constexpr int EACH = 4;                                            // places of 
 constexpr int LOWEST = -2147483647 - 1;
 static_assert(C <= 4 && (!POOL || (SIDE == 1 && Q <= BN)), "sizes");
 
-struct Args {
-    const uint4* weights;   // [STEPS][128 threads], a fragment each
-    const float* bias;      // [KC], factors the same
-    const float* factor;
-    const float* image;
-    u8* out;
-    int h, w, p, q;         // of the image and of the convolution
-    int store_p, store_q;   // of what is stored
-    int top, left;          // rows and columns in front of the image, even numbers
-    int tiles_y, tiles_x, tiles;
-    Act act;
-    float per_step, zero, image_per_step;
-    int in_zero;
-};
+#include "arguments"
 
 // The two places of K of a step: where the first lies, and how far behind it the second (a number times 0 where there is none).
 DEV constexpr int step_place(int s) { return s < DEPTH * PAIRS ? s / (PAIRS ? PAIRS : 1) * COLUMNS + s % (PAIRS ? PAIRS : 1) * 2 : (s - DEPTH * PAIRS) * 2 * COLUMNS + TX - 1; }

@@ -10,16 +10,42 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, Float32, Int32, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, ahead, all_static, machine_has, packed_array, same
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
-from whet.tactics.cuda.conv._weights_as_a import THREADS, fields, held, launches, registers_of, widths
+from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, held, launches, registers_of, widths
 from whet.tactics.cuda.quantized._quantized import folds
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
 from whet.tactics.cuda.stem.qstem import first_numbers
 from whet.tactics.cuda.stem.stem_pool import _window
 
 _COMPOSITES = ("ConvPool", "QuantizeThenConv")
+
+
+@dataclass(frozen=True)
+class QStemOverlapArguments(Arguments, kernel="qstem_overlap.cu"):
+    """Arguments of qstem_overlap.cu."""
+
+    weights: WeightFields
+    image: ConstFloatPointer
+    out: Pointer
+    h: Int32  # of the image and of the convolution
+    w: Int32
+    p: Int32
+    q: Int32
+    store_p: Int32  # of what is stored
+    store_q: Int32
+    top: Int32  # rows and columns in front of the image, even numbers
+    left: Int32
+    tiles_y: Int32
+    tiles_x: Int32
+    tiles: Int32
+    act: ActivationParameters
+    per_step: Float32
+    zero: Float32
+    image_per_step: Float32
+    in_zero: Int32
 
 
 @tactic
@@ -79,8 +105,9 @@ class OwnQStem(Tactic):
 
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
-            arguments = fields(args, s.k, args.inputs[found.image], sizes, finish, out, 1.0 / step, zero)
-            return launches("qstem", constants, tile, tiles, backend.capabilities.multiprocessors, arguments, layer.name)
+            ends = (finish.activation[1:], out.per_step, out.zero, 1.0 / step, zero)
+            arguments = QStemOverlapArguments(WeightFields.of(args, s.k), args.inputs[found.image], args.outputs[0], *sizes, *ends)
+            return launches("qstem", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
 
         name = f"own stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)

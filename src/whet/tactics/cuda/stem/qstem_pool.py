@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import struct
-
 from whet.backends import Backend
 from whet.backends.cuda import tensormap
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, loaded, machine_has, same
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, launch, machine_has, same
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
-from whet.tactics.cuda.stem.qstem import first_constants8, first_end, first_packed8, first_row8, first_shared8
+from whet.tactics.cuda.stem.qstem import first_constants8, first_packed8, first_row8, first_shared8, integer_arguments
+from whet.tactics.cuda.stem.stem import PooledFields, StemSizes
 from whet.tactics.cuda.stem.stem_pool import _TILES, _tile, _window, _window_reason
 
 
@@ -78,12 +76,11 @@ class OwnQFirstPool(Tactic):
         packed, out, finish = first_packed8(parts, made, s, signature.outputs[0].dtype.name)
 
         def make(args: Args) -> list:
-            kernel = loaded("stem.cu", "first", tuple(sorted(constants.items())), shared)
             box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
-            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-            more = struct.pack("<2if", p, q, 0.0 if found.step is None else 1.0 / found.step)
-            blob = first_end(parts, finish, s, out, args, args.inputs[found.image], sizes, box, more)
-            return [Launch(kernel, (min(tiles, backend.capabilities.multiprocessors * blocks), 1, 1), threads, blob, label=layer.name)]
+            sizes = StemSizes.of(s, tiles_h, tiles_w)
+            arguments = integer_arguments(parts, finish, s, out, args, args.inputs[found.image], sizes, box, found.step, PooledFields(p, q))
+            grid = (min(tiles, backend.capabilities.multiprocessors * blocks), 1, 1)
+            return [launch("first", arguments, constants, grid, threads, shared=shared, label=layer.name)]
 
         name = f"own first of integers{' from floats' if found.step is not None else ''} pooled {ph}x{pw} b{blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)

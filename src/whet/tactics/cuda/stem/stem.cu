@@ -36,24 +36,7 @@ static_assert(TH * TW % 64 == 0 && TW % 8 == 0, "tile");
 #endif
 static_assert(R * TAPS % 4 == 0 && TAPS % (TO ? 4 : 2) == 0 && BN % 16 == 0 && !(PAIRS && (TO || FROM || NHWC || COLUMNS % 2)), "tile");
 
-struct Args {
-    TensorMap weights;     // [k][CHUNKS * 64], boxes of 64 x BN
-    const float* bias;
-    const u8* in;
-    u8* out;
-    int n, h, w, p, q, k, pad_h, pad_w;
-    int tiles_h, tiles_w, tiles;
-    Act act;
-    float per_step, zero;
-    int in_zero;
-    const float* factor;
-#if POOL
-    int pool_p, pool_q;    // size of the maxima's image
-#endif
-#if defined(QUANT) && QUANT
-    float image_per_step;
-#endif
-};
+#include "arguments"
 #if POOL
 DEV u32 larger(u32 a, u32 b) {
     if (TO) return TO == 4 ? __vmaxu4(a, b) : __vmaxs4(a, b);

@@ -2,25 +2,84 @@
 
 from __future__ import annotations
 
-import struct
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda import tensormap
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, ahead, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.arguments import (
+    ActivationParameters,
+    Arguments,
+    ConstFloatPointer,
+    ConstPointer,
+    Fields,
+    Float32,
+    Int32,
+    Pointer,
+    TensorMap,
+    When,
+)
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, ahead, ending, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
 _TILES = ((8, 16), (4, 16), (8, 32), (16, 16), (4, 32))  # output rows and columns of a block
+
+
+@dataclass(frozen=True)
+class PooledFields(Fields):
+    """Size of the result where a maximum pooling follows."""
+
+    pool_p: Int32
+    pool_q: Int32
+
+
+@dataclass(frozen=True)
+class StemSizes(Fields):
+    """Sizes of the convolution, and tiles of its result: down and across an image, and in all."""
+
+    n: Int32
+    h: Int32
+    w: Int32
+    p: Int32
+    q: Int32
+    k: Int32
+    pad_h: Int32
+    pad_w: Int32
+    tiles_h: Int32
+    tiles_w: Int32
+    tiles: Int32
+
+    @classmethod
+    def of(cls, s: ConvShape, tiles_h: int, tiles_w: int) -> StemSizes:
+        """The sizes of a shape that is computed in so many tiles an image."""
+        return cls(s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, s.n * tiles_h * tiles_w)
+
+
+@dataclass(frozen=True)
+class StemArguments(Arguments, kernel="stem.cu"):
+    """Arguments of stem.cu."""
+
+    weights: TensorMap  # [k][CHUNKS * 64], boxes of 64 x BN
+    bias: ConstFloatPointer
+    input: ConstPointer
+    out: Pointer
+    sizes: StemSizes
+    act: ActivationParameters
+    per_step: Float32 = 1.0
+    zero: Float32 = 0.0
+    in_zero: Int32 = 0
+    factor: ConstFloatPointer = 0
+    pooled: Annotated[PooledFields | None, When("POOL")] = None
+    image_per_step: Annotated[Float32 | None, When("QUANT")] = None
 
 
 @tactic
@@ -71,12 +130,13 @@ class OwnFirst(FirstLayer):
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
-            kernel = loaded("stem.cu", "first", tuple(sorted(constants.items())), _shared(s, tile["th"], tile["tw"], float_taps(s)))
+            shared = _shared(s, tile["th"], tile["tw"], float_taps(s))
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
-            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-            numbers = (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:], 1.0, 0.0, 0, 0)
+            arguments = StemArguments(
+                box, args.packed[1], args.inputs[x], args.outputs[0], StemSizes.of(s, tiles_h, tiles_w), act=made.finish.activation[1:]
+            )
             grid = min(tiles, backend.capabilities.multiprocessors * tile["blocks"])
-            return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, first_arguments(box, numbers), label=layer.name)]
+            return [launch("first", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
         name = f"own first wgmma {tile['th']}x{tile['tw']} b{tile['blocks']}"
@@ -101,12 +161,6 @@ def first_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
         return out
 
     return packed_array(f"{weights.weight.digest}|first {taps} {first_row(s)} {dtype}", s.k * first_row(s) * 2, filters)
-
-
-def first_arguments(box: bytes, numbers: tuple, more: bytes = b"") -> bytes:
-    """As Args in stem.cu."""
-    blob = box + struct.pack("<3Q11i4fiQ", *numbers) + more
-    return blob + bytes(-len(blob) % 64)
 
 
 def first_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:

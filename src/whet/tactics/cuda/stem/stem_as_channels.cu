@@ -3,11 +3,7 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-struct Args {
-    const u8* in;
-    u8* out;
-    int n, c, h, w, wide, left;   // wide: pixels of a padded row
-};
+#include "arguments"
 
 DEV void store_wide(u8* out, long long at, const float (&v)[8]) {
     float4* to = reinterpret_cast<float4*>(reinterpret_cast<float*>(out) + at);
@@ -27,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256) widen(const __grid_constant__ 
         if (x >= 0 && x < p.w)
 #pragma unroll
             for (int c = 0; c < CP; ++c)
-                if (c < p.c) v[c] = load1<FROM>(p.in, NHWC ? (line * p.w + x) * p.c + c : ((image * p.c + c) * p.h + y) * p.w + x);
+                if (c < p.c) v[c] = load1<FROM>(p.input, NHWC ? (line * p.w + x) * p.c + c : ((image * p.c + c) * p.h + y) * p.w + x);
         if (TO == 0) {
             store_wide(p.out, i * CP, v);
             continue;

@@ -17,6 +17,7 @@ from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
     HALF,
     RTOL,
@@ -36,6 +37,20 @@ from whet.tactics.cuda.conv._conv_config import configs_for
 from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, ended_launch, from_config, packed_bias
 
 MAX_CONFIGS = 12
+
+
+@dataclass(frozen=True)
+class StemAsChannelsArguments(Arguments, kernel="stem_as_channels.cu"):
+    """Arguments of stem_as_channels.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    n: Int32  # wide: pixels of a padded row
+    c: Int32
+    h: Int32
+    w: Int32
+    wide: Int32
+    left: Int32
 
 
 @dataclass(frozen=True)
@@ -152,9 +167,9 @@ class OwnStem(FirstLayer):
                 pixels=tile.bm,
             )
             grid = (min(blocks_of(pixels, 256), 16 * backend.capabilities.multiprocessors), 1, 1)
-            image = (args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide.row, shape.pad[1])
+            image = StemAsChannelsArguments(args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide=wide.row, left=shape.pad[1])
             return [
-                launch("stem_as_channels.cu", "widen", constants, grid, 256, "<QQ6i", *image),
+                launch("widen", image, constants, grid, 256),
                 ended_launch(tile, seen, View(args.scratch, wide.channels), args, made, dtype, backend, layer.name, input_map=windows),
             ]
 

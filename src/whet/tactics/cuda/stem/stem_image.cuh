@@ -22,7 +22,7 @@ DEV u32 pixel(const Args& a, const u8* image, int at) {
 // This thread's pixels of the image under a tile; zeros outside.
 DEV void fetch(const Args& a, const Tile& t, Number (&v)[EACH][C * UNIT]) {
     const int y0 = (t.ty * DOWN - POOL_PAD) * STRIDE_H - a.pad_h, x0 = (t.tx * RIGHT - POOL_PAD) * STRIDE_W - a.pad_w, plane = a.h * a.w;
-    const u8* image = a.in + (long long)t.n * plane * C * Element<FROM>::BYTES;
+    const u8* image = a.input + (long long)t.n * plane * C * Element<FROM>::BYTES;
 #if PAIRS
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {

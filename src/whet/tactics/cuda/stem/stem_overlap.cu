@@ -17,15 +17,7 @@ constexpr int WORDS = FROM == 0 ? 4 : 2;                                     // 
 constexpr u32 ONE = BF16 ? 0x3f80 : 0x3c00;
 static_assert(C <= 3 && TH % WGS == 0 && BN % 32 == 0 && LEAD < 2, "tile");
 
-struct Args {
-    TensorMap weights;     // [k][CHUNKS * 64], boxes of 64 x BN
-    const u8* in;          // [n][C][h][w], w a multiple of 4
-    u8* out;               // [n][p][q][k]
-    int h, w, p, q, k;
-    int top, left;         // rows and columns in front of the image of the first place, left a multiple of 4
-    int tiles_h, tiles_w, tiles;
-    Act act;
-};
+#include "arguments"
 
 // Where place i of a window lies behind its first.
 DEV constexpr int place(int i) { return i / TX * PITCH + i % TX * 16; }
@@ -41,7 +33,7 @@ struct Pixels {  // this thread's of a tile
     u32 v[EACH][C][WORDS];
     DEV void fetch(const Args& a, const Tile& t) {
         const int y0 = t.ty * TH * STRIDE_H - a.top, x0 = t.tx * 128 - a.left, plane = a.h * a.w;
-        const u8* image = a.in + (long long)t.n * plane * C * WORDS;
+        const u8* image = a.input + (long long)t.n * plane * C * WORDS;
 #pragma unroll
         for (int j = 0; j < EACH; ++j) {
             const int i = threadIdx.x + j * THREADS, r = i / QUADS, y = y0 + r, x = x0 + (i - r * QUADS) * 4;

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda import tensormap
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Ending, GpuKernel, ahead, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Int32, Pointer, TensorMap
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Ending, GpuKernel, ahead, ending, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import ConvShape, Finish, dealt_rows
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
@@ -24,6 +23,26 @@ from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
 _TILES = tuple((wgs * mine, wgs) for wgs in (1, 2) for mine in (2, 3, 4, 5, 6, 7, 8))  # rows of results of a block, warpgroups
 _MOST = 12  # configurations
+
+
+@dataclass(frozen=True)
+class StemOverlapArguments(Arguments, kernel="stem_overlap.cu"):
+    """Arguments of stem_overlap.cu."""
+
+    weights: TensorMap  # [k][CHUNKS * 64], boxes of 64 x BN
+    input: ConstPointer  # [n][C][h][w], w a multiple of 4
+    out: Pointer  # [n][p][q][k]
+    h: Int32
+    w: Int32
+    p: Int32
+    q: Int32
+    k: Int32
+    top: Int32  # rows and columns in front of the image of the first place, left a multiple of 4
+    left: Int32
+    tiles_h: Int32
+    tiles_w: Int32
+    tiles: Int32
+    act: ActivationParameters
 
 
 @dataclass(frozen=True, order=True)
@@ -111,12 +130,11 @@ class OwnFirstPlaces(FirstLayer):
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
-            kernel = loaded("stem_overlap.cu", "first_places", tuple(sorted(constants.items())), tile.shared(s))
-            box = tensormap.tiled(args.packed[0], dtype.name, (row(s), columns(s)), (row(s) * 2,), (64, columns(s)))
-            numbers = (s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1] + s.pad[1] % 2 + 2 * lead(s), tiles_h, tiles_w, tiles)
-            blob = box + struct.pack("<2Q10i2f", args.inputs[x], args.outputs[0], *numbers, *made.finish.activation[1:])
-            grid = min(tiles, backend.capabilities.multiprocessors * tile.blocks)
-            return [Launch(kernel, (grid, 1, 1), tile.wgs * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
+            filters = tensormap.tiled(args.packed[0], dtype.name, (row(s), columns(s)), (row(s) * 2,), (64, columns(s)))
+            sizes = (s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1] + s.pad[1] % 2 + 2 * lead(s), tiles_h, tiles_w, tiles)
+            arguments = StemOverlapArguments(filters, args.inputs[x], args.outputs[0], *sizes, act=made.finish.activation[1:])
+            grid = (min(tiles, backend.capabilities.multiprocessors * tile.blocks), 1, 1)
+            return [launch("first_places", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
 
         weights, own = constants_of(layer)
         packed = (packed_filters(s, weights, own, made, dtype),)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import struct
-
 from whet.backends import Backend
 from whet.backends.cuda import tensormap
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, is_quantized, source_place
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import HALF, RTOL, GpuKernel, ahead, all_static, ending, float_types, loaded, machine_has, same
+from whet.tactics.cuda._device.kernel import HALF, RTOL, GpuKernel, ahead, all_static, ending, float_types, launch, machine_has, same
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
+from whet.tactics.cuda.stem.stem import PooledFields, StemArguments, StemSizes, first_constants, first_filters, first_row, float_taps
 from whet.tactics.cuda.stem.stem import _shared as shared_of_first
-from whet.tactics.cuda.stem.stem import first_arguments, first_constants, first_filters, first_row, float_taps
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
 _TILES = ((8, 7), (3, 8), (4, 6), (4, 7), (5, 8), (2, 12), (7, 8), (3, 7))  # rows and columns of windows; most fill 64s of results
@@ -98,12 +95,11 @@ class OwnFirstPool(FirstLayer):
         threads = _tile(_window(layer), ph, pw)[2]
 
         def make(args: Args) -> list:
-            kernel = loaded("stem.cu", "first", tuple(sorted(constants.items())), shared)
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
-            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-            numbers = (args.packed[1], args.inputs[place], args.outputs[0], *sizes, *made.finish.activation[1:], 1.0, 0.0, 0, 0)
+            addresses = (args.packed[1], args.inputs[place], args.outputs[0])
+            arguments = StemArguments(box, *addresses, StemSizes.of(s, tiles_h, tiles_w), act=made.finish.activation[1:], pooled=PooledFields(p, q))
             grid = min(tiles, backend.capabilities.multiprocessors * blocks)
-            return [Launch(kernel, (grid, 1, 1), threads, first_arguments(box, numbers, struct.pack("<2i", p, q)), label=layer.name)]
+            return [launch("first", arguments, constants, (grid, 1, 1), threads, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
         packed = (first_filters(s, weights, dtype), packed_bias(made, own, s.k))

@@ -13,14 +13,7 @@ constexpr u32 ONE = BF16 ? 0x3f80 : 0x3c00, LEAST = BF16 ? 0xff80ff80u : 0xfc00f
 constexpr int WORDS = FROM == 0 ? 4 : 2;                       // of four pixels of a channel
 static_assert(C >= 1 && C <= 3 && R + 2 <= RING && BN % 8 == 0 && LEAD % 2 == 0 && LEAD <= 4 * HALVES, "filter");
 
-struct Args {
-    const uint4* weights;  // [STEPS][4 warps][32 lanes] fragments
-    const u8* in;          // [n][C][h][w]
-    u8* out;               // [n][p][q][k]
-    int h, w, k, p, q;     // p, q: of the pooled image
-    int rows, strips, wide, tiles;  // pooled rows of a block, blocks down an image; pooled columns of a block, blocks across
-    Act act;
-};
+#include "arguments"
 
 DEV u32 larger(u32 a, u32 b) {
     u32 r;
@@ -120,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(128, BLOCKS) first_rows(const __gri
     let_next_start();
     const int line = blockIdx.x / a.tiles, tile = blockIdx.x - line * a.tiles, n = line / a.strips, strip = line - n * a.strips;
     const int first = strip * a.rows, last = min(first + a.rows, a.p), q0 = tile * a.wide;
-    const Place at{a.in + (long long)n * C * a.h * a.w * (FROM == 0 ? 4 : 2), 2 * (2 * q0 - 8 * SKIP) - LEFT, a.h, a.w};
+    const Place at{a.input + (long long)n * C * a.h * a.w * (FROM == 0 ? 4 : 2), 2 * (2 * q0 - 8 * SKIP) - LEFT, a.h, a.w};
     const int channel = warp * 16 + lane / 4 * 2, column = q0 + lane % 4 - 4 * SKIP;
     const bool edge = tile == 0;
     const int end = channel < a.k ? min(a.q, q0 + a.wide) - column : 0;  // groups of four that lie in front of it are stored

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
 from whet.backends import Backend
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue
-from whet.tactics.cuda._device.kernel import RTOL, TYPE, Ending, GpuKernel, ahead, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, ConstUint4Pointer, Int32, Pointer
+from whet.tactics.cuda._device.kernel import RTOL, TYPE, Ending, GpuKernel, ahead, ending, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape
@@ -23,6 +22,25 @@ from whet.tactics.cuda.stem.stem_pool import OwnFirstPool, _conv, _image, _windo
 _ROWS = (1, 2, 4, 7, 8, 14, 28)  # pooled rows of a block
 _RING = 16  # rows of the image that a block keeps
 MAX_CONFIGS = 20
+
+
+@dataclass(frozen=True)
+class StemRowsArguments(Arguments, kernel="stem_rows.cu"):
+    """Arguments of stem_rows.cu."""
+
+    weights: ConstUint4Pointer  # [STEPS][4 warps][32 lanes] fragments
+    input: ConstPointer  # [n][C][h][w]
+    out: Pointer  # [n][p][q][k]
+    h: Int32  # p, q: of the pooled image
+    w: Int32
+    k: Int32
+    p: Int32
+    q: Int32
+    rows: Int32  # pooled rows of a block, blocks down an image; pooled columns of a block, blocks across
+    strips: Int32
+    wide: Int32
+    tiles: Int32
+    act: ActivationParameters
 
 
 @dataclass(frozen=True)
@@ -96,10 +114,9 @@ class OwnFirstRows(OwnFirstPool):
         shared = _shared(s, columns)
 
         def make(args: Args) -> list:
-            kernel = loaded("stem_rows.cu", "first_rows", tuple(sorted(constants.items())), shared)
             sizes = (s.h, s.w, s.k, p, q, rows, strips, wide, columns.tiles)
-            blob = struct.pack("<3Q9i2f", args.packed[0], args.inputs[place], args.outputs[0], *sizes, *made.finish.activation[1:])
-            return [Launch(kernel, (s.n * strips * columns.tiles, 1, 1), 128, blob + bytes(-len(blob) % 8), label=layer.name)]
+            arguments = StemRowsArguments(args.packed[0], args.inputs[place], args.outputs[0], *sizes, act=made.finish.activation[1:])
+            return [launch("first_rows", arguments, constants, (s.n * strips * columns.tiles, 1, 1), 128, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
         name = f"own first wgmma pooled by rows {rows}x{wide} b{blocks}"

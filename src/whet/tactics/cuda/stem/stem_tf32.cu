@@ -23,15 +23,7 @@ constexpr int PIECE = ROWS * COLUMNS * 4;                                    // 
 constexpr int UNITS = ROWS * COLUMNS / 2, EACH = (UNITS + THREADS - 1) / THREADS;  // two pixels are put at once
 static_assert(C <= 3 && TAPS >= 3 && TH % WGS == 0 && BN % 16 == 0 && (STRIDE_W == 1 || STRIDE_W == 2) && COLUMNS <= 256 && ROWS <= 256, "tile");
 
-struct Args {
-    TensorMap weights;     // [BN][CHUNKS * 32], boxes of 32 x BN
-    TensorMap in;          // [n][C][h][w], boxes of COLUMNS x ROWS x C x 1
-    float* out;            // [n][p][q][k]
-    int p, q, k;
-    int top, left;         // rows and columns in front of the image of the first piece
-    int tiles_h, tiles_w, tiles;
-    Act act;
-};
+#include "arguments"
 
 #include "image_tiles.cuh"
 
@@ -61,10 +53,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first_tf32(const _
     const bool one = elect();
     auto ask = [&](const Tile& t) {
         barrier_expect(full, C * PIECE);
-        load_box4(piece, &a.in, full, t.tx * 64 * STRIDE_W - a.left, t.ty * TH * STRIDE_H - a.top, 0, t.n);
+        load_box4(piece, &a.input, full, t.tx * 64 * STRIDE_W - a.left, t.ty * TH * STRIDE_H - a.top, 0, t.n);
     };
     if (warp == 0 && one) {
-        map_prefetch(&a.in);
+        map_prefetch(&a.input);
         barrier_init(held, 1);
         barrier_init(full, 1);
         barrier_init_fence();

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda import tensormap
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, FloatPointer, Int32, TensorMap
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     Ending,
@@ -22,7 +21,7 @@ from whet.tactics.cuda._device.kernel import (
     all_static,
     ending,
     float_types,
-    loaded,
+    launch,
     machine_has,
     packed_array,
     same,
@@ -37,6 +36,24 @@ from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
 _TILES = tuple((wgs * mine, wgs) for wgs in (1, 2) for mine in (1, 2, 3, 4, 5, 6, 8))  # rows of results of a block, warpgroups
 _MOST = 12  # configurations
+
+
+@dataclass(frozen=True)
+class StemTf32Arguments(Arguments, kernel="stem_tf32.cu"):
+    """Arguments of stem_tf32.cu."""
+
+    weights: TensorMap  # [BN][CHUNKS * 32], boxes of 32 x BN
+    input: TensorMap  # [n][C][h][w], boxes of COLUMNS x ROWS x C x 1
+    out: FloatPointer  # [n][p][q][k]
+    p: Int32
+    q: Int32
+    k: Int32
+    top: Int32  # rows and columns in front of the image of the first piece
+    left: Int32
+    tiles_h: Int32
+    tiles_w: Int32
+    tiles: Int32
+    act: ActivationParameters
 
 
 @dataclass(frozen=True, order=True)
@@ -137,15 +154,14 @@ class OwnFirstTf32(FirstLayer):
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
-            kernel = loaded("stem_tf32.cu", "first_tf32", tuple(sorted(constants.items())), tile.shared(s))
-            box = tensormap.tiled(args.packed[0], "f32", (row(s), columns(s)), (row(s) * 4,), (32, columns(s)))
+            filters = tensormap.tiled(args.packed[0], "f32", (row(s), columns(s)), (row(s) * 4,), (32, columns(s)))
             tall, wide = tile.patch(s)
             lines = (s.w * 4, s.w * s.h * 4, s.w * s.h * s.c * 4)
-            box += tensormap.tiled(args.inputs[x], "f32", (s.w, s.h, s.c, s.n), lines, (wide, tall, s.c, 1), plain=True)
-            numbers = (s.p, s.q, s.k, s.pad[0], s.pad[1] + lead(s), tiles_h, tiles_w, tiles)
-            blob = box + struct.pack("<Q8i2f", args.outputs[0], *numbers, *made.finish.activation[1:])
-            grid = min(tiles, backend.capabilities.multiprocessors * tile.blocks)
-            return [Launch(kernel, (grid, 1, 1), tile.wgs * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
+            image = tensormap.tiled(args.inputs[x], "f32", (s.w, s.h, s.c, s.n), lines, (wide, tall, s.c, 1), plain=True)
+            sizes = (s.p, s.q, s.k, s.pad[0], s.pad[1] + lead(s), tiles_h, tiles_w, tiles)
+            arguments = StemTf32Arguments(filters, image, args.outputs[0], *sizes, act=made.finish.activation[1:])
+            grid = (min(tiles, backend.capabilities.multiprocessors * tile.blocks), 1, 1)
+            return [launch("first_tf32", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
 
         packed = (first_filters(s, weights, made, own),)
         return GpuKernel(layer, signature, make, implementation=f"own first wgmma tf32 {tile}", packed=packed, rtol=OwnTf32.rtol)

@@ -1,0 +1,258 @@
+"""Kernel arguments and shared memory, each described once: the C text of the kernel and the bytes of a launch come from one description.
+
+A kernel takes one structure by value. Its description is a frozen dataclass whose fields have the types below, in the structure's order:
+
+    @dataclass(frozen=True, kw_only=True)
+    class GatherArguments(Arguments, kernel="gather.cu"):
+        input: ConstPointer
+        output: Pointer
+        count: Int64  # elements of the result
+        factor: Annotated[ConstFloatPointer | None, When("IN8")] = None  # a member of instances with IN8 alone
+
+`source` puts `struct Args { ... };` in place of `#include "arguments"` in gather.cu, and `GatherArguments(...).pack()` gives the bytes.
+A field whose type is a `Fields` dataclass is put in line: several structures can share members, or make a group of them optional.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import struct
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+
+from whet.errors import BackendError
+
+
+@dataclass(frozen=True)
+class CType:
+    """A type of CUDA C++: its name, its code in the module `struct`, its alignment in bytes, and the length of an array (0: no array)."""
+
+    name: str
+    code: str
+    alignment: int
+    count: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of a member."""
+        return struct.calcsize(f"<{self.code}") * (self.count or 1)
+
+    def pack(self, value: Any) -> bytes:
+        """The bytes of a value; of a sequence for arrays and for types of several numbers."""
+        several = len(self.code) > 1 and self.code[-1] != "s"
+        values = [n for item in value for n in item] if self.count and several else value if self.count or several else (value,)
+        return struct.pack("<" + self.code * (self.count or 1), *values)
+
+
+@dataclass(frozen=True)
+class When:
+    """Marks a member of those instances alone whose macro is not 0."""
+
+    macro: str
+
+
+def pointer(to: str) -> CType:
+    """A pointer to device memory."""
+    return CType(f"{to}*", "Q", 8)
+
+
+def array(of: str, count: int) -> CType:
+    """An array of `count` values, "int" for example."""
+    return dataclasses.replace(_NUMBERS[of] if of in _NUMBERS else pointer(of.removesuffix("*")), count=count)
+
+
+_NUMBERS = {"int": CType("int", "i", 4), "u32": CType("u32", "I", 4), "long long": CType("long long", "q", 8), "float": CType("float", "f", 4)}
+Int32 = Annotated[int, _NUMBERS["int"]]
+UInt32 = Annotated[int, _NUMBERS["u32"]]
+Int64 = Annotated[int, _NUMBERS["long long"]]
+UInt64 = Annotated[int, CType("u64", "Q", 8)]
+Float32 = Annotated[float, _NUMBERS["float"]]
+Pointer = Annotated[int, pointer("u8")]
+ConstPointer = Annotated[int, pointer("const u8")]
+FloatPointer = Annotated[int, pointer("float")]
+ConstFloatPointer = Annotated[int, pointer("const float")]
+ConstIntPointer = Annotated[int, pointer("const int")]
+ConstU16Pointer = Annotated[int, pointer("const u16")]
+Uint4Pointer = Annotated[int, pointer("uint4")]
+ConstUint4Pointer = Annotated[int, pointer("const uint4")]
+U64Pointer = Annotated[int, pointer("u64")]
+TensorMap = Annotated[bytes, CType("TensorMap", "128s", 64)]
+ActivationParameters = Annotated[tuple[float, float], CType("Act", "2f", 4)]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of the structure: C type, and the macros that must not be 0 for it to be there."""
+
+    name: str
+    ctype: CType
+    macros: tuple[str, ...]
+
+    def declaration(self) -> str:
+        """The member in C."""
+        extent = f"[{self.ctype.count}]" if self.ctype.count else ""
+        return f"{self.ctype.name} {self.name}{extent};"
+
+
+class Fields:
+    """Members that several structures have, or that are optional together; subclasses are frozen dataclasses."""
+
+    @classmethod
+    def members(cls) -> tuple[Member, ...]:
+        """All members in order, those of optional parts included."""
+        return _members(cls)
+
+    def values(self) -> Iterator[tuple[Member, Any]]:
+        """The members that are there, with their values; in the order of `members`."""
+        for field, part, ctype, macros in _fields(type(self)):
+            value = getattr(self, field)
+            if value is None:
+                continue
+            if part is None:
+                assert ctype is not None
+                yield Member(field, ctype, macros), value
+            else:
+                for member, inner in value.values():
+                    yield dataclasses.replace(member, macros=(*macros, *member.macros)), inner
+
+
+class Arguments(Fields):
+    """The arguments of the functions of one kernel file; `struct` is the structure's name there (class arguments)."""
+
+    kernel_file: ClassVar[str] = ""
+    struct_name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, kernel: str = "", struct: str = "Args", **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if kernel:
+            cls.kernel_file, cls.struct_name = kernel, struct
+            described = STRUCTURES.setdefault(kernel, {})
+            if described.get(struct, cls).__qualname__ != cls.__qualname__:
+                raise BackendError(
+                    f"{kernel} has two descriptions of its structure {struct}: {described[struct].__qualname__} and {cls.__qualname__}"
+                )
+            described[struct] = cls
+
+    @classmethod
+    def c_struct(cls) -> str:
+        """The structure in C; optional members between #if and #endif."""
+        lines, open_macros = [f"struct {cls.struct_name} {{"], tuple[str, ...]()
+        for m in cls.members():
+            shared = 0
+            while shared < min(len(open_macros), len(m.macros)) and open_macros[shared] == m.macros[shared]:
+                shared += 1
+            lines += ["#endif"] * (len(open_macros) - shared) + [f"#if {macro}" for macro in m.macros[shared:]]
+            lines.append(f"    {m.declaration()}")
+            open_macros = m.macros
+        return "\n".join([*lines, *["#endif"] * len(open_macros), "};"])
+
+    @classmethod
+    def macros(cls) -> tuple[str, ...]:
+        """The macros that optional members depend on, each once."""
+        return tuple(dict.fromkeys(macro for m in cls.members() for macro in m.macros))
+
+    @classmethod
+    def layout(cls, macros: Sequence[str] = ()) -> tuple[dict[str, int], int]:
+        """Offsets of the members by name and the size of the structure, for instances where these macros are not 0."""
+        offsets, end, alignment = {}, 0, 1
+        for m in cls.members():
+            if set(m.macros) <= set(macros):
+                offsets[m.name] = -(-end // m.ctype.alignment) * m.ctype.alignment
+                end, alignment = offsets[m.name] + m.ctype.size, max(alignment, m.ctype.alignment)
+        return offsets, -(-end // alignment) * alignment
+
+    def pack(self) -> bytes:
+        """The structure's bytes."""
+        packed, alignment = bytearray(), 1
+        for member, value in self.values():
+            alignment = max(alignment, member.ctype.alignment)
+            packed += bytes(-len(packed) % member.ctype.alignment) + member.ctype.pack(value)
+        return bytes(packed + bytes(-len(packed) % alignment))
+
+    def check(self, constants: Mapping[str, Any]) -> None:
+        """BackendError where an instance with these constants has other members than these arguments."""
+        present = {macro for member, _ in self.values() for macro in member.macros}
+        for macro in self.macros():
+            if bool(constants.get(macro, 0)) != (macro in present):
+                state = "are missing" if macro not in present else "were given"
+                raise BackendError(
+                    f"{self.kernel_file}: the arguments of {macro}={constants.get(macro, 0)} {state}. This is a mistake in whet: please report it."
+                )
+
+
+STRUCTURES: dict[str, dict[str, type[Arguments]]] = {}
+"""Descriptions by kernel file and name of the structure."""
+
+
+def c_structs(kernel: str) -> str:
+    """All structures of a kernel file in C. BackendError where none is described."""
+    if kernel not in STRUCTURES:  # its tactic has not been imported yet
+        from whet.tactics import load_tactics
+
+        load_tactics("cuda")
+    if kernel not in STRUCTURES:
+        raise BackendError(f"{kernel} includes its arguments, but no class describes them (class ...(Arguments, kernel={kernel!r}))")
+    return "\n".join(described.c_struct() for described in STRUCTURES[kernel].values())
+
+
+@functools.cache
+def _fields(cls: type[Fields]) -> tuple[tuple[str, type[Fields] | None, CType | None, tuple[str, ...]], ...]:
+    """Of each field: its name, the part that is put in line or the C type, and its macros."""
+    hints = get_type_hints(cls, include_extras=True)
+    found = []
+    for field in dataclasses.fields(cls):
+        hint, macros, ctype = hints[field.name], tuple[str, ...](), None
+        while get_origin(hint) is Annotated:
+            hint, *marks = get_args(hint)
+            macros += tuple(mark.macro for mark in marks if isinstance(mark, When))
+            ctype = next((mark for mark in marks if isinstance(mark, CType)), ctype)
+            if get_origin(hint) in (Union, types.UnionType):
+                hint = next(part for part in get_args(hint) if part is not type(None))
+        part = hint if isinstance(hint, type) and issubclass(hint, Fields) else None
+        if part is None and ctype is None:
+            raise BackendError(f"{cls.__qualname__}.{field.name} has no C type: use a type of arguments.py")
+        found.append((field.name, part, ctype, macros))
+    return tuple(found)
+
+
+@functools.cache
+def _members(cls: type[Fields]) -> tuple[Member, ...]:
+    found: list[Member] = []
+    for name, part, ctype, macros in _fields(cls):
+        if part is not None:
+            found += [dataclasses.replace(m, macros=(*macros, *m.macros)) for m in part.members()]
+        elif ctype is not None:
+            found.append(Member(name, ctype, macros))
+    return tuple(found)
+
+
+class SharedMemory:
+    """The dynamic shared memory of a block: named regions in order, each at a multiple of its alignment.
+
+    The kernel gets `SHARED_<NAME>` (bytes from its aligned base to a region) and `SHARED_END` as constants; the launch asks for `nbytes`.
+    """
+
+    def __init__(self, base_alignment: int = 1024) -> None:
+        self.base_alignment = base_alignment
+        self.offsets: dict[str, int] = {}
+        self.end = 0
+
+    def region(self, name: str, nbytes: int, alignment: int = 1) -> SharedMemory:
+        """Adds a region behind those that are there; returns the description."""
+        if name in self.offsets:
+            raise BackendError(f"shared memory has two regions called {name}")
+        self.offsets[name] = -(-self.end // alignment) * alignment
+        self.end = self.offsets[name] + nbytes
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to ask for: the regions, and what aligning the base can cost."""
+        return self.end + self.base_alignment
+
+    def constants(self) -> dict[str, int]:
+        """Macros of the kernel."""
+        return {**{f"SHARED_{name.upper()}": offset for name, offset in self.offsets.items()}, "SHARED_END": self.end}
