@@ -155,7 +155,7 @@ def test_tactic_sources():
 
 
 def test_a_layer_that_nothing_computes_is_refused_with_the_reasons_of_its_ops_tactics():
-    with pytest.raises(NoTacticError, match=r"(?s)computes Conv '.*depthwise_conv: is for convolutions with SiLU.*\d tactics are for other ops") as e:
+    with pytest.raises(NoTacticError, match=r"(?s)computes Conv '.*depthwise_conv: takes convolutions with SiLU.*\d tactics are for other ops") as e:
         build(residual(), dataclasses.replace(QUICK, tactic_sources=("-NUMPY", "-ONEDNN", "-DIRECT", "+cpu/onednn_eltwise")))
     assert ", not Conv" not in str(e.value)
 

@@ -111,7 +111,7 @@ def test_what_follows(steps, name, channels, window):
         (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
     tactic = get_tactic(name)
     if name != NAME and any(s.startswith("Add") for s in steps):
-        assert "SiLU, ReLU or nothing behind them" in tactic.why_not(layer)
+        assert "SiLU, ReLU or no epilogue" in tactic.why_not(layer)
         return
     assert tactic.why_not(layer) is None
     assert len(tactic.signatures(layer, CPU)) == 1 + ("Add" in steps)
