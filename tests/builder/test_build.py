@@ -146,9 +146,9 @@ def test_memory_limits():
 
 
 def test_tactic_sources():
-    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT")))
+    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-VIEW")))
     assert {c.tactic for c in plan.choices.values()} == {"cpu/numpy_reference"}
-    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "+cpu/onednn_conv")))
+    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-VIEW", "+cpu/onednn_conv")))
     assert {"cpu/onednn_conv", "cpu/numpy_reference"} <= {c.tactic for c in plan.choices.values()}
     with pytest.raises(UsageError, match="CUDNN"):
         build(residual(), dataclasses.replace(QUICK, tactic_sources=("-CUDNN",)))
