@@ -60,12 +60,12 @@ class Making:
     info: list[str] = field(default_factory=list)
     tables: bool = False  # activations are looked up
 
-    def floats(self, rival_ms: float | None = None) -> Tried:
-        """The engine in floating point, within the budget where 16 bits are permitted; `rival_ms` as `build` has it."""
+    def floats(self, incumbent_ms: float | None = None) -> Tried:
+        """The engine in floating point, within the budget where 16 bits are permitted; `incumbent_ms` as `build` has it."""
         plain, what = without_int8(self.config), "floating point"
         with self.progress.making(what):
             if self.judge is None or not plain.precisions:
-                plan = build(self.net, plain, progress=self.progress, inputs=self.inputs, rival_ms=rival_ms)
+                plan = build(self.net, plain, progress=self.progress, inputs=self.inputs, incumbent_ms=incumbent_ms)
                 return Tried(what, plan, frozenset())
             plan, verdict = build_floats_within(
                 self.net, self.made, plain, self.judge.budget, self.judge.analysis.samples, progress=self.progress, inputs=self.inputs
