@@ -137,8 +137,8 @@ def test_users_own_buffers(added):
     out, buffers = dnn.aligned(kernel.outputs[0]), {i: place(arrays[i], o) for i, o in enumerate(signature.inputs) if o is not None}
     (call,) = stream.calls
     for i, b in buffers.items():
-        call.point("input", i, b.ctypes.data)
-    call.point("output", 0, out.ctypes.data)
+        call.set_address("input", i, b.ctypes.data)
+    call.set_address("output", 0, out.ctypes.data)
     call.run()
     (want,) = run_regions(layer, arrays)
     got = from_stored(out.view(np.float32).reshape(stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)

@@ -413,8 +413,8 @@ def test_outputs_and_inputs_can_be_pointed_elsewhere():
     stream = Listed()
     kernel.enqueue(Args((first.ctypes.data,), (first.ctypes.data,), (), 0), stream)
     call = stream.calls[0]
-    call.point("input", 0, second.ctypes.data)
-    call.point("output", 0, out.ctypes.data)
+    call.set_address("input", 0, second.ctypes.data)
+    call.set_address("output", 0, out.ctypes.data)
     call.run()
     np.testing.assert_array_equal(out.view(np.float32), np.maximum(second.view(np.float32), 0))
     assert not first.any()
@@ -466,7 +466,7 @@ def test_a_slice_can_be_pointed_elsewhere():
     second.view(np.float32)[:] = a.reshape(-1)
     stream = Listed()
     kernel.enqueue(Args((first.ctypes.data,), (out.ctypes.data,), (), 0), stream)
-    stream.calls[0].point("input", 0, second.ctypes.data)
+    stream.calls[0].set_address("input", 0, second.ctypes.data)
     stream.calls[0].run()
     np.testing.assert_array_equal(out.view(np.float32).reshape(4, 4), a[:, 2:6])
 

@@ -217,8 +217,8 @@ def test_attention_reads_users_own_buffers():
     for call in stream.calls:
         for i, b in enumerate(own):
             if b is not None:
-                call.point("input", i, b.ctypes.data)
-        call.point("output", 0, out.ctypes.data)
+                call.set_address("input", i, b.ctypes.data)
+        call.set_address("output", 0, out.ctypes.data)
         call.run()
     (want,) = run_regions(layer, arrays)
     np.testing.assert_allclose(out.view(np.float32).reshape(want.shape), want, rtol=1e-4, atol=1e-6)

@@ -13,7 +13,7 @@ from whet.engine.probe import probe_inputs, probe_shapes
 from whet.measure.compare import Ranking, compare
 from whet.measure.policy import PRECISIONS
 from whet.network import Layer
-from whet.runtime import Bound, WeightStore, bind
+from whet.runtime import BoundEngine, WeightStore, bind
 
 _MOVING = ("QuantizeLinear", "DequantizeLinear", "Reformat")
 
@@ -75,5 +75,5 @@ def compare_engines(plans: list[EnginePlan], backend: Backend, config: BuildConf
     return compare([partial(_run_once, b) for b in bounds], PRECISIONS)
 
 
-def _run_once(bound: Bound) -> float:
+def _run_once(bound: BoundEngine) -> float:
     return bound.seconds(1)[0]

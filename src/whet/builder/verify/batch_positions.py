@@ -15,11 +15,11 @@ import numpy as np
 from whet.backends import Backend
 from whet.builder.batching.batch_items import Places
 from whet.network import F8E4M3, Tensor
-from whet.runtime import Bound
+from whet.runtime import BoundEngine
 from whet.runtime.memory import read_bytes, write_bytes
 
 
-def turned_differences(bound: Bound, other: Bound, data: Mapping[str, np.ndarray], places: Places, batch: int, seed: int = 0):
+def turned_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], places: Places, batch: int, seed: int = 0):
     """(layer, error of its worst output, relative to the largest value) layer by layer; `other` is the same engine over memory of its own.
 
     Layers with a constant part for each image are left out: `places.fixed`. The turned run gets each layer's actual inputs, turned, so that
@@ -39,14 +39,14 @@ def turned_differences(bound: Bound, other: Bound, data: Mapping[str, np.ndarray
             yield layer, max((_difference(bound, other, t, axis.get(t.name), shift, batch) for t in layer.outputs), default=0.0)
 
 
-def _pieces(bound: Bound, name: str, shift: int, batch: int) -> list[tuple[int, int, int]]:
+def _pieces(bound: BoundEngine, name: str, shift: int, batch: int) -> list[tuple[int, int, int]]:
     """(from, to, bytes) offsets in the arenas of the two runs of images that turning keeps together."""
     at, nbytes = bound.place(name)
     cut = nbytes // batch * shift
     return [(at + cut, at, nbytes - cut), (at, at + nbytes - cut, cut)]
 
 
-def _turn(bound: Bound, other: Bound, t: Tensor, axis: int | None, shift: int, batch: int) -> None:
+def _turn(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, shift: int, batch: int) -> None:
     """Copies a tensor to the other memory, turned along its image axis."""
     if axis in (None, 0):
         at, nbytes = bound.place(t.name)
@@ -54,10 +54,10 @@ def _turn(bound: Bound, other: Bound, t: Tensor, axis: int | None, shift: int, b
         for start, to, n in pieces:
             _copy(bound, other, start, to, n)
         return
-    other.put(t.name, np.roll(bound.value(t.name), -shift, axis))
+    other.write_stored(t.name, np.roll(bound.value(t.name), -shift, axis))
 
 
-def _copy(bound: Bound, other: Bound, start: int, to: int, nbytes: int) -> None:
+def _copy(bound: BoundEngine, other: BoundEngine, start: int, to: int, nbytes: int) -> None:
     backend: Backend = bound.backend
     if bound.arena.array is None:
         backend.copy(other.arena, to, bound.arena, start, nbytes)
@@ -65,7 +65,7 @@ def _copy(bound: Bound, other: Bound, start: int, to: int, nbytes: int) -> None:
         write_bytes(backend, other.arena, to, read_bytes(backend, bound.arena, start, nbytes))
 
 
-def _difference(bound: Bound, other: Bound, t: Tensor, axis: int | None, shift: int, batch: int) -> float:
+def _difference(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, shift: int, batch: int) -> float:
     backend: Backend = bound.backend
     name = bound.shaped.operands[t.name].dtype.name
     if axis == 0 and bound.arena.array is None and name in ("f32", "f16", "bf16", "i8", "u8"):

@@ -26,7 +26,7 @@ from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError
 from whet.network import Layer, Network
 from whet.ops import bind_layer, bind_symbols
-from whet.runtime import Bound, WeightStore, bind
+from whet.runtime import BoundEngine, WeightStore, bind
 
 _LONG_MACS = 2e9  # multiply-adds of an image that the reference in NumPy takes seconds for
 
@@ -110,14 +110,14 @@ def _for_the_network(images: Images, source: Network, shapes: Mapping[str, tuple
     return Images(images.batch, images.at[len(images.at) // 2 :][:1])
 
 
-def _reader(bound: Bound, places: Places, images: Images) -> Callable[[Layer, str], np.ndarray]:
+def _reader(bound: BoundEngine, places: Places, images: Images) -> Callable[[Layer, str], np.ndarray]:
     """Reads the judged images of a layer's tensor, or all of one that has no image axis."""
 
     def read(layer: Layer, name: str) -> np.ndarray:
         axis = places.axis.get(name)
         if axis is None or layer.name in places.fixed:
             return bound.value(name)
-        return bound.images(name, images.at) if axis == 0 else images.take(bound.value(name), axis)
+        return bound.samples(name, images.at) if axis == 0 else images.take(bound.value(name), axis)
 
     return read
 
@@ -125,7 +125,7 @@ def _reader(bound: Bound, places: Places, images: Images) -> Callable[[Layer, st
 def _check_positions(
     plan: EnginePlan,
     backend: Backend,
-    bound: Bound,
+    bound: BoundEngine,
     data: Mapping[str, np.ndarray],
     places: Places,
     images: Images,

@@ -43,7 +43,7 @@ class OneDnnCall(Call):
     def run(self) -> None:
         self._call()
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         for operand in self._operands.get((kind, index), ()):
             self._call.bind(operand, address + self._offsets.get(operand, 0))
 
