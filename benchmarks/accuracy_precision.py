@@ -117,7 +117,7 @@ class Prepared:
         """run(feeds) in this precision, and what the row says of it."""
         from whet.builder import build
         from whet.builder.precision.calibration import Calibration
-        from whet.builder.precision.float8 import ENOUGH_DB, float8_ranges, harmful
+        from whet.builder.precision.float8_ranges import ENOUGH_DB, float8_ranges, harmful
         from whet.builder.verify.engine_values import EngineRun
         from whet.precision import emulated, find_places, quantize
         from whet.precision.float8 import kept_out

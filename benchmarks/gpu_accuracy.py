@@ -36,7 +36,7 @@ from accuracy_precision import BARS, CALIBRATION, calibration_images, compare
 from support import datasets
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.precision.float8 import float8_network, float8_ranges, harmful
+from whet.builder.precision.float8_ranges import float8_network, float8_ranges, harmful
 from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepared
 from whet.builder.precision.permissions import is_float8
 from whet.frontends.onnx import network_from_onnx

@@ -12,7 +12,7 @@ from test_calibration import samples
 from support import datasets, realdata
 from whet.builder import BuildConfig
 from whet.builder.precision import accuracy_budget
-from whet.builder.precision.float8 import float8_ranges, harmful
+from whet.builder.precision.float8_ranges import float8_ranges, harmful
 from whet.builder.precision.int8 import Calibration, prepared
 from whet.builder.verify import segments
 from whet.builder.verify.engine_values import EngineRun

@@ -15,7 +15,8 @@ from whet.builder import BuildConfig, build
 from whet.builder.lock.relock import make_recipe, read_recipe
 from whet.builder.lowering import lowered_network
 from whet.builder.precision.calibration import Calibration, prepared
-from whet.builder.precision.float8 import _left_out, build_float8, float8_network, float8_ranges, harmful
+from whet.builder.precision.float8 import _left_out, build_float8
+from whet.builder.precision.float8_ranges import float8_network, float8_ranges, harmful
 from whet.builder.verify.engine_values import EngineRun
 from whet.errors import BuildError
 from whet.frontends import network_from_onnx

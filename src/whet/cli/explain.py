@@ -135,7 +135,7 @@ def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:
 
 
 def _layer(console: Any, d: dict[str, Any], top: int) -> None:
-    console.print(styled((d["name"], "bold"), f"  {d['type']}"))
+    console.print(styled((d["name"], "bold"), f"  {d['type']}" + (f", {d['title']}" if d["title"] else "")))
     console.print(f"from {', '.join(d['sources']) or 'nothing of the model: the builder put it there'}")
     for kind in ("inputs", "outputs"):
         for t in d[kind]:

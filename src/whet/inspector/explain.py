@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from whet.composites import composite_of
 from whet.engine import Candidate, EnginePlan
 from whet.engine.layer_times import find_contradiction
 from whet.engine.report import SelectionRecord
@@ -99,10 +100,12 @@ def _layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
         names |= {x.name for x in f.layer.regions["body"].layers}
     timed = sorted((c for c in f.candidates if c.ms is not None), key=lambda c: c.ms or 0.0)
     runner = f.runner_up
+    described = composite_of(f.layer)
     return {
         **_summary(f, sum(plan.report.layer_ms.values())),
         "op": f.layer.op,
         "composite": f.layer.composite,
+        "title": described.title if described is not None else None,
         "sources": list(f.layer.sources),
         "inputs": [_operand(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None],
         "outputs": [_operand(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)],

@@ -13,7 +13,7 @@ from whet.builder.build import build
 from whet.builder.config import BuildConfig
 from whet.builder.precision.accuracy_budget import memory_file
 from whet.builder.precision.comparison import known_as, layer_times
-from whet.builder.precision.float8 import float8_network
+from whet.builder.precision.float8_ranges import float8_network
 from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepared
 from whet.builder.precision.permissions import has_float8
 from whet.builder.progress import Progress, Silent
