@@ -10,11 +10,10 @@ from whet.builder.candidates.enumerate import Candidates
 from whet.builder.candidates.filter import Losers, wide_is_close, worth_timing
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Noting
-from whet.engine.layer_times import LONGEST_LAYER
 from whet.engine.report import GpuState, TimingRecord
 from whet.measure.machine_state import read_machine_state
 from whet.measure.option import Option
-from whet.measure.policy import REFORMAT_ROUNDS
+from whet.measure.policy import CONTRADICTION, REFORMAT_ROUNDS
 from whet.measure.timing import Conditions, Timer
 from whet.measure.timing_cache import TimingCache
 
@@ -76,7 +75,7 @@ class LayerTiming:
         """
         if self.timer is None or self.timer.error_on_miss:
             return []
-        kinds = {found.text: found for found, option in timed if (option.ms or 0.0) > LONGEST_LAYER * engine_ms}
+        kinds = {found.text: found for found, option in timed if (option.ms or 0.0) > CONTRADICTION * engine_ms}
         for found in kinds.values():
             self.tell.note(f"'{found.layer.name}' was recorded with more milliseconds than the whole engine takes, and is timed again")
             self.timer.time(found.layer, found.text, [o for o in found.options if o.ms is not None], anew=True)

@@ -79,7 +79,10 @@ class Search:
 
     def retime_contradictions(self, net: Network, chosen: Mapping[str, Option], engine_ms: float) -> list[str]:
         """Times layers of `net` again whose recorded time exceeds that of the whole engine; returns their names."""
-        return self.timing.retime_contradictions([(self.kinds[self.kind_of[x.name]], chosen[x.name]) for x in net.layers], engine_ms)
+        names = self.timing.retime_contradictions([(self.kinds[self.kind_of[x.name]], chosen[x.name]) for x in net.layers], engine_ms)
+        for kind in [k for k in self.unfused_times if self.kinds[k].layer.name in names]:
+            del self.unfused_times[kind]
+        return names
 
     def cannot_win(self, ms: float) -> bool:
         """Whether the incumbent is so much faster than a sum of layers' times that no other selection makes up for it.

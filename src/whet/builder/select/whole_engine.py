@@ -10,7 +10,7 @@ from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.views import StuckViews, settled
 from whet.builder.select.engine_candidate import BrokenKernel, Entry, Make, Stand
 from whet.builder.select.formats import Choosing, ReformatCost, choose, links, total
-from whet.builder.select.fusion import unfuse_slower
+from whet.builder.select.fusion import time_unfused, unfuse_slower
 from whet.builder.select.refine import refined_entry
 from whet.builder.select.search import SUM_MARGIN, Search
 from whet.engine.plan import EnginePlan
@@ -68,6 +68,7 @@ def best_engine(search: Search, make: Make) -> Best:
     stand = Stand(search, probe_inputs(entries[0].plan.network, search.config.seed, probe_shapes(entries[0].plan)))
     best = _raced(search, make, stand, list(entries))
     if search.retime_contradictions(best.entry.lowered, best.chosen, best.entry.ms):
+        time_unfused(search)
         entries = _settled_entries(search, make)
         best = _raced(search, make, stand, list(entries))
     return _raced(search, make, stand, entries, anew=True) if best.doubtful else best
