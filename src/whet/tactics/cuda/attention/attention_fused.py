@@ -236,7 +236,7 @@ def unfit(heads: Heads) -> str | None:
     if heads.scale <= 0:
         return "a scale that is not above 0"
     if any(n > 1 and step == 0 for n, step in zip((heads.batch, heads.heads), heads.q.steps(), strict=True)):
-        return "q repeats along batch or heads"
+        return "q is broadcast along batch or heads"
     return None
 
 
