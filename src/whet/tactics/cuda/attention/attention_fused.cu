@@ -257,7 +257,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     }
                 }
             };
-            const auto softmax = [&](int i) {  // scores become exp2 relative to the running maximum; `by` rescales what was accumulated before
+            const auto softmax = [&](int i) {  // scores become exp2 relative to the running maximum; `by` rescales the accumulators
                 rescales = false;
                 const int key0 = (i * PARTS + share) * BN + lane % 4 * 2;
                 const auto hide = [&](float& score, float m) {

@@ -93,7 +93,7 @@ class AttentionFusedArguments(Arguments, kernel="attention_fused.cu"):
     by_pairs: UInt32
     by_k_group: UInt32  # of query heads per head of k
     by_v_group: UInt32
-    k_batch: Int32  # 0 where k has one batch item for all, else 1
+    k_batch: Int32  # 0: one batch item of k for all, else 1
     v_batch: Int32
     diagonal: Int32  # CAUSAL: row i sees keys 0 .. i + diagonal
     mask_bytes: Int32  # MASK 1: bytes of a row of keys, a multiple of 16
@@ -225,7 +225,7 @@ class AttentionFused(Tactic):
 
 
 def reciprocal(divisor: int) -> int:
-    """ceil(2^32 / divisor), 0 for 1: the kernel divides n, where n * divisor is below 2^32, by the upper half of a product."""
+    """ceil(2^32 / divisor), 0 for 1: the kernel divides n by the upper half of a product (n * divisor below 2^32)."""
     return 0 if divisor == 1 else -(-(1 << 32) // divisor)
 
 
@@ -353,7 +353,7 @@ def tile_unfit(heads: Heads, mask: MaskForm, tile: Tile) -> str | None:
 
 
 def register_need(heads: Heads, mask: MaskForm, tile: Tile) -> int:
-    """Registers of a multiplying thread: accumulators, scores, weights, mask values, and what the compiler needs for addresses and counters."""
+    """Registers of a multiplying thread: accumulators, scores, weights, mask values, addresses and counters."""
     words = (0, tile.bn // 32, *[tile.bn // (4 if mask.type else 2)] * 2)[mask.kind]
     weights = tile.bn // 4 if tile.overlap else 0
     return heads.size // 2 + tile.bn // 2 + weights + words + 28
@@ -362,7 +362,7 @@ def register_need(heads: Heads, mask: MaskForm, tile: Tile) -> int:
 def registers(heads: Heads, mask: MaskForm, tile: Tile) -> tuple[int, int]:
     """(registers of a thread at launch, of a multiplying thread after setmaxnreg; 0: as launched).
 
-    A multiprocessor has four register files of 16,384; a warp's registers are in one of them. Where a thread needs more, the producer becomes a
+    A multiprocessor has four register files of 16,384; a warp's registers are in one of them. For threads that need more, the producer becomes a
     warpgroup of its own and releases its registers.
     """
     plain = min(248, 512 // blocks_of(tile.blocks * (4 * tile.wgs + 1), 4) // 8 * 8)
