@@ -162,6 +162,8 @@ def conv_source(config: ConvConfig, features: Features) -> str:
     f = features
     made = config.constants(im2col=f.im2col, act=ACTIVATIONS[f.activation], bf16=f.bf16, out_f32=f.out_f32, odd=f.odd)
     more = {"GROUPED": int(f.grouped), "PAIR": f.pair, "BETWEEN": int(f.between), "FORK": f.fork}
+    if f.between:
+        made["CHAINS"] = 1  # both accumulators are in registers at once
     return source("conv.cu", {**made, **({} if f.eight is None else f.eight.constants()), **{k: v for k, v in more.items() if v}})
 
 

@@ -18,6 +18,7 @@
 // OUTS (1 to 3) output tiles take turns: with more than one the residual of the next OUTS - 1 tiles comes, and the last one leaves, while this one is finished.
 // conv_parts.cuh has its functions; of the kernel itself conv_load.cuh has the warp that loads, conv_multiply.cuh the products of a tile,
 // conv_epilogue_16bit.cuh and conv_epilogue_8bit.cuh what becomes of the sums.
+// CHAINS: a product must wait for the one before on the same accumulators, so small tiles keep several sets of them (ConvConfig.chains).
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
 // IN8 (0, or 3 i8, 4 u8, 5 e4m3: input and weights of 8 bits). With IN8 a sum becomes a real number by a factor a channel, results are of
@@ -53,8 +54,6 @@ constexpr int SLICE = BM / SK;                                             // ro
 constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUTS * OUT_BYTES;
 constexpr bool STAGED = SK == 1 && !DIRECT;
 constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * 4;           // biases (IN8: factors too, and two turns of both)
-// A product must wait for the one before on the same sums: small tiles keep several sets of sums.
-constexpr int CHAINS = DW || BETWEEN ? 1 : !STAGED && MI * BN <= 32 && ROW >= 128 ? 4 : !STAGED && MI * BN <= 64 && ROW >= 64 ? 2 : 1;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
 static_assert(!FORK || (PW == FORK && FORK <= 64 && !IN8 && !OUT_F32 && !ODD && !HALO), "two results");

@@ -133,7 +133,9 @@ def _estimate(config: ConvConfig, shape: ConvShape, k: int, pieces: Pieces, bloc
 def depthwise_source(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> str:
     """The kernel's complete text; `rows` are a thread's (thread_rows), `inner` is the activation of the depthwise part."""
     made = config.constants(im2col=False, act=ACTIVATIONS[activation], bf16=bf16)
-    return source("conv.cu", {**made, "DW": shape.stride[0], "DW_R": shape.r, "DW_S": shape.s, "DW_ACT": ACTIVATIONS[inner], "DW_ROWS": rows})
+    return source(
+        "conv.cu", {**made, "DW": shape.stride[0], "DW_R": shape.r, "DW_S": shape.s, "DW_ACT": ACTIVATIONS[inner], "DW_ROWS": rows, "CHAINS": 1}
+    )
 
 
 @per_device
