@@ -101,12 +101,13 @@ def _ask(t: Tactic, layer: Layer, signature: Signature, config: Config | None, b
 
 
 def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Backend, why: str) -> Planned:
-    """Other configs of the same tactic first, then other tactics with the same operands (those that wait to be asked for and those on the
-    host last), then the reference over any host format."""
-    def late(t: Tactic) -> tuple[bool, bool, bool, str]:
-        return t.name != choice.tactic, "numpy" in t.name or "host_" in t.name, t.opt_in, t.name
+    """A kernel with the same operands: another config of the same tactic, a library's tactic, whet's own, one that must be asked for, one that
+    computes on the host; where the backend has host memory, the reference in any format."""
 
-    for t in sorted(tactics_of(backend.name), key=late):
+    def order(t: Tactic) -> tuple[bool, bool, bool, bool, str]:
+        return t.name != choice.tactic, "numpy" in t.name or "host_" in t.name, t.opt_in, not t.library, t.name
+
+    for t in sorted(tactics_of(backend.name), key=order):
         try:
             return _checked(Planned(layer, signature, _ask(t, layer, signature, None, backend), t.name, why))
         except WhetError:

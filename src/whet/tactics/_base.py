@@ -139,6 +139,7 @@ class Tactic:
     composites: tuple[str, ...] = ()  # fused layers that are around no single op ("ConvSum", "Attention") and that it computes whole
     what = ""  # of a tactic that takes layers of its composites alone: what they are, for the reason why it takes no other
     float8 = False  # computes on 8-bit floats
+    library = ""  # the library that computes it; "" for whet's own kernels
     opt_in = False  # used only where --tacticSources=+NAME asks for it
     channel_alignment = 1  # bytes of a pixel's channels that its kernels read at once; for other numbers of channels only slower tactics are left
     quantized = False  # takes fused layers that dequantize what they read (is_quantized), and no others

@@ -37,10 +37,8 @@ class CudaBackend(Backend):
         major, minor = self.device.capability
         if major < 8:
             raise BackendError(f"{self.device.name} has compute capability {major}.{minor}; whet's kernels need 8.0 or newer. Use --backend=cpu.")
-        self.capabilities = replace(
-            self.capabilities, features=features(major, minor), multiprocessors=self.device.multiprocessors,
-            shared_memory=self.device.shared_memory, cache_bytes={2: self.device.l2_bytes},
-        )  # fmt: skip
+        device = self.device
+        self.capabilities = of_architecture((major, minor), device.multiprocessors, device.shared_memory, device.l2_bytes)
 
     @property
     def caution(self) -> str:
@@ -190,9 +188,14 @@ class CudaBackend(Backend):
         return asdict(nvml.state(self.device.bus_id))
 
 
-def features(major: int, minor: int) -> frozenset[str]:
-    """The architecture of a compute capability and the units that kernels ask for."""
-    return frozenset({f"sm_{major}{minor}", *(("wgmma", "tma") if (major, minor) == (9, 0) else ())})
+def of_architecture(capability: tuple[int, int], multiprocessors: int, shared_memory: int, l2_bytes: int) -> Capabilities:
+    """Capabilities of a GPU of a compute capability; the kernels for FP8 need Hopper's tensor cores."""
+    hopper = capability == (9, 0)
+    features = frozenset({"sm_{}{}".format(*capability), *(("wgmma", "tma") if hopper else ())})
+    return replace(
+        CudaBackend.capabilities, features=features, multiprocessors=multiprocessors, shared_memory=shared_memory, cache_bytes={2: l2_bytes},
+        unsupported_types=frozenset() if hopper else frozenset({"f8e4m3"}),
+    )  # fmt: skip
 
 
 __all__ = ["CudaBackend", "GpuExecutable", "GpuStream"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from whet.backends._base import Backend
-from whet.backends.cuda import CudaBackend, features
+from whet.backends.cuda import of_architecture
 from whet.errors import BackendError
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -32,11 +32,8 @@ class CompileOnlyGpu(Backend):
         if architecture not in DEVICES:
             raise BackendError(f"no device of {architecture} is known; there are {', '.join(DEVICES)}")
         multiprocessors, shared, l2 = DEVICES[architecture]
-        capabilities = replace(
-            CudaBackend.capabilities, executes=False, features=features(int(architecture[3:-1]), int(architecture[-1])),
-            multiprocessors=multiprocessors, shared_memory=shared, cache_bytes={2: l2},
-        )  # fmt: skip
-        self.capabilities = replace(capabilities, **properties)
+        known = of_architecture((int(architecture[3:-1]), int(architecture[-1])), multiprocessors, shared, l2)
+        self.capabilities = replace(replace(known, executes=False), **properties)
         self.architecture = architecture
 
     def key(self) -> str:

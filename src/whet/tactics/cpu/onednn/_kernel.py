@@ -109,6 +109,7 @@ def _packed(key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | No
 class OneDnnTactic(Tactic):
     """A tactic whose layer is one oneDNN primitive. Subclasses give `signatures` and `recipe`; implementations become configs."""
 
+    library = "oneDNN"
     backend = "cpu"
     _last: tuple[Any, ...] = (None, None, 0, None)
 

@@ -50,6 +50,7 @@ class LibraryConvolution(Tactic):
     made so needs the library where it runs.
     """
 
+    library = "cuDNN"
     ops: tuple[str, ...] = ("Conv", "ConvTranspose")
     kinds: tuple[DType, ...] = ()
     formats: tuple[str, ...] = ("nhwc",)

@@ -57,6 +57,7 @@ class _Work:
 class LibraryProduct(Tactic):
     """Base of the tactics: `kinds` are the storage types, `math` what the library computes in."""
 
+    library = "cuBLASLt"
     ops: tuple[str, ...] = ("Conv", "Gemm", "MatMul")
     kinds: tuple[DType, ...] = ()
     math = "f32"
