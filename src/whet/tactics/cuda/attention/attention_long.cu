@@ -1,4 +1,4 @@
-// Attention of long sequences, without a mask: out = softmax(scale * q @ k^T) @ v. Products by wgmma, sums and softmax in f32, scores never leave the
+// Attention of long sequences, without a mask: out = softmax(scale * q @ k^T) @ v. Products by wgmma, accumulators and softmax in f32, scores never leave the
 // registers; while a step's softmax is computed the values of the step before are multiplied (Shah et al. 2024, "FlashAttention-3").
 // A block has WGS warpgroups of 64 rows of q each, and a warp that fetches keys and values, BN of them at a time, through a ring of STAGES slots.
 // TURNS: two warpgroups start their products in turns, so that one computes its softmax while the other multiplies.
@@ -7,7 +7,7 @@
 // its registers to those that multiply).
 #include "common.cuh"
 #include "wgmma"
-#include "wgmma_turned"
+#include "wgmma_transposed"
 
 #include "arguments"
 
@@ -94,11 +94,11 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_long(const __grid_co
         barrier_wait(v_full + 8 * slot, j / STAGES & 1);
         mma_begin();
 #pragma unroll
-        for (int i = 0; i < BN / 16; ++i) wgmma_turned(out, weights[i], turned_operand(v + i * 16 * 128), 1);
+        for (int i = 0; i < BN / 16; ++i) wgmma_transposed(out, weights[i], turned_operand(v + i * 16 * 128), 1);
         mma_commit();
     };
     const auto free_slot = [&](u32 bar, int j) { if (lane == 0) barrier_arrive(bar + j % STAGES * 8); };
-    const auto softmax = [&](int j) {  // scores to powers of two relative to the largest so far; `by`: what earlier sums are to be multiplied by
+    const auto softmax = [&](int j) {  // scores to powers of two relative to the largest so far; `by`: what earlier accumulators are to be multiplied by
         if (j == steps - 1 && p.keys % BN)
 #pragma unroll
             for (int i = 0; i < BN / 2; ++i)
@@ -166,7 +166,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_long(const __grid_co
             u32 y[4];
 #pragma unroll
             for (int e = 0; e < 4; ++e) y[e] = pack(out[(j + e) * 4 + half * 2] * share, out[(j + e) * 4 + half * 2 + 1] * share);
-            turn_quad(y, lane);  // a lane of a quad gets eight elements
+            transpose_quad(y, lane);  // a lane of a quad gets eight elements
             if (row < p.rows) *reinterpret_cast<uint4*>(to + (j + lane % 4) * 8) = make_uint4(y[0], y[1], y[2], y[3]);
         }
     }

@@ -14,7 +14,7 @@ from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, Float32, Int32, Int64, Pointer, TensorMap
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, blocks_of, launch, machine_has
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.attention.attention import OwnAttention, steps_of
+from whet.tactics.cuda.attention.attention import Attention, steps_of
 
 SHARED = 227 * 1024  # bytes that a block takes at most
 #: keys a step (at most), warpgroups of 64 rows, slots of the ring, whether two warpgroups multiply in turns; the most promising first
@@ -43,7 +43,7 @@ class AttentionLongArguments(Arguments, kernel="attention_long.cu"):
 
 
 @tactic
-class OwnAttentionLong(OwnAttention):
+class AttentionLong(Attention):
     """The layers of attention that have no mask; keys and values come by bulk copies, so no axis may repeat."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -87,7 +87,7 @@ class OwnAttentionLong(OwnAttention):
             threads = 128 * said["wgs"] + (128 if _deals(found.size, said) else 32)
             return [launch("attention_long", arguments, constants, grid, threads, shared=shared, label=layer.name)]
 
-        name = f"own attention, wgmma {64 * said['wgs']}x{said['bn']}" + (" in turns" if said["turns"] else "")
+        name = f"attention, wgmma {64 * said['wgs']}x{said['bn']}" + (" in turns" if said["turns"] else "")
         return GpuKernel(layer, signature, make, implementation=name)
 
 
@@ -134,7 +134,7 @@ def tile_constants(size: int, config: Config) -> dict[str, int]:
 
 
 def _deals(size: int, said: dict[str, int]) -> bool:
-    """Whether registers are dealt out anew: warps share four register files, so that of 9 or 13 warps each has 168 or 128. Sums, scores and
+    """Whether registers are permuted anew: warps share four register files, so that of 9 or 13 warps each has 168 or 128. Sums, scores and
     weights of a thread, and what the compiler reports beside them."""
     need = size // 2 + said["bn"] // 2 + said["bn"] // 4 + 38
     return need > {1: 255, 2: 168, 3: 128}[said["wgs"]]

@@ -75,7 +75,7 @@ class ConvConfig:
 
     @property
     def register_limit(self) -> int:
-        """Registers a thread may have: warps are dealt out to four register files of 512 a lane, in eights."""
+        """Registers a thread may have: warps are distributed to four register files of 512 a lane, in eights."""
         warps = -(-self.threads // 32 * self.blocks // 4)
         return min(255, 512 // warps // 8 * 8)
 
