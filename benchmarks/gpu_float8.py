@@ -28,7 +28,7 @@ from gpu_int8 import in_blocks, network
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.precision.float8 import float8_network
+from whet.builder.precision.float8_ranges import float8_network
 from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepared
 from whet.builder.precision.permissions import is_float8
 from whet.engine.plan import EnginePlan

@@ -47,7 +47,7 @@ from whet.errors import WhetError
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
 from whet.precision import quantize
-from whet.runtime import Bound, WeightStore, bind
+from whet.runtime import BoundEngine, WeightStore, bind
 
 RESULT = Path(__file__).parent / "results" / "h200" / "int8.json"
 PHOTOS = {"imagenet": 32, "coco": 8}
@@ -110,7 +110,7 @@ def engines(net: Network, batch: int, cache: Path, times: Path, switches: dict[s
         return build(net, replace(config, precisions=("fp16",), verify=False), progress=turns), plan, took
 
 
-def in_blocks(bounds: list[Bound]) -> list[list[float]]:
+def in_blocks(bounds: list[BoundEngine]) -> list[list[float]]:
     """Milliseconds of replays of each, in turns of BLOCK; of each block the first three, which find the other's data in the caches, are left out."""
     times: list[list[float]] = [[] for _ in bounds]
     for r in range(ROUNDS):

@@ -22,10 +22,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import data as cifar
 import numpy as np
 from judging import paired, percent, right
-from measure import PRECISIONS, take_turns, tuned
 from telling import save
 
 import whet
+from measure import PRECISIONS, take_turns, tuned
 
 BATCH = 128  # of the engines
 TRAINING = "--optimizer=adamw --lr=1e-4 --weightDecay=0 --warmup=0 --batch=256 --distill=0.5 --temperature=4 --augment=crop:4,flip --seed=1"

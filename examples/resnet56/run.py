@@ -51,8 +51,9 @@ def main() -> None:
     if "tune" in steps:
         tune.tune_all(out, data, args)
     if {"build", "time", "judge", "table"} & set(steps):
-        import measure
         import telling
+
+        import measure
 
         if "build" in steps:
             measure.build_all(out, data, args)

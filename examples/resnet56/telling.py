@@ -8,10 +8,10 @@ import platform
 import sys
 from pathlib import Path
 
-from measure import HERE, read
 from tune import file_of
 from variants import VARIANTS
 
+from measure import HERE, read
 from whet.backends import get_backend
 
 #: The worked case: what a practitioner does one after the other.

@@ -59,11 +59,14 @@ def test_who_is_not_timed_again_is_compared_as_it_would_be_now(now, monkeypatch)
 
     monkeypatch.setattr(whole_engine, "_timed", timed)
     monkeypatch.setattr(whole_engine, "refined_entry", lambda *_: refined)
-    monkeypatch.setattr(whole_engine, "_layer_ms", lambda e: {})
+    monkeypatch.setattr(whole_engine, "profile_layers", lambda *_: {})
     tell = SimpleNamespace(phase=lambda name: None, step=lambda what: None)
     config = SimpleNamespace(optimization_level=3, in_network=True)
+    harness = SimpleNamespace(bound=lambda e: SimpleNamespace(run_timed=None))
+    for e in (a, b, c, refined):
+        e.net = SimpleNamespace(layers=[])
     search = SimpleNamespace(config=config, outrun=lambda ms: False, tell=tell, backend=get_backend("null"))
-    best = whole_engine._raced(search, None, None, [a, b, c])
+    best = whole_engine._raced(search, None, harness, [a, b, c])
     assert races == [["a", "b", "c"], ["a", "b", "b changed"]]
     assert best.entry.what == "b"
     assert {e.what: e.ms for e in best.engines} == pytest.approx({"a": 1.02 * now, "b": now, "b changed": 1.05 * now, "c": 1.1 * now})

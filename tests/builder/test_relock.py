@@ -11,10 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "precision"))
 from test_calibration import samples, small_network
 
 from whet.builder import BuildConfig, plan_digest, save_lock
-from whet.builder.precision import int8 as quantized
-from whet.builder.precision import int8_selection
+from whet.builder.precision import precision_search
 from whet.builder.precision.float16 import build_floats_within
-from whet.builder.precision.int8 import Calibration, build_int8, prepared
+from whet.builder.precision.int8 import Calibration, Int8, build_int8, prepared
 from whet.engine import engine_digest
 from whet.errors import LockError
 from whet.measure.timing import Timer
@@ -44,18 +43,18 @@ def again(path, **options):
 def keep(monkeypatch, wanted: str):
     """Makes the engine whose name begins so the kept one."""
 
-    def chosen(making, tried, times):
-        return next(t for t in tried if t.what.startswith(wanted)).plan
+    def preference(strategy, candidates, allowed):
+        return [next(i for i, c in enumerate(candidates) if c.what.startswith(wanted))]
 
-    monkeypatch.setattr(quantized, "keep", chosen)
+    monkeypatch.setattr(Int8, "preference", preference)
 
 
 @VNNI
 def test_a_partly_quantized_engine_is_locked(monkeypatch, tmp_path):
     net = small_network()
     names = [x.name for x in find_places(prepared(net, CONFIG)).layers]
-    monkeypatch.setattr(int8_selection, "slow_layers", lambda before, after, layers: {names[0]})
-    monkeypatch.setattr(int8_selection, "_LEAST_GAIN", float("-inf"))  # whatever the clock says of it
+    monkeypatch.setattr(precision_search, "slow_layers", lambda before, after, layers: {names[0]})
+    monkeypatch.setattr(Int8, "least_gain", float("-inf"))  # whatever was measured
     keep(monkeypatch, "int8 without 1")
     plan = build_int8(net, CONFIG, DATA)
     convs = [x for x in plan.network.layers if "Conv" in (x.op, x.composite) or "Gemm" in (x.op, x.composite)]

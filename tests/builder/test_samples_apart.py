@@ -6,10 +6,10 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from whet.backends.cpu.lanes import Lanes
 
 from whet.backends import get_backend
 from whet.backends.cpu import CpuBackend
+from whet.backends.cpu.workers import ParallelLaunch
 from whet.builder import BuildConfig, build, save_lock
 from whet.builder.assemble import dealt
 from whet.builder.batching import per_sample
@@ -21,7 +21,7 @@ from whet.measure.compare import Ranking
 from whet.measure.policy import SAMPLE_MODES
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.runtime import Deal, Runtime, bind
+from whet.runtime import Runtime, SampleParallelEngine, bind
 
 pytest.importorskip("llvmlite")
 QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=2, in_network=False)
@@ -91,11 +91,11 @@ def test_the_engine_runs_on_other_numbers_of_threads(apart, threads):
 
 def test_where_no_lanes_can_be_samples_take_turns(apart, monkeypatch):
     """An engine from elsewhere, on a machine without a compiler: one sample after the other on all threads."""
-    monkeypatch.setattr(CpuBackend, "why_no_lanes", lambda self, calls: "no compiler")
+    monkeypatch.setattr(CpuBackend, "why_not_parallel", lambda self, calls: "no compiler")
     context = Runtime().load(apart).create_context()
     for batch in (1, 4, 5):
         close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
-        assert not any(isinstance(c, Lanes) for c in context.launches().executable.calls)
+        assert not any(isinstance(c, ParallelLaunch) for c in context.launches().executable.calls)
         assert len(context.profile(feed(batch), iterations=1)) == len(apart.network.layers)
     with pytest.raises(BuildError, match="no compiler"):
         build(inception(), config())
@@ -110,7 +110,7 @@ def test_samples_take_turns_on_all_threads(turns, threads):
     context = engine.create_context()
     for batch in (1, 3, 4, 7):
         close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
-        assert not any(isinstance(c, Lanes) for c in context.launches().executable.calls)
+        assert not any(isinstance(c, ParallelLaunch) for c in context.launches().executable.calls)
         assert len(context.profile(feed(batch), iterations=1)) == len(turns.network.layers)
     ends = 7 * (2 * 16 * 8 * 8 * 4 + 64)
     assert engine.memory(context).arena <= turns.arenas[0].total + ends + 64
@@ -126,7 +126,7 @@ def test_turns_are_locked_saved_and_need_no_compiled_loop(turns, tmp_path, monke
     for asked, what in (("apart", "in turns in it, apart is asked for"), ("together", "in turns in it, together is asked for")):
         with pytest.raises(LockError, match=what):
             build(inception(), config(samples=asked, lock=str(path)))
-    monkeypatch.setattr(CpuBackend, "why_no_lanes", lambda self, calls: "no compiler")
+    monkeypatch.setattr(CpuBackend, "why_not_parallel", lambda self, calls: "no compiler")
     assert build(inception(), config(samples="turns")).arenas[0].lanes == 1
 
 
@@ -282,20 +282,20 @@ def test_a_deal_that_is_wrong_is_found(way, request):
     """Broken on purpose: a sample of a batch that reads another one."""
     apart = request.getfixturevalue(way)
     assert batch_differs(apart, get_backend("cpu", threads=2)) is None
-    real = Deal.point
+    real = SampleParallelEngine.set_address
 
     def other(self, name, address):
         real(self, name, address)
-        if name == "x" and len(self._of_sample) > 2:
+        if name == "x" and len(self._samples_launches) > 2:
             at, _ = self._staged[name]
-            sample = self._of_sample[2]
-            sample.again.sites.point(sample.bound, name, self.arena.address + at)
+            sample = self._samples_launches[2]
+            sample.launches.sites.set_address(sample.engine, name, self.arena.address + at)
 
-    Deal.point = other
+    SampleParallelEngine.set_address = other
     try:
         assert "sample 2 of a batch of 4" in batch_differs(apart, get_backend("cpu", threads=2))
     finally:
-        Deal.point = real
+        SampleParallelEngine.set_address = real
 
 
 def test_profiles_may_differ_in_how_they_run():
@@ -310,7 +310,7 @@ def test_profiles_may_differ_in_how_they_run():
     context = Runtime().load(plan).create_context()
     for batch in (1, 3, 4, 1):
         close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
-        assert isinstance(context.launches(), Deal) == (batch > 1)
+        assert isinstance(context.launches(), SampleParallelEngine) == (batch > 1)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -12,7 +12,7 @@ from test_calibration import samples
 from support import datasets, realdata
 from whet.builder import BuildConfig
 from whet.builder.precision import accuracy_budget
-from whet.builder.precision.float8 import float8_ranges, harmful
+from whet.builder.precision.float8_ranges import float8_ranges, sensitive_layers
 from whet.builder.precision.int8 import Calibration, prepared
 from whet.builder.verify import segments
 from whet.builder.verify.engine_values import EngineRun
@@ -131,7 +131,7 @@ def test_the_same_layers_are_harmful(name, enough, monkeypatch):
     data = Calibration(samples=lambda: ({net.inputs[0].name: images[i : i + 1]} for i in range(len(images))))
     config, made = BuildConfig(timing_cache=""), prepared(net, BuildConfig())
     ranges = float8_ranges(net, made, data, config, [])
-    found = harmful(made, ranges, data, config, kept_out(made), enough_db=enough)
+    found = sensitive_layers(made, ranges, data, config, kept_out(made), enough_db=enough)
     monkeypatch.setattr(accuracy_budget, "SegmentedRuns", lambda net, samples: EngineRun)
     assert found
-    assert found == harmful(made, ranges, data, config, kept_out(made), enough_db=enough)
+    assert found == sensitive_layers(made, ranges, data, config, kept_out(made), enough_db=enough)

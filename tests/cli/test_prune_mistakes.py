@@ -37,7 +37,7 @@ TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
 @pytest.mark.parametrize(("flags", "said"), [
     (["--calibData=bad.npz"], "sample 5 of 'input' holds NaN or infinite values"),
     (["--calibData=none.npz"], "none.npz holds no samples"),
-    ([*TAYLOR, "--labels=floats.npy"], "labels are whole numbers in one row, a class a sample, not float64"),
+    ([*TAYLOR, "--labels=floats.npy"], "labels must be a vector of class indices, one per sample, not float64"),
     ([*TAYLOR, "--labels=few.npy"], "there are 3 labels for 12 samples"),
     ([*TAYLOR, "--labels=far.npy"], "the labels go from 90 to 99"),
     ([*TAYLOR, "--labels=nothing.npy"], "--labels=nothing.npy: No such file"),
@@ -127,7 +127,7 @@ def test_a_missing_library_is_said_before_the_work(home, monkeypatch):
 
 @pytest.mark.parametrize(("call", "said"), [
     (lambda net: prune("m.onnx"), "not str: whet.network_from_onnx reads one from a file"),
-    (lambda net: prune(net, None, np.zeros((4, 1, 32, 32), np.float32)), "data are arrays by the names of the inputs"),
+    (lambda net: prune(net, None, np.zeros((4, 1, 32, 32), np.float32)), "data must be arrays by input name"),
     (lambda net: prune(net, PruneConfig(skip="conv9")), "nothing that could be cut is called 'conv9'"),
 ])  # fmt: skip
 def test_arguments_of_other_kinds_are_named(call, said, home):

@@ -46,7 +46,7 @@ class ReadingCall(StandInCall):
     def __init__(self, seconds: float, reads: list[tuple[int, int]]):
         self.cost, self.reads = seconds, reads
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         """Costs the same elsewhere."""
 
 

@@ -13,7 +13,7 @@ from test_large import conv, layer_of
 from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet.builder import BuildConfig, build
-from whet.builder.precision.float8 import float8_network
+from whet.builder.precision.float8_ranges import float8_network
 from whet.builder.precision.permissions import is_float8
 from whet.builder.verify.differences import float8_error
 from whet.composites.quantized import quantized_sample

@@ -53,7 +53,7 @@ def test_every_failing_node_is_listed():
         ("tanh", "Tanh", False),
     ]
     assert "whet has no such op" in report.problems[0].reason
-    assert "node 'thing' makes, and that is not supported" in report.problems[2].reason
+    assert "node 'thing', which is not supported" in report.problems[2].reason
     assert report.unsupported_ops() == {"Det": 1, "acme.Thing": 1}
 
 
@@ -85,7 +85,7 @@ def test_a_supported_model():
 
 
 def test_a_file_that_is_no_model_has_no_report():
-    with pytest.raises(FrontendError, match="no ONNX model"):
+    with pytest.raises(FrontendError, match="not an ONNX model"):
         check_onnx(b"rubbish")
 
 

@@ -203,7 +203,7 @@ def test_a_function_that_calls_itself_is_refused():
         "my", "Loop", ["a"], ["b"], [helper.make_node("Loop", ["a"], ["b"], domain="my")], [helper.make_opsetid("my", 1)]
     )
     m = model([helper.make_node("Loop", ["x"], ["y"], domain="my")], [value("x", [2])], [value("y", [2])], functions=[f])
-    with pytest.raises(FrontendError, match="deep, perhaps in a circle"):
+    with pytest.raises(FrontendError, match="deep, perhaps recursively"):
         network_from_onnx(m)
 
 
@@ -291,8 +291,8 @@ def test_external_data(tmp_path):
         ({"location": "/etc/passwd"}, "outside the model's folder"),
         ({"location": "link.bin"}, "outside the model's folder"),
         ({"location": ""}, "outside the model's folder"),
-        ({"location": "gone.bin"}, "which is not there"),
-        ({"location": "."}, "which is not there"),
+        ({"location": "gone.bin"}, "which does not exist"),
+        ({"location": "."}, "which does not exist"),
         ({"location": "weights.bin", "offset": "100000"}, "Copy the data file again"),
         ({"location": "weights.bin", "offset": "-8"}, "do not belong together"),
         ({"location": "weights.bin", "length": "16"}, "do not belong together"),

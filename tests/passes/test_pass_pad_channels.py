@@ -19,7 +19,7 @@ seeds = st.integers(0, 10**6)
 @pytest.fixture(autouse=True)
 def _any_work(monkeypatch):
     """Layers of few products are filled too: those of the tests have few."""
-    monkeypatch.setattr(pad_channels, "_LEAST", 0)
+    monkeypatch.setattr(pad_channels, "_MIN_WORK", 0)
 
 
 def filled(net, *switches):

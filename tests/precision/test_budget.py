@@ -119,7 +119,7 @@ def test_forms_of_a_budget(tmp_path, monkeypatch):
     made = Budget.parse("python:whet_eval_of_mine:top1:0.5")
     assert (made.kind, made.limit, made.text) == ("metric", 0.5, "whet_eval_of_mine:top1 may fall by 0.5")
     for bad, words in {
-        "snr": "no number", "snr:loud": "no number", "psnr:3": "none of", "python:a:b": "no number", "cosine:7": "cannot be 7",
+        "snr": "not a number", "snr:loud": "not a number", "psnr:3": "none of", "python:a:b": "not a number", "cosine:7": "cannot be 7",
         "python:whet_eval_of_mine:top1:-1": "cannot be -1", "python:whet_eval_of_mine:top5:1": "top5",
         "python:whet_eval_of_mine:number:1": "cannot be called", "python:no_such_module:f:1": "no_such_module",
     }.items():  # fmt: skip

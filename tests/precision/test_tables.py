@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whet.builder import BuildConfig, build, plan_digest, save_lock
-from whet.builder.precision import int8 as quantized
+from whet.builder.precision import precision_search
 from whet.builder.precision.int8 import Calibration, build_int8, prepared, quantized_network
 from whet.measure.compare import Ranking
 from whet.measure.policy import PRECISIONS
@@ -131,7 +131,7 @@ def test_both_ways_are_tried_and_the_lock_keeps_which(faster, tmp_path, monkeypa
         times = [[3e-3 if f else 1e-3 if t == ("looked up" in faster) else 2e-3] * 9 for t, f in zip(looked_up, floats, strict=True)]
         return Ranking(PRECISIONS, times, times, list(range(len(plans))))
 
-    monkeypatch.setattr(quantized, "compare_engines", compare_engines)
+    monkeypatch.setattr(precision_search, "compare_engines", compare_engines)
     config = BuildConfig(precisions=("int8",), **QUICK)
     plan = build_int8(network(), config, Calibration(samples=lambda: data()))
     tried = {c.what: c.kept for c in plan.report.precision_choice}

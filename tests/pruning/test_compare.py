@@ -44,8 +44,8 @@ def test_engines_are_measured_and_the_zeros_gain_nothing(models, tmp_path):
     assert cut.peak_bytes < original.peak_bytes
     assert zeroed.peak_bytes == original.peak_bytes
     said = next(s for s in made.said if s.startswith("zeroed"))
-    assert "Measured here, in turns: " in said
-    assert "Both engines have the same work to do, layer by layer" in said
+    assert "Measured here, interleaved: " in said
+    assert "Both engines execute the same layers" in said
     assert any(s.startswith("masked: ") and "no tactic of backend 'cpu' computes with 2:4 weights" in s for s in made.said)
 
 

@@ -221,5 +221,5 @@ out %y
 """)
     found = groups(net)
     assert find_group(found, "w").size == 8
-    with pytest.raises(PruneError, match=r"no group 'ww'\. Did you mean 'w'"):
+    with pytest.raises(PruneError, match=r"unknown group 'ww'\. Did you mean 'w'"):
         find_group(found, "ww")

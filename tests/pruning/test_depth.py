@@ -78,5 +78,5 @@ def test_how_many_branches_the_published_networks_have(name, options, count):
 
 
 def test_a_wrong_name_is_told():
-    with pytest.raises(PruneError, match="no residual branch 'ss' to remove"):
+    with pytest.raises(PruneError, match="unknown residual branch 'ss'"):
         remove_branches(parse_network(BLOCK), ["ss"])

@@ -116,8 +116,8 @@ def test_aligned_buffers_are_used_without_copies(engine, monkeypatch):
     x, y = context.input_array("x"), context.output_array("y")
     assert context.bind("x", x) == ""
     assert context.bind("y", y) == ""
-    monkeypatch.setattr(context_module.Bound, "write", lambda *a: pytest.fail("copied in"))
-    monkeypatch.setattr(context_module.Bound, "output", lambda *a: pytest.fail("copied out"))
+    monkeypatch.setattr(context_module.BoundEngine, "write", lambda *a: pytest.fail("copied in"))
+    monkeypatch.setattr(context_module.BoundEngine, "output", lambda *a: pytest.fail("copied out"))
     for seed in (1, 2):
         x[:] = image(seed=seed)
         context.execute()
@@ -249,14 +249,14 @@ def test_dlpack_in_and_out(engine):
 
 def test_two_threads_in_one_context(engine, monkeypatch):
     context, inside, go = engine.create_context(), threading.Event(), threading.Event()
-    run = context_module.Bound.run
+    run = context_module.BoundEngine.run
 
     def slow(self):
         inside.set()
         go.wait(5)
         run(self)
 
-    monkeypatch.setattr(context_module.Bound, "run", slow)
+    monkeypatch.setattr(context_module.BoundEngine, "run", slow)
     thread = threading.Thread(target=context.run, args=({"x": image()},))
     thread.start()
     assert inside.wait(5)

@@ -26,7 +26,7 @@ class StandInCall(Call):
     def __init__(self, seconds: float):
         self.cost = seconds
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         """Costs the same elsewhere."""
 
 

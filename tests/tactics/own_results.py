@@ -43,9 +43,9 @@ def check_pointed_elsewhere(name, layer, arrays):
         outs = [dnn.aligned(n) for n in kernel.outputs]
         for call in stream.calls:
             for i, image in images.items():
-                call.point("input", i, image.ctypes.data)
+                call.set_address("input", i, image.ctypes.data)
             for i, out in enumerate(outs):
-                call.point("output", i, out.ctypes.data)
+                call.set_address("output", i, out.ctypes.data)
             call.run()
         for out, want in zip(outs, run_regions(layer, arrays), strict=True):
             got = from_stored(out.view(np.float32).reshape(stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)

@@ -84,7 +84,7 @@ def test_fewer_threads_than_were_asked_for_do_everything():
 
 def test_operands_are_pointed_anew():
     dealt, other = Dealt(10, 2), np.zeros(11, np.int32)
-    dealt.call.point("input", 0, other.ctypes.data)
+    dealt.call.set_address("input", 0, other.ctypes.data)
     dealt.call.run()
     assert other.sum() == 10
     assert not dealt.counts.any()

@@ -44,8 +44,8 @@ def launched(kernel, layer, signature, arrays, moved=False):
         if moved:
             for i, b in enumerate(stored):
                 if b is not None:
-                    call.point("input", i, b.ctypes.data)
-            call.point("output", 0, target.ctypes.data)
+                    call.set_address("input", i, b.ctypes.data)
+            call.set_address("output", 0, target.ctypes.data)
         call.run()
     assert all(b is None or np.array_equal(b, was) for b, was in zip(stored, before, strict=True)), "inputs are left alone"
     assert (scratch[kernel.scratch :] == 0xCD).all(), "no more scratch than planned is used"

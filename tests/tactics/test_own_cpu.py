@@ -8,9 +8,9 @@ from whet.backends.cpu import CpuBackend, machine_code
 from whet.composites.attention import attention_sample
 from whet.composites.epilogue import conv_silu_sample
 from whet.composites.quantized import quantized_sample
+from whet.composites.rearrange import rearrange_sample
 from whet.network import Network, from_stored, parse_type, static_shape, stored_shape
 from whet.ops import run_layer, run_regions, sample_layer
-from whet.ops._base import Sample
 from whet.tactics import Args, get_tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv._pointwise_ir import Variant, pointwise_ir
@@ -40,7 +40,7 @@ def test_every_byte_has_its_own_result(count, wide, monkeypatch):
     assert len(set(results.tolist())) > 50
     for signature in tactic.signatures(layer, CPU):
         kernel, got, _ = compute(layer, arrays, tactic, signature, ())
-        assert kernel.implementation == ("own:avx512_vbmi" if wide else "own:scalar")
+        assert kernel.implementation == ("avx512_vbmi" if wide else "scalar")
         np.testing.assert_array_equal(got[0], results[x.view(np.uint8)])
 
 
@@ -217,8 +217,8 @@ def test_attention_reads_users_own_buffers():
     for call in stream.calls:
         for i, b in enumerate(own):
             if b is not None:
-                call.point("input", i, b.ctypes.data)
-        call.point("output", 0, out.ctypes.data)
+                call.set_address("input", i, b.ctypes.data)
+        call.set_address("output", 0, out.ctypes.data)
         call.run()
     (want,) = run_regions(layer, arrays)
     np.testing.assert_allclose(out.view(np.float32).reshape(want.shape), want, rtol=1e-4, atol=1e-6)
@@ -346,22 +346,6 @@ def test_convolutions_that_are_refused(change, why):
     assert why in get_tactic("cpu/pointwise_conv").why_not(layer)
 
 
-def rearranged(shape, cut, perm, dtype="f32"):
-    """A layer that cuts channels in two and moves the inner part behind the pixels, as its own samples."""
-
-    def regions():
-        body = Network("body", "lowered")
-        x = body.add_input("x", parse_type(f"{dtype}[{','.join(map(str, shape))}]"))
-        s = body.add_input("s", parse_type(f"i64[{len(cut)}]"))
-        s.shape_value = cut
-        body.mark_output(body.add("Transpose", body.add("Reshape", x, s), perm=perm))
-        return {"body": body}
-
-    kind = "" if dtype == "f32" else "full "
-    sample = Sample([f"{kind}{dtype}[{','.join(map(str, shape))}]", np.array(cut, np.int64)], {"composite": "Rearrange"}, regions)
-    return sample_layer("Fused", sample)[1:]
-
-
 @pytest.mark.parametrize("dtype", ["f32", "u8", "i8"])
 @pytest.mark.parametrize(("shape", "cut", "perm"), [
     ((1, 255, 8, 8), (1, 3, 85, 8, 8), (0, 1, 3, 4, 2)),
@@ -371,7 +355,7 @@ def rearranged(shape, cut, perm, dtype="f32"):
     ((2, 6, 3, 2, 5), (2, 2, 3, 3, 2, 5), (0, 1, 3, 4, 5, 2)),
 ])  # fmt: skip
 def test_cut_channels_lie_behind_the_pixels(shape, cut, perm, dtype):
-    layer, arrays = rearranged(shape, cut, perm, dtype)
+    _, layer, arrays = sample_layer("Fused", rearrange_sample(shape, cut, perm, dtype))
     tactic = get_tactic("cpu/onednn_rearrange")
     (want,) = run_regions(layer, arrays)
     signatures = tactic.signatures(layer, CPU)

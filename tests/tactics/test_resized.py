@@ -60,8 +60,8 @@ def test_odd_numbers_stay_where_they_are():
 @pytest.mark.parametrize(("sample", "why"), [
     (resized_conv_sample(1, (18, 16), (16, 16), (6, 6), (2, 2)), "34 channels"),
     (resized_conv_sample(1, (18, 22), (16,), (6, 6), (2, 2)), "18 channels"),
-    (resized_conv_sample(1, (16, 16), (16, 16), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or nothing"),
-    (resized_conv_sample(1, (16, 16), (16,), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or nothing"),
+    (resized_conv_sample(1, (16, 16), (16, 16), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or no epilogue"),
+    (resized_conv_sample(1, (16, 16), (16,), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or no epilogue"),
 ])  # fmt: skip
 def test_other_layers_are_refused(sample, why):
     layer = sample_layer("Fused", sample)[1]

@@ -123,7 +123,7 @@ class Call:
         """Executes the launch now."""
         raise NotImplementedError
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         """Replaces the address of operand `index` of `kind` ("input" or "output"): users' own buffers."""
         raise NotImplementedError
 

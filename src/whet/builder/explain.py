@@ -1,4 +1,4 @@
-"""What `whet explain` prints: for each layer all that was considered, with times or reasons."""
+"""Records of the candidates of each layer, with times or reasons, for `whet explain`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.network import Layer, Network
 
 
 def candidate_report(search: Search, net: Network, chosen: Mapping[str, Option]) -> dict[str, list[Candidate]]:
-    """Per layer of `net` (without its reformats): the chosen candidate first, then by time, then what was not timed, then what was refused."""
+    """Per layer of `net` (without its reformats): the chosen candidate, then the others by time, untimed candidates and refusals."""
     report: dict[str, list[Candidate]] = {}
     for layer in net.layers:
         mine, *others = _in_order(search, layer, chosen)

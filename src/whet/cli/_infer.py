@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from whet.cli import _exec_values as values
 from whet.cli._measure import measure
 from whet.cli._summary import Log, print_summary
+from whet.engine.layer_times import find_contradiction
 from whet.errors import ShapeError, UsageError
 
 
@@ -51,7 +53,7 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         avg_runs=o.number("avgRuns"),
     )
     log.info(f"Peak memory: {engine.memory(context)}")
-    _profile(o, log, context, feed)
+    _profile(o, log, context, feed, median(t.compute for t in result.traces))
     _outputs(o, log, context, feed)
     if "exportTimes" in o:
         _write(Path(o.get("exportTimes")), [t.to_json() for t in result.traces], log)
@@ -113,7 +115,8 @@ def _read(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.
     return a.reshape(shape).astype(dtype, copy=False)
 
 
-def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> None:
+def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray], engine_ms: float) -> None:
+    """The layers' times; `engine_ms` is the median of the whole engine."""
     if "dumpProfile" not in o and "exportProfile" not in o:
         return
     from whet.inspector import profile_records
@@ -128,6 +131,8 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> Non
         if context.engine.plan.arenas[context.profile_index].lanes:
             log.info("Samples are run apart: times are those of one sample.")
         _profile_table(log, context, records[1:], {k: v.shape for k, v in feed.items()})
+        if disturbed := find_contradiction({f"{i}: {r['name']}": r["medianMs"] for i, r in enumerate(records[1:])}, engine_ms):
+            log.info(disturbed)
 
 
 def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]) -> None:
@@ -147,8 +152,8 @@ def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes
             bound = "memory" if moved >= computed else "compute"
             more = f"{f.bytes / 1e6:8.2f} {f.flops / 1e9:8.3f}   {bound:<7}  {share:7.1f}   "
         log.info(f"{r['timeMs']:11.2f}  {r['averageMs']:11.4f}  {r['medianMs']:11.4f}  {r['percentage']:8.1f}   {more}{r['name']}")
-    total, average, median = (sum(r[k] for r in records) for k in ("timeMs", "averageMs", "medianMs"))
-    log.info(f"{total:11.2f}  {average:11.4f}  {median:11.4f}     100.0   Total")
+    total, average, middle = (sum(r[k] for r in records) for k in ("timeMs", "averageMs", "medianMs"))
+    log.info(f"{total:11.2f}  {average:11.4f}  {middle:11.4f}     100.0   Total")
 
 
 def _computes_in(f: Any) -> str:

@@ -119,7 +119,7 @@ def _build(o: Options, log: Log):
     from whet.cli._calibration import build_from
     from whet.cli._model import network_for
     from whet.engine import write_engine
-    from whet.runtime import Runtime, dealt_bytes
+    from whet.runtime import Runtime, arena_bytes
 
     start = time.perf_counter()
     net, fixed = network_for(o.get("onnx"), o.get("shapes"))
@@ -145,7 +145,7 @@ def _build(o: Options, log: Log):
         log.detail(f"Pass {name} did not fire at {layer}: {reason}")
     for k, arena in enumerate(plan.arenas):
         scratch, each = arena.scratch_bytes * max(arena.lanes, 1), f"; {arena.lanes} sample(s) at once, each in {arena.total}" if arena.lanes else ""
-        log.info(f"Total Activation Memory: {dealt_bytes(plan, k)} bytes (profile {k}, of them scratch {scratch}{each})")
+        log.info(f"Total Activation Memory: {arena_bytes(plan, k)} bytes (profile {k}, of them scratch {scratch}{each})")
     if "sparsity" in o and o.get("sparsity") != "disable":
         _sparse_lines(log, plan)
     seconds = time.perf_counter() - start

@@ -104,6 +104,8 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
         console.print(f"  whole engine timed: {_ms(e.get('ms'))} ms  {e.get('what', '')}")
     columns = [">ms", ">share", "layer", "type", "tactic", "kernel", "bound"]
     rows = [[_ms(r["ms"]), _share(r), r["name"], r["type"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
+    if d["disturbed"]:
+        console.print(styled(("note", "yellow"), f" {d['disturbed']}"))
     print_table(console, columns, rows, f"Slowest {min(top, d['layers'])} layers", below=("type", "layer"))
     rows = [[_ms(r["ms"]), _share(r), str(r["layers"]), r["tactic"]] for r in d["by_tactic"]]
     print_table(console, [">ms", ">share", ">layers", "tactic"], rows, "By tactic")
@@ -133,7 +135,7 @@ def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:
 
 
 def _layer(console: Any, d: dict[str, Any], top: int) -> None:
-    console.print(styled((d["name"], "bold"), f"  {d['type']}"))
+    console.print(styled((d["name"], "bold"), f"  {d['type']}" + (f", {d['title']}" if d["title"] else "")))
     console.print(f"from {', '.join(d['sources']) or 'nothing of the model: the builder put it there'}")
     for kind in ("inputs", "outputs"):
         for t in d[kind]:

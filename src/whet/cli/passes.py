@@ -1,4 +1,4 @@
-"""`whet passes`: the graph passes in running order."""
+"""`whet passes`: the graph passes in execution order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 @click.command()
-@click.option("--level", type=click.IntRange(0, 5), default=3, show_default=True, help="Mark what this --builderOptimizationLevel runs.")
+@click.option("--level", type=click.IntRange(0, 5), default=3, show_default=True, help="Mark the passes that this --builderOptimizationLevel runs.")
 @click.option("--passes", "switches", default="", help="Switches to try: none, all, -name, +name, comma separated.")
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
 def command(level: int, switches: str, as_json: bool) -> None:
@@ -20,7 +20,8 @@ def command(level: int, switches: str, as_json: bool) -> None:
 
     chosen = {p.name for p in select(level, [s for s in switches.split(",") if s])}
     rows = [
-        {"name": p.name, "phase": p.phase.name, "level": p.level, "after": list(p.after), "on": p.name in chosen, "what": p.doc}
+        {"name": p.name, "composite": p.composite, "phase": p.phase.name, "level": p.level, "after": list(p.after),
+         "on": p.name in chosen, "what": p.doc}
         for p in ordered()
     ]
     if as_json:

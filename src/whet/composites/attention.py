@@ -76,6 +76,7 @@ ATTENTION = composite(
         attention_sample(1, 2, 20, 150, 80, layout="rows", scale=""),
         attention_sample(1, 1, 70, 9, 128, layout="rows", mask=(9,)),
         attention_sample(1, 2, 90, 150, 64, layout="rows"),
+        attention_sample(2, 2, 18, 32, 16, mask=(2, 1, 18, 32)),
     ],
 )
 

@@ -23,7 +23,7 @@ def quantized_stem_sample(x: str, w: str, pool: tuple[int, int, int] | None = No
     """A stem convolution on integers, from a float image that is quantized to i8; max pooled by `pool` (window, stride, padding)."""
     k = int(w.split("[")[1].split(",")[0])
     constants = [np.asarray(v) for v in (np.float32(0.02), np.int8(5), np.full(k, 0.004, np.float32), np.float32(0.05), np.uint8(3))]
-    inputs = [x, constants[0], constants[1], f"const {w}", *constants[2:]]
+    inputs: list[Any] = [x, constants[0], constants[1], f"const {w}", *constants[2:]]
 
     def regions() -> Regions:
         body, (image, *own) = new_body(inputs)

@@ -54,7 +54,7 @@ def quantized_sample(kind: str, data: list[Any], build: BuildBody, store: tuple[
             values.append(body.add("DequantizeLinear", *own[at : at + n], axis=d[3]))
             at += n
         y = build(body, values)
-        to_float8 = {} if store is None or store[1] is not None else {"output_dtype": F8E4M3}
+        to_float8: dict[str, Any] = {} if store is None or store[1] is not None else {"output_dtype": F8E4M3}
         body.mark_output(y if store is None else body.add("QuantizeLinear", y, *own[at : at + 2], **to_float8))
         return {"body": body}
 

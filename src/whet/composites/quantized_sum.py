@@ -5,6 +5,8 @@ Both stay fused layers in the body: the first one's accumulators are rounded to 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from whet.composites._base import composite
@@ -24,7 +26,19 @@ def quantized_sum_sample(x: str, w: str, y: str, v: str, *, stride: int = 1, pad
     """relu(conv(y, v) + conv(x, w) as integers): u8 activations, i8 filters with a scale per channel; the second has stride `stride`."""
     k = int(w.split("[")[1].split(",")[0])
     scales, bias = np.linspace(0.5, 2, k, dtype=np.float32) * _WEIGHT_SCALE, np.linspace(-1, 1, k, dtype=np.float32)
-    inputs = [f"full {x}", _IN_SCALE, _IN_ZERO, f"const {w}", scales, bias, _OUT_SCALE, _OUT_ZERO, f"full {y}", f"const {v}", scales[::-1].copy()]
+    inputs: list[Any] = [
+        f"full {x}",
+        _IN_SCALE,
+        _IN_ZERO,
+        f"const {w}",
+        scales,
+        bias,
+        _OUT_SCALE,
+        _OUT_ZERO,
+        f"full {y}",
+        f"const {v}",
+        scales[::-1].copy(),
+    ]
 
     def conv(net: Network, source: list[Tensor], filters: list[Tensor], bias: Tensor, stride: int, pad: int) -> Tensor:
         real = net.add("DequantizeLinear", *filters, axis=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,8 @@ def resized_conv_sample(
 
     def regions() -> Regions:
         body, (x, z, *weights) = new_body([*shapes, *constants])
-        attrs = {"mode": "nearest", "coordinate_transformation_mode": modes[0], "nearest_mode": modes[1], "scales": (1.0, 1.0, *scales)}
+        attrs: dict[str, Any] = {"mode": "nearest", "scales": (1.0, 1.0, *scales)}
+        attrs |= {"coordinate_transformation_mode": modes[0], "nearest_mode": modes[1]}
         resized = body.add("Resize", x, **attrs)
         joined = body.add("Concat", *((z, resized) if last else (resized, z)), axis=1)
         if len(filters) == 1:

@@ -1,4 +1,4 @@
-"""Why a node is not supported, and the nearest way out, in words."""
+"""Error texts for unsupported nodes: the reason and the nearest workaround."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from onnx import defs
 from whet.errors import UnsupportedError
 from whet.registry import nearest
 
-DAMAGED = "The model is damaged: copy it again, or export it anew."
+DAMAGED = "The model is damaged: copy it again, or export it again."
 
 _ORT = (
     "ONNX Runtime's own op: the model was saved after its graph optimizer (or quantizer) ran. "
@@ -24,7 +24,7 @@ _DOMAINS = {
     "aten": "PyTorch's exporter found no ONNX op: export with a newer opset (17 or more), or with dynamo=True",
     "prim": "PyTorch's exporter found no ONNX op: export with a newer opset (17 or more), or with dynamo=True",
 }
-_SEQUENCE = "sequences of tensors: replace them with Concat, Split or Stack of fixed numbers before export"
+_SEQUENCE = "sequences of tensors: replace them with Concat, Split or Stack of a fixed count before export"
 _OPS = {
     "ImageDecoder": "decode images before the network",
     "StringNormalizer": "do the text processing before the network",
@@ -42,12 +42,12 @@ def shown(domain: str, op: str) -> str:
 
 
 def unsupported(name: str, domain: str, op: str, reason: str) -> UnsupportedError:
-    """The error for one node: what, why, and what to do."""
+    """The error for one node with reason and workaround."""
     return UnsupportedError(f"node '{name}' ({shown(domain, op)}): {reason}{'' if reason.endswith(('.', '!', '?')) else '.'}")
 
 
 def no_reader(domain: str, op: str, known, before: tuple[str, ...]) -> str:
-    """The reason, with the nearest way out, for an op that whet has no reader for."""
+    """The reason and workaround for an op without a reader."""
     if domain:
         return _DOMAINS.get(
             domain, f"the domain {domain!r} is not ONNX's own; export with standard ops, or with the op as an ONNX function"
@@ -56,7 +56,7 @@ def no_reader(domain: str, op: str, known, before: tuple[str, ...]) -> str:
         return f"whet has no such op; {_OPS[op]}"
     cut = f" Or end the network before it, at {', '.join(repr(b) for b in before)} (onnx.utils.extract_model)." if before else ""
     if not defs.has(op):
-        return f"ONNX has no op of this name.{nearest(op, known)} Export the model anew"
+        return f"ONNX has no op of this name.{nearest(op, known)} Export the model again"
     return f"whet has no such op. To add it, write src/whet/ops/{_snake(op)}.py.{cut}"
 
 

@@ -1,4 +1,4 @@
-"""ONNX attributes -> Python values, and a node's form compared with ONNX's own definition of the op."""
+"""ONNX attributes -> Python values; validation of a node against the ONNX schema of its op."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _A = AttributeProto
 
 
 def attributes(node: NodeProto, name: str, domain: str, folder: Path | None) -> dict[str, Any]:
-    """Attributes but graphs as ints, floats, strings, tuples, arrays. Raises FrontendError or UnsupportedError naming the node."""
+    """Attributes (except graphs) as ints, floats, strings, tuples, arrays. Raises FrontendError or UnsupportedError naming the node."""
     found: dict[str, Any] = {}
     for a in node.attribute:
         what = f"node '{name}' ({node.op_type}): attribute {a.name}"
         if a.ref_attr_name:
-            raise FrontendError(f"{what} refers to {a.ref_attr_name!r} of a function, but the node is in none. Export the model anew.")
+            raise FrontendError(f"{what} refers to {a.ref_attr_name!r} of a function, but the node is not in a function. Export the model again.")
         if a.name in found:
             raise FrontendError(f"{what} is given twice. {DAMAGED}")
         match a.type:
@@ -49,11 +49,11 @@ def attributes(node: NodeProto, name: str, domain: str, folder: Path | None) -> 
 
 
 def check_form(node: NodeProto, name: str, domain: str, opset: int) -> None:
-    """Compares the counts of inputs and outputs and the attributes with the op's definition. Raises FrontendError naming the node."""
+    """Validates the numbers of inputs and outputs and the attributes against the schema. Raises FrontendError naming the node."""
     try:
         schema = defs.get_schema(node.op_type, opset, domain)
     except defs.SchemaError:
-        return  # unknown to ONNX: whoever reads the op judges it
+        return  # unknown to ONNX: the reader of the op validates it
     what = f"node '{name}' ({node.op_type}, opset {opset})"
     given = len(node.input)
     while given and not node.input[given - 1]:
@@ -65,7 +65,7 @@ def check_form(node: NodeProto, name: str, domain: str, opset: int) -> None:
             raise FrontendError(f"{what}: its input {formal.name} is missing. {DAMAGED}")
     if len(node.output) > schema.max_output:
         raise FrontendError(
-            f"{what} has {len(node.output)} outputs, the op makes {_span(schema.min_output, schema.max_output)}. Export the model anew."
+            f"{what} has {len(node.output)} outputs, the op has {_span(schema.min_output, schema.max_output)}. Export the model again."
         )
     for a in node.attribute:
         want = schema.attributes.get(a.name)
@@ -90,4 +90,4 @@ def _text(raw: bytes, what: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as e:
-        raise FrontendError(f"{what} is no text. {DAMAGED}") from e
+        raise FrontendError(f"{what} is not text. {DAMAGED}") from e

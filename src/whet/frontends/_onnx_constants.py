@@ -1,4 +1,4 @@
-"""Constant nodes, and small constants computed from constants at once: exporters write pads, sizes and axes as chains of nodes."""
+"""Constant nodes, and immediate folding of small constants: exporters write pads, sizes and axes as chains of nodes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from whet.frontends._onnx_advice import DAMAGED
 from whet.network import Network, Origin, Tensor, Weight
 from whet.ops import OPS, run_layer
 
-LARGEST = 1024  # elements: more stays a layer, for the passes to fold (a weight's transpose, say)
-_KEPT = {"QuantizeLinear", "DequantizeLinear"}  # Q/DQ says something about precision even on a constant
+LARGEST = 1024  # elements; larger results stay layers that passes fold (for example a transposed weight)
+_KEPT = {"QuantizeLinear", "DequantizeLinear"}  # Q/DQ on a constant carries precision information
 
 
 def constant_of(attrs: dict[str, Any], name: str) -> np.ndarray:
@@ -34,10 +34,9 @@ def constant_of(attrs: dict[str, Any], name: str) -> np.ndarray:
 def fold(
     net: Network, start: int, outputs: Sequence[Tensor | None], inputs: Sequence[Tensor | None], names: Sequence[str]
 ) -> list[Tensor] | None:
-    """Replaces the layers from `start` on by constants where every input is known and the outputs are small; else None.
+    """Folds the layers from `start` into constants when every input is known and the outputs are small; else returns None.
 
-    A tensor whose elements are known sizes counts as known, but a layer that keeps them symbolically is left in place: it is how
-    the model says where the numbers come from.
+    A tensor of known sizes counts as known, but a layer that keeps symbolic sizes is not folded: it records their origin.
     """
     added = net.layers[start:]
     known = [t for t in inputs if t is not None]

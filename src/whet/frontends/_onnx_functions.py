@@ -1,4 +1,4 @@
-"""Calls of ONNX functions become the nodes of their bodies, renamed: functions of the model, and ops that ONNX defines by others."""
+"""Inlining of ONNX functions: those of the model, and ops that the ONNX standard defines as functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whet.network import TensorType
 
 
 def schema_function(node: NodeProto, domain: str, opset: int, types: Sequence[TensorType | None]) -> FunctionProto | None:
-    """The body by which ONNX itself defines the node's op at this opset, or None."""
+    """The function body that the ONNX schema gives for the node at this opset, or None."""
     try:
         schema: Any = defs.get_schema(node.op_type, opset, domain)
     except defs.SchemaError:
@@ -29,12 +29,12 @@ def schema_function(node: NodeProto, domain: str, opset: int, types: Sequence[Te
         raw = schema.get_context_dependent_function(node.SerializeToString(), [p.SerializeToString() for p in protos])
         body = FunctionProto.FromString(raw)
     except (RuntimeError, ValueError, TypeError, DecodeError):
-        return None  # the definition does not take these inputs: reported as an op that there is no reader for
+        return None  # the definition does not accept these inputs: reported as an op without a reader
     return body if len(body.node) else None
 
 
 def defined_by_others(op: str, within: FunctionProto) -> bool:
-    """Whether ONNX defines `op` by other ops at the opset that `within` uses."""
+    """True if ONNX defines `op` as a function at the opset that `within` uses."""
     version = next((o.version for o in within.opset_import if o.domain == ""), 1)
     try:
         schema: Any = defs.get_schema(op, version, "")
@@ -48,17 +48,17 @@ def _type_proto(t: TensorType) -> TypeProto:
 
 
 def schema_defaults(op: str, domain: str, opset: int) -> list[AttributeProto]:
-    """Default attributes of an op: what its definition refers to when a node does not give them."""
+    """Default attributes of an op, used by its function body when a node omits them."""
     declared = defs.get_schema(op, opset, domain).attributes.values()
     return [a.default_value for a in declared if a.default_value.name]
 
 
 def expand(call: NodeProto, f: FunctionProto, name: str, defaults: Sequence[AttributeProto] = ()) -> list[NodeProto]:
-    """The nodes of `f` for one call: values renamed into the caller's, attributes filled in. `name` is the call's."""
+    """The nodes of `f` inlined for one call named `name`: values renamed, attributes substituted."""
     if len(call.input) > len(f.input) or len(call.output) > len(f.output):
         raise FrontendError(
             f"node '{name}' calls the function {f.name} with {len(call.input)} inputs and {len(call.output)} outputs; "
-            f"it has {len(f.input)} and {len(f.output)}. Export the model anew."
+            f"it has {len(f.input)} and {len(f.output)}. Export the model again."
         )
     names: dict[str, str] = {"": ""}
     for i, n in enumerate(f.input):
@@ -68,7 +68,7 @@ def expand(call: NodeProto, f: FunctionProto, name: str, defaults: Sequence[Attr
         out = call.output[i] if i < len(call.output) else ""
         if not out:
             continue
-        if n in names:  # an output that is an input, or is given out twice
+        if n in names:  # an output that is also an input or another output
             head.append(onnx.helper.make_node("Identity", [names[n]], [out], name=f"{name}/{n}"))
         else:
             names[n] = out
@@ -91,7 +91,7 @@ def expand(call: NodeProto, f: FunctionProto, name: str, defaults: Sequence[Attr
 
 
 def _rename(node: NodeProto, renamed: Callable[[str], str], given, defaults) -> None:
-    """Renames a node's values in place and resolves references to the call's attributes, subgraphs included."""
+    """Renames a node's values in place and resolves attribute references, including those in subgraphs."""
     node.input[:] = [renamed(n) for n in node.input]
     node.output[:] = [renamed(n) for n in node.output]
     kept: list[AttributeProto] = []
@@ -99,7 +99,7 @@ def _rename(node: NodeProto, renamed: Callable[[str], str], given, defaults) -> 
         if a.ref_attr_name:
             found = given.get(a.ref_attr_name) or defaults.get(a.ref_attr_name)
             if found is None:
-                continue  # not given and without a default: the op's own default holds
+                continue  # neither given nor with a default: the op's own default applies
             actual = AttributeProto()
             actual.CopyFrom(found)
             actual.name = a.name

@@ -1,4 +1,4 @@
-"""Reads a graph's nodes, one after the other, into a Network by the readers that the ops carry."""
+"""Converts a graph's nodes into layers with the readers that the ops define."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from whet.frontends._onnx_tensors import array_of, dtype_of_onnx
 from whet.network import Network, Origin, Tensor, TensorType, Weight
 from whet.ops import OPS, Op
 
-_DEEPEST = 32  # calls of functions within functions, and graphs within graphs; real models have 3
-_MOST = 300_000  # nodes with functions taken apart; functions that call each other twice would make 2^32 of a few lines
-# What a reader may raise on a node whose form is legal but whose values are not (a zero stride, a rank that does not fit).
+_DEEPEST = 32  # nesting depth of functions and subgraphs; real models have 3
+_MOST = 300_000  # nodes after inlining; nested functions could expand exponentially
+# Exceptions that a reader may raise for a schema-valid node with invalid values (a zero stride, a wrong rank).
 _BAD_VALUES = (IndexError, AttributeError, TypeError, KeyError, ValueError, OverflowError, ArithmeticError, MemoryError, RecursionError)
 
 
 def onnx_readers() -> dict[str, Op]:
-    """ONNX op -> the op that reads it; ops of other domains as `domain.op`."""
+    """Maps an ONNX op (other domains: `domain.op`) to the op that reads it."""
     found: dict[str, Op] = {}
     for o in OPS.values():
         for name in o.onnx_ops:
@@ -38,13 +38,13 @@ def onnx_readers() -> dict[str, Op]:
 
 
 class NotReached(UnsupportedError):
-    """A node was not tried, because it reads what an unsupported node makes."""
+    """A node was not read because an input comes from an unsupported node."""
 
 
 class Scope(MutableMapping[str, Tensor]):
-    """Names -> tensors, the outer graph's behind one's own; initializers become constants when first read.
+    """Names -> tensors of this graph, then of the outer graph. Initializers become constants when first read.
 
-    `unknown` (value -> node) are values of nodes that could not be read; reading one raises NotReached.
+    `unknown` maps values of unreadable nodes to the node; reading one raises NotReached.
     """
 
     def __init__(self, net: Network, folder: Path | None, outer: Scope | None = None):
@@ -64,7 +64,7 @@ class Scope(MutableMapping[str, Tensor]):
             self.own[name] = self.net.constant(weight, name)
             return self.own[name]
         if name in self.unknown:
-            raise NotReached(f"not tried: it reads {name!r}, which node '{self.unknown[name]}' makes, and that is not supported")
+            raise NotReached(f"not read: its input {name!r} comes from node '{self.unknown[name]}', which is not supported")
         if self.outer is None:
             raise KeyError(name)
         return self.outer[name]
@@ -84,12 +84,12 @@ class Scope(MutableMapping[str, Tensor]):
 
 @dataclass
 class GraphReader:
-    """What all graphs of a model share: its functions, folder and symbols, and who hears of a node that cannot be read."""
+    """State shared by all graphs of a model: functions, folder, symbols, and the callback for unreadable nodes."""
 
     functions: Mapping[tuple[str, str, str], FunctionProto]
     folder: Path | None
     symbols: SymbolTable
-    on_problem: Callable[[NodeProto, str, Exception, Scope], None] | None = None  # (node, name, why, scope); without it, it is raised
+    on_problem: Callable[[NodeProto, str, Exception, Scope], None] | None = None  # (node, name, error, scope); None: raise the error
     on_node: Callable[[NodeProto, str], None] | None = None
     readers: dict[str, Op] = field(default_factory=onnx_readers)
     depth: int = 0
@@ -110,7 +110,7 @@ class GraphReader:
             )
         for t in graph.initializer:
             if t.name in scope.initializers:
-                raise FrontendError(f"the weight {t.name!r} stands in the model twice. {DAMAGED}")
+                raise FrontendError(f"the weight {t.name!r} appears twice in the model. {DAMAGED}")
             scope.initializers[t.name] = t
         for info in graph.input:
             if info.name in scope.initializers:
@@ -124,12 +124,12 @@ class GraphReader:
         given = {*scope.own, *scope.initializers}
         for node in graph.node:
             if clash := next((o for o in node.output if o in given), None):
-                raise FrontendError(f"node '{node.name}' ({node.op_type}) makes {clash!r}, which is an input or a weight. {DAMAGED}")
+                raise FrontendError(f"node '{node.name}' ({node.op_type}) produces {clash!r}, which is an input or a weight. {DAMAGED}")
         self.read_nodes(graph.node, scope, versions, prefix)
         outputs = []
         for info in graph.output:
             if info.name not in scope:
-                raise FrontendError(f"the output {info.name!r} is made by nothing. {DAMAGED}")
+                raise FrontendError(f"the output {info.name!r} has no producer. {DAMAGED}")
             if info.name in scope.unknown:
                 continue
             outputs.append(t := scope[info.name])
@@ -141,10 +141,10 @@ class GraphReader:
         return outputs
 
     def read_nodes(self, nodes: Sequence[NodeProto], scope: Scope, versions: Mapping[str, int], prefix: str = "") -> None:
-        """Adds the layers of `nodes` in running order."""
+        """Adds the layers of `nodes` in execution order."""
         if self.depth >= _DEEPEST:
             raise FrontendError(
-                f"functions or subgraphs stand inside each other more than {_DEEPEST} deep, perhaps in a circle. Export the model anew."
+                f"functions or subgraphs are nested more than {_DEEPEST} deep, perhaps recursively. Export the model again."
             )
         self.depth += 1
         try:
@@ -157,7 +157,7 @@ class GraphReader:
         domain = "" if node.domain == "ai.onnx" else node.domain
         self.nodes += 1
         if self.nodes > _MOST:
-            raise FrontendError(f"with its functions taken apart the model has more than {_MOST:,} nodes. Export it without them.")
+            raise FrontendError(f"with its functions inlined the model has more than {_MOST:,} nodes. Export it without them.")
         if self.on_node is not None:
             self.on_node(node, name)
         try:
@@ -186,10 +186,10 @@ class GraphReader:
             return
         check_form(node, name, domain, opset)
         if opset < 9 and node.op_type in ("Scan", "Upsample"):
-            raise unsupported(name, domain, node.op_type, f"opset {opset} of it means something else; convert the model to opset 13")
+            raise unsupported(name, domain, node.op_type, f"its semantics at opset {opset} differ; convert the model to opset 13")
         attrs = attributes(node, name, domain, self.folder)
         if opset < 9 and attrs.get("spatial") == 1:
-            del attrs["spatial"]  # BatchNormalization until opset 8: the default, and what is left since
+            del attrs["spatial"]  # BatchNormalization up to opset 8: the default, and the only mode since
         net, start = scope.net, len(scope.net.layers)
         if op is None:
             weight = Weight(constant_of(attrs, name), Origin("source", node.output[0]))
@@ -203,7 +203,7 @@ class GraphReader:
         self._bind(node, name, scope, folded or _named(net, start, outputs, node.output))
 
     def _readable(self, body: FunctionProto) -> bool:
-        """Whether there are readers for all ops of an op's definition (itself defined by others at most once more)."""
+        """True if all ops of a function body have readers (functions may nest once)."""
         for n in body.node:
             if n.domain or not (n.op_type in self.readers or n.op_type == "Constant" or defined_by_others(n.op_type, body)):
                 return False
@@ -218,7 +218,7 @@ class GraphReader:
                     name,
                     "",
                     node.op_type,
-                    f"its output {i} ({out!r}) is used or named, and whet's {node.op_type} does not make it; export for inference",
+                    f"its output {i} ({out!r}) is used, but whet's {node.op_type} does not produce it; export for inference",
                 )
             scope[out] = outputs[i]  # type: ignore[assignment]
 
@@ -257,14 +257,14 @@ class GraphReader:
 
 
 def mark_output(region: Network, t: Tensor, name: str) -> None:
-    """Makes `t` an output of a region; a value of the outer graph goes through an Identity, so that it keeps its own name."""
+    """Makes `t` an output of a region; a captured value passes through an Identity, so that it keeps its name."""
     if t.maker is not None and not any(t.maker is layer for layer in region.layers):
         t = region.add("Identity", t, name=name)
     region.mark_output(t, name)
 
 
 def _as_it_is(op: Op, node: Node, net: Network):
-    """Inputs and attributes unchanged; an attribute that the op does not declare is refused."""
+    """The default reader: inputs and attributes unchanged; undeclared attributes are refused."""
     unknown = sorted(set(node.attrs) - set(op.attrs))
     if unknown:
         raise node.unsupported(
@@ -276,7 +276,7 @@ def _as_it_is(op: Op, node: Node, net: Network):
 
 
 def _named(net: Network, start: int, outputs: Sequence[Tensor | None], wishes: Sequence[str]) -> Sequence[Tensor | None]:
-    """Gives the outputs that the node's layers made the node's own output names, also where a reader made several layers."""
+    """Renames the produced tensors to the node's output names, also when a reader added several layers."""
     added = net.layers[start:]
     tensors = {t.name: t for layer in added for t in layer.outputs}
     for t, wish in zip(outputs, wishes, strict=False):
@@ -292,16 +292,16 @@ def _named(net: Network, start: int, outputs: Sequence[Tensor | None], wishes: S
 
 
 def _explained(e: Exception, node: NodeProto, name: str, domain: str) -> Exception:
-    """The error as one of ours that names the node."""
+    """Converts an exception to a whet error that names the node."""
     label = f"node '{name}' ({shown(domain, node.op_type)})"
     text = str(e)
     if isinstance(e, FrontendError | UnsupportedError):
         return e if "node '" in text else type(e)(f"{label}: {text}")
     if isinstance(e, NetworkError):
         return FrontendError(
-            f"{label}: {text}. Its inputs or attributes do not fit together: check the model with onnx.checker, or export it anew."
+            f"{label}: {text}. Its inputs or attributes do not fit together: check the model with onnx.checker, or export it again."
         )
     return FrontendError(
         f"{label} has inputs or attributes that do not fit together ({type(e).__name__}: {text[:200]}). "
-        f"Check the model with onnx.checker, or export it anew."
+        f"Check the model with onnx.checker, or export it again."
     )

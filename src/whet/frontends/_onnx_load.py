@@ -1,4 +1,4 @@
-"""A path, bytes or a ModelProto -> a ModelProto whose header was looked at: versions, opsets, training parts."""
+"""A path, bytes or a ModelProto -> a ModelProto with validated header: versions, opsets, training parts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from google.protobuf.message import DecodeError
 from whet.errors import FrontendError
 from whet.frontends._onnx_text import check_texts
 
-OLDEST_OPSET = 7  # 9 is what is promised and tested; 7 and 8 (many models of ONNX's zoo) differ from it in Scan and Upsample only
+OLDEST_OPSET = 7  # 9 is tested; 7 and 8 (many models of the ONNX zoo) differ only in Scan and Upsample
 DEFAULT_DOMAINS = ("", "ai.onnx")
 _MOST = 2**31 - 1  # protobuf's own limit of one message
 
 
 def load_model(source: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
-    """The model and the folder its external data lies in (None when it came from memory). Raises FrontendError."""
+    """Returns the model and the folder of its external data (None when loaded from memory). Raises FrontendError."""
     if isinstance(source, onnx.ModelProto):
         return _checked(source, "the model"), None
     if isinstance(source, bytes | bytearray | memoryview):
@@ -38,24 +38,24 @@ def load_model(source: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onn
 
 def _parse(data: bytes, what: str) -> onnx.ModelProto:
     if not data:
-        raise FrontendError(f"{what} is empty: no ONNX model. Export or copy it again.")
+        raise FrontendError(f"{what} is empty. Export or copy the model again.")
     if data.startswith(b"version https://git-lfs"):
         raise FrontendError(f"{what} is a Git LFS pointer, not the model. Fetch it with `git lfs pull`.")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except DecodeError as e:
-        raise FrontendError(f"{what} is no ONNX model, or is cut off ({len(data)} bytes): {e}. Copy it again, or export it anew.") from e
+        raise FrontendError(f"{what} is not an ONNX model, or it is truncated ({len(data)} bytes): {e}. Copy or export it again.") from e
     return model
 
 
 def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
     if not model.HasField("graph"):
-        raise FrontendError(f"{what} holds no graph: it is no ONNX model, or was cut off. Copy it again, or export it anew.")
+        raise FrontendError(f"{what} holds no graph: it is not an ONNX model, or it is truncated. Copy or export it again.")
     check_texts(model, what)
     versions = opsets(model.opset_import, what)
     if "" not in versions and any(n.domain in DEFAULT_DOMAINS for n in model.graph.node):
-        raise FrontendError(f"{what} names no opset for the ONNX ops it uses, so their meaning is not known. Export it anew.")
+        raise FrontendError(f"{what} names no opset for its ONNX ops. Export it again.")
     opset, newest = versions.get("", OLDEST_OPSET), onnx.defs.onnx_opset_version()
     if opset < OLDEST_OPSET:
         raise FrontendError(
@@ -76,13 +76,13 @@ def opsets(imports, what: str) -> dict[str, int]:
         domain = "" if entry.domain in DEFAULT_DOMAINS else entry.domain
         if found.setdefault(domain, entry.version) != entry.version:
             raise FrontendError(
-                f"{what} imports two opsets of the domain {domain or 'ai.onnx'!r}: {found[domain]} and {entry.version}. Export it anew."
+                f"{what} imports two opsets of the domain {domain or 'ai.onnx'!r}: {found[domain]} and {entry.version}. Export it again."
             )
     return found
 
 
 def external_files(path: str | os.PathLike) -> list[Path]:
-    """Files beside the model that hold weights of it (external data), those that are there. Raises FrontendError for what is no model."""
+    """The existing external-data files of a model. Raises FrontendError for a file that is not a model."""
     model, folder = load_model(path)
     assert folder is not None
     named = {e.value for t in _tensors(model.graph) for e in t.external_data if e.key == "location"}
@@ -90,7 +90,7 @@ def external_files(path: str | os.PathLike) -> list[Path]:
 
 
 def _tensors(g: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Weights of a graph and of the graphs inside its nodes."""
+    """Initializers of a graph and of its subgraphs."""
     yield from g.initializer
     for a in (a for n in g.node for a in n.attribute):
         if a.HasField("t"):

@@ -1,14 +1,14 @@
-"""The node that an op's reader sees: `read(node, g)` in src/whet/ops/<op>.py adds layers to the network `g` and returns outputs.
+"""The node view that op readers get: `read(node, g)` in src/whet/ops/<op>.py adds layers to network `g` and returns its outputs.
 
 node.op, node.domain, node.opset      "Conv", "", 17
-node.name, node.outputs               the node's name (made up when it had none), names of its outputs ("" for an unused one)
-node.inputs                           tensors of `g` (or of an outer network); None where an optional one is absent
+node.name, node.outputs               the node's name (generated if absent), names of its outputs ("" for an unused one)
+node.inputs                           tensors of `g` (or of an outer network); None for an absent optional input
 node.attrs                            Python values: int, float, str, tuples of them, np.ndarray for tensors
 node.graphs                           name -> function building that subgraph: graphs["body"](input types) -> region Network
 node.add(g, "Op", *inputs, **attrs)   adds a layer under the node's names; returns its output, or a tuple of them
 node.inline("then_branch", g)         adds a subgraph's layers to `g` itself; returns its outputs
 node.dtype(code)                      the DType of an ONNX type code (Cast's `to`)
-raise node.unsupported("...")         with the reason and the nearest way out
+raise node.unsupported("...")         with the reason and the nearest workaround
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BuildRegion = Callable[..., Network]  # build(input types or nothing) -> Network
 
 @dataclass
 class Node:
-    """One ONNX node, its inputs resolved and its attributes as Python values."""
+    """One ONNX node with resolved inputs and Python attribute values."""
 
     op: str
     domain: str
@@ -44,7 +44,7 @@ class Node:
         return self.inputs[i] if i < len(self.inputs) else None
 
     def add(self, g: Network, op: str, *inputs: Tensor | None, **attrs: Any) -> Any:
-        """A layer under the node's name; the network's own `add` infers types. Returns its output, or a tuple of several."""
+        """Adds a layer under the node's name and infers its types. Returns its output, or a tuple of several."""
         regions = attrs.pop("regions", None)
         trimmed = list(inputs)
         while trimmed and trimmed[-1] is None:
@@ -53,7 +53,7 @@ class Node:
         return layer.outputs[0] if len(layer.outputs) == 1 else layer.outputs
 
     def inline(self, key: str, g: Network, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Adds the layers of subgraph `key` to `g`, its inputs being `inputs`; returns the tensors of its outputs."""
+        """Adds the layers of subgraph `key` to `g`, with `inputs` as its inputs; returns its output tensors."""
         if self.inline_graph is None:
             raise self.unsupported(f"it has no subgraph {key!r}")
         return self.inline_graph(key, g, inputs)
@@ -63,5 +63,5 @@ class Node:
         return dtype_of_onnx(code, f"node '{self.name}' ({self.op})")
 
     def unsupported(self, reason: str) -> UnsupportedError:
-        """The error to raise: names the node; `reason` says what and the nearest way out."""
+        """The error to raise for this node; `reason` gives the cause and the nearest workaround."""
         return unsupported(self.name, self.domain, self.op, reason)

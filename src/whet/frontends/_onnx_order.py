@@ -1,4 +1,4 @@
-"""The nodes of a graph in an order in which each value is made before it is read, captures of subgraphs included."""
+"""Topological order of the nodes of a graph, including values captured by subgraphs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from whet.frontends._onnx_advice import DAMAGED
 
 
 def ordered(nodes: Sequence[NodeProto], known: Container[str], prefix: str = "") -> list[tuple[str, NodeProto]]:
-    """(name, node) pairs in running order, the given order where it is free; `known` are the values made outside.
+    """Returns (name, node) pairs in topological order, stable with respect to the given order; `known` are values defined outside.
 
-    A node without a name gets one from `prefix`, its op and its place.
-    Raises FrontendError for a value made twice, a value that nothing makes, or a cycle.
+    An unnamed node is named after `prefix`, its op and its index. Raises FrontendError for a value defined twice, an undefined value, or a
+    cycle.
     """
     named = [(n.name or f"{prefix}{n.op_type.lower()}_{i}", n) for i, n in enumerate(nodes)]
     maker: dict[str, int] = {}
@@ -24,13 +24,13 @@ def ordered(nodes: Sequence[NodeProto], known: Container[str], prefix: str = "")
             if not out:
                 continue
             if out in maker:
-                raise FrontendError(f"the value {out!r} is made twice: by node '{named[maker[out]][0]}' and by node '{name}'. {DAMAGED}")
+                raise FrontendError(f"the value {out!r} is defined twice: by node '{named[maker[out]][0]}' and by node '{name}'. {DAMAGED}")
             maker[out] = i
     reads = [sorted({maker[v] for v in _reads(n) if v in maker}) for _, n in named]
     for name, node in named:
         for v in node.input:
             if v and v not in maker and v not in known:
-                raise FrontendError(f"node '{name}' ({node.op_type}) reads {v!r}, which nothing makes: no input, weight or node. {DAMAGED}")
+                raise FrontendError(f"node '{name}' ({node.op_type}) reads {v!r}, which is undefined: no input, weight or node has this name. {DAMAGED}")
     waiting = [len(needs) for needs in reads]
     readers: list[list[int]] = [[] for _ in named]
     for i, needs in enumerate(reads):
@@ -47,12 +47,12 @@ def ordered(nodes: Sequence[NodeProto], known: Container[str], prefix: str = "")
                 heapq.heappush(ready, j)
     if len(order) != len(named):
         stuck = [named[i][0] for i, n in enumerate(waiting) if n > 0]
-        raise FrontendError(f"nodes wait for each other in a circle: {', '.join(stuck[:8])}{', ...' if len(stuck) > 8 else ''}. {DAMAGED}")
+        raise FrontendError(f"nodes form a cycle: {', '.join(stuck[:8])}{', ...' if len(stuck) > 8 else ''}. {DAMAGED}")
     return [named[i] for i in order]
 
 
 def _reads(node: NodeProto) -> Iterable[str]:
-    """Values that a node reads, those that its subgraphs capture included."""
+    """Values that a node reads, including captures of its subgraphs."""
     yield from node.input
     for a in node.attribute:
         for sub in [a.g] if a.type == AttributeProto.GRAPH else a.graphs:

@@ -1,4 +1,4 @@
-"""Types of a model's inputs: dim_params and unnamed dims become symbols; a user's shapes pin or rename them.
+"""Types of a model's inputs: dim_params and unnamed dims become symbols; user-given shapes set or rename them.
 
 Conventions for dims without a name: axis 0 is the batch `N`, shared by all inputs; axes 2 and 3 of a rank-4 input are `H` and
 `W`; any other is named after its input and axis (`mask_1`).
@@ -23,22 +23,22 @@ UserShapes = Mapping[str, Sequence[int | str | None]]
 
 
 class SymbolTable:
-    """dim_param texts -> symbols: the same text is the same symbol, two texts never share one."""
+    """A bijection between dim_param texts and symbols."""
 
     def __init__(self, plain: Iterable[str] = ()) -> None:
-        """`plain` are the texts that stand alone somewhere: only these names may occur in an expression such as `2*seq`."""
+        """`plain` are the texts used alone: only these names may occur in an expression such as `2*seq`."""
         self._plain = {p for p in plain if _is_name(p)}
         self._by_text: dict[str, Dim] = {p: symbol(p) for p in self._plain}
         self._taken: set[str] = set(self._plain)
 
     def of_text(self, text: str) -> Dim:
-        """The dim of a dim_param: a name, an expression over names, or anything else as a sanitised name."""
+        """The dim of a dim_param: a symbol, an expression over symbols, or a sanitized name."""
         if text not in self._by_text:
             self._by_text[text] = self._make(text)
         return self._by_text[text]
 
     def fresh(self, wish: str) -> Dim:
-        """A symbol of a name near `wish` that nothing has yet."""
+        """A new symbol named `wish` or similar."""
         base = re.sub(r"[^0-9a-zA-Z_]", "_", wish) or "d"
         base = base if _is_name(base) else f"d_{base}"
         name, i = base, 1
@@ -60,7 +60,7 @@ class SymbolTable:
 
 
 def _is_name(text: str) -> bool:
-    """Whether `text` can be a symbol as it is: the text form of networks is read as Python, so its words are no names."""
+    """True if `text` is a valid symbol: an identifier that is not a Python keyword, as the text form is parsed as Python."""
     return text.isidentifier() and text.isascii() and not keyword.iskeyword(text) and text not in ("min", "max")
 
 
@@ -74,11 +74,11 @@ def value_type(info: onnx.ValueInfoProto, table: SymbolTable, what: str, user: S
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         named = (kind or "no type").removesuffix("_type")
-        raise UnsupportedError(f"{what} is a {named}, not a tensor; whet has tensors only. Take the {named} apart before export.")
+        raise UnsupportedError(f"{what} is a {named}, not a tensor; whet supports tensors only. Replace the {named} before export.")
     tensor = info.type.tensor_type
     dtype = dtype_of_onnx(tensor.elem_type, what)
     if dtype == STRING:
-        raise UnsupportedError(f"{what} holds strings, which no engine computes with. Turn text into numbers before the network.")
+        raise UnsupportedError(f"{what} holds strings, which engines do not support. Encode text before the network.")
     if not tensor.HasField("shape"):
         if user is None:
             raise FrontendError(
@@ -99,14 +99,14 @@ def value_type(info: onnx.ValueInfoProto, table: SymbolTable, what: str, user: S
         else:
             dims.append(table.fresh(f"{info.name}_{axis}"))
     if prod(d for d in dims if isinstance(d, int)) * dtype.bits >= _TOO_LARGE:
-        raise FrontendError(f"{what} has the shape [{', '.join(map(str, dims))}], which no memory holds. The model is damaged: export it anew.")
+        raise FrontendError(f"{what} has the shape [{', '.join(map(str, dims))}], which is too large. The model is damaged: export it again.")
     return TensorType(dtype, tuple(dims))
 
 
 def apply_user_shapes(types: dict[str, TensorType], user: UserShapes | None, table: SymbolTable) -> dict[str, TensorType]:
-    """`types` with the user's shapes: an int pins a symbol (everywhere), a name renames it, None leaves it.
+    """Applies user-given shapes to `types`: an int sets a symbol everywhere, a name renames it, None keeps it.
 
-    Raises FrontendError for an unknown input, a wrong rank, a size that the model fixes otherwise, or two values of one symbol.
+    Raises FrontendError for an unknown input, a wrong rank, a size in conflict with the model, or two values for one symbol.
     """
     env: dict[str, Dim] = {}
     for name, shape in (user or {}).items():
@@ -127,7 +127,7 @@ def apply_user_shapes(types: dict[str, TensorType], user: UserShapes | None, tab
                 )
             key = str(dim)
             if not key.isidentifier():
-                continue  # an expression: it follows from the symbols in it, and is checked below
+                continue  # an expression follows from its symbols and is checked below
             if not isinstance(want, int | str) or (isinstance(want, int) and want < 0):
                 raise FrontendError(f"{where}: a size is a number from 0 up, a name, or None, not {want!r}.")
             try:

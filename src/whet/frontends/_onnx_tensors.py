@@ -1,4 +1,4 @@
-"""TensorProto -> NumPy array, external data included: its files must lie in the model's folder, its sizes must fit."""
+"""TensorProto -> NumPy array. External data files must be inside the model's folder and match the declared sizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dtype_of_onnx(code: int, what: str) -> DType:
         return DTYPE_OF_ONNX[code]
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else f"code {code}"
     raise UnsupportedError(
-        f"{what} has the element type {name}, which whet has not; it has {', '.join(map(str, ONNX_OF_DTYPE))}. Cast it before export."
+        f"{what} has the element type {name}, which whet does not support; supported: {', '.join(map(str, ONNX_OF_DTYPE))}. Cast it before export."
     )
 
 
@@ -36,12 +36,12 @@ def array_of(t: TensorProto, folder: Path | None, what: str) -> np.ndarray:
     """The tensor's values. Raises FrontendError (damaged, or data outside `folder`) or UnsupportedError (type)."""
     dtype = dtype_of_onnx(t.data_type, what)
     if dtype is STRING:
-        raise UnsupportedError(f"{what} holds strings; whet computes with numbers. Do the text processing before the network.")
+        raise UnsupportedError(f"{what} holds strings; whet supports numeric tensors. Do the text processing before the network.")
     if any(d < 0 for d in t.dims):
         raise FrontendError(f"{what} has the shape {list(t.dims)}: a size cannot be negative. {DAMAGED}")
     if t.HasField("segment"):
         raise UnsupportedError(
-            f"{what} is stored in segments, which nothing writes any more. Load and save it with the onnx package of its time."
+            f"{what} is stored in segments, which is obsolete. Load and save it with an onnx package of its time."
         )
     shape = tuple(t.dims)
     try:
@@ -57,14 +57,14 @@ def array_of(t: TensorProto, folder: Path | None, what: str) -> np.ndarray:
 
 
 def _from_raw(raw: bytes, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """Little-endian bytes; 4-bit numbers stand two to a byte, the first in the lower half."""
+    """Decodes little-endian bytes; 4-bit values are packed in pairs, the first in the lower half."""
     if dtype.bits == 4:
         return _nibbles(np.frombuffer(raw, np.uint8), dtype, math.prod(shape)).reshape(shape)
     return np.frombuffer(raw, dtype.numpy).reshape(shape)
 
 
 def _from_numbers(t: TensorProto, dtype: DType) -> np.ndarray:
-    """Values in the typed fields; types narrower than 32 bits share one, floats among them as their bits."""
+    """Decodes the typed fields; types below 32 bits share int32_data, floats as bit patterns."""
     match dtype.name:
         case "f32" | "f64" | "i64":
             return np.array({"f32": t.float_data, "f64": t.double_data, "i64": t.int64_data}[dtype.name], dtype.numpy)
@@ -92,16 +92,16 @@ def _external_bytes(t: TensorProto, folder: Path | None, what: str, nbytes: int)
     location = keys.get("location", "")
     if folder is None:
         raise FrontendError(
-            f"{what} has its values in the file {location!r} beside the model, but the model came from memory. Give the model's path."
+            f"{what} has its values in the external file {location!r}, but the model came from memory. Give the model's path."
         )
     try:
         path = (folder / location).resolve()
         offset, length = int(keys.get("offset") or 0), int(keys.get("length") or nbytes)
     except (ValueError, OSError, RuntimeError) as e:
-        raise FrontendError(f"{what}: its external data entry {keys} is damaged: {e}. Export the model anew.") from e
+        raise FrontendError(f"{what}: its external data entry {keys} is damaged: {e}. Export the model again.") from e
     if not location or not path.is_relative_to(folder.resolve()):
         raise FrontendError(
-            f"{what} wants its values from {location!r}, which is outside the model's folder {folder}; whet does not read there."
+            f"{what} refers to {location!r}, which is outside the model's folder {folder}; whet does not read it."
         )
     if length != nbytes or offset < 0:
         raise FrontendError(
@@ -110,7 +110,7 @@ def _external_bytes(t: TensorProto, folder: Path | None, what: str, nbytes: int)
         )
     try:
         if not path.is_file():
-            raise FrontendError(f"{what} has its values in {path}, which is not there. Put the data file beside the model.")
+            raise FrontendError(f"{what} has its values in {path}, which does not exist. Put the data file into the model's folder.")
         if offset + length > path.stat().st_size:
             raise FrontendError(
                 f"{what} needs bytes {offset} to {offset + length} of {path}, which has {path.stat().st_size}. Copy the data file again."

@@ -1,4 +1,4 @@
-"""Every text of a model that the reader uses: protobuf hands over bytes where one is not UTF-8, and those are refused at once."""
+"""Validation of all texts of a model: protobuf returns bytes for a text that is not UTF-8, which is refused."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from whet.errors import FrontendError
 
 
 def check_texts(model: ModelProto, what: str) -> None:
-    """Raises FrontendError when a name, dim or domain of the model is no text."""
+    """Raises FrontendError when a name, dim or domain of the model is not UTF-8 text."""
     for text in _model(model):
         if not isinstance(text, str):
             raise FrontendError(
-                f"{what} holds the name {text!r}, which is no UTF-8 text. The file is damaged: copy it again, or export it anew."
+                f"{what} holds the name {text!r}, which is not UTF-8 text. The file is damaged: copy or export it again."
             )
 
 

@@ -39,7 +39,7 @@ def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes |
     reader = GraphReader(functions, folder, table, **hooks)
     outputs = reader.read(graph, Scope(net, folder), opsets(model.opset_import, "the model"), types)
     if not len(graph.output):
-        raise FrontendError("the model has no outputs, so there is nothing to compute. Export it anew.")
+        raise FrontendError("the model has no outputs, so there is nothing to compute. Export it again.")
     names = [info.name for info in graph.output]
     if len(set(names)) != len(names):
         raise FrontendError(f"two outputs have one name, among {', '.join(names)}. {DAMAGED}")

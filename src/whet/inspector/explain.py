@@ -1,11 +1,13 @@
-"""Why an engine runs as it does: candidates with times, refusals with reasons, passes that did not fire and why."""
+"""The decisions of a build: candidates with times, refusals with reasons, passes that did not fire with reasons."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
+from whet.composites import composite_of
 from whet.engine import Candidate, EnginePlan
+from whet.engine.layer_times import find_contradiction
 from whet.engine.report import SelectionRecord
 from whet.engine.schema import encode
 from whet.inspector.facts import LayerFacts, find_layer, layer_facts
@@ -15,9 +17,8 @@ from whet.inspector.words import layer_type
 def explain(plan: EnginePlan, layer: str | None = None) -> dict[str, Any]:
     """Data for `whet explain engine [layer]`.
 
-    Without a layer: the engine, its slowest layers, passes, notes, whole engines that were timed. With one (its shown name, its own,
-    or one of its source nodes): how it runs, its candidates and refusals, and the passes that saw it. Raises UsageError for no such
-    layer.
+    Without a layer: the engine, its slowest layers, passes, notes, engine candidates with times. With a layer (display name, layer name or
+    source node): its tactic and formats, candidates, refusals, and the passes that matched it. Raises UsageError for an unknown layer.
     """
     facts = layer_facts(plan)
     if layer is None:
@@ -41,6 +42,7 @@ def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
         "reformats": sum(f.layer.op == "Reformat" for f in facts),
         "latency_ms": plan.report.latency_ms,
         "sum_of_layers_ms": total or None,
+        "disturbed": find_contradiction(plan.report.layer_ms, plan.report.latency_ms),
         "flops": sum(f.flops for f in facts),
         "bytes": sum(f.bytes for f in facts),
         "arena_bytes": [a.total * max(a.lanes, 1) for a in plan.arenas],
@@ -97,10 +99,12 @@ def _layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
         names |= {x.name for x in f.layer.regions["body"].layers}
     timed = sorted((c for c in f.candidates if c.ms is not None), key=lambda c: c.ms or 0.0)
     runner = f.runner_up
+    described = composite_of(f.layer)
     return {
         **_summary(f, sum(plan.report.layer_ms.values())),
         "op": f.layer.op,
         "composite": f.layer.composite,
+        "title": described.title if described is not None else None,
         "sources": list(f.layer.sources),
         "inputs": [_operand(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None],
         "outputs": [_operand(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)],
@@ -128,7 +132,7 @@ def _operand(t: Any, o: tuple[str, str] | None) -> dict[str, Any]:
 
 
 def _why(f: LayerFacts) -> str:
-    """One sentence on the choice."""
+    """The reason for the choice, in one sentence."""
     chosen, runner = f.chosen, f.runner_up
     if not f.candidates:
         return "The engine keeps no candidates: it was locked, or built without timing."

@@ -18,7 +18,7 @@ from whet.errors import BackendError, BuildError, EngineError
 from whet.measure.compare import compare
 from whet.measure.option import Option
 from whet.measure.policy import IN_NETWORK, IN_NETWORK_AGAIN, IN_NETWORK_NEAR
-from whet.runtime import Bound, WeightStore
+from whet.runtime import BoundEngine, WeightStore
 from whet.runtime.kernels import plan_layer
 
 _SWEEPS = 3  # over all kinds: a changed kernel changes the surroundings of the others
@@ -43,7 +43,7 @@ class Selection:
     ms: float
 
 
-def select_in_network(bound: Bound, kinds: Sequence[LayerKind], store: WeightStore, seconds: float) -> list[Selection]:
+def select_in_network(bound: BoundEngine, kinds: Sequence[LayerKind], store: WeightStore, seconds: float) -> list[Selection]:
     """The options with which the whole network is fastest, one for each kind. Takes about `seconds`."""
     network, end = ExchangeableNetwork(bound, store), perf_counter() + seconds
     selected = {kind: Selection(kind, kind.incumbent, inf) for kind in kinds}
@@ -66,7 +66,7 @@ def select_in_network(bound: Bound, kinds: Sequence[LayerKind], store: WeightSto
 class ExchangeableNetwork:
     """The launches of a bound engine, some of them exchanged for those of other kernels with the same operands."""
 
-    def __init__(self, bound: Bound, store: WeightStore):
+    def __init__(self, bound: BoundEngine, store: WeightStore):
         self.bound, self.store = bound, store
         self.calls = [list(calls) for calls in bound.step_calls]
         self._steps = {step.layer.name: i for i, step in enumerate(bound.shaped.steps)}

@@ -1,7 +1,7 @@
 """Do the samples of a batch touch each other? A proof that each of them gives what it would give alone, or why there is none.
 
 A batch may then be run sample by sample: by an engine that was planned for one, with several at once on threads of their own
-(runtime/dealing.py). What is not understood counts as touching.
+(runtime/sample_parallel.py). What is not understood counts as touching.
 """
 
 from __future__ import annotations

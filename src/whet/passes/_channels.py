@@ -1,9 +1,11 @@
-"""Channels (axis 1) through a network: which are wholly zero, and which are one and the same unit in several tensors.
+"""Channels (axis 1) through a network: the channels that are zero for every input, and the channels of several tensors that form one unit.
 
-Both walk the layers once. A layer that is not known here locks the channels that it reads and makes.
+Both analyses visit the layers once. A layer of an unknown kind locks the channels of its inputs and outputs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,18 +17,20 @@ BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
 
 
 def count(t: Tensor | None) -> int | None:
-    """Channels of an activation that can be followed; None for others."""
+    """The number of channels of an activation; None for constants, integers, vectors and symbolic sizes."""
     if t is None or t.weight is not None or t.type.rank < 2 or not t.dtype.is_float or not isinstance(t.shape[1], int):
         return None
     return t.shape[1]
 
 
 def is_depthwise(layer: Layer) -> bool:
+    """Whether a layer is a depthwise Conv with a channel multiplier of 1."""
     w = layer.inputs[1]
     return layer.op == "Conv" and w is not None and w.shape[1] == 1 and w.shape[0] == layer.attrs["group"] > 1
 
 
 def constant_weights(layer: Layer) -> bool:
+    """Whether all inputs but the first are constant or absent."""
     return all(t is None or t.weight is not None for t in layer.inputs[1:])
 
 
@@ -39,34 +43,35 @@ def matrix(layer: Layer) -> np.ndarray | None:
 
 
 def vector_axis(t: Tensor, x: Tensor) -> bool | None:
-    """Whether a constant has one value a channel of `x` (True), is the same for all channels (False), or neither (None)."""
+    """True when a constant has one value per channel of `x`, False when it is equal for all channels, None otherwise."""
     if t.type.rank > x.type.rank:
         return None
-    place = 1 - (x.type.rank - t.type.rank)
-    if place < 0 or t.shape[place] == 1:
+    axis = 1 - (x.type.rank - t.type.rank)
+    if axis < 0 or t.shape[axis] == 1:
         return False
-    return True if t.shape[place] == x.shape[1] else None
+    return True if t.shape[axis] == x.shape[1] else None
 
 
-def zeros(net: Network) -> dict[Tensor, np.ndarray]:
-    """For each activation with channels: which of them are 0 for every (finite) input."""
-    found = {t: np.zeros(n, bool) for t in net.inputs if (n := count(t)) is not None}
+def find_zero_channels(net: Network) -> dict[Tensor, np.ndarray]:
+    """For each activation with channels a bool [channels]: whether the channel is 0 for every (finite) input."""
+    zero = {t: np.zeros(n, bool) for t in net.inputs if (n := count(t)) is not None}
     for layer in net.layers:
         for t in layer.outputs:
             n = count(t)
             if n is not None:
-                found[t] = np.zeros(n, bool)
+                zero[t] = np.zeros(n, bool)
         y = layer.outputs[0]
-        if len(layer.outputs) == 1 and y in found and not layer.regions:
-            got = _zero(layer, y, found)
-            if got is not None and got.shape == found[y].shape:
-                found[y] = got
-    return found
+        if len(layer.outputs) == 1 and y in zero and not layer.regions:
+            flags = _zero_outputs(layer, y, zero)
+            if flags is not None and flags.shape == zero[y].shape:
+                zero[y] = flags
+    return zero
 
 
-def _zero(layer: Layer, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarray | None:
+def _zero_outputs(layer: Layer, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np.ndarray | None:
+    """Flags of the output's channels, given those of the inputs; None when they are not known."""
     x = layer.inputs[0] if layer.inputs else None
-    known = found.get(x) if x is not None else None
+    known = zero.get(x) if x is not None else None
     op = layer.op
     if op == "Conv" and constant_weights(layer):
         return _zero_conv(layer, known)
@@ -74,11 +79,12 @@ def _zero(layer: Layer, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarra
         w = matrix(layer)
         return None if w is None else _zero_product(layer, w, known)
     if op == "Concat" and layer.attrs["axis"] % y.type.rank == 1:
-        parts = [found.get(t) if t is not None else None for t in layer.inputs]
-        return None if any(p is None for p in parts) else np.concatenate(parts)
+        flags = [zero.get(t) if t is not None else None for t in layer.inputs]
+        parts = [p for p in flags if p is not None]
+        return None if len(parts) < len(flags) else np.concatenate(parts)
     if op in BINARY and len(layer.inputs) == 2:
-        return _zero_binary(layer, y, found)
-    if known is None:
+        return _zero_binary(layer, y, zero)
+    if known is None or x is None:
         return None
     if op in POOLS:
         return known
@@ -93,40 +99,40 @@ def _zero(layer: Layer, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarra
 
 
 def _at_zero(layer: Layer, n: int) -> np.ndarray:
-    """What a pointwise layer with constant parameters makes of a zero in each channel (NaN where it differs within one)."""
+    """The result [n] of a pointwise layer with constant parameters on zeros: 0 for channels that stay zero, else NaN."""
     x = layer.needs(0)
     tail = x.type.rank - 2
     arrays = [np.zeros((1, n, *(1,) * tail), x.dtype.numpy), *(None if t is None else t.array() for t in layer.inputs[1:])]
-    got = run_layer(layer, arrays)[0]
-    flat = np.moveaxis(got, 1, 0).reshape(n, -1)
+    result = run_layer(layer, arrays)[0]
+    flat = np.moveaxis(result, 1, 0).reshape(n, -1)
     return np.where((flat == 0).all(1), 0.0, np.nan)
 
 
 def _zero_conv(layer: Layer, known: np.ndarray | None) -> np.ndarray:
-    w = layer.inputs[1].array()
+    w = layer.needs(1).array()
     bias = layer.input(2)
     used = w != 0
     if known is not None and is_depthwise(layer):
         used = used & ~known[:, None].reshape(-1, *(1,) * (w.ndim - 1))
     elif known is not None and layer.attrs["group"] == 1:
         used = used & ~known.reshape(1, -1, *(1,) * (w.ndim - 2))
-    silent = ~used.reshape(w.shape[0], -1).any(1)
-    return silent if bias is None else silent & (bias.array() == 0)
+    zero_filters = ~used.reshape(w.shape[0], -1).any(1)
+    return zero_filters if bias is None else zero_filters & (bias.array() == 0)
 
 
 def _zero_product(layer: Layer, w: np.ndarray, known: np.ndarray | None) -> np.ndarray:
     used = w != 0
-    silent = ~(used if known is None else used & ~known[:, None]).any(0)
+    zero_filters = ~(used if known is None else used & ~known[:, None]).any(0)
     bias = layer.input(2)
     if bias is None or layer.attrs.get("beta", 1.0) == 0:
-        return silent
+        return zero_filters
     if bias.weight is None:
-        return np.zeros_like(silent)
-    return silent & (np.broadcast_to(bias.array(), (1, len(silent))) == 0).all(0)
+        return np.zeros_like(zero_filters)
+    return zero_filters & (np.broadcast_to(bias.array(), (1, len(zero_filters))) == 0).all(0)
 
 
-def _zero_binary(layer: Layer, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarray | None:
-    a, b = (_operand_zeros(t, y, found) for t in layer.inputs)
+def _zero_binary(layer: Layer, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np.ndarray | None:
+    a, b = (_operand_zeros(t, y, zero) for t in layer.inputs)
     if layer.op == "Mul":
         finite = all(t is None or t.weight is None or np.isfinite(t.array()).all() for t in layer.inputs)
         sides = [s for s in (a, b) if s is not None]
@@ -137,19 +143,19 @@ def _zero_binary(layer: Layer, y: Tensor, found: dict[Tensor, np.ndarray]) -> np
     return None if a is None or b is None else a & b
 
 
-def _operand_zeros(t: Tensor | None, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarray | None:
+def _operand_zeros(t: Tensor | None, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np.ndarray | None:
     n = int(y.shape[1])
     if t is None:
         return None
     if t.weight is not None:
         full = t.array().reshape((1,) * (y.type.rank - t.type.rank) + t.weight.array.shape) if t.type.rank <= y.type.rank else None
         return None if full is None else np.broadcast_to((np.moveaxis(full, 1, 0).reshape(full.shape[1], -1) == 0).all(1), (n,))
-    known = found.get(t)
+    known = zero.get(t)
     return None if known is None or t.type.rank != y.type.rank else np.broadcast_to(known, (n,)) if len(known) in (1, n) else None
 
 
 class Units:
-    """Channels as units: `join` says that two are one, `lock` that they must stay."""
+    """Channels as units (union-find): `join` merges two, `lock` marks those that must be kept."""
 
     def __init__(self) -> None:
         self._first: dict[Tensor, int] = {}
@@ -157,7 +163,7 @@ class Units:
         self.locked: set[int] = set()
 
     def of(self, t: Tensor) -> range | None:
-        """Ids of a tensor's channels; None when it has none that can be followed."""
+        """Ids of a tensor's channels; None when `count` is None."""
         n = count(t)
         if n is None:
             return None
@@ -180,18 +186,18 @@ class Units:
         ids = self.of(t) if t is not None else None
         self.locked.update(ids or ())
 
-    def follow(self, net: Network) -> None:
-        """Joins and locks what the layers of `net` say."""
+    def couple(self, net: Network) -> None:
+        """Joins and locks the channels that the layers of `net` couple or need."""
         for t in (*net.inputs, *net.outputs):
             self.lock(t)
         for layer in net.layers:
-            if layer.regions or len(layer.outputs) != 1 or not self._known(layer, layer.outputs[0]):
+            if layer.regions or len(layer.outputs) != 1 or not self._join_channels(layer, layer.outputs[0]):
                 captured = [c for r in layer.regions.values() for c in r.captures()]
                 for touched in (*layer.inputs, *layer.outputs, *captured):
                     self.lock(touched)
 
-    def _known(self, layer: Layer, y: Tensor) -> bool:
-        """Joins what a layer ties together; False for one that is not known."""
+    def _join_channels(self, layer: Layer, y: Tensor) -> bool:
+        """Joins the channels that a layer couples; False for a layer of an unknown kind."""
         x = layer.inputs[0] if layer.inputs else None
         op, ys = layer.op, self.of(y)
         if ys is None or x is None:
@@ -212,8 +218,8 @@ class Units:
         if xs is None:
             return False
         if op == "Flatten" and layer.attrs["axis"] in (1, 1 - x.type.rank):
-            each = len(ys) // len(xs)
-            return self._pairs([i for i in xs for _ in range(each)], ys)
+            repeats = len(ys) // len(xs)
+            return self._pairs([i for i in xs for _ in range(repeats)], ys)
         same = op in POOLS or op == "BatchNormalization" or (OPS[op].pointwise and y.type == x.type)
         fitting = constant_weights(layer) and (
             op == "BatchNormalization" or all(t is None or vector_axis(t, y) is not None for t in layer.inputs[1:])
@@ -233,7 +239,7 @@ class Units:
                 return False
         return all(self._pairs(self.of(t) or (), ys) for t in layer.inputs if t is not None and t.weight is None)
 
-    def _pairs(self, xs, ys) -> bool:
+    def _pairs(self, xs: Sequence[int], ys: Sequence[int]) -> bool:
         if len(xs) != len(ys):
             return False
         for i, k in zip(xs, ys, strict=True):
@@ -242,6 +248,6 @@ class Units:
 
 
 def _plain_bias(layer: Layer) -> bool:
-    """Whether a product's bias is a constant vector, one number, or absent."""
+    """Whether a product's bias is a constant vector or scalar, or absent."""
     b = layer.input(2)
     return b is None or (b.weight is not None and (b.type.rank <= 1 or b.shape[:-1] == (1,) * (b.type.rank - 1)))

@@ -1,4 +1,4 @@
-"""Folding y * factor + shift (a value a channel) into the convolution or matrix product that makes y."""
+"""Folding y * factor + shift (a value per channel) into the convolution or matrix product that computes y."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from whet.rewrite.rules import Skip
 
 @dataclass(frozen=True)
 class Affine:
-    """factor and shift in float64, one value a channel; None: 1 and 0."""
+    """factor and shift in float64, one value per channel; None: 1 and 0."""
 
     factor: Weight | None = None
     shift: Weight | None = None
 
 
 def folded_name(t: Tensor) -> str:
-    """What a constant is called after something was folded into it."""
+    """The name of a constant after something was folded into it."""
     return t.name.removesuffix(".folded") + ".folded"
 
 
 def channel_axis(head: Layer) -> int:
-    """The axis of the output that the weights' output channels lie along."""
+    """The axis of the output that holds the weights' output channels."""
     return head.output.type.rank - 1 if head.op in ("Gemm", "MatMul") else 1
 
 
@@ -45,7 +45,7 @@ def fold_into(g: Graph, head: Layer, layer: Layer, affine: Affine) -> Tensor | S
         return Skip(reason)
     n = head.output.shape[channel_axis(head)]
     if b is not None and head.op == "Gemm" and (b.type.rank > 1 and b.shape[:-1] != (1,) * (b.type.rank - 1)):
-        return Skip(f"%{b.name}: {b.type} is no bias a column")
+        return Skip(f"%{b.name}: {b.type} is not a bias per column")
     weights = w
     if affine.factor is not None:
         weights = g.constant(round_to(_scaled(head, w.weight, affine.factor), w.dtype), folded_name(w))
@@ -77,7 +77,7 @@ def _scaled(head: Layer, w: Weight, factor: Weight) -> Weight:
 
 
 def _bias(head: Layer, b: Weight | None, affine: Affine) -> Weight | None:
-    """b * factor + shift in float64; None when there is neither."""
+    """b * factor + shift in float64; None when both are absent."""
     if b is None:
         return affine.shift
     flat = reshaped(to_float64(b), (b.array.size,))
@@ -102,5 +102,5 @@ def vector(t: Tensor, value: Tensor, axis: int) -> Weight | None:
 
 
 def finite(*weights: Weight | None) -> bool:
-    """Whether all values are finite: what is folded must not turn 0 * infinity into NaN."""
+    """Whether all values are finite: folding must not turn 0 * infinity into NaN."""
     return all(w is None or bool(np.isfinite(w.array).all()) for w in weights)

@@ -57,7 +57,7 @@ def calibrate(
             raise UsageError(f"unknown calibration method {m!r}; methods: auto, {', '.join(METHODS)}")
     places = find_places(net)
     if not places.roots:
-        raise CalibrationError(f"'{net.name}' has no layer that 8 bits could compute: no convolution or product with constant weights")
+        raise CalibrationError(f"'{net.name}' has no quantizable layer: no convolution or matrix product with constant weights")
     run = run or _reference(net, places.names())
     histograms, judges, count = _count(places, samples, run, tell)
     _check(histograms, count)

@@ -1,4 +1,4 @@
-"""Pruning of source networks: coupled groups, branches, importance, choice by measured latency, cutting, recovery without labels, recipes."""
+"""Pruning of source networks: coupled groups, branches, importance, selection by measured latency, cutting, label-free recovery, recipes."""
 
 from whet.pruning.compare import Comparison, Facts, compare
 from whet.pruning.counting import count_flops, count_params

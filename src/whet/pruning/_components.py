@@ -8,8 +8,8 @@ import numpy as np
 def components(n: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The smallest node of each node's component: int64 [n], for nodes 0..n-1 and edges a[i]-b[i].
 
-    Each round hooks the roots of both ends of every edge onto the smaller one and shortens all paths; components at least halve
-    in number, so there are about log2(n) rounds.
+    Each round hooks the roots of both ends of every edge to the smaller root and compresses all paths. The number of components at least
+    halves per round, so there are about log2(n) rounds.
     """
     root = np.arange(n, dtype=np.int64)
     while len(a):

@@ -1,4 +1,4 @@
-"""Closed-form least squares for one layer: the weights with which its cut inputs reproduce the outputs of the original best."""
+"""Closed-form least squares for one layer: weights that best reproduce the original outputs from the cut inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whet.ops.conv import attributes
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows of what the layer reads, float64 [groups, rows, k], and of what it must give, [groups, rows, out]."""
+    """Rows of the layer's inputs, float64 [groups, rows, k], and of its target outputs, [groups, rows, out]."""
 
     x: np.ndarray
     y: np.ndarray
@@ -21,7 +21,7 @@ class Problem:
 
 def solve(p: Problem, w: np.ndarray, *, ridge: float, intercept: bool) -> tuple[np.ndarray, np.ndarray]:
     """Weights [groups, k, out] near `w` and the intercept [groups, out] (zeros without): minimises
-    ||y - x W - b||^2 + ridge * mean(diag(x'x)) * ||W - w||^2. Pulling towards `w` keeps what the data say nothing about.
+    ||y - x W - b||^2 + ridge * mean(diag(x'x)) * ||W - w||^2. The pull towards `w` keeps directions that the data do not determine.
     """
     rest = p.y - p.x @ w
     shift_x = p.x.mean(1, keepdims=True) if intercept else np.zeros_like(p.x[:, :1])
@@ -38,7 +38,7 @@ def solve(p: Problem, w: np.ndarray, *, ridge: float, intercept: bool) -> tuple[
 
 
 def conv_rows(layer: Layer, x: np.ndarray, w: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Windows that a Conv reads at the output positions `at` (flat over N and space): float64 [groups, rows, C/group * kernel]."""
+    """Input windows of a Conv at output positions `at` (flat over N and space): float64 [groups, rows, C/group * kernel]."""
     strides, dilations, pads = attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
     v = windows(x, w.shape[2:], strides, dilations, pads, 0)  # [N, C, *out, *kernel]
@@ -60,5 +60,5 @@ def conv_matrix(w: np.ndarray, group: int) -> np.ndarray:
 
 
 def conv_weights(m: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """The inverse of conv_matrix, in `like`'s shape and type."""
+    """The inverse of conv_matrix, in the shape and dtype of `like`."""
     return np.ascontiguousarray(m.transpose(0, 2, 1).reshape(like.shape).astype(like.dtype))

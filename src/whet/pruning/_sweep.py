@@ -1,4 +1,4 @@
-"""Runs a network layer by layer over a whole set of inputs, so that a layer can be changed before what follows sees its output."""
+"""Runs a network layer by layer over all samples, so that a layer can be changed before later layers read its output."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from whet.network import Layer, Network, Tensor
 from whet.ops import bind_layer, bind_symbols, run_layer, run_regions
 from whet.pruning._data import check_data
 
-_CHUNK = 16  # images a convolution unrolls at a time: its window matrix is kernel-size times its input
+_CHUNK = 16  # samples per im2col chunk: its matrix is kernel-size times the input
 _CHUNKED = {"Conv", "ConvTranspose", "AveragePool", "MaxPool", "LpPool"}
 
 
 class Sweep:
-    """A run in progress: `values` holds what later layers still read, one array a run.
+    """A layer-by-layer run: `values` holds live tensors, one array per run.
 
-    A network whose batch is fixed takes more samples than it has rows in several runs; what is read of them is stacked. Raises PruneError for
-    data without samples or with NaN.
+    A network with a fixed batch processes more samples in several runs, whose values are stacked when read. Raises PruneError for data
+    without samples or with NaN.
     """
 
     def __init__(self, net: Network, data: Mapping[str, np.ndarray]):
@@ -37,14 +37,14 @@ class Sweep:
                     self._last[t] = i
 
     def value(self, t: Tensor) -> np.ndarray:
-        """The value of a tensor that is constant or was computed, the runs stacked along axis 0."""
+        """The value of a constant or computed tensor, runs stacked along axis 0."""
         if t.weight is not None:
             return t.array()
         found = self.values[t]
         return found[0] if len(found) == 1 or found[0].ndim == 0 else np.concatenate(found)
 
     def compute(self, layer: Layer, run: int = 0) -> list[np.ndarray]:
-        """The layer's outputs from the present values of one run; stores nothing."""
+        """Computes the layer's outputs from the current values of one run without storing them."""
         arrays = [None if t is None else t.array() if t.weight is not None else self.values[t][run] for t in layer.inputs]
         if layer.regions:
             outer = {t: a[run] for t, a in self.values.items()}
@@ -52,14 +52,14 @@ class Sweep:
             return run_regions(bind_layer(layer, self.env), arrays, outer=outer, env=self.env)
         x = arrays[0]
         if layer.op in _CHUNKED and x is not None and len(x) > _CHUNK and len(layer.outputs) == 1:
-            # NumPy lets go of the interpreter inside copies and products, so chunks run beside each other.
+            # NumPy releases the GIL in copies and products, so chunks run in parallel.
             with ThreadPoolExecutor(_cpus()) as pool:
                 parts = pool.map(lambda i: run_layer(layer, [x[i : i + _CHUNK], *arrays[1:]], self.env)[0], range(0, len(x), _CHUNK))
                 return [np.concatenate(list(parts))]
         return run_layer(layer, arrays, self.env)
 
     def step(self) -> Layer:
-        """Runs the next layer and drops what nothing reads any more."""
+        """Runs the next layer and frees dead values."""
         layer = self.net.layers[self.done]
         if len(self.runs) == 1:
             made = [self.compute(layer)]
@@ -76,7 +76,7 @@ class Sweep:
         return layer
 
     def run_to(self, name: str) -> bool:
-        """Runs until the layer called `name` is done; False when it is not ahead."""
+        """Runs up to and including the layer called `name`; False when it is not among the remaining layers."""
         if not any(layer.name == name for layer in self.net.layers[self.done :]):
             return False
         while self.step().name != name:
@@ -85,7 +85,7 @@ class Sweep:
 
 
 def runs_of(net: Network, data: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """`data` as inputs of one run each: one, unless every input has a fixed axis 0 of which the data are the same multiple."""
+    """Splits `data` into runs: one, unless every input has a static axis 0 that divides the data by the same factor."""
     arrays = {k: np.asarray(v) for k, v in data.items()}
     times = set()
     for t in net.inputs:

@@ -1,7 +1,7 @@
-"""Reverse mode over the NumPy references: from cotangents of a layer's outputs to those of its inputs, without PyTorch.
+"""Reverse-mode differentiation of the NumPy references: cotangents of a layer's inputs from those of its outputs, without PyTorch.
 
-Few rules are written down. An elementwise op of any kind is differentiated by a central difference of its own reference in float64; an op
-that moves elements is run on their numbers, which says where each came from; contractions, pools and norms have a rule each.
+Elementwise ops are differentiated by central differences of their reference in float64. Ops that move elements are run on element
+indices, which gives the origin of each element. Contractions, pooling and norms have explicit rules.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Rule = Callable[[Layer, Arrays, list[np.ndarray], list[np.ndarray]], Arrays]
 _MOVES = frozenset(
     "Reshape Flatten Squeeze Unsqueeze Identity Dropout Transpose Concat Split Slice Gather Pad Expand Tile DepthToSpace SpaceToDepth".split()
 )
-_STEP = 1e-6  # of the central difference, times 1 + |x|
+_STEP = 1e-6  # step of the central difference, relative to 1 + |x|
 
 
 def backward(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
-    """Cotangents of the inputs, None for constants and for what is no float; arrays as the layer took and gave them, of equal shapes.
+    """Cotangents of the inputs (None for constants and non-floats), from the layer's inputs, outputs and output cotangents.
 
-    Raises UnsupportedError for an op that has no rule.
+    Raises UnsupportedError for an op without a rule.
     """
     rule = _RULES.get(layer.op)
     if rule is not None:
@@ -38,11 +38,11 @@ def backward(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents
         return _moved(layer, inputs, cotangents)
     if get_op(layer.op).pointwise and not layer.regions:
         return _pointwise(layer, inputs, cotangents[0])
-    raise UnsupportedError(f"{layer.op} '{layer.name}' has no gradient rule here")
+    raise UnsupportedError(f"{layer.op} '{layer.name}' has no gradient rule")
 
 
 def differentiable(layer: Layer, i: int) -> bool:
-    """Whether input `i` is a computed float: what a cotangent is wanted of."""
+    """True if input `i` is a computed float, which needs a cotangent."""
     t = layer.inputs[i]
     return t is not None and not t.is_constant and t.dtype.is_float
 
@@ -62,7 +62,7 @@ def _pointwise(layer: Layer, inputs: Arrays, cotangent: np.ndarray) -> Arrays:
 
 
 def _given(inputs: Arrays, i: int) -> np.ndarray:
-    """An input that the op cannot be without."""
+    """A required input."""
     a = inputs[i]
     assert a is not None
     return a
@@ -75,14 +75,14 @@ def _unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _moved(layer: Layer, inputs: Arrays, cotangents: list[np.ndarray]) -> Arrays:
-    """Runs the op on the elements' numbers (0: a filling), then adds each cotangent where its element came from."""
+    """Runs the op on element indices (0: fill value) and scatter-adds each cotangent to its element's origin."""
     numbers, starts, n = list(inputs), [0] * len(inputs), 1
     for i, (a, t) in enumerate(zip(inputs, layer.inputs, strict=True)):
         if a is not None and t is not None and a.dtype.kind == "f" and t.dtype.is_float and not (i and layer.op == "Pad"):
             numbers[i], starts[i] = np.arange(n, n + a.size, dtype=np.float64).reshape(a.shape), n
             n += a.size
         elif a is not None and layer.op == "Pad" and i == 2:
-            numbers[i] = np.zeros(a.shape)  # what is filled in comes from nowhere
+            numbers[i] = np.zeros(a.shape)  # fill values have no origin
     total = np.zeros(n)
     for at, g in zip(run_layer(layer, numbers), cotangents, strict=True):
         total += np.bincount(at.astype(np.int64).reshape(-1), g.reshape(-1), minlength=n)
@@ -93,19 +93,19 @@ def _moved(layer: Layer, inputs: Arrays, cotangents: list[np.ndarray]) -> Arrays
 
 
 def _first(f: Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.ndarray]) -> Rule:
-    """A rule of an op with one output that only its first input has a cotangent of."""
+    """Wraps a rule of a single-output op where only the first input has a cotangent."""
 
     def rule(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
         made = f(layer, inputs, outputs[0], cotangents[0]) if differentiable(layer, 0) else None
         if any(differentiable(layer, i) for i in range(1, len(inputs))):
-            raise UnsupportedError(f"{layer.op} '{layer.name}' reads a computed weight, which has no gradient rule here")
+            raise UnsupportedError(f"{layer.op} '{layer.name}' reads a computed weight, which has no gradient rule")
         return [made, *[None] * (len(inputs) - 1)]
 
     return rule
 
 
 def _spread(columns: np.ndarray, x: np.ndarray, kernel, strides, dilations, pads, out) -> np.ndarray:
-    """The transpose of taking windows: columns [N, C, *kernel, *out] added up at their places of x [N, C, *spatial]."""
+    """col2im: adds columns [N, C, *kernel, *out] to their positions of x [N, C, *spatial]."""
     r = len(kernel)
     full = np.zeros((*x.shape[:2], *(x.shape[2 + i] + pads[i] + pads[r + i] for i in range(r))), x.dtype)
     for at in np.ndindex(*kernel):
@@ -144,7 +144,7 @@ def _gemm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndar
 def _matmul(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
     a, b, g = _given(inputs, 0), _given(inputs, 1), cotangents[0]
     if a.ndim < 2 or b.ndim < 2:
-        raise UnsupportedError(f"MatMul '{layer.name}' with a vector has no gradient rule here")
+        raise UnsupportedError(f"MatMul '{layer.name}' with a vector has no gradient rule")
     left = _unbroadcast(np.matmul(g, np.swapaxes(b, -1, -2)), a.shape) if differentiable(layer, 0) else None
     return [left, _unbroadcast(np.matmul(np.swapaxes(a, -1, -2), g), b.shape) if differentiable(layer, 1) else None]
 
@@ -173,7 +173,7 @@ def _max_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.
     r = len(kernel)
     strides, dilations, pads = (layer.attrs.get(k) or (d,) * n for k, d, n in (("strides", 1, r), ("dilations", 1, r), ("pads", 0, 2 * r)))
     if layer.attrs.get("ceil_mode") or len(layer.outputs) > 1:
-        raise UnsupportedError(f"MaxPool '{layer.name}' with ceil_mode or indices has no gradient rule here")
+        raise UnsupportedError(f"MaxPool '{layer.name}' with ceil_mode or indices has no gradient rule")
     v = windows(x, kernel, strides, dilations, pads, -np.inf)
     largest = v.reshape(*v.shape[: 2 + r], -1).argmax(-1)
     taken = (np.arange(int(np.prod(kernel))).reshape(-1, *(1,) * r) == largest[:, :, None]) * g[:, :, None]
@@ -186,7 +186,7 @@ def _average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) ->
     r = len(kernel)
     strides, pads = layer.attrs.get("strides") or (1,) * r, layer.attrs.get("pads") or (0,) * 2 * r
     if layer.attrs.get("ceil_mode") or (any(pads) and not layer.attrs.get("count_include_pad")):
-        raise UnsupportedError(f"AveragePool '{layer.name}' with ceil_mode or uncounted padding has no gradient rule here")
+        raise UnsupportedError(f"AveragePool '{layer.name}' with ceil_mode or uncounted padding has no gradient rule")
     each = np.broadcast_to((g / np.prod(kernel)).reshape(*g.shape[:2], *(1,) * r, *g.shape[2:]), (*g.shape[:2], *kernel, *g.shape[2:]))
     return _spread(each, x, kernel, strides, (1,) * r, pads, g.shape[2:])
 

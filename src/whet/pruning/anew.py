@@ -1,4 +1,4 @@
-"""A timing cache that has forgotten what was known: what is asked for is timed again, and takes the old times' place in the cache beneath."""
+"""A timing cache view that ignores existing entries: everything is timed again, and new times replace those in the underlying cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from whet.measure.timing_cache import Timed, TimingCache
 
 
 class Anew(TimingCache):
-    """Knows what was put into it since, and hands that on."""
+    """Returns only entries put since its creation, and forwards them to the underlying cache."""
 
     def __init__(self, beneath: TimingCache):
         super().__init__("")

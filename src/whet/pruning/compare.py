@@ -1,4 +1,4 @@
-"""Two models side by side: what pruning, by whet or by anything else, has changed in numbers, and what of that this machine sees."""
+"""Comparison of models: parameters, FLOPs, zeros and, with built engines, time and memory, whatever tool pruned them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Facts:
-    """One model: `flops` of one run (None where a symbol's size is needed), share of `zeros` in no pattern, layers whose weights are `two_four`."""
+    """Figures of one model: `flops` of one run (None if a symbol has no size), share of unstructured `zeros`, number of 2:4 layers."""
 
     params: int
     flops: int | None
@@ -31,20 +31,20 @@ class Facts:
     engine_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """JSON data."""
         return dict(vars(self))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first model is what the others are compared with; `said` is what a reader must know about their zeros."""
+    """All models; the first is the baseline. `said` holds remarks on zeros."""
 
     names: tuple[str, ...]
     facts: tuple[Facts, ...]
     said: tuple[str, ...]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A table: what, and a column a model; from the second on with the change against the first."""
+        """Table rows: label and one cell per model, with the change against the first."""
         shown: list[tuple[str, Callable[[Facts], float | None], Callable[[float], str]]] = [
             ("parameters", lambda x: x.params, lambda v: f"{v:,.0f}"),
             ("FLOPs of a run", lambda x: x.flops, lambda v: f"{v:,.0f}"),
@@ -66,16 +66,16 @@ class Comparison:
         return made
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """JSON data."""
         return {"models": [{"name": n, **x.to_json()} for n, x in zip(self.names, self.facts, strict=True)], "said": list(self.said)}
 
 
 def compare(
     models: Mapping[str, Network], config: BuildConfig | None = None, *, seconds: float = 1.0, progress: Progress | None = None
 ) -> Comparison:
-    """Counts the models, the first being the original, and with `config` builds their engines alike and runs them in turns.
+    """Counts the models (the first is the original); with `config` builds their engines with equal options and times them interleaved.
 
-    Raises BuildError and its kinds; ShapeError for shapes that a model does not take.
+    Raises BuildError and subclasses; ShapeError for shapes that a model does not accept.
     """
     names, nets = tuple(models), list(models.values())
     runs: Sequence[Measured | None] = [None] * len(nets) if config is None else measured(nets, config, seconds=seconds, progress=progress)
@@ -88,7 +88,7 @@ def _facts(net: Network, run: Measured | None) -> Facts:
     yes, no = eligible_layers(net)
     try:
         flops = count_flops(net)
-    except NetworkError:  # a symbol stands where 1 makes no sense
+    except NetworkError:  # a symbol for which 1 is not a valid size
         flops = None
     arrays = {t.weight.digest: t.weight.array.nbytes for t in net.constants.values() if t.weight is not None}
     counted = Facts(count_params(net), flops, sum(arrays.values()), scattered_zeros(net), len(yes), len(yes) + len(no))
@@ -96,15 +96,15 @@ def _facts(net: Network, run: Measured | None) -> Facts:
 
 
 def _said(name: str, net: Network, facts: Sequence[Facts], runs: Sequence[Measured | None], k: int) -> list[str]:
-    """What the zeros of model k are worth here, in words and, where engines ran, as measured."""
+    """Remarks on the zeros of model k, with measured times where engines ran."""
     found = []
     x, run, first = facts[k], runs[k], runs[0]
     zeros = said_of_zeros(net)
     if zeros is not None:
         proof = ""
         if k and run is not None and first is not None:
-            same = " Both engines have the same work to do, layer by layer: the difference is noise." if _work(run) == _work(first) else ""
-            proof = f" Measured here, in turns: {first.ms:.3f} -> {run.ms:.3f} ms.{same}"
+            same = " Both engines execute the same layers: the difference is noise." if _work(run) == _work(first) else ""
+            proof = f" Measured here, interleaved: {first.ms:.3f} -> {run.ms:.3f} ms.{same}"
         found.append(f"{name}: {zeros}{proof}")
     if x.two_four and run is not None and not picked_layers(run.plan):
         found.append(f"{name}: {x.two_four} of {x.weighted} layers have 2:4 weights; {why_dense(run.plan)}.")
@@ -112,7 +112,7 @@ def _said(name: str, net: Network, facts: Sequence[Facts], runs: Sequence[Measur
 
 
 def _work(run: Measured) -> list[tuple]:
-    """What the layers of an engine compute, by op and types of their operands; values of weights aside."""
+    """The layers of an engine by op and operand types, ignoring weight values."""
     layers = [x for x in run.plan.network.layers if x.op != "Reformat"]
     return [(x.op, x.composite, *(str(t.type) for t in (*x.inputs, *x.outputs) if t is not None)) for x in layers]
 

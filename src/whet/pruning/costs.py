@@ -1,7 +1,7 @@
-"""What a choice of widths and branches costs: parameters, FLOPs, channels here; milliseconds in latency_cost.py.
+"""Cost models of widths and branches: parameters, FLOPs, channels; latency is in latency_cost.py.
 
-A cost is a sum over items (constants, layers), each a function of the widths of the groups that touch it; removing a branch takes its
-items out. Knowing which item depends on which group makes a change cheap to price.
+A cost is a sum over items (constants, layers), each a function of the widths of the groups that touch it; removing a branch removes its
+items. The dependency of items on groups makes changes cheap to evaluate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from whet.pruning.sizes import Overlaps, Widths, resized, source_parts
 
 
 class Costs:
-    """`total(widths, removed)` in `unit`; `groups_of` says what each item depends on, `gone` what goes with each branch."""
+    """`total(widths, removed)` in `unit`; `groups_of` maps items to groups, `gone` maps branches to removed items."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class Costs:
         measured: bool = False,
         expect: Callable[[Iterable[tuple[str, Widths]]], None] | None = None,
     ):
-        """`added` is what a branch leaves behind when it goes: layers that were fused with it. `measured` costs are noisy and dear to ask for;
-        `expect` is told which of them come next, items at widths, so that it can prepare several at once."""
+        """`added` is the cost a removed branch leaves in the network: layers that were fused with it. `measured` costs are noisy and expensive;
+        `expect` receives the upcoming queries (items at widths), so that it can prepare several at once."""
         self.measured = measured
         self.unit, self._price, self._expect, self.groups_of, self.gone = unit, price, expect, groups_of, gone
         self.added = dict(added or {})
@@ -42,14 +42,14 @@ class Costs:
         self._known: dict[tuple, float] = {}
 
     def item(self, name: str, widths: Widths) -> float:
-        """One item at these widths; remembered."""
+        """The cost of one item at these widths (memoized)."""
         key = self._key(name, widths)
         if key not in self._known:
             self._known[key] = self._price(name, widths)
         return self._known[key]
 
     def expect(self, asked: Iterable[tuple[str, Widths]]) -> None:
-        """Says which items at which widths will be asked for soon."""
+        """Announces upcoming queries."""
         if self._expect is not None:
             self._expect((name, widths) for name, widths in asked if self._key(name, widths) not in self._known)
 
@@ -57,17 +57,17 @@ class Costs:
         return (name, *(widths.get(g, -1) for g in self.groups_of[name]))
 
     def left(self, removed: Iterable[str]) -> list[str]:
-        """Items that stay."""
+        """Items that remain."""
         out = set().union(*(self.gone.get(b, frozenset()) for b in removed))
         return [i for i in self.groups_of if i not in out]
 
     def total(self, widths: Widths, removed: Iterable[str] = ()) -> float:
-        """The whole network at these widths without the removed branches."""
+        """The cost of the network at these widths without the removed branches."""
         return sum(self.item(i, widths) for i in self.left(removed)) + sum(self.added.get(b, 0.0) for b in removed)
 
 
 def channel_costs(found: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
-    """Units that stay."""
+    """The number of remaining units."""
     sizes = {g.name: g.size for g in found}
     return Costs("channels", lambda name, w: w.get(name, sizes[name]), {g.name: (g.name,) for g in found}, _inside(found, blocks))
 

@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of a network, as tables of the literature count them. A FLOP count is no speed: only an engine's time is."""
+"""Parameters and FLOPs of a network as the literature counts them. A FLOP count does not predict the time of an engine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from whet.network import Layer, Network, Tensor
 from whet.ops._cost import network_operations
 
-#: Float inputs that say how a layer works; no training changes them.
+#: Float inputs that configure a layer and are not trained.
 _SETTINGS: dict[str, tuple[int, ...]] = {
-    "BatchNormalization": (3, 4),  # statistics: measured, not trained
+    "BatchNormalization": (3, 4),  # running statistics, not trained
     "Clip": (1, 2), "DequantizeLinear": (1, 2), "NonMaxSuppression": (3, 4), "OneHot": (2,), "Pad": (2,), "QuantizeLinear": (1, 2),
     "Range": (0, 1, 2), "Resize": (1, 2), "Upsample": (1,),
 }  # fmt: skip
@@ -21,9 +21,9 @@ _WEIGHTED = frozenset({
 
 
 def trained(net: Network) -> list[Tensor]:
-    """The float constants that training sets. Not among them: scalars (bounds, epsilons), settings of layers (a Resize's scales, batch-norm
-    statistics), and the grids by which a detector's outputs are decoded: constants that vary along two axes or more, which only
-    elementwise layers behind the last layer with weights read."""
+    """The trainable float constants. Excluded are scalars (bounds, epsilons), layer settings (the scales of a Resize, batch-norm statistics)
+    and detector decoding grids: constants that vary along two or more axes and are read only by elementwise layers after the last
+    weighted layer."""
     users = net.users()
     behind = _before_weights(net)
 
@@ -39,7 +39,7 @@ def trained(net: Network) -> list[Tensor]:
 
 
 def _before_weights(net: Network) -> set[Layer]:
-    """The layers whose results a layer with weights reads, at once or through others."""
+    """The layers that a weighted layer depends on, directly or indirectly."""
     found: set[Layer] = set()
     waiting = [x for x in net.layers if x.op in _WEIGHTED and any(t is not None and t.is_constant for t in x.inputs[1:])]
     while waiting:
@@ -51,11 +51,11 @@ def _before_weights(net: Network) -> set[Layer]:
 
 
 def count_params(net: Network) -> int:
-    """Elements of the constants that training sets (`trained`)."""
+    """Number of elements of the trainable constants (`trained`)."""
     return sum(t.array().size for t in trained(net))
 
 
 def count_flops(net: Network, env: Mapping[str, int] | None = None) -> int:
-    """Floating-point operations of one run, a multiply-add counted as two; symbols default to 1 (one image)."""
+    """Floating-point operations of one run, a multiply-add counts as two; symbols default to 1 (batch 1)."""
     values = {**dict.fromkeys(net.symbols(), 1), **(env or {})}
     return network_operations(net, values)

@@ -1,9 +1,9 @@
-"""Which channels must go together: the ops' coupled axes, joined over the whole network.
+"""Coupled channels: the axes that ops couple, joined over the whole network.
 
-An element is one index of one axis of one tensor. Elements that a layer ties (op.couples) are in one unit: a unit is cut whole or
-kept whole. A unit may be cut only if every layer that makes or reads one of its tensors says how; network inputs and outputs,
-dynamic dims and what regions capture are never cut. Units that lie in the same axes form a group: conv1's output channels with
-bn1's parameters and conv2's input channels, say. The pruning literature's groups are these; no op is named here.
+An element is one index of one axis of one tensor. Elements coupled by a layer (op.couples) belong to one unit, which is cut or kept as a
+whole. A unit may be cut only if every producer and reader of its tensors declares how; network inputs and outputs, dynamic dims and
+captured tensors are never cut. Units on the same axes form a group, for example the output channels of conv1 with the parameters of bn1
+and the input channels of conv2 (the groups of the pruning literature). No op is named here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Axis = tuple[Tensor, int]
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Channels that are cut together. `members[tensor, axis]` is int64 [size, block]: the indexes of each unit along that axis.
+    """Channels that are cut together. `members[tensor, axis]` is int64 [size, block]: the indices of each unit along that axis.
 
-    `name` is that of the first weight whose channels these are; it is what recipes refer to. `layers` are the layers that
-    lose channels, in running order.
+    `name` is that of the first weight that produces these channels; recipes refer to it. `layers` are the affected layers in execution
+    order.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Group:
     layers: tuple[str, ...]
 
     def weights(self) -> Iterator[tuple[Tensor, int, np.ndarray]]:
-        """(constant, axis, indexes [size, block]) of the float constants in the group."""
+        """(constant, axis, indices [size, block]) of the float constants in the group."""
         for (t, axis), at in self.members.items():
             if t.is_constant and t.dtype.is_float:
                 yield t, axis, at
 
     @property
     def block(self) -> int:
-        """Neighbouring channels that a unit takes of the weight that makes it: 1 for a channel, 64 for a head of that width."""
+        """Contiguous channels per unit in the producing weight: 1 for a channel, 64 for a head of that width."""
         own = re.sub(r"[#@]\d+$", "", re.sub(r"@\d+$", "", self.name))
         for t, _, at in self.weights():
             if t.name in (own, self.name):
@@ -58,12 +58,12 @@ class Group:
 
 
 def groups(net: Network) -> list[Group]:
-    """All groups of a network that have at least two channels and a weight of two or more axes, in order of first use.
+    """All groups with at least two channels and a weight of two or more axes, in order of first use.
 
-    An axis that holds a product (heads times head width, groups of a convolution times their channels) can be cut by each factor. So
-    the network is read three times: by the ops' `couples`, and with the second and the innermost factor of such axes as the unit.
-    What only such a reading finds is named with the factor's place: `in_proj_weight@1` are the heads of a fused projection,
-    `in_proj_weight@0` the widths of each. Groups of different readings may be cut at once: what stays is again a product.
+    A product axis (heads times head width, groups of a convolution times their channels) can be cut by each factor. So the analysis runs
+    three times: by the ops' `couples`, and with the second and the innermost factor of such axes as the unit. Groups found only by a later
+    run have the factor index in their name: `in_proj_weight@1` are the heads of a fused projection, `in_proj_weight@0` the head widths.
+    Groups of different runs may be cut together: the result is again a product.
     """
     found: list[tuple[tuple[int, int], Group]] = []
     seen: set[tuple] = set()
@@ -77,13 +77,13 @@ def groups(net: Network) -> list[Group]:
 
 
 def _read_otherwise(net: Network, level: int) -> bool:
-    """Whether some layer is read differently at this level."""
+    """True if some layer has other couples at this level."""
     ops = ((layer, get_op(layer.op)) for layer in net.layers)
     return any(o.couples is not None and o.inner is not None and o.inner(layer, level) != o.couples(layer) for layer, o in ops)
 
 
 def _groups(net: Network, level: int | None) -> Iterator[tuple[tuple[int, int], Group]]:
-    """Groups of one reading, each with its place in the order."""
+    """Groups of one level with their positions in the order."""
     axes = _axes(net)
     base: dict[Axis, int] = {}
     n = 0
@@ -112,12 +112,12 @@ def find_group(found: list[Group], name: str) -> Group:
         if g.name == name:
             return g
     raise PruneError(
-        f"there is no group {name!r}.{nearest(name, [g.name for g in found])} The network has {len(found)} groups that can be cut."
+        f"unknown group {name!r}.{nearest(name, [g.name for g in found])} The network has {len(found)} groups that can be cut."
     )
 
 
 def _axes(net: Network) -> list[Axis]:
-    """Axes of static size, two or more, of all tensors that the layers touch."""
+    """Axes of static size >= 2 of all tensors of the layers."""
     seen: dict[Tensor, None] = {}
     for layer in net.layers:
         seen.update(dict.fromkeys(t for t in (*layer.inputs, *layer.outputs) if t is not None))
@@ -125,7 +125,7 @@ def _axes(net: Network) -> list[Axis]:
 
 
 def _couples(layer: Layer, level: int | None) -> list[Couple]:
-    """What the layer's op says is cut together, in one reading."""
+    """The couples that the layer's op declares at one level."""
     o = get_op(layer.op)
     if o.couples is None or layer.regions:
         return []
@@ -135,14 +135,14 @@ def _couples(layer: Layer, level: int | None) -> list[Couple]:
 def _tie(
     layer: Layer, couples: list[Couple], base: Mapping[Axis, int], locked: np.ndarray, edges: list[tuple[np.ndarray, np.ndarray]]
 ) -> None:
-    """Edges of one layer's couples; locks the axes that they do not name."""
+    """Adds the edges of one layer's couples; locks axes without couples."""
     named: set[Axis] = set()
     for c in couples:
         a, b = (c.a, c.a_axis), (c.b, c.b_axis)
         named |= {a, b}
         if a in base and b in base:
             edges.append(_edges(c, base[a], base[b]))
-        else:  # tied to an axis of size one or of unknown size: it cannot lose a part
+        else:  # coupled to an axis of size one or unknown size: it cannot be cut
             for one in (a, b):
                 if one in base:
                     locked[base[one] : base[one] + one[0].shape[one[1]]] = True
@@ -157,7 +157,7 @@ def _tie(
 
 
 def _edges(c: Couple, at_a: int, at_b: int) -> tuple[np.ndarray, np.ndarray]:
-    """Edges that make one component of each unit: its first element of `a` with all others."""
+    """Edges that connect each unit: its first element of `a` with all others."""
     a, b = c.indexes()
     others = np.concatenate([at_a + a[:, 1:], at_b + b], axis=1)
     return np.repeat(at_a + a[:, 0], others.shape[1]), others.reshape(-1)
@@ -172,8 +172,8 @@ def _lock(t: Tensor, base: Mapping[Axis, int], locked: np.ndarray) -> None:
 def _collect(
     net: Network, axes: list[Axis], base: Mapping[Axis, int], root: np.ndarray, fixed: np.ndarray
 ) -> Iterator[tuple[tuple[int, int], Group]]:
-    """Groups of the units that are not fixed."""
-    places: dict[int, dict[int, list[int]]] = {}  # unit -> number of an axis -> indexes along it
+    """Groups of the cuttable units."""
+    places: dict[int, dict[int, list[int]]] = {}  # unit -> axis number -> indices along it
     for number, (t, i) in enumerate(axes):
         start = base[t, i]
         for k in range(t.shape[i]):
@@ -197,7 +197,7 @@ def _collect(
         found.append((order[layers[0]], units[0], matrices, members, layers))
     taken: dict[str, int] = {}
     for place, unit, matrices, members, layers in sorted(found, key=lambda f: f[:2]):
-        # The weight that makes the channels names them: the one read by the earliest layer.
+        # Named after the producing weight: the one read by the earliest layer.
         t, _ = min(matrices, key=lambda m: (min(order[n] for n in touching[m[0]]), m[1]))
         taken[t.name] = taken.get(t.name, 0) + 1
         name = t.name if taken[t.name] == 1 else f"{t.name}#{taken[t.name]}"

@@ -1,4 +1,4 @@
-"""Cutting: a network without the channels that are not kept, and the big network with the same channels zeroed (its oracle)."""
+"""Cutting: a network without the removed channels, and the full network with these channels zeroed (its oracle)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Kept = Mapping[str, Sequence[int] | np.ndarray]  # group name -> kept channels
 
 
 def cut(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
-    """`net` with only the `kept` channels of each named group; groups that are not named stay whole, `removed` branches go (depth.py).
+    """Returns `net` with only the `kept` channels of each named group, and without the `removed` branches (depth.py).
 
-    Layers, tensors and weights keep their names; a cut weight's origin is a Gather of the source weight, so the same cut can be
-    applied to other values of it. `found` are the groups of `net` if they are known already.
-    Raises PruneError for an unknown group, channels that are not there, or none kept, and for a layer that does not come out as expected.
+    Layers, tensors and weights keep their names; the origin of a cut weight is a Gather of the source weight, so the cut can be
+    applied to other values. `found` are the groups of `net`, if already known. Raises PruneError for an unknown group, invalid or no kept
+    channels, and for a layer whose cut form does not have the expected type.
     """
     indexes = kept_indexes(net, kept, found)
     if net.stage != "source":
@@ -37,13 +37,13 @@ def cut(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, remov
         _cut_layer(layer, made, twin, indexes)
     made.outputs = [twin[t] for t in net.outputs]
     made.metadata = dict(net.metadata)
-    made.prune_dead()  # a shape that was rewritten leaves its old constant behind
+    made.prune_dead()  # the old constant of a rewritten shape is dead
     return remove_branches(made, removed) if removed else verify(made)
 
 
 def zeroed(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
-    """`net` at its full size with the weights of all channels that are not kept set to zero, and `removed` branches silenced: it
-    computes what `cut` computes."""
+    """Returns `net` at full size with the weights of removed channels set to zero and `removed` branches multiplied by zero: equivalent to
+    `cut`."""
     indexes = kept_indexes(net, kept, found)
     made = silenced(net, removed) if removed else net.clone()
     for t in net.constants.values():
@@ -59,17 +59,17 @@ def zeroed(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, re
 
 
 def kept_indexes(net: Network, kept: Kept, found: Sequence[Group] | None = None) -> dict[Axis, np.ndarray]:
-    """Kept indexes (sorted) of every axis that loses some. Raises PruneError."""
+    """Sorted kept indices of every affected axis. Raises PruneError."""
     known = list(found) if found is not None else groups(net)
     gone: dict[Axis, list[np.ndarray]] = {}
     for name, channels in kept.items():
         g = find_group(known, name)
         at = np.asarray(channels)
         if at.ndim != 1 or not len(at) or (at.dtype.kind not in "iu"):
-            raise PruneError(f"group {name!r}: the kept channels are a list of at least one whole number, not {channels!r}"[:300])
+            raise PruneError(f"group {name!r}: the kept channels must be a non-empty list of integers, not {channels!r}"[:300])
         if at.min() < 0 or at.max() >= g.size or len(np.unique(at)) != len(at):
             raise PruneError(
-                f"group {name!r} has channels 0 to {g.size - 1}, each to be named once; {sorted(at.tolist())[:12]}... does not fit"
+                f"group {name!r} has channels 0 to {g.size - 1}, each at most once; {sorted(at.tolist())[:12]}... is invalid"
             )
         lost = np.setdiff1d(np.arange(g.size), at)
         if len(lost):
@@ -79,12 +79,12 @@ def kept_indexes(net: Network, kept: Kept, found: Sequence[Group] | None = None)
     for (t, i), lost_here in gone.items():
         indexes[t, i] = np.setdiff1d(np.arange(t.shape[i]), np.concatenate(lost_here))
         if not len(indexes[t, i]):
-            raise PruneError(f"nothing would be left of axis {i} of %{t.name}: keep at least one channel of one of its groups")
+            raise PruneError(f"axis {i} of %{t.name} would be empty: keep at least one channel of one of its groups")
     return indexes
 
 
 def _sliced(t: Tensor, weight: Weight, indexes: Mapping[Axis, np.ndarray]) -> Weight:
-    """The weight with the kept indexes only, its origin saying so."""
+    """The weight with the kept indices only, with a Gather as origin."""
     for i in range(t.type.rank):
         if (t, i) in indexes:
             weight = express("Gather", weight, literal(indexes[t, i].astype(np.int64)), axis=i)
@@ -92,7 +92,7 @@ def _sliced(t: Tensor, weight: Weight, indexes: Mapping[Axis, np.ndarray]) -> We
 
 
 def _cut_layer(layer: Layer, made: Network, twin: dict[Tensor, Tensor], indexes: Mapping[Axis, np.ndarray]) -> None:
-    """Adds the layer over the cut tensors, with what its op says must change."""
+    """Adds the layer on the cut tensors with the changes that its op declares."""
     tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
     here = {(t, i): indexes[t, i] for t in tensors for i in range(t.type.rank) if (t, i) in indexes}
     recut = get_op(layer.op).recut
@@ -111,21 +111,21 @@ def _cut_layer(layer: Layer, made: Network, twin: dict[Tensor, Tensor], indexes:
             layer.op, inputs, attrs, name=layer.name, outputs=[t.name for t in layer.outputs], regions=regions, sources=layer.sources
         )
     except NetworkError as e:
-        raise PruneError(f"{layer.op} '{layer.name}' does not take its cut inputs: {e}. Leave the groups that it reads whole.") from e
+        raise PruneError(f"{layer.op} '{layer.name}' does not accept its cut inputs: {e}. Do not cut the groups that it reads.") from e
     for t, cut_twin in zip(layer.outputs, new.outputs, strict=True):
         want = tuple(len(here[t, i]) if (t, i) in here else d for i, d in enumerate(t.shape))
         if cut_twin.shape != want:
             raise PruneError(
-                f"{layer.op} '{layer.name}' makes {cut_twin.type} of its cut inputs, not {t.type.with_shape(want)}: "
-                f"it counts on the full size. Leave the groups that it reads whole."
+                f"{layer.op} '{layer.name}' gives {cut_twin.type} for its cut inputs, not {t.type.with_shape(want)}: "
+                f"it depends on the full size. Do not cut the groups that it reads."
             )
         twin[t] = cut_twin
 
 
 def _as_before(t: Tensor, layer: Layer, made: Network, twin: dict[Tensor, Tensor]) -> Tensor:
-    """The twin of an input; the number of the full size where a number of channels is reckoned with, not a shape.
+    """The cut tensor of an input; the full-size value where a channel count is used as a number rather than a shape.
 
-    Attention that reads its scale off Shape(q), or a mean as a sum over Shape(x), computes with the full size still. Raises PruneError where
+    Attention that derives its scale from Shape(q), or a mean as sum / Shape(x), keeps computing with the full size. Raises PruneError where
     that depends on a dynamic size.
     """
     now = twin[t]
@@ -135,7 +135,7 @@ def _as_before(t: Tensor, layer: Layer, made: Network, twin: dict[Tensor, Tensor
         return now
     if not all(isinstance(v, int) for v in t.shape_value):
         raise PruneError(
-            f"{layer.op} '{layer.name}' reckons with {t}, which counts cut channels and a dynamic size. Leave the groups that it counts whole."
+            f"{layer.op} '{layer.name}' computes with {t}, which depends on cut channels and a dynamic size. Do not cut the groups that it counts."
         )
     values = np.array(t.shape_value, np.float64 if t.dtype.is_float else np.int64).reshape([int(d) for d in t.shape])
     return made.constant(values.astype(t.dtype.numpy), f"{t.name}.before")

@@ -1,7 +1,7 @@
-"""Depth: residual branches that can be taken out whole, so that their shortcut remains: blocks of a ResNet, halves of a transformer's layer.
+"""Depth pruning: residual branches that can be removed so that the shortcut remains: blocks of a ResNet, sublayers of a transformer.
 
-A branch is what an Add puts onto a value that it was computed from: `y = x + f(x)`. Without it y is x, of the same type, and everything
-else stays; that is what the network computes when the branch gives zeros. Shortcuts that change their shape have no such branch.
+A branch is the f(x) of an Add `y = x + f(x)`. Without it y is x, of the same type; this equals the network with a branch output of zero.
+Blocks whose shortcut changes the shape have no removable branch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from whet.registry import nearest
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """`name` is that of the Add; `place` which of its inputs the branch makes; `layers` what goes with it, in running order."""
+    """`name` is that of the Add; `place` the index of the Add input from the branch; `layers` its layers in execution order."""
 
     name: str
     place: int
@@ -27,7 +27,7 @@ class Branch:
 
 
 def branches(net: Network) -> list[Branch]:
-    """All branches that can be removed, in running order. A branch may lie inside another."""
+    """All removable branches in execution order. Branches may be nested."""
     users = net.users()
     outputs = set(net.outputs)
     place = {t: i for i, layer in enumerate(net.layers) for t in layer.outputs}
@@ -49,7 +49,7 @@ def branches(net: Network) -> list[Branch]:
 
 
 def _between(net: Network, start: Tensor, end: Tensor, place: dict[Tensor, int]) -> list[Layer]:
-    """Layers on ways from `start` to `end`, in running order; empty when `end` is not computed from `start`."""
+    """Layers on paths from `start` to `end` in execution order; empty when `end` does not depend on `start`."""
     first, last = place.get(start, -1), place[end]
     reached: set[Tensor] = {start}
     forward = []
@@ -68,7 +68,7 @@ def _between(net: Network, start: Tensor, end: Tensor, place: dict[Tensor, int])
 
 
 def _closed(inside: Sequence[Layer], end: Tensor, add: Layer, users, outputs: set[Tensor]) -> bool:
-    """Whether nothing outside reads what the branch makes, shapes aside, and the Add alone reads its end."""
+    """True if no layer outside reads a value of the branch (except shapes) and only the Add reads its output."""
     names = {x.name for x in inside}
     for layer in inside:
         for t in layer.outputs:
@@ -90,15 +90,15 @@ def find_branches(found: Sequence[Branch], names: Iterable[str]) -> list[Branch]
     for name in names:
         if name not in known:
             raise PruneError(
-                f"there is no residual branch {name!r} to remove.{nearest(name, list(known))} The network has {len(known)} that can go whole."
+                f"unknown residual branch {name!r}.{nearest(name, list(known))} The network has {len(known)} removable branches."
             )
     return [known[n] for n in dict.fromkeys(names)]
 
 
 def remove_branches(net: Network, names: Iterable[str]) -> Network:
-    """A copy of `net` without the named branches (Branch.name); what only they needed goes too.
+    """A copy of `net` without the named branches (Branch.name) and without layers that only they need.
 
-    Raises PruneError for a name that is not there, or where a shape inside a branch is still counted on outside.
+    Raises PruneError for an unknown name, or when a shape inside a branch is used outside.
     """
     chosen = find_branches(branches(net), names)
     made = net.clone()
@@ -110,7 +110,7 @@ def remove_branches(net: Network, names: Iterable[str]) -> Network:
         made.layers.remove(add)
     for layer in [x for x in made.layers if x.op == "Relu"]:
         t = layer.inputs[0]
-        if t is not None and t.maker is not None and t.maker.op == "Relu":  # y = relu(x + f(x)) was one of two in a row
+        if t is not None and t.maker is not None and t.maker.op == "Relu":  # of two consecutive Relus of y = relu(x + f(x)) one is redundant
             made.replace(layer.output, t)
             made.layers.remove(layer)
     made.prune_dead()
@@ -118,7 +118,7 @@ def remove_branches(net: Network, names: Iterable[str]) -> Network:
 
 
 def silenced(net: Network, names: Iterable[str]) -> Network:
-    """`net` at its full depth with the output of the named branches multiplied by zero: it computes what `remove_branches` computes."""
+    """`net` at full depth with the output of the named branches multiplied by zero: equivalent to `remove_branches`."""
     import numpy as np
 
     made = net.clone()

@@ -14,7 +14,7 @@ from whet.runtime.dlpack import CPU, DeviceArray, device_array, on_gpu
 from whet.runtime.memory import ALIGNMENT
 
 if TYPE_CHECKING:
-    from whet.runtime.steps import Bound
+    from whet.runtime.steps import BoundEngine
 
 
 def as_array(name: str, value: Any, dtype: DType) -> np.ndarray:
@@ -61,7 +61,7 @@ def address_of(array: UserArray) -> int:
     return array.address if isinstance(array, DeviceArray) else array.ctypes.data
 
 
-def copy_in(bound: Bound, name: str, array: UserArray) -> None:
+def copy_in(bound: BoundEngine, name: str, array: UserArray) -> None:
     """Copies a user's array into a tensor's place; from a GPU through the host where the engine stores it otherwise."""
     if isinstance(array, np.ndarray):
         bound.write(name, array)
@@ -72,7 +72,7 @@ def copy_in(bound: Bound, name: str, array: UserArray) -> None:
         bound.write(name, raw.view(array.dtype.numpy).reshape(array.shape))
 
 
-def copy_out(bound: Bound, name: str, array: UserArray) -> None:
+def copy_out(bound: BoundEngine, name: str, array: UserArray) -> None:
     """Copies an output to a user's array."""
     if isinstance(array, np.ndarray):
         np.copyto(array, bound.output(name))
@@ -82,12 +82,12 @@ def copy_out(bound: Bound, name: str, array: UserArray) -> None:
         bound.backend.write_address(array.address, bound.output(name))
 
 
-def _as_stored(bound: Bound, name: str) -> bool:
+def _as_stored(bound: BoundEngine, name: str) -> bool:
     o = bound.shaped.operands.get(name)
     return o is not None and o.format == "linear" and o.dtype == bound.shaped.types[name].dtype
 
 
-def why_copied(bound: Bound, name: str, array: UserArray, users: Mapping[str, UserArray]) -> str | None:
+def why_copied(bound: BoundEngine, name: str, array: UserArray, users: Mapping[str, UserArray]) -> str | None:
     """Why kernels cannot use a user's array in place of the tensor `name`; None when they can."""
     if isinstance(array, DeviceArray):
         if array.address % _DEVICE_ALIGNMENT:
@@ -100,7 +100,7 @@ def why_copied(bound: Bound, name: str, array: UserArray, users: Mapping[str, Us
             begin, end = address_of(theirs), address_of(theirs) + theirs.nbytes
             if other != name and isinstance(theirs, DeviceArray) and begin < array.address + array.nbytes and array.address < end:
                 return f"it shares memory with the array of '{other}'"
-        return bound.why_not_pointed(name)
+        return bound.why_not_bindable(name)
     if bound.arena.array is None:
         return "the backend's memory is not the host's"
     if not array.flags.c_contiguous:
@@ -115,4 +115,4 @@ def why_copied(bound: Bound, name: str, array: UserArray, users: Mapping[str, Us
     for other, theirs in users.items():
         if other != name and isinstance(theirs, np.ndarray) and np.may_share_memory(array, theirs):
             return f"it shares memory with the array of '{other}'"
-    return bound.why_not_pointed(name)
+    return bound.why_not_bindable(name)

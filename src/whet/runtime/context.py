@@ -16,13 +16,13 @@ from whet.errors import BackendError, ContextError, ShapeError
 from whet.network import Expr, evaluate, static_shape
 from whet.registry import nearest
 from whet.runtime.arrays import UserArray, address_of, as_array, copy_in, copy_out, user_array, why_copied
-from whet.runtime.dealing import dealt_bytes, launches
 from whet.runtime.dlpack import CPU, DeviceArray
 from whet.runtime.engine import Engine
 from whet.runtime.memory import ALIGNMENT, aligned_empty
 from whet.runtime.profiles import nearest_profile, takes
+from whet.runtime.sample_parallel import arena_bytes, bind_shapes
 from whet.runtime.shaped import opt_shapes
-from whet.runtime.steps import Bound
+from whet.runtime.steps import BoundEngine
 
 _BOUND_KEPT = 4  # sets of shapes whose recorded launches a context remembers
 
@@ -39,12 +39,12 @@ class Context:
         self.engine, self._fixed = engine, profile
         self._shapes = opt_shapes(engine.plan, profile or 0)
         self._lock = threading.Lock()
-        self._arena_bytes = max(dealt_bytes(engine.plan, k) for k in (range(len(engine.plan.arenas)) if profile is None else (profile,)))
+        self._arena_bytes = max(arena_bytes(engine.plan, k) for k in (range(len(engine.plan.arenas)) if profile is None else (profile,)))
         self._arena: Any = None
-        self._bounds: OrderedDict[tuple, Bound] = OrderedDict()
+        self._bounds: OrderedDict[tuple, BoundEngine] = OrderedDict()
         self._pointed: dict[int, dict[str, int]] = {}  # id(bound) -> tensor -> user's address
         self._users: dict[str, UserArray] = {}
-        self._ready: tuple[Bound, list, list] | None = None  # what execute() does, until something is bound or run otherwise
+        self._ready: tuple[BoundEngine, list, list] | None = None  # what execute() does, until something is bound or run otherwise
         self._closed = False
 
     def __repr__(self) -> str:
@@ -237,7 +237,7 @@ class Context:
         names, suffix = display_names(net), profile_suffix(self.profile_index)
         return [LayerTimes(names[layer.name] + suffix, layer.name, tuple(1e3 * r[i] for r in rounds)) for i, layer in enumerate(net.layers)]
 
-    def launches(self) -> Bound:
+    def launches(self) -> BoundEngine:
         """The recorded launches and memory at the present shapes: for measuring, which orders copies and launches by itself. They work on the
         arena, not on bound arrays: give inputs to `feed` of what is returned."""
         with self._alone():
@@ -286,7 +286,7 @@ class Context:
         finally:
             self._lock.release()
 
-    def _bound(self) -> Bound:
+    def _bound(self) -> BoundEngine:
         key = tuple(self._shapes[n] for n in self.engine.inputs)
         found = self._bounds.get(key)
         if found is not None:
@@ -294,7 +294,7 @@ class Context:
             return found
         if self._arena is None:
             self._arena = self._new_arena()
-        found = launches(self.engine.shaped(self.profile_index, self._shapes), self.engine.backend, self._arena)
+        found = bind_shapes(self.engine.shaped(self.profile_index, self._shapes), self.engine.backend, self._arena)
         self._bounds[key] = found
         while len(self._bounds) > _BOUND_KEPT:
             _, old = self._bounds.popitem(last=False)
@@ -311,7 +311,7 @@ class Context:
                 f"the engine's packed weights {self.engine.memory().packed / 2**20:.1f}. {e}"
             ) from e
 
-    def _make_ready(self) -> tuple[Bound, list[tuple[str, UserArray]], list[tuple[str, UserArray]]]:
+    def _make_ready(self) -> tuple[BoundEngine, list[tuple[str, UserArray]], list[tuple[str, UserArray]]]:
         """Launches at the users' arrays' shapes, pointed at those that kernels can use; the others are copied in and out."""
         missing = [n for n in self.engine.inputs if n not in self._users]
         if missing:
@@ -324,13 +324,13 @@ class Context:
         rest = [(n, a) for n, a in self._users.items() if n not in direct]
         return bound, [(n, a) for n, a in rest if n in self.engine.inputs], [(n, a) for n, a in rest if n in self.engine.outputs]
 
-    def _point(self, bound: Bound, wanted: dict[str, int]) -> None:
+    def _point(self, bound: BoundEngine, wanted: dict[str, int]) -> None:
         """Re-points launches so that exactly the tensors in `wanted` lie at users' addresses."""
         self._ready = None
         now = self._pointed.setdefault(id(bound), {})
         for name in [*now, *wanted]:
             if now.get(name) != wanted.get(name):
-                bound.point(name, wanted.get(name))
+                bound.set_address(name, wanted.get(name))
         self._pointed[id(bound)] = dict(wanted)
 
     def _arrays(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -345,7 +345,7 @@ class Context:
             found[name] = as_array(name, inputs[name], type_.dtype)
         return found
 
-    def _check_users(self, bound: Bound, only: str | None = None) -> None:
+    def _check_users(self, bound: BoundEngine, only: str | None = None) -> None:
         for n, a in self._users.items():
             if n in self.engine.outputs and only in (None, n):
                 want = static_shape(bound.shaped.types[n].shape)
@@ -400,7 +400,7 @@ class Context:
 class Pending:
     """A run that was started. It keeps the context's memory until it is done."""
 
-    def __init__(self, event: Completion | None, bound: Bound):
+    def __init__(self, event: Completion | None, bound: BoundEngine):
         self._event, self._bound = event, bound
 
     @property

@@ -18,10 +18,10 @@ from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError
 from whet.network import DType, TensorType
-from whet.runtime.dealing import dealt_bytes, launches, plan_shapes
 from whet.runtime.kernels import Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes
-from whet.runtime.shaped import Shaped, opt_shapes
+from whet.runtime.sample_parallel import arena_bytes, bind_shapes, plan_shapes
+from whet.runtime.shaped import ShapedPlan, opt_shapes
 
 if TYPE_CHECKING:
     from whet.runtime.context import Context
@@ -103,7 +103,7 @@ class Engine:
         self._where = where
         self._told: set[tuple[str, str]] = set()
         self._store = WeightStore(backend, {} if machine_differences(plan, backend) else plan.packed)
-        self._shaped: OrderedDict[tuple, Shaped] = OrderedDict()
+        self._shaped: OrderedDict[tuple, ShapedPlan] = OrderedDict()
         self._lock = threading.Lock()
         self._open = True
         self.poisoned = ""  # why, when a kernel failed in a way that took all of the engine's memory with it
@@ -172,7 +172,7 @@ class Engine:
         """Bytes in use, with one context's arena and scratch (without one: those of profile 0 as planned)."""
         held = (t.weight for p in self.plan.by_profile() for t in p.network.constants.values())
         arrays = {w.digest: w.array.nbytes for w in held if w is not None}
-        used = context.nbytes() if context is not None else {"arena": dealt_bytes(self.plan), "scratch": 0}
+        used = context.nbytes() if context is not None else {"arena": arena_bytes(self.plan), "scratch": 0}
         return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
 
     # what it makes
@@ -188,7 +188,7 @@ class Engine:
         self._check_open()
         return Context(self, profile)
 
-    def shaped(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> Shaped:
+    def shaped(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> ShapedPlan:
         """Kernels and weights for these shapes, planned once and remembered."""
         self._check_open()
         key = (profile, tuple(sorted((k, tuple(v)) for k, v in shapes.items())))
@@ -205,7 +205,7 @@ class Engine:
         self._tell_fallbacks(found)
         return found
 
-    def _tell_fallbacks(self, shaped: Shaped) -> None:
+    def _tell_fallbacks(self, shaped: ShapedPlan) -> None:
         """One warning for all layers whose tactic cannot run; none twice."""
         groups: dict[str, list[Planned]] = {}
         for s in shaped.steps:
@@ -265,7 +265,7 @@ class Engine:
             if not (probe := part.probe):
                 continue
             shapes = {n: tuple(v) for n, v in probe["shapes"].items()}
-            bound = launches(self.shaped(k, shapes), self.backend)
+            bound = bind_shapes(self.shaped(k, shapes), self.backend)
             bound.feed(probe_inputs(part.network, probe["seed"], shapes))
             bound.run()
             if different := probe_differs(probe, bound.fetch()):

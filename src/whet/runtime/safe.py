@@ -32,7 +32,7 @@ class SafeCall(Call):
         self.kernel = kernel
         self.addresses = {"input": list(args.inputs), "output": list(args.outputs)}
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         self.addresses[kind][index] = address
 
     def run(self) -> None:

@@ -16,7 +16,7 @@ from whet.tactics import Operand
 
 
 @dataclass
-class Shaped:
+class ShapedPlan:
     """What contexts of one engine share for one set of input shapes: static layers, kernels, weights in backend memory."""
 
     plan: EnginePlan
@@ -41,7 +41,7 @@ class Shaped:
         return sum(held.values())
 
 
-def shape_plan(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> Shaped:
+def shape_plan(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> ShapedPlan:
     """Kernels and weights for these input shapes. Raises ShapeError, EngineError, BackendError."""
     net = plan.network
     env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes)
@@ -59,7 +59,7 @@ def shape_plan(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[in
             if t is not None and t.weight is not None and o is not None:
                 held[i] = store.constant(t.weight, o)
         constants.append(held)
-    return Shaped(plan, profile, dict(shapes), env, steps, storage(plan), types, packed, constants)
+    return ShapedPlan(plan, profile, dict(shapes), env, steps, storage(plan), types, packed, constants)
 
 
 def storage(plan: EnginePlan) -> dict[str, Operand]:

@@ -19,8 +19,8 @@ from whet.backends import Backend, Buffer, Executable, Recorder
 from whet.errors import BackendError
 from whet.network import Layer
 from whet.runtime.memory import ALIGNMENT
-from whet.runtime.pointing import Sites
-from whet.runtime.shaped import Shaped
+from whet.runtime.operand_sites import OperandSites
+from whet.runtime.shaped import ShapedPlan
 from whet.runtime.values import Values
 from whet.tactics import Args, Kernel
 
@@ -40,13 +40,13 @@ class _Recorder:
         return self._stream.finish()
 
 
-class Bound(Values):
+class BoundEngine(Values):
     """A recorded engine over an arena of its own (or one that is given). Not safe from several threads at once; Context guards it."""
 
-    def __init__(self, shaped: Shaped, backend: Backend, arena: Buffer | None = None):
+    def __init__(self, shaped: ShapedPlan, backend: Backend, arena: Buffer | None = None):
         super().__init__(shaped, backend, arena)
         self._scratch, scratch = self._scratch_memory()
-        self._sites = Sites(shaped)
+        self._sites = OperandSites(shaped)
         self.step_calls: list[list[Any]] = []
         recorder = _Recorder(backend.stream())
         self._args = [self._arguments(i, scratch) for i in range(len(shaped.steps))]
@@ -61,7 +61,7 @@ class Bound(Values):
 
     def run(self) -> None:
         """Runs everything; returns when the results are there. Raises BackendError when a kernel fails."""
-        run_caught(self.executable)
+        run_checked(self.executable)
 
     def run_timed(self) -> list[float]:
         """Runs launch by launch; seconds of each *layer*, which has none, one or several."""
@@ -116,12 +116,12 @@ class Bound(Values):
         kernel.enqueue(Args(args.inputs, args.outputs, tuple(packed), args.scratch), recorder)
         return recorder.calls
 
-    def again(self, names: Collection[str]) -> Again:
+    def record_again(self, names: Collection[str]) -> RepeatedLaunches:
         """Launches of one more run in the same memory, whose inputs or outputs `names` may lie elsewhere: what touches them is recorded anew."""
         if self._touching is None or self._touching[0] != set(names):
             steps = zip(self.shaped.steps, self.step_calls, strict=True)
             self._touching = set(names), [bool(own) and self._sites.touches(step, names) for step, own in steps]
-        sites, calls = Sites(self.shaped, like=self._sites), []
+        sites, calls = OperandSites(self.shaped, like=self._sites), []
         recorder = _Recorder(self.backend.stream())
         for step, args, own, touching in zip(self.shaped.steps, self._args, self.step_calls, self._touching[1], strict=True):
             if touching:
@@ -129,22 +129,22 @@ class Bound(Values):
                 step.kernel.enqueue(args, recorder)
                 sites.note(step, own)
             calls += own
-        return Again(calls, sites)
+        return RepeatedLaunches(calls, sites)
 
-    def itself(self) -> Again:
+    def own_launches(self) -> RepeatedLaunches:
         """Its own launches, as `again` gives others."""
-        return Again([call for calls in self.step_calls for call in calls], self._sites)
+        return RepeatedLaunches([call for calls in self.step_calls for call in calls], self._sites)
 
-    def why_not_pointed(self, name: str) -> str | None:
+    def why_not_bindable(self, name: str) -> str | None:
         """Why an input or output must stay in the arena; None when its launches can use a user's memory."""
         return self._sites.why_not(self, name)
 
-    def point(self, name: str, address: int | None) -> None:
+    def set_address(self, name: str, address: int | None) -> None:
         """Makes every launch that touches the tensor's bytes use other memory (the caller keeps it alive); None: the arena again.
 
-        Ask `why_not_pointed` first.
+        Ask `why_not_bindable` first.
         """
-        self._sites.point(self, name, address)
+        self._sites.set_address(self, name, address)
         self.executable.refresh()
 
     def nbytes(self) -> dict[str, int]:
@@ -178,14 +178,14 @@ class Bound(Values):
 
 
 @dataclass
-class Again:
+class RepeatedLaunches:
     """Launches of a run, and where the addresses of inputs and outputs stand in them."""
 
     calls: list[Any]
-    sites: Sites
+    sites: OperandSites
 
 
-def run_caught(executable: Executable) -> None:
+def run_checked(executable: Executable) -> None:
     """Runs launches. Raises BackendError when a kernel fails, in whichever way."""
     try:
         executable.run()

@@ -11,7 +11,7 @@ from whet.engine.plan import ArenaPlan
 from whet.errors import EngineError, ShapeError
 from whet.network import Network, format_bytes, from_stored, static_shape, stored_shape, to_stored
 from whet.runtime.memory import ALIGNMENT, read_bytes, write_bytes
-from whet.runtime.shaped import Shaped
+from whet.runtime.shaped import ShapedPlan
 
 
 class Values:
@@ -20,7 +20,7 @@ class Values:
     Raises EngineError for a tensor without a place, or with one that is too small or outside of the arena.
     """
 
-    def __init__(self, shaped: Shaped, backend: Backend, arena: Buffer | None = None):
+    def __init__(self, shaped: ShapedPlan, backend: Backend, arena: Buffer | None = None):
         self.shaped, self.backend = shaped, backend
         self.network: Network = shaped.plan.network
         self.arena_plan: ArenaPlan = shaped.plan.arenas[shaped.profile]
@@ -47,7 +47,7 @@ class Values:
         """A copy of a tensor as it now lies in memory, as a logical array of its storage type (valid while it is alive)."""
         return self._read(name, 0, None)
 
-    def images(self, name: str, at: Sequence[int]) -> np.ndarray:
+    def samples(self, name: str, at: Sequence[int]) -> np.ndarray:
         """As `value`, only the entries `at` of the first axis; every format keeps that axis outermost, so nothing else is read."""
         return np.concatenate([self._read(name, i, 1) for i in at])
 
@@ -77,7 +77,7 @@ class Values:
         else:
             write_bytes(self.backend, self.arena, self._base[name], to_stored(array.astype(o.dtype.numpy, copy=False), o.format))
 
-    def put(self, name: str, array: np.ndarray) -> None:
+    def write_stored(self, name: str, array: np.ndarray) -> None:
         """Puts a logical array of a tensor's storage type into its place, as it is."""
         write_bytes(self.backend, self.arena, self._base[name], to_stored(array, self.shaped.operands[name].format))
 

@@ -1,4 +1,4 @@
-"""The one place that says what to do where PyTorch is missing."""
+"""The check for an installed PyTorch and its error message."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ INSTALL = "pip install 'whet[train]' (any PyTorch from 2.4 on; the CPU build is 
 
 
 def need_torch(package: str = "torch", what: str = "Training") -> None:
-    """Raises BackendError where `package` is not installed."""
+    """Raises BackendError when `package` is not installed."""
     if find_spec(package) is None:
         raise BackendError(f"{what} needs {package}, which is not installed: {INSTALL}")

@@ -1,6 +1,6 @@
-"""A teacher's answers, each asked for once: with views of the data (config.views) the same pictures come again, and so would the answers.
+"""Cached teacher outputs: with a fixed number of augmented views (config.views) the same images, and so the same outputs, recur.
 
-A teacher that is larger than what it teaches takes most of a step; asked once for each view, it may be many networks at the cost of few epochs.
+A large teacher takes most of a training step. Evaluated once per view, an ensemble of teachers costs as much as a few epochs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from whet.training.feeding import Feeder
 from whet.training.loss import outputs_of
 from whet.training.module import NetworkModule
 
-_BATCHES = 4  # of training, in one of the teacher's, who keeps nothing for a way back
+_BATCHES = 4  # training batches per teacher batch: inference needs no memory for gradients
 
 
 class _Autocast(Protocol):
@@ -22,14 +22,14 @@ class _Autocast(Protocol):
 
 
 class Answers:
-    """What `teacher` says to each sample in each view of `feeder`; asked when a view comes for the first time."""
+    """Outputs of `teacher` for each sample in each view of `feeder`, computed when a view is first used."""
 
     def __init__(self, teacher: NetworkModule, feeder: Feeder, autocast: _Autocast):
         self.teacher, self.feeder, self.autocast = teacher, feeder, autocast
         self._kept: dict[int, tuple[torch.Tensor, ...]] = {}
 
     def at(self, epoch: int, samples: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The answers to some samples (their numbers) as an epoch sees them, on the feeder's device; one tensor an output."""
+        """Teacher outputs for `samples` (indices) in the view of `epoch`, on the feeder's device; one tensor per output."""
         view = epoch % self.feeder.views
         if view not in self._kept:
             self._kept[view] = self._asked(view)

@@ -1,4 +1,4 @@
-"""Augmentation of images: mirrored, cut from a padded one, a rectangle of another pasted in; what is drawn apart from what is done with it."""
+"""Image augmentation: horizontal flip, random crop of the padded image, CutMix. Random draws are separate from their application."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from whet.errors import UsageError
 
 @dataclass(frozen=True)
 class Draws:
-    """What was drawn for n samples."""
+    """The random draws for n samples."""
 
     mirrored: torch.Tensor  # bool [n]
-    cut: torch.Tensor  # int [2, n]: by how many rows and columns the padded ones are cut
-    other: torch.Tensor  # int [n]: whose rectangle is pasted in
-    box: torch.Tensor  # f32 [3, n]: the rectangle's middle (rows, columns) and its sides, in parts of the picture's; sides of 0 paste nothing
+    cut: torch.Tensor  # int [2, n]: row and column offset of the crop
+    other: torch.Tensor  # int [n]: index of the sample whose rectangle is pasted
+    box: torch.Tensor  # f32 [3, n]: centre (row, column) and side of the rectangle, relative to the image; a side of 0 pastes nothing
 
     def of(self, samples: torch.Tensor) -> Draws:
-        """Those of some samples; `other` still counts all."""
+        """The draws of `samples`; `other` still indexes all samples."""
         return Draws(self.mirrored[samples], self.cut[:, samples], self.other[samples], self.box[:, samples])
 
 
 @dataclass(frozen=True)
 class Augment:
-    """What `crop:N,flip,cutmix:PERCENT` says; cutmix pastes into so many of a hundred (Yun et al., arXiv:1905.04899; area uniform)."""
+    """The options `crop:N,flip,cutmix:PERCENT`; CutMix is applied to PERCENT of the samples (Yun et al., arXiv:1905.04899; uniform area)."""
 
     crop: int = 0
     flip: bool = False
@@ -34,7 +34,7 @@ class Augment:
 
     @staticmethod
     def parse(text: str) -> Augment:
-        """Raises UsageError for what there is not."""
+        """Parses the options. Raises UsageError for an unknown one."""
         crop, flip, cutmix = 0, False, 0
         for word in filter(None, (w.strip() for w in text.split(","))):
             name, _, value = word.partition(":")
@@ -49,13 +49,13 @@ class Augment:
         return Augment(crop, flip, cutmix)
 
     def __call__(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """x [N, C, H, W], of any type, changed at random; rectangles come from the same batch."""
+        """Augments x [N, C, H, W] of any dtype; pasted rectangles come from the same batch."""
         drawn = self.drawn(len(x), generator, x.device)
         x = self.moved(x, drawn)
         return self.pasted(x, x[drawn.other], drawn) if self.cutmix else x
 
     def drawn(self, n: int, generator: torch.Generator, device: torch.device) -> Draws:
-        """For n samples. What is not asked for draws no numbers."""
+        """Draws for n samples. Options that are off consume no random numbers."""
         mirrored, cut = torch.zeros(n, dtype=torch.bool, device=device), torch.zeros(2, n, dtype=torch.int64, device=device)
         other, box = torch.arange(n, device=device), torch.zeros(3, n, device=device)
         if self.flip:
@@ -70,7 +70,7 @@ class Augment:
         return Draws(mirrored, cut, other, box)
 
     def moved(self, x: torch.Tensor, drawn: Draws) -> torch.Tensor:
-        """x [N, C, H, W], mirrored and cut as was drawn."""
+        """Applies flip and crop to x [N, C, H, W]."""
         n, _, h, w = x.shape
         if self.flip:
             x = torch.where(drawn.mirrored.reshape(-1, 1, 1, 1), x.flip(3), x)
@@ -84,7 +84,7 @@ class Augment:
         return x
 
     def pasted(self, x: torch.Tensor, others: torch.Tensor, drawn: Draws) -> torch.Tensor:
-        """x [N, C, H, W] with the rectangles of `others` in their places; at the border rectangles are cut off."""
+        """Pastes the rectangles of `others` into x [N, C, H, W]; rectangles are clipped at the border."""
         inside = []
         for middle, size in zip(drawn.box[:2], x.shape[2:], strict=True):
             place = (torch.arange(size, device=x.device) + 0.5) / size

@@ -1,6 +1,6 @@
-"""Checkpoints: one safetensors file with weights, statistics and the optimizer's tensors, all else as JSON in its header. No pickle.
+"""Checkpoints: one safetensors file with weights, statistics and optimizer tensors; everything else as JSON in its header. No pickle.
 
-The file appears whole or not at all, so a training that is killed at any moment leaves the last whole checkpoint.
+Writes are atomic: training that is killed at any moment leaves the last complete checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT, VERSION = "whet.training.checkpoint", 1
 
 
 def save_checkpoint(path: str | os.PathLike[str], module: NetworkModule, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Writes the file. `state` is plain data for JSON. Raises TrainingError when it cannot be written."""
+    """Writes the checkpoint. `state` is JSON data. Raises TrainingError when the file cannot be written."""
     tensors = {f"module.{n}": t.detach().cpu().contiguous() for n, t in module.state_dict().items()}
     plain: dict[str, dict[str, Any]] = {}
     for i, values in optimizer.state_dict()["state"].items():
@@ -44,28 +44,28 @@ def save_checkpoint(path: str | os.PathLike[str], module: NetworkModule, optimiz
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON of a checkpoint. Raises TrainingError for a file that is none."""
+    """Reads the JSON state of a checkpoint. Raises TrainingError for any other file."""
     try:
         with safe_open(str(path), "pt") as f:
             state = json.loads((f.metadata() or {}).get("whet", "null"))
     except (OSError, SafetensorError, ValueError) as e:
-        raise TrainingError(f"the checkpoint {path} cannot be read: {e}. Delete it to start anew.") from e
+        raise TrainingError(f"the checkpoint {path} cannot be read: {e}. Delete it to start over.") from e
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise TrainingError(f"{path} is no checkpoint of whet. Choose another file.")
+        raise TrainingError(f"{path} is not a whet checkpoint. Choose another file.")
     if state.get("version") != VERSION:
-        raise TrainingError(f"the checkpoint {path} has version {state.get('version')!r}; this whet reads {VERSION}. Delete it to start anew.")
+        raise TrainingError(f"the checkpoint {path} has version {state.get('version')!r}; this whet reads {VERSION}. Delete it to start over.")
     return state
 
 
 def load_checkpoint(path: str | os.PathLike[str], module: NetworkModule, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Puts the tensors back and returns the state. Raises TrainingError for a file that is damaged or of another network."""
+    """Restores the tensors and returns the state. Raises TrainingError for a damaged file or one of another network."""
     state = read_state(path)
     with safe_open(str(path), "pt") as f:
         tensors = {n: f.get_tensor(n) for n in f.keys()}
     try:
         module.load_state_dict({n[7:]: t for n, t in tensors.items() if n.startswith("module.")})
     except RuntimeError as e:
-        raise TrainingError(f"the checkpoint {path} is of another network: {str(e)[:300]}. Delete it to start anew.") from e
+        raise TrainingError(f"the checkpoint {path} is of another network: {str(e)[:300]}. Delete it to start over.") from e
     found: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in state["optimizer"].items()}
     for name, t in tensors.items():
         if name.startswith("optimizer."):
@@ -76,12 +76,12 @@ def load_checkpoint(path: str | os.PathLike[str], module: NetworkModule, optimiz
 
 
 def must_match(path: str | os.PathLike[str], state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises TrainingError where the checkpoint is of another model, other data or other settings, saying which."""
+    """Raises TrainingError when the checkpoint belongs to another model, other data or other settings, naming the difference."""
     for key, what in (("model", "another model"), ("data", "other data")):
         if state.get(key) != now[key]:
-            raise TrainingError(f"the checkpoint {path} is of {what}. Delete it to start anew, or give the one it was made with.")
+            raise TrainingError(f"the checkpoint {path} is of {what}. Delete it to start over, or give the one it was made with.")
     before, after = FinetuneConfig().settings() | state.get("settings", {}), now["settings"]
     for name in after:
         if before[name] != after[name]:
             was = before[name]
-            raise TrainingError(f"the checkpoint {path} was made with {name}={was!r}, now it is {after[name]!r}. Delete it to start anew.")
+            raise TrainingError(f"the checkpoint {path} was made with {name}={was!r}, now it is {after[name]!r}. Delete it to start over.")

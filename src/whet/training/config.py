@@ -1,4 +1,4 @@
-"""What fine-tuning is told; `whet finetune` reads its flags off these fields."""
+"""Options of fine-tuning; the flags of `whet finetune` are generated from these fields."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ class FinetuneConfig:
     """Defaults suit a pruned convolutional network: SGD with Nesterov momentum, cosine schedule with warm-up."""
 
     epochs: float = 10.0  # passes over the data; a fraction is allowed
-    seconds: float = 0.0  # stop here at the latest and fit the schedule to it (0: no limit); a time limit is not repeatable bit by bit
-    batch: int = 128  # samples a step
+    seconds: float = 0.0  # time limit that the schedule is fitted to (0: none); results under a time limit are not reproducible bit by bit
+    batch: int = 128  # samples per step
     lr: float = 0.02  # the highest learning rate
-    warmup: float = 0.05  # share of all steps in which the rate rises from 0
-    last_lr: float = 0.0  # share of `lr` that the cosine ends at
+    warmup: float = 0.05  # share of all steps with a linearly rising rate
+    last_lr: float = 0.0  # final learning rate as a share of `lr`
     optimizer: str = "sgd"  # sgd | adamw
     momentum: float = 0.9
     weight_decay: float = 5e-4  # not on vectors (biases, norms)
-    clip: float = 0.0  # largest norm of the whole gradient; 0: not clipped
-    precision: str = "fp32"  # fp32 | bf16 | fp16: what autocast computes in; weights stay fp32
+    clip: float = 0.0  # largest global gradient norm; 0: no clipping
+    precision: str = "fp32"  # fp32 | bf16 | fp16: autocast precision; weights stay fp32
     loss: str = "auto"  # auto | cross_entropy | mse | python:module:function(outputs, labels)
     label_smoothing: float = 0.0
-    distill: float = 0.0  # share of the loss that is the distance to the teacher's outputs; 1: no labels needed
-    temperature: float = 4.0  # of the distillation of classifiers
-    views: int = 0  # augmented forms of each sample that are used in turns, the teacher's answer to each kept; 0: a new one at every step
-    masks: str = ""  # what is held: "" nothing, 2:4 (made by magnitude where there is none), zeros (those that are there)
-    freeze_batch_norm: bool = False  # keep the statistics as they are
-    augment: str = ""  # crop:N (pad by N, cut at random), flip (left and right), cutmix:PERCENT (with distill=1); comma between
+    distill: float = 0.0  # share of the distillation loss (distance to the teacher's outputs); 1: no labels needed
+    temperature: float = 4.0  # softmax temperature of the distillation of classifiers
+    views: int = 0  # number of augmented views per sample, used cyclically with cached teacher outputs; 0: a new view at every step
+    masks: str = ""  # fixed zeros: "" none, 2:4 (by magnitude where there is no pattern), zeros (the existing ones)
+    freeze_batch_norm: bool = False  # do not update batch-norm statistics
+    augment: str = ""  # comma-separated: crop:N (pad by N, random crop), flip (horizontal), cutmix:PERCENT (with distill=1)
     device: str = "auto"  # auto | cpu | cuda | cuda:1 ...
     channels_last: bool | None = None  # None: on CUDA for 4-dimensional inputs
-    graph: bool | None = None  # a step as one CUDA graph; None: on CUDA where it can be one (not in fp16, not with a loss of your own)
-    compile: bool = False  # torch.compile fuses what lies between convolutions: up to a minute before the first steps, shorter steps after
+    graph: bool | None = None  # one CUDA graph per step; None: on CUDA where possible (not in fp16, not with a user-defined loss)
+    compile: bool = False  # torch.compile fuses elementwise layers: up to a minute of compilation, then shorter steps
     seed: int = 0
-    checkpoint: str = ""  # file (.safetensors) that a killed training goes on from
-    checkpoint_seconds: float = 60.0  # between two checkpoints; 0: after every step
-    freeze: tuple[str, ...] = ()  # patterns of weights that stay
-    train: tuple[str, ...] = ()  # patterns of constants that are trained though their op does not say so
+    checkpoint: str = ""  # file (.safetensors) that an interrupted training resumes from
+    checkpoint_seconds: float = 60.0  # seconds between checkpoints; 0: after every step
+    freeze: tuple[str, ...] = ()  # name patterns of weights to freeze
+    train: tuple[str, ...] = ()  # name patterns of additional constants to train
 
     def __post_init__(self) -> None:
         for name, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("masks", MASKS)):
@@ -59,14 +59,14 @@ class FinetuneConfig:
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is above 0, not {getattr(self, name)}")
         if "cutmix" in self.augment and self.distill < 1:
-            raise UsageError("a picture with a part of another has no label of its own: cutmix needs distill=1, where the teacher alone is followed")
+            raise UsageError("CutMix images have no label: cutmix needs distill=1, where only the teacher's outputs are used")
         if self.views < 0:
             raise UsageError(f"views is 0 or more, not {self.views}")
         if not self.epochs > 0:
             raise UsageError(f"epochs is above 0, not {self.epochs}")
 
     def settings(self) -> dict[str, Any]:
-        """What decides the numbers (not where checkpoints lie, nor how long one may take)."""
+        """The options that determine the result (not checkpoint paths or time limits)."""
         kept = asdict(self)
         for name in ("checkpoint", "checkpoint_seconds", "device", "graph"):
             kept.pop(name)

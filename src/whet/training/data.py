@@ -1,4 +1,4 @@
-"""Training data: arrays in files, images in one folder a class, or a function of the user's."""
+"""Training data: array files, image folders with one subfolder per class, or a user function."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from whet.precision.decoding import decode
 from whet.registry import own_function
 
 _LABELS = ("labels", "label", "y", "targets", "y_train")
-_CHECKED = 4096  # samples that are looked at together
+_CHECKED = 4096  # samples per block of the NaN check
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Samples along the first axis of every array: inputs by the network's names, and labels (class numbers, or numbers to reach).
+    """Arrays with samples along the first axis: inputs by name, and labels (class indices or regression targets).
 
-    Images may be uint8 [N, H, W, C]; `preprocessing` makes of them what the network takes, on the device, batch by batch.
+    Images may be uint8 [N, H, W, C]; `preprocessing` converts them on the device, batch by batch.
     """
 
     inputs: Mapping[str, np.ndarray]
@@ -42,30 +42,30 @@ class TrainingData:
                 part = a[start : start + _CHECKED]
                 if not np.isfinite(part).all():
                     at = start + int(np.flatnonzero(~np.isfinite(part.reshape(len(part), -1)).all(1))[0])
-                    raise TrainingError(f"sample {at} of '{name}' holds NaN or infinite values: leave it out, or mend it")
+                    raise TrainingError(f"sample {at} of '{name}' holds NaN or infinite values: remove or correct it")
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
 
     def must_be_classes_of(self, outputs: Any) -> None:
-        """Raises TrainingError where labels are no numbers of the classes that a network's first output, of this type, tells apart."""
+        """Raises TrainingError when labels are not class indices of the first output, whose type is given."""
         if self.labels is None or outputs.rank != 2 or not isinstance(outputs.shape[1], int):
             return
         known, labels = outputs.shape[1], self.labels
         if labels.ndim == 1 and labels.dtype.kind == "f" and known > 1:
-            raise TrainingError(f"labels of classes are whole numbers, these are {labels.dtype}: give labels.astype(int)")
+            raise TrainingError(f"class labels must be integers, these are {labels.dtype}: give labels.astype(int)")
         if labels.ndim == 1 and labels.dtype.kind in "iu" and not 0 <= labels.min() <= labels.max() < known:
             what = f"labels go from {labels.min()} to {labels.max()}"
-            raise TrainingError(f"{what}, and the first output tells {known} classes apart, 0 to {known - 1}: are they of this model?")
+            raise TrainingError(f"{what}, but the first output has {known} classes, 0 to {known - 1}: are these the labels of this model?")
 
     def describe(self) -> list[Any]:
-        """What a checkpoint remembers, to tell other data."""
+        """The identity of the data that a checkpoint stores."""
         return [[n, str(a.dtype), list(a.shape)] for n, a in sorted(self.inputs.items())] + [self.labels is not None]
 
 
 @dataclass(frozen=True)
 class Batches:
-    """A sized iterable of the user's that gives batches: dicts by input name (with "labels"), or (x, labels). It is iterated anew each epoch."""
+    """A user's sized iterable of batches: dicts by input name (with "labels"), or (x, labels). It is iterated once per epoch."""
 
     source: Any
     names: tuple[str, ...]
@@ -80,16 +80,16 @@ class Batches:
             yield _arrays(item, self.names, "a batch of the data function")
 
     def describe(self) -> list[Any]:
-        """What a checkpoint remembers, to tell other data."""
+        """The identity of the data that a checkpoint stores."""
         return ["batches", len(self)]
 
 
 def training_data(source: str, net: Network, preprocessing: Preprocessing | None = None) -> TrainingData | Batches:
-    """Data for `net` from FILE.npz (arrays by input name, or one beside the labels; labels as labels, label, y, targets or y_train), from a
-    folder with one subfolder of images a class (sorted by name), or from python:MODULE:FUNCTION, which returns (x, y), a dict, or a sized
-    iterable of batches.
+    """Data for `net` from FILE.npz (arrays by input name, or a single one, and labels, label, y, targets or y_train), from a folder with
+    one subfolder of images per class (sorted by name), or from python:MODULE:FUNCTION, which returns (x, y), a dict, or a sized iterable of
+    batches.
 
-    Raises UsageError for a source that is not there, TrainingError for data that do not fit.
+    Raises UsageError for a missing source, TrainingError for data that do not fit the network.
     """
     names = tuple(t.name for t in net.inputs)
     if source.startswith("python:"):
@@ -98,7 +98,7 @@ def training_data(source: str, net: Network, preprocessing: Preprocessing | None
     if path.is_dir():
         return _from_folder(path, net, preprocessing)
     if not path.is_file():
-        raise UsageError(f"there is no {source}: the data are FILE.npz, a folder with one subfolder a class, or python:MODULE:FUNCTION")
+        raise UsageError(f"{source} does not exist: expected FILE.npz, a folder with one subfolder per class, or python:MODULE:FUNCTION")
     try:
         with np.load(path, allow_pickle=False) as loaded:
             found = {n: loaded[n] for n in loaded.files} if hasattr(loaded, "files") else {}
@@ -109,7 +109,7 @@ def training_data(source: str, net: Network, preprocessing: Preprocessing | None
 
 
 def call(source: str, *args: Any) -> Any:
-    """What the function of `python:module:function` returns. Raises UsageError for one that is not there."""
+    """Calls the function `python:module:function`. Raises UsageError when it cannot be loaded."""
     return own_function(source)(*args)
 
 
@@ -126,7 +126,7 @@ def _from_function(source: str, names: tuple[str, ...], preprocessing: Preproces
 
 
 def _arrays(found: Any, names: tuple[str, ...], where: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-    """Inputs by name, and labels, of a dict or an (x, y) pair."""
+    """Inputs by name and labels from a dict or an (x, y) pair."""
     if not isinstance(found, Mapping):
         if not isinstance(found, tuple | list) or len(found) != 2 or len(names) != 1:
             raise TrainingError(f"{where}: give (x, labels) for one input, or a dict with {', '.join(names)} and labels")
@@ -143,11 +143,11 @@ def _arrays(found: Any, names: tuple[str, ...], where: str) -> tuple[dict[str, n
 
 
 def _from_folder(path: Path, net: Network, preprocessing: Preprocessing | None) -> TrainingData:
-    """Images uint8 [N, H, W, C] at the network's size; the class is the number of the subfolder."""
+    """Images uint8 [N, H, W, C] resized to the input; the class is the index of the subfolder."""
     classes = sorted(p for p in path.iterdir() if p.is_dir())
     files = [(f, k) for k, c in enumerate(classes) for f in sorted(c.iterdir()) if f.suffix.lower() in _IMAGES]
     if not files:
-        raise TrainingError(f"{path} holds no subfolders with images ({', '.join(_IMAGES)}): one subfolder a class")
+        raise TrainingError(f"{path} holds no subfolders with images ({', '.join(_IMAGES)}): one subfolder per class")
     try:
         from PIL import Image
     except ImportError:

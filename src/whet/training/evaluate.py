@@ -13,7 +13,7 @@ from whet.training.module import NetworkModule
 
 
 def accuracy(net: Network | NetworkModule, data: TrainingData | Batches, *, batch: int = 256, device: str = "cpu") -> float:
-    """Share of samples whose largest first output is their label, in fp32. Raises TrainingError without labels."""
+    """Top-1 accuracy of the first output in fp32, 0..1. Raises TrainingError without labels."""
     module = net if isinstance(net, NetworkModule) else net.to_torch()
     where = next((p.device for p in module.parameters()), torch.device(device)) if isinstance(net, NetworkModule) else torch.device(device)
     module.to(where)

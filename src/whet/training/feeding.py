@@ -1,7 +1,7 @@
-"""From arrays to batches on the device: order, augmentation and preprocessing, each a function of seed, epoch and step alone.
+"""From arrays to batches on the device: order, augmentation and preprocessing as pure functions of seed, epoch and step.
 
-So a training that was killed needs no state of a generator to go on with the same numbers. With `views` an epoch sees one of so many
-augmented forms of the data, the same for all its samples, and which one is a function of the epoch.
+So an interrupted training resumes with identical values without any generator state. With `views` each epoch uses one of a fixed number of
+augmented views of the data, selected by the epoch number.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from whet.training.data import Batches, TrainingData
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor | None]
 Step = tuple[dict[str, torch.Tensor], torch.Tensor | None, torch.Tensor | None]
-"""inputs by name, labels, which samples these are (none for the user's own batches)"""
+"""Inputs by name, labels, sample indices (None for user-defined batches)."""
 
 
 class Feeder:
-    """Batches of one data set for one network on one device. Arrays are moved there once where they are small beside its memory."""
+    """Batches of one data set for one network on one device. Arrays that are small relative to its memory are moved there once."""
 
     def __init__(self, net: Network, data: TrainingData | Batches, *, batch: int, device: torch.device, augment: str = "", seed: int = 0,
                  channels_last: bool = False, views: int = 0):  # fmt: skip
         if views and isinstance(data, Batches):
-            raise UsageError("views are kept by sample, and batches of your own do not say which samples they hold: leave views 0, or give arrays")
+            raise UsageError("views are cached by sample, and user-defined batches have no sample indices: set views=0, or give arrays")
         self.views = views
         self.net, self.data, self.device, self.seed, self.channels_last = net, data, device, seed, channels_last
         self.augment = Augment.parse(augment)
@@ -47,7 +47,7 @@ class Feeder:
                 self._labels = torch.from_numpy(np.ascontiguousarray(data.labels)).to(device)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Step]:
-        """The batches of an epoch from step `start` on, in that epoch's order."""
+        """Batches of an epoch from step `start`, in the order of that epoch."""
         if isinstance(self.data, Batches):
             for i, (inputs, labels) in enumerate(self.data):
                 if i >= start:
@@ -63,13 +63,13 @@ class Feeder:
             yield feeds, None if self._labels is None else self._labels[at], at
 
     def view(self, number: int, batch: int) -> Iterator[dict[str, torch.Tensor]]:
-        """Every sample once, in order, as the epochs of one view see it."""
+        """All samples of one view, in order."""
         drawn = self._drawn(number)
         for i in range(0, len(self.data), batch):
             yield self._viewed(torch.arange(i, min(i + batch, len(self.data)), device=self.device), drawn)
 
     def all(self) -> Iterator[Batch]:
-        """Every sample once, in order, without augmentation (the last batch may be smaller)."""
+        """All samples in order without augmentation (the last batch may be smaller)."""
         if isinstance(self.data, Batches):
             for inputs, labels in self.data:
                 tensors = {t.name: self._laid_out(torch.from_numpy(np.ascontiguousarray(inputs[t.name])), t) for t in self.net.inputs}
@@ -89,7 +89,7 @@ class Feeder:
         return {n: self._prepared(x) for n, x in tensors.items()}
 
     def _drawn(self, view: int) -> Draws:
-        """What happens to each sample in a view."""
+        """The random draws of a view."""
         self.generator.manual_seed(_seed(self.seed, view))
         return self.augment.drawn(len(self.data), self.generator, self.device)
 
@@ -104,7 +104,7 @@ class Feeder:
         return {n: self.augment.moved(x, drawn.of(at)) if x.ndim == 4 else x for n, x in self._picked(at).items()}
 
     def _laid_out(self, x: torch.Tensor, t: Tensor) -> torch.Tensor:
-        """Images with channels last become [N, C, H, W] where the network wants that."""
+        """Transposes channels-last images to [N, C, H, W] where the network takes that."""
         p = self.data.preprocessing
         if p is not None and x.ndim == 3 and t.type.rank == 4:
             x = x[..., None]
@@ -114,11 +114,11 @@ class Feeder:
             raise TrainingError(f"the data for '{t.name}' have shape {list(x.shape)}, the input is {t.type}")
         for have, want in zip(x.shape[1:], t.shape[1:], strict=True):
             if isinstance(want, int) and have != want:
-                raise TrainingError(f"the data for '{t.name}' have shape {list(x.shape)}, the input is {t.type}; is a preprocessing missing?")
+                raise TrainingError(f"the data for '{t.name}' have shape {list(x.shape)}, the input is {t.type}; is preprocessing missing?")
         return x
 
     def placed(self, x: torch.Tensor) -> torch.Tensor:
-        """x on the device, where it is small beside its memory."""
+        """x on the device if it is small relative to the device memory, else x."""
         if self.device.type != "cuda":
             return x
         free, _ = torch.cuda.mem_get_info(self.device)
@@ -147,7 +147,7 @@ def normalized(x: torch.Tensor, p: Preprocessing) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def _numbers(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Kept on the device: copying them there for each batch would wait for the steps before."""
+    """Constants cached on the device: a copy per batch would synchronize with earlier steps."""
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
@@ -161,7 +161,7 @@ def _batch_size(net: Network, data: TrainingData | Batches, wanted: int) -> int:
             return only
         raise TrainingError(
             f"'{net.name}' takes batches of exactly {only}: export it with a dynamic batch, or train with batch={only} "
-            "(batch norms measure little then)"
+            "(batch-norm statistics are noisy then)"
         )
     return min(wanted, len(data))
 

@@ -1,8 +1,8 @@
-"""A training step as one CUDA graph: small networks otherwise leave a GPU waiting for the next launch.
+"""A training step as one CUDA graph: with small networks a GPU is otherwise bound by launch overhead.
 
-The first steps run as they are (cuDNN chooses its kernels, the optimizer makes its state); then one step is recorded and from there on
-replayed, its batch copied into the same place each time (torch.cuda.graph; CUDA Programming Guide, "CUDA Graphs"). The numbers are those of
-the steps that were recorded; the learning rate is a number on the device, so it may change.
+The first steps run eagerly (cuDNN selects kernels, the optimizer creates its state). Then one step is captured and replayed with each batch
+copied into the same buffers (torch.cuda.graph; CUDA Programming Guide, "CUDA Graphs"). Results equal those of eager steps; the learning rate
+is a device tensor, so it may change.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from whet.training.config import FinetuneConfig
 Feeds = dict[str, torch.Tensor]
 Answers = tuple[torch.Tensor, ...]
 Step = Callable[[Feeds, torch.Tensor | None, Answers], torch.Tensor]
-"""step(inputs by name, labels, the teacher's answers or none) -> the loss, after the optimizer moved the weights"""
+"""step(inputs by name, labels, teacher outputs or none) -> loss; updates the weights."""
 
-_WARM = 4  # steps before the recording
+_WARM = 4  # eager steps before the capture
 
 
 def can_be_graphed(config: FinetuneConfig, device: torch.device) -> bool:
-    """Whether a step waits for nothing on the host: on CUDA, without the loss scaler of fp16, without a loss of the user's (it may read
-    numbers). `config.graph` False says no."""
+    """True if a step never synchronizes with the host: on CUDA, without the fp16 loss scaler and without a user-defined loss (which may read
+    values), unless `config.graph` is False."""
     fits = device.type == "cuda" and config.precision != "fp16" and config.loss in ("auto", "cross_entropy", "mse")
     return fits and config.graph is not False
 
 
 class GraphedStep:
-    """Calls `step` until it is warm, then records it once and replays it. Batches must keep their shapes; others run unrecorded."""
+    """Runs `step` eagerly for warm-up, then captures it once and replays it. Batches of other shapes run eagerly."""
 
     def __init__(self, step: Step):
         self.step = step
@@ -41,7 +41,7 @@ class GraphedStep:
         self._loss: torch.Tensor | None = None
 
     def __call__(self, feeds: Feeds, labels: torch.Tensor | None, answers: Answers = ()) -> torch.Tensor:
-        """The loss of one step; it is overwritten by the next."""
+        """Runs one step; the returned loss tensor is overwritten by the next step."""
         self.done += 1
         if self._graph is None:
             if self.done <= _WARM:
@@ -61,7 +61,7 @@ class GraphedStep:
         return self._loss
 
     def _beside(self, feeds: Feeds, labels: torch.Tensor | None, answers: Answers) -> torch.Tensor:
-        """One step on a stream of its own: what a recording later asks for."""
+        """Runs one warm-up step on a side stream, as graph capture requires."""
         stream, now = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(now)
         with torch.cuda.stream(stream):

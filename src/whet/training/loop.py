@@ -1,4 +1,4 @@
-"""The training loop: steps, schedule, mixed precision, checkpoints, and going on after a kill with the same numbers."""
+"""The training loop: steps, schedule, mixed precision, checkpoints, bit-exact resumption."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from whet.training.loss import Loss, outputs_of
 from whet.training.module import NetworkModule
 
 Progress = Callable[[int, int, str], None]
-"""progress(steps done, steps in all, what happened)"""
+"""progress(steps done, total steps, message)"""
 
-_LOOK = 20  # steps between two looks at the loss: reading it waits for the device
+_LOOK = 20  # steps between two reads of the loss, each of which synchronizes with the device
 
 
 def rate(config: FinetuneConfig, share: float) -> float:
-    """The learning rate when `share` (0..1) of the training is over: linear warm-up, then half a cosine (Loshchilov and Hutter, arXiv:1608.03983)."""
+    """The learning rate at progress `share` (0..1): linear warm-up, then cosine decay (Loshchilov and Hutter, arXiv:1608.03983)."""
     if share < config.warmup:
         return config.lr * share / config.warmup
     through = min((share - config.warmup) / max(1 - config.warmup, 1e-12), 1.0)
@@ -37,10 +37,10 @@ def rate(config: FinetuneConfig, share: float) -> float:
 
 
 def optimizer_of(module: NetworkModule, config: FinetuneConfig, graphed: bool = False) -> torch.optim.Optimizer:
-    """SGD (Nesterov) or AdamW; weight decay on matrices only. `graphed`: as a CUDA graph needs it, the rate a number on the device."""
+    """SGD (Nesterov) or AdamW with weight decay on matrices only. `graphed`: capturable, with the learning rate as a device tensor."""
     every = [p for p in module.parameters() if p.requires_grad]
     if not every:
-        raise TrainingError("nothing is left to train: every weight is frozen")
+        raise TrainingError("there is nothing to train: every weight is frozen")
     groups = [
         {"params": [p for p in every if p.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in every if p.ndim <= 1], "weight_decay": 0.0},
@@ -61,7 +61,7 @@ def fit(
     progress: Progress | None = None,
     digest: str = "",
 ) -> tuple[list[dict[str, float]], int, int]:
-    """Trains the module in place; returns (history, steps, the step that a checkpoint was at). Raises TrainingError."""
+    """Trains the module in place; returns (history, steps, step resumed from). Raises TrainingError."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     optimizer = optimizer_of(module, config, can_be_graphed(config, device))
     last = config.channels_last if config.channels_last is not None else device.type == "cuda"
@@ -102,7 +102,7 @@ def fit(
 
 
 class _Run:
-    """A training in progress: what changes from step to step, and what a checkpoint keeps of it."""
+    """The mutable state of a training run, and its part in a checkpoint."""
 
     def __init__(self, module: NetworkModule, config: FinetuneConfig, optimizer: torch.optim.Optimizer, feeder: Feeder,
                  teacher: NetworkModule | None, device: torch.device):  # fmt: skip
@@ -119,20 +119,20 @@ class _Run:
         self._moved = GraphedStep(self._move) if can_be_graphed(config, device) else self._move
 
     def elapsed(self) -> float:
-        """Seconds of training, those before a kill too."""
+        """Seconds of training, including those before a resumption."""
         return self.spent + time.perf_counter() - self._began
 
     def share(self) -> float:
-        """How much of the training is over: by steps, or by time where that is limited."""
+        """Progress 0..1: by steps, or by time when that is limited."""
         by_time = self.elapsed() / self.config.seconds if self.config.seconds else 0.0
         return min(max(self.step / self.total, by_time), 1.0)
 
     def over(self) -> bool:
-        """Whether the last step was made."""
+        """True after the last step."""
         return self.step >= self.total or (self.config.seconds > 0 and self.elapsed() >= self.config.seconds)
 
     def train_step(self, feeds: dict[str, torch.Tensor], labels: torch.Tensor | None, answers: tuple[torch.Tensor, ...] = ()) -> None:
-        """One step of the optimizer. `answers` are the teacher's where they are kept; else it is asked."""
+        """One optimizer step. `answers` are cached teacher outputs; without them the teacher runs."""
         self.module.train()
         if self.config.freeze_batch_norm:
             self.module.eval()
@@ -149,13 +149,13 @@ class _Run:
             self.loss()
 
     def _move(self, feeds: dict[str, torch.Tensor], labels: torch.Tensor | None, answers: tuple[torch.Tensor, ...] = ()) -> torch.Tensor:
-        """Forwards, backwards, and the weights moved; the loss."""
+        """Forward pass, backward pass and weight update; returns the loss."""
         with self.autocast():
             if self.teacher is not None and not answers:
                 with torch.no_grad():
                     answers = outputs_of(self.teacher(**feeds))
             outputs = outputs_of(self._student(**feeds))
-            if self.config.compile and self._student is self.module:  # the first step has bound the shapes: what is left is arithmetic
+            if self.config.compile and self._student is self.module:  # the first step has bound the shapes
                 self._student = torch.compile(self.module, dynamic=False)
         loss = self.loss_of(outputs, labels, answers or None)
         self.optimizer.zero_grad(set_to_none=True)
@@ -168,23 +168,23 @@ class _Run:
         return loss.detach()
 
     def autocast(self) -> Any:
-        """The precision that is computed in, as a context."""
+        """The autocast context of the configured precision."""
         if self.config.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.config.precision == "bf16" else torch.float16)
 
     def loss(self) -> float:
-        """The mean loss of this epoch so far. Raises TrainingError when it is not a number any more."""
+        """The mean loss of the current epoch. Raises TrainingError when it is not finite."""
         found = float(self._sum) / max(self._count, 1)
         if not math.isfinite(found):
             raise TrainingError(
                 f"the loss is {found} at step {self.step}: lower lr (now {self.config.lr:g}), clip the gradient (clip=1), or train in fp32 "
-                "or bf16. The last checkpoint, if there is one, is from before."
+                "or bf16. The last checkpoint, if any, is older."
             )
         return found
 
     def close_epoch(self, epoch: int, judge: Callable[[], float] | None) -> None:
-        """One line of history."""
+        """Appends the epoch to the history."""
         line = {"epoch": epoch + 1, "step": self.step, "loss": self.loss(), "seconds": self.elapsed()}
         if judge is not None:
             line["accuracy"] = judge()
@@ -192,7 +192,7 @@ class _Run:
         self._sum, self._count = torch.zeros((), device=self.device), 0
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the tensors."""
+        """The state that a checkpoint stores in addition to tensors."""
         return {
             "step": self.step, "seconds": self.elapsed(), "history": self.history, "scaler": self.scaler.state_dict(),
             "loss": [float(self._sum), self._count],

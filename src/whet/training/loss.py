@@ -1,4 +1,4 @@
-"""What is minimised: labels, the distance to a teacher's outputs, or both."""
+"""The training loss: labels, distance to a teacher's outputs, or both."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def outputs_of(made: Any) -> tuple[torch.Tensor, ...]:
 
 
 class Loss:
-    """loss(outputs, labels, teacher's outputs) -> a number to minimise: (1 - distill) * hard + distill * soft.
+    """loss(outputs, labels, teacher outputs) = (1 - distill) * hard + distill * soft.
 
-    hard: cross entropy for whole-number labels and logits [N, classes], mean square for others. soft (Hinton et al., arXiv:1503.02531):
-    T^2 * KL of the softened logits; for outputs that are no logits their mean square distance over the teacher's variance.
+    hard: cross entropy for integer labels and logits [N, classes], otherwise mean squared error. soft (Hinton et al., arXiv:1503.02531):
+    T^2 * KL divergence of the softened logits; for other outputs the mean squared error divided by the teacher's variance.
     """
 
     def __init__(self, config: FinetuneConfig):
@@ -42,7 +42,7 @@ class Loss:
         return total
 
     def hard(self, outputs: tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-        """The labels' part."""
+        """The label loss."""
         if self.own is not None:
             return self.own(outputs if len(outputs) > 1 else outputs[0], labels)
         y = outputs[0].float()
@@ -52,15 +52,15 @@ class Loss:
                 raise TrainingError(f"cross entropy takes logits [N, classes, ...] and labels [N, ...], not {list(y.shape)} and {list(labels.shape)}")
             try:
                 return F.cross_entropy(y, labels.long(), label_smoothing=self.config.label_smoothing)
-            except IndexError as e:  # on a CPU; a GPU ends the process
+            except IndexError as e:  # on a CPU; on a GPU the process would end
                 raise TrainingError(f"labels go from {labels.min()} to {labels.max()}, and the output has {y.shape[1]} classes: {e}") from e
         if y.shape != labels.shape:
             shapes = f"the first output is {list(y.shape)}, its labels are {list(labels.shape)}"
-            raise TrainingError(f"{shapes}: give a loss of your own (python:module:function)")
+            raise TrainingError(f"{shapes}: give a user-defined loss (python:module:function)")
         return F.mse_loss(y, labels.float())
 
     def soft(self, y: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-        """The teacher's part, of one output."""
+        """The distillation loss of one output."""
         if y.ndim == 2 and self.config.loss != "mse":
             t = self.config.temperature
             return F.kl_div(F.log_softmax(y / t, 1), F.log_softmax(want / t, 1), reduction="batchmean", log_target=True) * t * t

@@ -1,4 +1,4 @@
-"""Zeros that stay zero while a network is trained: 2:4 patterns, or whatever zeros its weights have."""
+"""Masks that keep weights at zero during training: 2:4 patterns, or the existing zeros."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from whet.training.module import NetworkModule
 
 def masks_of(net: Network, kind: str) -> dict[str, np.ndarray]:
     """Masks (bool, True: trained) by weight name. "2:4": for each weight of a Conv, Gemm or MatMul whose reduction axis is a multiple of 4, its
-    own pattern where it has one, else the two largest magnitudes of each four. "zeros": the zeros of weights of two or more axes.
+    existing pattern, or the two largest magnitudes of each group of four. "zeros": the zeros of weights with two or more axes.
 
-    Raises TrainingError where nothing could be held.
+    Raises TrainingError when no weight qualifies.
     """
     found: dict[str, np.ndarray] = {}
     if kind == "2:4":
@@ -36,18 +36,19 @@ def masks_of(net: Network, kind: str) -> dict[str, np.ndarray]:
             if t.dtype.is_float and t.type.rank >= 2 and bool((t.array() == 0).any()):
                 found[t.name] = t.array() != 0
         if not found:
-            raise TrainingError(f"'{net.name}' has no zeros to hold: prune its weights first, or train it without masks.")
+            raise TrainingError(f"'{net.name}' has no zeros to keep: prune its weights first, or train it without masks.")
     return found
 
 
 def hold(module: NetworkModule, masks: Mapping[str, np.ndarray]) -> None:
-    """Zeroes what the masks say and keeps it so, whoever trains the module: masked gradients are zero, so that momentum and weight decay
-    never move a masked weight. Raises TrainingError for a mask of a weight that is not trained."""
+    """Zeroes masked weights and their gradients, so that no optimizer (momentum, weight decay) changes them.
+
+    Raises TrainingError for a mask whose weight is not trained."""
     weights = module.weights()
     for name, keep in masks.items():
         w = weights.get(name)
         if not isinstance(w, torch.nn.Parameter):
-            continue  # a frozen weight stays as it is
+            continue  # a frozen weight does not change
         if tuple(w.shape) != keep.shape:
             raise TrainingError(f"the mask of {name!r} is {list(keep.shape)}, the weight {list(w.shape)}")
         mask = torch.from_numpy(keep).to(w.device, w.dtype)
@@ -57,7 +58,7 @@ def hold(module: NetworkModule, masks: Mapping[str, np.ndarray]) -> None:
 
 
 def reapply(module: NetworkModule, masks: Mapping[str, np.ndarray]) -> int:
-    """Zeroes masked weights again; returns how many were not zero (a user's own optimizer may have moved them)."""
+    """Zeroes masked weights again; returns how many were non-zero (a user's optimizer may change them)."""
     moved = 0
     weights = module.weights()
     for name, keep in masks.items():

@@ -1,8 +1,7 @@
-"""A source network as a torch.nn.Module: the same graph, parameters under the network's weight names; and the way back.
+"""A source network as a torch.nn.Module with the same graph and weight names, and conversion back.
 
-The module computes what the network computes, layer by layer, so nothing is exported, traced or converted in between: what is trained is
-exactly what is pruned before and built after. For each set of input shapes the graph is bound once (symbols become numbers, shape
-arithmetic disappears) and kept as a list of calls.
+The module executes the network layer by layer without export or tracing: the trained graph is the one that was pruned and will be built. For
+each set of input shapes the graph is bound once (symbols become integers, shape arithmetic is folded) and cached as a list of calls.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from whet.training.translate._base import TRAINING, tensor_of, torch_dtype
 
 @dataclass(frozen=True)
 class Fakes:
-    """Where numbers are rounded as integers would be (quantization-aware training).
+    """Fake-quantization sites of quantization-aware training.
 
-    `values` gives for a tensor the readers (layer names; None: all) that see it rounded, and how; `weights` the same for the weights
-    (input 1) of a layer. Each "how" is a module: rounded = how(tensor).
+    `values` maps a tensor to the readers (layer names; None: all) of its rounded form and the rounding module; `weights` maps a layer to
+    the module that rounds its weights (input 1).
     """
 
     values: Mapping[str, tuple[frozenset[str] | None, nn.Module]]
@@ -40,16 +39,15 @@ class _Call:
     compute: Callable[..., Any]
     inputs: tuple[int, ...]  # slots; -1 is absent
     outputs: tuple[int, ...]
-    free: tuple[int, ...]  # slots that nobody reads after
+    free: tuple[int, ...]  # slots that are dead after this call
     training: bool
 
 
 class NetworkModule(nn.Module):
-    """`module(*inputs)` (in the network's order, or by name) gives the outputs: one tensor, or a tuple.
+    """`module(*inputs)` (in network order, or by name) returns the outputs: one tensor, or a tuple.
 
-    Weights of layers are parameters, batch-norm statistics buffers, other constants fixed. `freeze` and `train` are name patterns that
-    overrule that. In train() mode batch norms measure and update their statistics.
-    Raises UnsupportedError naming every layer that cannot be trained.
+    Layer weights are parameters, batch-norm statistics are buffers, other constants are fixed; the name patterns `freeze` and `train`
+    override this. In train() mode batch norms update their statistics. Raises UnsupportedError naming the layers that cannot be trained.
     """
 
     def __init__(self, net: Network, *, freeze: Iterable[str] = (), train: Iterable[str] = (), fakes: Fakes | None = None):
@@ -77,11 +75,11 @@ class NetworkModule(nn.Module):
     # reading
 
     def weight_names(self) -> dict[str, str]:
-        """Names in the state dict -> names of the network's weights."""
+        """State-dict names -> weight names of the network."""
         return {path: t.name for t, path in self._paths.items()}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters and statistics by the network's names."""
+        """Parameters and statistics by weight name."""
         return {t.name: _find(self, path) for t, path in self._paths.items()}
 
     # computing
@@ -114,7 +112,7 @@ class NetworkModule(nn.Module):
 
     @staticmethod
     def _as_declared(x: torch.Tensor, t: Tensor) -> torch.Tensor:
-        """Whole numbers behind a QuantizeLinear get their type; floating point stays as autocast made it."""
+        """Casts integers after a QuantizeLinear to the declared type; floats keep the autocast type."""
         return x if t.dtype.is_float else x.to(torch_dtype(t.dtype))
 
     def _feeds(self, inputs: tuple[torch.Tensor, ...], named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -125,7 +123,7 @@ class NetworkModule(nn.Module):
         return [feeds[n] for n in names]
 
     def _bind(self, feeds: list[torch.Tensor]) -> tuple[list[_Call], int, dict[int, Any], list[int]]:
-        """The calls for these shapes, how many slots they need, the constants' slots, the outputs' slots."""
+        """Returns (calls, number of slots, constant slots, output slots) for these shapes."""
         net = self.network
         shapes = {t.name: tuple(x.shape) for t, x in zip(net.inputs, feeds, strict=True)}
         env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes)
@@ -139,7 +137,7 @@ class NetworkModule(nn.Module):
 
 
 class _Binder:
-    """Makes the calls of one set of shapes."""
+    """Builds the call list for one set of shapes."""
 
     def __init__(self, module: NetworkModule, env: Mapping[str, int]):
         self.module, self.env = module, env
@@ -155,7 +153,7 @@ class _Binder:
 
     def add(self, layer: Layer) -> None:
         bound = bind_layer(layer, self.env)
-        if all(_known(t) for t in bound.outputs):  # shape arithmetic: its numbers stand in the layers that read them
+        if all(_known(t) for t in bound.outputs):  # shape arithmetic is folded into its readers
             for t, twin in zip(layer.outputs, bound.outputs, strict=True):
                 values = np.array(twin.shape_value, t.dtype.numpy).reshape(tuple(twin.shape))
                 self.slot_of[t] = self._constant(_kept(values))
@@ -199,7 +197,7 @@ class _Binder:
         return slot
 
     def finished(self, outputs: list[int]) -> list[_Call]:
-        """The calls, each saying which slots nobody reads after it."""
+        """The calls, each with the slots that are dead after it."""
         keep, seen, made = set(outputs), set[int](), []
         for call in reversed(self.calls):
             touched = {s for s in (*call.inputs, *call.outputs) if s >= 0}
@@ -213,7 +211,7 @@ def _known(t: Tensor) -> bool:
 
 
 def _kept(values: np.ndarray) -> Callable[[torch.device], torch.Tensor]:
-    """A constant that is copied to a device once."""
+    """A constant cached per device."""
     made: dict[torch.device, torch.Tensor] = {}
 
     def on(device: torch.device) -> torch.Tensor:
@@ -225,7 +223,7 @@ def _kept(values: np.ndarray) -> Callable[[torch.device], torch.Tensor]:
 
 
 def _register(root: nn.Module, path: str, value: torch.Tensor, *, buffer: bool = False) -> None:
-    """Puts a parameter or buffer at a dotted path, making the modules between."""
+    """Registers a parameter or buffer at a dotted path and creates the modules on it."""
     *parents, name = path.split(".")
     for part in parents:
         if part not in root._modules:
@@ -246,15 +244,15 @@ def _find(root: nn.Module, path: str) -> torch.Tensor:
 
 
 def to_torch(net: Network, *, freeze: Iterable[str] = (), train: Iterable[str] = ()) -> NetworkModule:
-    """`net` (source stage) as a trainable module; see NetworkModule, which also says what is raised (BackendError without torch)."""
+    """Returns `net` (source stage) as a trainable module, see NetworkModule. Raises BackendError without torch."""
     return NetworkModule(net, freeze=freeze, train=train)
 
 
 def from_module(net: Network, module: NetworkModule, *, about: str = "") -> Network:
-    """A copy of `net` with the module's weights. What training changed becomes a source weight of its own name: it no longer follows from
-    the weights it was cut or folded from. `about` is kept in the metadata as prop.whet.training.
+    """A copy of `net` with the module's weights. A changed weight becomes a source weight: it no longer derives from the
+    weights it was cut or folded from. `about` is stored in the metadata as prop.whet.training.
 
-    Raises NetworkError where a weight is missing or has another shape, or is not finite.
+    Raises NetworkError for a weight that is missing, has another shape or is not finite.
     """
     made = net.clone()
     for name, value in module.weights().items():

@@ -1,4 +1,4 @@
-"""Which constants of a network are trained, which are measured (batch-norm statistics), which stay; and what each is called in torch."""
+"""Classification of constants: trained weights, batch-norm statistics, fixed values; and their torch names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from whet.errors import UsageError
 from whet.network import F32, Layer, Network, Tensor
 from whet.registry import nearest
 
-#: Positions of inputs that are weights by what the op means.
+#: Input indices that are weights by the op's definition.
 _WEIGHTS: dict[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2),
     "Conv": (1, 2),
@@ -27,15 +27,15 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
     "RMSNormalization": (1,),
 }
 _STATISTICS = {"BatchNormalization": (3, 4)}
-#: Ops whose constant operands may be weights or mere numbers (anchors, grids, normalization of pixels): the name tells.
+#: Ops whose constant operands may be weights or plain constants (anchors, grids, pixel normalization): decided by name.
 _ARITHMETIC = ("Add", "Concat", "Div", "Expand", "Mul", "Sub")
-#: What exporters call a number that is no module's parameter: /Constant_output_0, onnx::Mul_7, val_3.
+#: Exporter names of constants that are not parameters: /Constant_output_0, onnx::Mul_7, val_3.
 _ANONYMOUS = re.compile(r"/.*|.*::.*|[a-z]*_?\d+")
 _NOT_TRAINED = ("anchor", "grid", "prior", "stride", "constant", "mask", "position_ids")
 
 
 def is_weight(layer: Layer, i: int) -> bool:
-    """Whether input `i` of `layer` is a weight that training changes."""
+    """True if input `i` of `layer` is a trainable weight."""
     t = layer.inputs[i]
     if t is None or t.weight is None or t.dtype != F32:
         return False
@@ -46,19 +46,19 @@ def is_weight(layer: Layer, i: int) -> bool:
     others = [x.maker.op for k, x in enumerate(layer.inputs) if k != i and x is not None and x.maker is not None]
     vector = sum(d != 1 for d in t.shape) == 1
     if layer.op == "Add" and vector and any(op in ("Conv", "ConvTranspose", "MatMul") for op in others):
-        return True  # a bias that stands by itself
+        return True  # a separate bias layer
     return not _ANONYMOUS.fullmatch(t.name) and not any(w in t.name.lower() for w in _NOT_TRAINED)
 
 
 def is_statistic(layer: Layer, i: int) -> bool:
-    """Whether input `i` of `layer` is measured in training (running mean and variance)."""
+    """True if input `i` of `layer` is a running statistic (mean or variance)."""
     return i in _STATISTICS.get(layer.op, ())
 
 
 def sorted_out(net: Network, freeze: Iterable[str] = (), train: Iterable[str] = ()) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """(trained, measured, fixed) constants of the network, in order.
+    """Returns the (trained, statistic, fixed) constants of the network, in order.
 
-    `freeze` and `train` are name patterns (as in a shell) that overrule what the ops say; of both, `freeze` wins.
+    `freeze` and `train` are shell-style name patterns that override the classification; `freeze` has priority.
     Raises UsageError for a pattern that matches no float constant.
     """
     roles: dict[Tensor, str] = {}
@@ -86,9 +86,9 @@ def sorted_out(net: Network, freeze: Iterable[str] = (), train: Iterable[str] = 
 
 
 def torch_names(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
-    """A name for each tensor that torch takes: its own where dots part it into modules; else dots and empty parts are written as `_`.
+    """A valid torch name for each tensor: its own where possible; otherwise dots and empty parts become `_`.
 
-    `layer1.0.conv1.weight` stays what it is, so the state dict is that of the model the network was exported from.
+    `layer1.0.conv1.weight` is unchanged, so the state dict matches that of the exported model.
     """
     every = list(tensors)
     inner = {".".join(parts[:k]) for t in every for parts in [t.name.split(".")] for k in range(1, len(parts))}
@@ -105,5 +105,5 @@ def torch_names(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
 
 
 def _plain(part: str) -> bool:
-    """Whether torch's modules can have an attribute of that name beside their own."""
+    """True if a torch module can have an attribute of that name without shadowing its own."""
     return bool(part) and part not in ("training", "forward", "T_destination", "call_super_init", "dump_patches") and not part.startswith("_")

@@ -1,9 +1,9 @@
-"""Quantization-aware training: the last step before an INT8 engine, with numbers rounded exactly where whet puts Q/DQ.
+"""Quantization-aware training: the last step before an INT8 engine, with fake quantization exactly where whet inserts Q/DQ.
 
-Batch norms are folded first, as the builder folds them; `precision.find_places` says which tensors and weights become integers. While
-training they are rounded in the forward pass and passed straight through in the backward one. Weights have a scale per output channel,
-their largest magnitude / 127 at every step; activation scales start from calibration and are learned (LSQ, Esser et al.,
-arXiv:1902.08153). What comes out is the network with Q/DQ nodes: `whet exec --int8` builds it as it is, other runtimes read it too.
+Batch norms are folded first, as the builder folds them; `precision.find_places` returns the tensors and weights to quantize.
+Training rounds them in the forward pass and uses the straight-through estimator in the backward pass. Weights have one scale per output
+channel (largest magnitude / 127 at every step); activation scales start from calibration and are learned (LSQ, Esser et al.,
+arXiv:1902.08153). The result is a network with Q/DQ nodes that `whet exec --int8` and other runtimes read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Skip = Callable[[Layer], bool] | Iterable[str]
 
 @dataclass(frozen=True)
 class QuantizationAware:
-    """`network` has Q/DQ nodes; `floating` is the same before they were put in; `ranges` are the learned ones."""
+    """`network` has Q/DQ nodes; `floating` is the network before insertion; `ranges` are the learned ranges."""
 
     network: Network
     floating: Network
@@ -42,7 +42,7 @@ class QuantizationAware:
 
 
 class FakeActivation(nn.Module):
-    """Rounds to the integers of a range; the scale is a parameter where it is learned (its logarithm, so that it stays above 0)."""
+    """Fake quantization with a range. A learned scale is a parameter, stored as a logarithm so that it stays positive."""
 
     def __init__(self, range_: Range, *, learn: bool):
         super().__init__()
@@ -65,7 +65,7 @@ class FakeActivation(nn.Module):
         return (v + (torch.round(v) - v).detach()) * s
 
     def range(self) -> Range:
-        """What it has learned. Raises TrainingError for a scale that is no number any more."""
+        """The learned range. Raises TrainingError for a scale that is not finite."""
         s = self.first * float(torch.exp(self.grown.detach().double()))
         if not np.isfinite(s) or s <= 0:
             raise TrainingError(f"a learned scale became {s}: lower the learning rate, or keep the calibrated ranges (learn_ranges=False)")
@@ -73,7 +73,7 @@ class FakeActivation(nn.Module):
 
 
 class _Tempered(torch.autograd.Function):
-    """Passes a scale's logarithm; its gradient is LSQ's (many numbers pull at one), of at most 1, so that no step changes a scale by more
+    """Identity on the logarithm of a scale. Its gradient is normalized as in LSQ and clipped to 1, so that no step changes a scale by more
     than the learning rate."""
 
     @staticmethod
@@ -131,7 +131,7 @@ def quantization_aware(
     made = folded(net)
     places = find_places(made, skip)
     if not places.layers:
-        raise TrainingError(f"'{net.name}' has no layer that 8 bits could compute: no convolution or product with constant weights")
+        raise TrainingError(f"'{net.name}' has no quantizable layer: no convolution or matrix product with constant weights")
     if ranges is None:
         feeds = Feeder(made, data, batch=1, device=device)
         ranges = calibrate(made, _first(feeds, samples), run=_values(made, find_places(made).names(), device), zero_points=True)
@@ -148,7 +148,7 @@ def quantization_aware(
 
 
 def _fakes(places: Places, ranges: Ranges, learn: bool) -> tuple[Fakes, dict[str, FakeActivation]]:
-    """Where to round, and each tensor's rounding; tensors of one range share one."""
+    """The fake-quantization sites, and the module per tensor; tensors with one range share one."""
     merged = shared_ranges(places, ranges)
     by_group = {group: FakeActivation(r, learn=learn) for group, r in merged.items()}
     hows = {t.name: by_group[places.shared[t]] for t in places.roots}
@@ -165,7 +165,7 @@ def _first(feeder: Feeder, count: int) -> Iterable[dict[str, np.ndarray]]:
 
 
 def _values(net: Network, wanted: list[str], device: torch.device) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
-    """Runs a sample and gives the wanted tensors."""
+    """Returns a runner that computes the requested tensors of a sample."""
     watched = net.clone()
     inputs = {t.name for t in watched.inputs}
     names = [n for n in wanted if n not in inputs]

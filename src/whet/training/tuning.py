@@ -1,4 +1,4 @@
-"""finetune(): trains a source network on labels, on a teacher's outputs, or both, and gives it back as a source network."""
+"""finetune(): trains a source network on labels, a teacher's outputs, or both, and returns a source network."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from whet.training.module import NetworkModule, from_module
 
 @dataclass(frozen=True)
 class Finetuned:
-    """The trained network and how it went: one line of history an epoch (loss, seconds, accuracy on `test` where that was given)."""
+    """The trained network and its history: loss, seconds and accuracy on `test` (if given) per epoch."""
 
     network: Network
     history: list[dict[str, float]] = field(default_factory=list)
     steps: int = 0
     seconds: float = 0.0
-    resumed_at: int = 0  # the step that a checkpoint was at; 0: it began anew
-    accuracy: float | None = None  # on `test`, of the network that is returned
-    masks: Mapping[str, np.ndarray] = field(default_factory=dict)  # the zeros that were held: bool by weight name, False where one stays
+    resumed_at: int = 0  # step of the checkpoint that was resumed; 0: none
+    accuracy: float | None = None  # of the returned network on `test`
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)  # fixed zeros: bool by weight name, False for a zero
 
     @property
     def held(self) -> int:
-        """How many weights had zeros to hold."""
+        """Number of masked weights."""
         return len(self.masks)
 
 
@@ -56,9 +56,9 @@ def finetune(
 ) -> Finetuned:
     """Trains a copy of `net` (source stage; batch norms not folded, best).
 
-    `teacher`: the network whose outputs `config.distill` of the loss follows, as a rule the one before pruning. A Softmax at the end is set
-    aside while training, so that losses see logits. `train`: a function of your own, or python:module:function, that is called as
-    train(module, data, config) instead of whet's loop; masks are held whatever it does. `insist`: train although the network is quantized.
+    `teacher` is the network for the distillation loss, usually the one before pruning. A final Softmax is removed during training, so that
+    losses see logits. `train` is a user function (or python:module:function) called as train(module, data, config) instead of whet's loop;
+    masks are kept in any case. `insist` trains although the network is quantized.
     Raises TrainingError, UnsupportedError (an op that cannot be trained), UsageError (settings), PruneError (the order of steps).
     """
     config = config or FinetuneConfig()
@@ -87,7 +87,7 @@ def trained(
     train: str | Callable[..., Any] | None = None,
     what: str = "fine-tuned",
 ) -> Finetuned:
-    """Trains `module` (on its device) and puts its weights into `net`."""
+    """Trains `module` on its device and copies its weights into `net`."""
     masks = masks_of(module.network, config.masks) if config.masks else {}
     hold(module, masks)
     started = time.perf_counter()
@@ -109,14 +109,14 @@ def trained(
 
 
 def folded(net: Network) -> Network:
-    """A copy with batch norms folded into weights: what a teacher needs no more, what is calibrated, what the builder puts Q/DQ into."""
+    """A copy with batch norms folded into weights, as for teachers, calibration and Q/DQ insertion."""
     made = net.clone()
     run_passes(made, [p for p in select(3, ()) if p.phase <= Phase.FOLD])
     return made
 
 
 def without_softmax(net: Network) -> Network:
-    """A copy that ends before a last Softmax: losses want logits, and a softmax of a softmax learns nothing."""
+    """A copy without a final Softmax: losses take logits."""
     made = net.clone()
     for i, t in enumerate(made.outputs):
         if t.maker is not None and t.maker.op == "Softmax" and t.maker.attrs["axis"] in (-1, t.type.rank - 1) and t.type.rank == 2:
@@ -126,7 +126,7 @@ def without_softmax(net: Network) -> Network:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a name; auto is CUDA where there is some. Raises TrainingError for one that is not there."""
+    """The torch device of a name; auto prefers CUDA. Raises TrainingError for an unavailable device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -139,7 +139,7 @@ def device_of(name: str) -> torch.device:
 
 
 def digest(net: Network) -> str:
-    """SHA-256 of the network's text and weights: a checkpoint of another network is refused."""
+    """SHA-256 of the network's structure and weights, which identifies it in checkpoints."""
     h = hashlib.sha256()
     for layer in net.layers:
         h.update(f"{layer.op}|{layer.name}|{sorted(layer.attrs.items(), key=str)}|{[None if t is None else t.name for t in layer.inputs]}".encode())

@@ -139,5 +139,5 @@ class ParallelLaunch(Call):
         if function(*self.native[1:]):
             raise BackendError(f"the kernel {self.implementation} failed at run time.")
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         """Does nothing: its launches get new addresses one by one."""

@@ -37,8 +37,8 @@ class CudaBackend(Backend):
         major, minor = self.device.capability
         if major < 8:
             raise BackendError(f"{self.device.name} has compute capability {major}.{minor}; whet's kernels need 8.0 or newer. Use --backend=cpu.")
-        device = self.device
-        self.capabilities = of_architecture((major, minor), device.multiprocessors, device.shared_memory, device.l2_bytes)
+        gpu = self.device
+        self.capabilities = of_architecture((major, minor), gpu.multiprocessors, gpu.shared_memory, gpu.l2_bytes)
 
     @property
     def caution(self) -> str:

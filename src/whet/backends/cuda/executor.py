@@ -33,7 +33,7 @@ class GpuCall(Call):
             self._launches = list(self._make(tuple(self._at["input"]), tuple(self._at["output"])))
         return self._launches
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         """Re-point operand `index` of `kind`; the executable must be refreshed before it runs again."""
         self._at[kind][index] = address
         self._launches = None

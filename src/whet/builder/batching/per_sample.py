@@ -3,7 +3,7 @@
 Where samples do not touch, an engine that was planned for one of them on one thread can run a batch: every thread takes whole samples. No
 thread waits for the others after each layer, one sample's numbers stay in the caches, and joins of one image lie in place, which those of a
 changing batch cannot. Or all threads share one sample after the other: they wait for each other, but weights are read once for all of them,
-and the memory is that of one. What both run by is runtime/dealing.py; how much they bring, docs/design/choice.md.
+and the memory is that of one. What both run by is runtime/sample_parallel.py; how much they bring, docs/design/choice.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from whet.measure.compare import Ranking, compare
 from whet.measure.policy import SAMPLE_MODES
 from whet.network import Network
 from whet.ops import batch_symbol, why_samples_touch
-from whet.runtime import Deal, bind, dealt_bytes
+from whet.runtime import SampleParallelEngine, arena_bytes, bind
 
 Make = Callable[[BuildConfig], EnginePlan]
 Feeds = Mapping[str, np.ndarray]
@@ -134,8 +134,8 @@ def _bound(plan: EnginePlan, backend: Backend) -> Any:
     here = backend if plan.threads == backend.threads else get_backend(backend.name, threads=plan.threads)
     here.activate()  # kernels are planned for the calling thread's count
     run: Any = bind(plan, here)
-    if isinstance(run, Deal) and run.why_no_lanes is not None:
-        raise EngineError(run.why_no_lanes)
+    if isinstance(run, SampleParallelEngine) and run.why_not_parallel is not None:
+        raise EngineError(run.why_not_parallel)
     return run
 
 
@@ -187,7 +187,7 @@ def _once(run: Any) -> float:
 
 
 def _too_large(apart: EnginePlan, config: BuildConfig) -> str | None:
-    limit, needed = config.memory_limit.get("arena"), dealt_bytes(apart)
+    limit, needed = config.memory_limit.get("arena"), arena_bytes(apart)
     if limit is None or needed <= limit:
         return None
     return f"arenas of all lanes take {needed / 2**20:.2f} MiB, --memPoolSize=arena allows {limit / 2**20:.2f}"

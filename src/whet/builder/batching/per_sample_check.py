@@ -11,7 +11,7 @@ from whet.builder.verify.differences import difference
 from whet.builder.verify.error_bounds import layer_bound
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
-from whet.runtime import Bound, WeightStore, bind
+from whet.runtime import BoundEngine, WeightStore, bind
 
 
 def batch_differs(apart: EnginePlan, backend: Backend, seed: int = 0) -> str | None:
@@ -51,7 +51,7 @@ def _batches(plan: EnginePlan) -> list[int]:
     return [b for b in dict.fromkeys(wanted) if low[0] <= b <= high[0]]
 
 
-def _outputs(bound: Bound, data: Mapping[str, np.ndarray], i: int) -> dict[str, np.ndarray]:
+def _outputs(bound: BoundEngine, data: Mapping[str, np.ndarray], i: int) -> dict[str, np.ndarray]:
     bound.feed({n: a[i : i + 1] for n, a in data.items()})
     bound.run()
     return bound.fetch()
@@ -62,14 +62,14 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-def _layers_differ(alone: Bound, team: Bound, plan: EnginePlan, data: Mapping[str, np.ndarray]) -> str | None:
+def _layers_differ(alone: BoundEngine, team: BoundEngine, plan: EnginePlan, data: Mapping[str, np.ndarray]) -> str | None:
     """The first layer whose outputs on all threads are not those on one, given the same inputs."""
     alone.feed(data)
     with np.errstate(all="ignore"):
         for i, (layer, ins, outs) in enumerate(alone.walk()):
             for t, a in zip(layer.inputs, ins, strict=True):
                 if t is not None and a is not None and not t.is_constant:
-                    team.put(t.name, a)
+                    team.write_stored(t.name, a)
             team.run_step(i)
             choice = plan.choices[layer.name]
             for t, (_, dtype), want in zip(layer.outputs, choice.outputs, outs, strict=True):

@@ -1,47 +1,44 @@
-"""INT8 from a floating-point network: calibrate, insert Q/DQ, and keep the integers only where the clock says that they pay.
+"""INT8 from a floating-point network: calibrate, insert Q/DQ, and keep integers only where they are faster.
 
-Engines are built and timed in turns: floating point as permitted; every layer that can be quantized; the same with activations looked up,
-where the backend does that (precision.tables); the faster one without the layers that were slower than their floating-point form; and, where
-the user sets a budget of accuracy, the one that holds it. The fastest of those that hold it is kept; within the noise it is the one with
-fewer integers. Layers that --layerPrecisions demands in INT8 stay in all of them. Where 16-bit floats are permitted too (--best), each engine
-is tried without them as well (builder/select/whole_engine.py).
-
-On a GPU kernels are chosen once more in the network, which takes seconds for each engine: only those that may be kept are tuned so.
+Engine candidates: floating point as permitted; every layer that can be quantized in INT8; the same with activations looked up in tables, where
+the backend has a kernel for that (precision.tables); the faster one without the layers that were slower than in floating point; and, under an
+accuracy budget, one that holds it (precision_search.py). In a tie the engine with fewer integers is kept. Layers that --layerPrecisions
+demands in INT8 stay in all of them. Where 16-bit floats are permitted too (--best), each engine is tried without them as well
+(builder/select/whole_engine.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
 import numpy as np
 
-from whet.backends import Backend, get_backend
 from whet.builder.batching.per_sample import as_one, dealt_at_last
 from whet.builder.build import build
 from whet.builder.candidates.sparse_weights import with_sparsity
 from whet.builder.config import BuildConfig
-from whet.builder.lock.relock import locked_again, note_found, read_recipe
-from whet.builder.precision.accuracy_budget import SAMPLES, Fit, Judge, report_of
+from whet.builder.lock.relock import build_locked, make_recipe, read_recipe, record_request
 from whet.builder.precision.calibration import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepared
-from whet.builder.precision.comparison import compare_engines, slow_layers
-from whet.builder.precision.int8_engines import Making, Tried, quantized_network, without_int8
-from whet.builder.precision.int8_selection import candidates, fitted, keep, tuned, untimed
+from whet.builder.precision.comparison import known_as, slow_layers
+from whet.builder.precision.float16 import build_floats_within
 from whet.builder.precision.permissions import demanded_floats, demanded_integers
+from whet.builder.precision.precision_search import EngineCandidate, PrecisionSearch, Strategy
 from whet.builder.progress import Noting, Progress
 from whet.builder.verify.engine_values import EngineRun
-from whet.builder.verify.verify_selected import kept_verified
+from whet.builder.verify.verify_selected import build_verified
 from whet.engine.plan import EnginePlan
-from whet.engine.report import CalibrationStep
 from whet.errors import BuildError
-from whet.measure.compare import Ranking
 from whet.network import Layer, Network
-from whet.precision import Ranges, find_places
+from whet.precision import Ranges, find_places, quantize
 from whet.precision.budget import Budget
-from whet.precision.sensitivity import chosen_samples
+from whet.precision.tables import TABLE, insert_tables
+from whet.tactics import tactics_of
+
+_LOOKED_UP = ", activations looked up"
 
 __all__ = [
     "Calibration", "EngineRun", "build_int8", "calibrated_ranges", "invented_ranges", "is_explicit", "prepared", "slow_layers", "without_int8",
@@ -72,11 +69,11 @@ def build_int8(
 
     began, tell = perf_counter(), Noting(progress)
     with _times_shared(config) as sharing:
-        plan = kept_verified(lambda c: _built_int8(net, c, calibration, budget, tell, inputs), source, as_one(sharing), tell, inputs)
+        plan = build_verified(lambda c: _search_int8(net, c, calibration, budget, tell, inputs), source, as_one(sharing), tell, inputs)
         plan = dealt_at_last(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=tell), tell, inputs)
     plan.report.notes = [*said, *plan.report.notes]
     plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, tell.seconds()  # of all the engines
-    return note_found(plan, config)
+    return record_request(plan, config)
 
 
 @contextmanager
@@ -89,7 +86,7 @@ def _times_shared(config: BuildConfig) -> Iterator[BuildConfig]:
         yield dataclasses.replace(config, timing_cache=f"{folder}/times.sqlite")
 
 
-def _built_int8(
+def _search_int8(
     net: Network,
     config: BuildConfig,
     calibration: Calibration,
@@ -97,79 +94,162 @@ def _built_int8(
     progress: Noting,
     inputs: Mapping[str, np.ndarray] | None,
 ) -> EnginePlan:
-    notes: list[str] = []
-    info: list[str] = []
-    made = prepared(net, config)
-    layers = find_places(made, demanded_floats(config)).layers
+    folded = prepared(net, config)
+    layers = find_places(folded, demanded_floats(config)).layers
+    search = PrecisionSearch(Int8(), net, folded, Ranges({}), config, layers, progress, inputs)
     if config.lock:
-
-        def integers(ranges: Ranges, skip: frozenset[str], tables: bool) -> EnginePlan:
-            return Making(net, made, ranges, config, layers, frozenset(), None, progress, inputs, tables=tables).integers("", skip).plan
-
-        return locked_again(config, lambda found: build(net, found, progress=progress, inputs=inputs), integers)
-    must = _demanded(made, layers, config, notes)
+        return _build_locked(search)
+    demanded = _demanded_layers(folded, layers, config, search.notes)
     if not layers:
         plan = build(net, without_int8(config), progress=progress, inputs=inputs)
         plan.report.notes.append("--int8: the network has no convolution or product with constant weights that 8 bits could compute")
         return plan
-    steps: list[CalibrationStep] = []
     progress.stage("calibration", 0)
-    ranges = calibrated_ranges(net, made, _counted(calibration, progress), config, notes.append, steps, info.append)
-    backend = get_backend(config.backend, threads=max(config.threads, 0))
-    later = backend.capabilities.overlapping_launches and config.in_network
-    first = dataclasses.replace(config, in_network=config.in_network and not later)
-    making = Making(net, made, ranges, first, layers, must, None, progress, inputs, notes, info)
-    if budget is not None:
-        samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
-        making.judge = Judge(made, "int8", ranges, samples, budget, config, progress)
-    if not backend.capabilities.executes or config.optimization_level == 0:
-        plan = untimed(making)
-        plan.report.calibration_steps = steps
-        return plan
-    tried = candidates(making)
-    fit = fitted(making, tried) if making.judge is not None else Fit()
-    ranking = _compare_engines(making, tried, backend)
-    if later:
-        making.config = config
-        tried = tuned(making, tried, ranking)
-        ranking = _compare_engines(making, tried, backend)
-    plan = keep(making, tried, ranking)
-    plan.report.calibration_steps = steps
-    if making.judge is not None and budget is not None:
-        kept = next(t for t in tried if t.plan is plan)
-        plan.report.accuracy = report_of(budget, fit, kept.judged_on, kept.verdict)
-    return plan
+    search.strategy = Int8(demanded)
+    search.ranges = calibrated_ranges(
+        net, folded, _with_progress(calibration, progress), config, search.notes.append, search.calibration_steps, search.info.append
+    )
+    search.set_budget(budget, calibration)
+    return search.run()
 
 
-def _counted(calibration: Calibration, progress: Progress) -> Calibration:
-    """The same, telling of every sample that is run."""
+def _build_locked(search: PrecisionSearch) -> EnginePlan:
+    """The engine of the config's lock, from the ranges and layers that the lock holds."""
+
+    def quantized(ranges: Ranges, float_layers: frozenset[str], tables: bool) -> EnginePlan:
+        search.ranges = ranges
+        return Int8(tables=tables).build(search, "", float_layers).plan
+
+    def plain(config: BuildConfig) -> EnginePlan:
+        return build(search.net, config, progress=search.progress, inputs=search.inputs)
+
+    return build_locked(search.config, plain, quantized)
+
+
+class Int8(Strategy):
+    """INT8 in a precision search. `tables`: activations are looked up."""
+
+    name, title = "int8", "INT8"
+    pruning_rounds, least_gain = 2, 0.003  # less cannot be told from noise
+    fitting_rounds = 3
+    refines_finalists, reports_accuracy = True, True
+
+    def __init__(self, demanded: frozenset[str] = frozenset(), tables: bool = False):
+        self.demanded, self.tables = demanded, tables
+
+    def first_candidates(self, search: PrecisionSearch) -> list[EngineCandidate]:
+        """Floating point, or INT8 only where it is demanded; then all layers in INT8, without and with tables, the faster one last."""
+        candidates = []
+        if self.demanded:
+            others = frozenset(x.name for x in search.layers) - self.demanded
+            candidates.append(self.build(search, f"int8 where it is demanded ({len(self.demanded)} layers)", others))
+        quantized = [self.build(search, "int8", frozenset())]
+        if self._can_use_tables(search):
+            self.tables = True
+            quantized.append(self.build(search, "int8", frozenset()))
+            computed_ms, table_ms = (c.plan.report.latency_ms or 0.0 for c in quantized)
+            self.tables = table_ms <= computed_ms
+            if not self.tables:
+                quantized.reverse()
+        if not candidates:  # built last: the time that floating point has to beat is known
+            candidates.append(self._build_floats(search, quantized[-1].plan.report.latency_ms))
+        return [*candidates, *quantized]
+
+    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> EngineCandidate:
+        net = quantized_network(search.prepared, search.ranges, float_layers, demanded_floats(search.config), tables=self.tables)
+        name = f"{what}{_LOOKED_UP}" if self.tables else what
+        with search.progress.making(name):
+            plan = build(net, search.config, progress=search.progress, inputs=search.inputs)
+        plan.report.quantized = make_recipe(search.ranges, float_layers, self.tables)
+        return EngineCandidate(name, plan, float_layers, tables=self.tables)
+
+    def rebuild(self, search: PrecisionSearch, candidate: EngineCandidate) -> EngineCandidate:
+        self.tables = candidate.tables
+        if candidate.plan.report.quantized is None:
+            return self._build_floats(search)
+        built = self.build(search, candidate.what.removesuffix(_LOOKED_UP), candidate.float_layers)
+        if search.judge is not None:
+            search.set_verdict(built)
+        return built
+
+    def preference(self, candidates: Sequence[EngineCandidate], allowed: Sequence[int]) -> list[int]:
+        """The baseline first, then by the number of layers in floating point, descending."""
+        return sorted(allowed, key=lambda i: (i > 0, -len(candidates[i].float_layers)))
+
+    def describe(self, search: PrecisionSearch, candidates: Sequence[EngineCandidate], kept: int, shown: str) -> None:
+        left = len(candidates[kept].float_layers)
+        if not any(c.is_allowed for c in candidates):
+            text = f"No engine holds the accuracy budget: {shown}. The first one is kept; the demands for INT8 or 16 bits leave no other."
+            search.notes.append(text)
+        elif candidates[kept].plan.report.quantized is None:
+            search.notes.append(f"--int8 is permitted but does not pay here: {shown}. The engine computes in floating point.")
+        elif kept == 0:
+            search.notes.append(f"INT8 pays nowhere but where it is demanded: {shown}.")
+        else:
+            floats = f"; {left} of {len(search.layers)} quantizable layers stay in floating point" if left else ""
+            search.info.append(f"INT8 pays: {shown}{floats}.")
+
+    def _build_floats(self, search: PrecisionSearch, rival_ms: float | None = None) -> EngineCandidate:
+        """The engine in floating point, within the budget where 16 bits are permitted; `rival_ms` as in `build`."""
+        config, what = without_int8(search.config), "floating point"
+        with search.progress.making(what):
+            if search.judge is None or not config.precisions:
+                plan = build(search.net, config, progress=search.progress, inputs=search.inputs, rival_ms=rival_ms)
+                return EngineCandidate(what, plan)
+            budget, samples = search.judge.budget, search.judge.analysis.samples
+            plan, verdict = build_floats_within(
+                search.net, search.prepared, config, budget, samples, progress=search.progress, inputs=search.inputs
+            )  # fmt: skip
+        return EngineCandidate(what, plan, verdict=verdict, judged_on="engine")
+
+    def _can_use_tables(self, search: PrecisionSearch) -> bool:
+        """Whether the backend has a kernel for tables, and the network an activation for it."""
+        if not any(TABLE in t.composites for t in tactics_of(search.config.backend)):
+            return False
+        return insert_tables(quantize(search.prepared, search.ranges, skip=demanded_floats(search.config)), search.ranges) > 0
+
+
+def _with_progress(calibration: Calibration, progress: Progress) -> Calibration:
+    """The same calibration; every sample that is run is a step of `progress`."""
     samples = calibration.samples
     if samples is None:
         return calibration
 
-    def told() -> Iterator[Mapping[str, np.ndarray]]:
+    def counted() -> Iterator[Mapping[str, np.ndarray]]:
         for feeds in samples():
             yield feeds
             progress.step("samples")
 
-    return dataclasses.replace(calibration, samples=told)
+    return dataclasses.replace(calibration, samples=counted)
 
 
-def _compare_engines(m: Making, tried: list[Tried], backend: Backend) -> Ranking:
-    m.progress.stage("comparing engines", 1)
-    ranking = compare_engines([t.plan for t in tried], backend, m.config)
-    m.progress.step("done")
-    return ranking
-
-
-def _demanded(made: Network, layers: list[Layer], config: BuildConfig, notes: list[str]) -> frozenset[str]:
+def _demanded_layers(net: Network, layers: list[Layer], config: BuildConfig, notes: list[str]) -> frozenset[str]:
     """The layers that stay in INT8 because the user says so. Raises BuildError under obey for one that cannot be."""
     wanted = demanded_integers(config)
     able = {x.name for x in layers}
-    for layer in made.layers:
+    for layer in net.layers:
         if wanted(layer) and layer.name not in able and layer.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
             text = f"--layerPrecisions demands int8 for '{layer.name}' ({layer.op}), which has no quantized form (constant float weights)"
             if config.precision_constraints == "obey":
                 raise BuildError(f"{text}. Leave it out, or use --precisionConstraints=prefer.")
             notes.append(text)
     return frozenset(x.name for x in layers if wanted(x))
+
+
+def quantized_network(
+    net: Network, ranges: Ranges, float_layers: frozenset[str], stays_float: Callable[[Layer], bool] = lambda layer: False, *, tables: bool = False
+) -> Network:
+    """`net` (prepared) with Q/DQ but for the layers that `float_layers` names or `stays_float` accepts; `tables`: before activations too."""
+    quantized = quantize(net, ranges, skip=lambda x: stays_float(x) or x.name in float_layers or bool(float_layers & known_as(x)))
+    if tables:
+        insert_tables(quantized, ranges)
+    return quantized
+
+
+def without_int8(config: BuildConfig) -> BuildConfig:
+    """The same build without INT8, and without demands for it."""
+    return dataclasses.replace(
+        config, precisions=tuple(p for p in config.precisions if p != "int8"),
+        layer_precisions=tuple((n, p) for n, p in config.layer_precisions if p != "int8"),
+        layer_output_types=tuple((n, p) for n, p in config.layer_output_types if p != "int8"),
+    )  # fmt: skip

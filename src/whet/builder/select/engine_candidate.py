@@ -16,7 +16,7 @@ from whet.measure.option import Option
 from whet.measure.statistics import noise_between, spread, typical
 from whet.measure.timing_cache import Timed
 from whet.network import Network
-from whet.runtime import Bound, WeightStore, bind
+from whet.runtime import BoundEngine, WeightStore, bind
 
 Make = Callable[[Network, Mapping[str, Option]], EnginePlan]
 
@@ -42,7 +42,7 @@ class Entry:
     net: Network
     chosen: dict[str, Option]
     plan: EnginePlan
-    bound: Bound | None = None
+    bound: BoundEngine | None = None
     samples: list[float] = field(default_factory=list)
     disturbed: bool = False
     told: Timed | None = None
@@ -75,7 +75,7 @@ class Stand:
         self.search, self.inputs = search, inputs
         self.store = WeightStore(search.backend)
 
-    def bound(self, e: Entry) -> Bound:
+    def bound(self, e: Entry) -> BoundEngine:
         """The engine over memory; made, and run once, when it is asked for first. Raises BrokenKernel when one of its kernels fails."""
         if e.bound is not None:
             return e.bound
@@ -93,7 +93,7 @@ class Stand:
         return bound
 
 
-def first_broken(bound: Bound) -> str | None:
+def first_broken(bound: BoundEngine) -> str | None:
     """The first layer whose kernel fails when the layers run one by one."""
     done = 0
     try:

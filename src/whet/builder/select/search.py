@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from whet.backends import Backend
 from whet.builder.batching.profiles import OPT, bound_layers, environment
@@ -17,6 +17,7 @@ from whet.builder.precision.permissions import Permissions
 from whet.builder.progress import Noting
 from whet.builder.select.formats import inplace_refusal
 from whet.builder.select.unfused_time import Apart, taken_apart
+from whet.engine.layer_times import LONGEST_LAYER
 from whet.engine.plan import Profile
 from whet.engine.report import Candidate, GpuState, TimingRecord
 from whet.measure.engine_history import EngineHistory
@@ -199,6 +200,19 @@ class Search:
         with self.tell.within("timing with cold weights"):
             self.timer.time_cold(found.layer, found.text, chosen)
         self._losers.saw(chosen)
+
+    def retime_contradictions(self, net: Network, chosen: Mapping[str, Option], engine_ms: float) -> list[str]:
+        """Times layers again whose recorded time exceeds that of the whole engine they are in; returns the names of their kinds' first layers.
+
+        Such a time was recorded under external load, and would be read by every later build.
+        """
+        if self.timer is None or self.timer.error_on_miss:
+            return []
+        kinds = {self.kind_of[x.name] for x in net.layers if (chosen[x.name].ms or 0.0) > LONGEST_LAYER * engine_ms}
+        for found in (self.kinds[kind] for kind in sorted(kinds)):
+            self.tell.note(f"'{found.layer.name}' was recorded with more milliseconds than the whole engine takes, and is timed again")
+            self.timer.time(found.layer, found.text, [o for o in found.options if o.ms is not None], anew=True)
+        return [self.kinds[kind].layer.name for kind in sorted(kinds)]
 
     def timed_options(self, found: Candidates, *, alike: bool = False) -> list[Option]:
         """Which options are worth timing; `alike` as in `worth_timing`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from whet.builder.candidates.filter import is_narrow
 from whet.builder.candidates.reformats import with_reformats
@@ -18,8 +17,9 @@ from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.engine.report import EngineTime, SelectionRecord
 from whet.measure.compare import compare
+from whet.measure.layer_profile import profile_layers
 from whet.measure.option import Option
-from whet.measure.policy import ENGINE_NEAR, ENGINES, LAYER_PROFILE, RECALL_DOUBT
+from whet.measure.policy import ENGINE_NEAR, ENGINES, RECALL_DOUBT
 from whet.network import Network, Tensor
 from whet.tactics import Operand
 
@@ -67,6 +67,9 @@ def best_engine(search: Search, make: Make) -> Best:
     search.tell.stage("whole engines", len(entries) + 3)  # the runners-up in one, what was changed for them, the last look
     stand = Stand(search, probe_inputs(entries[0].plan.network, search.config.seed, probe_shapes(entries[0].plan)))
     best = _raced(search, make, stand, list(entries))
+    if search.retime_contradictions(best.entry.lowered, best.chosen, best.entry.ms):
+        entries = _settled_entries(search, make)
+        best = _raced(search, make, stand, list(entries))
     return _raced(search, make, stand, entries, anew=True) if best.doubtful else best
 
 
@@ -94,7 +97,8 @@ def _raced(search: Search, make: Make, stand: Stand, entries: list[Entry], *, an
         _time(search, [kept])  # what the report says, and whether to believe what is remembered
     search.tell.step("in place")
     kept.plan.report.latency_ms = kept.ms
-    kept.plan.report.layer_ms = _layer_ms(kept)
+    bound = stand.bound(kept)
+    kept.plan.report.layer_ms = profile_layers(bound.run_timed, [layer.name for layer in kept.net.layers], kept.ms, search.backend.watch)
     engines = [EngineTime(e.what, e.ms, e.spread) for e in (kept, *(e for e in entries if e is not kept))]
     return Best(kept, engines, kept.choosing.cost, recalled)
 
@@ -224,18 +228,6 @@ def _time(search: Search, entries: Sequence[Entry]) -> None:
 def _earliest(entries: Sequence[Entry]) -> Entry:
     best = min(entries, key=lambda e: e.ms)
     return next(e for e in entries if e.ms - best.ms <= ENGINES.tolerance(best.ms, e.noise(best)))
-
-
-def _layer_ms(e: Entry) -> dict[str, float]:
-    bound, runs = e.bound, []
-    assert bound is not None
-
-    def run() -> float:
-        runs.append(bound.run_timed())
-        return sum(runs[-1])
-
-    compare([run], LAYER_PROFILE)
-    return {layer.name: median(r[i] for r in runs) * 1e3 for i, layer in enumerate(e.net.layers)}
 
 
 __all__ = ["Best", "BrokenKernel", "best_engine"]

@@ -1,4 +1,4 @@
-"""Reshape, Flatten, Squeeze and Unsqueeze in a row become one Reshape; what ends in the shape that it began with goes."""
+"""Successive Reshape, Flatten, Squeeze and Unsqueeze layers become one Reshape, or none where the shape is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two transposes in a row become one; one that moves nothing goes."""
+"""Two successive transposes become one; an identity transpose is removed."""
 
 from whet.network import Layer, Tensor
 from whet.rewrite.graph import Graph
@@ -16,6 +16,6 @@ def cancel_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     if g.is_output(x):
         return Skip(f"%{x.name} is an output of the network")
-    joined = tuple(first.attrs["perm"][p] for p in perm)
+    combined = tuple(first.attrs["perm"][p] for p in perm)
     inner = first.inputs[0]
-    return inner if joined == tuple(range(len(joined))) else g.add("Transpose", inner, perm=joined)
+    return inner if combined == tuple(range(len(combined))) else g.add("Transpose", inner, perm=combined)

@@ -1,4 +1,4 @@
-"""Layers and constants that no output needs go."""
+"""Removes layers and constants that no output depends on."""
 
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Fired, Phase, network_pass
@@ -17,5 +17,5 @@ def drop_dead(g: Graph) -> list[Fired]:
     unread = [t for t in g.net.constants.values() if not g.readers(t) and not g.is_output(t)]
     for t in unread:
         del g.net.constants[t.name]
-    done = [Fired(f"{layer.op} is needed by no output", layer.name) for layer in reversed(dead)]
-    return done + ([Fired(f"{len(unread)} unused constants")] if unread else [])
+    fired = [Fired(f"no output depends on this {layer.op}", layer.name) for layer in reversed(dead)]
+    return fired + ([Fired(f"{len(unread)} unused constants")] if unread else [])

@@ -1,4 +1,4 @@
-"""Layers that change nothing go: Identity, Dropout, Cast to the same type, Mul by 1, Concat of one, Slice of all, empty Pads."""
+"""Removes layers without effect: Identity, Dropout, Cast to the same type, Mul by 1, Concat of one, Slice of everything, empty Pads."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def drop_no_ops(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 
 def _unchanged(layer: Layer) -> Tensor | None:
-    """The input that the layer passes on as it is; None when it does something."""
+    """The input that the layer returns unchanged; None when it computes something."""
     x = layer.inputs[0]
     second = layer.input(1)
     match layer.op:
         case "Identity" | "Dropout" | "Cast" | "Expand" | "Tile":
-            return x  # equal types mean that nothing was done
+            return x  # without effect where the types are equal
         case "Concat" | "Max" | "Min" | "Mean" | "Sum" if len(layer.inputs) == 1:
             return x
         case "Clip" if second is None and layer.input(2) is None:

@@ -1,6 +1,6 @@
-"""Sizes known before run time: dims go from shape inputs into attributes, and layers whose values are all known numbers become constants.
+"""Folds sizes that are known before run time: shape inputs become attributes, and layers whose values are all known numbers become constants.
 
-Reshape(x, Concat(Gather(Shape(x)), ...)) becomes Reshape(x, shape=(N, 12, 64)): the chain dies, for symbolic dims too.
+Reshape(x, Concat(Gather(Shape(x)), ...)) becomes Reshape(x, shape=(N, 12, 64)), for symbolic dims too; the chain is then dead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from whet.ops._origin import literal
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, rule
 
-#: op -> {input position: the attribute that can hold its values}
+#: op -> {input index: the attribute that can hold its values}
 SIZES = {
     "ConstantOfShape": {0: "shape"},
     "Expand": {1: "shape"},
@@ -60,5 +60,5 @@ def _attributes(g: Graph, layer: Layer) -> Tensor | list[Tensor] | None:
         return None
     while inputs and inputs[-1] is None:
         inputs.pop()
-    got = g.add(layer.op, *inputs, sources=layer.sources, **attrs)
-    return got if isinstance(got, Tensor) else list(got)
+    outputs = g.add(layer.op, *inputs, sources=layer.sources, **attrs)
+    return outputs if isinstance(outputs, Tensor) else list(outputs)

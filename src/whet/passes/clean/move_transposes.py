@@ -1,7 +1,6 @@
-"""Two Transposes with elementwise layers between them meet: the layers are computed in the order of axes before the first one.
+"""Moves elementwise layers before the Transpose that they read, so that it meets the Transpose after them and both cancel or become one.
 
-What TensorFlow's exporters leave around activations and sums: NHWC -> NCHW, Relu, NCHW -> NHWC. It fires where all transposes
-between go, or become one.
+TensorFlow's exporters write such pairs around activations and sums: NHWC -> NCHW, Relu, NCHW -> NHWC.
 """
 
 from __future__ import annotations
@@ -18,30 +17,31 @@ from whet.rewrite.graph import Graph
 from whet.rewrite.matching import interior_escapes
 from whet.rewrite.rules import Phase, Skip, rule
 
-LONGEST = 8  # elementwise layers between two transposes
+_MAX_LAYERS = 8  # elementwise layers between two transposes
 
 
 @rule("Transpose", phase=Phase.CLEAN, after=["cancel_transposes", "fold_shapes", "drop_no_ops"])
 def move_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     x = layer.inputs[0]
-    perm = _first(g, x)
-    if x is None or perm is None or g.maker(x) is None or g.maker(x).op == "Transpose":
+    perm = _transpose_above(g, x)
+    maker = g.maker(x)
+    if x is None or perm is None or maker is None or maker.op == "Transpose":
         return None
     members: dict[Layer, None] = {}
-    if reason := _between(g, x, perm, members) or interior_escapes(g, layer, list(members)):
+    if reason := _collect(g, x, perm, members) or interior_escapes(g, layer, list(members)):
         return Skip(reason)
-    made: dict[Tensor, Tensor] = {}
+    moved: dict[Tensor, Tensor] = {}
     for member in sorted(members, key=g.position):
-        inputs = [_before(g, t, perm, made) for t in member.inputs]
-        made[member.output] = g.add(member.op, *inputs, name=member.name, sources=member.sources, **member.attrs)
-    joined = tuple(perm[p] for p in layer.attrs["perm"])
-    y = made[x]
-    return y if joined == tuple(range(len(joined))) else g.add("Transpose", y, perm=joined, sources=layer.sources)
+        inputs = [_untransposed(g, t, perm, moved) for t in member.inputs]
+        moved[member.output] = g.add(member.op, *inputs, name=member.name, sources=member.sources, **member.attrs)
+    combined = tuple(perm[p] for p in layer.attrs["perm"])
+    y = moved[x]
+    return y if combined == tuple(range(len(combined))) else g.add("Transpose", y, perm=combined, sources=layer.sources)
 
 
-def _first(g: Graph, t: Tensor | None) -> tuple[int, ...] | None:
-    """The order of the nearest Transpose above `t` through elementwise layers; None when there is none."""
-    for _ in range(LONGEST):
+def _transpose_above(g: Graph, t: Tensor | None) -> tuple[int, ...] | None:
+    """The permutation of the nearest Transpose above `t`, through elementwise layers; None when there is none."""
+    for _ in range(_MAX_LAYERS):
         layer = g.maker(t)
         if layer is None:
             return None
@@ -57,32 +57,32 @@ def _is_elementwise(layer: Layer) -> bool:
     return get_op(layer.op).pointwise and len(layer.outputs) == 1 and not layer.regions
 
 
-def _between(g: Graph, t: Tensor, perm: Sequence[int], members: dict[Layer, None]) -> str | None:
-    """Collects the elementwise layers that make `t`, up to Transposes by `perm`; or why that does not go."""
+def _collect(g: Graph, t: Tensor, perm: Sequence[int], members: dict[Layer, None]) -> str | None:
+    """Collects the elementwise layers between `t` and Transposes by `perm` into `members`. Returns why they cannot be moved, or None."""
     layer = g.maker(t)
     if layer is None or (layer.op != "Transpose" and not _is_elementwise(layer)):
-        return f"%{t.name} is not transposed before"
+        return f"%{t.name} is not the result of a Transpose"
     if layer in members:
         return None
     if layer.op == "Transpose":
-        return None if tuple(layer.attrs["perm"]) == tuple(perm) else f"'{layer.name}' orders the axes otherwise"
+        return None if tuple(layer.attrs["perm"]) == tuple(perm) else f"'{layer.name}' has another permutation"
     members[layer] = None
-    if len(members) > LONGEST:
-        return f"more than {LONGEST} layers stand between the transposes"
+    if len(members) > _MAX_LAYERS:
+        return f"more than {_MAX_LAYERS} layers are between the transposes"
     for i in layer.inputs:
         if i is None or (i.weight is not None and i.type.rank <= len(perm)):
             continue
         if i.weight is not None or i.type.rank != len(perm):
-            return f"%{i.name}: {i.type} has not the rank of what is transposed"
-        if reason := _between(g, i, perm, members):
+            return f"%{i.name}: {i.type} has another rank than the transposed values"
+        if reason := _collect(g, i, perm, members):
             return reason
     return None
 
 
-def _before(g: Graph, t: Tensor | None, perm: Sequence[int], made: dict[Tensor, Tensor]) -> Tensor | None:
-    """What `t` was before the axes were ordered by `perm`; constants are ordered back."""
-    if t is None or t in made:
-        return None if t is None else made[t]
+def _untransposed(g: Graph, t: Tensor | None, perm: Sequence[int], moved: dict[Tensor, Tensor]) -> Tensor | None:
+    """The tensor that `t` is the transpose of: a moved layer's output, a Transpose's input, or a constant with the inverse permutation."""
+    if t is None or t in moved:
+        return None if t is None else moved[t]
     if t.weight is None:
         return t.maker.inputs[0] if t.maker is not None else None
     if t.weight.array.size == 1:

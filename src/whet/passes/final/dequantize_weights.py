@@ -1,4 +1,4 @@
-"""Quantized weights whose layer computes in floating point after all become numbers once, not at every run."""
+"""Dequantizes constant weights at build time where their layer computes in floating point after all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""x * Sigmoid(a * x) is one Swish, where nothing before it takes it in: SiLU behind a convolution is fuse_silu's."""
+"""x * Sigmoid(a * x) becomes Swish, where fuse_silu did not put it into the epilogue of a convolution or matrix product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integers that are dequantized and quantized again with the same scale stay as they are."""
+"""Removes a DequantizeLinear followed by a QuantizeLinear with equal scales."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ def cancel_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
     dq = dequantizer(g, layer.inputs[0])
     if dq is None:
         return None
+    x = dq.needs(0)
     ours, theirs = scales_of(layer), scales_of(dq)
     if ours is None or theirs is None:
         return Skip("a scale is computed at run time")
     if ours != theirs:
-        return Skip(f"%{dq.inputs[0].name} has another scale, zero point or type")
-    if ours.dtype.kind not in ("int", "uint") and not _comes_back(layer, dq):
-        return Skip(f"{ours.dtype} rounds again")
-    return dq.inputs[0]
+        return Skip(f"%{x.name} has another scale, zero point or type")
+    if ours.dtype.kind not in ("int", "uint") and not _round_trips(layer, dq):
+        return Skip(f"{ours.dtype} values are rounded again")
+    return x
 
 
-def _comes_back(layer: Layer, dq: Layer) -> bool:
-    """Whether an e4m3 number times its scale, divided by it again, is the same e4m3 number: two roundings of f32 are far from half a step."""
-    if dq.inputs[0].dtype != F8E4M3 or layer.inputs[0].dtype != F32 or not layer.attrs.get("saturate", 1):
+def _round_trips(layer: Layer, dq: Layer) -> bool:
+    """Whether an e4m3 value times its scale, divided by it again, is the same e4m3 value: two f32 roundings are far below half an e4m3 step."""
+    if dq.needs(0).dtype != F8E4M3 or layer.needs(0).dtype != F32 or not layer.attrs.get("saturate", 1):
         return False
-    scale = np.abs(np.asarray(layer.inputs[1].array(), np.float64))
+    scale = np.abs(np.asarray(layer.needs(1).array(), np.float64))
     return bool(np.all((scale > 2.0**-100) & (scale < 2.0**100)))

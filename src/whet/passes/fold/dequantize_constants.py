@@ -1,4 +1,4 @@
-"""DequantizeLinear of a constant becomes the numbers themselves, where they are no quantized weights: biases, tables, summands."""
+"""Folds DequantizeLinear of a constant that is not a quantized weight: biases, tables, summands."""
 
 from __future__ import annotations
 

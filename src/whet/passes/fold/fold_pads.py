@@ -1,4 +1,4 @@
-"""A Pad with zeros goes into the padding of the convolution or pooling behind it, where that computes the same."""
+"""Folds a Pad into the padding of the convolution or pooling that reads it, where the result is the same."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ def fold_pads(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(f"'{pad.name}' pads in mode {pad.attrs['mode']}, a {layer.op} with a constant")
     if value is not None and scalar_value(value) is None:
         return Skip(f"'{pad.name}' pads with values computed at run time")
-    found = amounts(pad)
-    if any(a or b for a, b in found[:2]):
+    padding = amounts(pad)
+    if any(a or b for a, b in padding[:2]):
         return Skip(f"'{pad.name}' pads the batch or the channels")
-    if any(a < 0 or b < 0 for a, b in found):
-        return Skip(f"'{pad.name}' cuts off (a negative pad)")
+    if any(a < 0 or b < 0 for a, b in padding):
+        return Skip(f"'{pad.name}' crops (a negative pad)")
     if reason := g.escapes(x, layer):
         return Skip(reason)
-    rank = len(found) - 2
+    rank = len(padding) - 2
     own = tuple(layer.attrs.get("pads") or (0,) * 2 * rank)
-    added = tuple(a for a, _ in found[2:]) + tuple(b for _, b in found[2:])
+    added = tuple(a for a, _ in padding[2:]) + tuple(b for _, b in padding[2:])
     total = tuple(a + b for a, b in zip(own, added, strict=True))
-    if reason := _differs(g, layer, source, 0.0 if value is None else scalar_value(value), own, total):
+    if reason := _difference(g, layer, source, 0.0 if value is None else scalar_value(value), own, total):
         return Skip(reason)
-    more = {"count_include_pad": 1} if layer.op == "AveragePool" else {}
-    return g.add(layer.op, source, *layer.inputs[1:], **{**layer.attrs, "pads": total, **more})
+    added_attrs = {"count_include_pad": 1} if layer.op == "AveragePool" else {}
+    return g.add(layer.op, source, *layer.inputs[1:], **{**layer.attrs, "pads": total, **added_attrs})
 
 
-def _differs(g: Graph, layer: Layer, source: Tensor | None, value: float | None, own: tuple, total: tuple) -> str | None:
-    """Why padding in the layer itself would give something else."""
+def _difference(g: Graph, layer: Layer, source: Tensor | None, value: float | None, own: tuple, total: tuple) -> str | None:
+    """Why the layer's own padding would compute something else; None when the result is the same."""
     if layer.op == "Conv":
         return None if value == 0 else f"the Pad's value is {value}, a convolution pads with 0"
     kernel = layer.attrs["kernel_shape"]
     if any(p >= k for p, k in zip(total, (*kernel, *kernel), strict=True)):
-        return f"pads {total} would give {layer.op} windows that lie outside the image"
+        return f"pads {total} would give {layer.op} windows that are outside the image"
     if layer.attrs.get("ceil_mode"):
-        return f"{layer.op} rounds its size up, which depends on where the padding is done"
+        return f"{layer.op} rounds its output size up, which depends on the layer that pads"
     if layer.op == "AveragePool":
         if value != 0:
             return f"the Pad's value is {value}, AveragePool counts padding as 0"
-        return "AveragePool leaves its own padding out of the mean" if any(own) and not layer.attrs.get("count_include_pad") else None
-    if value == float("-inf") or (value == 0 and _not_negative(g, source, 4)):
+        return "AveragePool excludes its own padding from the mean" if any(own) and not layer.attrs.get("count_include_pad") else None
+    if value == float("-inf") or (value == 0 and _is_nonnegative(g, source, 4)):
         return None
-    return f"MaxPool's own padding never wins, the Pad's {value} may"
+    return f"MaxPool's own padding is never the maximum, the Pad's {value} may be"
 
 
-def _not_negative(g: Graph, t: Tensor | None, depth: int) -> bool:
+def _is_nonnegative(g: Graph, t: Tensor | None, depth: int) -> bool:
     """Whether all values of `t` are known to be 0 or more (or NaN)."""
     layer = g.maker(t)
     if layer is None or depth == 0:
@@ -66,5 +66,5 @@ def _not_negative(g: Graph, t: Tensor | None, depth: int) -> bool:
         low = scalar_value(layer.input(1))
         return low is not None and low >= 0
     if layer.op in ("MaxPool", "AveragePool", "Concat", "Identity", "Transpose"):
-        return all(_not_negative(g, x, depth - 1) for x in layer.inputs)
+        return all(_is_nonnegative(g, x, depth - 1) for x in layer.inputs)
     return False

@@ -1,4 +1,4 @@
-"""A batch norm behind a convolution or Gemm with quantized weights goes into the weights' scales and the bias; the integers stay."""
+"""Folds a batch norm after a convolution or Gemm with quantized weights into the weights' scales and the bias; the integers are unchanged."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ def fold_quantized_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if head is None or head.op not in ("Conv", "Gemm"):
         return None
     dq, b = dequantizer(g, head.inputs[1]), head.input(2)
-    if dq is None or dq.inputs[0].weight is None:
+    if dq is None or dq.needs(0).weight is None:
         return None
-    found = [t.weight for t in layer.inputs[1:] if t is not None and t.weight is not None]
-    if len(found) != 4 or (b is not None and b.weight is None):
+    statistics = [t.weight for t in layer.inputs[1:] if t is not None and t.weight is not None]
+    if len(statistics) != 4 or (b is not None and b.weight is None):
         return Skip("its statistics, or the bias before it, are computed at run time")
     if reason := weights_obstacle(head.op, dict(head.attrs), dq) or g.escapes(head.output, layer):
         return Skip(reason)
-    own = affine(found, layer.attrs.get("epsilon", 1e-5))
+    own = affine(statistics, layer.attrs.get("epsilon", 1e-5))
     assert own.factor is not None
     assert own.shift is not None
     w, scale = dq.needs(0), dq.needs(1)
     n = own.factor.array.size
-    each = reshaped(to_float64(scale.constant()), (scale.array().size,))
-    made = round_to(express("Mul", each, reshaped(own.factor, (n,))), scale.dtype)
-    if not np.all(np.isfinite(made.array)):
-        return Skip(f"a scale of %{w.name} would leave {scale.dtype}")
+    scales = reshaped(to_float64(scale.constant()), (scale.array().size,))
+    folded = round_to(express("Mul", scales, reshaped(own.factor, (n,))), scale.dtype)
+    if not np.all(np.isfinite(folded.array)):
+        return Skip(f"a scale of %{w.name} would overflow {scale.dtype}")
     axis = 0 if head.op == "Conv" or head.attrs.get("transB") else 1
-    weights = g.add("DequantizeLinear", w, g.constant(made, folded_name(scale)), axis=axis)
+    weights = g.add("DequantizeLinear", w, g.constant(folded, folded_name(scale)), axis=axis)
     shift = reshaped(own.shift, (n,))
     if b is not None and b.weight is not None and not (head.op == "Gemm" and head.attrs["beta"] == 0):
         bias = to_float64(b.weight) if head.op == "Conv" else express("Mul", to_float64(b.weight), scalar_weight(head.attrs["beta"]))
         if bias.array.size not in (1, n):
-            return Skip(f"%{b.name}: {b.type} is no bias a channel")
+            return Skip(f"%{b.name}: {b.type} is not a bias per channel")
         flat = reshaped(bias, (bias.array.size,))
         shift = express("Add", express("Mul", flat, reshaped(own.factor, (n,))), shift)
     name = folded_name(b) if b is not None else f"{w.name}.bias"

@@ -1,4 +1,4 @@
-"""Gemm's factors go into its constants: alpha into B, beta into C, which becomes a vector; a C that counts nothing goes."""
+"""Folds Gemm's factors into its constants: alpha into B, beta into C, which becomes a vector; a C with beta 0 is removed."""
 
 from __future__ import annotations
 

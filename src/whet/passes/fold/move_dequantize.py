@@ -1,9 +1,9 @@
-"""DequantizeLinear moves behind layers that only move or select numbers (MaxPool, Transpose, Reshape, ..., a Concat of equal scales)."""
+"""Moves DequantizeLinear after layers that only move or select values (MaxPool, Transpose, Reshape, ..., a Concat of equal scales)."""
 
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._move_quantize import MOVES, again, mixes, pads_exactly
+from whet.passes._move_quantize import MOVES, add_on_integers, is_padding_exact, value_change
 from whet.rewrite.graph import Graph
 from whet.rewrite.quantization import dequantizer, scale_inputs, scales_of
 from whet.rewrite.rules import Phase, Skip, rule
@@ -15,22 +15,23 @@ def move_dequantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     data = layer.inputs if layer.op == "Concat" else layer.inputs[:1]
     makers = [dequantizer(g, t) for t in data]
-    if not any(makers) or all(m is None or m.inputs[0].is_constant for m in makers):
+    if not any(makers) or all(m is None or m.needs(0).is_constant for m in makers):
         return None
     if not all(makers):
         return Skip(f"only {sum(m is not None for m in makers)} of its {len(makers)} inputs are quantized")
     dequantizers = [m for m in makers if m is not None]
-    found = [scales_of(m) for m in dequantizers]
-    first, dq = found[0], dequantizers[0]
+    scales = [scales_of(m) for m in dequantizers]
+    first, dq = scales[0], dequantizers[0]
+    x = dq.needs(0)
     if first is None or not first.per_tensor:
-        return Skip(f"%{dq.inputs[0].name} has not one scale that is known")
-    if any(f != first for f in found):
+        return Skip(f"%{x.name} does not have one constant scale")
+    if any(f != first for f in scales):
         return Skip("its inputs have different scales")
     if layer.op == "Relu" and first.zeros is not None:
-        return Skip(f"zero is not the integer 0 in %{dq.inputs[0].name}")
-    if reason := mixes(layer):
+        return Skip(f"the zero point of %{x.name} is not 0")
+    if reason := value_change(layer):
         return Skip(reason)
-    if not pads_exactly(layer, dq.inputs[1], dq.input(2)):
-        return Skip(f"what '{layer.name}' pads with is no integer of %{dq.inputs[0].name}")
-    moved = again(g, layer, *[m.needs(0) for m in dequantizers], rounding=dq)
+    if not is_padding_exact(layer, dq.needs(1), dq.input(2)):
+        return Skip(f"the padding value of '{layer.name}' is not an integer of %{x.name}")
+    moved = add_on_integers(g, layer, *[m.needs(0) for m in dequantizers], rounding=dq)
     return g.add("DequantizeLinear", moved, *scale_inputs(dq))

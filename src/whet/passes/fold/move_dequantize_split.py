@@ -1,4 +1,4 @@
-"""DequantizeLinear moves behind a Split: the parts of the integers are the integers of the parts."""
+"""Moves DequantizeLinear after a Split, which then splits the integers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from whet.rewrite.rules import Phase, Skip, rule
 @rule("Split", phase=Phase.FOLD, after=["move_dequantize"])
 def move_dequantize_split(g: Graph, layer: Layer) -> Sequence[Tensor] | Skip | None:
     dq = dequantizer(g, layer.inputs[0])
-    if dq is None or dq.inputs[0].is_constant:
+    x = None if dq is None else dq.needs(0)
+    if dq is None or x is None or x.is_constant:
         return None
-    found = scales_of(dq)
-    if found is None or not found.per_tensor:
-        return Skip(f"%{dq.inputs[0].name} has not one scale that is known")
-    parts = g.add("Split", dq.inputs[0], *layer.inputs[1:], **layer.attrs)
+    scales = scales_of(dq)
+    if scales is None or not scales.per_tensor:
+        return Skip(f"%{x.name} does not have one constant scale")
+    parts = g.add("Split", x, *layer.inputs[1:], **layer.attrs)
     parts = parts if isinstance(parts, tuple) else (parts,)
     return [g.add("DequantizeLinear", p, *scale_inputs(dq)) for p in parts]

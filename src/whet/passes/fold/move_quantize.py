@@ -1,9 +1,9 @@
-"""QuantizeLinear moves before layers that only move or select numbers, towards the layer that can store integers at once."""
+"""Moves QuantizeLinear before layers that only move or select values, towards the layer that can store integers directly."""
 
 from __future__ import annotations
 
 from whet.network import F8E4M3, Layer, Tensor
-from whet.passes._move_quantize import MOVES, again, mixes
+from whet.passes._move_quantize import MOVES, add_on_integers, value_change
 from whet.rewrite.fusing import ACTIVATIONS
 from whet.rewrite.graph import Graph
 from whet.rewrite.quantization import WEIGHTED, dequantizer, scale_inputs, scales_of
@@ -17,21 +17,21 @@ def move_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     data = mover.inputs if mover.op == "Concat" else mover.inputs[:1]
     if all(g.maker(t) is None for t in data):
-        return None  # what the caller feeds stays as it is until it is needed
-    found = scales_of(layer)
-    if found is None or not found.per_tensor:
-        return Skip(f"%{layer.output.name} has not one scale that is known")
-    if reason := mixes(mover) or g.escapes(mover.output, layer):
+        return None  # inputs of the network are quantized where they are used
+    scales = scales_of(layer)
+    if scales is None or not scales.per_tensor:
+        return Skip(f"%{layer.output.name} does not have one constant scale")
+    if reason := value_change(mover) or g.escapes(mover.output, layer):
         return Skip(reason)
-    if mover.op == "MaxPool" and found.dtype == F8E4M3 and not _stores(g, mover.inputs[0]):
-        return Skip(f"what makes %{mover.inputs[0].name} computes in floating point: behind '{mover.name}' there is less to round")
+    if mover.op == "MaxPool" and scales.dtype == F8E4M3 and not _can_store_integers(g, mover.inputs[0]):
+        return Skip(f"%{mover.needs(0).name} is computed in floating point: after '{mover.name}' there are fewer values to round")
     attrs = {k: layer.attrs[k] for k in ("saturate", "output_dtype") if k in layer.attrs}
-    made = [g.add("QuantizeLinear", t, *scale_inputs(layer), **attrs) for t in data if t is not None]
-    return again(g, mover, *made, rounding=layer)
+    quantized = [g.add("QuantizeLinear", t, *scale_inputs(layer), **attrs) for t in data if t is not None]
+    return add_on_integers(g, mover, *quantized, rounding=layer)
 
 
-def _stores(g: Graph, t: Tensor | None) -> bool:
-    """Whether the layer that makes `t`, before its activations, multiplies dequantized numbers, so that it could store such."""
+def _can_store_integers(g: Graph, t: Tensor | None) -> bool:
+    """Whether the layer that produces `t`, before its activations, is a convolution or product with dequantized weights."""
     maker = g.maker(t)
     while maker is not None and maker.op in ACTIVATIONS:
         maker = g.maker(maker.inputs[0])

@@ -1,7 +1,7 @@
-"""Numbers that the operands of a MatMul are multiplied by are applied to its result once, or go into its constant operand.
+"""Moves constant factors of a MatMul's operands to its result, or folds them into its constant operand.
 
-Exporters of attention scale queries and keys by themselves; the product can do it in passing. Not in 16 bits, where they do so
-because the product would overflow.
+Exporters of attention scale queries and keys separately; one scale in the product's epilogue is free. 16-bit operands keep their scales, which
+prevent the product from overflowing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from whet.rewrite.rules import Phase, Skip, rule
 def move_scales(g: Graph, layer: Layer) -> Tensor | Skip | None:
     factor, inputs, skip = 1.0, list(layer.inputs), None
     for i, t in enumerate(layer.inputs):
-        found = _scaled(g, t)
-        if found is None or t is None:
+        match = _match_scaled(g, t)
+        if match is None or t is None:
             continue
         if reason := g.escapes(t, layer):
             skip = Skip(reason)
             continue
         if t.dtype.bits < 32:
             return Skip(f"%{t.name} is {t.dtype}: the product might overflow before it is scaled")
-        value, times = found
+        value, times = match
         factor, inputs[i] = factor * times, value
     if inputs == list(layer.inputs):
         return skip
@@ -42,8 +42,8 @@ def move_scales(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return g.add("Mul", product, g.constant(literal(np.array(factor), product.dtype), "scale"))
 
 
-def _scaled(g: Graph, t: Tensor | None) -> tuple[Tensor, float] | None:
-    """(x, c), when `t` is x * c or x / c with a number c."""
+def _match_scaled(g: Graph, t: Tensor | None) -> tuple[Tensor, float] | None:
+    """(x, c), when `t` is x * c or x / c with a constant c."""
     layer = g.maker(t)
     if layer is None or t is None or layer.op not in ("Mul", "Div") or not t.dtype.is_float:
         return None

@@ -1,4 +1,4 @@
-"""QuantizeLinear of a constant becomes the integers themselves."""
+"""Folds QuantizeLinear of a constant."""
 
 from __future__ import annotations
 

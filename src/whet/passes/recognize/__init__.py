@@ -1,1 +1,1 @@
-"""Phase RECOGNIZE: patterns become named ops."""
+"""Phase RECOGNIZE: patterns become named operations."""

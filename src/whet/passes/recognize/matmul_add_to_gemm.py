@@ -1,4 +1,4 @@
-"""MatMul of a matrix by a constant one, plus a constant vector, is Gemm."""
+"""MatMul by a constant matrix, plus a constant vector, becomes Gemm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def matmul_add_to_gemm(g: Graph, layer: Layer) -> Tensor | Skip | None:
         if a is None or b is None or a.type.rank != 2 or b.type.rank != 2 or not b.is_constant or not bias.is_constant:
             continue
         if bias.shape not in (b.shape[1:], (1, *b.shape[1:])) or layer.output.type != value.type:
-            return Skip(f"%{bias.name}: {bias.type} is no vector along the columns of %{value.name}: {value.type}")
+            return Skip(f"%{bias.name}: {bias.type} is not a vector along the columns of %{value.name}: {value.type}")
         if reason := g.escapes(value, layer):
             return Skip(reason)
         return g.add("Gemm", a, b, bias)

@@ -1,4 +1,4 @@
-"""GELU spelled out, in its erf form (x * (1 + Erf(x / sqrt 2)) / 2) or its tanh form, is one Gelu; factors in any order."""
+"""GELU in its erf form, x * (1 + Erf(x / sqrt 2)) / 2, or its tanh form becomes Gelu; factors in any order."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def recognize_gelu(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if len(p.factors) != 2:
         return None
     for x, gate in (p.factors, p.factors[::-1]):
-        bell = match_add_constant(g, gate, 1.0)
-        inner = g.maker(bell)
+        inner_value = match_add_constant(g, gate, 1.0)
+        inner = g.maker(inner_value)
         if inner is None or inner.op not in ("Erf", "Tanh"):
             continue
         interior = [*(y for y in p.layers if y is not layer), *filter(None, (g.maker(gate), inner))]
-        found = _erf_of(g, inner, x) if inner.op == "Erf" else _tanh_of(g, inner, x)
-        if found is None:
+        match = _match_erf(g, inner, x) if inner.op == "Erf" else _match_tanh(g, inner, x)
+        if match is None:
             continue
-        number, below = found
+        number, below = match
         if not is_close(p.number, number):
             return None if is_factor(g, layer) else Skip(f"the factor is {p.number:g}, that of a GELU is {number:g}")
         if not x.dtype.is_float or x.type != layer.output.type:
@@ -36,8 +36,8 @@ def recognize_gelu(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return None
 
 
-def _erf_of(g: Graph, erf: Layer, x: Tensor) -> tuple[float, list[Layer]] | None:
-    """(the factor that a GELU has outside, layers) when `erf` is Erf(x / sqrt 2)."""
+def _match_erf(g: Graph, erf: Layer, x: Tensor) -> tuple[float, list[Layer]] | None:
+    """(the outer factor of a GELU, layers) when `erf` is Erf(x / sqrt 2)."""
     arg = erf.inputs[0]
     if arg is None:
         return None
@@ -45,8 +45,8 @@ def _erf_of(g: Graph, erf: Layer, x: Tensor) -> tuple[float, list[Layer]] | None
     return (0.5, p.layers) if p.factors == [x] and is_close(p.number, math.sqrt(0.5)) else None
 
 
-def _tanh_of(g: Graph, tanh: Layer, x: Tensor) -> tuple[float, list[Layer]] | None:
-    """The same when `tanh` is Tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)), or with x taken out of the sum."""
+def _match_tanh(g: Graph, tanh: Layer, x: Tensor) -> tuple[float, list[Layer]] | None:
+    """The same when `tanh` is Tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)), or with x factored out of the sum."""
     arg = tanh.inputs[0]
     if arg is None:
         return None

@@ -1,4 +1,4 @@
-"""Clip(x + 3, 0, 6) / 6 is HardSigmoid with alpha 1/6 and beta 1/2, unless it is multiplied by x: that is a hard swish."""
+"""Clip(x + 3, 0, 6) / 6 becomes HardSigmoid with alpha 1/6 and beta 1/2, unless it is multiplied by x: that is a hard swish."""
 
 from __future__ import annotations
 

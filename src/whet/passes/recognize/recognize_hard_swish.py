@@ -1,4 +1,4 @@
-"""Hard swish spelled out, x * Clip(x + 3, 0, 6) / 6 or x * HardSigmoid(x), is one HardSwish; factors in any order."""
+"""x * Clip(x + 3, 0, 6) / 6 or x * HardSigmoid(x) becomes HardSwish; factors in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer norm spelled out ((x - mean) / sqrt(variance + epsilon), then scale and shift) is one LayerNormalization."""
+"""(x - mean) / sqrt(variance + epsilon), then scale and shift, becomes LayerNormalization."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from whet.rewrite.rules import Phase, Skip, rule
 
 @rule("Div", "Mul", "Add", phase=Phase.RECOGNIZE)
 def recognize_layer_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    return _normalized(g, layer) if layer.op == "Div" else _scaled(g, layer)
+    return _match_normalization(g, layer) if layer.op == "Div" else _match_scale(g, layer)
 
 
-def _normalized(g: Graph, layer: Layer) -> Tensor | Skip | None:
+def _match_normalization(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """The core: centred / sqrt(mean(centred^2) + epsilon), over the last axes."""
     centred = layer.inputs[0]
     sub, root = maker_of_op(g, centred, "Sub"), maker_of_op(g, layer.inputs[1], "Sqrt")
@@ -53,21 +53,21 @@ def _is_square(square: Layer, x: Tensor) -> bool:
     return square.op == "Pow" and square.inputs[0] is x and is_scalar(square.inputs[1], 2.0)
 
 
-def _scaled(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    """A scale or shift behind a recognized core becomes its scale or bias."""
+def _match_scale(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    """A scale or shift of a recognized normalization becomes its scale or bias."""
     for value, other in (layer.inputs, layer.inputs[::-1]):
         norm = maker_of_op(g, value, "LayerNormalization")
         if norm is None or value is None or other is None or other.weight is None:
             continue
         x, scale, bias = norm.inputs[0], norm.inputs[1], norm.input(2)
-        fresh = scale is not None and scale.weight is not None and scale.weight.origin.op == "literal"
-        if bias is not None or (layer.op == "Mul" and not fresh):
-            return None  # it has them already
+        is_unscaled = scale is not None and scale.weight is not None and scale.weight.origin.op == "literal"
+        if bias is not None or (layer.op == "Mul" and not is_unscaled):
+            return None  # it has a scale or bias already
         axis = norm.attrs["axis"] % value.type.rank
         wanted = tuple(value.shape[axis:])
         dims = (1,) * (value.type.rank - other.type.rank) + tuple(other.shape)
         if layer.output.type != value.type or any(d != 1 for d in dims[:axis]) or dims[axis:] != wanted:
-            return Skip(f"%{other.name}: {other.type} is no {'scale' if layer.op == 'Mul' else 'shift'} of the normalized axes {wanted}")
+            return Skip(f"%{other.name}: {other.type} is not a {'scale' if layer.op == 'Mul' else 'shift'} of the normalized axes {wanted}")
         if reason := g.escapes(value, layer):
             return Skip(reason)
         weight = reshaped(other.weight, tuple(int(d) for d in wanted))

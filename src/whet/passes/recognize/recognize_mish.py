@@ -1,4 +1,4 @@
-"""Mish spelled out, x * Tanh(Softplus(x)), is one Mish."""
+"""x * Tanh(Softplus(x)) becomes Mish."""
 
 from __future__ import annotations
 

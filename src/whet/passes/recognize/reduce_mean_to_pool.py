@@ -1,4 +1,4 @@
-"""ReduceMean over all spatial axes of an image is GlobalAveragePool (and a Reshape, where the axes are dropped)."""
+"""ReduceMean over all spatial axes of an image becomes GlobalAveragePool (and a Squeeze where the axes are dropped)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def reduce_mean_to_pool(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     axes = reduced(layer)
     if axes != tuple(range(2, x.type.rank)):
-        return Skip(f"it reduces the axes {axes}, pooling all after the channels")
+        return Skip(f"it reduces the axes {axes}, pooling reduces all axes after the channels")
     pooled = g.add("GlobalAveragePool", x)
     if layer.attrs["keepdims"]:
         return pooled

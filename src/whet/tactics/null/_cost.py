@@ -21,7 +21,7 @@ class NullCall(Call):
     def run(self) -> None:
         """Does nothing."""
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         """Nothing reads or writes, so nothing is re-pointed."""
 
 

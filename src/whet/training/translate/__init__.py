@@ -1,6 +1,6 @@
-"""What ops mean in PyTorch. One file a family; `torch_op("Name")` registers a function of a bound layer that returns a function of tensors.
+"""PyTorch translations of ops, one file per family. `torch_op("Name")` registers a function from a bound layer to a function of tensors.
 
-An op that is not here is not trained; `why_not` names it with the reason.
+Ops without a translation cannot be trained; `why_not` gives the reason.
 """
 
 from whet.registry import load_folder

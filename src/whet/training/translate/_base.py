@@ -1,4 +1,4 @@
-"""The register of translations: op name -> function of a layer (symbols bound) -> function of its input tensors."""
+"""The registry of translations: op name -> function of a bound layer -> function of its input tensors."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _TORCH = {
 
 
 def torch_op(*names: str, training: bool = False) -> Callable[[Callable[[Layer], Compute]], Callable[[Layer], Compute]]:
-    """Registers the translation of ops. Its function gets a layer whose dims are numbers and returns `f(*tensors) -> tensor(s)`;
-    with `training` that is `f(training, *tensors)`. A second owner is refused."""
+    """Registers a translation: a function of a layer with static dims that returns `f(*tensors) -> tensor(s)`, or `f(training, *tensors)` with
+    `training`. Raises NetworkError for a second registration."""
 
     def register(make: Callable[[Layer], Compute]) -> Callable[[Layer], Compute]:
         for name in names:
@@ -57,7 +57,7 @@ def torch_op(*names: str, training: bool = False) -> Callable[[Callable[[Layer],
 
 
 def why_not(layer: Layer) -> str | None:
-    """Why a layer has no trainable form, or None where it has one."""
+    """The reason why a layer cannot be trained, or None."""
     if layer.op in TRANSLATIONS:
         return None
     reason = _REASONS.get(layer.op, "no translation of this op is written yet: add one to src/whet/training/translate/")
@@ -65,7 +65,7 @@ def why_not(layer: Layer) -> str | None:
 
 
 def translated(layer: Layer) -> Compute:
-    """The layer's function. Raises UnsupportedError, naming the layer."""
+    """The torch function of a layer. Raises UnsupportedError naming the layer."""
     reason = why_not(layer)
     if reason is not None:
         raise UnsupportedError(f"the network cannot be trained: {reason}")
@@ -73,7 +73,7 @@ def translated(layer: Layer) -> Compute:
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """The element type in torch. Raises UnsupportedError for one that it has not."""
+    """The torch dtype. Raises UnsupportedError when there is none."""
     if dtype.name not in _TORCH:
         raise UnsupportedError(f"tensors of type {dtype} cannot be trained with; there are {', '.join(_TORCH)}")
     return _TORCH[dtype.name]
@@ -87,7 +87,7 @@ def tensor_of(array: np.ndarray) -> torch.Tensor:
 
 
 class Fixed:
-    """A constant tensor of a translation, kept once per device and type."""
+    """A constant tensor, cached per device and dtype."""
 
     def __init__(self, array: np.ndarray):
         self.array = array

@@ -1,4 +1,4 @@
-"""Ops that move, select and shape, in PyTorch. Sizes are read off the bound layer's types: they are numbers by then."""
+"""Data movement, selection and reshaping in PyTorch. Sizes come from the bound layer's static types."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _padding(layer: Layer) -> Compute:
     numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
     shape = layer.inputs[0].shape
     taken: dict[int, Fixed] = {}
-    for axis, (a, b) in enumerate(both):  # torch pads few ranks this way; which element goes where is the same for all
+    for axis, (a, b) in enumerate(both):  # torch pads only some ranks this way, so padding is by index
         if (a, b) != (0, 0):
             at = np.arange(shape[axis])[max(-a, 0) : shape[axis] - max(-b, 0)]
             taken[axis] = Fixed(np.pad(at, (max(a, 0), max(b, 0)), mode=numpy_mode))

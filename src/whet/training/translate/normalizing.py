@@ -1,4 +1,4 @@
-"""Normalizations in PyTorch. A batch norm measures while it trains and moves its running statistics, as torch's own does."""
+"""Normalizations in PyTorch. A batch norm in training mode updates its running statistics, as torch's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.training.translate._base import Compute, torch_op
 
 @torch_op("BatchNormalization", training=True)
 def _batch_norm(layer: Layer) -> Compute:
-    """ONNX's momentum is the share that stays, torch's the share that is new."""
+    """ONNX's momentum is the weight of the old value, torch's the weight of the new one."""
     epsilon, new = layer.attrs["epsilon"], 1 - layer.attrs["momentum"]
 
     def compute(training: bool, x, scale, bias, mean, variance):

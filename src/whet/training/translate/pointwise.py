@@ -54,7 +54,7 @@ def _pow(layer: Layer) -> Compute:
     made = torch_dtype(layer.output.dtype)
     exponent = layer.inputs[1]
     if exponent is not None and exponent.is_constant and exponent.array().size == 1:
-        n = exponent.array().reshape(-1)[0].item()  # a number: the gradient needs no logarithm of x
+        n = exponent.array().reshape(-1)[0].item()  # a Python scalar: its gradient needs no log(x)
         return lambda x, _: torch.pow(x, int(n) if float(n).is_integer() else n).to(made)
     return lambda x, y: torch.pow(x, y).to(made)
 
@@ -148,7 +148,7 @@ def _cast_like(layer: Layer) -> Compute:
 
 @torch_op("Dropout")
 def _dropout(layer: Layer) -> Compute:
-    return lambda x: x  # an inference graph: which share it dropped in training is not known any more
+    return lambda x: x  # the drop rate of training is not stored in an inference graph
 
 
 @torch_op("Softmax")

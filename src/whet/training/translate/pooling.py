@@ -1,4 +1,4 @@
-"""Pooling in PyTorch. The padding is made outright, since ceil mode, dilation and uneven pads mean other things to torch."""
+"""Pooling in PyTorch with explicit padding: torch defines ceil mode, dilation and asymmetric pads differently."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _total(around: list[int]) -> list[int]:
 
 
 def _counts(layer: Layer, pool: Pool) -> np.ndarray:
-    """How many elements each window counts: [1, 1, *out]."""
+    """Number of elements per window: [1, 1, *out]."""
     x = layer.inputs[0]
     ones = np.ones((1, 1, *x.shape[2:]), np.float32)
     if not layer.attrs["count_include_pad"]:

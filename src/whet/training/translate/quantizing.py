@@ -1,6 +1,6 @@
 """Q/DQ in PyTorch: integers as float numbers, with the straight-through gradient (Bengio et al., arXiv:1308.3432).
 
-Behind QuantizeLinear a tensor holds whole numbers in f32: what moves them (Reshape, MaxPool, ...) works as it is, and gradients pass.
+After QuantizeLinear a tensor holds integers in f32, so that layers that move values (Reshape, MaxPool, ...) work and gradients pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Resize in PyTorch: whet's own taps (which inputs, which weights) for each axis, so that every coordinate mode is the reference's."""
+"""Resize in PyTorch with the taps (indices and weights per axis) of the reference, for every coordinate mode."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_trans
 
 
 def outward(pads: tuple[int, ...]) -> list[int]:
-    """ONNX pads (begins, then ends) as F.pad takes them: pairs from the last axis on."""
+    """Converts ONNX pads (begins, then ends) to F.pad order (pairs, last axis first)."""
     r = len(pads) // 2
     return [v for i in reversed(range(r)) for v in (pads[i], pads[r + i])]
 
@@ -38,7 +38,7 @@ def _transposed_convolution(layer: Layer) -> Compute:
     f = _CONV_TRANSPOSE[r]
     if pads[:r] == pads[r:] and all(m < max(s, d) for m, s, d in zip(more, strides, dilations, strict=True)):
         return lambda x, w, b=None: f(x, w, b, strides, pads[:r], more, group, dilations)
-    around = [v for i in reversed(range(r)) for v in (-pads[i], more[i] - pads[r + i])]  # grown at the end, cut as the pads say
+    around = [v for i in reversed(range(r)) for v in (-pads[i], more[i] - pads[r + i])]  # output padding minus pads, which crop
 
     def compute(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
         y = F.pad(f(x, w, None, strides, 0, 0, group, dilations), around)

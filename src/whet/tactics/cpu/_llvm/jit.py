@@ -70,7 +70,7 @@ class ParallelCall(Call):
         f, a, b, c, d = self.native
         _PROTOTYPE(f)(a, b, c, d)
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         for word, operand in self._operands.items():  # one operand can have several: an image that is added to its own convolution
             if operand == (kind, index):
                 self._context[word] = address + self._shifts.get(word, 0)

@@ -1,6 +1,6 @@
 """Base classes of the tactics whose kernels are compiled in the process, and the 8-bit arithmetic that several of these kernels share.
 
-A kernel's function takes one context, an array of 64-bit words: its own ones, at the end a thread's share of items and the packed operand.
+A kernel's function takes one context, an array of 64-bit words: its own ones, then a thread's share of items and the packed operand, if any.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from whet.network import DType, Layer
 from whet.tactics._base import Args, Packed, Signature, Stream, Tactic, stored_bytes
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import INT8, INT32, Function, Pointer, Value
-from whet.tactics.cpu.onednn._nonfinite import Reference
 
 LAST_WORDS = ("share", "packed")  # of every context
 
@@ -22,12 +21,15 @@ LAST_WORDS = ("share", "packed")  # of every context
 class CompiledTactic(Tactic):
     """A tactic whose kernel is compiled in the process. Its results are the op's, except for ties of roundings where it says so."""
 
+    needs_avx512 = False
+
+    def unavailable(self) -> str | None:
+        if self.needs_avx512 and not jit.has("avx512f"):
+            return "its accumulators need the 32 registers of AVX-512"
+        return jit.available()
+
     def why_not(self, layer: Layer) -> str | None:
         return super().why_not(layer) or jit.available()
-
-    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Nothing: NaN and infinities give what the ops give."""
-        return [{}]
 
     def library_version(self) -> str:
         return jit.version()
@@ -51,7 +53,7 @@ class CompiledKernel:
         is ("input" | "output", index), a size an integer."""
         addresses = {"input": args.inputs, "output": args.outputs}
         share = -(-items // (self.threads * step)) * step
-        context = [*(w if isinstance(w, int) else addresses[w[0]][w[1]] for w in words), share, args.packed[0]]
+        context = [*(w if isinstance(w, int) else addresses[w[0]][w[1]] for w in words), share, *args.packed]
         operands = {k: w for k, w in enumerate(words) if not isinstance(w, int)}
         stream.record(jit.ParallelCall(jit.address(ir, name), context, operands, self.threads, self.implementation, step=step))
 

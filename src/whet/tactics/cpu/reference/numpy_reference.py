@@ -54,7 +54,7 @@ class NumpyCall(Call):
                 raise BackendError(f"{layer.op} '{layer.name}' made shape {list(got.shape)}, planned was {list(target.shape)}")
             np.copyto(target, got, casting="unsafe")
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         self.addresses[kind][index] = address
         self._views()
 

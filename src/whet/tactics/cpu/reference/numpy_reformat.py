@@ -25,7 +25,7 @@ class ReformatCall(Call):
             values = from_stored(src, k.source.format, k.shape).astype(k.target.dtype.numpy, copy=False)
         np.copyto(dst, to_stored(values, k.target.format))
 
-    def point(self, kind: str, index: int, address: int) -> None:
+    def set_address(self, kind: str, index: int, address: int) -> None:
         self.at[kind] = address
 
 

@@ -6,17 +6,17 @@ from collections.abc import Collection
 from typing import Any
 
 from whet.runtime.kernels import Planned
-from whet.runtime.shaped import Shaped
+from whet.runtime.shaped import ShapedPlan
 from whet.runtime.values import Values
 
 
-class Sites:
+class OperandSites:
     """Where tensors' addresses stand in recorded launches; `note` is told of each layer's.
 
     It keeps no reference to the tensors' memory, whose owner keeps this: weights are freed when the last engine that uses them goes.
     """
 
-    def __init__(self, shaped: Shaped, like: Sites | None = None):
+    def __init__(self, shaped: ShapedPlan, like: OperandSites | None = None):
         """Of an engine's tensors; `like` another's, whose launches are recorded once more."""
         self._calls: dict[str, list[tuple[Any, str, int]]] = {}  # tensor -> (launch, "input" or "output", index)
         self._groups: dict[str, set[str]] = like._groups if like is not None else _in_place_groups(shaped)
@@ -59,16 +59,16 @@ class Sites:
             return "it lies inside of a larger tensor"
         return None
 
-    def point(self, values: Values, name: str, address: int | None) -> None:
+    def set_address(self, values: Values, name: str, address: int | None) -> None:
         """Makes every launch that touches the tensor's bytes use the memory at `address`; None: the arena again."""
         base = values.address(name)
         for n in self._groups.get(name, {name}):
             shift = values.address(n) - base
             for call, kind, index in self._calls.get(n, ()):
-                call.point(kind, index, (base if address is None else address) + shift)
+                call.set_address(kind, index, (base if address is None else address) + shift)
 
 
-def _in_place_groups(shaped: Shaped) -> dict[str, set[str]]:
+def _in_place_groups(shaped: ShapedPlan) -> dict[str, set[str]]:
     """Tensors that share bytes because a layer works in place -> all of them."""
     groups: dict[str, set[str]] = {}
     for step in shaped.steps:

@@ -1,8 +1,8 @@
-"""Axes that hold the same entries in several tensors, read off the ops' couples; and where entries go when some axes are filled up.
+"""Groups of axes that hold the same entries in several tensors, from the ops' couples, and the layout of the axes after padding.
 
-What may be cut together (ops' `couples`) may also be filled together: entries whose weights are zero are the inverse of a cut. Two things are
-asked on top of it. A sum over filled entries must have a weight there, which is then zero; a product of two computed tensors has none.
-And what stands in a filled entry must stay finite, because zero times infinity is none: only ops of `CALM` are followed.
+Axes that may be cut together (ops' `couples`) may also be padded together: padding with zero weights is the inverse of a cut. Two conditions are
+added. A sum over padded entries needs constant weights, which are zero there; a product of two computed tensors has none. And values in padded
+entries must be finite, because zero times infinity is not zero: only ops in `FINITE` are analysed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from whet.ops import Couple, get_op
 Node = tuple[Tensor, int]
 """An axis of a tensor, of static size two or more."""
 
-CALM = frozenset({
+FINITE = frozenset({
     "Abs", "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Conv", "ConvTranspose", "DequantizeLinear", "Elu", "Erf",
     "Flatten", "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "MatMul", "Max",
     "MaxPool", "Min", "Mish", "Mul", "Neg", "PRelu", "Pad", "QuantizeLinear", "Relu", "Reshape", "Resize", "Selu", "Sigmoid", "Slice", "Softplus",
     "Softsign", "Split", "Squeeze", "Sub", "Swish", "Tanh", "Transpose", "Unsqueeze",
 })  # fmt: skip
-"""Ops that make small finite numbers of small finite numbers."""
+"""Ops that compute small finite values from small finite values."""
 
-_UNKNOWN = 64  # entries of an axis that is sized at run time, for reckoning work; of the first, which counts samples: one
+_ASSUMED_SIZE = 64  # of an axis with a symbolic size, for estimates of work; the first axis, the batch, counts as 1
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A layer that sums over `read` with constant weights and makes `made` (None: an axis that cannot be followed), in `work` products."""
+    """A layer that sums over the axis `read` with constant weights, with output channels `made`, in `work` multiplications. None: an axis of symbolic
+    size."""
 
     layer: Layer
     read: Node | None
@@ -40,16 +41,16 @@ class Dense:
 
 
 @dataclass
-class Ties:
-    """The ties of a network's axes. Nodes stand for each other by `root`."""
+class CoupledAxes:
+    """Groups of coupled axes of a network, as a union-find structure: coupled nodes have the same `root`."""
 
     net: Network
     dense: list[Dense] = field(default_factory=list)
-    locked: dict[Node, str] = field(default_factory=dict)  # root -> why nothing may be filled
-    made_of: dict[Node, tuple[tuple[Node, int], ...]] = field(default_factory=dict)
-    """Root -> (root of a part, entries of this axis for each of the part's), one part after the other."""
-    between: set[Node] = field(default_factory=set)
-    """Parts that are nothing else: what Pad puts before and behind, what Slice leaves out."""
+    locked: dict[Node, str] = field(default_factory=dict)  # root -> why it must not be padded
+    parts_of: dict[Node, tuple[tuple[Node, int], ...]] = field(default_factory=dict)
+    """Root -> (root of a part, entries of this axis per entry of the part), in order: a Concat's axis consists of its inputs' axes."""
+    gaps: set[Node] = field(default_factory=set)
+    """Parts that no other tensor has: a Pad's padding, entries that a Slice drops."""
     _up: dict[Node, Node] = field(default_factory=dict)
     _relations: list[tuple[Node, tuple[tuple[Node, int], ...]]] = field(default_factory=list)
 
@@ -60,14 +61,15 @@ class Ties:
             for t in _tensors(layer):
                 if t.weight is None and t not in own:
                     self._lock(t, f"%{t.name} is an input")
-            self._follow(layer)
+            self._couple(layer)
         for t in self.net.outputs:
             self._lock(t, f"%{t.name} is an output")
-        self._settle()
+        self._propagate_locks()
 
-    # asking
+    # queries
 
     def root(self, n: Node) -> Node:
+        """The representative of a node's group."""
         while (up := self._up.setdefault(n, n)) != n:
             self._up[n] = self._up[up]
             n = up
@@ -78,28 +80,28 @@ class Ties:
         return ((t, i) for t in _tensors(layer) for i in range(t.type.rank) if _size((t, i)) is not None)
 
     def leaves(self, root: Node) -> list[Node]:
-        """The roots that an axis is made of, one after the other; itself for one that is made of none."""
-        parts = self.made_of.get(root)
+        """The roots of an axis's parts in order, recursively; the axis itself when it has no parts."""
+        parts = self.parts_of.get(root)
         return [root] if parts is None else [leaf for p, _ in parts for leaf in self.leaves(p)]
 
     def layout(self, root: Node, sizes: Mapping[Node, int]) -> np.ndarray:
-        """For each entry of the filled axis the place that it had. One that is filled has ~place of the one that it stands behind.
+        """For each entry of the padded axis its old index (int64); a padding entry has ~(index of the entry before it).
 
-        `sizes` are the new ones of leaves.
+        `sizes` are the new sizes of leaves.
         """
-        parts = self.made_of.get(root)
+        parts = self.parts_of.get(root)
         if parts is None:
             n = size(root)
             return np.concatenate([np.arange(n), np.full(sizes.get(root, n) - n, ~(n - 1))])
-        found, at = [], 0
+        pieces, at = [], 0
         for part, block in parts:
             inner = self.layout(part, sizes)[:, None]
-            places = at + np.maximum(inner, ~inner) * block + np.arange(block)
-            found.append(np.where(inner < 0, ~places, places).reshape(-1))
+            indices = at + np.maximum(inner, ~inner) * block + np.arange(block)
+            pieces.append(np.where(inner < 0, ~indices, indices).reshape(-1))
             at += size(part) * block
-        return np.concatenate(found)
+        return np.concatenate(pieces)
 
-    # reading
+    # construction
 
     def _lock(self, t: Tensor, why: str) -> None:
         for i in range(t.type.rank):
@@ -109,10 +111,10 @@ class Ties:
         if _size(n) is not None:
             self.locked.setdefault(self.root(n), why)
 
-    def _follow(self, layer: Layer) -> None:
-        """Ties what the layer's couples tie, and locks what they do not name."""
-        o, why = get_op(layer.op), f"'{layer.name}' ({layer.op}) counts on it"
-        if o.couples is None or layer.regions or layer.op not in CALM or _infinite(layer):
+    def _couple(self, layer: Layer) -> None:
+        """Joins the axes that the layer couples, and locks the axes that its couples do not name."""
+        o, why = get_op(layer.op), f"'{layer.name}' ({layer.op}) needs its size"
+        if o.couples is None or layer.regions or layer.op not in FINITE or _pads_nonfinite(layer):
             for t in (*_tensors(layer), *(c for r in layer.regions.values() for c in r.captures())):
                 self._lock(t, why)
             return
@@ -124,13 +126,13 @@ class Ties:
                 self._lock_node(n, why)
         ranges: dict[Node, list[tuple[int, Node, int]]] = {}
         for c in couples:
-            self._tie(c, ranges, why)
+            self._add_couple(c, ranges, why)
         for whole, parts in ranges.items():
-            self._tie_parts(whole, parts, why)
-        self._sum(layer, couples, why)
+            self._add_parts(whole, parts, why)
+        self._add_sum(layer, couples, why)
 
-    def _tie(self, c: Couple, ranges: dict[Node, list[tuple[int, Node, int]]], why: str) -> None:
-        """Joins two axes, or notes that one is a range or blocks of the other."""
+    def _add_couple(self, c: Couple, ranges: dict[Node, list[tuple[int, Node, int]]], why: str) -> None:
+        """Joins two axes, or records that one is a range or blocks of the other."""
         a, b = (c.a, c.a_axis), (c.b, c.b_axis)
         n, m = _size(a), _size(b)
         if n is None or m is None or a == b or c.a_repeat * c.b_repeat > 1:
@@ -149,26 +151,26 @@ class Ties:
             self._lock_node(a, why)
             self._lock_node(b, why)
 
-    def _tie_parts(self, whole: Node, parts: list[tuple[int, Node, int]], why: str) -> None:
-        """An axis that others make up one after the other; what none of them is (Pad's padding) is a part of its own."""
-        found: list[tuple[Node, int]] = []
+    def _add_parts(self, whole: Node, parts: list[tuple[int, Node, int]], why: str) -> None:
+        """Records the parts of an axis; entries that no part covers (a Pad's padding) become parts of their own."""
+        covered: list[tuple[Node, int]] = []
         at, end = 0, size(whole)
         for start, part, block in [*sorted(parts, key=lambda p: p[0]), (end, whole, 0)]:
             if start > at:
-                gap = (Tensor("between", TensorType(F32, (start - at,))), 0)
-                self.between.add(gap)
-                found.append((gap, 1))
+                gap = (Tensor("gap", TensorType(F32, (start - at,))), 0)
+                self.gaps.add(gap)
+                covered.append((gap, 1))
             if start < at:  # they overlap
                 for n in (whole, *(p for _, p, _ in parts)):
                     self._lock_node(n, why)
                 return
             if block:
-                found.append((part, block))
+                covered.append((part, block))
             at = start + size(part) * block
-        self._relations.append((whole, tuple(found)))
+        self._relations.append((whole, tuple(covered)))
 
-    def _sum(self, layer: Layer, couples: list[Couple], why: str) -> None:
-        """Notes what the layer sums over: with constant weights it may be filled, else not."""
+    def _add_sum(self, layer: Layer, couples: list[Couple], why: str) -> None:
+        """Records the axes that the layer sums over: they may be padded with constant weights, and are locked otherwise."""
         outs = set(layer.outputs)
         pairs = [((c.a, c.a_axis), (c.b, c.b_axis)) for c in couples]
         kept = {n for a, b in pairs for n in (a, b) if a[0] in outs or b[0] in outs}
@@ -180,12 +182,12 @@ class Ties:
                 self._lock_node(a, why)
                 self._lock_node(b, why)
             if is_weight(w[0]):
-                made = next((n if n[0] in outs else m for n, m in pairs if {n[0], m[0]} == {w[0], layer.outputs[0]}), None)
-                sizes = [d if isinstance(d, int) else _UNKNOWN if i else 1 for i, d in enumerate(layer.outputs[0].shape)]
-                rows = [d for i, d in enumerate(sizes) if (layer.outputs[0], i) != made]
+                output_axis = next((n if n[0] in outs else m for n, m in pairs if {n[0], m[0]} == {w[0], layer.outputs[0]}), None)
+                sizes = [d if isinstance(d, int) else _ASSUMED_SIZE if i else 1 for i, d in enumerate(layer.outputs[0].shape)]
+                rows = [d for i, d in enumerate(sizes) if (layer.outputs[0], i) != output_axis]
                 work = int(np.prod([d for d in w[0].shape if isinstance(d, int)], dtype=np.int64) * np.prod(rows, dtype=np.int64))
-                followed = made if made is not None and _size(made) is not None else None
-                self.dense.append(Dense(layer, x if _size(x) is not None else None, followed, work))
+                made = output_axis if output_axis is not None and _size(output_axis) is not None else None
+                self.dense.append(Dense(layer, x if _size(x) is not None else None, made, work))
 
     def _join(self, a: Node, b: Node) -> None:
         a, b = self.root(a), self.root(b)
@@ -194,17 +196,17 @@ class Ties:
             if b in self.locked:
                 self.locked.setdefault(a, self.locked.pop(b))
 
-    def _settle(self) -> None:
-        """From relations of nodes to relations of roots; what they lock is locked."""
+    def _propagate_locks(self) -> None:
+        """Converts relations of nodes to relations of roots; parts of a locked axis are locked too."""
         for whole, parts in self._relations:
-            root, made = self.root(whole), tuple((self.root(p), block) for p, block in parts)
-            if self.made_of.setdefault(root, made) != made:
-                for n in (root, *(p for p, _ in (*made, *self.made_of[root]))):
-                    self.locked.setdefault(n, f"%{whole[0].name} is put together in several ways")
+            root, own_parts = self.root(whole), tuple((self.root(p), block) for p, block in parts)
+            if self.parts_of.setdefault(root, own_parts) != own_parts:
+                for n in (root, *(p for p, _ in (*own_parts, *self.parts_of[root]))):
+                    self.locked.setdefault(n, f"%{whole[0].name} consists of parts in several ways")
         changed = True
         while changed:
             before = len(self.locked)
-            for root, parts in self.made_of.items():
+            for root, parts in self.parts_of.items():
                 if root in self.locked:
                     for p, _ in parts:
                         self.locked.setdefault(p, self.locked[root])
@@ -217,7 +219,7 @@ def size(n: Node) -> int:
 
 
 def is_weight(t: Tensor) -> bool:
-    """Whether `t` is constant, or dequantized of constants with zero point 0: zeros that it is filled with are zeros."""
+    """Whether `t` is constant, or dequantized from constants with zero point 0, so that padding it with 0 gives zeros."""
     if t.weight is not None:
         return True
     if t.maker is None or t.maker.op != "DequantizeLinear" or any(i is not None and i.weight is None for i in t.maker.inputs):
@@ -226,8 +228,8 @@ def is_weight(t: Tensor) -> bool:
     return zero is None or not zero.array().astype(np.float32).any()
 
 
-def _infinite(layer: Layer) -> bool:
-    """Whether a Pad may pad with what is no finite number."""
+def _pads_nonfinite(layer: Layer) -> bool:
+    """Whether a Pad may pad with NaN, infinity or a value computed at run time."""
     value = layer.input(2) if layer.op == "Pad" else None
     return value is not None and (value.weight is None or not np.isfinite(value.array().astype(np.float32)).all())
 

@@ -1,0 +1,398 @@
+"""2:4 sparse against dense on one GPU: matrix products and convolutions, kernels alone, weights as if pruned.
+
+    python benchmarks/gpu_sparse.py [--cases TEXT,...] [--seconds N] [--tiles N]       $OUT/sparse.json, and a table
+    python benchmarks/gpu_sparse.py --networks resnet34:128,resnet50:128               $OUT/sparse_networks.json
+    python benchmarks/gpu_sparse.py --merge PART...                                    results/h200/sparse.json
+
+A case is a shape in one precision. Dense: the fastest of whet's own tensor-core convolution over its candidate tiles, of cuBLASLt through torch
+for products of 16-bit floats and FP8, and of cuDNN through torch for convolutions of floats (torch has no fast INT8 layer). Sparse: the
+fastest tile of the sparse kernel. Each candidate is timed alone; the fastest of each kind then run again in alternation, and a row has the
+medians of those rounds. A time is that of one launch in a CUDA graph of several on different operands that together exceed the L2 cache.
+Operands are random: zeros are faster than real data. `floor_us`: the larger of bytes over 4.25 TB/s and of multiplications over the sparse
+peak (1979 T/s for 16 bits, 3958 for 8), which no sparse kernel can beat.
+
+A network is built twice in FP16: as it is, and with 2:4 weights by magnitude (`force_two_four`); both engines run in alternation. Its weights are
+the zoo's, random: times are real, accuracy is not measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import ml_dtypes
+import numpy as np
+from _record import provenance
+
+from whet.backends.cuda.compile import compile_ahead
+from whet.backends.cuda.driver import device
+from whet.backends.cuda.launch import Graph, Launch
+from whet.backends.cuda.memory import DeviceBuffer
+from whet.backends.cuda.stream import Event, Stream
+from whet.tactics.cuda.conv._conv import NONE, ConvShape, Eight, Finish, Steps, View
+from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
+from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
+from whet.tactics.cuda.sparse._kernel_text import sparse_text
+from whet.tactics.cuda.sparse._launch import Packed24, Types, padded_rows, sparse_constants, sparse_launch, step_elements
+from whet.tactics.cuda.sparse._tile import SparseTile, candidate_tiles, varied_tiles
+
+RESULT = Path(__file__).parent / "results" / "h200" / "sparse.json"
+COLD_BYTES, BYTES_PER_S, SPARSE_PEAK = 200e6, 4.25e12, {2: 1979e12, 1: 3958e12}
+RANDOM_BYTES = 1 << 30
+FINISH = Finish(NONE)
+_PATTERNS = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110)  # metadata of the six pairs of positions
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer in one precision: "f16", "bf16", "i8" or "f8e4m3"."""
+
+    name: str
+    shape: ConvShape
+    kind: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return 1 if self.kind in ("i8", "f8e4m3") else 2
+
+
+def all_cases() -> list[Case]:
+    """The bars of the issue: products, 3x3 and 1x1 convolutions."""
+    found = []
+    for kind in ("f16", "i8", "f8e4m3"):
+        found.append(Case(f"product 8192^3 {kind}", ConvShape(1, 1, 8192, 8192, 8192), kind))
+        found.append(Case(f"product 4096x1024x16384 {kind}", ConvShape(1, 1, 16384, 1024, 4096), kind))
+    for kind in ("f16", "i8"):
+        for channels in (256, 512):
+            for size in (14, 28):
+                for batch in (32, 128):
+                    shape = ConvShape(batch, size, size, channels, channels, 3, 3, pad=(1, 1, 1, 1))
+                    found.append(Case(f"conv 3x3 {channels} {size}x{size} batch {batch} {kind}", shape, kind))
+        for c, k in ((512, 512), (1024, 256), (512, 2048), (2048, 512)):
+            found.append(Case(f"conv 1x1 {c}-{k} 14x14 batch 128 {kind}", ConvShape(128, 14, 14, c, k), kind))
+    return found
+
+
+def random_operands(kind: str) -> np.ndarray:
+    """Bytes of random numbers in the type of the operands."""
+    rng = np.random.default_rng(24)
+    if kind == "i8":
+        return rng.integers(-127, 128, 1 << 24).astype(np.int8).view(np.uint8)
+    normal = rng.standard_normal(1 << 23).astype(np.float32)
+    dtype = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f8e4m3": ml_dtypes.float8_e4m3fn}[kind]
+    return (normal / (16 if kind != "f8e4m3" else 1)).astype(dtype).view(np.uint8)
+
+
+class Memory:
+    """Device memory full of random operands, from which a launch takes its addresses, and random metadata."""
+
+    def __init__(self, kind: str) -> None:
+        chunk = random_operands(kind)
+        self.noise = DeviceBuffer(RANDOM_BYTES)
+        for at in range(0, RANDOM_BYTES, chunk.nbytes):
+            self.noise.write(chunk[: RANDOM_BYTES - at], at)
+        nibbles = np.random.default_rng(4).choice(np.array(_PATTERNS, np.uint8), 1 << 23)
+        self.metadata = DeviceBuffer.of(np.tile(nibbles[::2] | nibbles[1::2] << 4, 4))
+        self.floats = DeviceBuffer.of(np.full(1 << 17, 1e-3, np.float32))
+
+    def take(self, sizes: list[int], which: int) -> list[int]:
+        """Addresses of a set of operands of so many bytes each."""
+        total = sum(-(-s // 1024) * 1024 for s in sizes)
+        at = self.noise.address + total * which % max(1, RANDOM_BYTES - total) // 1024 * 1024
+        found = []
+        for s in sizes:
+            found.append(at)
+            at += -(-s // 1024) * 1024
+        return found
+
+
+def sets_of(case: Case) -> int:
+    """Sets of operands that together exceed the L2 cache."""
+    s = case.shape
+    each = case.size * (s.n * s.h * s.w * s.c + s.k * s.r * s.s * s.c + s.m * s.k)
+    return int(min(24, max(2, COLD_BYTES // each)))
+
+
+def eight_of(case: Case) -> Eight | None:
+    """Types of a product of 8-bit numbers for the dense kernel: 8-bit results, as in a quantized network."""
+    return None if case.size == 2 else Eight(case.kind, case.kind, fold=True)
+
+
+def dense_configs(case: Case, most: int) -> list[ConvConfig]:
+    """Candidates of the dense kernel."""
+    return varied([c for c in conv_configs(case.shape, 132, case.size) if c.valid() and fits(c, case.shape) is None and c.outs < 3], most)
+
+
+def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
+    """Launches of the dense kernel on different operands."""
+    s, size, found = case.shape, case.size, []
+    steps = None if size == 2 else Steps(memory.floats.address, 127.0, 12582912.0)
+    for i in range(sets_of(case)):
+        x, w, y = memory.take([s.n * s.h * s.w * s.c * size, -(-s.k // 32) * 32 * s.steps(config.bk) * config.bk * size, s.m * s.k * size], i)
+        found.append(
+            conv_launch(
+                config,
+                s,
+                View(x, s.c),
+                w,
+                memory.floats.address,
+                View(y, s.k),
+                finish=FINISH,
+                bf16=case.kind == "bf16",
+                eight=eight_of(case),
+                numbers8=steps,
+            )
+        )
+    return found
+
+
+def sparse_tiles(case: Case, most: int) -> list[SparseTile]:
+    """Candidates of the sparse kernel."""
+    s, size = case.shape, case.size
+    return varied_tiles(candidate_tiles(s.m, s.k, s.steps(step_elements(size)), size, size, False, 132), most)
+
+
+def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:
+    """Launches of the sparse kernel on different operands."""
+    s, size, found = case.shape, case.size, []
+    types = Types(case.kind, case.kind, fold=size == 1)
+    row = s.steps(step_elements(size)) * step_elements(size) // 2 * size
+    for i in range(sets_of(case)):
+        x, w, y = memory.take([s.n * s.h * s.w * s.c * size, padded_rows(tile, s.k) * row, s.m * s.k * size], i)
+        packed = Packed24(w, memory.metadata.address, memory.floats.address)
+        found.append(sparse_launch(tile, s, View(x, s.c), packed, View(y, s.k), types, finish=FINISH))
+    return found
+
+
+def torch_dense(case: Case) -> tuple[str, Callable[[], Any]] | None:
+    """(library, function) of torch's dense layer: cuBLASLt for products, cuDNN for convolutions of floats; None where torch has no fast one."""
+    s = case.shape
+    if case.kind == "i8" or (case.kind == "f8e4m3" and not s.plain):
+        return None
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    if case.kind == "f8e4m3":
+        x = torch.randn(s.m, s.c, device="cuda").to(torch.float8_e4m3fn)
+        w = torch.randn(s.k, s.c, device="cuda").to(torch.float8_e4m3fn)
+        one = torch.ones((), device="cuda")
+        return "cublaslt", lambda: torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    kind = torch.bfloat16 if case.kind == "bf16" else torch.half
+    if s.plain:
+        x, w = (torch.randn(n, s.c, device="cuda", dtype=kind) / 16 for n in (s.m, s.k))
+        out = torch.empty(s.m, s.k, device="cuda", dtype=kind)
+        return "cublaslt", lambda: torch.mm(x, w.t(), out=out)
+    image, filters = (
+        (torch.randn(*size, device="cuda", dtype=kind) / 16).to(memory_format=torch.channels_last)
+        for size in ((s.n, s.c, s.h, s.w), (s.k, s.c, s.r, s.s))
+    )
+    return "cudnn", lambda: torch.nn.functional.conv2d(image, filters, stride=s.stride, padding=s.pad[:2])
+
+
+class Timed:
+    """A CUDA graph of several launches: `us()` is the time of one of them."""
+
+    def __init__(self, launches: list[Launch], stream: Stream) -> None:
+        self.repeats = max(1, 6 // len(launches))
+        self.graph, self.stream, self.count = Graph(launches * self.repeats, stream), stream, len(launches) * self.repeats
+
+    def us(self) -> float:
+        """Microseconds of one launch of the graph, replayed once."""
+        start, end = Event(), Event()
+        self.stream.synchronize()
+        start.record(self.stream)
+        self.graph.run(self.stream)
+        end.record(self.stream)
+        end.synchronize()
+        return end.since(start) * 1000 / self.count
+
+
+class TimedTorch:
+    """The same for a torch function."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        import torch
+
+        self.torch, self.count = torch, 6
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.kept = [run() for _ in range(self.count)]
+
+    def us(self) -> float:
+        """Microseconds of one product."""
+        a, b = self.torch.cuda.Event(enable_timing=True), self.torch.cuda.Event(enable_timing=True)
+        self.torch.cuda.synchronize()
+        a.record()
+        self.graph.replay()
+        b.record()
+        b.synchronize()
+        return a.elapsed_time(b) * 1000 / self.count
+
+
+def fastest(makers: dict[str, Callable[[], Any]], deadline: float) -> tuple[str, Any, list[tuple[float, str]]] | None:
+    """(name, what was timed, all times) of the fastest candidate; the rest are given back. Stops at `deadline`."""
+    times, best = [], None
+    for name, make in makers.items():
+        if best is not None and time.time() > deadline:
+            break
+        timed = make()
+        timed.us()
+        us = statistics.median(timed.us() for _ in range(3))
+        times.append((round(us, 2), name))
+        if best is None or us < best[0]:
+            best = (us, name, timed)
+    return None if best is None else (best[1], best[2], sorted(times))
+
+
+def measure(case: Case, memory: Memory, stream: Stream, tiles: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """The row of a case."""
+    s, size, until = case.shape, case.size, time.time() + seconds
+    dense = dense_configs(case, tiles)
+    sparse = sparse_tiles(case, tiles)
+    found = {
+        "dense": fastest({str(c): lambda c=c: Timed(dense_launches(case, c, memory), stream) for c in dense}, until - seconds / 2),
+        "sparse": fastest({str(t): lambda t=t: Timed(sparse_launches(case, t, memory), stream) for t in sparse}, until),
+    }
+    library = torch_dense(case)
+    runs = {k: v[1] for k, v in found.items() if v is not None} | ({} if library is None else {library[0]: TimedTorch(library[1])})
+    times: dict[str, list[float]] = {k: [] for k in runs}
+    for _ in range(rounds):
+        for k, run in runs.items():
+            times[k].append(run.us())
+    us = {k: statistics.median(v) for k, v in times.items()}
+    best = min(v for k, v in us.items() if k != "sparse")
+    nbytes = size * (s.n * s.h * s.w * s.c + s.k * s.r * s.s * s.c * (0.5 + 0.125 / size) + s.m * s.k)
+    return {
+        "case": case.name, **{f"{k}_us": round(v, 2) for k, v in us.items()}, "speedup": round(best / us["sparse"], 3),
+        "sparse_tflops": round(s.flops / us["sparse"] / 1e6), "dense_tflops": round(s.flops / best / 1e6),
+        "floor_us": round(max(nbytes / BYTES_PER_S, s.flops / SPARSE_PEAK[size]) * 1e6, 2),
+        "tiles": {k: v[0] for k, v in found.items() if v is not None}, "candidates": {k: v[2] for k, v in found.items() if v is not None},
+        "rounds": rounds,
+    }  # fmt: skip
+
+
+def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[str, Any]]:
+    """Rows of the cases whose names contain one of `names`; written after each, since a lease may end."""
+    device(0)
+    stream, rows, memory, kind = Stream(), [], None, ""
+    cases = [c for c in all_cases() if not names or any(n in c.name for n in names)]
+    until = time.time() + seconds
+    for case in cases:
+        s = case.shape
+        finish, types = FINISH, Types(case.kind, case.kind, fold=case.size == 1)
+        compile_ahead(
+            [sparse_text(sparse_constants(t, types, not s.plain, finish))
+             for t in sparse_tiles(case, tiles)]
+            + [conv_source(c, not s.plain and not c.halo, "clip", case.kind == "bf16", False, False, eight_of(case))
+               for c in dense_configs(case, tiles)]
+        )  # fmt: skip
+    for case in cases:
+        if time.time() > until:
+            print(f"no time left for {case.name}", flush=True)
+            continue
+        if case.kind != kind:
+            memory, kind = None, case.kind
+            memory = Memory(kind)
+        assert memory is not None
+        row = measure(case, memory, stream, tiles, rounds, max(4.0, (until - time.time()) / 3))
+        rows.append(row)
+        told = " ".join(f"{k} {row[f'{k}_us']}" for k in ("dense", "cublaslt", "cudnn", "sparse") if f"{k}_us" in row)
+        print(f"{case.name}: {told} us, {row['speedup']}x, {row['sparse_tflops']} T/s, floor {row['floor_us']}; {row['tiles']}", flush=True)
+        out = Path(os.environ.get("OUT", ".")) / "sparse.json"
+        out.write_text(json.dumps({**provenance(["numpy", "cuda-bindings"]), "rows": rows}, indent=1))
+    return rows
+
+
+def measure_network(name: str, batch: int, verify: bool) -> dict[str, Any]:
+    """The row of a network: milliseconds of the dense and of the sparse engine, and which layers run sparse."""
+    from _half import half
+    from gpu_int8 import in_blocks
+
+    from whet import zoo
+    from whet.backends import get_backend
+    from whet.builder import BuildConfig, build
+    from whet.frontends.onnx import network_from_onnx
+    from whet.runtime import WeightStore, bind
+    from whet.sparsity import force_two_four
+    from whet.sparsity.report import picked_layers
+
+    net = network_from_onnx(half(zoo.build(name, batch=batch)))
+    times = Path(os.environ.get("OUT", ".")) / "times.sqlite"
+    backend = get_backend("cuda")
+    store, bounds, plans = WeightStore(backend), [], []
+    for network in (net, force_two_four(net)[0]):
+        begun = time.time()
+        plans.append(build(network, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=str(times), verify=verify)))
+        print(f"{name} batch {batch} built in {time.time() - begun:.1f} s", flush=True)
+        bounds.append(bind(plans[-1], backend, store=store))
+        bounds[-1].run()
+    dense, sparse = (statistics.median(t) for t in in_blocks(bounds))
+    picked, plan = picked_layers(plans[1]), plans[1]
+    slowest = sorted(zip(bounds[1].run_timed(), plan.network.layers, strict=True), key=lambda x: -x[0])[:12]
+    return {
+        "case": f"{name} batch {batch} f16", "dense_ms": round(dense, 4), "sparse_ms": round(sparse, 4), "speedup": round(dense / sparse, 3),
+        "sparse_layers": len(picked), "layers": len(plan.network.layers), "banned": plan.report.get("banned"),
+        "verified": plan.report.get("verification") if verify else None,
+        "slowest_us": [[x.name, plan.choices[x.name].tactic, plan.choices[x.name].implementation, round(1e6 * s, 2)] for s, x in slowest],
+    }  # fmt: skip
+
+
+def run_networks(names: list[str], verify: bool) -> None:
+    """Rows of networks, written after each."""
+    rows = []
+    for name in names:
+        rows.append(measure_network(name.split(":")[0], int(name.split(":")[1]), verify))
+        print(json.dumps(rows[-1]), flush=True)
+        out = Path(os.environ.get("OUT", ".")) / "sparse_networks.json"
+        out.write_text(json.dumps({**provenance(["numpy", "cuda-bindings"]), "rows": rows}, indent=1))
+
+
+def merge(parts: list[str]) -> None:
+    """Joins rows of several runs, the later ones in the place of earlier ones, into the result file."""
+    rows: dict[str, Any] = {}
+    head: dict[str, Any] = {}
+    for part in [str(RESULT)] * RESULT.exists() + parts:
+        told = json.loads(Path(part).read_text())
+        rows |= {r["case"]: r for r in told.pop("rows")}
+        head = told
+    order = {c.name: i for i, c in enumerate(all_cases())}
+    RESULT.write_text(json.dumps({**head, "rows": sorted(rows.values(), key=lambda r: order.get(r["case"], 99))}, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default="", help="parts of names of cases, separated by commas (all)")
+    parser.add_argument("--seconds", type=float, default=400)
+    parser.add_argument("--tiles", type=int, default=10, help="candidates of each kind")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--networks", default="", help="networks of the zoo with their batch, as resnet50:128,...")
+    parser.add_argument("--verify", action="store_true", help="compare the engines of --networks with the reference")
+    parser.add_argument("--merge", nargs="+", help="result files to join")
+    given = parser.parse_args()
+    if given.merge:
+        merge(given.merge)
+    elif given.networks:
+        run_networks(given.networks.split(","), given.verify)
+    else:
+        run([n for n in given.cases.split(",") if n], given.seconds, given.tiles, given.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Samples of layers with 2:4 weights: of every four input channels of an output channel and filter tap at most two are not zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.composites._samples import Regions, dims_of, new_body
+from whet.composites.quantized import conv_body, op_body, quantized_sample
+from whet.network import F8E4M3
+from whet.ops import Sample
+
+_rng = np.random.default_rng(24)
+
+
+def two_four_weights(*shape: int, axis: int = 1) -> np.ndarray:
+    """float32 weights with two non-zeros at random positions of each group of four along `axis`; in some groups one of them is -0.0."""
+    lengths = [n for i, n in enumerate(shape) if i != axis]
+    groups = _rng.standard_normal((*lengths, shape[axis] // 4, 4)).astype(np.float32)
+    order = _rng.permuted(np.broadcast_to(np.arange(4), groups.shape), axis=-1)
+    groups[order >= 2] = 0
+    groups[(order == 1) & (_rng.random(groups.shape) < 0.1)] = -0.0
+    return np.ascontiguousarray(np.moveaxis(groups.reshape(*lengths, shape[axis]), -1, axis))
+
+
+def integer_weights(*shape: int) -> np.ndarray:
+    """The same of int8."""
+    return np.rint(np.clip(two_four_weights(*shape) * 40, -127, 127)).astype(np.int8)
+
+
+def conv(x: str, k: int, r: int, *, added: str = "", activation: str = "Relu", **attrs: Any) -> Sample:
+    """A convolution with a bias and an activation; a residual is added "before" or "behind" the activation."""
+    n, c, h, w = dims_of(x)
+    stride, pad = attrs.get("strides", (1, 1))[0], attrs.get("pads", (0,) * 4)[0]
+    p, q = ((d + 2 * pad - r) // stride + 1 for d in (h, w))
+    inputs: list[Any] = [x, two_four_weights(k, c, r, r), f"const f32[{k}]", *([f"f32[{n},{k},{p},{q}]"] if added else [])]
+
+    def regions() -> Regions:
+        body, own = new_body(inputs, "xwbz")
+        y = body.add("Conv", *own[:3], **attrs)
+        if added == "before":
+            y = body.add("Add", y, own[3])
+        y = body.add(activation, y)
+        body.mark_output(body.add("Add", y, own[3]) if added == "behind" else y)
+        return {"body": body}
+
+    return Sample(inputs, {"composite": "Conv"}, regions)
+
+
+def matmul(x: str, columns: int, activation: str) -> Sample:
+    """Rows by a matrix, with a bias and an activation, as a transformer has it."""
+    inputs: list[Any] = [x, two_four_weights(dims_of(x)[-1], columns, axis=0), f"const f32[{columns}]"]
+
+    def regions() -> Regions:
+        body, own = new_body(inputs, "xwb")
+        body.mark_output(body.add(activation, body.add("Add", body.add("MatMul", *own[:2]), own[2])))
+        return {"body": body}
+
+    return Sample(inputs, {"composite": "MatMul"}, regions)
+
+
+def qconv(x: str, zero: int | None, k: int, r: int, store: tuple | None, residual: Any = None, **attrs: Any) -> Sample:
+    """A quantized convolution of `x` with a bias, a residual and Relu; float8 has no zero point."""
+    c = dims_of(x)[1]
+    weights = two_four_weights(k, c, r, r).astype(F8E4M3.numpy) if zero is None else integer_weights(k, c, r, r)
+    scale = (_rng.uniform(0.5, 2, k) / (np.sqrt(c * r * r) * (1 if zero is None else 40))).astype(np.float32)
+    data: list[Any] = [(x if zero is None else f"full {x}", 0.5 if zero is None else 0.02, zero, 1), (weights, scale, None, 0)]
+    data.append(_rng.standard_normal(k).astype(np.float32))
+    return quantized_sample("Conv", [*data, *([] if residual is None else [residual])], conv_body("Relu", **attrs), store)
+
+
+def qgemm(x: str, zero: int, columns: int, store: tuple | None) -> Sample:
+    """A quantized Gemm."""
+    inner = dims_of(x)[-1]
+    scale = (_rng.uniform(0.5, 2, columns) / (np.sqrt(inner) * 40)).astype(np.float32)
+    data = [(f"full {x}", 0.02, zero, 1), (integer_weights(columns, inner), scale, None, 0), _rng.standard_normal(columns).astype(np.float32)]
+    return quantized_sample("Gemm", data, op_body("Gemm", transB=1), store)
+
+
+PAD: dict[str, Any] = {"pads": (1, 1, 1, 1)}
+SAMPLES = [
+    conv("f32[2,64,11,9]", 72, 3, added="before", **PAD),
+    conv("f32[3,136,8,8]", 40, 1, added="behind"),
+    conv("f32[2,72,13,11]", 136, 3, activation="Sigmoid", strides=(2, 2), **PAD),
+    matmul("f32[2,45,136]", 200, "Gelu"),
+    qconv("u8[2,64,11,9]", 0, 80, 3, (0.03, 0, "u8"), ("full u8[2,80,11,9]", 0.02, 5, 1), **PAD),
+    qconv("i8[2,80,9,9]", 7, 48, 1, (0.03, -20, "i8")),
+    qconv("i8[2,80,9,9]", 7, 48, 1, None),
+    qconv("f8e4m3[2,64,11,9]", None, 48, 3, (0.5, None, "f8e4m3"), **PAD),
+    qgemm("i8[50,208]", -3, 144, (0.03, 4, "i8")),
+]

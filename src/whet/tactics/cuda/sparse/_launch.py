@@ -1,0 +1,211 @@
+"""Packed operands of sparse.cu, its tensor maps, and the launch for one shape, tile and addresses."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.driver import per_device
+from whet.backends.cuda.launch import Kernel, Launch, Module
+from whet.tactics.cuda._device.source import ACTIVATIONS
+from whet.tactics.cuda.conv._conv import AS_SUMMED, TYPES, ConvShape, Finish, View, pack_weights
+from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES, compress, pair_rows, register_metadata
+from whet.tactics.cuda.sparse._kernel_text import sparse_text
+from whet.tactics.cuda.sparse._tile import SparseTile
+
+
+@dataclass(frozen=True)
+class Types:
+    """Types of the input and of the result by name (a key of TYPES), of an 8-bit residual, and FOLD of sparse.cu."""
+
+    source: str
+    result: str
+    residual: str = ""
+    fold: bool = False
+
+    @property
+    def in_size(self) -> int:
+        """Bytes of an input element."""
+        return 1 if TYPES[self.source] >= 3 else 2
+
+    @property
+    def out_size(self) -> int:
+        """Bytes of an element of the result."""
+        return 1 if TYPES[self.result] >= 3 else 2
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Steps of a real number and zero point of 8-bit results; an 8-bit residual is integer * add_step + add_shift."""
+
+    per_step: float = 1.0
+    zero: float = 0.0
+    add_step: float = 1.0
+    add_shift: float = 0.0
+
+
+@dataclass(frozen=True)
+class Packed24:
+    """Addresses of packed operands: values, metadata, biases followed by factors."""
+
+    values: int
+    metadata: int
+    floats: int
+
+
+def padded_rows(tile: SparseTile, channels: int) -> int:
+    """Channels of all tiles, those beyond the last output channel included."""
+    unit = tile.bm * tile.cluster
+    return -(-channels // unit) * unit
+
+
+def step_elements(in_size: int) -> int:
+    """Elements of a pixel in a K step."""
+    return STEP_BYTES // in_size
+
+
+def pack_sparse(weights: np.ndarray, tile: SparseTile, in_size: int, paired: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(values, metadata) of filters [k, c, r, s]; channels of each filter tap are filled up to whole K steps.
+
+    `paired`: rows in the order that 8-bit results need. Raises ValueError for weights that are not 2:4 along the input channels.
+    """
+    rows = pack_weights(weights, step_elements(in_size), weights.dtype).reshape(len(weights), -1)
+    if paired:
+        whole = np.zeros((-(-len(rows) // 16) * 16, rows.shape[1]), rows.dtype)
+        whole[: len(rows)] = rows
+        rows = pair_rows(whole)
+    compressed = compress(rows)
+    words = register_metadata(compressed.metadata, in_size)
+    tiles = padded_rows(tile, len(weights)) // ROWS
+    metadata = np.zeros((words.shape[0], tiles, *words.shape[2:]), np.uint32)
+    metadata[:, : words.shape[1]] = words
+    return compressed.values, metadata
+
+
+def pack_floats(tile: SparseTile, bias: np.ndarray, factor: np.ndarray | None = None) -> np.ndarray:
+    """Biases [k], then factors [k] (ones by default), each filled up to whole tiles, float32."""
+    out = np.zeros((2, padded_rows(tile, len(bias))), np.float32)
+    out[0, : len(bias)] = bias
+    out[1, : len(bias)] = 1 if factor is None else factor
+    return out
+
+
+def sparse_constants(tile: SparseTile, types: Types, im2col: bool, finish: Finish) -> dict[str, int]:
+    """The macros of an instance."""
+    size, residual = types.out_size, finish.residual > 0
+    return {
+        "WGS": tile.wgs,
+        "MI": tile.mi,
+        "BN": tile.bn,
+        "STAGES": tile.stages,
+        "CLUSTER": tile.cluster,
+        "BLOCKS": tile.blocks,
+        "REGS": tile.moved_registers[0],
+        "LOADER_REGS": tile.moved_registers[1],
+        "PX": tile.chunk_pixels(size),
+        "BUFFERS": tile.buffers(size, residual),
+        "IM2COL": int(im2col),
+        "ACT": ACTIVATIONS[finish.activation[0]],
+        "RESIDUAL": finish.residual,
+        "IN": TYPES[types.source],
+        "TO": TYPES[types.result],
+        "ADD": TYPES[types.residual or types.result],
+        "FOLD": int(types.fold),
+        "BF16": int(types.result == "bf16"),
+    }
+
+
+@per_device
+def _loaded(constants: tuple[tuple[str, int], ...], shared: int) -> Kernel:
+    return Module(compile_cubin(sparse_text(dict(constants)), name="sparse.cu")).kernel("sparse", shared)
+
+
+def band_of(tile: SparseTile, in_size: int, units_m: int, multiprocessors: int) -> int:
+    """Units along the channels that share a pass over the pixels, so that blocks at work together read the fewest bytes."""
+    weights = tile.bm * tile.cluster * (in_size / 2 + 1 / 8)
+    best = math.sqrt(multiprocessors / tile.cluster * tile.bn * in_size / weights)
+    return max(1, min(units_m, round(best)))
+
+
+def sparse_launch(
+    tile: SparseTile,
+    shape: ConvShape,
+    x: View,
+    packed: Packed24,
+    out: View,
+    types: Types,
+    *,
+    residual: View | None = None,
+    finish: Finish = AS_SUMMED,
+    scales: Scales | None = None,
+    multiprocessors: int = 132,
+    label: str = "",
+) -> Launch:
+    """The launch of `shape` with addresses filled in; the operands in `packed` are those of pack_sparse and pack_floats with this tile."""
+    size, bk = types.in_size, step_elements(types.in_size)
+    source = "u8" if size == 1 else types.source
+    stored = "u8" if types.out_size == 1 else types.result
+    steps, part = shape.steps(bk), tile.bn // tile.cluster
+    rows = -(-shape.k // 16) * 16 if types.out_size == 1 else shape.k
+    a = tensormap.tiled(packed.values, source, (steps * bk // 2, rows), (steps * STEP_BYTES // 2,), (bk // 2, tile.bm))
+    b = input_map(shape, x, source, size, part)
+    box = (64, tile.chunk_pixels(types.out_size))
+    d = tensormap.tiled(out.address, stored, (shape.k, shape.m), (out.pitch * types.out_size,), box)
+    added = residual if residual is not None else out
+    r = tensormap.tiled(added.address, stored, (shape.k, shape.m), (added.pitch * types.out_size,), box)
+    channels = padded_rows(tile, shape.k)
+    units_m, tiles_n = channels // (tile.bm * tile.cluster), -(-shape.m // tile.bn)
+    n8 = Scales() if scales is None else scales
+    args = a + b + d + r + struct.pack(
+        "<3Q16i6f",
+        packed.metadata,
+        packed.floats,
+        packed.floats + channels * 4,
+        steps,
+        steps // (shape.r * shape.s),
+        shape.s,
+        shape.p * shape.q,
+        shape.q,
+        *shape.stride,
+        shape.pad[0],
+        shape.pad[1],
+        *shape.dilation,
+        channels // ROWS,
+        units_m * tiles_n,
+        units_m,
+        tiles_n,
+        band_of(tile, size, units_m, multiprocessors),
+        *finish.activation[1:],
+        n8.per_step,
+        n8.zero,
+        n8.add_step,
+        n8.add_shift,
+    )  # fmt: skip
+    grid = min(units_m * tiles_n, multiprocessors * tile.blocks // tile.cluster) * tile.cluster
+    finish = finish if residual is not None else Finish(finish.activation)
+    constants = sparse_constants(tile, types, not shape.plain, finish)
+    kernel = _loaded(tuple(sorted(constants.items())), tile.shared(size, types.out_size, residual is not None))
+    return Launch(kernel, (grid, 1, 1), tile.threads, args + bytes(-len(args) % 64), cluster=tile.cluster, label=label)
+
+
+def input_map(shape: ConvShape, x: View, dtype: str, size: int, pixels: int) -> bytes:
+    """The tensor map of the input for copies of `pixels` pixels by a K step."""
+    bk, pixel = step_elements(size), x.pitch * size
+    if shape.plain:
+        return tensormap.tiled(x.address, dtype, (shape.c, shape.m), (pixel,), (bk, pixels))
+    return tensormap.im2col(
+        x.address,
+        dtype,
+        (shape.c, shape.w, shape.h, shape.n),
+        (pixel, pixel * shape.w, pixel * shape.w * shape.h),
+        lower=(-shape.pad[1], -shape.pad[0]),
+        upper=(shape.pad[3] - (shape.s - 1) * shape.dilation[1], shape.pad[2] - (shape.r - 1) * shape.dilation[0]),
+        step=(shape.stride[1], shape.stride[0]),
+        channels=bk,
+        pixels=pixels,
+    )

@@ -1,0 +1,141 @@
+"""Shared by the tactics of layers with 2:4 weights: reasons to refuse weights, tiles, packed operands and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from whet.backends import Backend
+from whet.network import Layer, Tensor
+from whet.tactics._base import Args, Config, Packed, PlanRefused
+from whet.tactics.cuda._device.kernel import Ending, ahead, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, Finish, View
+from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES, find_violation
+from whet.tactics.cuda.sparse._kernel_text import sparse_text
+from whet.tactics.cuda.sparse._launch import (
+    Packed24,
+    Scales,
+    Types,
+    pack_floats,
+    pack_sparse,
+    padded_rows,
+    sparse_constants,
+    sparse_launch,
+    step_elements,
+)
+from whet.tactics.cuda.sparse._tile import SparseTile, candidate_tiles, varied_tiles
+
+MAX_CONFIGS = 14
+_reasons: dict[tuple[str, str], str | None] = {}  # by digest and order of the axes: each candidate asks, and large weights take a tenth of a second
+
+
+def why_not_two_four(weights: Tensor, order: str, filters: Callable[[], np.ndarray]) -> str | None:
+    """Why constant weights are not 2:4 along the input channels, or None.
+
+    filters: gives them as [output channel, input channel, height, width]; `order`: everything that this depends on besides the values.
+    """
+    assert weights.weight is not None
+    key = (weights.weight.digest, order)
+    if key not in _reasons:
+        _reasons[key] = _examine(filters())
+    return _reasons[key]
+
+
+def _examine(filters: np.ndarray) -> str | None:
+    k, c, r, s = filters.shape
+    if c % 4:
+        return f"weights are not 2:4: {c} input channels have no whole groups of four"
+    if not filters.size:
+        return "weights are empty"
+    found = find_violation(filters.transpose(0, 2, 3, 1).reshape(k, -1))
+    if found is None:
+        return None
+    tap, first = divmod(found.column, c)
+    where = f"output channel {found.row}, inputs {first}-{first + 3}" + (f" of filter tap ({tap // s}, {tap % s})" if r * s > 1 else "")
+    return f"weights hold a NaN: {where}" if found.nan else f"weights are not 2:4: {where} have {found.nonzeros} non-zeros"
+
+
+def unfit_shape(shape: ConvShape, types: Types) -> str | None:
+    """Why the kernel cannot take a shape with these types, or None."""
+    unit = 16 // types.out_size
+    if shape.c * types.in_size % 16 or shape.k % unit:
+        return f"{shape.c} input and {shape.k} output channels: the kernel takes inputs of 16 bytes and outputs of 16 bytes"
+    if max(*shape.pad, (shape.r - 1) * shape.dilation[0], (shape.s - 1) * shape.dilation[1]) > 127:
+        return "padding or filter extent above 127 pixels, which the copy engine cannot express"
+    if max(shape.stride) > 8:
+        return "stride above 8, which the copy engine cannot express"
+    return None
+
+
+def sparse_configs(shape: ConvShape, types: Types, finish: Finish, backend: Backend) -> Sequence[Config]:
+    """Tiles for a shape, the most promising first; a real GPU's backend compiles them in the background."""
+    steps = shape.steps(step_elements(types.in_size))
+    found = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, finish.residual > 0, backend.capabilities.multiprocessors)
+    tiles = varied_tiles(found, MAX_CONFIGS)
+    ahead(backend, [sparse_text(sparse_constants(t, types, not shape.plain, finish)) for t in tiles])
+    return [t.config for t in tiles]
+
+
+def tile_of(config: Config, types: Types, residual: bool) -> SparseTile:
+    """The tile of a config. Raises PlanRefused for one that a multiprocessor cannot hold."""
+    tile = SparseTile.of(config)
+    reason = tile.why_invalid(types.in_size, types.out_size, residual)
+    if reason:
+        raise PlanRefused(reason)
+    return tile
+
+
+def packed_sparse(
+    key: str,
+    tile: SparseTile,
+    shape: ConvShape,
+    types: Types,
+    filters: Callable[[], np.ndarray],
+    floats_key: str,
+    floats: Callable[[], tuple[np.ndarray, np.ndarray | None]],
+) -> tuple[Packed, Packed, Packed]:
+    """Values, metadata, and biases with factors.
+
+    key, floats_key: equal for equal contents, but for tile and types. filters: gives weights [k, c, r, s] in the type of the products;
+    floats: biases [k] and factors [k] or None.
+    """
+    paired = types.out_size == 1
+    rows = -(-shape.k // 16) * 16 if paired else shape.k
+    steps, tiles = shape.steps(step_elements(types.in_size)), padded_rows(tile, shape.k) // ROWS
+    words = steps * tiles * 512 * (2 if types.in_size == 1 else 1)
+    return (
+        packed_array(f"{key}|sparse values {paired}", rows * steps * STEP_BYTES // 2, lambda: pack_sparse(filters(), tile, types.in_size, paired)[0]),
+        packed_array(f"{key}|sparse metadata {paired} {tiles}", words, lambda: pack_sparse(filters(), tile, types.in_size, paired)[1]),
+        packed_array(f"{floats_key}|sparse floats {tiles}", tiles * ROWS * 8, lambda: pack_floats(tile, *floats())),
+    )
+
+
+def launch_of(
+    layer: Layer,
+    tile: SparseTile,
+    shape: ConvShape,
+    types: Types,
+    x: int,
+    made: Ending,
+    finish: Finish,
+    args: Args,
+    backend: Backend,
+    scales: Scales | None = None,
+) -> list:
+    """The launch of a planned layer: input `x`, the operands of `packed_sparse`, the residual of `made`."""
+    return [
+        sparse_launch(
+            tile,
+            shape,
+            View(args.inputs[x], shape.c),
+            Packed24(*args.packed),
+            View(args.outputs[0], shape.k),
+            types,
+            residual=None if made.residual is None else View(args.inputs[made.residual], shape.k),
+            finish=finish,
+            scales=scales,
+            multiprocessors=backend.capabilities.multiprocessors,
+            label=layer.name,
+        )
+    ]

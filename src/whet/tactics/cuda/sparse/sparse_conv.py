@@ -1,0 +1,109 @@
+"""Convolution with 2:4 weights on Hopper's sparse tensor cores, channels last, f16 or bf16, with bias, residual and activation fused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from whet.backends import Backend
+from whet.network import Layer
+from whet.network.types import DType
+from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics.cuda._device.kernel import Ending, GpuKernel, all_static, ending, machine_has
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.conv.conv import conv_reason, conv_shape, conv_signatures
+from whet.tactics.cuda.sparse._launch import Types
+from whet.tactics.cuda.sparse._two_four_layer import launch_of, packed_sparse, sparse_configs, tile_of, unfit_shape, why_not_two_four
+
+
+class SparseTactic(Tactic):
+    """Layers of 16-bit floats with constant weights that are 2:4 along the input channels; subclasses give weights and sizes.
+
+    An input of infinity or NaN is not multiplied by a weight of zero; a dense product gives NaN there.
+    """
+
+    def filters(self, layer: Layer) -> np.ndarray:
+        """The weights as [output channel, input channel, height, width]."""
+        raise NotImplementedError
+
+    def shape(self, layer: Layer) -> ConvShape:
+        """The sizes."""
+        raise NotImplementedError
+
+    def unfit(self, layer: Layer) -> str | None:
+        """Why the layer is none of those that the tactic computes, whatever its weights, or None."""
+        raise NotImplementedError
+
+    def channel_axis(self, layer: Layer) -> int:
+        """The axis of the output channels."""
+        raise NotImplementedError
+
+    def ending(self, layer: Layer) -> Ending | str:
+        """The epilogue, or why the kernel cannot compute it."""
+        return ending(layer, epilogue(layer), self.channel_axis(layer))
+
+    def why_not(self, layer: Layer) -> str | None:
+        reason = super().why_not(layer) or self.unfit(layer)
+        return reason or why_not_two_four(constants_of(layer)[0], self.name, lambda: self.filters(layer))
+
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        end = self.ending(layer)
+        return end if isinstance(end, str) else unfit_shape(self.shape(layer), _types(signature.outputs[0].dtype))
+
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
+        end = self.ending(layer)
+        return [] if isinstance(end, str) else sparse_configs(self.shape(layer), _types(signature.outputs[0].dtype), end.finish, backend)
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        end, shape, dtype = self.ending(layer), self.shape(layer), signature.outputs[0].dtype
+        types = _types(dtype)
+        reason = end if isinstance(end, str) else unfit_shape(shape, types)
+        if reason or isinstance(end, str):
+            raise PlanRefused(str(reason))
+        tile = tile_of(config, types, end.residual is not None)
+        x, (weights, bias) = source_place(layer), constants_of(layer)
+        packed = packed_sparse(
+            f"{weights.weight.digest}|{self.name} {dtype}",
+            tile,
+            shape,
+            types,
+            lambda: self.filters(layer).astype(dtype.numpy),
+            f"{bias.weight.digest if bias is not None else ''} {end.key} {shape.k}",
+            lambda: (end.bias(bias, shape.k), None),
+        )
+
+        def make(args: Args) -> list:
+            return launch_of(layer, tile, shape, types, x, end, end.finish, args, backend)
+
+        return GpuKernel(layer, signature, make, implementation=f"sparse wgmma {tile}", packed=packed)
+
+
+def _types(dtype: DType) -> Types:
+    return Types(dtype.name, dtype.name)
+
+
+@tactic
+class SparseConv(SparseTactic):
+    """Two spatial axes, one group; any kernel, stride, padding and dilation."""
+
+    ops = ("Conv",)
+
+    def unfit(self, layer: Layer) -> str | None:
+        head = anchor(layer)
+        return "the kernel has no groups" if head.attrs["group"] != 1 else conv_reason(layer, head)
+
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        return conv_signatures(layer, "nhwc") if all_static(layer) and not self.why_not(layer) else []
+
+    def filters(self, layer: Layer) -> np.ndarray:
+        return np.asarray(constants_of(layer)[0].array(), np.float32)
+
+    def shape(self, layer: Layer) -> ConvShape:
+        return conv_shape(layer)
+
+    def channel_axis(self, layer: Layer) -> int:
+        return 1

@@ -1,0 +1,160 @@
+"""Quantized convolution with 2:4 weights on Hopper's sparse tensor cores: u8 or i8 by i8, or e4m3; scales per channel, bias, residual, activation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.backends import Backend
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._quantized import FLOAT8, Parts
+from whet.tactics.cuda._device.kernel import RTOL, Ending, GpuKernel, machine_has
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.quantized._quantized import (
+    BYTES,
+    EIGHT,
+    Output,
+    conv_shape_of,
+    ending_of,
+    factors,
+    float8_rtol,
+    folded,
+    folded_float8,
+    has_border,
+    key_of,
+    parts_of,
+    signatures_of,
+    why_not_weighted,
+)
+from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+from whet.tactics.cuda.quantized.qconv import conv_channels, kinds_of, unfit_float8
+from whet.tactics.cuda.sparse._launch import Scales, Types
+from whet.tactics.cuda.sparse._two_four_layer import launch_of, packed_sparse, sparse_configs, tile_of, unfit_shape, why_not_two_four
+
+
+class SparseQuantizedTactic(QuantizedTactic):
+    """Quantized layers with constant weights that are 2:4 along the input channels; subclasses give weights and sizes."""
+
+    float8 = True
+    format = "linear"
+
+    def filters(self, parts: Parts) -> np.ndarray:
+        """The weights as [output channel, input channel, height, width], int8 or float8."""
+        raise NotImplementedError
+
+    def shape(self, parts: Parts) -> ConvShape:
+        """The sizes."""
+        raise NotImplementedError
+
+    def channels(self, parts: Parts) -> tuple[Any, Any]:
+        """Input and output channels, possibly symbolic."""
+        raise NotImplementedError
+
+    def wrong_kind(self, parts: Parts) -> str | None:
+        """Why the layer is none of those that the tactic computes, whatever its weights, or None."""
+        raise NotImplementedError
+
+    def channel_axis(self, layer: Layer) -> int:
+        """The axis of the output channels."""
+        raise NotImplementedError
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        reason = self.wrong_kind(parts) or why_not_weighted(parts) or unfit_float8(parts, self.channels(parts))
+        weights = parts.view.inputs[parts.places()[1]]
+        return reason or why_not_two_four(weights, self.name, lambda: self.filters(parts))
+
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return [s for s in signatures_of(parts, self.format) if s.outputs[0].dtype.bits <= 16]
+
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        if not machine_has(backend, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        return self._unfit_parts(layer, parts, signature)
+
+    def _unfit_parts(self, layer: Layer, parts: Parts, signature: Signature) -> str | None:
+        end = ending_of(parts, self.channel_axis(layer))
+        if isinstance(end, str):
+            return end
+        shape = self.shape(parts)
+        if has_border(parts, shape):
+            return "the input's zero point at padding makes the bias depend on the pixel"
+        types = self._types(parts, end, signature)
+        if types.residual and types.residual != types.result and not {types.residual, types.result} <= {*BYTES}:
+            return f"a residual of {types.residual} and results of {types.result}: the kernel takes both of one size"
+        return unfit_shape(shape, types)
+
+    def _types(self, parts: Parts, end: Ending, signature: Signature) -> Types:
+        eight = kinds_of(parts, end, signature, self.shape(parts))
+        return Types(eight.source, eight.result, eight.residual, eight.fold)
+
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
+        parts = parts_of(layer)
+        assert isinstance(parts, Parts)
+        end = ending_of(parts, self.channel_axis(layer))
+        assert isinstance(end, Ending)
+        return sparse_configs(self.shape(parts), self._types(parts, end, signature), end.finish, backend)
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        parts = parts_of(layer)
+        reason = parts if isinstance(parts, str) else self._unfit_parts(layer, parts, signature)
+        if reason or isinstance(parts, str):
+            raise PlanRefused(str(reason))
+        end = ending_of(parts, self.channel_axis(layer))
+        assert isinstance(end, Ending)
+        shape, types = self.shape(parts), self._types(parts, end, signature)
+        tile = tile_of(config, types, end.residual is not None)
+        x, w, b = parts.places()
+        bias = None if b is None else parts.view.inputs[b]
+        out, per, shift, finish = Output.of(parts, end), 1.0, 0.0, end.finish
+        if types.fold and types.result == FLOAT8:
+            per, out, finish = folded_float8(out, end)
+        elif types.fold:
+            per, shift, out, finish = folded(out, end, types.result)
+
+        def floats() -> tuple[np.ndarray, np.ndarray]:
+            found = factors(parts, end, self.filters(parts).astype(np.float32), shape, bias).times(per, shift)
+            return found.bias[0], found.factor
+
+        packed = packed_sparse(
+            f"{parts.view.inputs[w].weight.digest}|{self.name}", tile, shape, types, lambda: self.filters(parts),
+            f"{key_of(parts, end)}|{self.name} {shape} {per} {shift}", floats,
+        )  # fmt: skip
+        scales = Scales(out.per_step, out.zero, out.add_step, out.add_shift)
+
+        def make(args: Args) -> list:
+            return launch_of(layer, tile, shape, types, x, end, finish, args, backend, scales)
+
+        rtol = 0.0 if types.result in EIGHT else RTOL.get(types.result, 0.0)
+        if FLOAT8 in (types.source, types.result):
+            rtol = max(rtol, float8_rtol(shape.r * shape.s * shape.c))
+        return GpuKernel(layer, signature, make, implementation=f"sparse wgmma {types.source} {tile}", packed=packed, rtol=rtol)
+
+
+@tactic
+class SparseQConv(SparseQuantizedTactic):
+    """One group, two spatial axes, input channels in sixteens; no zero point together with padding."""
+
+    ops = ("Conv",)
+    format = "nhwc"
+
+    def filters(self, parts: Parts) -> np.ndarray:
+        return parts.view.inputs[parts.places()[1]].array()
+
+    def shape(self, parts: Parts) -> ConvShape:
+        return conv_shape_of(parts)
+
+    def channels(self, parts: Parts) -> tuple[Any, Any]:
+        return conv_channels(parts)
+
+    def wrong_kind(self, parts: Parts) -> str | None:
+        images = parts.head.attrs["group"] == 1 and parts.head.inputs[0].type.rank == 4
+        return None if images else "takes images of two spatial axes, one group"
+
+    def channel_axis(self, layer: Layer) -> int:
+        return 1
