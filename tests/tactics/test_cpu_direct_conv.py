@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from test_compiled_kernels import JIT, SILU, judge_every_config
 from test_onednn_tactics import CPU, Listed, compute, place
-from test_own_cpu import JIT, SILU, judge_every_config
 
 from whet.backends.cpu import CpuBackend
 from whet.composites.epilogue import conv_silu_sample

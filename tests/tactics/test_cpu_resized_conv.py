@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from own_results import check_odd_numbers, check_pointed_elsewhere, computed
-from test_own_cpu import SILU
+from compiled_results import check_odd_numbers, check_pointed_elsewhere, computed
+from test_compiled_kernels import SILU
 
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
