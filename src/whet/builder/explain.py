@@ -16,7 +16,7 @@ def candidate_report(search: Search, net: Network, chosen: Mapping[str, Option])
     for layer in net.layers:
         mine, *others = _in_order(search, layer, chosen)
         rows = [mine.candidate(), *(o.candidate(search.why_not(layer, o, net) or o.note or _why_not_chosen(o, mine)) for o in others)]
-        apart = search.apart.get(search.kind_of[layer.name])
+        apart = search.unfused_times.get(search.kind_of[layer.name])
         if apart is not None:
             rows.append(apart.candidate())
         report[layer.name] = rows + list(search.refused(layer))

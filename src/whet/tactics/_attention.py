@@ -1,4 +1,4 @@
-"""Attention taken apart: what a layer hinted Attention reads as strides, its sizes, mask and scale; the same on every backend."""
+"""The structure of an Attention layer, for every backend: strides of its operands, sizes, mask and scale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whet.network import Layer, Tensor, static_shape
 
 @dataclass(frozen=True)
 class View:
-    """A tensor of the body as it lies in an input (or the output) of the layer: its shape, offset and strides in elements."""
+    """A tensor of the body as a view of an input (or the output) of the layer: shape, strides and offset in elements."""
 
     place: int
     shape: tuple[int, ...]
@@ -21,17 +21,17 @@ class View:
     offset: int = 0
 
     def turned(self, perm: Sequence[int]) -> View:
-        """After a Transpose."""
+        """The view after a Transpose."""
         return replace(self, shape=tuple(self.shape[i] for i in perm), strides=tuple(self.strides[i] for i in perm))
 
     def taken(self, axis: int, index: int) -> View:
-        """After a Gather of one index, which drops the axis."""
+        """The view after a Gather of one index, which drops the axis."""
         axis, index = axis % len(self.shape), index % self.shape[axis]
         kept = [i for i in range(len(self.shape)) if i != axis]
         return replace(self.turned(kept), offset=self.offset + index * self.strides[axis])
 
     def leading(self, batch: int, heads: int) -> tuple[int, int] | None:
-        """Strides of batch and head; 0 where the axis repeats. None when the leading axes are others."""
+        """Strides of batch and head; 0 for a broadcast axis. None for other leading axes."""
         shape, strides = (1, 1, *self.shape[:-2])[-2:], (0, 0, *self.strides[:-2])[-2:]
         if len(self.shape) > 4 or any(d not in (1, n) for d, n in zip(shape, (batch, heads), strict=True)):
             return None
@@ -40,7 +40,7 @@ class View:
 
 @dataclass(frozen=True)
 class Heads:
-    """An attention taken apart: views of q, k (one row a key), v, mask and the output, and its sizes."""
+    """An attention: views of q, k (one row per key), v, mask and the output, and its sizes."""
 
     q: View
     k: View
@@ -57,11 +57,11 @@ class Heads:
 
 
 def taken_apart(layer: Layer) -> Heads | str:
-    """What the body of a layer hinted Attention computes, or why this kernel cannot."""
+    """The structure of an Attention layer, or why the kernels do not support it."""
     body = layer.regions["body"]
     views: dict[Tensor, View] = {t: plain_view(i, static_shape(t.shape)) for i, t in enumerate(body.inputs)}
     waiting, products = [], [x for x in body.layers if x.op == "MatMul"]
-    for x in body.layers:  # transposes and parts of what is read become strides
+    for x in body.layers:  # transposes and slices of the inputs become strides
         source_view = None if x.inputs[0] is None else views.get(x.inputs[0])
         if x.op == "Transpose" and source_view is not None:
             views[x.output] = source_view.turned(x.attrs.get("perm") or tuple(range(len(source_view.shape)))[::-1])
@@ -70,7 +70,7 @@ def taken_apart(layer: Layer) -> Heads | str:
         else:
             waiting.append(x)
     if len(products) != 2 or waiting[0] is not products[0]:
-        return "is no chain from one product to another"
+        return "is not a chain between two matrix products"
     q, k = (None if t is None else views.get(t) for t in products[0].inputs)
     running, scale, mask, softmax = products[0].output, 1.0, None, False
     out: View | None = None
@@ -79,7 +79,7 @@ def taken_apart(layer: Layer) -> Heads | str:
         others = [t for t in x.inputs if t is not None and t is not running]
         number = _one_number(layer, others[0]) if len(others) == 1 else None
         if running not in x.inputs:
-            return f"{x.op} does not follow"
+            return f"{x.op} does not read the result before it"
         if x.op in ("Mul", "Div") and number is not None and mask is None and not softmax and (x.op == "Mul" or x.inputs[0] is running):
             scale = scale * number if x.op == "Mul" else scale / number
         elif x.op == "Add" and mask is None and not softmax and len(others) == 1 and others[0] in views:
@@ -98,12 +98,12 @@ def taken_apart(layer: Layer) -> Heads | str:
                 strides[come] = stored.strides[to]
             out = replace(out, strides=tuple(strides))
             if x is not body.layers[-1]:
-                return "something follows the last transpose"
+                return "a layer follows the last transpose"
         else:
             return f"the kernel has no {x.op} here"
         running = x.output
     if q is None or k is None or v is None or out is None or body.outputs != [running]:
-        return "is no chain from one product to another"
+        return "is not a chain between two matrix products"
     return _heads(q, k, v, mask, out, scale)
 
 
@@ -119,14 +119,14 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
     for name, view, line in (("q", q, -1), ("k", k, -1 if turned else -2), ("v", v, -1), ("the output", out, -1)):
         lead = view.leading(found.batch, found.heads)
         if lead is None:
-            return f"{name} repeats along some of its axes only"
+            return f"{name} is broadcast along some of its axes only"
         if view.strides[line] != 1 or any(s % 8 for i, s in enumerate(view.strides) if i - len(view.strides) != line) or view.offset % 8:
-            return f"rows of {name} do not lie as whole 16 bytes"
+            return f"rows of {name} are not aligned to 16 bytes"
     if mask is not None:
         wide = (1, 1, 1, 1, *mask.shape)[-4:]
         steps = (0, 0, 0, 0, *mask.strides)[-4:]
         if len(mask.shape) > 4 or any(d not in (1, n) for d, n in zip(wide, (*shape[:2], rows, keys), strict=True)):
-            return "a mask that repeats along some of its axes only"
+            return "the mask is broadcast along some of its axes only"
         strides = tuple(0 if d == 1 else s for d, s in zip(wide, steps, strict=True))
         found = replace(found, mask=replace(mask, shape=wide, strides=strides))
     if not prod(shape) * keys or shape[0] * shape[1] > 65535:
@@ -135,7 +135,7 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
 
 
 def plain_view(place: int, shape: tuple[int, ...]) -> View:
-    """A row-major tensor."""
+    """The view of a whole row-major tensor."""
     strides: list[int] = []
     at = 1
     for d in reversed(shape):
@@ -145,14 +145,14 @@ def plain_view(place: int, shape: tuple[int, ...]) -> View:
 
 
 def _index(layer: Layer, gather: Layer) -> int | None:
-    """The one place that a Gather takes, when it is a constant and the axis goes with it."""
+    """The constant scalar index of a Gather; None for another Gather."""
     t = gather.inputs[1]
     number = None if t is None or t.type.rank else _one_number(layer, t)
     return None if number is None else int(number)
 
 
 def _one_number(layer: Layer, t: Tensor) -> float | None:
-    """The value of a constant of one number."""
+    """The value of a constant with one element; None for other tensors."""
     body = layer.regions["body"]
     outer = next((layer.inputs[i] for i, x in enumerate(body.inputs) if x is t), t)
     if outer is None or not outer.is_constant or prod(static_shape(outer.shape)) != 1:

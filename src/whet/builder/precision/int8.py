@@ -189,12 +189,12 @@ class Int8(Strategy):
             floats = f"; {left} of {len(search.layers)} quantizable layers stay in floating point" if left else ""
             search.info.append(f"INT8 pays: {shown}{floats}.")
 
-    def _build_floats(self, search: PrecisionSearch, rival_ms: float | None = None) -> EngineCandidate:
-        """The engine in floating point, within the budget where 16 bits are permitted; `rival_ms` as in `build`."""
+    def _build_floats(self, search: PrecisionSearch, incumbent_ms: float | None = None) -> EngineCandidate:
+        """The engine in floating point, within the budget where 16 bits are permitted; `incumbent_ms` as in `build`."""
         config, what = without_int8(search.config), "floating point"
         with search.progress.making(what):
             if search.judge is None or not config.precisions:
-                plan = build(search.net, config, progress=search.progress, inputs=search.inputs, rival_ms=rival_ms)
+                plan = build(search.net, config, progress=search.progress, inputs=search.inputs, incumbent_ms=incumbent_ms)
                 return EngineCandidate(what, plan)
             budget, samples = search.judge.budget, search.judge.analysis.samples
             plan, verdict = build_floats_within(

@@ -189,4 +189,4 @@ def ban(search: Any, layer: str, option: Any, reason: str, tell: Noting) -> None
         search.ban(layer, option.ident, reason)
     else:
         search.reformats.ban(option.ident, reason)
-        search.banned.append((layer, f"{option.ident[0]} {option.ident[1]} {dict(option.ident[2])}", reason))
+        search.bans.listed.append((layer, f"{option.ident[0]} {option.ident[1]} {dict(option.ident[2])}", reason))
