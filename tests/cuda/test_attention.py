@@ -24,7 +24,7 @@ from whet.tactics._attention import View, plain_view, taken_apart
 from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.attention import attention_fused as fused
-from whet.tactics.cuda.attention.attention import OwnAttention, candidates, shared_bytes
+from whet.tactics.cuda.attention.attention import Attention, candidates, shared_bytes
 
 
 def layer_of(*sizes, **how):
@@ -68,9 +68,9 @@ def test_views():
 )
 def test_refusals_say_why(sizes, how, why):
     layer, _ = layer_of(*sizes, **how)
-    assert why in OwnAttention().why_not(layer)
+    assert why in Attention().why_not(layer)
     plain = sample_layer("Softmax", attention_free())[1]
-    assert "Softmax" in OwnAttention().why_not(plain)
+    assert "Softmax" in Attention().why_not(plain)
 
 
 def attention_free():
@@ -98,7 +98,7 @@ def test_a_tile_that_an_older_gpu_cannot_hold_is_refused_there():
     layer, _ = layer_of(4, 8, 2048, 2048, 128, layout="rows")
     machines = [CompileOnlyGpu(f, multiprocessors=84) for f in ("sm_80", "sm_86", "sm_89")]
     large = (("wr", 4), ("wk", 1), ("mi", 1), ("kc", 64), ("stages", 2)), (("wr", 2), ("wk", 2), ("mi", 1), ("kc", 64), ("stages", 2))
-    found, t = taken_apart(layer), OwnAttention()
+    found, t = taken_apart(layer), Attention()
     signature = t.signatures(layer, machines[0])[0]
     wide = next(c for c in large if shared_bytes(found, c) > 99 * 1024)
     assert t.plan(layer, signature, wide, machines[0])
@@ -109,16 +109,16 @@ def test_a_tile_that_an_older_gpu_cannot_hold_is_refused_there():
 
 
 TILES = [
-    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TURNED": 0, "MASK": -1, "SAME": 0},
-    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 2, "STAGES": 2, "TURNED": 0, "MASK": -1, "SAME": 0},
-    {"D": 64, "KC": 32, "WR": 1, "WK": 4, "MI": 1, "STAGES": 1, "TURNED": 0, "MASK": 1, "SAME": 1},
-    {"D": 64, "KC": 32, "WR": 4, "WK": 1, "MI": 2, "STAGES": 1, "TURNED": 0, "MASK": 0, "SAME": 0},
-    {"D": 64, "KC": 64, "WR": 1, "WK": 8, "MI": 1, "STAGES": 1, "TURNED": 1, "MASK": 0, "SAME": 0},
-    {"D": 128, "KC": 32, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TURNED": 0, "MASK": 0, "SAME": 0},
-    {"D": 96, "KC": 64, "WR": 2, "WK": 2, "MI": 1, "STAGES": 2, "TURNED": 0, "MASK": 0, "SAME": 1},
-    {"D": 80, "KC": 64, "WR": 4, "WK": 2, "MI": 1, "STAGES": 1, "TURNED": 0, "MASK": -1, "SAME": 0},
-    {"D": 96, "KC": 32, "WR": 2, "WK": 2, "MI": 2, "STAGES": 2, "TURNED": 0, "MASK": -1, "SAME": 0},
-    {"D": 32, "KC": 64, "WR": 8, "WK": 1, "MI": 1, "STAGES": 1, "TURNED": 0, "MASK": 0, "SAME": 1},
+    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
+    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 2, "STAGES": 2, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
+    {"D": 64, "KC": 32, "WR": 1, "WK": 4, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": 1, "SAME": 1},
+    {"D": 64, "KC": 32, "WR": 4, "WK": 1, "MI": 2, "STAGES": 1, "TRANSPOSED": 0, "MASK": 0, "SAME": 0},
+    {"D": 64, "KC": 64, "WR": 1, "WK": 8, "MI": 1, "STAGES": 1, "TRANSPOSED": 1, "MASK": 0, "SAME": 0},
+    {"D": 128, "KC": 32, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": 0, "SAME": 0},
+    {"D": 96, "KC": 64, "WR": 2, "WK": 2, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": 0, "SAME": 1},
+    {"D": 80, "KC": 64, "WR": 4, "WK": 2, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
+    {"D": 96, "KC": 32, "WR": 2, "WK": 2, "MI": 2, "STAGES": 2, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
+    {"D": 32, "KC": 64, "WR": 8, "WK": 1, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": 0, "SAME": 1},
 ]
 
 
@@ -143,7 +143,7 @@ def test_networks_bring_their_attention_in_one_layer_without_transposes(name, op
     for x in found:
         made = taken_apart(x)
         assert not isinstance(made, str), made
-        assert OwnAttention().why_not(x) is None
+        assert Attention().why_not(x) is None
         assert not made.turned, "keys are read as rows, where the projection left them"
     if name != "swin_t":
         assert sum(x.op == "Transpose" for x in low.layers) <= 1
@@ -199,9 +199,9 @@ def test_what_fused_attention_takes(sizes, how, why):
 def test_fused_attention_is_for_hopper_and_mma_sync_for_what_it_does_not_take():
     layer, _, _, signature = fused_plan((1, 2, 64, 64, 64), {"layout": "rows"})
     assert "Hopper" in fused.AttentionFused().refuses(layer, signature, CompileOnlyGpu("sm_80"))
-    assert "attention_fused" in OwnAttention().refuses(layer, signature, HOPPER)
+    assert "attention_fused" in Attention().refuses(layer, signature, HOPPER)
     columns, _ = layer_of(1, 2, 64, 64, 64, layout="heads")
-    assert OwnAttention().refuses(columns, signature, HOPPER) is None
+    assert Attention().refuses(columns, signature, HOPPER) is None
 
 
 @pytest.mark.parametrize(
@@ -406,6 +406,6 @@ def test_masks_that_hide_keys_and_whole_rows(gpu):
 def test_machines_are_asked_nothing_that_they_have_not():
     layer, _ = layer_of(1, 2, 16, 16, 64, layout="rows")
     old = CompileOnlyGpu("sm_80")
-    tactic = OwnAttention()
+    tactic = Attention()
     for signature in tactic.signatures(layer, old):
         assert tactic.refuses(layer, signature, old) is None, "mma.sync and cp.async exist from sm_80 on"

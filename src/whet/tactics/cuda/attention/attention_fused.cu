@@ -11,7 +11,7 @@
 // 1 f16, 2 bf16), MASK_PAIRS (2: two keys per load), BF16, REGISTERS (of a thread at launch), TAKE (registers of a multiplying thread after setmaxnreg; 0: as launched).
 #include "common.cuh"
 #include "wgmma"
-#include "wgmma_turned"
+#include "wgmma_transposed"
 
 #include "arguments"
 
@@ -218,7 +218,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                 barrier_wait(v_full + 8 * slot, index / STAGES & 1);
                 mma_begin();
 #pragma unroll
-                for (int c = 0; c < BN / 16; ++c) wgmma_turned(out, weights[c], values_operand(v + c * 16 * ROW), c > 0 || i > 0);
+                for (int c = 0; c < BN / 16; ++c) wgmma_transposed(out, weights[c], values_operand(v + c * 16 * ROW), c > 0 || i > 0);
                 mma_commit();
             };
             const auto load_mask = [&](int i) {
@@ -406,7 +406,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                             y[e] = pack(out[at] * over, out[at + 1] * over);
                         }
                         if (c + 4 <= D / 8) {
-                            turn_quad(y, lane);  // each lane of a quad gets eight elements
+                            transpose_quad(y, lane);  // each lane of a quad gets eight elements
                             if (line < p.rows) store_eight(to + (c + lane % 4) * 8, y[0], y[1], y[2], y[3]);
                         } else if (line < p.rows)
 #pragma unroll

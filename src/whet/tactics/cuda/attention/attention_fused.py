@@ -15,7 +15,19 @@ from whet.network.types import F32
 from whet.tactics._attention import Heads, View, taken_apart
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, TensorMap, UInt32
-from whet.tactics.cuda._device.kernel import HALF, TYPE, GpuKernel, ahead, all_static, blocks_of, float_types, launch, machine_has, packed_array, same
+from whet.tactics.cuda._device.kernel import (
+    FLOAT16_TYPES,
+    TYPE,
+    GpuKernel,
+    ahead,
+    all_static,
+    blocks_of,
+    float_types,
+    launch,
+    machine_has,
+    packed_array,
+    same,
+)
 from whet.tactics.cuda._device.source import source
 
 SHARED = 227 * 1024  # bytes of shared memory per block, and per multiprocessor less 1 KiB for each resident block
@@ -124,7 +136,7 @@ class AttentionFused(Tactic):
         read = {v.place for v in (heads.q, heads.k, heads.v)}
         mask = heads.mask.place if heads.mask is not None and not layer.inputs[heads.mask.place].is_constant else None
         signatures = []
-        for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], HALF):
+        for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], FLOAT16_TYPES):
             stored = {i: Operand("linear", t) for i in read}
             if mask is None:
                 signatures.append(same(layer, stored, Operand("linear", t)))
