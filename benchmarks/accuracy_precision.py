@@ -117,7 +117,7 @@ class Prepared:
         """run(feeds) in this precision, and what the row says of it."""
         from whet.builder import build
         from whet.builder.precision.calibration import Calibration
-        from whet.builder.precision.float8_ranges import ENOUGH_DB, float8_ranges, harmful
+        from whet.builder.precision.float8_ranges import ENOUGH_DB, float8_ranges, sensitive_layers
         from whet.builder.verify.engine_values import EngineRun
         from whet.precision import emulated, find_places, quantize
         from whet.precision.float8 import kept_out
@@ -139,7 +139,7 @@ class Prepared:
             ranges = float8_ranges(self.net, self.made, calibration, self.config, notes, enough_db=0 if precision == "fp8 all" else ENOUGH_DB)
             dropped = kept_out(self.made)
             if precision != "fp8 all":
-                dropped |= harmful(self.made, ranges, calibration, self.config, dropped)
+                dropped |= sensitive_layers(self.made, ranges, calibration, self.config, dropped)
             only = [x.name for x in find_places(self.made).layers if x.name not in dropped]
         net = emulated(self.made, kind, ranges, only)
         said = {"calibration_seconds": round(time.perf_counter() - start, 1), "by": "emulation"}

@@ -36,7 +36,7 @@ from accuracy_precision import BARS, CALIBRATION, calibration_images, compare
 from support import datasets
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.precision.float8_ranges import float8_network, float8_ranges, harmful
+from whet.builder.precision.float8_ranges import float8_network, float8_ranges, sensitive_layers
 from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepared
 from whet.builder.precision.permissions import is_float8
 from whet.frontends.onnx import network_from_onnx
@@ -77,7 +77,7 @@ def prepare(folder: Path) -> None:
         made = prepared(net, BuildConfig())
         plain, said = Calibration(samples=calibration.samples), []
         float8 = float8_ranges(net, made, plain, BuildConfig(), said, said)
-        left = harmful(made, float8, plain, BuildConfig(), kept_out(made))
+        left = sensitive_layers(made, float8, plain, BuildConfig(), kept_out(made))
         write_cache(str(folder / f"{model.name}-fp8.json"), float8)
         (folder / f"{model.name}-fp8-left.json").write_text(json.dumps(left, indent=1))
         shape = {net.inputs[0].name: (BATCH, *net.inputs[0].shape[1:])}

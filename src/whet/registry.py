@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any
 
@@ -25,11 +26,13 @@ def load_folder(package: str, path: Iterable[str], *, deep: bool = True) -> None
 
 
 def on_demand(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """What a package's `__getattr__` answers: `name` from the module `homes` has for it, imported now; a module that is `name` itself.
+    """The answer of a package's `__getattr__`: `name` from the module that `homes` has for it, or the sub-module `name`, imported now.
 
     Raises AttributeError with the nearest of the package's names.
     """
     if name not in homes:
+        if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+            return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}.{nearest(name, homes)} It has {', '.join(homes)}.")
     module = import_module(homes[name])
     return module if homes[name] == f"{package}.{name}" else getattr(module, name)

@@ -11,7 +11,7 @@ from whet.builder import BuildConfig, build, plan_digest, save_lock
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.precision.permissions import Permissions
 from whet.builder.select import whole_engine
-from whet.builder.select.unfused_time import Apart, chains_apart, timed_apart
+from whet.builder.select.unfused_time import UnfusedTime, list_chains, time_chains
 from whet.engine.check import check_plan
 from whet.measure.timing import Conditions, Timer
 from whet.measure.timing_cache import TimingCache
@@ -53,8 +53,8 @@ def test_a_chain_computes_what_the_fused_layer_does():
     assert len({o.signature for o in options}) > 2
     tried = 0
     for best in options:
-        chains = chains_apart(layer, best, {"cpu/onednn_conv"}, tactics(), permissions, CPU)
-        if isinstance(chains, Apart):
+        chains = list_chains(layer, best, {"cpu/onednn_conv"}, tactics(), permissions, CPU)
+        if isinstance(chains, UnfusedTime):
             continue
         tried += 1
         for chain in chains:
@@ -88,8 +88,8 @@ def test_times_of_both_go_into_the_cache_and_come_back(tmp_path):
     for _ in range(2):
         cache = TimingCache(str(tmp_path / "t.sqlite"))
         timer = Timer(CPU, cache, Conditions("hot", 0), 2)
-        chains = chains_apart(layer, options[0], {"cpu/onednn_conv"}, tactics(), permissions, CPU)
-        found.append(timed_apart(layer, layer_text(layer), options[0], chains, timer))
+        chains = list_chains(layer, options[0], {"cpu/onednn_conv"}, tactics(), permissions, CPU)
+        found.append(time_chains(layer, layer_text(layer), options[0], chains, timer))
         misses = cache.misses
         cache.close()
     assert misses == 0
@@ -101,10 +101,10 @@ def test_times_of_both_go_into_the_cache_and_come_back(tmp_path):
 
 
 def test_only_what_is_clearly_faster_wins():
-    assert Apart(1.0, 0.9, 0.05).wins
-    assert not Apart(1.0, 0.98, 0.0).wins  # a thirtieth is not worth another network
-    assert not Apart(1.0, 0.9, 0.2).wins  # inside the noise
-    assert not Apart(reason="no chain").wins
+    assert UnfusedTime(1.0, 0.9, 0.05).wins
+    assert not UnfusedTime(1.0, 0.98, 0.0).wins  # a thirtieth is not worth another network
+    assert not UnfusedTime(1.0, 0.9, 0.2).wins  # inside the noise
+    assert not UnfusedTime(reason="no chain").wins
 
 
 def test_the_report_has_both_times():
@@ -119,7 +119,7 @@ def test_the_report_has_both_times():
 
 @pytest.fixture
 def apart_wins(monkeypatch):
-    monkeypatch.setattr(Apart, "wins", property(lambda self: self.ms is not None))
+    monkeypatch.setattr(UnfusedTime, "wins", property(lambda self: self.ms is not None))
     real = whole_engine._earliest
     monkeypatch.setattr(whole_engine, "_earliest", lambda entries: next((e for e in entries if e.unfused), None) or real(entries))
 

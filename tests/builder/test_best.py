@@ -29,7 +29,7 @@ BF16 = pytest.mark.skipif("avx512_bf16" not in get_backend("cpu").capabilities.f
 @pytest.fixture
 def narrow_seems_faster(monkeypatch):
     """By the sum of times 16 bits win every layer that has a kernel for them; as whole engines those without them win."""
-    usable = Search.usable
+    usable = Search.list_usable
 
     def cheaper(self, layer, net):
         options = usable(self, layer, net)
@@ -41,10 +41,10 @@ def narrow_seems_faster(monkeypatch):
         for e in entries:
             e.samples = [1.0 if e.what == whole_engine.WIDE else 2.0] * 3
 
-    monkeypatch.setattr(Search, "usable", cheaper)
+    monkeypatch.setattr(Search, "list_usable", cheaper)
     monkeypatch.setattr(whole_engine, "_time", timed)
-    monkeypatch.setattr(whole_engine, "HOPELESS", 100.0)
-    monkeypatch.setattr(Search, "outrun", lambda self, ms: False)
+    monkeypatch.setattr(whole_engine, "SUM_MARGIN", 100.0)
+    monkeypatch.setattr(Search, "cannot_win", lambda self, ms: False)
 
 
 def engines(plan):
@@ -67,7 +67,7 @@ def test_what_is_kept_has_no_sixteen_bits_and_is_locked(wanted, narrow_seems_fas
 
 @BF16
 def test_only_sums_that_come_near_are_tried(narrow_seems_faster, monkeypatch):
-    monkeypatch.setattr(whole_engine, "HOPELESS", 0.5)
+    monkeypatch.setattr(whole_engine, "SUM_MARGIN", 0.5)
     plan = build_int8(small_network(), BEST, DATA)
     assert engines(plan) == ["least sum of times"]
     assert small_type(plan) == "bf16" or any(is_quantized(x) for x in plan.network.layers)
@@ -81,8 +81,8 @@ def test_without_permission_there_is_nothing_to_try():
 @pytest.mark.parametrize(("rival", "tried_apart"), [(1e-6, False), (1e6, True), (None, True)])
 def test_an_engine_that_cannot_win_is_tried_in_one_form(rival, tried_apart, monkeypatch):
     apart = []
-    monkeypatch.setattr(importlib.import_module("whet.builder.build"), "time_apart", apart.append)
-    plan = build(small_network(), dataclasses.replace(BEST, optimization_level=3), rival_ms=rival)
+    monkeypatch.setattr(importlib.import_module("whet.builder.build"), "time_unfused", apart.append)
+    plan = build(small_network(), dataclasses.replace(BEST, optimization_level=3), incumbent_ms=rival)
     assert bool(apart) == tried_apart
     if rival == 1e-6:
         assert engines(plan) == ["least sum of times"]

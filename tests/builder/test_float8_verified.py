@@ -89,7 +89,7 @@ def test_a_layer_whose_float8_kernels_are_all_wrong_becomes_one_of_floats_with_t
     apart = dict(plan.report.unfused)
     assert apart
     assert all("banned" in why and "numbers differ" in why for why in apart.values())
-    assert any("is taken apart" in n for n in plan.report.notes)
+    assert any("is unfused" in n for n in plan.report.notes)
     assert len(plan.report.banned) <= 4 * 3, "a tactic that is wrong in all its ways is not tried in every one"
 
 

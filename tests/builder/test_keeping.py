@@ -65,7 +65,7 @@ def test_who_is_not_timed_again_is_compared_as_it_would_be_now(now, monkeypatch)
     harness = SimpleNamespace(bound=lambda e: SimpleNamespace(run_timed=None))
     for e in (a, b, c, refined):
         e.net = SimpleNamespace(layers=[])
-    search = SimpleNamespace(config=config, outrun=lambda ms: False, tell=tell, backend=get_backend("null"))
+    search = SimpleNamespace(config=config, cannot_win=lambda ms: False, tell=tell, backend=get_backend("null"))
     best = whole_engine._raced(search, None, harness, [a, b, c])
     assert races == [["a", "b", "c"], ["a", "b", "b changed"]]
     assert best.entry.what == "b"

@@ -21,7 +21,7 @@ from whet.tactics import Args, get_tactic, load_tactics
 load_tactics("cpu")
 CPU = get_backend("cpu")
 QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=3)
-BLOCKS_OF_8 = int("avx512f" not in CPU.features)  # oneDNN's blocked format has 8 channels on AVX2, 16 on AVX-512
+BLOCKS_OF_8 = int("avx512f" not in CPU.capabilities.features)  # oneDNN's blocked format has 8 channels on AVX2, 16 on AVX-512
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_a_large_batch_is_verified_and_a_kernel_wrong_at_one_place_is_found():
     assert said.failures == []
     assert len(said.images) == 3
     from whet.builder.batching.batch_items import Images, image_places
-    from whet.builder.verify.batch_positions import turned_differences
+    from whet.builder.verify.batch_positions import rotation_differences
     from whet.runtime import bind
 
     engine = Runtime("cuda").load(plan)
@@ -167,7 +167,7 @@ def test_a_large_batch_is_verified_and_a_kernel_wrong_at_one_place_is_found():
     bound, other = bind(plan, engine.backend), bind(plan, engine.backend)
     places = image_places(plan.network, shapes, 96)
     data = {"x": feed(96, 3, np.float32)}
-    assert all(e <= 2e-3 for _, e in turned_differences(bound, other, data, places, 96))
+    assert all(e <= 2e-3 for _, e in rotation_differences(bound, other, data, places, 96))
     step, run = len(plan.network.layers) - 1, other.run_step
 
     def spoiled(i):
@@ -177,7 +177,7 @@ def test_a_large_batch_is_verified_and_a_kernel_wrong_at_one_place_is_found():
             engine.backend.write(other.arena, at + nbytes // 2, np.zeros(64, np.uint8))
 
     other.run_step = spoiled
-    errors = [e for _, e in turned_differences(bound, other, data, places, 96)]
+    errors = [e for _, e in rotation_differences(bound, other, data, places, 96)]
     assert errors[-1] > 0.01
     assert max(errors[:-1], default=0) <= 2e-3
     assert Images.of(96).at[0] == 0

@@ -16,7 +16,7 @@ from whet.builder.lock.relock import make_recipe, read_recipe
 from whet.builder.lowering import lowered_network
 from whet.builder.precision.calibration import Calibration, prepared
 from whet.builder.precision.float8 import _left_out, build_float8
-from whet.builder.precision.float8_ranges import float8_network, float8_ranges, harmful
+from whet.builder.precision.float8_ranges import float8_network, float8_ranges, sensitive_layers
 from whet.builder.verify.engine_values import EngineRun
 from whet.errors import BuildError
 from whet.frontends import network_from_onnx
@@ -213,16 +213,16 @@ def test_the_most_harmful_layers_go_until_the_outputs_have_enough_decibels():
     left = kept_out(net)
     ranges = float8_ranges(net, net, data, BuildConfig(), [])
     config = BuildConfig(timing_cache="")
-    assert harmful(net, ranges, data, config, left, enough_db=10) == {}
+    assert sensitive_layers(net, ranges, data, config, left, enough_db=10) == {}
     names = [x.name for x in find_places(net, left).layers]
     judges = chosen_samples(samples(20), 16)
     enough = round(Analysis(net, "fp8", judges, EngineRun, ranges).snr(names) + 2)
-    gone = harmful(net, ranges, data, config, left, enough_db=enough)
+    gone = sensitive_layers(net, ranges, data, config, left, enough_db=enough)
     assert gone
     assert set(gone) < set(names)
     assert all(f"{enough} dB in all" in why for why in gone.values())
     assert Analysis(net, "fp8", judges, EngineRun, ranges).snr([n for n in names if n not in gone]) >= enough
-    assert harmful(net, ranges, Calibration(), config, left, enough_db=enough) == {}, "nothing to judge on"
+    assert sensitive_layers(net, ranges, Calibration(), config, left, enough_db=enough) == {}, "nothing to judge on"
 
 
 def test_layers_that_stay_out_are_named_with_their_reasons():

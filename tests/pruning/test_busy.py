@@ -23,7 +23,7 @@ from whet.pruning.meter import Meter
 from whet.pruning.staircase import staircases
 
 NULL = BuildConfig(backend="null", timing_cache="")
-OTHERS = "others (processes, or guests of the same host)"
+OTHERS = "other processes or virtual machines"
 
 
 @pytest.fixture

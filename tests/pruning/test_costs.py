@@ -139,7 +139,7 @@ def test_a_stopped_measurement_goes_on(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "is no latency table"),
         ('{"format": "whet.pruning.latency_table", "version": 7}', "has version 7"),
         ('{"format": "whet.pruning.latency_table", "version": 1, "rows": {"a": {"ms": 1}}}', "damaged row"),

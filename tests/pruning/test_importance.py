@@ -24,7 +24,7 @@ CASES = [(n, i) for n, o in sorted(OPS.items()) if n in {*_RULES, *_MOVES, *POIN
 def test_gradients_are_those_of_finite_differences(name, i):
     """Along a random direction of all computed inputs: sum of cotangent times change of the outputs."""
     sample = OPS[name].samples[i]
-    if any("extreme" in str(x) or str(x).startswith("f16") for x in sample.inputs):
+    if any(str(x).startswith(("extreme", "nonfinite")) or str(x).startswith("f16") for x in sample.inputs):
         pytest.skip("infinities and half precision have no finite differences")
     _, layer, arrays = sample_layer(name, sample)
     computed = [k for k in range(len(arrays)) if arrays[k] is not None and differentiable(layer, k)]
@@ -172,7 +172,7 @@ def test_an_own_function(monkeypatch):
     net = chain()
     got = importance(groups(net), "python:mine:score", net=net, normalize=False)["w"]
     assert got.tolist() == [0, 3, 6, 9, 12, 15]
-    with pytest.raises(PruneError, match="must give 6 finite numbers"):
+    with pytest.raises(PruneError, match="must give 6 finite scores"):
         importance(groups(net), "python:mine:wrong", net=net)
     with pytest.raises(PruneError, match="negative or not finite"):
         importance(groups(net), lambda net, group: np.full(group.size, -1.0), net=net)
@@ -191,7 +191,7 @@ def test_a_function_itself_from_python_and_its_name_in_the_record():
 
 def test_kinds_that_need_what_is_not_there():
     for kind in ("activation", "taylor1"):
-        with pytest.raises(PruneError, match="is measured on data"):
+        with pytest.raises(PruneError, match="needs data"):
             importance(groups(chain()), kind)
     with pytest.raises(PruneError, match=f"one of {', '.join(KINDS)}"):
         importance(groups(chain()), "l3")

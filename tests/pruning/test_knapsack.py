@@ -1,4 +1,4 @@
-"""The choice under a budget: never over it, honest when it is out of reach, on real networks and as users ask for it."""
+"""The choice under a budget: never over it, honest when it is unreachable, on real networks and as users ask for it."""
 
 import numpy as np
 import pytest
@@ -160,7 +160,7 @@ def test_out_of_reach_and_met_already():
     net = parse_network(TINY)
     found = groups(net)
     costs = parameter_costs(net, found, [])
-    with pytest.raises(PruneError, match="is out of reach"):
+    with pytest.raises(PruneError, match="is unreachable"):
         choose_within(found, [], importance(found), costs, 10)
     with pytest.raises(PruneError, match="above 0"):
         choose_within(found, [], importance(found), costs, 0)

@@ -42,7 +42,7 @@ def check(net, seed, share, kind, multiple):
     target = share * costs.total({})
     least = best_of_all(found, blocks, scores, costs, target, multiple)
     if least == inf:
-        with pytest.raises(PruneError, match="is out of reach"):
+        with pytest.raises(PruneError, match="is unreachable"):
             choose_within(found, blocks, scores, costs, target, multiple=multiple)
         return
     choice = choose_within(found, blocks, scores, costs, target, multiple=multiple)

@@ -47,11 +47,11 @@ def test_what_may_follow(done, step):
     [
         (("prune",), "calibrate", "neither recovered nor fine-tuned since"),
         (("prune", "finetune", "prune"), "calibrate", "neither recovered nor fine-tuned since"),  # what came before the last cut is no help
-        (("prune", "finetune"), "recover", "was fine-tuned since it was cut"),
+        (("prune", "finetune"), "recover", "was fine-tuned after it was cut"),
         *((("calibrate",), step, "quantized already") for step in STEPS),
         (("prune", "finetune", "calibrate"), "prune", "pruning changes the activations"),
         (("calibrate",), "finetune", "fine-tuning moves the weights"),
-        (("calibrate",), "calibrate", "its ranges stand in it"),
+        (("calibrate",), "calibrate", "already contains its ranges"),
     ],
 )
 def test_what_may_not_follow(done, step, why):
@@ -99,7 +99,7 @@ def patterned(w2=True):
 def test_zeros_of_two_four_last_through_no_cut():
     check_order(patterned(False), "prune")
     net = patterned()
-    with pytest.raises(PruneError, match=r"1 layers hold 2:4 zeros \(y\), and cutting input channels .* Prune first.*--insist"):
+    with pytest.raises(PruneError, match=r"1 layers have 2:4 weights \(y\), and cutting input channels .* Prune first.*--insist"):
         prune(net, PruneConfig(ratio=0.5, multiple=1))
     with pytest.raises(PruneError, match="recovery fits all weights anew, the zeros too"):
         check_order(net, "recover")

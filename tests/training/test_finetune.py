@@ -284,7 +284,7 @@ def test_augmentation_moves_whole_images():
      "sample 7 of 'x' holds NaN or infinite values"),
     (lambda d: finetune(digits_net(), TrainingData(d.inputs, d.labels + 5), FinetuneConfig(**FAST)), TrainingError,
      r"labels go from 5 to 14, but the first output has 10 classes"),
-    (lambda d: finetune(digits_net(), TrainingData(d.inputs, d.labels * 1.0), FinetuneConfig(**FAST)), TrainingError, "class labels must be integers"),
+    (lambda d: finetune(digits_net(), TrainingData(d.inputs, d.labels * 1.0), FinetuneConfig(**FAST)), TrainingError, "labels must be integers"),
 ])
 def test_mistakes_are_explained(call, error, text, digits):
     if "CUDA" in text and torch.cuda.is_available():

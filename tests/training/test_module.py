@@ -30,7 +30,7 @@ def outputs_of(module, net, feeds):
     return {t.name: x.float().numpy() if x.is_floating_point() else x.numpy() for t, x in zip(net.outputs, got, strict=True)}
 
 
-UNUSUAL = ("extreme", "f16", "bf16", "f8", "f64", "string", "u16", "u32", "u64", "i4", "u4", "i16")
+UNUSUAL = ("extreme", "nonfinite", "f16", "bf16", "f8", "f64", "string", "u16", "u32", "u64", "i4", "u4", "i16")
 
 
 def usable(name, k):

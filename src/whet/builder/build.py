@@ -23,7 +23,7 @@ from whet.builder.lock.lock import check_lock, locked_plan, read_lock
 from whet.builder.lowering import blame_pass, lowered_network
 from whet.builder.precision.permissions import Permissions, report_precisions
 from whet.builder.progress import Noting, Progress
-from whet.builder.select.fusion import list_parts, time_apart
+from whet.builder.select.fusion import list_fused_parts, time_unfused
 from whet.builder.select.search import Search
 from whet.builder.select.thread_count import fastest, thread_counts
 from whet.builder.select.whole_engine import BrokenKernel, best_engine
@@ -48,9 +48,9 @@ def build(
     *,
     progress: Progress | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
-    rival_ms: float | None = None,
+    incumbent_ms: float | None = None,
 ) -> EnginePlan:
-    """The engine for a `source` network. `inputs` are real data for verification (default: seeded normal numbers). `rival_ms` is what an
+    """The engine for a `source` network. `inputs` are real data for verification (default: seeded normal numbers). `incumbent_ms` is what an
     engine takes that this one competes with: where it cannot win by far, less is tried to make it faster.
 
     Raises BuildError and its kinds: NoTacticError, MemoryLimitError, VerificationError, LockError; UsageError for options that
@@ -66,7 +66,7 @@ def build(
         if lock is None and config.samples in WAYS:
             return apart(None, config, progress)
         counts = thread_counts(config, lock["threads"] if lock is not None else None)
-        plans = [_built(net, dataclasses.replace(config, threads=n), lock, Noting(progress), inputs, rival_ms) for n in counts]
+        plans = [_built(net, dataclasses.replace(config, threads=n), lock, Noting(progress), inputs, incumbent_ms) for n in counts]
         plan = plans[0] if len(plans) == 1 else fastest(plans, config.seed)
         return apart(plan, config, progress) if lock is None and worth_dealing(net, config) else plan
 
@@ -86,7 +86,7 @@ def _built(
     lock: dict[str, Any] | None,
     tell: Noting,
     inputs: Mapping[str, np.ndarray] | None,
-    rival_ms: float | None,
+    incumbent_ms: float | None,
 ) -> EnginePlan:
     """The engine for one number of threads."""
     started, inputs = time.perf_counter(), fitting(inputs, config)
@@ -119,7 +119,7 @@ def _built(
             if why is not None:
                 raise VerificationError(f"the locked engine fails verification: {why}. Build without --lock.")
     else:
-        search = Search(lowered, profiles, backend, tactics, permissions, config, tell, rival_ms)
+        search = Search(lowered, profiles, backend, tactics, permissions, config, tell, incumbent_ms)
         plan = _searched(search, net, profiles, backend, config, tell, inputs)
     _finish(plan, log, config, tell, started)
     return plan
@@ -138,11 +138,11 @@ def _searched(
     last, sums_banned = "", 0
     with search:
         for _ in range(_REBUILDS):
-            search.list_all()
-            list_parts(search)
+            search.listing.list_all(search.bans.reason)
+            list_fused_parts(search)
             search.time_all()
-            if not search.outrun(search.least_ms()):
-                time_apart(search)
+            if not search.cannot_win(search.least_ms()):
+                time_unfused(search)
             try:
                 best = best_engine(search, lambda made, chosen: assemble(made, chosen, profiles, backend, config, net))
             except BrokenKernel as e:
@@ -153,9 +153,9 @@ def _searched(
             report.choice, report.choice_core, report.engines = best.choice_report(), list(best.entry.choosing.core), best.engines
             report.candidates = candidate_report(search, best.entry.lowered, best.chosen)
             report.cold_ms = cold_report(search, best.entry.lowered, best.chosen)
-            report.timing = search.timing_report()
-            report.unfused = [Unfused(*entry) for entry in (*search.unfused, *best.entry.unfused)]
-            report.banned = [Banned(*entry) for entry in search.banned]
+            report.timing = search.timing.report()
+            report.unfused = [Unfused(*entry) for entry in (*search.listing.unfused, *best.entry.unfused)]
+            report.banned = [Banned(*entry) for entry in search.bans.listed]
             if not config.verify or not backend.capabilities.executes:
                 return best.plan
             checked = verify_engine(best.plan, net, backend, inputs, config, tell)

@@ -1,4 +1,4 @@
-"""What `whet explain` prints: for each layer all that was considered, with times or reasons."""
+"""Records of the candidates of each layer, with times or reasons, for `whet explain`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from whet.network import Layer, Network
 
 
 def candidate_report(search: Search, net: Network, chosen: Mapping[str, Option]) -> dict[str, list[Candidate]]:
-    """Per layer of `net` (without its reformats): the chosen candidate first, then by time, then what was not timed, then what was refused."""
+    """Per layer of `net` (without its reformats): the chosen candidate, then the others by time, untimed candidates and refusals."""
     report: dict[str, list[Candidate]] = {}
     for layer in net.layers:
         mine, *others = _in_order(search, layer, chosen)
         rows = [mine.candidate(), *(o.candidate(search.why_not(layer, o, net) or o.note or _why_not_chosen(o, mine)) for o in others)]
-        apart = search.apart.get(search.kind_of[layer.name])
+        apart = search.unfused_times.get(search.kind_of[layer.name])
         if apart is not None:
             rows.append(apart.candidate())
         report[layer.name] = rows + list(search.refused(layer))

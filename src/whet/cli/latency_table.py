@@ -45,7 +45,7 @@ def command(model: str, table: str | None, add: tuple[str, ...], multiple: int, 
         rows.save()
         click.echo(f"{target}: {len(rows.rows)} rows, {rows.added} of them new" + (f", {known} known before" if known else ""))
     if rows.busy:
-        who = "others (processes, or guests of the same host)"
+        who = "other processes or virtual machines"
         click.echo(f"{rows.busy} rows were timed while {who} used the CPUs: the next run that finds the machine quiet takes its own again")
     click.echo(f"sum of the layers' times: {total:.3f} ms")
     for s in found:

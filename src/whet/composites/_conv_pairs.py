@@ -45,6 +45,6 @@ def _residual(layer: Layer, *, integers: bool) -> Tensor | None:
 
 
 def is_unpadded_1x1(conv: Layer) -> bool:
-    """Whether a Conv is 1x1 without padding, of any stride."""
+    """True if a Conv is 1x1 without padding, of any stride."""
     w = conv_weights(conv)
     return w is not None and w.shape[2:] == (1, 1) and not any(conv.attrs.get("pads") or ())

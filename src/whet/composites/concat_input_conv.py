@@ -120,5 +120,5 @@ def _channel_concat(g: Graph, layer: Layer) -> Layer | None:
 
 
 def _is_single_group_pointwise(layer: Layer) -> bool:
-    """Whether a layer is a pointwise convolution in one group, alone or with an epilogue."""
+    """True if a layer is a pointwise convolution in one group, alone or with an epilogue."""
     return is_conv(layer) and is_pointwise_conv(inner_conv(layer)) and inner_conv(layer).attrs["group"] == 1

@@ -86,7 +86,7 @@ def fuse_conv_sum(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 
 def _is_quantized(g: Graph, layer: Layer) -> bool:
-    """Whether a convolution computes in 8 bits, or will after `fuse_dequantized`: its weights are dequantized."""
+    """True if a convolution computes in 8 bits, or will after `fuse_dequantized`: its weights are dequantized."""
     if layer.op == "Fused" and any(x.op == "DequantizeLinear" for x in layer.regions["body"].layers):
         return True
     dequantizers = (dequantizer(g, t) for t in layer.inputs)

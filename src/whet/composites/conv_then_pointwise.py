@@ -108,7 +108,7 @@ CONV_THEN_POINTWISE = composite(
 
 
 def _has_taps(conv: Layer) -> bool:
-    """Whether a Conv has several taps, stride 1, no dilation and one group."""
+    """True if a Conv has several taps, stride 1, no dilation and one group."""
     w, a = conv_weights(conv), conv.attrs
     if w is None or w.shape[2:] == (1, 1):
         return False

@@ -113,7 +113,7 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 
 def _is_member(layer: Layer) -> bool:
-    """Whether a layer moves data or computes elementwise, with constant parameters."""
+    """True if a layer moves data or computes elementwise, with constant parameters."""
     if layer.op in MOVES_OPS:
         return layer.op == "Concat" or all(t is None or t.is_constant for t in layer.inputs[1:])
     if layer.composite == REARRANGE.kind:

@@ -46,7 +46,7 @@ def fuse_pointwise(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 
 def _is_elementwise(head: Layer) -> bool:
-    """Whether a layer computes elements of one shape, with constant parameters."""
+    """True if a layer computes elements of one shape, with constant parameters."""
     op = head.composite or head.op
     root = head.regions["body"].layers[0] if head.op == "Fused" else head
     if op in ARITHMETIC:
@@ -58,7 +58,7 @@ def _is_elementwise(head: Layer) -> bool:
 
 
 def _is_scalar_activation(layer: Layer) -> bool:
-    """Whether a layer is a unary operation with at most scalar parameters."""
+    """True if a layer is a unary operation with at most scalar parameters."""
     is_scalar = all(t is None or (t.weight is not None and t.weight.array.size == 1) for t in layer.inputs[1:])
     return layer.op not in ARITHMETIC and is_scalar
 

@@ -56,7 +56,7 @@ QUANTIZE_THEN_CONV = composite(
 
 
 def has_static_scale(layer: Layer) -> bool:
-    """Whether a layer is a QuantizeLinear with one constant scale."""
+    """True if a layer is a QuantizeLinear with one constant scale."""
     scales = scales_of(layer) if layer.op == "QuantizeLinear" else None
     return scales is not None and scales.per_tensor
 

@@ -1,4 +1,4 @@
-"""A Reshape that splits an image's channels in two and a Transpose that moves the inner part behind the pixels become one layer (detector heads)."""
+"""A Reshape that splits the channels of an image in two and a Transpose of the inner part to the last axis become one layer (detector heads)."""
 
 from __future__ import annotations
 

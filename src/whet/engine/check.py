@@ -1,6 +1,6 @@
-"""Judges a plan's arenas against the network: every tensor inside, nothing that is alive written over.
+"""Checks a plan's arenas against the network: tensors are within bounds, and live tensors do not overlap.
 
-Sizes are derived again from formats and shapes and must be the stored ones. It shares no code with the planner that placed them.
+Sizes are derived from formats and shapes and compared with the stored ones. Independent of the planner's code.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from whet.errors import EngineError, WhetError
 from whet.network import DTYPES, FORMATS, Layer, Network, Tensor, TensorType, evaluate, format_bytes, format_fits, static_shape
 from whet.ops import bind_symbols, why_samples_touch
 
-#: ops that, in place, leave every byte as it was: their input may live on beside their output
+#: ops that change no byte when they run in place: input and output may both be live
 _VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout"})
 _SLACK = 1 << 16  # bytes per tensor that alignment and spacing may add
 
 
 @dataclass(frozen=True)
 class _Life:
-    """A tensor's bytes and the steps from its making to its last use."""
+    """A tensor's byte range in the arena and its live interval in steps."""
 
     name: str
     at: int
@@ -52,7 +52,7 @@ def check_plan(plan: EnginePlan) -> None:
 
 
 def _check_samples(plan: EnginePlan, arena: ArenaPlan, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Samples may be run apart only where they do not touch, which is proven again, and on a machine that does so."""
+    """Per-sample execution needs independent samples, which is checked again, and a backend that supports it."""
     backend = BACKENDS.get(plan.backend)
     if backend is None or not backend.capabilities.workers:
         raise EngineError(f"its samples are run apart, which the backend '{plan.backend}' does not do")
@@ -63,7 +63,7 @@ def _check_samples(plan: EnginePlan, arena: ArenaPlan, shapes: dict[str, tuple[i
 
 
 def _check_others(plan: EnginePlan) -> None:
-    """Plans of the profiles after the first: one each, of one profile, with the same inputs, outputs and machine."""
+    """Plans of the profiles after the first: one per profile, with the same inputs, outputs and machine."""
 
     def outside(p: EnginePlan) -> list[tuple[str, str]]:
         return [(t.name, str(t.type)) for t in (*p.network.inputs, *p.network.outputs)]
@@ -100,7 +100,7 @@ def _shapes(plan: EnginePlan, k: int) -> dict[str, tuple[int, ...]]:
 
 
 def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
-    """(format, dtype) of every tensor that needs a place. Every layer must have a choice that fits it."""
+    """(format, dtype) of every tensor in the arena. Every layer must have a choice that fits it."""
     net = plan.network
     names = {layer.name for layer in net.layers}
     if names != set(plan.choices):

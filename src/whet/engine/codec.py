@@ -89,7 +89,7 @@ def _arena(r: Reader) -> ArenaPlan:
 
 
 def machine_from(r: Reader) -> dict[str, Any]:
-    """What the machine was: free data, but `libraries` are names with versions and rates are numbers."""
+    """The machine's description: free data, but `libraries` are names with versions and rates are numbers."""
     data = r.free()
     if "libraries" in data:
         for _, version in r["libraries"].items():

@@ -1,7 +1,7 @@
-"""The engine file: a plan as data on disk and back. No code, no pickle; what is read is checked, whoever wrote it.
+"""The engine file: a plan as data on disk and back. No code, no pickle; everything that is read is checked.
 
 Sections (docs/design/engine_file.md): header, network, choices, arenas and index are JSON or text; weights are raw; packed weights
-are optional; info (times, candidates, dates) stands outside of the engine's digest.
+are optional; info (times, candidates, dates) is outside the engine's digest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PATHS = frozenset({"timing_cache", "lock", "error_on_cache_miss"})  # options t
 
 
 def write_engine(plan: EnginePlan, path: str | os.PathLike, *, packed_weights: Mapping[str, np.ndarray] | None = None) -> None:
-    """Writes a plan to `path`: into a temporary file beside it, read back, then renamed, so that nothing is lost when it fails.
+    """Writes a plan to `path`: into a temporary file in the same folder, read back, then renamed, so that a failure loses nothing.
 
     `packed_weights` (see `Engine.packed_weights`) make the file larger and its loading on the same machine faster.
     Raises EngineError: the plan contradicts itself, no space, no permission.
@@ -81,7 +81,7 @@ def engine_bytes(plan: EnginePlan, *, packed_weights: Mapping[str, np.ndarray] |
 
 
 def engine_digest(plan: EnginePlan) -> str:
-    """SHA-256 of all that makes the engine what it is: equal for equal plans; times, dates and packed weights do not count."""
+    """SHA-256 of the plan, equal for equal plans; times, dates and packed weights are not included."""
     return _digest({s.name: (s.size, s.hashed()) for s in _sections(plan, {}, info=False)})
 
 

@@ -1,4 +1,4 @@
-"""Profiles that were tuned apart, in an engine file: a network and choices for each after the first; weights and machine are the engine's."""
+"""Separately tuned profiles in an engine file: a network and choices for each profile after the first; weights and machine are shared."""
 
 from __future__ import annotations
 

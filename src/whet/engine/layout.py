@@ -1,4 +1,4 @@
-"""The container of an engine file: magic, versions, a table of sections with digests, sections at 64-byte steps. Nothing is believed.
+"""The container of an engine file: magic, versions, a table of sections with digests, sections aligned to 64 bytes. Everything is validated.
 
     0   8   magic b"whet-eng"
     8   4   format version                      all integers are little-endian and unsigned
@@ -36,7 +36,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Section:
-    """A section to write: its bytes in pieces (each at the next multiple of 64), or the digest that stands for them."""
+    """A section to write: its bytes in pieces (each at the next multiple of 64), or a digest that replaces theirs."""
 
     name: str
     pieces: Sequence[bytes | memoryview]

@@ -1,4 +1,4 @@
-"""The names that people see: a layer is called after the nodes of the user's model that it computes."""
+"""Display names: a layer is named after the nodes of the user's model that it computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def display_names(net: Network) -> dict[str, str]:
 
 
 def profile_suffix(profile: int) -> str:
-    """What follows a layer's name in lists of profile `profile`, as in TensorRT: nothing for the first."""
+    """The suffix of a layer's name in lists of profile `profile`, as in TensorRT: empty for the first."""
     return f" [profile {profile}]" if profile else ""
 
 

@@ -1,7 +1,7 @@
-"""What an engine is, as data: the lowered network, and for each layer and tensor what was chosen. No code, no addresses.
+"""The engine as data: the lowered network, and the selected tactic, config and formats of each layer. No code, no addresses.
 
-The builder makes it, the engine file stores it, the runtime and the inspector read it. Everything that can be derived from the
-installed tactics (byte sizes, packed weights, launches) is derived again when it is loaded, and compared with what is stored.
+The builder creates it, the engine file stores it, the runtime and the inspector read it. Byte sizes, packed weights and launches are derived
+from the installed tactics at load time and compared with the stored values.
 """
 
 from __future__ import annotations

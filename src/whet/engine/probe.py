@@ -1,4 +1,4 @@
-"""The probe: a seeded input with the outputs it had when the engine was verified. It runs at first load on other hardware or libraries."""
+"""The probe: seeded inputs with the outputs of the verified engine. It runs at first load on other hardware or with other libraries."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_probe(plan: EnginePlan, outputs: Mapping[str, np.ndarray], *, seed: int
 
 
 def probe_differs(probe: Mapping[str, Any], outputs: Mapping[str, np.ndarray]) -> str | None:
-    """What differs from the expected outputs by more than the probe's bound, in words; None when nothing does."""
+    """A description of the first output that differs from the expected one by more than the probe's bound; None without a difference."""
     for name, want in probe["outputs"].items():
         got = outputs.get(name)
         if got is None or list(got.shape) != list(want["shape"]):

@@ -1,4 +1,4 @@
-"""The network's text from an engine file: looked over before it is parsed, and compared with the text of what was parsed."""
+"""The network's text in an engine file: scanned before it is parsed, and compared with the text of the parsed network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_text(data: memoryview, weights: Sequence[Weight], name: str, metadata: 
 
 
 def _look_over(text: str) -> None:
-    """Refuses what would cost time or memory before it could be found wrong."""
+    """Rejects text that would cost much time or memory before parsing could reject it."""
     lines = text.split("\n")
     if len(lines) > _MOST_LINES:
         raise EngineError(f"the network has {len(lines)} lines, more than {_MOST_LINES}")
@@ -87,7 +87,7 @@ def _inputs_taken(op: str) -> tuple[int, int]:
 
 
 def _give_weights(net: Network, weights: Sequence[Weight]) -> None:
-    """Puts the stored weights (with their origins) in place of what the text wrote out."""
+    """Replaces constants in the text by the stored weights with their origins."""
     found = list(constants_of(net))
     if len(found) != len(weights):
         raise EngineError(f"the network has {len(found)} constants, the index {len(weights)}")

@@ -44,7 +44,7 @@ def constants_of(net: Network) -> Iterator[Tensor]:
 
 
 def plain_sources(net: Network) -> dict[str, np.ndarray]:
-    """Source weights that constants are as they stand, by name."""
+    """Source weights that constants use unchanged, by name."""
     found: dict[str, np.ndarray] = {}
     for t in constants_of(net):
         if t.weight is not None and t.weight.origin.op == "source":
@@ -57,7 +57,7 @@ def plain_sources(net: Network) -> dict[str, np.ndarray]:
 
 @dataclass
 class Pool:
-    """What the file holds: arrays by digest in order, expression nodes, and one entry a constant."""
+    """The weights of a file: arrays by digest in order, expression nodes, and one entry per constant."""
 
     arrays: dict[str, tuple[str, np.ndarray]] = field(default_factory=dict)  # digest -> (name, array)
     nodes: list[list[Any]] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Pool:
 
 
 def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray]) -> Pool:
-    """What must be stored so that every constant of `nets`, one after the other, can be made again; what they share is stored once."""
+    """The pool from which every constant of `nets`, in order, can be computed; shared arrays are stored once."""
     pool = Pool()
     digests: dict[str, str] = {}
     for net in nets:
@@ -145,7 +145,7 @@ def _leaves(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.n
 
 
 def _again(w: Weight, leaves: Mapping[str, np.ndarray]) -> bool:
-    """Whether evaluating the expression gives the weight's very bytes."""
+    """True when evaluating the expression gives exactly the weight's bytes."""
     budget = Budget(16 * sum(a.nbytes for a in leaves.values()) + _SPARE)
     try:
         got = _evaluate(w.origin, leaves, {}, budget)
@@ -169,7 +169,7 @@ def _evaluate(o: Origin, leaves: Mapping[str, np.ndarray], known: dict[int, np.n
 
 @dataclass
 class Budget:
-    """Bytes that evaluation may still make."""
+    """Bytes that evaluation may still allocate."""
 
     left: int
 

@@ -30,7 +30,7 @@ def ordered(nodes: Sequence[NodeProto], known: Container[str], prefix: str = "")
     for name, node in named:
         for v in node.input:
             if v and v not in maker and v not in known:
-                raise FrontendError(f"node '{name}' ({node.op_type}) reads {v!r}, which is undefined: no input, weight or node has this name. {DAMAGED}")
+                raise FrontendError(f"node '{name}' ({node.op_type}) reads {v!r}, which is undefined (no input, weight or node). {DAMAGED}")
     waiting = [len(needs) for needs in reads]
     readers: list[list[int]] = [[] for _ in named]
     for i, needs in enumerate(reads):

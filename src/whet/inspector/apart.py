@@ -1,4 +1,4 @@
-"""What layers that an engine computes together need when they are counted one by one: a yardstick that does not move with what is fused."""
+"""Operations and bytes of fused layers, counted per original layer: a measure that does not depend on fusion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an engine runs as it does: candidates with times, refusals with reasons, passes that did not fire and why."""
+"""The decisions of a build: candidates with times, refusals with reasons, passes that did not fire with reasons."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from whet.inspector.words import layer_type
 def explain(plan: EnginePlan, layer: str | None = None) -> dict[str, Any]:
     """Data for `whet explain engine [layer]`.
 
-    Without a layer: the engine, its slowest layers, passes, notes, whole engines that were timed. With one (its shown name, its own,
-    or one of its source nodes): how it runs, its candidates and refusals, and the passes that saw it. Raises UsageError for no such
-    layer.
+    Without a layer: the engine, its slowest layers, passes, notes, engine candidates with times. With a layer (display name, layer name or
+    source node): its tactic and formats, candidates, refusals, and the passes that matched it. Raises UsageError for an unknown layer.
     """
     facts = layer_facts(plan)
     if layer is None:
@@ -133,7 +132,7 @@ def _operand(t: Any, o: tuple[str, str] | None) -> dict[str, Any]:
 
 
 def _why(f: LayerFacts) -> str:
-    """One sentence on the choice."""
+    """The reason for the choice, in one sentence."""
     chosen, runner = f.chosen, f.runner_up
     if not f.candidates:
         return "The engine keeps no candidates: it was locked, or built without timing."

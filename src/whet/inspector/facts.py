@@ -1,4 +1,4 @@
-"""Facts about each layer of a plan at given shapes: bytes, operations, time, what bounds it, the runner-up, what was refused."""
+"""Facts about each layer of a plan at given shapes: bytes, operations, time, roofline bound, runner-up, refused candidates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BUSY = 0.35  # of the best rate of this engine: below it, a short layer waits f
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """One layer. `bytes` are read and written, weights included; `flops` counts a multiply-add as two; `ms` is None when untimed."""
+    """One layer. `bytes`: memory traffic, weights included. `flops`: a multiply-add counts as two. `ms`: None when it was not timed."""
 
     name: str
     layer: Layer  # static
@@ -34,12 +34,12 @@ class LayerFacts:
     cold_ms: tuple[float | None, ...] = ()  # of the first candidates, with weights out of the L2 cache
 
     def cold(self, c: Candidate | None) -> float | None:
-        """Milliseconds of a candidate with weights out of the L2 cache; None where it was not timed so."""
+        """Milliseconds of a candidate with cold weights (outside the L2 cache); None when that was not measured."""
         return None if c is None else next((ms for mine, ms in zip(self.candidates, self.cold_ms, strict=False) if mine is c), None)
 
     @property
     def runner_up(self) -> Candidate | None:
-        """The fastest timed candidate that is not the chosen one."""
+        """The fastest timed candidate except the chosen one."""
         others = [c for c in self.candidates if c.ms is not None and not _same(c, self.choice)]
         return min(others, key=lambda c: c.ms or 0.0) if others else None
 
@@ -50,7 +50,7 @@ class LayerFacts:
 
     @property
     def refused(self) -> list[Candidate]:
-        """Those that were not timed, with their reasons; tactics that never come into question (no signature) last."""
+        """Candidates that were not timed, with reasons; tactics without a signature for this layer come last."""
         found = [c for c in self.candidates if c.ms is None and c.reason and not _same(c, self.choice)]
         return sorted(found, key=lambda c: not c.signature)
 
@@ -65,7 +65,7 @@ def _same(c: Candidate, choice: Choice) -> bool:
 
 
 def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
-    """The shapes that a profile's layers are tuned for: those of one sample where samples are run apart."""
+    """The shapes that a profile's layers are tuned for; a batch of 1 for per-sample engines."""
     given = plan.profiles[profile].of_one_sample().shapes if plan.arenas[profile].lanes else plan.profiles[profile].shapes if plan.profiles else {}
     return {
         t.name: tuple(given[t.name][1]) if t.name in given else tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in plan.network.inputs
@@ -73,8 +73,7 @@ def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]
 
 
 def layer_facts(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None = None) -> list[LayerFacts]:
-    """Facts in the order of running, at `shapes` (default: opt shapes of profile 0). Where samples are run apart these are of one sample, and
-    times always are: on one thread."""
+    """Facts in execution order at `shapes` (default: opt shapes of profile 0). In per-sample engines shapes and times are those of one sample."""
     net = plan.network
     env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes or opt_shapes(plan))
     times = plan.report.layer_ms
@@ -109,7 +108,7 @@ def _traffic(layer: Layer, choice: Choice, env: Mapping[str, int]) -> tuple[int,
 
 
 def _with_bounds(rows: list[LayerFacts], plan: EnginePlan) -> list[LayerFacts]:
-    """Adds what bounds each layer, judged by the best rates: the machine's if the engine knows them, else those its own layers reach."""
+    """Adds each layer's bound (compute, memory or launch) by the machine's peak rates, or by the highest rates among the engine's layers."""
     from dataclasses import replace
 
     timed = [r for r in rows if r.ms]
@@ -132,7 +131,7 @@ def _with_bounds(rows: list[LayerFacts], plan: EnginePlan) -> list[LayerFacts]:
 
 
 def find_layer(rows: list[LayerFacts], wanted: str) -> LayerFacts:
-    """The layer called so: by its shown name, its own name, or one of its source nodes. Raises UsageError with the nearest name."""
+    """The layer with a display name, layer name, source node or output of this name. Raises UsageError with the nearest name."""
     for match in (
         lambda r: wanted in (r.name, r.layer.name),
         lambda r: wanted in r.layer.sources,

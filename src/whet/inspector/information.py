@@ -16,7 +16,7 @@ VERBOSITIES = ("layer_names_only", "detailed", "none")
 def engine_information(
     plan: EnginePlan, verbosity: str = "detailed", *, shapes: Mapping[str, tuple[int, ...]] | None = None, profile: int | None = None
 ) -> dict[str, Any]:
-    """What `--exportLayerInfo` writes: names only, every key, or none; of one profile, or of all as TensorRT lists them.
+    """The JSON of `--exportLayerInfo`: names only, every key, or none; of one profile, or of all as TensorRT lists them.
 
     `shapes` are those of the first profile listed (default: its opt shapes). Names of profile N > 0 end in ` [profile N]`.
     Raises UsageError for another verbosity.
@@ -39,7 +39,7 @@ def engine_information(
 
 
 def layer_lines(plan: EnginePlan, verbosity: str = "detailed") -> list[str]:
-    """What `--dumpLayerInfo` prints: a line a layer."""
+    """The lines of `--dumpLayerInfo`, one per layer."""
     if verbosity == "none":
         return ["The engine was built with --profilingVerbosity=none: it tells nothing of its layers."]
     if verbosity == "layer_names_only":
@@ -59,7 +59,7 @@ _RIGHT = {"ms", "share", "GFLOP/s", "MB"}
 
 
 def layer_rows(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None = None) -> list[dict[str, str]]:
-    """The layer table: one dict of short texts a layer, keys as in COLUMNS. Empty texts where nothing was timed."""
+    """The layer table: one dict of short texts per layer, keys as in COLUMNS. Untimed layers have empty texts."""
     from whet.inspector.words import layer_type
 
     facts = layer_facts(plan, shapes)

@@ -1,4 +1,4 @@
-"""One layer as TensorRT's inspector writes it: its keys in its words, and whet's own after them."""
+"""One layer in the JSON form of TensorRT's inspector, followed by additional keys."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _tensor(t: Tensor, o: tuple[str, str] | None) -> dict[str, Any]:
 
 
 def _own(f: LayerFacts) -> dict[str, Any]:
-    """What whet adds: time, traffic, work, what bounds it, the next best and what was refused."""
+    """The keys that TensorRT does not have: time, memory traffic, operations, bound, runner-up and refusals."""
     runner = f.runner_up
     return {
         "Tactic": f.choice.tactic,
@@ -259,7 +259,7 @@ def _epilogue_facts(layer: Layer) -> tuple[str, int | None, dict[str, Any]]:
 
 
 def _weight_type(t: Tensor | None, computed: str) -> str:
-    """Integers as they are; floating point in the type that the kernel computes in, which a quantized layer does in float."""
+    """The type of integer weights; for floating point the type that the kernel computes in (float for quantized layers)."""
     if t is not None and t.weight is not None and not t.weight.type.dtype.is_float:
         return type_word(t.weight.type.dtype.name)
     return type_word(computed if computed in ("f32", "f16", "bf16", "f64") else "f32")
@@ -285,7 +285,7 @@ def _count(t: Tensor | None) -> int:
 
 
 def two_of_four(a: np.ndarray, axis: int) -> bool:
-    """Whether at most two of each four neighbours along the reduction axis are not zero: what TensorRT calls sparse weights."""
+    """True for 2:4 sparsity along the reduction axis, which TensorRT calls sparse weights: at most two nonzeros in each group of four."""
     n = a.shape[axis]
     if n % 4 or not a.size:
         return False

@@ -1,4 +1,4 @@
-"""TensorRT's words for what whet has: layer types, tensor formats, element types (reference: TensorRT 10's engine inspector)."""
+"""TensorRT's names of layer types, tensor formats and element types (source: TensorRT 10's engine inspector)."""
 
 from __future__ import annotations
 

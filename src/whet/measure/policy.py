@@ -183,6 +183,8 @@ PRECISIONS = Policy(
 SAMPLE_MODES = replace(PRECISIONS, stages=(Stage(rounds=(3, 30), budget=Budget(1.5), drop=_ENGINE_DROP),))
 #: One engine on several thread counts. The first run after another count builds the thread pool and does not count.
 THREAD_COUNTS = Policy(stages=(Stage(rounds=(5, 30), budget=Budget(0.8)),), block=Block(discard=1), resolution=0.003)
+#: Times the whole engine: a layer's recorded time beyond it was taken under load. Caches may be colder for a layer alone than in the network.
+CONTRADICTION = 1.5
 #: Layers of the kept engine, for the report; a long engine has three runs.
 LAYER_PROFILE = Policy(stages=(Stage(rounds=(3, 5), budget=Budget(1.0)),), warmup_rounds=0)
 PROFILE_ATTEMPTS = 3  # of layer times that contradict the whole engine's; load that outlasts three will not pass

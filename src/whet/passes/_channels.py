@@ -24,13 +24,13 @@ def count(t: Tensor | None) -> int | None:
 
 
 def is_depthwise(layer: Layer) -> bool:
-    """Whether a layer is a depthwise Conv with a channel multiplier of 1."""
+    """True if a layer is a depthwise Conv with a channel multiplier of 1."""
     w = layer.inputs[1]
     return layer.op == "Conv" and w is not None and w.shape[1] == 1 and w.shape[0] == layer.attrs["group"] > 1
 
 
 def constant_weights(layer: Layer) -> bool:
-    """Whether all inputs but the first are constant or absent."""
+    """True if all inputs but the first are constant or absent."""
     return all(t is None or t.weight is not None for t in layer.inputs[1:])
 
 
@@ -248,6 +248,6 @@ class Units:
 
 
 def _plain_bias(layer: Layer) -> bool:
-    """Whether a product's bias is a constant vector or scalar, or absent."""
+    """True if a product's bias is a constant vector or scalar, or absent."""
     b = layer.input(2)
     return b is None or (b.weight is not None and (b.type.rank <= 1 or b.shape[:-1] == (1,) * (b.type.rank - 1)))

@@ -219,7 +219,7 @@ def size(n: Node) -> int:
 
 
 def is_weight(t: Tensor) -> bool:
-    """Whether `t` is constant, or dequantized from constants with zero point 0, so that padding it with 0 gives zeros."""
+    """True if `t` is constant, or dequantized from constants with zero point 0, so that padding it with 0 gives zeros."""
     if t.weight is not None:
         return True
     if t.maker is None or t.maker.op != "DequantizeLinear" or any(i is not None and i.weight is None for i in t.maker.inputs):
@@ -229,7 +229,7 @@ def is_weight(t: Tensor) -> bool:
 
 
 def _pads_nonfinite(layer: Layer) -> bool:
-    """Whether a Pad may pad with NaN, infinity or a value computed at run time."""
+    """True if a Pad may pad with NaN, infinity or a value computed at run time."""
     value = layer.input(2) if layer.op == "Pad" else None
     return value is not None and (value.weight is None or not np.isfinite(value.array().astype(np.float32)).all())
 

@@ -27,7 +27,7 @@ def value_change(layer: Layer) -> str | None:
 
 
 def is_padding_exact(layer: Layer, scale: Tensor, zero: Tensor | None) -> bool:
-    """Whether an integer represents the padding value of a Pad exactly (as one always does 0)."""
+    """True if an integer represents the padding value of a Pad exactly (as one always does 0)."""
     value = layer.input(2)
     if layer.op != "Pad" or layer.attrs["mode"] != "constant" or value is None:
         return True

@@ -102,5 +102,5 @@ def vector(t: Tensor, value: Tensor, axis: int) -> Weight | None:
 
 
 def finite(*weights: Weight | None) -> bool:
-    """Whether all values are finite: folding must not turn 0 * infinity into NaN."""
+    """True if all values are finite: folding must not turn 0 * infinity into NaN."""
     return all(w is None or bool(np.isfinite(w.array).all()) for w in weights)

@@ -1,10 +1,9 @@
-"""The best price of a budget: a bound that no choice can be below, and the states around it.
+"""Lagrangian dual of the budget problem: a lower bound of the loss, and the states near the optimal multiplier.
 
-For a price of one unit of cost the least of loss + price * (cost - target) over all states is a lower bound of the least loss within the
-target (the Lagrangian). The price that makes it largest lies where two states, one dearer than the target and one within it, are equally
-good; it is found by trying the price at which the two at hand would be (G. Y. Handler and I. Zang, Networks 10, 1980, who also close the
-gap that remains, by ranking states; here a branch and bound does, with the elimination's tables as its bound: K. Kask and R. Dechter,
-Artificial Intelligence 129, 2001).
+For a multiplier (price per unit of cost) the minimum of loss + price * (cost - target) over all states is a lower bound of the smallest
+loss within the target. The bound is largest where two states, one above the target and one within it, are equally good; the search tries
+the price at which the two current states tie (G. Y. Handler and I. Zang, Networks 10, 1980, who close the remaining gap by ranking states;
+here branch and bound with the elimination tables as bound does: K. Kask and R. Dechter, Artificial Intelligence 129, 2001).
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from whet.pruning.rounding import exchanged, rounded, settled
 from whet.pruning.tables import Tables, Values
 
 Progress = Callable[[int, int, str], None]
-_PRICES, _ROUNDS, _EXCHANGES, _NODES = 24, 2, 400, 20_000  # prices; measuring rounds at each; values exchanged; nodes of the last search
-_PRICED = 40_000  # unknown entries that are counted at once where counting is all that it takes
-_CLOSE = 1.02  # of two prices between which no more are tried
-_CLOSED, _LITTLE = 1e-6, 1e-3  # relative gaps: one that counts as none; one that is not worth exchanging for, or measuring more
+_PRICES, _ROUNDS, _EXCHANGES, _NODES = 24, 2, 400, 20_000  # prices; measuring rounds per price; value exchanges; nodes of branch and bound
+_PRICED = 40_000  # unknown entries that are evaluated at once when costs are only counted
+_CLOSE = 1.02  # ratio of two prices at which bisection stops
+_CLOSED, _LITTLE = 1e-6, 1e-3  # relative gaps: regarded as closed; too small for exchanges or further measurements
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best state within the target, or None; `bound` is what every such state loses at least, `least` the least cost seen."""
+    """The best state within the target, or None; `bound` is a lower bound of its loss, `least` the smallest cost seen."""
 
     x: Values | None
     bound: float
@@ -33,19 +32,19 @@ class Found:
 
 
 class Search:
-    """Looks for the state that loses least at a cost of at most `target`."""
+    """Searches the state with the smallest loss at a cost of at most `target`."""
 
     def __init__(self, tables: Tables, target: float, progress: Progress | None = None):
         self.tables, self.target, self._progress = tables, target, progress
         self._complete = not tables.costs.measured and tables.price_all(_PRICED)
         self._plan = Elimination(tables.sizes, tables.scopes())
         self._best: Values | None = None
-        self._last: Values | None = None  # the state settled at the price before
+        self._last: Values | None = None  # the state at the previous price
         self._lost = float("inf")
         self._bound = 0.0
 
     def run(self) -> Found:
-        """Prices, rounding from both sides, exchanges, and where the tables are whole the last search."""
+        """Runs the price search, rounding from both sides, exchanges, and branch and bound where the tables are complete."""
         dear = [0] * len(self.tables.sizes)
         cheap, _ = self._at(float("inf"))
         if self.tables.cost(cheap) > self.target:
@@ -64,7 +63,7 @@ class Search:
         return Found(self._best, min(self._bound, self._lost), self.tables.cost(cheap))
 
     def _climb(self, dear: Values, cheap: Values) -> tuple[float, Swept, float] | None:
-        """Narrows the price between a state over the target and one within it; the price, sweep and constant of the best bound."""
+        """Narrows the price between a state above the target and one within it; returns price, sweep and constant of the best bound."""
         t, best = self.tables, None
         enough = _LITTLE if t.costs.measured else _CLOSED
         for n in range(_PRICES):
@@ -86,7 +85,7 @@ class Search:
         return best
 
     def _bisect(self, dear: Values, cheap: Values) -> None:
-        """As `_climb` where sweeps only bound: there states are the best of their neighbours, and prices are tried until they lie close."""
+        """As `_climb` for inexact elimination: states are local optima, and prices are bisected until they are close."""
         t, low, high = self.tables, 0.0, float("inf")
         price = t.loss(cheap) / (t.cost(dear) - t.cost(cheap))
         for n in range(_PRICES):
@@ -106,7 +105,7 @@ class Search:
         self._offer(dear)
 
     def _at(self, price: float) -> tuple[Values, tuple[Swept, float]]:
-        """The best state at a price, and the sweep that bounds all states; costs are asked for around each state that seems best."""
+        """The best state at a price, and the sweep that bounds all states; queries costs around each candidate state."""
         t = self.tables
         for _ in range(_ROUNDS):
             weighed, constant = t.weighed(1.0, 0.0) if price == float("inf") else t.weighed(price)
@@ -121,7 +120,7 @@ class Search:
         return x, (swept, constant)
 
     def _offer(self, x: Values) -> None:
-        """Keeps what rounding makes of `x` if nothing better is kept."""
+        """Rounds `x` and keeps the result if it is the best so far."""
         y = rounded(self.tables, x, self.target)
         if y is not None and self.tables.loss(y) < self._lost:
             self._best, self._lost = y, self.tables.loss(y)
@@ -130,12 +129,12 @@ class Search:
         return self._lost - self._bound > gap * self._lost
 
     def _close(self, price: float, swept: Swept, constant: float) -> None:
-        """Depth first through all states whose bound is below the best loss; when none is left that loss is the least there is."""
+        """Depth-first branch and bound; when it completes, the best loss is optimal."""
         t = self.tables
         weighed, fixed = t.weighed(1.0, 0.0)
         cheapest = self._plan.run(weighed)
         x, depth = [0] * len(t.sizes), len(t.sizes)
-        waiting = [(0, -1, swept.least + constant - price * self.target, cheapest.least + fixed)]  # place, value, bound, least cost
+        waiting = [(0, -1, swept.least + constant - price * self.target, cheapest.least + fixed)]  # position, value, bound, least cost
         for _ in range(_NODES):
             if not waiting:
                 self._bound = self._lost

@@ -1,9 +1,8 @@
-"""The least of a sum of tables over variables that few tables share: what a Lagrangian of widths and branches is.
+"""Minimization of a sum of tables over discrete variables by bucket elimination: the Lagrangian of widths and branches has this form.
 
-Variables are eliminated one after the other (bucket elimination: R. Dechter, Artificial Intelligence 113, 1999): the tables that name one are
-added up, and its best value for each of the others' stands in a new table. Exact, with the values that reach the least. Where a sum would
-have too many entries its tables are minimised in parts (mini-buckets: R. Dechter and I. Rish, Journal of the ACM 50, 2003); then what comes
-out is a lower bound, and the values are good ones.
+Bucket elimination (R. Dechter, Artificial Intelligence 113, 1999): the tables that contain a variable are added and minimized over it into
+a new table. The result is exact and includes the argmin. Where a sum would have too many entries its tables are minimized separately
+(mini-buckets: R. Dechter and I. Rish, Journal of the ACM 50, 2003); then the result is a lower bound with good values.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from math import prod
 
 import numpy as np
 
-Scope = tuple[int, ...]  # variables of a table, ascending: its axes
+Scope = tuple[int, ...]  # variables of a table in ascending order: its axes
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Tables (by slot) that are added over `scope` and minimised over one variable into slot `sent`."""
+    """One elimination step: tables (by slot) are added over `scope` and minimized over one variable into slot `sent`."""
 
     slots: tuple[int, ...]
     scope: Scope
@@ -29,13 +28,13 @@ class _Part:
 
 
 class Elimination:
-    """The order of elimination for tables of these scopes; it depends on no number in them.
+    """The elimination order for tables of these scopes, independent of their entries.
 
-    `sizes` are the values of each variable; every variable is in some scope. `exact` says whether the least is exact.
+    `sizes` are the domain sizes of the variables; every variable occurs in a scope. `exact` is False with mini-buckets.
     """
 
     def __init__(self, sizes: Sequence[int], scopes: Sequence[Scope], most: int = 1 << 19):
-        """`most` entries are added up at once."""
+        """`most` is the largest number of entries of a summed table."""
         self.sizes, self.exact, self.order = list(sizes), True, []
         self._parts: list[list[_Part]] = []
         self._scopes: list[Scope] = [tuple(s) for s in scopes]
@@ -67,7 +66,7 @@ class Elimination:
         self._ends = [k for k, s in live.items() if not s]
 
     def run(self, tables: Sequence[np.ndarray]) -> Swept:
-        """The least of the tables' sum; `tables` have the shapes of the scopes given."""
+        """Minimizes the sum of `tables`, whose shapes are those of the scopes."""
         slots: list[np.ndarray] = [*tables, *(np.zeros(()),) * (len(self._scopes) - len(tables))]
         for parts in self._parts:
             for p in parts:
@@ -81,21 +80,21 @@ class Elimination:
 
 @dataclass(frozen=True)
 class Swept:
-    """A finished elimination: `least` of the sum (or a bound below it), and the way back to the values."""
+    """A finished elimination: `least` is the minimum (or a lower bound); the argmin is available."""
 
     plan: Elimination
     slots: list[np.ndarray]
     least: float
 
     def values(self) -> list[int]:
-        """For each variable the value that reaches the least; of equals the first."""
+        """The minimizing value of each variable (ties: the first)."""
         x = [0] * len(self.plan.sizes)
         for n in range(len(x)):
             x[self.plan.order[-1 - n]] = int(np.argmin(self.regrets(n, x)))
         return x
 
     def regrets(self, n: int, x: Sequence[int]) -> np.ndarray:
-        """How far each value of the n-th variable from the end lifts the least above what it is with those before it as in `x`."""
+        """Increase of the minimum for each value of the n-th variable from the end, with the earlier variables fixed to `x`."""
         place = len(self.plan.order) - 1 - n
         v = self.plan.order[place]
         total = np.zeros(self.plan.sizes[v])

@@ -1,13 +1,13 @@
-"""How much each unit of a group matters: norms of its weights, distances to its like, batch-norm scales, Taylor terms on data, or chance.
+"""Importance of the units of a group: weight norms, distances, batch-norm scales, Taylor terms on data, or random.
 
-    l1, l2       norms of the weights that make and read it (Li et al. 2017)
-    fpgm         distance to all others of its group, the nearer to their geometric median the less it matters (He et al. 2019)
+    l1, l2       norms of the weights that produce and read the unit (Li et al. 2017)
+    fpgm         distance to the other units of the group; units near the geometric median are redundant (He et al. 2019)
     bn_scale     |gamma| of the batch norms on it (network slimming, Liu et al. 2017); groups without one fall back to l2
-    activation   root mean square of its values on data, where they are read
-    taylor1      first-order change of the loss or the outputs on data (Molchanov et al. 2017)
+    activation   root mean square of its activations on data
+    taylor1      first-order change of the loss or outputs on data (Molchanov et al. 2017)
     taylor2      the same to second order (Molchanov et al. 2019)
-    random       the baseline that a criterion has to beat
-    python:MODULE:FUNCTION   a function of the user's, or from Python the function itself: f(net, group) gives one number a unit
+    random       the baseline
+    python:MODULE:FUNCTION   a user function (from Python the function itself): f(net, group) returns one score per unit
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NEED_DATA = ("activation", "taylor1", "taylor2")
 
 @dataclass(frozen=True)
 class Samples:
-    """What data-driven criteria look at: inputs by name (samples along axis 0), class labels [samples] if there are any."""
+    """Data for data-driven criteria: inputs by name (samples along axis 0), optional class labels [samples]."""
 
     data: Mapping[str, np.ndarray]
     labels: np.ndarray | None = None
@@ -51,23 +51,23 @@ def importance(
 ) -> dict[str, np.ndarray]:
     """Scores float64 [size] of each group by name, and [1] of each branch in `blocks`.
 
-    Normalised (the default but for Taylor terms, which are changes of one loss and so compare across groups as they are) a group's scores
-    have a mean of one: a wide layer does not outvote a narrow one. A norm is the mean over the group's weights of two or more axes, each
-    normalised by its own mean. A branch scores what its groups score together, or what data say of it.
-    Raises PruneError for an unknown kind, or where the kind needs data or the network and has none.
+    With `normalize` (the default except for Taylor terms, which are changes of one loss and comparable across groups) the scores of a group
+    have mean one, so that layer sizes do not dominate. A norm is the mean over the group's weights with two or more axes, each normalized by
+    its mean. The score of a branch is the sum over its groups, or measured on data. Raises PruneError for an unknown kind, or missing data
+    or network.
     """
     if isinstance(kind, str) and kind not in KINDS and not kind.startswith(OWN):
         raise PruneError(f"importance is one of {', '.join(KINDS)}, or python:MODULE:FUNCTION, not {kind!r}.{nearest(kind, KINDS)}")
     if isinstance(kind, str) and kind in NEED_DATA:
         if net is None or samples is None:
-            raise PruneError(f"the importance {kind} is measured on data: give the network and some samples (labels are optional)")
+            raise PruneError(f"the importance {kind} needs data: give the network and samples (labels are optional)")
         seen = gates(net, found, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
         scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in found), *(b.name for b in blocks)]}
     else:
         scores = _of_weights(found, kind, seed, net)
     bad = next((name for name, v in scores.items() if not np.isfinite(v).all()), None)
     if bad is not None:
-        raise PruneError(f"{name_of(kind)} gives {bad!r} scores that are no finite numbers: its weights, or what the data make of them, hold NaN or "
+        raise PruneError(f"{name_of(kind)} gives {bad!r} scores that are not finite: its weights or activations hold NaN or "
                          "infinite values. `whet run` shows where they begin.")  # fmt: skip
     if normalize or (normalize is None and not name_of(kind).startswith("taylor")):
         scores = {**scores, **{g.name: _normalized(scores[g.name]) for g in found}}
@@ -103,9 +103,9 @@ def _weighed(g: Group, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarra
     parts = []
     for t, axis, at in g.weights():
         if t.type.rank >= 2:
-            slices = np.moveaxis(t.array().astype(np.float64), axis, 0)[at]  # [size, places, rest...]
+            slices = np.moveaxis(t.array().astype(np.float64), axis, 0)[at]  # [size, block, rest...]
             norm = measure(slices.reshape(g.size, -1))
-            if norm.mean() != 0:  # what is no number is not passed over
+            if norm.mean() != 0:  # NaN propagates
                 parts.append(norm / norm.mean())
     return np.mean(parts, axis=0) if parts else np.ones(g.size)
 
@@ -119,14 +119,14 @@ def _l2(rows: np.ndarray) -> np.ndarray:
 
 
 def _apart(rows: np.ndarray) -> np.ndarray:
-    """Sum of the Euclidean distances to all other rows."""
+    """Sum of Euclidean distances to all other rows."""
     squares = (rows**2).sum(1)
     return np.sqrt(np.maximum(squares[:, None] + squares[None] - 2 * rows @ rows.T, 0)).sum(1)
 
 
 def _scales(found: Sequence[Group], net: Network | None) -> dict[str, np.ndarray]:
     if net is None:
-        raise PruneError("the importance bn_scale looks for batch norms: give the network")
+        raise PruneError("the importance bn_scale reads batch norms: give the network")
     gammas = {x.inputs[1] for x in net.layers if x.op == "BatchNormalization"}
     scores, with_norm = {}, 0
     for g in found:
@@ -139,7 +139,7 @@ def _scales(found: Sequence[Group], net: Network | None) -> dict[str, np.ndarray
 
 
 def name_of(kind: str | Own) -> str:
-    """What a criterion is called in reports and recipes: its kind, or the name of the user's function."""
+    """The name of a criterion in reports and recipes: its kind, or the name of the user function."""
     return kind if isinstance(kind, str) else f"python:{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__name__)}"
 
 
@@ -149,14 +149,14 @@ def _own(found: Sequence[Group], kind: str | Own, net: Network | None) -> dict[s
     for g in found:
         got = np.asarray(function(net, g), np.float64)
         if got.shape != (g.size,) or not np.isfinite(got).all() or (got < 0).any():
-            what = f"{got.shape}" if got.shape != (g.size,) else "numbers that are negative or not finite"
-            raise PruneError(f"{name_of(kind)} gives {what} for group {g.name!r}: it must give {g.size} finite numbers from 0 on, one a unit")
+            what = f"{got.shape}" if got.shape != (g.size,) else "scores that are negative or not finite"
+            raise PruneError(f"{name_of(kind)} gives {what} for group {g.name!r}: it must give {g.size} finite scores >= 0, one per unit")
         scores[g.name] = got
     return scores
 
 
 def step_of(g: Group, multiple: int) -> int:
-    """How many units make whole multiples of `multiple` channels: a head of 64 is one, a channel a sixty-fourth."""
+    """Smallest number of units whose channels are a multiple of `multiple`."""
     return multiple // gcd(multiple, g.block)
 
 
@@ -170,14 +170,14 @@ def choose(
     least: int | None = None,
     widths: Mapping[str, int] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Which channels to keep so that about `ratio` (0..1) of all go: group name -> sorted indexes, of the groups that lose some.
+    """Selects the channels to keep so that about `ratio` (0..1) of all are cut: group name -> sorted indices, for affected groups.
 
-    `scope` "group" takes the same share of every group, "global" the least important of all groups together. Kept counts are
-    rounded to a `multiple` of channels (what kernels like), and at least `least` units (default: one multiple) stay. Of groups in
-    `widths` exactly so many units stay, whatever the rest says. Raises PruneError for a ratio, scope or width that makes no sense.
+    `scope` "group" cuts the same share of every group, "global" the least important units over all groups. Kept counts are rounded to a
+    `multiple` of channels (as kernels prefer) with at least `least` units (default: one multiple). Groups in `widths` keep exactly that many
+    units. Raises PruneError for an invalid ratio, scope or width.
     """
     if not 0 <= ratio < 1:
-        raise PruneError(f"the share of channels to cut is from 0 to below 1, not {ratio}")
+        raise PruneError(f"the share of channels to cut must be in [0, 1), not {ratio}")
     if scope not in ("group", "global"):
         raise PruneError(f"scope is 'group' or 'global', not {scope!r}")
     if multiple < 1:
@@ -199,12 +199,12 @@ def choose(
 
 
 def _given(found: Sequence[Group], widths: Mapping[str, int]) -> dict[str, int]:
-    """The widths, each of a group and within its size. Raises PruneError."""
+    """Validates widths: known groups, within their sizes. Raises PruneError."""
     sizes = {g.name: g.size for g in found}
     for name, n in widths.items():
         if name not in sizes:
             near = nearest(name, sizes)
-            raise PruneError(f"a width is given for {name!r}, which is no group that could be cut.{near} `whet prune MODEL --list` has the names.")
+            raise PruneError(f"a width is given for {name!r}, which is not a prunable group.{near} `whet prune MODEL --list` has the names.")
         if not isinstance(n, int) or not 1 <= n <= sizes[name]:
-            raise PruneError(f"of {name!r}, which has {sizes[name]} units, {n} cannot stay: give 1 to {sizes[name]}")
+            raise PruneError(f"the width {n} is invalid for {name!r} with {sizes[name]} units: give 1 to {sizes[name]}")
     return dict(widths)

@@ -1,8 +1,8 @@
-"""What to keep under a budget: the least importance lost for a cost (milliseconds, FLOPs, parameters), over width, heads and depth at once.
+"""Selection under a budget: the smallest loss of importance for a cost (milliseconds, FLOPs, parameters) over width, heads and depth.
 
-The items of this knapsack are not independent: a convolution's time depends on the widths of both its sides, and a branch takes its
-widths along. So the budget becomes a price (dual.py), states are rounded from both sides of it (rounding.py), and beside the choice stands
-how little any choice could lose. Only step edges are widths: of two widths that cost alike the wider one stands.
+The items of this knapsack are dependent: the time of a convolution depends on the widths of its input and output, and a branch contains
+widths. So the budget is relaxed with a Lagrange multiplier (dual.py), states are rounded from both sides (rounding.py), and the result comes
+with a lower bound of the loss. Candidate widths are the edges of the latency staircase: of two widths with equal cost the wider one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Choice:
-    """Kept channels by group (of the groups that lose some), branches that go, cost before and after, importance lost.
+    """Kept channels by affected group, removed branches, cost before and after, importance lost.
 
-    `bound` is what every choice within the target loses at least, as far as it is known; 0 says nothing. Where costs are measured it
-    takes for granted that a layer gets no slower by getting narrower.
+    `bound` is a lower bound of the loss within the target (0: unknown). For measured costs it assumes that a narrower layer is never
+    slower.
     """
 
     kept: Mapping[str, np.ndarray]
@@ -41,12 +41,12 @@ class Choice:
 
     @property
     def gap(self) -> float:
-        """How far the loss may be above the least possible one, as a share of that; infinite where no bound is known."""
+        """Upper bound of the relative optimality gap; infinite without a lower bound."""
         return self.lost / self.bound - 1 if self.bound > 0 else float("inf") if self.lost > 0 else 0.0
 
 
 def widths_of(g: Group, multiple: int = 8, most: int = 12) -> list[int]:
-    """Units that may be kept: whole multiples of `multiple` channels and the full size, at most `most` of them, widest last."""
+    """Candidate unit counts: multiples of `multiple` channels and the full size, at most `most`, ascending."""
     step = step_of(g, multiple)
     every = [n for n in range(step, g.size, step)]
     if len(every) >= most:
@@ -55,7 +55,7 @@ def widths_of(g: Group, multiple: int = 8, most: int = 12) -> list[int]:
 
 
 def edges(widths: Sequence[int], costs: Sequence[float]) -> list[int]:
-    """The step edges: widths (ascending) such that no wider one costs as little, within a hundredth."""
+    """The staircase edges: ascending widths for which no wider one costs the same (within 1 %)."""
     falling = sorted(zip(widths, costs, strict=True), reverse=True)
     return [falling[n][0] for n in steps([c for _, c in falling])][::-1]
 
@@ -71,12 +71,12 @@ def choose_within(
     most: int = 12,
     progress: Progress | None = None,
 ) -> Choice:
-    """The choice that loses least at a total cost of at most `target` (in the costs' unit).
+    """Selects the smallest loss at a total cost of at most `target` (in the unit of `costs`).
 
-    `scores` are importance()'s, of groups and branches. Raises PruneError when the target is out of reach or no number above 0.
+    `scores` are those of importance() for groups and branches. Raises PruneError when the target is unreachable or not positive.
     """
     if not target > 0:
-        raise PruneError(f"the target is a {costs.unit} above 0, not {target}")
+        raise PruneError(f"the target must be positive (in {costs.unit}), not {target}")
     before = costs.total({})
     if before <= target:
         return Choice({}, (), before, before, 0.0)
@@ -84,8 +84,8 @@ def choose_within(
     best = Search(tables, target, progress).run()
     if best.x is None:
         raise PruneError(
-            f"the target of {target:.4g} {costs.unit} is out of reach ({target / before:.2g} of what it is now): with the least of everything "
-            f"{best.least:.4g} of {before:.4g} stay{', by the layers' + chr(39) + ' times' if costs.measured else ''}. "
+            f"the target of {target:.4g} {costs.unit} is unreachable ({target / before:.2g} of the present cost): with the smallest widths "
+            f"{best.least:.4g} of {before:.4g} remain{', by the layers' + chr(39) + ' times' if costs.measured else ''}. "
             "Allow more (a smaller --multiple, fewer --skip), or another target."
         )
     widths, removed = tables.chosen(best.x)
@@ -94,9 +94,9 @@ def choose_within(
 
 
 def per_layer(found: Sequence[Group], blocks: Sequence[Branch], scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Normalised scores times the weights that a unit takes from: a channel of a residual stream is lost to every layer on it.
+    """Normalized scores times the number of weights that read or produce a unit: a residual-stream channel affects every layer on it.
 
-    A branch counts what its groups count together. Taylor terms need none of this: they are changes of one loss already.
+    A branch counts the sum over its groups. Taylor terms are used unchanged: they are changes of one loss.
     """
     made = {g.name: scores[g.name] * max(1, sum(t.type.rank > 1 for t, _, _ in g.weights())) for g in found}
     for b in blocks:

@@ -1,8 +1,8 @@
-"""Latency as a cost: the sum of the best measured times of the layers that the engine will run, at any widths.
+"""Latency as a cost: the sum of the best measured times of the lowered layers at any widths.
 
-Which axes of which lowered layer lose how many places with a unit of a group is found by cutting one unit and lowering the network again,
-for all groups at once that share no layer. Times are measured when they are asked for and kept in the table. A sum of layer times leaves
-out what stands between layers (reformats, the executor), so it predicts ratios rather than milliseconds; the truth is the built engine's.
+The axes of lowered layers that shrink with a unit of a group are found by cutting one unit and lowering again, in one pass for groups
+without a common layer. Times are measured on demand and stored in the table. A sum of layer times excludes reformats and executor
+overhead, so it predicts ratios rather than milliseconds; the built engine's time is authoritative.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Progress = Callable[[int, int, str], None]
 
 
 def static_layers(net: Network, config: BuildConfig, *, filled: bool = False) -> dict[str, Layer]:
-    """The lowered layers of a network by name, at the opt shapes of the config's first profile. Unless `filled`, odd channels stay as they
-    are: filled up, a network that lacks one unit would look like the whole one. Where INT8 is permitted they are those with Q/DQ of
-    invented ranges, which time as any ranges do."""
+    """The lowered layers of a network by name, at the opt shapes of the first profile. Without `filled`, channels are not padded to
+    multiples: padding would hide the loss of one unit. With INT8 permitted, layers have Q/DQ with placeholder ranges, which do not affect
+    times."""
     if "int8" in config.precisions and not is_explicit(net):
         made = prepared(net, config)
         net = quantized_network(made, invented_ranges(made), frozenset())
@@ -60,7 +60,7 @@ def latency_costs(
         touched = _touched(cut(net, {g.name: range(g.size - 1) for g in some}, found), base, config)
         owner = {name: [g for g in some if g.name in near[name]] for name in touched}
         if len(some) > 1 and any(len(gs) != 1 for gs in owner.values()):
-            waiting += [[g] for g in some]  # a layer changed that does not say by whom
+            waiting += [[g] for g in some]  # a changed layer that no group explains
             continue
         for name, places in touched.items():
             g = owner[name][0] if owner[name] else some[0]
@@ -85,9 +85,9 @@ def latency_costs(
         sizes = {slot: overlaps.size(d, parts[name][slot], widths) for slot, d in full.items()}
         changed = {slot: n for slot, n in sizes.items() if n != full[slot]}
         for step in dict.fromkeys((meter.step, 1)) if changed else ():
-            with suppress(NetworkError):  # parts of a Concat that are filled make more than the whole filled
+            with suppress(NetworkError):  # padded inputs of a Concat are larger than the padded result
                 return shrunk(layer, {slot: min(-(-n // step) * step, full[slot]) for slot, n in changed.items()})
-        return layer  # whole; or it counts on sizes in a way that only a whole cut resolves: no gain is credited
+        return layer  # uncut, or its sizes depend on a complete cut: no gain is credited
 
     def price(name: str, widths: Widths) -> float:
         return meter.ms(sized(name, widths))
@@ -100,7 +100,7 @@ def latency_costs(
 
 
 def _near(net: Network, found: Sequence[Group], base: Mapping[str, Layer]) -> dict[str, set[str]]:
-    """For each lowered layer the groups that touch one of the source nodes it came from."""
+    """The groups that affect each lowered layer, by its source nodes."""
     nodes = {x.name: {x.name, *x.sources} for x in net.layers}
     of_node: dict[str, set[str]] = {}
     for g in found:
@@ -111,7 +111,7 @@ def _near(net: Network, found: Sequence[Group], base: Mapping[str, Layer]) -> di
 
 
 def _apart(found: Sequence[Group], near: Mapping[str, set[str]]) -> list[list[Group]]:
-    """The groups in as few sets as a greedy colouring finds, such that no layer is touched by two of one set."""
+    """Greedy colouring of the groups: no two groups of a set affect the same layer."""
     together: dict[str, set[str]] = {g.name: set() for g in found}
     for names in near.values():
         for name in names:
@@ -127,12 +127,12 @@ def _apart(found: Sequence[Group], near: Mapping[str, set[str]]) -> list[list[Gr
 
 
 def _touched(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> dict[str, dict[Slot, int]]:
-    """What each layer of `base` has lost in the network that lacks one unit: {layer: {slot: places}}."""
+    """The axis shrinkage of each layer of `base` when one unit is cut: {layer: {slot: elements}}."""
     made: dict[str, dict[Slot, int]] = {}
     for name, after in static_layers(small, config).items():
         before = base.get(name)
         if before is None or len(before.inputs) != len(after.inputs):
-            continue  # lowered otherwise: its time stands as it is
+            continue  # lowered differently: its time is unchanged
         for side, old, new in (("in", before.inputs, after.inputs), ("out", before.outputs, after.outputs)):
             for k, (a, b) in enumerate(zip(old, new, strict=True)):
                 if a is None or b is None or a.type.rank != b.type.rank:
@@ -144,7 +144,7 @@ def _touched(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> 
 
 
 def measured_sum(net: Network, meter: Meter, progress: Progress | None = None) -> float:
-    """Milliseconds of all lowered layers of a network, each by its best tactic. Raises PruneError where one has none."""
+    """Sum of the best tactic times of all lowered layers in ms. Raises PruneError for a layer without a tactic."""
     layers = static_layers(net, meter.config, filled=True)
     meter.announce(layers.values())
     total = 0.0

@@ -1,4 +1,4 @@
-"""prune(): score, choose, cut and recover in one call; what `whet prune` runs."""
+"""prune(): score, select, cut and recover in one call; the implementation of `whet prune`."""
 
 from __future__ import annotations
 
@@ -29,50 +29,50 @@ from whet.pruning.skipping import stay_whole
 from whet.pruning.target import TIMED, Target
 from whet.pruning.truth import measured_ms
 
-_TRIES, _CLOSE = 3, 1.02  # choices until the engine meets a latency target, and what counts as meeting it
-_AGAIN = 2  # times that a choice is made anew because times behind it were taken again
-_OFF = 0.1  # share of the original's time by which a prediction may miss without a word
+_TRIES, _CLOSE = 3, 1.02  # selections until the engine meets a latency target; tolerance of the target
+_AGAIN = 2  # repeated selections after timings were measured again
+_OFF = 0.1  # prediction error, relative to the original time, from which a remark is added
 
 
-_QUIETER = "A latency table (--latencyTable) keeps them marked, and a run that finds the machine quiet takes them again; --retime takes all again."
+_QUIETER = "A latency table (--latencyTable) marks them, and a run without external load measures them again; --retime measures everything again."
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneConfig:
-    """What goes, and how the rest recovers; `whet prune` reads its flags off these fields."""
+    """Options of pruning and recovery; the flags of `whet prune` are generated from these fields."""
 
-    ratio: float = 0.4  # share of all channels to cut; a target takes its place
-    target: Target | None = None  # latency, throughput, FLOPs, parameters or channels that may stay
+    ratio: float = 0.4  # share of all channels to cut, without a target
+    target: Target | None = None  # limit on latency, throughput, FLOPs, parameters or channels
     importance: str | Own = "l1"  # importance.KINDS, python:MODULE:FUNCTION, or a function(net, group) itself
-    scope: str = "global"  # global: the least important of all groups together; group: the same share of every group
+    scope: str = "global"  # global: least important units over all groups; group: the same share of every group
     multiple: int = 8  # kept channels of a group are a multiple of this
-    depth: bool = True  # with a target: residual branches may go whole
-    widths: Mapping[str, int] = field(default_factory=dict)  # without a target: units that stay of groups by name; the ratio is for the others
-    skip: tuple[str, ...] = ()  # groups and branches that stay whole, by name or by that of a layer in them
+    depth: bool = True  # with a target: residual branches may be removed
+    widths: Mapping[str, int] = field(default_factory=dict)  # without a target: kept units by group; the ratio applies to the others
+    skip: tuple[str, ...] = ()  # groups and branches to keep whole, by name or by the name of a layer in them
     seed: int = 0
-    insist: bool = False  # prune although the order of steps forbids it
-    build: BuildConfig = field(default_factory=BuildConfig)  # how engines are built that a latency is of
+    insist: bool = False  # ignore the order-of-steps check
+    build: BuildConfig = field(default_factory=BuildConfig)  # build options of the timed engines
     table: str | None = None  # file of a latency table to use and extend
-    retime: bool = False  # times everything that the choice asks for again, whatever table and timing cache know
+    retime: bool = False  # ignore existing entries of latency table and timing cache
     engines: bool = True  # with a latency target: build both engines and time them
-    recovery: RecoveryConfig | None = field(default_factory=RecoveryConfig)  # None: data serve the importance alone
+    recovery: RecoveryConfig | None = field(default_factory=RecoveryConfig)  # None: data are used for importance only
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was predicted and what came: costs before and after in `unit` (None: not asked for), by layer sums; `engine_ms` is the truth."""
+    """Predicted and actual costs before and after (None: not requested); predictions are layer sums, `engine_ms` is measured."""
 
     unit: str = ""
     predicted: tuple[float, float] | None = None
-    summed: float | None = None  # the sum of layer times of the network as it was really cut
+    summed: float | None = None  # sum of layer times of the cut network
     engine_ms: tuple[float, float] | None = None
     flops: tuple[int, int] | None = None
     params: tuple[int, int] = (0, 0)
-    doubtful: tuple[int, int, float] = (0, 0, 0.0)  # layer times taken while others used the CPUs, of how many, and of how many CPUs
-    gap: float | None = None  # how far the importance lost may be above the least that meets the target: a share of it, inf if unknown
+    doubtful: tuple[int, int, float] = (0, 0, 0.0)  # layer times measured under external load, total number, largest load in CPUs
+    gap: float | None = None  # relative optimality gap of the importance lost; inf if unknown
 
     def lines(self) -> list[str]:
-        """For people: "FLOPs -61 %, parameters -55 %, latency -48 %, predicted -50 %", and how good the choice is at least."""
+        """Summary lines: "FLOPs -61 %, parameters -55 %, latency -48 %, predicted -50 %", and the optimality gap."""
         words = [f"FLOPs {_change(*self.flops)}"] if self.flops else []
         words.append(f"parameters {_change(*self.params)}")
         if self.engine_ms is not None:
@@ -83,23 +83,23 @@ class Report:
         more = [_quality(self.gap, self.unit)] if self.gap is not None else []
         if self.doubtful[0]:
             busy, times, others = self.doubtful
-            who = f"others (processes, or guests of the same host) used up to {others:.1f} CPUs"
-            more.append(f"{busy} of {times} layer times behind this were taken while {who}. {_QUIETER}")
+            who = f"other processes or virtual machines used up to {others:.1f} CPUs"
+            more.append(f"{busy} of {times} layer times were measured while {who}. {_QUIETER}")
         if self.engine_ms is not None and self.predicted is not None and self.unit == "ms":
             more += _wide_of(self.predicted, self.engine_ms)
         return [", ".join(words), *more]
 
 
 def _quality(gap: float, unit: str) -> str:
-    """What is known of the best choice there is."""
+    """The optimality gap as text."""
     of = "the layers' times as measured" if unit == "ms" else f"{unit} as counted"
     if gap == float("inf"):
-        return f"importance lost: how much less another choice might lose is not known (by {of})"
-    return f"importance lost: {f'at most {100 * gap:.2g} % above' if gap > 1e-5 else 'no more than'} the least that meets the target, by {of}"
+        return f"importance lost: optimality gap unknown (by {of})"
+    return f"importance lost: {f'at most {100 * gap:.2g} % above the optimum' if gap > 1e-5 else 'optimal'} for the target, by {of}"
 
 
 def _wide_of(predicted: tuple[float, float], engine: tuple[float, float]) -> list[str]:
-    """What is wrong with a prediction that is off by more than a tenth of the original's time."""
+    """A remark on a prediction error above _OFF."""
     off = predicted[1] / predicted[0] - engine[1] / engine[0]
     if abs(off) <= _OFF:
         return []
@@ -114,7 +114,7 @@ def _change(before: float, after: float) -> str:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What came of it: the network before recovery (`cut`), the one to use, the recipe, channels before and after, and the report."""
+    """The result: the network before recovery (`cut`), the recovered one, the recipe, channels before and after, and the report."""
 
     network: Network
     cut: Network
@@ -124,7 +124,7 @@ class Pruned:
 
     @property
     def share(self) -> float:
-        """Share of the channels that were cut; rounding to multiples moves it away from the ratio asked for."""
+        """Actual share of cut channels, after rounding to multiples."""
         before, after = self.channels
         return (before - after) / before if before else 0.0
 
@@ -137,23 +137,23 @@ def prune(
     *,
     labels: np.ndarray | None = None,
 ) -> Pruned:
-    """Cuts `net` and recovers it on `data` (inputs by name, samples along axis 0); without data nothing is recovered.
+    """Cuts `net` and recovers it on `data` (inputs by name, samples along axis 0); without data there is no recovery.
 
-    Data-driven importances look at the same data, with `labels` (classes) if given. With a latency target both engines are built and timed,
-    and the choice is made again, tighter, while the engine misses what the table promised.
-    Raises PruneError when nothing can be cut, the target is out of reach, the order of steps is wrong, or for options that make no
-    sense; ShapeError for data that do not fit; BuildError where an engine is needed and none comes.
+    Data-driven importances use the same data, with `labels` (class indices) if given. With a latency target both engines are built and
+    timed, and the selection is repeated with a tighter target while the engine misses it. Raises PruneError when nothing can be cut, the
+    target is unreachable, the order of steps is wrong or options are invalid; ShapeError for data that do not fit; BuildError when an engine
+    cannot be built.
     """
     config = config or PruneConfig()
     if config.widths and config.target is not None:
-        raise PruneError("with a target widths are chosen for it: give widths or a target, or keep groups whole with skip")
+        raise PruneError("with a target widths are selected automatically: give widths or a target, or keep groups whole with skip")
     if not isinstance(net, Network):
-        raise PruneError(f"prune() takes a network, not {type(net).__name__}: whet.network_from_onnx reads one from a file")
+        raise PruneError(f"prune() takes a Network, not {type(net).__name__}: whet.network_from_onnx reads one from a file")
     check_order(net, "prune", config.insist)
     found, blocks = candidates(net, config)
     samples = Samples(data, labels) if data is not None else None
     if config.importance in NEED_DATA and samples is None:
-        raise PruneError(f"--importance={config.importance} is measured on data: give --calibData (no labels needed)")
+        raise PruneError(f"--importance={config.importance} needs data: give --calibData (no labels needed)")
     scores = importance(found, config.importance, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
     if config.target is None:
         kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple, widths=config.widths)
@@ -176,11 +176,11 @@ def prune(
 
 
 def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Branch]]:
-    """Groups and branches that may be cut. Raises PruneError for an unknown name to skip, or when nothing is left."""
+    """The prunable groups and branches. Raises PruneError for an unknown name in `skip`, or when none remain."""
     whole = stay_whole(net, config.skip)
     found = [g for g in groups(net) if g.name not in whole]
     if not found:
-        raise PruneError(f"'{net.name}' has no channels that can be cut: each is tied to an input, an output or an op that needs it whole")
+        raise PruneError(f"'{net.name}' has no prunable channels: each is coupled to an input, an output or an op that needs its full size")
     blocks = branches(net) if config.depth and config.target is not None else []
     return found, [b for b in blocks if b.name not in whole]
 
@@ -197,7 +197,7 @@ def _flops(net: Network, small: Network) -> tuple[int, int] | None:
 
     try:
         return count_flops(net), count_flops(small)
-    except NetworkError:  # a symbol stands where 1 makes no sense
+    except NetworkError:  # a symbol for which 1 is not a valid size
         return None
 
 
@@ -210,7 +210,7 @@ def _towards(
     target: Target,
     progress: Progress | None,
 ) -> tuple[Choice, Report]:
-    """The choice for a target, and what came of it."""
+    """The selection for a target and its report."""
     weights = per_layer(found, blocks, scores) if not name_of(config.importance).startswith("taylor") else scores
 
     def within(costs: Costs, share: float) -> Choice:
@@ -236,8 +236,8 @@ def _timed(
     within: Callable[[Costs, float], Choice],
     progress: Progress | None,
 ) -> tuple[Choice, Report]:
-    """A choice whose engine meets the target; without engines, one whose layer times do. What was timed on a busy machine is timed again, and
-    `priced` with it, if it has become quiet meanwhile."""
+    """A selection whose engine (without engines: sum of layer times) meets the target. Timings taken under external load are repeated when the
+    load has ended."""
     costs = priced()
     batch = batch_of(net, config.build)
     runs = config.engines and meter.backend.capabilities.executes
@@ -259,7 +259,7 @@ def _timed(
         except PruneError:
             if choice is None:
                 raise
-            break  # tighter is out of reach: the report says what the last one came to
+            break  # a tighter target is unreachable: the report describes the last selection
         choice, summed = tried, sums
         meter.table.save()
         if not runs:
@@ -274,7 +274,7 @@ def _timed(
 
 
 def batch_of(net: Network, config: BuildConfig) -> int:
-    """Samples in one run at the opt shapes: axis 0 of the first input."""
+    """Batch size at the opt shapes: axis 0 of the first input."""
     from whet.builder.batching.profiles import OPT, resolve_profiles
 
     profiles, _ = resolve_profiles(net, config)

@@ -1,6 +1,6 @@
-"""A recipe: which channels of which groups were kept and which branches went, as JSON that can be read, edited and applied to other weights.
+"""Pruning recipes: kept channels by group and removed branches, as JSON that can be edited and applied to other weights.
 
-Masks (zeros that stay, as 2:4 patterns) are boolean tensors in a safetensors file beside it: `model.recipe.json` and
+Masks (fixed zeros such as 2:4 patterns) are boolean tensors in an accompanying safetensors file: `model.recipe.json` and
 `model.recipe.safetensors`.
 """
 
@@ -27,7 +27,7 @@ FORMAT, VERSION = "whet.pruning.recipe", 2  # 1 had no branches and no masks; it
 
 @dataclass(frozen=True)
 class Entry:
-    """One group: its size before, its layers (for people), and the channels that stay."""
+    """One group: its original size, its layers (informative), and the kept channels."""
 
     size: int
     layers: tuple[str, ...]
@@ -36,9 +36,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Kept channels by group name, branches that went; `about` says how they were chosen, in the chooser's own words.
+    """Kept channels by group name and removed branches; `about` is free-form data on their selection.
 
-    `masks` are bool arrays by weight name, of the weights' shapes after the cut: False where a zero stays.
+    `masks` are bool arrays by weight name with the shapes after the cut: False for a fixed zero.
     """
 
     groups: Mapping[str, Entry]
@@ -47,11 +47,11 @@ class Recipe:
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def kept(self) -> dict[str, np.ndarray]:
-        """What cut() takes."""
+        """The argument for cut()."""
         return {name: np.array(e.kept, np.int64) for name, e in self.groups.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `json.dumps`."""
+        """JSON data."""
         entries = [{"name": n, "size": e.size, "layers": list(e.layers), "kept": list(e.kept)} for n, e in self.groups.items()]
         masks = {name: list(m.shape) for name, m in self.masks.items()}
         data = {"format": FORMAT, "version": VERSION, "about": dict(self.about), "groups": entries, "removed": list(self.removed)}
@@ -67,7 +67,7 @@ def recipe_of(
     removed: Sequence[str] = (),
     masks: Mapping[str, np.ndarray] | None = None,
 ) -> Recipe:
-    """The recipe of a choice for `net`. Raises PruneError for a group that is not there."""
+    """The recipe of a selection for `net`. Raises PruneError for an unknown group."""
     known = list(found) if found is not None else groups(net)
     entries = {}
     for name, at in kept.items():
@@ -77,9 +77,9 @@ def recipe_of(
 
 
 def apply_recipe(net: Network, recipe: Recipe, *, insist: bool = False, name: str = "") -> Network:
-    """`net` cut as the recipe says (`name`: what its record calls it).
+    """Applies the recipe to `net` (`name`: its name in the record).
 
-    Raises PruneError where its groups are not those the recipe was made for, or the order of steps is wrong (unless `insist`).
+    Raises PruneError when the groups differ from the recipe's, or the order of steps is wrong (unless `insist`).
     """
     check_order(net, "prune", insist)
     known = groups(net)
@@ -96,7 +96,7 @@ def apply_recipe(net: Network, recipe: Recipe, *, insist: bool = False, name: st
 
 
 def _masked(net: Network, masks: Mapping[str, np.ndarray]) -> Network:
-    """`net` with zeros where the masks are False; changes it in place."""
+    """Zeroes masked weights of `net` in place."""
     for name, mask in masks.items():
         t = net.constants.get(name)
         if t is None or t.shape != mask.shape:
@@ -106,10 +106,10 @@ def _masked(net: Network, masks: Mapping[str, np.ndarray]) -> Network:
 
 
 def recipe_from_json(data: Any) -> Recipe:
-    """The recipe in parsed JSON. Raises PruneError that says what is wrong with it."""
+    """Parses a recipe from JSON data. Raises PruneError describing the defect."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         other = " (in the folder that whet auto deploys it is pruning.json)" if isinstance(data, dict) and "pruning" in data else ""
-        raise PruneError(f"this is no pruning recipe: its 'format' is not {FORMAT!r}{other}")
+        raise PruneError(f"this is not a pruning recipe: its 'format' is not {FORMAT!r}{other}")
     if data.get("version") not in (1, VERSION):
         raise PruneError(f"the recipe has version {data.get('version')!r}; this whet reads versions 1 and {VERSION}")
     groups, entries = data.get("groups", []), {}
@@ -122,16 +122,16 @@ def recipe_from_json(data: Any) -> Recipe:
         except (TypeError, KeyError, AttributeError) as e:
             raise PruneError(f"a group of the recipe needs 'name', 'size' and 'kept': {str(one)[:120]}") from e
         if not isinstance(size, int) or not all(isinstance(k, int) and not isinstance(k, bool) and 0 <= k < size for k in kept):
-            raise PruneError(f"group {name!r} of the recipe: 'kept' must be whole numbers from 0 to below 'size'")
+            raise PruneError(f"group {name!r} of the recipe: 'kept' must be integers from 0 to below 'size'")
         if name in entries:
-            raise PruneError(f"the recipe names group {name!r} twice: keep the entry that is meant")
+            raise PruneError(f"the recipe names group {name!r} twice: remove one entry")
         entries[name] = Entry(size, layers, kept)
     removed = data.get("removed", [])
     if not isinstance(removed, list) or not all(isinstance(n, str) for n in removed):
         raise PruneError("'removed' of the recipe must be a list of branch names")
     about = data.get("about") or {}
     if not isinstance(about, dict):
-        raise PruneError("'about' of the recipe must be an object: how the choice was made, in any words")
+        raise PruneError("'about' of the recipe must be an object")
     return Recipe(entries, about, tuple(removed))
 
 
@@ -143,13 +143,13 @@ def save_recipe(recipe: Recipe, path: str | os.PathLike) -> Path:
 
 
 def load_recipe(path: str | os.PathLike) -> Recipe:
-    """Reads a recipe. Raises PruneError for a file that is missing, no JSON, or no recipe."""
+    """Reads a recipe. Raises PruneError for a missing file, invalid JSON, or another format."""
     try:
         data = json.loads(Path(path).read_text())
     except OSError as e:
         raise PruneError(f"cannot read {path}: {e.strerror}. Check the path.") from e
     except (ValueError, RecursionError) as e:
-        raise PruneError(f"{path} is no JSON: {e}") from e
+        raise PruneError(f"{path} is not JSON: {e}") from e
     recipe = recipe_from_json(data)
     if not data.get("masks"):
         return recipe
@@ -164,19 +164,19 @@ def load_recipe(path: str | os.PathLike) -> Recipe:
 
 
 def save_weights(net: Network, path: str | os.PathLike) -> Path:
-    """Writes the network's source weights as safetensors under the names that they have in the model: what a class with the smaller widths
-    loads as its state dict. Raises PruneError when the file cannot be written, or without the library."""
+    """Writes the source weights as safetensors under their model names, loadable as the state dict of a module with the smaller widths.
+    Raises PruneError when the file cannot be written, or without safetensors."""
     arrays = {n: np.ascontiguousarray(t.array()) for n, t in net.constants.items() if t.dtype.is_float and t.type.rank}
     return _write(path, _safetensors().save(arrays))
 
 
 def _write(path: str | os.PathLike, data: bytes) -> Path:
-    """A file, whole or not at all. Raises PruneError when it cannot be written."""
+    """Writes a file atomically. Raises PruneError when it cannot be written."""
     try:
         with replacing(path) as part:
             part.write_bytes(data)
     except OSError as e:
-        raise PruneError(f"cannot write {path}: {e.strerror}. Make room, or check that the folder exists and can be written.") from e
+        raise PruneError(f"cannot write {path}: {e.strerror}. Free some space, or check that the folder exists and is writable.") from e
     return Path(path)
 
 
@@ -191,14 +191,14 @@ def _beside(path: str | os.PathLike) -> Path:
 
 
 def must_have_safetensors() -> None:
-    """Raises PruneError without the library that writes masks and weights, before the work is done that they are of."""
+    """Raises PruneError early when safetensors is missing."""
     _safetensors()
 
 
 def _safetensors():
-    """The library that reads and writes masks and weights. Raises PruneError without it."""
+    """Imports safetensors. Raises PruneError without it."""
     try:
         import safetensors.numpy
     except ImportError as e:
-        raise PruneError("masks and weights are kept as safetensors: pip install safetensors (it comes with whet[train])") from e
+        raise PruneError("masks and weights are stored as safetensors: pip install safetensors (it comes with whet[train])") from e
     return safetensors.numpy

@@ -1,5 +1,18 @@
 """Views for people: the page that a search leaves, and its progress in a terminal. Pages are one file each and ask the network for nothing."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from whet.registry import on_demand
 from whet.report.search_page import search_page
 
+if TYPE_CHECKING:
+    from whet.report import search_live as search_live
+
 __all__ = ["search_page"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return on_demand(__name__, {"search_live": f"{__name__}.search_live"}, name)

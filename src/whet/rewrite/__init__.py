@@ -1,4 +1,4 @@
-"""Graph rewriting: what passes and composites are written with.
+"""Graph rewriting: the building blocks of passes and composites.
 
 `rule` and `network_pass` register a pass, `Graph` is the network that it sees, `run_passes` applies passes in order.
 The registry `PASSES` is complete once `whet.passes` has been imported.

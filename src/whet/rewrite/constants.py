@@ -43,13 +43,13 @@ def scalar_value(t: Tensor | None) -> float | None:
 
 
 def is_scalar(t: Tensor | None, value: float, rtol: float = 1e-6) -> bool:
-    """Whether `t` is a constant of one element within `rtol` of `value`."""
+    """True if `t` is a constant of one element within `rtol` of `value`."""
     number = scalar_value(t)
     return number is not None and abs(number - value) <= rtol * abs(value)
 
 
 def equal_weights(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two constants hold the same type and bytes."""
+    """True if two constants hold the same type and bytes."""
     if a is None or b is None or a is b:
         return a is b
     return a.weight is not None and b.weight is not None and a.weight.digest == b.weight.digest

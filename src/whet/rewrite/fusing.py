@@ -126,7 +126,7 @@ def epilogue_steps(layer: Layer) -> list[str]:
 
 
 def is_conv(layer: Layer | None) -> bool:
-    """Whether the layer is a convolution, alone or with an epilogue."""
+    """True if the layer is a convolution, alone or with an epilogue."""
     return root_op(layer, ("Conv",)) == "Conv"
 
 
@@ -155,13 +155,13 @@ def conv_weights(conv: Layer) -> Tensor | None:
 
 
 def is_pointwise_conv(conv: Layer) -> bool:
-    """Whether a Conv is 1x1 with stride 1 and no padding."""
+    """True if a Conv is 1x1 with stride 1 and no padding."""
     w, a = conv_weights(conv), conv.attrs
     return w is not None and w.shape[2:] == (1, 1) and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or ())
 
 
 def has_few_channels(conv: Layer, limit: int) -> bool:
-    """Whether a Conv reads at most `limit` channels (a static number)."""
+    """True if a Conv reads at most `limit` channels (a static number)."""
     x = conv.inputs[0]
     return x is not None and isinstance(x.shape[1], int) and x.shape[1] <= limit
 
@@ -213,7 +213,7 @@ def fuse_activation(g: Graph, layer: Layer, roots: tuple[str, ...]) -> Tensor | 
 
 
 def _is_per_channel(t: Tensor, x: Tensor, axis: int) -> bool:
-    """Whether `t` broadcasts over `x` with one value, or one per index of `axis`."""
+    """True if `t` broadcasts over `x` with one value, or one per index of `axis`."""
     shape = (1,) * (x.type.rank - t.type.rank) + t.shape
     return all(d == 1 or i == axis for i, d in enumerate(shape))
 

@@ -40,7 +40,7 @@ class Graph:
         return [x for x in self.net.layers if x in self._position]
 
     def alive(self, layer: Layer) -> bool:
-        """Whether the layer is in the network and was not removed."""
+        """True if the layer is in the network and was not removed."""
         return layer in self._position
 
     def maker(self, t: Tensor | None) -> Layer | None:
@@ -58,7 +58,7 @@ class Graph:
         return self._position[layer]
 
     def is_output(self, t: Tensor) -> bool:
-        """Whether `t` is an output of the network."""
+        """True if `t` is an output of the network."""
         return any(t is o for o in self.net.outputs)
 
     def escapes(self, t: Tensor, *readers: Layer) -> str | None:
@@ -74,7 +74,7 @@ class Graph:
         return None
 
     def is_sized(self, dims: Iterable[Dim]) -> bool:
-        """Whether the inputs' shapes determine all symbols in `dims` (values carried by a Loop and data-dependent sizes are not determined)."""
+        """True if the inputs' shapes determine all symbols in `dims` (values carried by a Loop and data-dependent sizes are not determined)."""
         return set().union(*(symbols(d) for d in dims)) <= self.root.symbols()
 
     # additions

@@ -54,13 +54,13 @@ def _operand(g: Graph, t: Tensor | None, product: Product) -> None:
 
 
 def is_factor(g: Graph, layer: Layer) -> bool:
-    """Whether the layer's only reader multiplies or divides by a constant: then that reader is the root of the product."""
+    """True if the layer's only reader multiplies or divides by a constant: then that reader is the root of the product."""
     readers = g.readers(layer.output)
     return len(readers) == 1 and readers[0].op in ("Mul", "Div") and any(scalar_value(t) is not None for t in readers[0].inputs)
 
 
 def is_close(a: float | None, b: float, rtol: float = 1e-5) -> bool:
-    """Whether a constant that an exporter rounded stands for `b`."""
+    """True if a constant that an exporter rounded stands for `b`."""
     return a is not None and abs(a - b) <= rtol * abs(b)
 
 

@@ -31,7 +31,7 @@ class Scales:
 
     @property
     def per_tensor(self) -> bool:
-        """Whether one scale holds for the whole tensor."""
+        """True if one scale holds for the whole tensor."""
         return self.axis is None and not self.block
 
 

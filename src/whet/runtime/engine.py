@@ -251,7 +251,7 @@ class Engine:
             raise ContextError(f"this engine is poisoned and cannot be used again: {self.poisoned}")
 
     def failed(self, error: BackendError) -> None:
-        """Told of each failure of a context: one that took the machine's memory with it (`lost`) ends the engine."""
+        """Called for each failure in a context: when the device's memory is lost with it (`lost`), the engine cannot be used again."""
         if self.backend.lost:
             self.poisoned = self.poisoned or str(error)
 

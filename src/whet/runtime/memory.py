@@ -54,7 +54,7 @@ def write_bytes(backend: Backend, buffer: Buffer, offset: int, data: np.ndarray)
 
 
 class Shared:
-    """A buffer that dies with its last user (contexts hold it, the store only knows it)."""
+    """A buffer that is freed with its last user: contexts hold it, the store has a weak reference."""
 
     def __init__(self, buffer: Buffer):
         self.buffer = buffer

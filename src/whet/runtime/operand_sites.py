@@ -1,4 +1,4 @@
-"""Which recorded launches touch a tensor's bytes, and whether they can use a user's memory in the arena's place."""
+"""The recorded launches that touch each tensor, and whether they can use a user's memory instead of the arena."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.runtime.values import Values
 
 
 class OperandSites:
-    """Where tensors' addresses stand in recorded launches; `note` is told of each layer's.
+    """Positions of tensors' addresses in recorded launches; `note` adds the launches of a layer.
 
     It keeps no reference to the tensors' memory, whose owner keeps this: weights are freed when the last engine that uses them goes.
     """

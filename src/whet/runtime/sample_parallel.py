@@ -236,7 +236,7 @@ def plan_shapes(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[i
 
 
 def bind_shapes(shaped: ShapedPlan, backend: Backend, arena: Buffer | None = None) -> Any:
-    """What was planned, recorded over an arena of `arena_bytes` (its own where none is given): a Bound, or a Deal, which a context uses alike."""
+    """Records a shaped plan over an arena of `arena_bytes` (by default its own): a BoundEngine or a SampleParallelEngine, by the profile."""
     return SampleParallelEngine(shaped, backend, arena) if isinstance(shaped, SampleParallelPlan) else BoundEngine(shaped, backend, arena)
 
 
@@ -249,10 +249,10 @@ def bind(
     store: WeightStore | None = None,
     arena: Buffer | None = None,
 ) -> BoundEngine:
-    """The engine at `shapes` (default: the profile's opt shapes), ready to run: a Bound, or a Deal where samples are run apart.
+    """The engine at `shapes` (default: the profile's opt shapes), ready to run: a BoundEngine, or a SampleParallelEngine.
 
     `store` shares packed weights with other binds of the same backend (candidate engines in a build); `arena` is memory to use,
-    at least `arena_bytes(plan, profile)`. A choice that cannot run here falls back: see `bound.shaped.fell_back`.
+    at least `arena_bytes(plan, profile)`. A tactic that cannot run here is replaced: see `bound.shaped.fell_back`.
     Raises ShapeError, EngineError, BackendError.
     """
     wanted = dict(shapes) if shapes is not None else opt_shapes(plan, profile)

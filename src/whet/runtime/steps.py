@@ -117,7 +117,7 @@ class BoundEngine(Values):
         return recorder.calls
 
     def record_again(self, names: Collection[str]) -> RepeatedLaunches:
-        """Launches of one more run in the same memory, whose inputs or outputs `names` may lie elsewhere: what touches them is recorded anew."""
+        """Launches of another run in the same memory; layers that touch the inputs or outputs `names` are recorded again."""
         if self._touching is None or self._touching[0] != set(names):
             steps = zip(self.shaped.steps, self.step_calls, strict=True)
             self._touching = set(names), [bool(own) and self._sites.touches(step, names) for step, own in steps]
@@ -132,7 +132,7 @@ class BoundEngine(Values):
         return RepeatedLaunches(calls, sites)
 
     def own_launches(self) -> RepeatedLaunches:
-        """Its own launches, as `again` gives others."""
+        """The launches of this engine itself."""
         return RepeatedLaunches([call for calls in self.step_calls for call in calls], self._sites)
 
     def why_not_bindable(self, name: str) -> str | None:
@@ -140,7 +140,7 @@ class BoundEngine(Values):
         return self._sites.why_not(self, name)
 
     def set_address(self, name: str, address: int | None) -> None:
-        """Makes every launch that touches the tensor's bytes use other memory (the caller keeps it alive); None: the arena again.
+        """Makes every launch that touches the tensor's bytes use other memory (the caller keeps it alive); None: the arena.
 
         Ask `why_not_bindable` first.
         """

@@ -7,9 +7,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.registry import on_demand
+
+if TYPE_CHECKING:
+    from whet.search.loop import dry_run as dry_run
+    from whet.search.loop import search as search
+    from whet.search.outcome.rebuild import rebuild as rebuild
+    from whet.search.outcome.result import SearchResult as SearchResult
+    from whet.search.recipe.recipe import AutoRecipe as AutoRecipe
+    from whet.search.recipe.recipe import load_recipe as load_recipe
+    from whet.search.recipe.recipe import recipe_from as recipe_from
+    from whet.search.recipe.space import Candidate as Candidate
 
 _HOME = {
     "AutoRecipe": "whet.search.recipe.recipe",
@@ -24,9 +34,10 @@ _HOME = {
 
 __all__ = sorted(_HOME)
 
+if not TYPE_CHECKING:  # where it is defined, type checkers take every name for Any
 
-def __getattr__(name: str) -> Any:
-    return on_demand(__name__, _HOME, name)
+    def __getattr__(name: str) -> Any:
+        return on_demand(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

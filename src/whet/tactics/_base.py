@@ -10,7 +10,7 @@ A tactic answers, in this order:
                                          weights, the error bound, deterministic or not
     Kernel.enqueue(args, stream)         records the launch on a stream; the backend's executor replays it
 
-`layer` may be a plain layer or a `Fused` one; `anchor(layer)` and `epilogue(layer)` take a fused body apart.
+`layer` may be a plain layer or a `Fused` one; `anchor(layer)` and `epilogue(layer)` describe a fused body.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Signature:
     inplace: tuple[tuple[int, int], ...] = ()
 
     def needs(self, i: int) -> Operand:
-        """How input `i` is stored, which is neither absent nor packed by the tactic. Raises BuildError when it is."""
+        """The operand of input `i`. Raises BuildError when it is absent or packed by the tactic."""
         o = self.inputs[i]
         if o is None:
             raise BuildError(f"input {i} of {self} is not stored: it is absent, or packed by the tactic itself")
@@ -67,7 +67,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed weight: exact bytes, a key that is equal for equal contents, and how to make it (uint8, C-contiguous)."""
+    """A packed weight: exact bytes, a key that is equal for equal contents, and a function that packs it (uint8, C-contiguous)."""
 
     key: str
     nbytes: int
@@ -119,7 +119,7 @@ class Kernel(Protocol):
 
     @property
     def implementation(self) -> str:
-        """What the library calls it; for people."""
+        """The library's or kernel's name of the implementation, for display."""
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         """Records the launch with these addresses."""
@@ -135,14 +135,14 @@ class Tactic:
     backend = ""
     ops: tuple[str, ...] = ()
     version = 1
-    fallback = False  # listed after all others: always there, never first
-    composites: tuple[str, ...] = ()  # fused layers that are around no single op ("ConvSum", "Attention") and that it computes whole
-    what = ""  # of a tactic that takes layers of its composites alone: what they are, for the reason why it takes no other
+    fallback = False  # listed after all others: a tactic for coverage
+    composites: tuple[str, ...] = ()  # composite kinds that it computes ("ConvSum", "Attention")
+    what = ""  # for a tactic of composites only: their description, for the reason why it refuses other layers
     float8 = False  # computes on 8-bit floats
     library = ""  # the library that computes it; "" for whet's own kernels
-    opt_in = False  # used only where --tacticSources=+NAME asks for it
-    channel_alignment = 1  # bytes of a pixel's channels that its kernels read at once; for other numbers of channels only slower tactics are left
-    quantized = False  # takes fused layers that dequantize what they read (is_quantized), and no others
+    opt_in = False  # used only with --tacticSources=+NAME
+    channel_alignment = 1  # bytes of a pixel's channels that its kernels read at once; other numbers of channels only have slower tactics
+    quantized = False  # takes only fused layers that dequantize their inputs (is_quantized)
 
     def signatures(self, layer: Layer, backend: Backend) -> Sequence[Signature]:
         raise NotImplementedError
@@ -158,11 +158,11 @@ class Tactic:
         raise NotImplementedError
 
     def library_version(self) -> str:
-        """Version of the library behind it, for timing keys and locks; "" when there is none."""
+        """Version of its library, for timing keys and locks; "" without a library."""
         return ""
 
     def why_not(self, layer: Layer) -> str | None:
-        """Why this tactic does not take the layer at all, before any signature is looked at; None when it might."""
+        """Why this tactic does not compute the layer with any signature; None when it might."""
         if self.what:
             return None if layer.composite in self.composites else f"computes {self.what}, not {layer.composite or layer.op}"
         a = anchor(layer)
@@ -182,27 +182,27 @@ class Tactic:
         return [{}]
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
-        """Why a fused layer of its composites had better stay in pieces; None where it may be fused. Asked when the network is lowered: shapes may be
-        symbolic. `permitted` are the storage types that the build may use beside a tensor's own."""
+        """Why a new fused layer of its composites should stay unfused; None where it may be fused. Called during lowering: shapes may be symbolic.
+        `permitted` are the storage types that the build may use besides a tensor's own."""
         return None
 
 
 class PlanRefused(BuildError):
-    """A config cannot run; the text is the reason that is kept and shown."""
+    """A config cannot run; the text is the reason that is recorded and shown."""
 
 
 TACTICS: dict[str, Tactic] = {}
 
 
 def tactic(cls: type[Tactic]) -> type[Tactic]:
-    """Class decorator: registers one instance under `<backend>/<file name>`, whatever the family folder between them.
+    """Class decorator: registers one instance under `<backend>/<file name>`, without the family folder between them.
 
     `whet.tactics.cpu.onednn.onednn_conv` is `cpu/onednn_conv`. Raises BuildError when another tactic of the backend has that name.
     """
     _, _, backend, *_, module = cls.__module__.split(".")  # whet.tactics.<backend>..., whet.backends.<backend>.tactics...
     name = f"{backend}/{module}"
     if name in TACTICS:
-        raise BuildError(f"tactic {name} has two owners")
+        raise BuildError(f"two tactics are named {name}")
     instance = cls()
     instance.name, instance.backend = name, backend
     TACTICS[name] = instance
@@ -226,6 +226,6 @@ def operand_bytes(t: Tensor, o: Operand | None) -> int:
 
 
 def stored_bytes(layer: Layer, signature: Signature) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Bytes of every input (0: absent, or packed by the tactic) and every output of a layer with static shapes."""
+    """Bytes of each input (0: absent, or packed by the tactic) and each output of a layer with static shapes."""
     ins = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
     return ins, tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))

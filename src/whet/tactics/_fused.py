@@ -1,7 +1,4 @@
-"""A fused layer taken apart: the layer that it is fused around, what follows it, which of its inputs are whose; without Q and DQ.
-
-Fused means a body plus a composite (ops/fused.py); tactics ask here what they have to compute.
-"""
+"""The structure of a fused layer: its root layer, its epilogue, the roles of its inputs, and its form without Q and DQ layers."""
 
 from __future__ import annotations
 
@@ -14,24 +11,24 @@ from whet.network import Layer, Network, Tensor
 
 
 def anchor(layer: Layer) -> Layer:
-    """The layer that a fused layer is fused around (the first of its composite's op in the body); a plain layer is its own."""
+    """The root layer of a fused layer: the first in its body whose operation is its composite kind. A plain layer is its own root."""
     if layer.op != "Fused":
         return layer
     for inner in layer.regions["body"].layers:
         if inner.op == layer.attrs["composite"]:
             return inner
-    return layer  # a composite that is no op ("GELU", "Attention"): the pattern is the whole body
+    return layer  # a kind that is not an operation ("Attention"): the whole body is the pattern
 
 
 def is_quantized(layer: Layer) -> bool:
-    """Whether a fused layer dequantizes what it reads: its anchor computes on integers with scales."""
+    """Whether a fused layer dequantizes its inputs, so that its root layer computes on integers with scales."""
     return layer.op == "Fused" and any(x.op == "DequantizeLinear" for x in layer.regions["body"].layers)
 
 
 @dataclass(frozen=True)
 class Unquantized:
-    """A quantized fused layer without its Q and DQ layers: `layer` has the same inputs at the same places, integers as floats of their
-    real type (constants keep their integers); `dequantize` has the DQ layer by input place, `quantize` the Q layer at the end."""
+    """A quantized fused layer without its Q and DQ layers. `layer` has the same inputs at the same indices, integers with the float type that
+    they are dequantized to (constants keep their integers). `dequantize` has the DQ layer by input index, `quantize` is the final Q layer."""
 
     layer: Layer
     dequantize: dict[int, Layer]
@@ -39,7 +36,7 @@ class Unquantized:
 
 
 def unquantized(layer: Layer) -> Unquantized | str:
-    """Takes a fused layer's Q and DQ away, or says why they are not where a quantized layer has them."""
+    """Removes a fused layer's Q and DQ layers, or returns why they are not where a quantized layer has them."""
     body = layer.regions["body"]
     inner, outer = list(body.inputs), list(layer.inputs)
     place = {t: i for i, t in enumerate(inner)}
@@ -50,7 +47,7 @@ def unquantized(layer: Layer) -> Unquantized | str:
     for x in body.layers:
         if x.op == "QuantizeLinear":
             if x is not body.layers[-1]:
-                return "an integer is stored before the end"
+                return "an intermediate value is quantized"
             source = x.needs(0)
             last, seen[x.output] = x, seen[source]
         elif x.op == "DequantizeLinear":
@@ -84,7 +81,7 @@ class Post:
 
 
 def epilogue(layer: Layer) -> list[Post] | None:
-    """What follows the anchor, in order, when the body is a chain; None when it is not. SiLU stands as one "Silu" step.
+    """The steps after the root layer, in order, when the body is a chain; None when it is not. SiLU is one "Silu" step.
 
     An operand that is not the running value must be an input of the fused layer.
     """
@@ -109,7 +106,7 @@ def epilogue(layer: Layer) -> list[Post] | None:
         others = [(i, t) for i, t in enumerate(x.inputs) if t is not None and t is not running]
         if len(others) > 1 and any(t not in place for _, t in others):
             return None
-        if len(others) == 1 and others[0][1] in place and x.op != "Clip":  # a Clip with one bound: which one is what counts
+        if len(others) == 1 and others[0][1] in place and x.op != "Clip":  # a Clip with one bound: its input index says which
             t = others[0][1]
             steps.append(Post(x.op, dict(x.attrs), place[t], layer.inputs[place[t]], swapped=x.inputs[0] is not running))
         elif not others:
@@ -125,21 +122,21 @@ def epilogue(layer: Layer) -> list[Post] | None:
 
 
 def steps_after(layer: Layer) -> list[Post]:
-    """`epilogue` of a layer that a tactic has taken, whose body is a chain. Raises BuildError for another one."""
+    """`epilogue` of a layer whose body is a chain. Raises BuildError for another layer."""
     steps = epilogue(layer)
     if steps is None:
-        raise BuildError(f"what is fused to {layer.name} is not a chain")
+        raise BuildError(f"the body of {layer.name} is not a chain")
     return steps
 
 
 def outer_input(layer: Layer, inner: Tensor | None) -> int | None:
-    """Index among `layer.inputs` of what the anchor calls `inner`; None when absent. Raises BuildError for what is computed inside."""
+    """Index in `layer.inputs` of the body input `inner`; None when absent. Raises BuildError for a tensor that the body computes."""
     if inner is None:
         return None
     for i, t in enumerate(layer.regions["body"].inputs if layer.op == "Fused" else layer.inputs):
         if t is inner:
             return i
-    raise BuildError(f"{layer.name}: its {layer.op if layer.op != 'Fused' else layer.composite} reads %{inner.name}, which is no input of the layer")
+    raise BuildError(f"{layer.name}: its {layer.op if layer.op != 'Fused' else layer.composite} reads %{inner.name}, not an input of the layer")
 
 
 def _place(layer: Layer, i: int) -> int:
@@ -149,24 +146,24 @@ def _place(layer: Layer, i: int) -> int:
 
 
 def source_place(layer: Layer) -> int:
-    """Index among `layer.inputs` of what the anchor reads first."""
+    """Index in `layer.inputs` of the root layer's first input."""
     return _place(layer, 0)
 
 
 def places(layer: Layer) -> tuple[int, int, int | None]:
-    """Indices among `layer.inputs` of what the anchor reads as data, as weights and as bias (None: it has none)."""
+    """Indices in `layer.inputs` of the root layer's data, weights and bias (None: without bias)."""
     return _place(layer, 0), _place(layer, 1), outer_input(layer, anchor(layer).input(2))
 
 
 def constants_of(layer: Layer) -> tuple[Tensor, Tensor | None]:
-    """The tensors that the anchor reads as weights and as bias, as the layer has them."""
+    """The outer tensors of the root layer's weights and bias."""
     _, w, b = places(layer)
     weights = layer.needs(w)
     return weights, None if b is None else layer.inputs[b]
 
 
 def seen(inner: Layer, outer: Mapping[Tensor, Tensor | None]) -> Layer:
-    """A layer of the body with the whole's inputs in the place of the body's: constants have their values."""
+    """A layer of the body that reads the fused layer's inputs instead of the body's, so that constants have their values."""
     fed = [outer.get(t, t) if t is not None else None for t in inner.inputs]
     view = Layer(inner.op, inner.name, fed, inner.attrs, inner.regions, inner.sources)
     view.outputs = inner.outputs

@@ -1,6 +1,6 @@
-"""Which pixels the rows of moved images are made of: runs of rows, each of pixels in a row of one source.
+"""Runs of output rows of a Moves layer that are computed from consecutive pixels of one source.
 
-A head's rows of one anchor are such a run; a kernel that makes an image tile by tile finds there which rows it can write when.
+A detector head's rows of one anchor box are such a run. A kernel that computes an image tile by tile reads off which rows a tile completes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from whet.tactics._moves_tree import Moves, Node, below
 
 @dataclass(frozen=True)
 class Run:
-    """Rows from `row` on, `each` of them for each of `count` pixels of a source from `pixel` on. Pixels are counted over all images."""
+    """Rows starting at `row`: `each` rows for each of `count` source pixels starting at `pixel`. Pixels are numbered over all images."""
 
     source: int
     row: int
@@ -25,16 +25,16 @@ class Run:
 
 
 def runs(made: Moves, pitches: list[int]) -> list[Run]:
-    """The runs of all rows, in order; sources lie channels last, `pitches` numbers from pixel to pixel.
+    """The runs of all rows, in order. Sources are channels-last with `pitches` elements between pixels.
 
-    Raises Refused where a row is not made of one pixel of one source, and in rows that follow each other pixels do not.
+    Raises Refused when a row is not computed from one pixel of one source.
     """
     reads = _Reads(made, pitches)
     reads.walk(made.root, np.arange(made.rows), 0, made.columns)
     if (reads.pixel < 0).any():
-        raise Refused("a row of the result is made of no pixel")
+        raise Refused("a row of the result reads no pixel")
     source, pixel = reads.source, reads.pixel
-    first = np.flatnonzero(np.r_[True, (source[1:] != source[:-1]) | (pixel[1:] != pixel[:-1])])  # of each pixel its rows that follow each other
+    first = np.flatnonzero(np.r_[True, (source[1:] != source[:-1]) | (pixel[1:] != pixel[:-1])])  # first row of each group that reads one pixel
     many = np.diff(np.r_[first, made.rows])
     goes_on = (source[first[1:]] == source[first[:-1]]) & (pixel[first[1:]] == pixel[first[:-1]] + 1) & (many[1:] == many[:-1])
     starts = np.flatnonzero(np.r_[True, ~goes_on])
@@ -45,14 +45,14 @@ def runs(made: Moves, pitches: list[int]) -> list[Run]:
 
 
 class _Reads:
-    """Source and pixel of every row, as far as they are known (-1)."""
+    """Source and pixel of every row; -1 where they are not known yet."""
 
     def __init__(self, made: Moves, pitches: list[int]) -> None:
         self.pitches = pitches
         self.source, self.pixel = (np.full(made.rows, -1, np.int64) for _ in range(2))
 
     def walk(self, node: Node, rows: np.ndarray, low: int, high: int) -> None:
-        """Notes what these rows read for the columns [low, high)."""
+        """Records the source and pixel that these rows read for the columns [low, high)."""
         if not len(rows) or low >= high:
             return
         if node[0] == "source":
@@ -64,7 +64,7 @@ class _Reads:
                 self.walk(part, rows, low, high)
 
     def choose(self, node: Node, rows: np.ndarray, low: int, high: int) -> None:
-        """Parts that join: each has its rows, or its columns."""
+        """Parts of a Concat: each covers some of the rows, or of the columns."""
         _, place, limits, parts = node
         start = 0
         if not place.by_column:

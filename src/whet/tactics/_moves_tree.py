@@ -1,6 +1,6 @@
-"""Layers that move numbers and compute with them, as a tree for each element of the result: loads, constants, arithmetic, and where parts join.
+"""The composite Moves (Reshape, Transpose, Split, Slice, Concat and arithmetic) as an expression tree for each element of the result.
 
-What the pass fuse_moves makes (Reshape, Transpose, Split, Slice, Concat and arithmetic), walked back from the result to its sources.
+The body is followed from the result back to its sources: loads, constants, arithmetic, and choices between the inputs of a Concat.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Atom, Place, Refused,
 Node = tuple
 """("number", value), ("source", which, place), ("blocked", which, place, channel, length of a block), ("constant", first, place),
 ("step", op, nodes, attributes) or ("choice", place, limits, nodes)."""
-BLOCK = 16  # channels that lie together in nChw16c
-_OPERANDS = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")  # compute with all their inputs; of others those behind the first are bounds
+BLOCK = 16  # channels per block in nChw16c
+_OPERANDS = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")  # all inputs are operands; of other operations the inputs after the first are bounds
 
 
 class Moves:
-    """The tree of a fused layer (`root`), its constants, and the sources by their places among the inputs. Raises Refused.
+    """The tree of a fused layer (`root`), its constants, and the sources by input index. Raises Refused.
 
-    `formats` gives the format of each run-time input by its place: row-major, channels last ("nhwc") or in whole blocks ("nChw16c"); `out` that of
-    the result: row-major, or channels last. `pitches` gives of inputs with their channels last how many numbers lie from pixel to pixel, where these
-    are not the channels alone. Elements are at a COLUMN of a ROW, of which there are `columns` and `rows`; with `as_one` at FLAT places.
+    `formats` has the format of each run-time input by index: row-major, channels-last ("nhwc") or whole blocks ("nChw16c"); `out` is that of the
+    result: row-major or channels-last. `pitches` has the elements between pixels of channels-last inputs where pixels are padded. Elements of the
+    result are addressed by ROW and COLUMN, of which there are `rows` and `columns`; with `as_one` by a FLAT index.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Moves:
 
     @property
     def numbers(self) -> np.ndarray:
-        """All constants behind each other, at least one."""
+        """All constants concatenated (f32), at least one element."""
         return np.concatenate([*(a for a, _ in self._held), np.zeros(1, np.float32)])
 
     def _node(self, t: Tensor, at: tuple[Place, ...]) -> Node:
@@ -61,7 +61,7 @@ class Moves:
             return self._leaf(t, -1, at)
         layer = t.maker
         if layer is None:
-            raise Refused(f"%{t.name} comes from nowhere")
+            raise Refused(f"%{t.name} has no producer")
         shape, x = static_shape(t.shape), layer.needs(0)
         if layer.op == "Reshape":
             return self._node(x, regrouped(at, shape, static_shape(x.shape)))
@@ -127,7 +127,7 @@ class Moves:
 
 
 def below(node: Node) -> tuple[Node, ...]:
-    """What a node is made of: operands of a step, parts of a choice."""
+    """The children of a node: operands of a step, parts of a choice."""
     return node[2] if node[0] == "step" else node[3] if node[0] == "choice" else ()
 
 
@@ -137,7 +137,7 @@ def choices(node: Node) -> list[Node]:
 
 
 def replaced(node: Node, old: Node, new: Node) -> Node:
-    """The tree with `new` wherever `old` stands."""
+    """The tree with `new` substituted for `old`."""
     if node == old:
         return new
     parts = tuple(replaced(p, old, new) for p in below(node))
@@ -145,23 +145,23 @@ def replaced(node: Node, old: Node, new: Node) -> Node:
 
 
 def fixed(node: Node, atom: Atom, value: int) -> Node:
-    """The tree where an atom is known to be `value`."""
+    """The tree with an atom fixed to `value`."""
     known = tuple(part.fixed(atom, value) if isinstance(part, Place) else part for part in node)
     parts = tuple(fixed(p, atom, value) for p in below(node))
     return (*known[:2], parts, known[3]) if node[0] == "step" else (*known[:3], parts) if node[0] == "choice" else known
 
 
 def blocked(node: Node) -> list[Node]:
-    """All loads from blocks of channels in a tree."""
+    """All loads from blocked sources in a tree."""
     return [node] * (node[0] == "blocked") + [b for part in below(node) for b in blocked(part)]
 
 
 def always(node: Node) -> set[Node]:
-    """A node and all below it that is needed whatever its choices are."""
+    """The nodes of a tree that are evaluated whichever parts its choices select."""
     found = [always(part) for part in below(node)]
     return {node} | (set.intersection(*found) if node[0] == "choice" else set().union(*found))
 
 
 def height(node: Node) -> int:
-    """Steps below a node."""
+    """The number of steps on the longest path below a node."""
     return 1 + max((height(p) for p in below(node)), default=0) if node[0] == "step" else 0

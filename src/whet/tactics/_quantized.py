@@ -1,4 +1,4 @@
-"""A quantized fused layer taken apart: the same layer in floating point, and scale and zero point of each integer it reads or stores."""
+"""The structure of a quantized fused layer: the same layer in floating point, and the scale and zero point of each integer operand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOAT8 = "f8e4m3"
 
 @dataclass(frozen=True)
 class Scale:
-    """real = (integer - zero) * scale, or number * scale for float8. `scale` is one number or one a channel (f32), `zero` one integer."""
+    """real = (integer - zero) * scale, or number * scale for float8. `scale` is f32 [1] or [channels], `zero` one integer."""
 
     scale: np.ndarray
     zero: int
@@ -34,7 +34,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Parts:
-    """`view` is the layer without Q and DQ, its inputs at the same places; `reads` has the scales by input place, `stores` the output's."""
+    """`view` is the layer without Q and DQ layers, with inputs at the same indices; `reads` has the scales by input index, `stores` the output's."""
 
     view: Layer
     head: Layer
@@ -44,31 +44,31 @@ class Parts:
 
     @property
     def result(self) -> Scale:
-        """Scale of the integers that it stores. Raises BuildError where it stores floats."""
+        """Scale of the output's integers. Raises BuildError when the output is floating point."""
         if self.stores is None:
             raise BuildError(f"{self.view.name} stores floats, not integers of a scale")
         return self.stores
 
     @property
     def float8(self) -> bool:
-        """Whether any of its numbers is a float8."""
+        """Whether any operand is float8."""
         return any(s.dtype.name == FLOAT8 for s in (*self.reads.values(), *([self.stores] if self.stores else [])))
 
     def place(self, inner: Tensor | None) -> int | None:
-        """Input place of what the anchor reads as `inner`."""
+        """Input index of the body input `inner`."""
         return outer_input(self.view, inner)
 
     def source_place(self) -> int:
-        """Input place of what the anchor reads first."""
+        """Input index of the root layer's first input."""
         return source_place(self.view)
 
     def places(self) -> tuple[int, int, int | None]:
-        """Input places of what the anchor reads as data, weights and bias (None: it has none)."""
+        """Input indices of the root layer's data, weights and bias (None: without bias)."""
         return places(self.view)
 
 
 def take_apart(layer: Layer, *, float8: bool = False) -> Parts | str:
-    """The parts of a quantized layer, or why no kernel can take it; of one with float8 numbers only where kernels for those are meant."""
+    """The parts of a quantized layer, or why no kernel supports it. Layers with float8 operands are only accepted with `float8`."""
     found = unquantized(layer)
     if isinstance(found, str):
         return found
@@ -87,12 +87,12 @@ def take_apart(layer: Layer, *, float8: bool = False) -> Parts | str:
     view, stores = found.layer, scales.pop(None, None)
     head, posts = anchor(view), epilogue(view)
     if posts is None or head is view:
-        return "what is fused to it is not a chain"
+        return "its body is not a chain"
     return Parts(view, head, posts, {i: s for i, s in scales.items() if i is not None}, stores)
 
 
 def taken_apart(layer: Layer) -> Parts:
-    """The parts of a quantized layer that a tactic has taken. Raises BuildError, with the reason, for one that it cannot have."""
+    """The parts of a quantized layer that a tactic supports. Raises BuildError, with the reason, for another layer."""
     parts = take_apart(layer)
     if isinstance(parts, str):
         raise BuildError(f"{layer.name}: {parts}")

@@ -10,9 +10,24 @@ Names are imported on first use. Without torch that raises BackendError with the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.registry import on_demand
+
+if TYPE_CHECKING:
+    from whet.training.config import FinetuneConfig as FinetuneConfig
+    from whet.training.data import TrainingData as TrainingData
+    from whet.training.data import training_data as training_data
+    from whet.training.evaluate import accuracy as accuracy
+    from whet.training.masks import hold as hold
+    from whet.training.masks import masks_of as masks_of
+    from whet.training.module import NetworkModule as NetworkModule
+    from whet.training.module import from_module as from_module
+    from whet.training.module import to_torch as to_torch
+    from whet.training.qat import QuantizationAware as QuantizationAware
+    from whet.training.qat import quantization_aware as quantization_aware
+    from whet.training.tuning import Finetuned as Finetuned
+    from whet.training.tuning import finetune as finetune
 
 _HOME = {
     "FinetuneConfig": "whet.training.config",
@@ -34,13 +49,14 @@ _WITHOUT_TORCH = ("whet.training", "whet.training.config", "whet.training.data")
 
 __all__ = sorted(_HOME)
 
+if not TYPE_CHECKING:  # where it is defined, type checkers take every name for Any
 
-def __getattr__(name: str) -> Any:
-    if _HOME.get(name, __name__) not in _WITHOUT_TORCH:
-        from whet.training._torch import need_torch
+    def __getattr__(name: str) -> Any:
+        if _HOME.get(name, __name__) not in _WITHOUT_TORCH:
+            from whet.training._torch import need_torch
 
-        need_torch()
-    return on_demand(__name__, _HOME, name)
+            need_torch()
+        return on_demand(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

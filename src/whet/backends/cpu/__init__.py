@@ -44,7 +44,7 @@ class CpuBackend(Backend):
 
     @property
     def caution(self) -> str:
-        """What a build should tell: that kernels are missing here which whet has, and what brings them; "" where all are there."""
+        """Names the kernels that are missing without a compiler, and the package that brings it; "" when nothing is missing."""
         why = no_compiler()
         if why is None:
             return ""
@@ -87,7 +87,7 @@ class CpuBackend(Backend):
         return times
 
     def warm(self, array: np.ndarray) -> None:
-        """Reads an array by all threads, each a share: then their caches hold it, and nothing of before that they have no room for."""
+        """Reads an array into the caches: each thread reads its share."""
         caches.read(array, self.threads)
 
     def evict(self, pieces: Iterable[tuple[int, int]]) -> bool:

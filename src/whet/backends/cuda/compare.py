@@ -1,4 +1,4 @@
-"""Compares two ranges of GPU memory where they lie: what verification asks of results too large to read back."""
+"""Compares two ranges of GPU memory on the GPU: verification uses it for results that are too large to read back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Stream
 from whet.errors import BackendError
 
-# Written apart from the kernels that it judges: one value a thread, plain conversions, sums in double.
+# Independent of the kernels that it judges: one value a thread, plain conversions, sums in double.
 SOURCE = r"""
 struct Args { const unsigned char* a; const unsigned char* b; double* sums; unsigned int* peaks; unsigned long long count; };
 // sums: squares of the difference, squares of b. peaks: largest difference, largest |b| (as float bits), places where one is no number.

@@ -1,6 +1,9 @@
-"""Taking fused layers apart where no kernel computes them whole but kernels exist for what is in them."""
+"""Unfusing: replacing a fused layer by its parts, where no kernel computes it whole but its parts have kernels."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from whet.composites import decomposition
 from whet.network import Layer, Network, Tensor, copy_into
@@ -10,7 +13,7 @@ from whet.ops._origin import express
 def unfuse(net: Network, layer: Layer) -> list[Layer]:
     """Replaces a Fused layer of `net` by the layers of its body, in place; returns them. They keep its sources.
 
-    What was joined for several layers before they were fused, or was for another one that is apart already, is joined once.
+    A Concat that several fused layers share is inserted once.
     """
     body = decomposition(layer)
     at = net.layers.index(layer)
@@ -22,12 +25,12 @@ def unfuse(net: Network, layer: Layer) -> list[Layer]:
         regions = {k: copy_into(r, Network(r.name, net.stage), seen) for k, r in inner.regions.items()}
         inputs = [None if t is None else seen[t] for t in inner.inputs]
         if inner.op == "DequantizeLinear" and all(t is None or t.is_constant for t in inputs):
-            # quantized weights that no kernel takes: numbers once, not at every run
+            # quantized weights that no kernel reads: dequantized once, not in every run
             folded = express(inner.op, *[None if t is None else t.weight for t in inputs], **inner.attrs)
             seen[inner.output] = net.constant(folded, inner.output.name)
             continue
-        if (joined := _joined_already(net, inner, inputs)) is not None:
-            seen[inner.output] = joined
+        if (shared := _find_concat(net, inner, inputs)) is not None:
+            seen[inner.output] = shared
             continue
         new = net.add_layer(
             inner.op,
@@ -47,8 +50,29 @@ def unfuse(net: Network, layer: Layer) -> list[Layer]:
     return made
 
 
-def _joined_already(net: Network, inner: Layer, inputs: list[Tensor | None]) -> Tensor | None:
-    """What a layer of `net` makes that joins the same tensors in the same way, where `inner` joins."""
+@dataclass(frozen=True)
+class Parts:
+    """The layers of a fused layer's body in a network of their own, and the index of the fused layer's input that a tensor is."""
+
+    layers: list[Layer]
+    inputs: Mapping[Tensor, int]
+
+
+def list_parts(layer: Layer) -> Parts:
+    """A fused layer's parts; the layer stays as it is."""
+    net, seen, index = Network("parts", "lowered"), {}, {}
+    for i, t in enumerate(layer.inputs):
+        if t is not None and t not in seen:
+            seen[t] = net.constant(t.weight, t.name) if t.weight is not None else net.add_input(t.name, t.type)
+            index[seen[t]] = i
+    whole = net.add_layer("Fused", [seen[t] for t in layer.inputs if t is not None], layer.attrs, name="whole", regions=layer.regions)
+    for t in whole.outputs:
+        net.mark_output(t)
+    return Parts(unfuse(net, whole), index)
+
+
+def _find_concat(net: Network, inner: Layer, inputs: list[Tensor | None]) -> Tensor | None:
+    """The output of a Concat of `net` of the same tensors on the same axis, where `inner` is a Concat."""
     if inner.op != "Concat":
         return None
     return next((x.output for x in net.layers if x.op == "Concat" and list(x.inputs) == inputs and x.attrs == inner.attrs), None)

@@ -1,6 +1,6 @@
-"""The tactic lock: a JSON file that pins everything that makes an engine what it is. The same lock gives the same engine, or fails.
+"""The tactic lock: a JSON file that pins every decision of a build. The same lock gives the same engine, or the build fails.
 
-It holds digests of the model, of the tactics' sources and of the result; the passes, options and profiles; the choice of every layer;
+It holds digests of the model, of the tactics' sources and of the result; passes, options and profiles; each layer's tactic and formats;
 the memory plan; threads, libraries and the machine. Nothing is timed under a lock.
 """
 
@@ -31,7 +31,7 @@ from whet.tactics import Operand, PlanRefused, Signature, Tactic, get_tactic
 
 FORMAT, VERSION = "whet tactic lock", 2
 
-#: options that decide what is built; the others decide how it is searched for
+#: options that determine the engine; the others only control the search
 _OPTIONS = (
     "optimization_level",
     "passes",
@@ -87,7 +87,7 @@ def _lock_of(plan: EnginePlan) -> dict[str, Any]:
 
 
 def plan_digest(plan: EnginePlan) -> str:
-    """SHA-256 over the network (weights by digest), the choices, profiles and arenas, threads and backend: what the engine is."""
+    """SHA-256 over the network (weights by digest), choices, profiles, arenas, threads and backend."""
     if plan.others:
         return hashlib.sha256("".join(map(plan_digest, plan.by_profile())).encode()).hexdigest()
     h = hashlib.sha256(network_text(plan.network).encode())
@@ -128,7 +128,7 @@ def _check_fields(lock: Any, path: str | Path) -> None:
 
 
 def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, backend: Backend) -> None:
-    """Raises LockError naming everything that moved since the lock was written."""
+    """Raises LockError, naming every difference, when the build does not match the lock."""
     moved = []
 
     def compare(what: str, was: Any, now: Any) -> None:
@@ -184,7 +184,7 @@ def locked_plan(
 
 
 def _lanes(lock: Mapping[str, Any], lowered: Network, profiles: Sequence[Profile], config: BuildConfig) -> int:
-    """How many samples the locked engine runs at once; 0 where a batch is run as one. Raises LockError where that is not asked for, or cannot be."""
+    """The number of samples that the locked engine runs at once; 0: a whole batch. Raises LockError if the options or the network forbid that."""
     lanes = int(lock["arenas"][0].get("lanes", 0))
     if not 0 <= lanes <= MOST_LANES:
         raise ValueError(f"{lanes} lanes")
@@ -214,7 +214,7 @@ def _replayed(choices: dict[str, Choice], source: Network, lowered: Network, pro
 
 
 class _LockedReformats:
-    """Answers for a tensor with the reformat that the lock has for it."""
+    """Reformat options taken from a lock."""
 
     def __init__(self, choices: Mapping[str, Choice], backend: Backend):
         self.choices, self.backend = choices, backend
@@ -230,14 +230,14 @@ class _LockedReformats:
 
 
 class _Named:
-    """Stands for a reformat's kernel where only its names are asked for."""
+    """The names of a locked reformat's kernel."""
 
     def __init__(self, c: Choice):
         self.implementation, self.rtol, self.deterministic = c.implementation, c.rtol, c.deterministic
 
 
 def _tactic_of(choice: Choice) -> Tactic:
-    """The choice's tactic. Raises LockError where there is none of its name."""
+    """The tactic named by a choice. Raises LockError for an unknown name."""
     try:
         return get_tactic(choice.tactic)
     except BuildError as e:

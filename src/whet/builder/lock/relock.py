@@ -1,7 +1,7 @@
-"""A lock of an engine whose precisions were found by calibration or a budget: it holds what was found, and nothing is found again.
+"""Locks of engines whose precisions were determined by calibration or an accuracy budget: neither is repeated under a lock.
 
-Such a build ends in a plain one of another network (Q/DQ inserted) or with other options (layers kept in FP32). The plan's report says
-under "asked" which precisions the user asked for, under "quantized" the ranges and the layers left in floating point; the lock keeps both.
+Such a build ends in a plain build of another network (Q/DQ inserted) or with other options (layers kept in FP32). The plan's report holds the
+requested precisions (`asked`), and the ranges and the layers left in floating point (`quantized`); the lock stores both.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from whet.precision.ranges import Range
 _FOUND = ("precisions", "precision_constraints", "layer_precisions", "layer_output_types")
 
 
-def note_found(plan: EnginePlan, asked: BuildConfig) -> EnginePlan:
-    """Puts into the report what the user asked for."""
+def record_request(plan: EnginePlan, asked: BuildConfig) -> EnginePlan:
+    """Records the requested precisions in the report."""
     plan.report.asked = _request(asked)
     return plan
 
@@ -51,12 +51,12 @@ def make_recipe(
     )
 
 
-def locked_again(
+def build_locked(
     config: BuildConfig, plain: Callable[[BuildConfig], EnginePlan], integers: Callable[[Ranges, frozenset[str], bool], EnginePlan] | None = None
 ) -> EnginePlan:
-    """The engine of `config.lock`: by `integers` where the lock holds ranges, else by `plain` with the options that were found then.
+    """The engine of `config.lock`: built by `integers` from the ranges in the lock, or by `plain` with the locked options.
 
-    Raises LockError for another lock, or other precisions than it was asked for.
+    Raises LockError for a lock of another version or of other requested precisions.
     """
     assert config.lock, "asked for without a lock"
     lock = read_lock(config.lock)
@@ -84,7 +84,7 @@ def locked_again(
             plan = integers(ranges, floats, tables)
         except (CalibrationError, NetworkError) as e:
             raise LockError(f"the lock {config.lock} holds ranges that do not fit this network: {e} Write it again with --saveLock.") from e
-    return note_found(plan, config)
+    return record_request(plan, config)
 
 
 def read_recipe(recipe: QuantizationRecipe) -> tuple[Ranges, frozenset[str], bool]:

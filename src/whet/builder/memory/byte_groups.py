@@ -1,25 +1,25 @@
-"""Tensors that share bytes: each group is laid out relative to its lowest byte. Union-find with offsets."""
+"""Groups of tensors that share bytes, with offsets relative to the lowest byte of the group: union-find with offsets."""
 
 from __future__ import annotations
 
 
 class Groups:
-    """Names with sizes in bytes; `join` puts the smaller of two so many bytes into the larger."""
+    """Tensor names with sizes in bytes, merged into groups."""
 
     def __init__(self) -> None:
         self._parent: dict[str, str] = {}
-        self._shift: dict[str, int] = {}  # bytes from the parent's beginning
-        self._low: dict[str, int] = {}  # of a root: the lowest and highest byte of its group, counted from its own beginning
+        self._shift: dict[str, int] = {}  # byte offset from the parent's start
+        self._low: dict[str, int] = {}  # of a root: lowest byte of its group, as an offset from the root's start
         self._high: dict[str, int] = {}
         self._size: dict[str, int] = {}
 
     def add(self, name: str, nbytes: int) -> None:
-        """A tensor on its own."""
+        """Adds a tensor as a group of its own."""
         self._size[name] = nbytes
         self._low[name], self._high[name] = 0, nbytes
 
     def join(self, a: str, b: str, shift: int = 0) -> bool:
-        """The smaller of two begins `shift` bytes into the larger (`b` is the part where they are equal). False: they lie otherwise already."""
+        """Places the smaller tensor `shift` bytes into the larger (`b` into `a` for equal sizes). False: the group already has another offset."""
         part, whole = (b, a) if self._size[b] <= self._size[a] else (a, b)
         (rp, at_part), (rw, at_whole) = self._find(part), self._find(whole)
         if rp == rw:
@@ -31,16 +31,16 @@ class Groups:
         return True
 
     def root(self, name: str) -> str:
-        """The name that stands for the group."""
+        """The representative of the group."""
         return self._find(name)[0]
 
     def offset(self, name: str) -> int:
-        """Bytes from the group's lowest byte to the tensor's first."""
+        """The tensor's offset in its group, in bytes."""
         root, at = self._find(name)
         return at - self._low[root]
 
     def extent(self, root: str) -> int:
-        """Bytes from the lowest to the highest byte of a root's group."""
+        """The size of a root's group in bytes."""
         return self._high[root] - self._low[root]
 
     def _find(self, name: str) -> tuple[str, int]:

@@ -1,8 +1,7 @@
-"""The memory plan: where each tensor lies in the arena, so that tensors that live at the same time never share a byte.
+"""The memory plan: an arena offset for each tensor, so that tensors with overlapping live intervals never share a byte.
 
-Inputs and outputs of the network may be users' own buffers, so each has a place of its own after the shared part; in-place pairs
-share by order of the tactic, parts of a Concat, Split or Slice lie inside of the whole (builder/memory/byte_groups.py); scratch is one place that
-all layers use in turn.
+Inputs and outputs of the network may be users' own buffers, so each has its own range after the shared part. In-place pairs share bytes as
+the tactic demands; parts of a Concat, Split or Slice are views of the whole (builder/memory/byte_groups.py). All layers share one scratch range.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Block:
-    """Bytes that are needed from step `first` (written) to step `last` (last read), both included."""
+    """A byte range with its live interval: from step `first` (written) to step `last` (last read), both included."""
 
     name: str
     nbytes: int
@@ -29,10 +28,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Use:
-    """What the planner needs to know of one layer: names and sizes of what it reads and writes, in-place pairs, scratch.
+    """One layer's memory use: operands, in-place pairs, scratch in bytes.
 
-    `inputs` and `outputs` are (tensor name, bytes); None for an operand that is absent or no arena value. `shifts` has for each in-place
-    pair how many bytes into the larger tensor the smaller one begins (none given: all 0).
+    `inputs` and `outputs` are (tensor name, bytes); None for an operand that is absent or not in the arena. `shifts`: per in-place pair, the byte
+    offset of the smaller tensor in the larger (empty: all 0).
     """
 
     layer: str
@@ -65,7 +64,7 @@ def plan_memory(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequenc
 
 
 def _blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[Block], Groups, dict[str, int]]:
-    """Blocks by root name (a group of tensors that share bytes is one), the groups, and bytes by name."""
+    """Blocks (one per group of tensors that share bytes), the groups, and sizes in bytes by tensor name."""
     first: dict[str, int] = dict.fromkeys(inputs, -1)
     last: dict[str, int] = dict.fromkeys(inputs, len(uses))
     sizes: dict[str, int] = dict(inputs)
@@ -96,7 +95,7 @@ def _blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[Block]
 
 
 def _best(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
-    """The smallest of several greedy placements: by size, by size times life, by birth, by end."""
+    """The smallest of several greedy placements: by size, by size times length of the live interval, by first step, by interval length."""
     orders = (
         lambda b: (-b.nbytes, b.first),
         lambda b: (-b.nbytes * (b.last - b.first + 1), b.first),
@@ -108,7 +107,7 @@ def _best(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
 
 
 def _place(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
-    """Each block in turn into the tightest gap between those placed before that live at the same time."""
+    """Best fit: each block goes into the smallest gap between already placed blocks whose live intervals overlap its own."""
     placed: list[tuple[Block, int]] = []
     top = 0
     for b in blocks:
@@ -130,7 +129,7 @@ def _padded(nbytes: int) -> int:
 
 
 def lower_bound(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequence[str]) -> int:
-    """Bytes alive at the fullest step, padded: no plan can be smaller (inputs, outputs and scratch counted as the plan places them)."""
+    """A lower bound of the arena size in bytes: the largest sum of live blocks over all steps, plus inputs, outputs and scratch."""
     blocks, groups, sizes = _blocks(uses, inputs)
     extents = {b.name: b.nbytes for b in blocks}
     own = {groups.root(n) for n in (*inputs, *outputs) if n in sizes}

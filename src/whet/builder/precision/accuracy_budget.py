@@ -1,4 +1,4 @@
-"""Low precision within a budget of accuracy: which layers have to stay in floating point, the cheapest harm per millisecond first.
+"""Low precision within an accuracy budget: the layers that have to stay in floating point, by sensitivity per saved millisecond.
 
 Layers are ranked by the noise that each alone makes at the outputs against the time that it saves. Whole sets are judged, never sums of
 single harms: bisection finds how many of the worst must go, then each of those is offered its place again. All of it runs in emulation
@@ -34,7 +34,7 @@ _NOTHING_MS = 1e-5  # what a layer saves at least, so that harm can be divided b
 
 @dataclass
 class Fit:
-    """Which layers stay in floating point, and why: `dropped` maps each to the reason in words."""
+    """The layers that stay in floating point: `dropped` maps each to the reason."""
 
     dropped: dict[str, str] = field(default_factory=dict)
     verdict: Verdict | None = None
@@ -72,7 +72,7 @@ class Judge:
         return self.budget.judge(run, a.exact, a.samples, a.wants)
 
     def harder(self, fit: Fit, skip: Collection[str], kept: Collection[str]) -> list[str]:
-        """The next tenth of the layers still in low precision, the most harmful first: what goes when an engine misses its emulation's verdict."""
+        """The most sensitive tenth of the layers still in low precision: dropped next when an engine misses the budget that its emulation held."""
         left = [r.layer for r in fit.rows if r.layer not in set(skip) and r.layer not in set(kept)]
         if not fit.rows:
             fit.rows = self.analysis.alone([n for n in self.names if n not in set(skip) and n not in set(kept)])
@@ -80,7 +80,7 @@ class Judge:
         return left[: max(1, len(left) // 10)]
 
     def engine(self, plan: EnginePlan, config: BuildConfig) -> Verdict | None:
-        """The verdict on an engine itself; None when its shapes do not take the samples."""
+        """The verdict on an engine; None when the samples do not fit its shapes."""
         run = PlanRun(plan, config)
         try:
             return self.budget.judge(run, self.analysis.exact, self.analysis.samples, self.analysis.wants)
@@ -90,7 +90,7 @@ class Judge:
             return None
 
     def fit(self, low: Collection[str], saved_ms: Mapping[str, float], kept: Collection[str] = ()) -> Fit:
-        """Starting from `low` layers in low precision: what must go back to floating point. `kept` never does (the user demands it)."""
+        """The layers of `low` that must return to floating point. `kept` layers never do: the user demands them in low precision."""
         fit = Fit()
         start = [n for n in self.names if n in set(low)]
         fit.verdict = self.low(start)
@@ -120,7 +120,7 @@ class Judge:
         return fit
 
     def _readmitted(self, start: list[str], gone: list[str], by: Mapping[str, Harm], fit: Fit) -> list[str]:
-        """What still has to go after each of the least harmful was offered its place again."""
+        """The dropped layers, less the least sensitive ones that can return to low precision within the budget."""
         left = list(gone)
         for n in sorted(gone, key=lambda n: by[n].noise)[:_READMITTED]:
             trial = [x for x in left if x != n]
@@ -151,15 +151,15 @@ class PlanRun:
 
 
 def memory_file(made: Network, precision: str, config: BuildConfig) -> Path | None:
-    """Where the analysis of this network is remembered: beside the timing cache; None when there is none."""
+    """The cache file of this network's analysis, in the folder of the timing cache; None without a timing cache."""
     if config.timing_cache == "":
         return None
     folder = (Path(config.timing_cache) if config.timing_cache else default_path()).parent
     return folder / f"precision-{precision}-{model_digest(made)[:16]}.json"
 
 
-def report_of(budget: Budget, fit: Fit, judged_on: str, verdict: Verdict | None) -> AccuracyRecord:
-    """What a plan's report says under "accuracy"."""
+def accuracy_record(budget: Budget, fit: Fit, judged_on: str, verdict: Verdict | None) -> AccuracyRecord:
+    """The record of a budget and its verdict."""
     shown = verdict or fit.verdict
     return AccuracyRecord(
         budget=budget.text,

@@ -1,4 +1,4 @@
-"""Where INT8 ranges come from: calibration data, a cache, or (said loudly) nowhere; and the steps that make 8 bits lose less."""
+"""Sources of INT8 ranges: calibration data, a cache, or invented ones with a warning; and the steps that reduce quantization error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INVENTED = 4.0  # largest magnitude of every tensor when there are no data, as 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Where ranges come from: a cache that exists, else samples (an iterable of inputs by name), else they are invented.
+    """The source of ranges: a cache that exists, else samples (an iterable of inputs by name), else invented ranges.
 
     `cache` is written after calibrating. `method` and `forced` as in precision.calibrate; `steps` of precision.scaling.STEPS are tried
     and kept where they lower the error.
@@ -45,12 +45,12 @@ class Calibration:
 
 
 def is_explicit(net: Network) -> bool:
-    """Whether the network says itself where it is quantized."""
+    """True for a network with its own Q/DQ nodes."""
     return any(x.op in ("QuantizeLinear", "DequantizeLinear") for x in net.layers)
 
 
 def prepared(net: Network, config: BuildConfig) -> Network:
-    """A copy of the source network after the passes up to the folding of weights: what calibration looks at and Q/DQ goes into."""
+    """A copy of the source network after the passes up to the folding of weights: the input of calibration and Q/DQ insertion."""
     made = net.clone()
     run_passes(made, [p for p in select(config.optimization_level, config.passes) if p.phase <= Phase.FOLD])
     return made
@@ -65,9 +65,9 @@ def calibrated_ranges(
     tried: list[CalibrationStep] | None = None,
     inform: Callable[[str], None] | None = None,
 ) -> Ranges:
-    """Ranges for `made` (prepared from `net`), from the cache, the samples, or invented with a loud note.
+    """Ranges for `made` (prepared from `net`), from the cache, the samples, or invented with a warning.
 
-    `note` hears of what is amiss, `inform` (default: nobody) of what was found. The `calibration.steps` that were tried and
+    `note` receives warnings, `inform` findings. The `calibration.steps` that were tried and
     kept are appended to `tried`.
     """
     model = model_digest(net)
@@ -112,7 +112,7 @@ def _improved(
     note: Callable[[str], None],
     inform: Callable[[str], None] | None,
 ) -> tuple[Ranges, list[CalibrationStep]]:
-    """The best of: no step; what scaling kept; either of them with the bias corrections that were kept. Judged at the network's outputs.
+    """The best of: no step; the kept scalings; either of them with the kept bias corrections. Judged at the network's outputs.
 
     A step that helps the layer behind it may still hurt the network, and one that fits the samples may saturate on others: so each kind
     has to raise the outputs' SNR on samples that neither it nor its ranges have seen. What is kept is then calibrated on all of them.
@@ -156,6 +156,6 @@ def _improved(
 
 
 def invented_ranges(made: Network) -> Ranges:
-    """The same range for every tensor: good for timing and nothing else."""
+    """The same range for every tensor: useful only for timing."""
     places = find_places(made)
     return Ranges({t.name: Range(0.0 if never_negative(t) else -_INVENTED, _INVENTED, "invented") for t in places.roots})

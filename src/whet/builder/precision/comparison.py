@@ -25,7 +25,7 @@ def slow_layers(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -
 
 
 def layer_times(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -> dict[str, tuple[float, float]]:
-    """(floating-point ms, quantized ms) of each layer that has one quantized form, with what moves numbers around it."""
+    """(floating-point ms, quantized ms) of each layer with one quantized form, including adjacent Q, DQ and reformat layers."""
     before, after = _times(floats), _times(integers)
     found = {}
     for layer in layers:
@@ -45,7 +45,7 @@ def _times(plan: EnginePlan) -> dict[str, float]:
 
 
 def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
-    """Milliseconds of the moving layers and tables next to one: those that feed it, and those that read it, shared among their readers."""
+    """Milliseconds of the adjacent data-movement layers and tables; producers are shared among their readers."""
     users = plan.network.users()
     kinds = (only,) if only else _MOVING
     cost = 0.0
@@ -58,7 +58,7 @@ def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: st
 
 
 def known_as(layer: Layer) -> frozenset[str]:
-    """What a layer is known by in both engines: its source nodes, or the parts of its name."""
+    """The names that identify a layer in both engines: its source nodes, or the parts of its name."""
     return frozenset(layer.sources) or frozenset(layer.name.split(" + "))
 
 

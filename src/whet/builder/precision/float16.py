@@ -1,4 +1,4 @@
-"""16-bit floats within a budget of accuracy: the layers that lose too much of it are demanded in FP32, the rest stays permitted."""
+"""16-bit floats within an accuracy budget: the most sensitive layers are demanded in FP32, the others stay permitted in 16 bits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from whet.builder.batching.per_sample import as_one, dealt_at_last
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
-from whet.builder.lock.relock import locked_again, note_found
-from whet.builder.precision.accuracy_budget import Fit, Judge, report_of
+from whet.builder.lock.relock import build_locked, record_request
+from whet.builder.precision.accuracy_budget import Fit, Judge, accuracy_record
 from whet.builder.progress import Noting, Progress
 from whet.engine.plan import EnginePlan
 from whet.network import BF16, F16, Network
@@ -44,15 +44,15 @@ def build_floats_within(
 ) -> tuple[EnginePlan, Verdict | None]:
     """An engine of `net` in floating point within `budget`; `made` is the network that accuracy is judged on (batch norms folded).
 
-    First as permitted; where that misses the budget, with the most harmful layers in FP32; where that does too, in FP32 throughout.
+    First as permitted; if that misses the budget, with the most sensitive layers in FP32; if that misses it too, in FP32 throughout.
     The plan's report says under "accuracy" what was found. Raises what `build` and Budget.judge raise.
     """
     if config.lock:
-        return locked_again(config, lambda found: build(net, found, progress=progress, inputs=inputs)), None
+        return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs)), None
     plan, verdict = _within(net, made, as_one(config), budget, samples, progress, inputs)
     tell = Noting(progress)
     plan = dealt_at_last(plan, net, config, lambda c: build(net, c, progress=tell), tell, inputs)
-    return note_found(plan, config), verdict
+    return record_request(plan, config), verdict
 
 
 def _within(
@@ -67,7 +67,7 @@ def _within(
     plan = build(net, config, progress=progress, inputs=inputs)
     small = small_type(plan)
     if small is None:
-        plan.report.accuracy = report_of(budget, Fit(), "nothing is rounded: the engine is FP32", None)
+        plan.report.accuracy = accuracy_record(budget, Fit(), "nothing is rounded: the engine is FP32", None)
         return plan, None
     judge = Judge(made, small, None, samples, budget, config, progress)
     verdict, on = _judge(judge, plan, judge.names, config)
@@ -87,7 +87,7 @@ def _within(
     elif fit.dropped:
         said = f"Accuracy: {budget.text}; {verdict.text} with {len(fit.dropped)} of {len(judge.names)} layers in FP32"
         plan.report.info = [*plan.report.info, said]
-    plan.report.accuracy = report_of(budget, fit, on, verdict)
+    plan.report.accuracy = accuracy_record(budget, fit, on, verdict)
     return plan, verdict
 
 

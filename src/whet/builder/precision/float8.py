@@ -15,9 +15,9 @@ from whet.builder.build import build
 from whet.builder.candidates.sparse_weights import with_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import read_lock
-from whet.builder.lock.relock import locked_again, make_recipe, note_found
+from whet.builder.lock.relock import build_locked, make_recipe, record_request
 from whet.builder.precision.calibration import Calibration, prepared
-from whet.builder.precision.float8_ranges import ENOUGH_DB, LEAST_DB, float8_network, float8_ranges, harmful
+from whet.builder.precision.float8_ranges import ENOUGH_DB, LEAST_DB, float8_network, float8_ranges, sensitive_layers
 from whet.builder.precision.permissions import demanded_floats, has_float8
 from whet.builder.precision.precision_search import EngineCandidate, PrecisionSearch, Strategy
 from whet.builder.progress import Noting, Progress
@@ -83,12 +83,12 @@ def _search_float8(
     enough_db = budget.limit if budget is not None and budget.kind == "snr" else ENOUGH_DB
     search.ranges = float8_ranges(net, folded, calibration, config, search.notes, search.info, enough_db)
     if budget is None:
-        left_out |= harmful(folded, search.ranges, calibration, config, left_out, progress=progress)
+        left_out |= sensitive_layers(folded, search.ranges, calibration, config, left_out, progress=progress)
         search.layers = [x for x in layers if x.name not in left_out]
     if not search.layers:
         return _without_float8(baseline.plan, f"--fp8 is not used: no layer of it leaves the outputs {LEAST_DB:g} dB.", config)
     search.set_budget(budget, calibration)
-    return note_found(search.run(), config)
+    return record_request(search.run(), config)
 
 
 class Float8(Strategy):
@@ -138,7 +138,7 @@ class Float8(Strategy):
 def _without_float8(floats: EnginePlan, why: str, config: BuildConfig) -> EnginePlan:
     """The engine in floating point, with a note."""
     floats.report.notes = [*floats.report.notes, why]
-    return note_found(floats, config)
+    return record_request(floats, config)
 
 
 def is_float8_lock(config: BuildConfig) -> bool:
@@ -161,7 +161,7 @@ def _locked(net: Network, config: BuildConfig, progress: Progress | None, inputs
         plan.report.quantized = make_recipe(ranges, skip, tables, "fp8", packed)
         return plan
 
-    return locked_again(config, lambda found: build(net, found, progress=progress, inputs=inputs), low)
+    return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs), low)
 
 
 def _left_out(left: Mapping[str, str]) -> str:

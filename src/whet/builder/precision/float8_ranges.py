@@ -1,4 +1,4 @@
-"""What calibration finds for FP8 (e4m3): ranges, bias corrections, residual additions and layers that stay in floating point.
+"""Calibration for FP8 (e4m3): ranges, bias corrections, residual additions and layers that stay in floating point.
 
 Without an accuracy budget the outputs still have to stay well above FP8's noise, judged in emulation on calibration samples. Below ENOUGH_DB
 residual additions stay in 16 bits (all products remain in FP8); below LEAST_DB the most sensitive layers stay in floating point too.
@@ -40,8 +40,8 @@ def float8_ranges(
     net: Network, made: Network, calibration: Calibration, config: BuildConfig, notes: list[str], info: list[str] | None = None,
     enough_db: float = ENOUGH_DB,
 ) -> Ranges:  # fmt: skip
-    """Ranges for FP8, with the corrections that calibration data give; sums of skip connections left in floating point where the outputs lack
-    `enough_db` without; and with the step "round" weights rounded with care, where that pays."""
+    """FP8 ranges with bias corrections from calibration data. Residual additions stay in floating point if the outputs would otherwise have less
+    than `enough_db`; the step "round" adds weights rounded against their layers' errors, if that raises the outputs' SNR."""
     method = "minmax" if calibration.method == "auto" else calibration.method
     plain = dataclasses.replace(calibration, method=method, steps=())
     ranges = calibrated_ranges(net, made, plain, config, notes.append)
@@ -55,7 +55,7 @@ def float8_ranges(
     ranges = dataclasses.replace(ranges, float_sums=plain_ranges.float_sums)
     if "round" not in calibration.steps or sum(1 for _ in calibration.samples()) < _LEAST_SAMPLES:
         return plain_ranges
-    # Weights rounded against their layers' errors, kept where the outputs gain on samples that did not round them.
+    # Judged on samples that were not used to round the weights.
     judges = chosen_samples(calibration.samples(), _JUDGES)
     unseen = {content_digest(f) for f in judges}
 
@@ -75,7 +75,7 @@ def float8_ranges(
 
 
 def _with_sums(made: Network, ranges: Ranges, calibration: Calibration, left: Mapping[str, str], heard: list[str], enough_db: float) -> Ranges:
-    """`ranges`, with the sums of skip connections in floating point where FP8 leaves the outputs less than `enough_db` and that helps."""
+    """`ranges`, with residual additions in floating point if the outputs have less than `enough_db` in FP8 and gain by it."""
     assert calibration.samples is not None
     names = [x.name for x in find_places(made, left).layers]
     sums = skip_sums(made, left)
@@ -93,11 +93,11 @@ def _with_sums(made: Network, ranges: Ranges, calibration: Calibration, left: Ma
     return wide
 
 
-def harmful(
+def sensitive_layers(
     made: Network, ranges: Ranges, calibration: Calibration, config: BuildConfig, left: Mapping[str, str], *, enough_db: float = LEAST_DB,
     progress: Progress | None = None,
 ) -> dict[str, str]:  # fmt: skip
-    """The layers beyond `left` that have to stay in floating point for the outputs to stand `enough_db` above FP8's noise: name -> reason."""
+    """Layers besides `left` that have to stay in floating point for an output SNR of `enough_db`: name -> reason."""
     samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), _JUDGES)
     if not samples:
         return {}

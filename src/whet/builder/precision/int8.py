@@ -21,7 +21,7 @@ from whet.builder.batching.per_sample import as_one, dealt_at_last
 from whet.builder.build import build
 from whet.builder.candidates.sparse_weights import with_sparsity
 from whet.builder.config import BuildConfig
-from whet.builder.lock.relock import locked_again, make_recipe, note_found, read_recipe
+from whet.builder.lock.relock import build_locked, make_recipe, read_recipe, record_request
 from whet.builder.precision.calibration import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepared
 from whet.builder.precision.comparison import known_as, slow_layers
 from whet.builder.precision.float16 import build_floats_within
@@ -29,7 +29,7 @@ from whet.builder.precision.permissions import demanded_floats, demanded_integer
 from whet.builder.precision.precision_search import EngineCandidate, PrecisionSearch, Strategy
 from whet.builder.progress import Noting, Progress
 from whet.builder.verify.engine_values import EngineRun
-from whet.builder.verify.verify_selected import kept_verified
+from whet.builder.verify.verify_selected import build_verified
 from whet.engine.plan import EnginePlan
 from whet.errors import BuildError
 from whet.network import Layer, Network
@@ -69,11 +69,11 @@ def build_int8(
 
     began, tell = perf_counter(), Noting(progress)
     with _times_shared(config) as sharing:
-        plan = kept_verified(lambda c: _search_int8(net, c, calibration, budget, tell, inputs), source, as_one(sharing), tell, inputs)
+        plan = build_verified(lambda c: _search_int8(net, c, calibration, budget, tell, inputs), source, as_one(sharing), tell, inputs)
         plan = dealt_at_last(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=tell), tell, inputs)
     plan.report.notes = [*said, *plan.report.notes]
     plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, tell.seconds()  # of all the engines
-    return note_found(plan, config)
+    return record_request(plan, config)
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def _build_locked(search: PrecisionSearch) -> EnginePlan:
     def plain(config: BuildConfig) -> EnginePlan:
         return build(search.net, config, progress=search.progress, inputs=search.inputs)
 
-    return locked_again(search.config, plain, quantized)
+    return build_locked(search.config, plain, quantized)
 
 
 class Int8(Strategy):
@@ -189,12 +189,12 @@ class Int8(Strategy):
             floats = f"; {left} of {len(search.layers)} quantizable layers stay in floating point" if left else ""
             search.info.append(f"INT8 pays: {shown}{floats}.")
 
-    def _build_floats(self, search: PrecisionSearch, rival_ms: float | None = None) -> EngineCandidate:
-        """The engine in floating point, within the budget where 16 bits are permitted; `rival_ms` as in `build`."""
+    def _build_floats(self, search: PrecisionSearch, incumbent_ms: float | None = None) -> EngineCandidate:
+        """The engine in floating point, within the budget where 16 bits are permitted; `incumbent_ms` as in `build`."""
         config, what = without_int8(search.config), "floating point"
         with search.progress.making(what):
             if search.judge is None or not config.precisions:
-                plan = build(search.net, config, progress=search.progress, inputs=search.inputs, rival_ms=rival_ms)
+                plan = build(search.net, config, progress=search.progress, inputs=search.inputs, incumbent_ms=incumbent_ms)
                 return EngineCandidate(what, plan)
             budget, samples = search.judge.budget, search.judge.analysis.samples
             plan, verdict = build_floats_within(

@@ -1,4 +1,4 @@
-"""Which layers low precision hurts, and what each saves: the analysis behind `whet debug precision`, for scripts too."""
+"""Per-layer sensitivity to low precision and time saved: the analysis of `whet debug precision`, also for scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from whet.precision import Analysis, Harm, Ranges, chosen_samples, emulated
 
 @dataclass
 class HarmReport:
-    """Rows from the most harmful layer on; the outputs' SNR with everything in low precision; what was built beside it, in ms."""
+    """Rows in order of sensitivity, descending; the outputs' SNR with all layers in low precision; the times of both engines in ms."""
 
     precision: str
     rows: list[Harm]
@@ -82,7 +82,7 @@ def find_harm(
 
 
 def _drawn(net: Network, count: int) -> list[dict[str, np.ndarray]]:
-    """Seeded normal numbers in the inputs' shapes, 1 where those are open."""
+    """Seeded normal values in the inputs' shapes; dynamic dimensions are 1."""
     rng = np.random.default_rng(0)
 
     def one(t: Any) -> np.ndarray:
@@ -121,7 +121,7 @@ def _times(
 
 
 def _shared_times(floats: EnginePlan, low: EnginePlan, layers: Iterable[Layer]) -> dict[str, tuple[float, float]]:
-    """Times of the engine layers that hold a source layer; one that several were fused into is given to the first of them."""
+    """Times of the engine layers that contain a source layer; a fused layer counts for the first of its source layers."""
     found: dict[str, tuple[float, float]] = {}
     taken: set[str] = set()
     before, after = (dict(p.report.layer_ms) for p in (floats, low))
@@ -136,7 +136,7 @@ def _shared_times(floats: EnginePlan, low: EnginePlan, layers: Iterable[Layer]) 
 
 
 def _whole(plan: EnginePlan) -> float | None:
-    """An engine's time: as timed while it was built, else the sum of its layers."""
+    """An engine's measured latency, or the sum of its layers' times."""
     known = plan.report.latency_ms
     times = plan.report.layer_ms
     return float(known) if known is not None else float(sum(times.values())) if times else None

@@ -1,4 +1,4 @@
-"""Permissions: which storage types a build may use beside a tensor's own, and for which layers a precision is demanded.
+"""Permissions: the storage types that a build may use besides a tensor's own, and the layers with a demanded precision.
 
 --layerPrecisions=x:int8 binds as x:fp16 does: the layer computes on 8-bit integers, or the build fails (obey) or says so (prefer).
 x:fp32 keeps a layer out of the integers that calibration or the model's own Q/DQ would put it in.
@@ -17,7 +17,7 @@ from whet.errors import BackendError, BuildError, UsageError
 from whet.network import BF16, F8E4M3, F16, F32, I8, U8, DType, Layer
 from whet.tactics import Signature, anchor, is_quantized, tactics_of
 
-#: flag -> storage types that it permits for what the network computes in f32. int8 and fp8 come with Q/DQ in the network or calibration.
+#: flag -> storage types that it permits for f32 tensors of the network. int8 and fp8 come with Q/DQ in the network or calibration.
 _PERMITS: dict[str, tuple[DType, ...]] = {"fp32": (), "fp16": (F16,), "bf16": (BF16,), "int8": (), "fp8": (), "best": (F16, BF16)}
 _STORAGE: dict[str, DType] = {"fp32": F32, "fp16": F16, "bf16": BF16, "int8": I8, "fp8": F8E4M3}
 _QUANTIZED = (I8, F8E4M3)
@@ -49,7 +49,7 @@ class Permissions:
         return Permissions(frozenset(allowed), demands, outputs, config.precision_constraints == "obey", tuple(config.precisions))
 
     def refuses(self, layer: Layer, signature: Signature) -> str | None:
-        """Why a signature's storage types may not be used for a layer, or None."""
+        """The reason why a signature's storage types are not permitted for a layer, or None."""
         demanded, output = self.demanded(layer), self.demanded_output(layer)
         pairs = [*zip(layer.inputs, signature.inputs, strict=True), *zip(layer.outputs, signature.outputs, strict=True)]
         for t, o in pairs:
@@ -66,14 +66,14 @@ class Permissions:
         return None
 
     def meets(self, layer: Layer, signature: Signature) -> bool:
-        """Whether a signature is what --layerPrecisions and --layerOutputTypes ask for the layer, where they ask at all."""
+        """True when a signature meets --layerPrecisions and --layerOutputTypes for the layer."""
         demanded = self.demanded(layer)
         computes = demanded is None or computes_in(layer, signature) in (None, demanded)
         return computes and self._gives(layer, signature, self.demanded_output(layer))
 
     @staticmethod
     def _gives(layer: Layer, signature: Signature, output: DType | None) -> bool:
-        """Whether all outputs that hold the network's floats are stored as `output` (None: any way)."""
+        """True when all floating-point outputs are stored as `output` (None: any type)."""
         if output is None:
             return True
         if is_quantized(layer) and all(t.dtype in (I8, U8) for t in layer.outputs):
@@ -90,7 +90,7 @@ class Permissions:
         return _last_match(self.outputs, layer)
 
     def key(self, layer: Layer) -> str:
-        """What of the permissions distinguishes layers of equal text."""
+        """The part of the permissions that distinguishes layers of equal text."""
         return f"{self.demanded(layer)} {self.demanded_output(layer)}"
 
 
@@ -107,7 +107,7 @@ def _last(demands: tuple[tuple[str, DType], ...], names: Iterable[str]) -> DType
 
 
 def _how_to(demanded: DType) -> str:
-    """What an unmet demand for 8 bits lacks."""
+    """The missing condition of an unmet demand for 8 bits."""
     if demanded == I8:
         return ": it is not quantized (8 bits are for convolutions and products with constant weights that have ranges)"
     return ": it is no layer of FP8 (Q/DQ in the network or --fp8 with calibration, on a GPU that has kernels for it)" if demanded == F8E4M3 else ""
@@ -121,18 +121,18 @@ def computes_in(layer: Layer, signature: Signature) -> DType | None:
 
 
 def on_integers(layer: Layer) -> bool:
-    """Whether a layer is quantized, or made around one that is."""
+    """True for a quantized layer or a fused layer that contains one."""
     return is_quantized(layer) or (layer.op == "Fused" and any(is_quantized(x) for x in layer.regions["body"].layers))
 
 
 def demanded_integers(config: BuildConfig) -> Callable[[Layer], bool]:
-    """Whether --layerPrecisions asks for INT8 for a layer of the source network."""
+    """A predicate for layers of the source network that --layerPrecisions demands in INT8."""
     permissions = Permissions.of(config)
     return lambda layer: permissions.demanded(layer) == I8
 
 
 def demanded_floats(config: BuildConfig) -> Callable[[Layer], bool]:
-    """Whether --layerPrecisions keeps a layer of the source network in floating point."""
+    """A predicate for layers of the source network that --layerPrecisions keeps in floating point."""
     permissions = Permissions.of(config)
     return lambda layer: permissions.demanded(layer) not in (None, *_QUANTIZED)
 
@@ -160,14 +160,14 @@ def unwanted_integers(config: BuildConfig) -> Callable[[Layer], str | None] | No
 
 
 def is_float8(layer: Layer) -> bool:
-    """Whether a fused layer reads or stores e4m3 numbers with scales."""
+    """True for a fused layer that reads or stores scaled e4m3 values."""
     if not is_quantized(layer):
         return False
     return any(t is not None and t.dtype == F8E4M3 for x in layer.regions["body"].layers for t in (*x.outputs, x.inputs[0]))
 
 
 def has_float8(config: BuildConfig) -> bool:
-    """Whether the backend of a build has kernels for FP8."""
+    """True when the build's backend has FP8 kernels."""
     if not capabilities_of(config.backend).executes:
         return True
     return any(t.float8 for t in tactics_of(config.backend)) and _too_old(config) is None
@@ -217,7 +217,7 @@ def _storage(precision: str) -> DType:
 
 
 def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Signature]]) -> dict[str, PermissionUse]:
-    """For each permission: how many layers used it, and the reason where none did. Raises BuildError under `strict`."""
+    """For each permission: the number of layers that use it, and the reason if none does. Raises BuildError under `strict`."""
     ran = [runs_in(layer, s) for layer, s in signatures.values()]
     integers = sum(1 for layer, _ in signatures.values() if on_integers(layer))
     float8 = sum(1 for layer, _ in signatures.values() if is_float8(layer))

@@ -16,7 +16,7 @@ import numpy as np
 
 from whet.backends import get_backend
 from whet.builder.config import BuildConfig
-from whet.builder.precision.accuracy_budget import SAMPLES, Fit, Judge, report_of
+from whet.builder.precision.accuracy_budget import SAMPLES, Fit, Judge, accuracy_record
 from whet.builder.precision.calibration import Calibration
 from whet.builder.precision.comparison import compare_engines, layer_times, slow_layers
 from whet.builder.progress import Noting
@@ -227,7 +227,7 @@ class PrecisionSearch:
         shown = ", ".join(f"{c.what} {ms:.3f} ms{outside[c.is_allowed]}" for c, ms in zip(candidates, times_ms, strict=True))
         self.strategy.describe(self, candidates, index, shown)
         if self.judge is not None and self.strategy.reports_accuracy:
-            report.accuracy = report_of(self.judge.budget, fit, kept.judged_on, kept.verdict)
+            report.accuracy = accuracy_record(self.judge.budget, fit, kept.judged_on, kept.verdict)
         return self._report(kept.plan)
 
     def _build_untimed(self) -> EnginePlan:
@@ -237,7 +237,7 @@ class PrecisionSearch:
             fit = self.judge.fit([x.name for x in self.layers], {}, self.strategy.demanded)
         plan = self.strategy.build(self, self.strategy.name, frozenset(fit.dropped)).plan
         if self.judge is not None and self.strategy.reports_accuracy:
-            plan.report.accuracy = report_of(self.judge.budget, fit, "emulation", None)
+            plan.report.accuracy = accuracy_record(self.judge.budget, fit, "emulation", None)
             self._report_budget(self.judge.budget, fit)
         self.notes.append(f"{self.strategy.title} is used wherever it can be: at this level nothing is timed, so it may not pay")
         return self._report(plan)

@@ -15,14 +15,14 @@ from typing import Any
 
 from whet.backends import Backend
 from whet.builder.candidates.compile_ahead import configs_with_texts
-from whet.builder.candidates.unfuse import unfuse
+from whet.builder.candidates.unfuse import list_parts
 from whet.engine.report import Candidate
 from whet.errors import BackendError, NetworkError
 from whet.measure.option import Option
 from whet.measure.policy import UNFUSED
 from whet.measure.timing import Timer
 from whet.measure.timing_key import source_digest
-from whet.network import Layer, Network, Tensor
+from whet.network import Layer
 from whet.ops import bind_layer
 from whet.tactics import Args, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, anchor, is_quantized
 
@@ -31,7 +31,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Apart:
+class UnfusedTime:
     """The fastest chain of a fused layer's parts against its fastest kernel, ms of each in turns with the other; or why there is none."""
 
     fused_ms: float | None = None
@@ -54,27 +54,6 @@ class Apart:
     def candidate(self) -> Candidate:
         """For the report."""
         return Candidate("apart", self.signature, (), self.parts, self.ms, self.spread_ms if self.ms is not None else None, str(self))
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The layers of a fused layer's body in a network of their own, and which of the fused layer's inputs a tensor is."""
-
-    layers: list[Layer]
-    inputs: Mapping[Tensor, int]
-
-
-def taken_apart(layer: Layer) -> Parts:
-    """A fused layer's parts; the layer stays as it is."""
-    net, seen, place = Network("apart", "lowered"), {}, {}
-    for i, t in enumerate(layer.inputs):
-        if t is not None and t not in seen:
-            seen[t] = net.constant(t.weight, t.name) if t.weight is not None else net.add_input(t.name, t.type)
-            place[seen[t]] = i
-    whole = net.add_layer("Fused", [seen[t] for t in layer.inputs if t is not None], layer.attrs, name="whole", regions=layer.regions)
-    for t in whole.outputs:
-        net.mark_output(t)
-    return Parts(unfuse(net, whole), place)
 
 
 class _ChainTactic(Tactic):
@@ -130,33 +109,33 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def chains_apart(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | Apart:
+def list_chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | UnfusedTime:
     """Chains of the parts of `layer` (static shapes) in the formats of `best`, its fastest fused kernel; or why there are none.
 
     `fused` are the tactics that have a kernel for the fused layer.
     """
     if is_quantized(layer):
-        return Apart(reason="not taken apart: between its parts numbers would stand as floats")
+        return UnfusedTime(reason="not taken apart: between its parts numbers would stand as floats")
     if not 2 <= len(layer.regions["body"].layers) <= _LONGEST or len(layer.outputs) != 1:
-        return Apart(reason=f"not taken apart: only 2 to {_LONGEST} parts with one result are")
+        return UnfusedTime(reason=f"not taken apart: only 2 to {_LONGEST} parts with one result are")
     chains = _chains(layer, best, fused, tactics, permissions, backend)
-    return Apart(reason=f"not taken apart: {chains}") if isinstance(chains, str) else chains
+    return UnfusedTime(reason=f"not taken apart: {chains}") if isinstance(chains, str) else chains
 
 
-def timed_apart(layer: Layer, text: str, best: Option, chains: list[Option], timer: Timer) -> Apart:
+def time_chains(layer: Layer, text: str, best: Option, chains: list[Option], timer: Timer) -> UnfusedTime:
     """Times the chains of `layer` (`text` is its layer_text) against `best`."""
     whole = dataclasses.replace(best, rank=0, ms=None)
     timer.time(layer, f"{text}\nin turns with its parts", [whole, *chains])
     timed = [c for c in chains if c.ms is not None]
     if whole.ms is None or not timed:
-        return Apart(reason="its parts could not be timed")
+        return UnfusedTime(reason="its parts could not be timed")
     fastest = min(timed, key=lambda o: o.cost)
-    return Apart(whole.ms, fastest.ms, max(fastest.spread_ms, whole.spread_ms), str(best.signature), fastest.kernel.implementation)
+    return UnfusedTime(whole.ms, fastest.ms, max(fastest.spread_ms, whole.spread_ms), str(best.signature), fastest.kernel.implementation)
 
 
 def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | str:
     """One option for each kernel of the anchor, followed by the first kernel of every other part; or the part that has none."""
-    parts, head = taken_apart(layer), anchor(layer).op
+    parts, head = list_parts(layer), anchor(layer).op
     stored: dict[str, Operand] = {}
     place: dict[str, tuple[str, int]] = {}
     for t, i in parts.inputs.items():

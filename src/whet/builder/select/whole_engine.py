@@ -10,9 +10,9 @@ from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.views import StuckViews, settled
 from whet.builder.select.engine_candidate import BrokenKernel, Entry, Make, Stand
 from whet.builder.select.formats import Choosing, ReformatCost, choose, links, total
-from whet.builder.select.fusion import without_fused
+from whet.builder.select.fusion import time_unfused, unfuse_slower
 from whet.builder.select.refine import refined_entry
-from whet.builder.select.search import HOPELESS, Search
+from whet.builder.select.search import SUM_MARGIN, Search
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.engine.report import EngineTime, SelectionRecord
@@ -68,6 +68,7 @@ def best_engine(search: Search, make: Make) -> Best:
     stand = Stand(search, probe_inputs(entries[0].plan.network, search.config.seed, probe_shapes(entries[0].plan)))
     best = _raced(search, make, stand, list(entries))
     if search.retime_contradictions(best.entry.lowered, best.chosen, best.entry.ms):
+        time_unfused(search)
         entries = _settled_entries(search, make)
         best = _raced(search, make, stand, list(entries))
     return _raced(search, make, stand, entries, anew=True) if best.doubtful else best
@@ -76,7 +77,7 @@ def best_engine(search: Search, make: Make) -> Best:
 def _raced(search: Search, make: Make, stand: Stand, entries: list[Entry], *, anew: bool = False) -> Best:
     """The fastest of these and of one with kernels chosen in the network; by what the timing cache remembers, unless all are timed `anew`."""
     _timed(search, entries, stand, anew)
-    if search.config.optimization_level >= 3 and search.config.in_network and not search.outrun(entries[0].choosing.cost):
+    if search.config.optimization_level >= 3 and search.config.in_network and not search.cannot_win(entries[0].choosing.cost):
         search.tell.phase("choice in the network")
         refined = refined_entry(search, min(entries, key=lambda e: e.ms), make, stand)
         search.tell.phase("whole engines")
@@ -136,10 +137,10 @@ class _Way:
 
 def _entries(search: Search, make: Make) -> list[Entry]:
     """The engine of least total time first, then others that differ: fused layers whole or apart, fewer reformats, one format throughout."""
-    options = {layer.name: search.usable(layer, search.net) for layer in search.net.layers}
+    options = {layer.name: search.list_usable(layer, search.net) for layer in search.net.layers}
     first = _Way("least sum of times", choose(search.net, options, search.reformats.cost), search.net, [])
     several = search.timer is not None and search.backend.capabilities.executes and search.config.whole_engines > 1
-    several = several and not search.outrun(first.choosing.cost)
+    several = several and not search.cannot_win(first.choosing.cost)
     ways = [first]
     if several:
         apart = _apart_way(search)
@@ -159,11 +160,11 @@ def _differ(a: Choosing, b: Choosing) -> bool:
 
 def _apart_way(search: Search) -> _Way | None:
     """The least sum of times with the fused layers apart whose parts win on their own."""
-    made = without_fused(search)
+    made = unfuse_slower(search)
     if made is None:
         return None
     net, unfused = made
-    options = {layer.name: search.usable(layer, net) for layer in net.layers}
+    options = {layer.name: search.list_usable(layer, net) for layer in net.layers}
     what = f"least sum of times, {len(unfused)} fused layer{'s' if len(unfused) > 1 else ''} apart"
     return _Way(what, choose(net, options, search.reformats.cost), net, unfused)
 
@@ -171,7 +172,7 @@ def _apart_way(search: Search) -> _Way | None:
 def _other_ways(search: Search, like: _Way, known: Mapping[str, list[Option]] | None) -> list[_Way]:
     """Choices that may win in the network though the sum of their times is larger."""
     net, cost = like.lowered, search.reformats.cost
-    options = known or {layer.name: search.usable(layer, net) for layer in net.layers}
+    options = known or {layer.name: search.list_usable(layer, net) for layer in net.layers}
 
     def way(what: str, options: Mapping[str, list[Option]], cost: ReformatCost) -> _Way:
         return _Way(what, choose(net, options, cost), net, like.unfused)
@@ -193,12 +194,12 @@ def _worth_a_try(search: Search, known: Sequence[_Way], others: Sequence[_Way]) 
     if search.backend.capabilities.overlapping_launches:
         return list(others)
     least = min(w.choosing.cost for w in known)
-    return [w for w in others if total(w.lowered, w.choosing.picked, links(w.lowered), search.reformats.cost) <= HOPELESS * least]
+    return [w for w in others if total(w.lowered, w.choosing.picked, links(w.lowered), search.reformats.cost) <= SUM_MARGIN * least]
 
 
 def _entry(search: Search, way: _Way, make: Make) -> Entry:
     net, chosen = with_reformats(way.lowered, way.choosing.picked, search.reformats)
-    chosen = settled(net, chosen, search.copying)
+    chosen = settled(net, chosen, search.select_copy)
     return Entry(way.what, way.choosing, way.lowered, way.unfused, net, chosen, make(net, chosen))
 
 

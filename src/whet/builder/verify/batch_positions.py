@@ -1,9 +1,8 @@
-"""Does a kernel treat every place of a batch alike? Each layer runs twice, the second time with the batch turned by some places.
+"""Does a kernel treat all batch items alike? Each layer runs twice, the second time with the batch rotated.
 
-A reference for a few images says that a kernel computes those images right. That the others are right too follows when what an image
-gives does not depend on where it stands: turned by s places, image i must give at place i - s what it gave at place i. A kernel that
-leaves out a tile, reads past its image or writes twice gives other results at some places, whichever those are; one that is wrong
-everywhere in the same way is seen by the reference. Both sides are compared in full, on the machine where they lie.
+The reference verifies a kernel on a few batch items. The others are correct too if an item's result does not depend on its index: after a
+rotation by s, item i must give the same result at index i - s. A kernel that omits a tile, reads past its item or writes twice gives other
+results at some indices; an error that is the same for all items is found by the reference. Whole batches are compared, in device memory.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from whet.runtime import BoundEngine
 from whet.runtime.memory import read_bytes, write_bytes
 
 
-def turned_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], places: Places, batch: int, seed: int = 0):
+def rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], places: Places, batch: int, seed: int = 0):
     """(layer, error of its worst output, relative to the largest value) layer by layer; `other` is the same engine over memory of its own.
 
     Layers with a constant part for each image are left out: `places.fixed`. The turned run gets each layer's actual inputs, turned, so that
@@ -40,14 +39,14 @@ def turned_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str
 
 
 def _pieces(bound: BoundEngine, name: str, shift: int, batch: int) -> list[tuple[int, int, int]]:
-    """(from, to, bytes) offsets in the arenas of the two runs of images that turning keeps together."""
+    """(source, target, bytes): arena offsets of the two contiguous parts of a rotated batch."""
     at, nbytes = bound.place(name)
     cut = nbytes // batch * shift
     return [(at + cut, at, nbytes - cut), (at, at + nbytes - cut, cut)]
 
 
 def _turn(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, shift: int, batch: int) -> None:
-    """Copies a tensor to the other memory, turned along its image axis."""
+    """Copies a tensor to the other arena, rotated along its batch axis."""
     if axis in (None, 0):
         at, nbytes = bound.place(t.name)
         pieces = [(at, at, nbytes)] if axis is None else _pieces(bound, t.name, shift, batch)

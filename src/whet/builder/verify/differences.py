@@ -13,7 +13,7 @@ _FLOAT8_SHARE = 0.025  # of e4m3 numbers: noise per signal that differing in a f
 
 
 def difference(got: np.ndarray, ref: np.ndarray, dtype: DType) -> tuple[float, str]:
-    """The error of an output and, where a number does not say it, what is wrong. 0 when all is well."""
+    """The error of an output, and a description of errors without a magnitude. 0 for a correct output."""
     if got.shape != ref.shape:
         return np.inf, f"shape {list(got.shape)} instead of {list(ref.shape)}"
     if not dtype.is_float:
@@ -26,8 +26,8 @@ def difference(got: np.ndarray, ref: np.ndarray, dtype: DType) -> tuple[float, s
 
 
 def float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
-    """The error of e4m3 numbers against the reference's: what is left of max|e|/max|ref| after one step where they lie, for a real number
-    near the middle of two may become either. That has to be rare: infinite where ||e||/||ref|| is that of a rounding, or NaN stand elsewhere."""
+    """The error of e4m3 values: max|e|/max|ref| after subtracting one e4m3 step, since a value near a rounding tie may become either neighbor.
+    Ties must be rare: the error is infinite if ||e||/||ref|| is as large as that of a rounding, or if NaN are at other indices."""
     a, b = np.asarray(got).astype(np.float64).reshape(-1), np.asarray(ref).astype(np.float64).reshape(-1)
     if not np.array_equal(np.isnan(a), np.isnan(b)):
         return np.inf, "NaN in other places than the reference"
@@ -47,7 +47,7 @@ def float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
 
 
 def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
-    """The larger of ||e||/||ref|| and max|e|/max|ref| over finite places; infinite when NaN or infinities stand elsewhere."""
+    """The larger of ||e||/||ref|| and max|e|/max|ref| over finite values; infinite if NaN or infinities are at other indices."""
     a, b = got.astype(np.float64).reshape(-1), np.asarray(ref, np.float64).reshape(-1)
     limit = float(np.finfo(np.float32).max) if got.dtype.itemsize >= 4 or got.dtype.name == "bfloat16" else float(np.finfo(np.float16).max)
     if got.dtype != np.float64:

@@ -1,4 +1,4 @@
-"""What a right engine computes: one layer in float64 from what it reads, the network in its own types rounded where the engine rounds."""
+"""Expected values: one layer in float64 from its actual inputs, the network in its own types, rounded at the engine's points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PRODUCTS = ("Conv", "ConvTranspose", "Fused", "Gemm", "MatMul")  # of numbers t
 
 
 def reference_outputs(layer: Layer, choice: Choice, ins: list, images: Images | None = None, places: Places = NOWHERE) -> list[np.ndarray]:
-    """The layer's outputs in float64 from inputs as stored; weights are rounded where the layer computes in a smaller type."""
+    """The layer's outputs in float64 from inputs as stored; weights are rounded if the layer computes in a smaller type."""
     small = computing_type(layer, choice)
     arrays = []
     for t, a in zip(layer.inputs, ins, strict=True):
@@ -42,12 +42,12 @@ def computing_type(layer: Layer, choice: Choice) -> DType | None:
 
 
 def computes_tf32(choice: Choice) -> bool:
-    """Whether the tactic rounds f32 operands to TF32 (its config says so)."""
+    """True when the tactic's config says that it rounds f32 operands to TF32."""
     return ("math", "tf32") in choice.config
 
 
 def multiplied(layer: Layer) -> list[Tensor | None]:
-    """The layer's inputs that are multiplied: by what it is fused around, or by each of several products within it, also joined to others before."""
+    """The layer's inputs that are operands of its convolutions and matrix products, directly or through a Concat."""
     if layer.op != "Fused":
         return list(layer.inputs[:2])
     body = layer.regions["body"]
@@ -65,7 +65,7 @@ def rounded_tf32(a: np.ndarray) -> np.ndarray:
 
 
 def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: Images | None = None) -> dict[str, np.ndarray]:
-    """The engine's network by the reference in the tensors' own types, rounded where the engine stores a smaller type."""
+    """The engine's network by the reference in the tensors' own types, rounded to the storage types of the engine."""
     net = plan.network
 
     def read(layer: Layer, t: Tensor, a: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A network's values by an engine that is the same whatever else the machine does: what calibration and accuracy are judged with."""
+"""A network's values by an engine with fixed kernels, reproducible under any load: used for calibration and accuracy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from whet.tactics.cpu.onednn._api.library import library
 
 
 class EngineRun:
-    """A network's values by an FP32 engine of fixed kernels on one thread: the same bits for the same sample, whatever runs beside it.
+    """A network's values by an FP32 engine of fixed kernels on one thread: the same bits for the same sample under any load.
 
     Where oneDNN is not installed (a machine for GPUs may be without), NumPy's reference computes: the same numbers but for their last bits, slower.
     Q/DQ and casts stand as layers of their own, so a network from precision.emulated computes its roundings in FP32.
@@ -53,7 +53,7 @@ class EngineRun:
 
 @cache
 def _sources() -> tuple[str, ...]:
-    """What leaves the reference in NumPy alone where oneDNN cannot be loaded."""
+    """Tactic sources without oneDNN, if it cannot be loaded: only the NumPy reference is left."""
     try:
         library()
     except BackendError:

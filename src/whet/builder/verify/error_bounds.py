@@ -1,4 +1,4 @@
-"""What verification holds against an engine: its layers one by one, and the network, each with the errors that are allowed."""
+"""Error bounds of verification: layer by layer, and for the whole network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNIT = {F16.name: 2.0**-11, BF16.name: 2.0**-8}  # relative error of one roundi
 
 @dataclass(frozen=True)
 class Failure:
-    """A layer whose outputs are off, or (layer "") the network."""
+    """A layer, or the network (layer ""), with an error above its bound."""
 
     layer: str
     tactic: str
@@ -39,7 +39,7 @@ class Failure:
 
 @dataclass
 class Checked:
-    """What verification found: failures first to last, the worst layer, errors of the network, outputs for the probe."""
+    """The result of verification: failures in order, the worst layer, errors of the network, outputs for the probe."""
 
     failures: list[Failure] = field(default_factory=list)
     layers: int = 0
@@ -52,7 +52,7 @@ class Checked:
     probe_outputs: dict[str, np.ndarray] = field(default_factory=dict)
 
     def take(self, c: Compared) -> None:
-        """Adds what one layer's comparison found."""
+        """Adds the result of one layer's comparison."""
         for error, bound in c.errors:
             if bound and (self.worst[2] == 0 or error / bound > self.worst[1] / self.worst[2]):
                 self.worst = (c.layer, error, bound)
@@ -61,7 +61,7 @@ class Checked:
 
     @property
     def probe_rtol(self) -> float:
-        """What the probe allows elsewhere: the network's bound against this engine's own error."""
+        """The probe's tolerance on other machines, from the network's bound."""
         return max(2 * self.network_bound, 1e-4)
 
     def report(self) -> VerificationRecord:
@@ -79,7 +79,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Compared:
-    """One layer against the reference: its outputs' errors with what is allowed, the last of them the one that failed if one did."""
+    """One layer's comparison: (error, bound) per output; with a failure, the last pair is the one that failed."""
 
     layer: str
     errors: tuple[tuple[float, float], ...] = ()
@@ -139,7 +139,7 @@ class NetworkJudge:
             return list(emulate(self.plan, self.inputs, self.images).values())
 
     def judge(self, got: Mapping[str, np.ndarray], found: Checked) -> None:
-        """Notes the network's error, what is allowed, and a failure where it is more."""
+        """Records the network's error and its bound, and a failure if the bound is exceeded."""
         truth = self.truth()
         # By place: an output that is an input has another name in the engine.
         names = [t.name for t in self.plan.network.outputs]
@@ -174,5 +174,5 @@ class NetworkJudge:
 
 
 def _reference(net: Network, inputs: Mapping[str, np.ndarray], images: Images | None, *, widen: bool = False) -> dict[str, np.ndarray]:
-    """Outputs of a network by the reference, of the judged images where not all are."""
+    """Outputs of a network by the reference, for the judged batch items."""
     return run_network(net, inputs, widen=widen) if images is None else network_on_images(net, inputs, images, widen=widen)

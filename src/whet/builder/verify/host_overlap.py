@@ -13,7 +13,7 @@ _MOST = 8  # threads; each holds the arrays of what it works on
 
 
 class Beside:
-    """Runs functions on threads of its own, or at once where there is nothing to run beside. A context manager: leaving it waits for all.
+    """Runs functions on its own threads, or immediately if nothing overlaps with them. A context manager: exit waits for all.
 
     NumPy lets go of Python's lock in all that takes long, so threads do for the reference.
     """
@@ -25,7 +25,7 @@ class Beside:
         self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
 
     def early(self, make: Callable[[], T]) -> Callable[[], T]:
-        """What gives the result of `make`: begun now on a thread, or, where there are none, when it is asked for."""
+        """A function that returns the result of `make`, which starts now on a thread, or at the first call if there are no threads."""
         return make if self._pool is None else self._pool.submit(make).result
 
     def then(self, make: Callable[[], T], take: Callable[[T], None]) -> None:
@@ -38,7 +38,7 @@ class Beside:
             self._take()
 
     def settle(self) -> None:
-        """Returns when everything that was given to `then` is taken."""
+        """Waits until all results have been delivered."""
         while self._waiting:
             self._take()
 

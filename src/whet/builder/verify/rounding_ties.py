@@ -1,9 +1,9 @@
-"""How far a quantized network may be off because its numbers stand near the middle between two integers.
+"""The error that rounding ties may cause in a quantized network.
 
-A kernel adds in another order than float64 does; where that moves a number over the middle, it becomes the neighbouring integer, and
-the layers behind see a step of a whole scale. That is no error of the kernel (an integer in a tie may differ by one), so the network is
-judged against itself with every scale a millionth larger, and a millionth smaller. What becomes float8 is nudged by more: it stands for what
-tensor cores cut off when they add products of float8 (tactics/cuda/quantized/_quantized.py, float8_rtol).
+A kernel adds in another order than float64. If that moves a value across a rounding tie, it becomes the adjacent integer, and later layers
+see a difference of a whole scale. That is no error of the kernel (an integer at a tie may differ by one), so the tolerance is the network's
+own change with every scale a millionth larger and smaller. Scales of float8 values change by more, to cover the truncation of tensor cores
+when they add float8 products (tactics/cuda/quantized/_quantized.py, float8_rtol).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUDGE8 = 2.0**-9
 
 
 def has_ties(net: Network) -> bool:
-    """Whether numbers become integers at run time."""
+    """True for a network that quantizes activations at run time."""
     return any(x.op == "QuantizeLinear" and not x.needs(0).is_constant for x in net.layers)
 
 

@@ -1,7 +1,7 @@
-"""Networks that differ from one in few layers, run where they differ: what lies before is known, what lies behind is made once.
+"""Networks that differ from a base network in few layers: only the segments that differ are run; earlier values come from a cache.
 
-A network is cut where few tensors cross. Of each derived network (some layers in low precision) only the segments are built that no network
-before it had; it runs from the first on that is not the network's own, from the values that the network itself had there.
+The network is cut at points that few tensors cross. For each derived network (some layers in low precision) only segments that no earlier
+network contained are built. It runs from its first segment that differs from the base network, on the base network's values at that cut.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from whet.network import F32, Layer, Network, Tensor
 
 _SHORTEST = 4  # layers between two cuts
 _FEW = 0.5  # share of a network's segments that differ: below it they are its own alone, above it others like it follow, and they are kept
-_MOST_BYTES = 512 << 20  # of values between segments that are kept
+CACHE_BYTES = 512 << 20  # of values between segments that are kept
 Values = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class _Segment:
-    """What computes the tensors `ends` from the tensors `starts`; `key` is equal for equal layers and weights."""
+    """The layers that compute the tensors `ends` from `starts`; `key` is equal for equal layers and weights."""
 
     starts: tuple[str, ...]
     ends: tuple[str, ...]
@@ -33,11 +33,12 @@ class _Segment:
 class SegmentedRuns:
     """`run_of` (see precision.sensitivity) for `net` and networks derived from it that keep its tensors' names.
 
-    Of others, of single tensors, and of networks that no cut divides it makes an EngineRun, which gives the same numbers up to roundings
-    in the order of sums. Values between segments are remembered for `samples` alone, which must not change; other inputs run from the beginning.
+    For other networks, for single tensors, and for networks without cuts it makes an EngineRun, which gives the same values up to rounding in
+    the order of additions. Values between segments are cached for `samples` only, which must not change, in at most `cache_bytes`.
     """
 
-    def __init__(self, net: Network, samples: Iterable[Values] = ()):
+    def __init__(self, net: Network, samples: Iterable[Values] = (), cache_bytes: int = CACHE_BYTES):
+        self.cache_bytes = cache_bytes
         self.outputs = [t.name for t in net.outputs]
         self.cuts = _cuts(net)
         self.own = _segments(net, self.cuts, self.outputs) or []
@@ -67,9 +68,9 @@ class SegmentedRuns:
         return len(before), dict(before[-1]) if before else dict(feeds)
 
     def keep(self, feeds: Values, cut: int, values: Mapping[str, np.ndarray]) -> None:
-        """Remembers what crosses a cut for a sample, where those before it are known and there is room."""
+        """Caches the tensors that cross a cut for a sample, if those of earlier cuts are cached and there is room."""
         size, before = sum(a.nbytes for a in values.values()), self._known.get(id(feeds))
-        if before is not None and len(before) == cut and self._bytes + size <= _MOST_BYTES:
+        if before is not None and len(before) == cut and self._bytes + size <= self.cache_bytes:
             self._bytes += size
             before.append(dict(values))
 
@@ -92,7 +93,7 @@ class _SegmentedRun:
 
 
 def _cuts(net: Network) -> list[tuple[str, ...]]:
-    """Names of the tensors that cross each cut; none where a layer reads tensors around it from inside (If, Loop) or the network is short."""
+    """Names of the tensors that cross each cut; none if a region captures outer tensors (If, Loop) or the network is short."""
     layers = net.layers
     length = max(_SHORTEST, round(sqrt(len(layers))))
     if len(layers) < 2 * length or any(x.regions for x in layers):
@@ -122,7 +123,7 @@ def _cuts(net: Network) -> list[tuple[str, ...]]:
 
 
 def _segments(net: Network, cuts: Sequence[tuple[str, ...]], outputs: Sequence[str]) -> list[_Segment] | None:
-    """The segments of a network at the cuts; None where it has none or does not keep to them."""
+    """The segments of a network at the cuts; None if there are no cuts or tensors cross them elsewhere."""
     if not cuts:
         return None
     by = {t.name: t for t in net.tensors()}
@@ -143,7 +144,7 @@ def _segments(net: Network, cuts: Sequence[tuple[str, ...]], outputs: Sequence[s
 
 
 def _between(starts: Iterable[Tensor], ends: Iterable[Tensor]) -> set[Layer] | None:
-    """The layers that compute `ends` from `starts`; None where they need more than these."""
+    """The layers that compute `ends` from `starts`; None if they need other tensors."""
     stop, waiting, found = set(starts), list(ends), set()
     while waiting:
         t = waiting.pop()

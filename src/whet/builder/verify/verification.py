@@ -18,7 +18,7 @@ from whet.builder.batching.batch_items import MOST, NOWHERE, Images, NotPerImage
 from whet.builder.candidates.enumerate import macs
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Noting
-from whet.builder.verify.batch_positions import turned_differences
+from whet.builder.verify.batch_positions import rotation_differences
 from whet.builder.verify.error_bounds import Checked, Failure, NetworkJudge, compare_layer, layer_bound
 from whet.builder.verify.host_overlap import Beside
 from whet.engine.plan import EnginePlan
@@ -88,7 +88,7 @@ def verify_engine(
 def _few(
     plan: EnginePlan, source: Network, shapes: Mapping[str, tuple[int, ...]], config: BuildConfig, tell: Noting
 ) -> tuple[Images | None, Places]:
-    """Which images of a large batch are judged, and where they stand in the engine's tensors; None: all of them."""
+    """The batch items of a large batch that are compared, and their axes in the engine's tensors; None: all items."""
     batch = batch_of(shapes)
     if batch <= MOST:
         return None, NOWHERE
@@ -134,13 +134,13 @@ def _check_positions(
     config: BuildConfig,
     tell: Noting,
 ) -> None:
-    """Every layer must give an image the same result wherever it stands in the batch, up to the layer's own bound."""
+    """Checks that a batch item's result does not depend on its index, up to the layer's bound."""
     try:
         other = bind(plan, backend, {k: v.shape for k, v in data.items()}, store=store)
     except BackendError as e:
         tell.note(f"only images {', '.join(map(str, images.at))} of {images.batch} were verified: there is no memory for a second run ({e})")
         return
-    for layer, error in turned_differences(bound, other, data, places, images.batch, config.seed):
+    for layer, error in rotation_differences(bound, other, data, places, images.batch, config.seed):
         c = plan.choices[layer.name]
         allowed = max((layer_bound(layer, c, d) for t, (_, d) in zip(layer.outputs, c.outputs, strict=True) if t.dtype.is_float), default=0.0)
         found.turned = max(found.turned, error)
@@ -152,7 +152,7 @@ def _check_positions(
 
 
 def verification_inputs(plan: EnginePlan, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> dict[str, np.ndarray]:
-    """What verification feeds: the user's data, or the probe's."""
+    """The inputs of verification: the user's data, or the probe's."""
     if inputs is not None:
         return {k: np.asarray(v) for k, v in inputs.items()}
     return probe_inputs(plan.network, config.seed, probe_shapes(plan))
@@ -166,7 +166,7 @@ def ban_failures(search: Any, checked: Checked, best: Any, tell: Noting) -> None
 
 
 def ban_nearest(search: Any, checked: Checked, best: Any, tell: Noting) -> bool:
-    """Where the network is off though each layer is within its own bound: bans the tactic of the layer that is nearest to its bound.
+    """Bans the tactic of the layer nearest to its bound, when the network's error is too large although each layer is within its bound.
 
     Whether there was one to ban: no reformat, no layer without any error, and one that other kernels compute too.
     """
@@ -189,4 +189,4 @@ def ban(search: Any, layer: str, option: Any, reason: str, tell: Noting) -> None
         search.ban(layer, option.ident, reason)
     else:
         search.reformats.ban(option.ident, reason)
-        search.banned.append((layer, f"{option.ident[0]} {option.ident[1]} {dict(option.ident[2])}", reason))
+        search.bans.listed.append((layer, f"{option.ident[0]} {option.ident[1]} {dict(option.ident[2])}", reason))

@@ -1,4 +1,4 @@
-"""One verification for a choice among several engines: the engine that was kept is verified; where it fails, all are built again, each verified."""
+"""One verification for a choice among several engines: only the kept engine is verified; if it fails, all are built again with verification."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from whet.engine.probe import make_probe
 from whet.network import Network
 
 
-def kept_verified(
+def build_verified(
     make: Callable[[BuildConfig], EnginePlan],
     source: Callable[[EnginePlan], Network],
     config: BuildConfig,
     progress: Progress | None,
     inputs: Mapping[str, np.ndarray] | None,
 ) -> EnginePlan:
-    """What `make` gives for `config`, verified against the source network that `source` names for it.
+    """The engine that `make` builds for `config`, verified against the source network that `source` returns for it.
 
     `make` chooses among engines that nobody verified; if the chosen one fails, it is called again with verification on, which bans
     what computes wrongly from each engine while it is built.

@@ -27,7 +27,7 @@ def cancel_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 
 def _round_trips(layer: Layer, dq: Layer) -> bool:
-    """Whether an e4m3 value times its scale, divided by it again, is the same e4m3 value: two f32 roundings are far below half an e4m3 step."""
+    """True if an e4m3 value times its scale, divided by it again, is the same e4m3 value: two f32 roundings are far below half an e4m3 step."""
     if dq.needs(0).dtype != F8E4M3 or layer.needs(0).dtype != F32 or not layer.attrs.get("saturate", 1):
         return False
     scale = np.abs(np.asarray(layer.needs(1).array(), np.float64))

@@ -56,7 +56,7 @@ def _difference(g: Graph, layer: Layer, source: Tensor | None, value: float | No
 
 
 def _is_nonnegative(g: Graph, t: Tensor | None, depth: int) -> bool:
-    """Whether all values of `t` are known to be 0 or more (or NaN)."""
+    """True if all values of `t` are known to be 0 or more (or NaN)."""
     layer = g.maker(t)
     if layer is None or depth == 0:
         return False

@@ -31,7 +31,7 @@ def move_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 
 def _can_store_integers(g: Graph, t: Tensor | None) -> bool:
-    """Whether the layer that produces `t`, before its activations, is a convolution or product with dequantized weights."""
+    """True if the layer that produces `t`, before its activations, is a convolution or product with dequantized weights."""
     maker = g.maker(t)
     while maker is not None and maker.op in ACTIVATIONS:
         maker = g.maker(maker.inputs[0])

@@ -121,7 +121,7 @@ def _cut(g: Graph, kept: dict[Tensor, np.ndarray]) -> None:
 
 
 def is_cut_depthwise(layer: Layer, kept: dict[Tensor, np.ndarray]) -> bool:
-    """Whether the layer is a depthwise convolution whose weights were just cut."""
+    """True if the layer is a depthwise convolution whose weights were just cut."""
     w = layer.inputs[1] if layer.op == "Conv" else None
     return layer.op == "Conv" and w is not None and w.shape[1] == 1 and layer.attrs["group"] > 1 and layer.output in kept
 

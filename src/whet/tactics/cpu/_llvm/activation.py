@@ -1,14 +1,14 @@
 """SiLU, the sigmoid and ReLU of 16 floats in registers, for kernels that apply them to their accumulators before these are stored.
 
 With AVX-512 (F and DQ) SiLU and the sigmoid come from k(a) = 1 / (1 + e^a), where a = min(|x|, 16) and k(16) is taken as 0. k is a polynomial of the
-fourth degree in each of sixteen intervals. The exponent of 0.937 a + 1 and the two bits after it are the index of the interval, and of its
+fourth degree in each of sixteen intervals. The exponent of 0.937 a + 1 and the two bits after it are the index of the interval and of its
 coefficients in five vectors (weighted least squares of the error of a k(a)). SiLU is max(x, 0) - a k(a), in fourteen instructions: rounded as the CPU
 rounds it is within 2.5e-6, above 0 within 4e-7 of itself (sums of some hundred products are no better), at 0 it is 0. The sigmoid is |k(a) - 1| or
 k(a), in fifteen, within 5e-7. SiLU takes 6.5 cycles of a Cascade Lake; with powers of two, a reciprocal's estimate and Newton's step, nineteen
 dependent operations on two ports, it took 11.
 
 Without AVX-512 the sigmoid is 1 / (1 + 2^(-x log2 e)), 2^r by Cephes' polynomial for exp2f on [-1/2, 1/2] (2e-7), exponents added as integers,
-0 below -87.3; and SiLU x times that. NaN and infinities give what the ops give.
+0 below -87.3; and SiLU x times that. NaN and infinities give the results of the ops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from whet.tactics.cpu._llvm.builder import FLOAT, INT16, INT32, LANES, Function, Pointer, Type, Value
 
 _EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1)
-_END, _SCALE = 16.0, 0.9372711  # where k ends; a times this, plus 1, goes through [1, 16), which has sixteen intervals of 1/4 to 2
+_END, _SCALE = 16.0, 0.9372711  # the end of k; a * _SCALE + 1 is in [1, 16), which has sixteen intervals of 1/4 to 2
 _SMALLER_MAGNITUDE = 10  # of vrangeps: the smaller of two absolute values, without sign; a number where the other one is NaN
 # Of vfixupimmps, what each kind of number becomes: 0 of negative ones and zeros, NaN of -inf, the others stay; or 0 of negative ones, 1 of the others
 _POSITIVE_PART, _SIDE = 0x08030820, 0xA8A8AA22 - (1 << 32)
@@ -49,7 +49,7 @@ _COEFFICIENTS = (
 
 
 class Activations:
-    """SiLU, sigmoid and ReLU within one function; made at its beginning, where their constants are put into registers.
+    """SiLU, sigmoid and ReLU within one function. Create it at the beginning, since it loads their constants into registers.
 
     `has_avx512dq`: the CPU has AVX-512 F and DQ.
     """
@@ -111,7 +111,7 @@ class Activations:
         return a, k
 
     def _fixed_up(self, x: Value, table: int) -> Value:
-        """What `table` makes of each kind of number in x."""
+        """x with each class of numbers replaced by `table`."""
         f = self._f
         kinds = f.value(table, Type("i32", LANES))
         rest = f.value(0, INT32), f.value(-1, INT16), f.value(_CURRENT_ROUNDING, INT32)

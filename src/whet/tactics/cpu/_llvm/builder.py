@@ -1,9 +1,9 @@
 """Builds the LLVM IR of CPU kernels: typed values with operators, loops with carried values, conditions, vectors.
 
 Basic blocks, phi instructions and names are the builder's business. Only code generation runs on this IR, no optimization pass: the order of
-instructions, the form of a loop and the values that it carries are what the kernel says.
+instructions, the form of a loop and its carried values stay as the kernel wrote them.
 
-The builder writes text by itself: llvmlite.ir takes 20 microseconds an instruction, half of the time that compiling it takes, this one takes three.
+It writes text instead of using llvmlite.ir, which takes 20 microseconds per instruction, half as long as compiling it. This builder takes five.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Pointer(Value):
         self.function.emit(None, f"store {stored}, {address}, align {self._alignment}", stored, address)
 
     def load_masked(self, mask: Sequence[bool], others: Value) -> Value:
-        """The lanes of `mask` from memory, the rest from `others`: their memory is not accessed."""
+        """The lanes of `mask` from memory, the other lanes from `others`: memory of these is not accessed."""
         lanes, f = len(mask), self.function
         operands = self._vector(0, lanes), f.value(self._alignment, INT32), f.mask(mask), others
         return f.call_external(f"llvm.masked.load.v{lanes}f32.p0v{lanes}f32", others.type, *operands)
@@ -347,12 +347,12 @@ class Function:
         return self.emit_pointer(yes.type, f"select {condition}, {yes}, {no}", condition, yes, no)
 
     def minimum(self, x: Value, y: Value | float) -> Value:
-        """Of floats y where x is NaN."""
+        """Of floats y if x is NaN."""
         other = self.value(y, x.type)
         return self.select(x < other, x, other)
 
     def maximum(self, x: Value, y: Value | float) -> Value:
-        """Of floats y where x is NaN."""
+        """Of floats y if x is NaN."""
         other = self.value(y, x.type)
         return self.select(x > other, x, other)
 
@@ -362,7 +362,7 @@ class Function:
         return self.emit(Type(first.type.element, len(order)), f"shufflevector {first}, {second}, {indices}", first, second)
 
     def call_external(self, name: str, result: Type | None, *operands: Value) -> Value:
-        """Calls an intrinsic, which is declared by what it is called with."""
+        """Calls an intrinsic, declared with the types of the operands."""
         returned = "void" if result is None else str(result)
         if name not in self.module.declarations:
             types = ", ".join(f"{x.type}*" if isinstance(x, Pointer) else str(x.type) for x in operands)
@@ -380,8 +380,8 @@ class Function:
         return self.emit(result, f"call {result or 'void'} {function.name}({', '.join(map(str, operands))})", function, *operands)
 
     def opaque(self, value: Value) -> Value:
-        """The same value, whose origin LLVM cannot see: what is computed from it in a loop is computed there, not carried from iteration to iteration
-        (that spilled accumulators)."""
+        """The same value through an empty asm statement. LLVM then computes values that depend on it inside the loop, instead of carrying them from
+        iteration to iteration, which spilled accumulators."""
         return self.emit(value.type, f'call {value.type} asm "", "=r,0"({value})', value)
 
     def opaque_pointer(self, value: Pointer) -> Pointer:
@@ -390,7 +390,7 @@ class Function:
         return self.emit_pointer(value.type, f'call {value.type}* asm "", "=r,0"({value})', value)
 
     def scheduling_barrier(self) -> None:
-        """No memory access is moved over it. Without one behind each broadcast LLVM's scheduler loads many early and spills accumulators."""
+        """LLVM moves no memory access over it. Without one after each broadcast its scheduler loads many values early and spills accumulators."""
         self.emit(None, 'call void asm sideeffect "", "~{memory}"()')
 
     def atomic_load(self, pointer: Pointer) -> Value:
@@ -408,7 +408,7 @@ class Function:
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """Emits code that runs where the condition holds."""
+        """Emits code that runs if the condition holds."""
         body, after = self._block("then"), self._block("after")
         self._branch_if(condition, body, after)
         self._enter(body)
@@ -418,7 +418,7 @@ class Function:
         self._enter(after)
 
     def choose(self, cases: Sequence[tuple[Value | None, Callable[[], Sequence[Value]]]]) -> list[Value]:
-        """The results of the first case whose condition holds; the last case has none. All give as many, of the same types."""
+        """The results of the first case whose condition holds; the last case has no condition. All cases have results of the same types."""
         after = self._block("chosen")
         ends: list[tuple[_Block, Sequence[Value]]] = []
         for condition, emit_case in cases:
@@ -438,7 +438,7 @@ class Function:
 
     @contextmanager
     def loop(self, start: Value | int, end: Value | int, step: int = 1, carried: Sequence[Value] = (), at_least_once: bool = False) -> Iterator[Loop]:
-        """For index from start to below end. `at_least_once`: the condition is tested behind the body only."""
+        """For index from start to below end. `at_least_once`: the condition is tested after the body only."""
         if at_least_once:
             with self.repeat(self.value(start), *carried) as repeated:
                 index, *values = repeated.values
@@ -462,7 +462,7 @@ class Function:
 
     @contextmanager
     def repeat(self, *carried: Value) -> Iterator[Loop]:
-        """A body that runs once at least, and again as `repeat_if` or `repeat_unless` says at its end."""
+        """A body that runs at least once; `repeat_if` or `repeat_unless` at its end decides about the next iteration."""
         before, body, after = self._blocks[-1], self._block("loop"), self._block("after")
         self._branch(body)
         self._enter(body)
@@ -477,7 +477,7 @@ class Function:
 
     @contextmanager
     def forever(self) -> Iterator[Callable[[Value], None]]:
-        """A loop that ends where the function it gives is called with a condition that does not hold."""
+        """A loop that ends when the function it yields is called with a condition that does not hold."""
         body, after = self._block("loop"), self._block("after")
         self._branch(body)
         self._enter(body)
@@ -493,8 +493,8 @@ class Function:
 
     @contextmanager
     def interleaved(self) -> Iterator[Callable[[], None]]:
-        """Straight-line code in parts, each begun by calling the function that this gives: one instruction of each part follows another, after those
-        whose results it needs."""
+        """Straight-line code in parts; calling the function that this yields begins a part. Instructions of the parts are interleaved, each after its
+        operands."""
         block = self._blocks[-1]
         first, starts = len(block.instructions), list[int]()
         yield lambda: starts.append(len(block.instructions))
@@ -508,7 +508,7 @@ class Function:
         return f"%v{self._count}"
 
     def _block(self, label: str) -> _Block:
-        """A basic block, which joins the function when it is entered: blocks are in the order of the code."""
+        """A basic block, which is added to the function when it is entered, so that blocks are in the order of the code."""
         self._count += 1
         return _Block(f"{label}{self._count}")
 

@@ -1,6 +1,6 @@
-"""Launches of the CPU kernels that are compiled in the process, and whether they can be.
+"""Launches of the CPU kernels that are compiled in the process, and whether this process can compile.
 
-backends/cpu/machine_code.py compiles them; where it cannot, their tactics refuse.
+backends/cpu/machine_code.py compiles them. Without a compiler their tactics refuse.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from whet.tactics.cpu._llvm.work_stealing import context_of, team_ir
 
 
 def available() -> str | None:
-    """Why nothing can be compiled here; None where it can."""
+    """Why this process cannot compile; None if it can."""
     return no_compiler()
 
 

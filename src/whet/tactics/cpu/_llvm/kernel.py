@@ -19,7 +19,7 @@ LAST_WORDS = ("share", "packed")  # of every context
 
 
 class CompiledTactic(Tactic):
-    """A tactic whose kernel is compiled in the process. Its results are the op's, except for ties of roundings where it says so."""
+    """A tactic with a kernel that is compiled in the process. Results are those of the op, apart from ties of roundings in some tactics."""
 
     needs_avx512 = False
 
@@ -42,7 +42,7 @@ class CompiledKernel:
     packed: tuple[Packed, ...] = ()
     implementation: str
     serial_work: int
-    """Elements or multiplications that one thread computes in the time that starting the others takes."""
+    """Elements or multiplications that one thread computes in the time it takes to start the others."""
 
     def __init__(self, layer: Layer, signature: Signature, work: int, count: int) -> None:
         self.inputs, self.outputs = stored_bytes(layer, signature)

@@ -47,7 +47,7 @@ def range_function(module: Module, name: str, words: Sequence[str]) -> Iterator[
 
 
 def thread_index(f: Function, context: Pointer) -> Value:
-    """The index of the thread that runs this, as i64."""
+    """The index of the running thread, as i64."""
     return f.call_address(context.load(_THREAD_INDEX), INT32).convert("sext", INT64)
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from whet.tactics.cpu._llvm.builder import FLOAT, INT32, LANES, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
-_LOG2E, _MAGIC, _LEAST = 1.44269504088896341, 12582912.0, -87.3  # adding 1.5 * 2^23 rounds; where exp becomes 0
+_LOG2E, _MAGIC, _LEAST = 1.44269504088896341, 12582912.0, -87.3  # adding 1.5 * 2^23 rounds; below -87.3 exp is 0
 _LN2_HIGH, _LN2_LOW = -0.693359375, 2.12194440e-4  # -ln(2) in two parts
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 WORDS = ("scores", "mask", "count", "keys", "rows", "head_step", "row_step", "share", "scale")
@@ -41,7 +41,7 @@ def softmax_ir(masked: bool) -> str:
 
 
 class _Row:
-    """The three passes over a row; made at the function's beginning, where their constants are put into registers."""
+    """The three passes over a row. Create it at the beginning of the function, since it loads constants into registers."""
 
     def __init__(self, f: Function, keys: Value) -> None:
         def spread(number: float) -> Value:

@@ -1,6 +1,6 @@
-"""Attention in f32: oneDNN's products, a softmax of our own between them, for so many heads at a time that their scores stay in the cache.
+"""Attention in f32: oneDNN's products and a compiled softmax between them, for as many heads at a time as keep their scores in the cache.
 
-Transposes around it are strides of the products; scale and mask go into the softmax.
+Transposes around it become strides of the products; scale and mask are part of the softmax.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from whet.tactics.cpu.attention._softmax_ir import softmax_ir
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import RTOL, OneDnnCall, static
 
-_SCORES = 1 << 20  # bytes of scores that stay in the second caches
+_SCORES = 1 << 20  # bytes of scores that stay in the second-level caches
 
 
 class _Product:
-    """One of the two products for some heads, as OneDnnCall wants a kernel."""
+    """One of the two products for some heads, with the interface of a kernel for OneDnnCall."""
 
     def __init__(self, descriptor: dnn.Descriptor, places: dict[str, tuple[str, int]]) -> None:
         self.descriptor, self.places, self.scratch = descriptor, places, descriptor.scratch_bytes
@@ -51,7 +51,7 @@ class AttentionKernel:
         self.scores = -(-group * found.rows * found.keys * 4 // 64) * 64
         self.scratch = self.scores + max(self.first.scratch, self.last.scratch)
         self.threads = count if group * found.rows * found.keys > self.serial_work else 1
-        self.implementation = f"own softmax of {group} heads between {products[0].name} and {products[1].name}"
+        self.implementation = f"softmax of {group} heads between {products[0].name} and {products[1].name}"
         scale = np.array([found.scale], np.float32)
         self.packed = [Packed(f"scale|{scale.tobytes().hex()}", 4, lambda: scale.view(np.uint8))]
         mask = None if found.mask is None else layer.inputs[found.mask.place]
@@ -139,18 +139,18 @@ def _why_not(layer: Layer, found: Heads) -> str | None:
         return f"takes a multiple of {LANES} keys, not {found.keys}"
     mask = found.mask
     if mask is not None and (layer.inputs[mask.place].dtype != F32 or mask.strides[-1] != 1):
-        return "the mask is f32, one number for each key"
+        return "takes f32 masks with one value for each key"
     return None
 
 
 def _group(found: Heads) -> int:
-    """Heads of a launch: all, or as many as keep their scores in the caches."""
+    """Heads of a launch: all, or as many as keep their scores in the cache."""
     most = max(1, _SCORES // (found.rows * found.keys * 4))
     return next(g for g in range(min(found.heads, most), 0, -1) if found.heads % g == 0)
 
 
 def _products(found: Heads, group: int) -> tuple[dnn.Descriptor, dnn.Descriptor]:
-    """q . k and scores . v for so many heads of one image."""
+    """q . k and scores . v for so many heads of one sample."""
     rows, keys, size = found.rows, found.keys, found.size
     scores = dnn.describe((group, rows, keys), "f32")
     first = dnn.matmul(_described(found.q, found, group, rows, size), _described(found.k, found, group, size, keys), None, scores)
@@ -167,7 +167,7 @@ def _described(view: View, found: Heads, group: int, rows: int, columns: int) ->
 
 
 def _start(view: View, found: Heads, image: int, head: int) -> int:
-    """Elements from the tensor's beginning to an image's head."""
+    """Offset in elements of a head of a sample."""
     lead = view.leading(found.batch, found.heads)
     assert lead is not None
     return view.offset + image * lead[0] + head * lead[1]

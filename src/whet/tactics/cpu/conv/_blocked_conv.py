@@ -1,4 +1,4 @@
-"""Convolutions by kernels of our own, in f32 and blocks of 16 channels: what those kernels and their tactics share."""
+"""Base classes of the compiled f32 convolutions in blocks of 16 channels, and how their output channels and pixels are tiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STORED = Operand("nChw16c", F32)
 
 @dataclass(frozen=True)
 class Tile:
-    """What a launch computes: `groups` of `blocks` of 16 output channels, behind `first` others, `pixels` at a time."""
+    """What a launch computes: `groups` of `blocks` of 16 output channels, after the `first` blocks, in tiles of `pixels`."""
 
     blocks: int
     pixels: int
@@ -29,24 +29,24 @@ class Tile:
 
     @property
     def channels(self) -> slice:
-        """Output channels of the layer that it computes; the last ones may be fewer."""
+        """The output channels that it computes; the layer may have fewer."""
         return slice(self.first * LANES, (self.first + self.groups * self.blocks) * LANES)
 
 
-MIXED = (2, 3)  # blocks together where none of 2 to 4 divides theirs: more weights in registers are read from the second cache for fewer pixels
+UNEVEN_BLOCKS = (2, 3)  # if no count from 2 to 4 divides the blocks: with more, weights are read from the second-level cache for fewer pixels
 
 
-def together(blocks: int, most: Sequence[int]) -> list[int]:
-    """How many of so many blocks of output channels to take together, of `most`: what divides them, and where that is nothing between 2 and 4,
-    what leaves some over for a launch of their own."""
+def block_counts(blocks: int, most: Sequence[int]) -> list[int]:
+    """Counts of `most` that a tile may have of the `blocks` of output channels: divisors, and if none of them is from 2 to 4, counts that leave a
+    remainder for a second launch."""
     whole = [b for b in most if blocks % b == 0 and b > 1]
-    mixed = [] if any(b <= 4 for b in whole) else [b for b in MIXED if b in most and b < blocks]
+    mixed = [] if any(b <= 4 for b in whole) else [b for b in UNEVEN_BLOCKS if b in most and b < blocks]
     return sorted({*whole, *mixed}) or [1]
 
 
 def tiles_of(layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
-    """The launches of a config: groups of "blocks" in tiles of "pixels", and where blocks are left over, these in tiles of "rest" pixels. None where
-    the config is for another number of channels."""
+    """The launches of a config: groups of "blocks" in tiles of "pixels", and the remaining blocks in tiles of "rest" pixels. None if the config is
+    for another number of channels."""
     blocks, left = divmod(-(-static_shape(layer.outputs[0].shape)[1] // LANES), sizes["blocks"])
     if not blocks or (left > 0) != ("rest" in sizes):
         return None
@@ -55,9 +55,9 @@ def tiles_of(layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
 
 
 @dataclass
-class Part:
-    """A launch: its code, the sizes behind the addresses of its context (they end in items and a share), its threads, and how many bytes into the
-    result (and what is added to it) it begins."""
+class Launch:
+    """A launch: its code, the sizes in its context (the last ones are items and items of a thread), its threads, and the offset in bytes of its
+    output channels in the result and in the addend."""
 
     ir: str
     sizes: list[int]
@@ -66,38 +66,38 @@ class Part:
 
 
 class ConvKernel:
-    """A planned convolution, with a launch and a packed operand (weights and biases) for each tile. Contexts hold addresses of the image, the packed
-    operand, the result and what is added to it; then sizes."""
+    """A planned convolution, with a launch and a packed operand (weights and biases) for each tile. Contexts hold the addresses of the image, the
+    packed operand, the result and the addend, then sizes."""
 
     scratch, rtol, deterministic = 0, 1e-5, True
     name, serial_work = "", 1 << 18  # multiplications that one thread computes in the time that starting the others takes
 
     def __init__(self, layer: Layer, signature: Signature, tiles: Sequence[Tile], count: int) -> None:
-        found = steps_of(layer)
-        assert found is not None, "the tactic takes no other layers"
-        self.steps, self.added = found
+        fused = steps_of(layer)
+        assert fused is not None, "the tactic takes no other layers"
+        self.steps, self.added = fused
         self.x = source_place(layer)
         self.weights, self.bias = constants_of(layer)
         self.inputs, self.outputs = stored_bytes(layer, signature)
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         taps, plane = prod(static_shape(self.weights.shape)[1:]), prod(sides)
-        made, self.parts = [], []
+        operands, self.parts = [], []
         for tile in tiles:
             ir, sizes, items, packed = self.launch(layer, signature, tile)
             channels_here = len(range(channels)[tile.channels])
             threads = min(count, items) if images * channels_here * plane * taps > self.serial_work else 1
-            self.parts.append(Part(ir, [*sizes, items, -(-items // threads)], threads, tile.first * LANES * plane * 4))
-            made.append(packed)
-        self.packed = tuple(made)
-        self.implementation = "own:" + " + ".join(f"{t.blocks * LANES} channels x {t.pixels} pixels" for t in tiles)
+            self.parts.append(Launch(ir, [*sizes, items, -(-items // threads)], threads, tile.first * LANES * plane * 4))
+            operands.append(packed)
+        self.packed = tuple(operands)
+        self.implementation = "" + " + ".join(f"{t.blocks * LANES} channels x {t.pixels} pixels" for t in tiles)
 
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
-        """A tile's code, its sizes, items, and packed weights and biases."""
+        """A tile's code, sizes, number of items, and packed weights and biases."""
         raise NotImplementedError
 
     @property
     def constants(self) -> str:
-        """What weights and biases are known by."""
+        """Digests of weights and biases."""
         return "|".join("" if t is None else t.constant().digest for t in (self.weights, self.bias))
 
     def enqueue(self, args: Args, stream: Stream) -> None:
@@ -112,29 +112,29 @@ class ConvKernel:
 
 
 class ConvTactic(CompiledTactic):
-    """A convolution of constant weights; a tactic says which ones it takes, and with what behind them."""
+    """A convolution with constant weights. Subclasses say which convolutions and which epilogues they take."""
 
     ops = ("Conv",)
     needs_avx512 = True
-    behind = "SiLU, ReLU or nothing behind them"
+    epilogues = "SiLU, ReLU or no epilogue"
 
-    def unfit(self, head: Layer) -> str | None:
-        """Why the kernel does not take this convolution."""
+    def rejects(self, head: Layer) -> str | None:
+        """Why the kernel does not take this convolution; None if it does."""
         raise NotImplementedError
 
     def takes(self, steps: tuple[str, ...]) -> bool:
-        """Whether the kernel computes these steps behind the sums."""
+        """Whether the kernel computes this epilogue."""
         return steps in ((), ("Silu",), ("Relu",))
 
     kernel: type[ConvKernel]
 
     def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
-        """The launches of a config; None where it is for another layer."""
+        """The launches of a config; None if it is for another layer."""
         return tiles_of(layer, sizes)
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
-        """Whether a tile can compute a layer of these shapes, which may be others than those that it was chosen for; whether its blocks divide the
-        channels is not asked."""
+        """Whether a tile fits the shapes of the layer, which may differ from those that it was selected for. Divisibility of the channels is not
+        checked."""
         raise NotImplementedError
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ConvKernel:
@@ -145,9 +145,8 @@ class ConvTactic(CompiledTactic):
         return self.kernel(layer, signature, tiles, backend.threads)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         head = anchor(layer)
         if any(not layer.inputs[i].is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
@@ -155,8 +154,8 @@ class ConvTactic(CompiledTactic):
             return "computes in 32-bit floating point"
         steps = steps_of(layer)
         if steps is None or not self.takes(steps[0]):
-            return f"is for convolutions with {self.behind}"
-        return self.unfit(head)
+            return f"takes convolutions with {self.epilogues}"
+        return self.rejects(head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
@@ -166,8 +165,8 @@ class ConvTactic(CompiledTactic):
 
 
 def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
-    """What follows the convolution, as "Silu", "Relu" and "Add" (of one other value as large as the result, computed at run time), and which input is
-    added; None for anything else."""
+    """The epilogue as "Silu", "Relu" and "Add" (of one tensor of the result's shape, computed at run time), and the index of the input that is
+    added; None for any other epilogue."""
     posts = epilogue(layer)
     if posts is None:
         return None
@@ -175,7 +174,7 @@ def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
     added = None
     for post in posts:
         name = "Silu" if post.op == "Swish" and float(post.attrs.get("alpha", 1.0)) == 1.0 else post.op
-        if name == "Add" and post.other is not None and added is None and _as_large(layer, post.other):
+        if name == "Add" and post.other is not None and added is None and _is_residual(layer, post.other):
             added = post.other
         elif name not in ("Silu", "Relu") or post.other is not None:
             return None
@@ -183,5 +182,5 @@ def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
     return tuple(names), added
 
 
-def _as_large(layer: Layer, i: int) -> bool:
+def _is_residual(layer: Layer, i: int) -> bool:
     return not layer.inputs[i].is_constant and layer.inputs[i].shape == layer.outputs[0].shape

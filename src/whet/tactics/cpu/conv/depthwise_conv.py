@@ -1,6 +1,6 @@
-"""Depthwise convolutions with SiLU behind them, f32 in blocks of 16 channels, by a kernel of our own: a few pixels of a row in registers.
+"""Depthwise convolutions with SiLU, f32 in blocks of 16 channels: a few pixels of a row stay in registers.
 
-For the same reason as pointwise.py: the taps are few, and oneDNN's SiLU costs as much as they do.
+As in pointwise_conv.py, the multiplications are few, and oneDNN's SiLU costs as much as they do.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ class DepthwiseKernel(ConvKernel):
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
         height, width = static_shape(head.inputs[0].shape)[2:]
         window, stride, pads = _geometry(head)
-        sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_inside(layer)]
+        sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_inner_columns(layer)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
-        made = Packed(key, channels * (window**2 + 1) * 4, lambda: packed(weights, bias).view(np.uint8))
+        made = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8))
         return depthwise_ir(window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, made
 
 
 @tactic
 class Depthwise(ConvTactic):
-    behind = "SiLU behind them, and nothing else"
+    epilogues = "SiLU and nothing else"
     kernel = DepthwiseKernel
 
     def takes(self, steps: tuple[str, ...]) -> bool:
         return steps == ("Silu",)
 
-    def unfit(self, head: Layer) -> str | None:
+    def rejects(self, head: Layer) -> str | None:
         w, a = head.inputs[1], head.attrs
         if head.inputs[0].type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % LANES:
-            return f"is for depthwise convolutions of images, channels in multiples of {LANES}"
+            return f"takes depthwise convolutions of images with a multiple of {LANES} channels"
         window, stride, pads = _geometry(head)
         square = len(set(w.shape[2:])) == 1 and len(set(a.get("strides") or (1,))) == 1 and set(a.get("dilations") or (1,)) == {1}
         if not square or window not in _WINDOWS or stride > 2 or max(pads) >= window:
-            return "takes square windows of 3, 5 or 7, a stride of 1 or 2, pads below the window"
+            return "takes square windows of 3, 5 or 7, a stride of 1 or 2, pads smaller than the window"
         return None
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if reason := self.unavailable():
             return reason
-        return None if self.configs(layer, signature, backend) else f"fewer than {TILES[-1]} pixels of a row have all their taps within the image"
+        return None if self.configs(layer, signature, backend) else f"fewer than {TILES[-1]} pixels of a row have all taps within the image"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         return [(("pixels", p),) for p in TILES if self.fits(layer, signature, 1, p)]
@@ -68,11 +68,11 @@ class Depthwise(ConvTactic):
         return [Tile(1, sizes["pixels"], static_shape(layer.outputs[0].shape)[1] // LANES)]
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
-        left, right = _inside(layer)
+        left, right = _inner_columns(layer)
         return pixels in TILES and right - left >= pixels
 
 
-def packed(weights: Tensor, bias: Tensor | None) -> np.ndarray:
+def pack_weights(weights: Tensor, bias: Tensor | None) -> np.ndarray:
     """Per block of 16 channels: the taps, row by row, then the biases. f32, flat."""
     w = f32_of(weights)
     channels = w.shape[0]
@@ -82,13 +82,13 @@ def packed(weights: Tensor, bias: Tensor | None) -> np.ndarray:
 
 
 def _geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:
-    """Window, stride, and the pads (above, left, below, right)."""
+    """Window, stride, and pads (top, left, bottom, right)."""
     a = head.attrs
     return int(head.inputs[1].shape[2]), int((a.get("strides") or (1,))[0]), tuple(a.get("pads") or (0,) * 4)
 
 
-def _inside(layer: Layer) -> tuple[int, int]:
-    """The columns of the result from which and up to which every tap lies within the image."""
+def _inner_columns(layer: Layer) -> tuple[int, int]:
+    """The columns of the result from which and up to which every tap is within the image."""
     head = anchor(layer)
     window, stride, pads = _geometry(head)
     width, columns = static_shape(head.inputs[0].shape)[3], static_shape(layer.outputs[0].shape)[3]

@@ -1,8 +1,8 @@
-"""Convolutions of images, f32 in blocks of 16 channels, by a kernel of our own: sums, SiLU or ReLU and a residual in registers.
+"""Convolutions of images, f32 in blocks of 16 channels: accumulators, SiLU or ReLU and a residual stay in registers.
 
-oneDNN's SiLU costs about thirty instructions for 16 numbers, this one about fifteen; rows' ends have code of their own, tiles divide the row where
-they can, threads share all rows of all channels, each number of a row is read once for all of its taps, and input channels that fill up a block are
-left out. Few channels gain most.
+oneDNN's SiLU takes about thirty instructions for 16 values, this one about fifteen. The ends of rows have code of their own, tiles divide the row
+where possible, threads share all rows of all channels, each value of a row is read once for all of its taps, and padding channels of the input are
+not multiplied. Layers with few channels gain most.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from whet.tactics._base import Config, Operand, Packed, Signature, tactic
 from whet.tactics._fused import anchor, source_place
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
-from whet.tactics.cpu.conv._blocked_conv import STORED, ConvKernel, ConvTactic, Tile, steps_of, tiles_of, together
+from whet.tactics.cpu.conv._blocked_conv import STORED, ConvKernel, ConvTactic, Tile, block_counts, steps_of, tiles_of
 from whet.tactics.cpu.conv._direct_ir import MOST, REGISTERS, Form, Taps, direct_ir
 from whet.tactics.cpu.onednn._kernel import f32_of, static
 
 _BLOCKS = range(1, MOST + 1)
-_LEAST = 4  # pixels of a tile
-_TILE = 0.5  # pixels that a tile costs beside its own
+_MIN_PIXELS = 4  # pixels of a tile
+_TILE_COST = 0.5  # overhead of a tile, in pixels
 _WINDOW = 11
-_FEW = 4  # channels of an image that may lie plane by plane
-_CACHE = 1 << 18  # bytes of weights that stay in the second cache beside rows of the image
+_MAX_PLANES = 4  # channels of an image that may be stored plane by plane
+_CACHE = 1 << 18  # bytes of weights that stay in the second-level cache with rows of the image
 
 
 class DirectKernel(ConvKernel):
@@ -40,7 +40,7 @@ class DirectKernel(ConvKernel):
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
         taken, height, width = static_shape(head.inputs[0].shape)[1:]
         top, side = _pads(head)
-        ends = _ends(head, columns, tile.pixels)
+        ends = _edge_taps(head, columns, tile.pixels)
         assert ends is not None
         unroll = 1 if planes or taken % 2 else 2
         form = Form(_window(head), _strides(head), tile.blocks, tile.pixels, unroll, planes, *ends, self.steps, jit.has("avx512dq"))
@@ -48,25 +48,25 @@ class DirectKernel(ConvKernel):
         sizes = [height, width, rows, columns, taken, -(-channels // LANES), tile.groups, top, side, int(nbytes <= _CACHE)]
         weights, bias = self.weights, self.bias
         key = f"{self.constants}|direct {tile.blocks} {form.step} {tile.channels}"
-        made = Packed(key, nbytes, lambda: packed(weights, bias, tile, form.step).view(np.uint8))
+        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8))
         return direct_ir(form), sizes, images * tile.groups * rows, made
 
 
 @tactic
 class Direct(ConvTactic):
     kernel = DirectKernel
-    behind = "SiLU, ReLU or nothing behind them, and a residual at most"
+    epilogues = "SiLU, ReLU or no epilogue, and at most one residual"
 
     def takes(self, steps: tuple[str, ...]) -> bool:
         return super().takes(tuple(s for s in steps if s != "Add")) and steps.count("Add") <= 1
 
-    def unfit(self, head: Layer) -> str | None:
+    def rejects(self, head: Layer) -> str | None:
         a = head.attrs
         if head.inputs[0].type.rank != 4 or a["group"] != 1 or set(a.get("dilations") or (1,)) != {1}:
-            return "is for convolutions of images, one group, no dilations"
+            return "takes convolutions of images with one group and no dilations"
         window, pads = _window(head), a.get("pads") or (0,) * 4
         if prod(window) == 1 or max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(pads)):
-            return f"takes windows of more than a pixel, up to {_WINDOW} a side, and pads below the window"
+            return f"takes windows of more than one pixel, at most {_WINDOW} a side, and pads smaller than the window"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -74,7 +74,7 @@ class Direct(ConvTactic):
             return []
         x, steps = source_place(layer), steps_of(layer)
         assert steps is not None
-        few = static_shape(anchor(layer).inputs[0].shape)[1] <= _FEW and x != steps[1]
+        few = static_shape(anchor(layer).inputs[0].shape)[1] <= _MAX_PLANES and x != steps[1]
         image = Operand("linear", STORED.dtype) if few else STORED
         inputs = tuple(image if i == x else STORED if i == steps[1] else None for i in range(len(layer.inputs)))
         inplace = [] if steps[1] in (None, x) else [Signature(inputs, (STORED,), ((steps[1], 0),))]
@@ -83,18 +83,18 @@ class Direct(ConvTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if reason := self.unavailable():
             return reason
-        return None if self.configs(layer, signature, backend) else f"no tile of {_LEAST} pixels or more fits the rows"
+        return None if self.configs(layer, signature, backend) else f"no tile of at least {_MIN_PIXELS} pixels fits the rows"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        """With SiLU, which gains most, for each number of blocks (one only where no others come into question) the tile that computes few pixels
-        twice, with and without room for the weights of all taps of a row; else the cheapest tile. In place nothing may be computed twice."""
+        """With SiLU, which gains most: for each number of blocks (one only if no other is possible) the tile that recomputes fewest pixels, with and
+        without registers for the weights of all taps of a row. Else the tile of lowest cost. In place no pixel may be computed twice."""
         steps = steps_of(layer)
         assert steps is not None
         (_, channels, _, columns), wide = static_shape(layer.outputs[0].shape), _window(anchor(layer))[1]
         blocks = -(-channels // LANES)
-        fit = {b: [p for p in range(_LEAST, REGISTERS) if self.fits(layer, signature, b, p)] for b in _BLOCKS}
+        fit = {b: [p for p in range(_MIN_PIXELS, REGISTERS) if self.fits(layer, signature, b, p)] for b in _BLOCKS}
         some = [b for b in _BLOCKS if fit[b]]
-        tiles = [(b, p) for b in together(blocks, some) if not blocks % b or fit.get(blocks % b) for p in fit[b]]
+        tiles = [(b, p) for b in block_counts(blocks, some) if not blocks % b or fit.get(blocks % b) for p in fit[b]]
         tiles = tiles or [(1, p) for p in fit[1]]
         if "Silu" not in steps[0]:
             best = min(tiles, key=lambda t: self.cost(layer, signature, *t), default=None)
@@ -104,31 +104,31 @@ class Direct(ConvTactic):
             for beside in (wide, 1):
                 few = [p for p in fit[b] if b * (p + beside) < REGISTERS]
                 if few:
-                    found.append(self.config(layer, signature, b, min(few, key=lambda p: -(-columns // p) * (p + _TILE))))
+                    found.append(self.config(layer, signature, b, min(few, key=lambda p: -(-columns // p) * (p + _TILE_COST))))
         return list(dict.fromkeys(found))
 
     def config(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> Config:
-        """With the cheapest tile for blocks that are left over."""
+        """With the tile of lowest cost for the remaining blocks."""
         left = -(-static_shape(layer.outputs[0].shape)[1] // LANES) % blocks
-        rest = [p for p in range(_LEAST, REGISTERS) if left and self.fits(layer, signature, left, p)]
-        own = (("blocks", blocks), ("pixels", pixels))
-        return (*own, ("rest", min(rest, key=lambda p: _cost(layer, left, p)))) if left else own
+        rest = [p for p in range(_MIN_PIXELS, REGISTERS) if left and self.fits(layer, signature, left, p)]
+        main = (("blocks", blocks), ("pixels", pixels))
+        return (*main, ("rest", min(rest, key=lambda p: _cost(layer, left, p)))) if left else main
 
     def cost(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> float:
-        """Of all channels."""
+        """Estimated cost of all channels."""
         sizes = {name: int(value) for name, value in self.config(layer, signature, blocks, pixels)}
         return sum(t.groups * t.blocks * _cost(layer, t.blocks, t.pixels) for t in tiles_of(layer, sizes) or ())
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         columns = static_shape(layer.outputs[0].shape)[3]
-        if blocks not in _BLOCKS or not _LEAST <= pixels <= columns or blocks * (pixels + 1) >= REGISTERS:
+        if blocks not in _BLOCKS or not _MIN_PIXELS <= pixels <= columns or blocks * (pixels + 1) >= REGISTERS:
             return False
-        return not (signature.inplace and columns % pixels) and _ends(anchor(layer), columns, pixels) is not None
+        return not (signature.inplace and columns % pixels) and _edge_taps(anchor(layer), columns, pixels) is not None
 
 
-def packed(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) -> np.ndarray:
+def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) -> np.ndarray:
     """Per group of the tile's blocks of 16 output channels: for each `step` input channels, row of the window, input channel and tap of the row the
-    group's weights; then its biases. f32, flat; channels that are not there are zeros."""
+    group's weights; then its biases. f32, flat; padding channels are zeros."""
     w = f32_of(weights)[tile.channels]
     channels, taken, high, wide = w.shape
     group, groups, parts = tile.blocks * LANES, tile.groups, -(-taken // step)
@@ -152,13 +152,13 @@ def _strides(head: Layer) -> tuple[int, int]:
 
 
 def _pads(head: Layer) -> tuple[int, int]:
-    """Above and to the left."""
+    """Top and left."""
     top, side = (head.attrs.get("pads") or (0, 0))[:2]
     return int(top), int(side)
 
 
 def _cost(layer: Layer, blocks: int, pixels: int) -> float:
-    """Multiplications and loads of a result's row of 16 channels, for an input channel and a row of taps: ranks tiles as times do (ResNets)."""
+    """Multiplications and loads of a row of 16 output channels, for an input channel and a row of taps. Ranks tiles like their times (ResNets)."""
     head = anchor(layer)
     wide, across, columns = _window(head)[1], _strides(head)[1], static_shape(layer.outputs[0].shape)[3]
     shared = blocks * (pixels + wide) < REGISTERS
@@ -166,13 +166,13 @@ def _cost(layer: Layer, blocks: int, pixels: int) -> float:
     return -(-columns // pixels) * (blocks * pixels * wide + blocks * wide + spread) / blocks
 
 
-def _ends(head: Layer, columns: int, pixels: int) -> tuple[Taps, Taps | None] | None:
-    """The taps within the image of a row's first and last tile (None: the same one); None where another tile has taps beside it."""
+def _edge_taps(head: Layer, columns: int, pixels: int) -> tuple[Taps, Taps | None] | None:
+    """The taps within the image of a row's first and last tile (None: the same one); None if another tile has taps outside the image."""
     wide, across, side = _window(head)[1], _strides(head)[1], _pads(head)[1]
     width = static_shape(head.inputs[0].shape)[3]
 
     def taps(start: int) -> Taps:
-        """From which and up to which pixel of the tile at column `start` each tap lies within the image."""
+        """For each tap from which and up to which pixel of the tile at column `start` it is within the image."""
         firsts = [start * across - side + s for s in range(wide)]
         bounds = [(max(0, -(f // across)), min(pixels, (width - 1 - f) // across + 1)) for f in firsts]
         return tuple((low, max(low, high)) for low, high in bounds)

@@ -1,7 +1,6 @@
-"""Two 1x1 convolutions of one image at once, by the kernel of pointwise.py: a tile is read once for the channels of both.
+"""Two 1x1 convolutions of one image by one kernel (_pointwise_ir.py): a tile is read once for the output channels of both.
 
-Where few channels are read from memory that is slow for what is computed with them, it shows: 32 channels, 160x160, to 16 and 16, one thread of a
-Cascade Lake: 0.79 to 0.67 ms.
+Convolutions with few channels are bound by reading the image: 32 channels, 160x160, to 16 and 16, one thread of a Cascade Lake: 0.79 to 0.67 ms.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu.conv._blocked_conv import STORED, steps_of
 from whet.tactics.cpu.conv._pointwise_ir import TILES, Variant, pointwise_ir
-from whet.tactics.cpu.conv.pointwise_conv import Pointwise, grouped, near, strip
+from whet.tactics.cpu.conv.pointwise_conv import Pointwise, fits_first_cache, group_weights, strip_tiles
 from whet.tactics.cpu.onednn._kernel import f32_of, static
 
-_ONE = Pointwise()
+_POINTWISE = Pointwise()
 
 
 @dataclass(frozen=True)
-class Way:
+class Branch:
     """One of the two convolutions."""
 
     weights: Tensor
@@ -37,51 +36,51 @@ class Way:
 
     @property
     def blocks(self) -> int:
-        """Of 16 channels, of its result."""
+        """Blocks of 16 output channels."""
         return -(-self.channels // LANES)
 
     @property
     def key(self) -> str:
-        """What weights and biases are known by."""
+        """Digests of weights and biases."""
         return "|".join("" if t is None else t.constant().digest for t in (self.weights, self.bias))
 
 
 @dataclass(frozen=True)
-class Forked:
-    """Both ways, what follows each of them, and which of the layer's inputs is the image."""
+class DualOutput:
+    """Both convolutions, the epilogue of each, and the index of the image among the layer's inputs."""
 
-    ways: tuple[Way, Way]
+    branches: tuple[Branch, Branch]
     steps: tuple[str, ...]
     x: int
 
     @property
     def blocks(self) -> int:
-        """Of both results, behind each other."""
-        return sum(w.blocks for w in self.ways)
+        """Blocks of 16 output channels of both results together."""
+        return sum(w.blocks for w in self.branches)
 
 
-class ForkedKernel:
-    """A planned layer; its packed operand holds weights and biases of both ways in groups of `blocks` of 16 output channels."""
+class DualOutputKernel:
+    """A planned layer; its packed operand holds weights and biases of both convolutions in groups of `blocks` of 16 output channels."""
 
     serial_work = 1 << 18  # multiplications
 
     scratch, rtol, deterministic = 0, 1e-5, True
 
-    def __init__(self, layer: Layer, signature: Signature, found: Forked, blocks: int, count: int) -> None:
+    def __init__(self, layer: Layer, signature: Signature, found: DualOutput, blocks: int, count: int) -> None:
         images, taps, *sides = static_shape(layer.needs(found.x).shape)
         tile, plane, groups = dict(TILES)[blocks], prod(sides), found.blocks // blocks
         tiles = -(-plane // tile)
         items = images * groups * tiles
-        ways, whole = found.ways, found.blocks
+        branches, whole = found.branches, found.blocks
         self.x = found.x
-        self.threads = min(count, items) if images * plane * taps * sum(w.channels for w in ways) > self.serial_work else 1
+        self.threads = min(count, items) if images * plane * taps * sum(w.channels for w in branches) > self.serial_work else 1
         self.inputs, self.outputs = stored_bytes(layer, signature)
-        sizes = [ways[0].blocks, plane, -(-taps // LANES), whole, taps, tiles, groups, strip(tile, tiles, taps)]
+        sizes = [branches[0].blocks, plane, -(-taps // LANES), whole, taps, tiles, groups, strip_tiles(tile, tiles, taps)]
         self.sizes = [*sizes, items, -(-items // self.threads)]
-        key = f"{ways[0].key} {ways[1].key}|forked {blocks}"
-        self.packed = (Packed(key, groups * (taps + 1) * blocks * LANES * 4, lambda: packed(ways, groups, blocks).view(np.uint8)),)
-        self.ir = pointwise_ir(Variant(blocks, tile, found.steps, jit.has("avx512dq"), near(blocks, tile, taps), two_outputs=True))
-        self.implementation = f"own:{blocks * LANES} channels x {tile} pixels of both"
+        key = f"{branches[0].key} {branches[1].key}|forked {blocks}"
+        self.packed = (Packed(key, groups * (taps + 1) * blocks * LANES * 4, lambda: pack_weights(branches, groups, blocks).view(np.uint8)),)
+        self.ir = pointwise_ir(Variant(blocks, tile, found.steps, jit.has("avx512dq"), fits_first_cache(blocks, tile, taps), two_outputs=True))
+        self.implementation = f"{blocks * LANES} channels x {tile} pixels of both"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.inputs[self.x], args.packed[0], *args.outputs, *self.sizes]
@@ -98,75 +97,75 @@ class DualOutputConv(CompiledTactic):
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
-        found = forked(layer) if said is None else said
+        found = take_apart_branches(layer) if said is None else said
         return found if isinstance(found, str) else None
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
-        found, sides = forked(layer), layer.outputs[0].shape[2:]
+        found, sides = take_apart_branches(layer), layer.outputs[0].shape[2:]
         if isinstance(found, str):
             return found
         if BF16 in permitted and jit.has("avx512_bf16"):
-            return "its parts may be faster in the 16-bit floats that are permitted"
+            return "the separate convolutions may be faster in the permitted 16-bit floats"
         if any(symbols(d) for d in sides):
             return "images of unknown sizes"
-        return self.unavailable() or unfit(found.blocks, prod(map(int, sides)))
+        return self.unavailable() or size_refusal(found.blocks, prod(map(int, sides)))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = forked(layer)
+        found = take_apart_branches(layer)
         if isinstance(found, str) or not static(layer):
             return []
         return [Signature(tuple(STORED if i == found.x else None for i in range(len(layer.inputs))), (STORED, STORED))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = forked(layer)
-        return found if isinstance(found, str) else self.unavailable() or unfit(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
+        found = take_apart_branches(layer)
+        return found if isinstance(found, str) else self.unavailable() or size_refusal(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        found = forked(layer)
+        found = take_apart_branches(layer)
         return [] if isinstance(found, str) else tiles_that_fit(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ForkedKernel:
-        found = forked(layer)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> DualOutputKernel:
+        found = take_apart_branches(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
         if config not in self.configs(layer, signature, backend):
-            raise PlanRefused(f"{dict(config)} is no tile of {found.blocks} blocks of channels for images of {layer.outputs[0].shape}")
-        return ForkedKernel(layer, signature, found, int(dict(config)["blocks"]), backend.threads)
+            raise PlanRefused(f"{dict(config)} is not a tile for {found.blocks} blocks of channels and images of {layer.outputs[0].shape}")
+        return DualOutputKernel(layer, signature, found, int(dict(config)["blocks"]), backend.threads)
 
 
 def tiles_that_fit(blocks: int, pixels: int) -> list[Config]:
-    """Configurations for so many blocks of all results and images of so many pixels."""
+    """Configurations for so many blocks of all results together and images of so many pixels."""
     return [(("blocks", b),) for b, p in sorted(TILES) if blocks % b == 0 and p <= pixels and (b > 1 or blocks % 2)]
 
 
-def unfit(blocks: int, pixels: int) -> str | None:
-    """Why they cannot be computed."""
+def size_refusal(blocks: int, pixels: int) -> str | None:
+    """Why no tile fits."""
     return None if tiles_that_fit(blocks, pixels) else "the image has fewer pixels than the smallest tile"
 
 
-def forked(layer: Layer) -> Forked | str:
-    """The layer taken apart, or why the kernel is not for it."""
+def take_apart_branches(layer: Layer) -> DualOutput | str:
+    """The parts of the layer, or why the kernel does not take it."""
     body = layer.regions["body"]
     if len(body.layers) != 2 or len(layer.outputs) != 2 or any(o is not x.outputs[0] for o, x in zip(body.outputs, body.layers, strict=True)):
-        return "the body is no two convolutions"
+        return "the body is not two convolutions"
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     parts = [seen(part, outer) for part in body.layers]
-    reason = next((why for part in parts if (why := _ONE.why_not(part)) is not None), None)
+    reason = next((why for part in parts if (why := _POINTWISE.why_not(part)) is not None), None)
     if reason is not None:
         return reason
     images, steps = [part.needs(source_place(part)) for part in parts], [steps_of(part) for part in parts]
     if images[0] is not images[1] or steps[0] != steps[1] or steps[0] is None:
-        return "the two convolutions read different images, or end in different ways"
-    first, second = (Way(*constants_of(part), int(part.outputs[0].shape[1])) for part in parts)
+        return "the two convolutions read different images, or have different epilogues"
+    first, second = (Branch(*constants_of(part), int(part.outputs[0].shape[1])) for part in parts)
     place = next((i for i, t in enumerate(layer.inputs) if t is images[0]), None)
-    return "the image is made within the layer" if place is None else Forked((first, second), steps[0][0], place)
+    return "the image is computed within the layer" if place is None else DualOutput((first, second), steps[0][0], place)
 
 
-def packed(ways: Sequence[Way], groups: int, blocks: int, taps: slice = slice(None), biased: bool = True) -> np.ndarray:
-    """All ways' channels behind each other, each filled up to whole blocks with zeros, as pointwise.py has those of one; of the input channels
-    `taps`, and where they are not `biased` with zeros for biases."""
-    arrays = [f32_of(w.weights).reshape(w.channels, -1)[:, taps] for w in ways]
-    fill = [(0, w.blocks * LANES - w.channels) for w in ways]
-    biases = [np.zeros(w.channels, np.float32) if w.bias is None or not biased else f32_of(w.bias).reshape(-1) for w in ways]
+def pack_weights(branches: Sequence[Branch], groups: int, blocks: int, taps: slice = slice(None), biased: bool = True) -> np.ndarray:
+    """The channels of all branches, each padded to whole blocks with zeros, packed as by pointwise_conv.py; of the input channels `taps`, and with
+    zeros for biases if not `biased`."""
+    arrays = [f32_of(w.weights).reshape(w.channels, -1)[:, taps] for w in branches]
+    fill = [(0, w.blocks * LANES - w.channels) for w in branches]
+    biases = [np.zeros(w.channels, np.float32) if w.bias is None or not biased else f32_of(w.bias).reshape(-1) for w in branches]
     rows = np.concatenate([np.pad(a, (f, (0, 0))) for a, f in zip(arrays, fill, strict=True)])
-    return grouped(rows, np.concatenate([np.pad(b, f) for b, f in zip(biases, fill, strict=True)]), groups, blocks)
+    return group_weights(rows, np.concatenate([np.pad(b, f) for b, f in zip(biases, fill, strict=True)]), groups, blocks)

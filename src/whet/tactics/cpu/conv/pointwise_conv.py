@@ -1,7 +1,7 @@
-"""1x1 convolutions, f32 in blocks of 16 channels, by a kernel of our own: sums and SiLU or ReLU behind them in registers.
+"""1x1 convolutions, f32 in blocks of 16 channels: accumulators and SiLU or ReLU stay in registers.
 
-oneDNN's SiLU behind a convolution costs about thirty instructions for 16 numbers, this one about fifteen; with few input channels, where the
-activation is most of the work, that shows: 16 to 96 channels, 112x112: 0.56 to 0.33 ms. With ReLU or nothing it is a few percent.
+oneDNN's SiLU takes about thirty instructions for 16 values, this one about fifteen. With few input channels the activation is most of the work: 16 to
+96 channels, 112x112: 0.56 to 0.33 ms. With ReLU or no epilogue the gain is a few percent.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
-from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, steps_of, tiles_of, together
+from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, steps_of, tiles_of
 from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, pointwise_ir
 from whet.tactics.cpu.onednn._kernel import f32_of
 
 _PIXELS = dict(TILES)
-_STRIP = 1 << 17  # bytes of an image that stay in the second cache beside the weights while all groups go through them
-_NEAR = 24 << 10  # bytes of weights and two tiles that stay in the first cache
+_STRIP = 1 << 17  # bytes of an image that stay in the second-level cache with the weights while all groups process them
+_FIRST_CACHE = 24 << 10  # bytes of weights and two tiles that stay in the first-level cache
 
 
 class PointwiseKernel(ConvKernel):
@@ -33,11 +33,11 @@ class PointwiseKernel(ConvKernel):
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         pixels, taps = prod(sides), static_shape(self.weights.shape)[1]
         tiles = -(-pixels // tile.pixels)
-        sizes = [pixels, -(-taps // LANES), -(-channels // LANES), taps, tiles, tile.groups, strip(tile.pixels, tiles, taps)]
+        sizes = [pixels, -(-taps // LANES), -(-channels // LANES), taps, tiles, tile.groups, strip_tiles(tile.pixels, tiles, taps)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
         nbytes = tile.groups * (taps + 1) * tile.blocks * LANES * 4
-        made = Packed(key, nbytes, lambda: packed(weights, bias, tile).view(np.uint8))
-        ir = pointwise_ir(Variant(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), near(tile.blocks, tile.pixels, taps)))
+        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile).view(np.uint8))
+        ir = pointwise_ir(Variant(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), fits_first_cache(tile.blocks, tile.pixels, taps)))
         return ir, sizes, images * tile.groups * tiles, made
 
 
@@ -45,11 +45,11 @@ class PointwiseKernel(ConvKernel):
 class Pointwise(ConvTactic):
     kernel = PointwiseKernel
 
-    def unfit(self, head: Layer) -> str | None:
+    def rejects(self, head: Layer) -> str | None:
         a = head.attrs
         plain = a["group"] == 1 and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or (0,))
         if head.inputs[0].type.rank != 4 or tuple(head.inputs[1].shape[2:]) != (1, 1) or not plain:
-            return "is for 1x1 convolutions of images: one group, no strides, no pads"
+            return "takes 1x1 convolutions of images with one group, no strides, no pads"
         if head.inputs[1].shape[1] % STEP:
             return f"{head.inputs[1].shape[1]} channels: it takes multiples of {STEP}"
         return None
@@ -60,12 +60,12 @@ class Pointwise(ConvTactic):
         return None if self.configs(layer, signature, backend) else "the image has fewer pixels than the smallest tile"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        """With SiLU, which gains most, all tiles that fit; else the one of fewest multiplications and loads."""
+        """With SiLU, which gains most, all tiles that fit; else the one with fewest multiplications and loads."""
         _, channels, *sides = static_shape(layer.outputs[0].shape)
         steps, pixels, blocks = steps_of(layer), prod(sides), -(-channels // LANES)
         assert steps is not None
         found = []
-        for b in sorted({1, *together(blocks, [b for b, _ in TILES])}):
+        for b in sorted({1, *block_counts(blocks, [b for b, _ in TILES])}):
             sizes = {"blocks": b, "pixels": _PIXELS[b]} | ({"rest": _PIXELS[blocks % b]} if blocks % b else {})
             tiles = tiles_of(layer, sizes)
             if tiles is not None and all(self.fits(layer, signature, t.blocks, t.pixels) for t in tiles):
@@ -78,15 +78,15 @@ class Pointwise(ConvTactic):
         return (blocks, pixels) in TILES and prod(static_shape(layer.outputs[0].shape)[2:]) >= pixels
 
 
-def packed(weights: Tensor, bias: Tensor | None, tile: Tile) -> np.ndarray:
-    """Per group of the tile's blocks: for each input channel 16 output channels of each block, then the biases. f32, flat; channels that are not
-    there are zeros."""
+def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile) -> np.ndarray:
+    """Per group of the tile's blocks: for each input channel 16 output channels of each block, then the biases. f32, flat; padding channels are
+    zeros."""
     w = f32_of(weights)[tile.channels]
-    return grouped(w.reshape(len(w), -1), None if bias is None else f32_of(bias).reshape(-1)[tile.channels], tile.groups, tile.blocks)
+    return group_weights(w.reshape(len(w), -1), None if bias is None else f32_of(bias).reshape(-1)[tile.channels], tile.groups, tile.blocks)
 
 
-def grouped(w: np.ndarray, bias: np.ndarray | None, groups: int, blocks: int) -> np.ndarray:
-    """The same of weights [channels, taps] and biases [channels]."""
+def group_weights(w: np.ndarray, bias: np.ndarray | None, groups: int, blocks: int) -> np.ndarray:
+    """The same from weights [channels, taps] and biases [channels]."""
     (channels, taps), group = w.shape, blocks * LANES
     rows = np.zeros((taps + 1, groups * group), np.float32)
     rows[:taps, :channels] = w.T
@@ -95,11 +95,11 @@ def grouped(w: np.ndarray, bias: np.ndarray | None, groups: int, blocks: int) ->
     return np.ascontiguousarray(rows.reshape(taps + 1, groups, group).transpose(1, 0, 2)).reshape(-1)
 
 
-def strip(pixels: int, tiles: int, taps: int) -> int:
-    """How many tiles of so many pixels all groups go through before the next are read."""
+def strip_tiles(pixels: int, tiles: int, taps: int) -> int:
+    """How many tiles of so many pixels all groups process before the next ones are read."""
     return max(1, min(tiles, _STRIP // (pixels * taps * 4)))
 
 
-def near(blocks: int, pixels: int, taps: int) -> bool:
-    """Whether the next tile is what to fetch: it stays in the first cache beside the weights and its neighbour."""
-    return taps * (blocks * LANES + 2 * pixels) * 4 <= _NEAR
+def fits_first_cache(blocks: int, pixels: int, taps: int) -> bool:
+    """Whether the weights and two tiles fit the first-level cache, so that the next tile is worth prefetching."""
+    return taps * (blocks * LANES + 2 * pixels) * 4 <= _FIRST_CACHE

@@ -1,4 +1,4 @@
-"""Rows of a layer that moves values and computes with them, as LLVM IR: 16 columns at a time, what depends on the row alone once a row."""
+"""Rows of a layer that moves values and computes with them, as LLVM IR: 16 columns at a time, values that depend on the row alone once per row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Point
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, range_function
 
 LONGEST = 8000  # instructions: beyond, compiling takes longer than it can gain
-_CASES = 8  # values of what decides where in a block of channels a row begins: each has code of its own
+_CASES = 8  # offsets within a block of channels at which rows may begin: each has code of its own
 _BINARY = {"Add": Value.__add__, "Div": Value.__truediv__, "Mul": Value.__mul__, "Sub": Value.__sub__}
 Lanes = frozenset[int]
 _ALL = frozenset(range(LANES))
@@ -147,7 +147,7 @@ class _Row:
         return value
 
     def _address(self, base: Pointer, row: Place, offset: int, known: dict) -> Pointer:
-        """The address of the element `offset` behind what the row decides."""
+        """The address of the element `offset` after the row's index."""
         if (base, row) not in known:
             known[base, row] = base.at(self._index(row, known))
         return known[base, row].at(offset)
@@ -160,7 +160,7 @@ class _Row:
         return at.load_vector() if lanes == _ALL else at.load_masked(_mask(lanes), others)
 
     def _choice(self, node: Node, first: int, lanes: Lanes, known: dict) -> Value:
-        """Parts concatenated along the row: which lanes are whose is known."""
+        """Parts concatenated along the row: each lane belongs to one part."""
         _, place, limits, parts = node
         if place.terms != ((COLUMN, 1),):
             raise Refused("parts join at different columns of different rows")

@@ -1,6 +1,6 @@
-"""Moves and the arithmetic between them in one pass over memory: what the pass fuse_moves makes, as detectors' heads have it, by a kernel of our own.
+"""Moves and the arithmetic between them in one pass over memory, as in the heads of detectors (composite Moves).
 
-A row of the result is read where its numbers lie together (of images: channels of a pixel), computed 16 columns at a time and written.
+A row of the result is read where its elements are contiguous (of images: the channels of a pixel), computed 16 columns at a time and written.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class MovesKernel:
 
     serial_work = 1 << 13  # elements
 
-    scratch, rtol, deterministic, implementation = 0, 1e-5, True, "own:rows"
+    scratch, rtol, deterministic, implementation = 0, 1e-5, True, "rows"
 
-    def __init__(self, layer: Layer, signature: Signature, made: Moves, ir: str, count: int) -> None:
-        self.sources, self.rows, self.ir = made.sources, made.rows, ir
+    def __init__(self, layer: Layer, signature: Signature, moves: Moves, ir: str, count: int) -> None:
+        self.sources, self.rows, self.ir = moves.sources, moves.rows, ir
         self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
         self.outputs = (operand_bytes(layer.outputs[0], signature.outputs[0]),)
-        numbers = made.numbers
+        numbers = moves.numbers
         key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
         self.packed = (Packed(f"{key}|moves", numbers.nbytes, lambda: numbers.view(np.uint8)),)
-        self.threads = min(count, made.rows) if made.rows * made.columns > self.serial_work else 1
+        self.threads = min(count, moves.rows) if moves.rows * moves.columns > self.serial_work else 1
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.outputs[0], args.packed[0], *(args.inputs[i] for i in self.sources), self.rows, -(-self.rows // self.threads)]
@@ -68,25 +68,25 @@ class MovesTactic(CompiledTactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         try:
-            _code(layer, signature)
+            _generate(layer, signature)
         except Refused as e:
             return str(e)
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> MovesKernel:
         try:
-            made, ir = _code(layer, signature)
+            moves, ir = _generate(layer, signature)
         except Refused as e:
             raise PlanRefused(str(e)) from None
-        return MovesKernel(layer, signature, made, ir, backend.threads)
+        return MovesKernel(layer, signature, moves, ir, backend.threads)
 
 
 def _sources(layer: Layer) -> list[int]:
-    """Places of the inputs that are computed at run time."""
+    """Indices of the inputs that are computed at run time."""
     return [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
 
 
-def _code(layer: Layer, signature: Signature) -> tuple[Moves, str]:
+def _generate(layer: Layer, signature: Signature) -> tuple[Moves, str]:
     """The layer's tree and its code. Raises Refused."""
-    made = Moves(layer, {i: signature.needs(i).format for i in _sources(layer)}, signature.outputs[0].format)
-    return made, moves_ir(made, jit.has("avx512dq"))
+    moves = Moves(layer, {i: signature.needs(i).format for i in _sources(layer)}, signature.outputs[0].format)
+    return moves, moves_ir(moves, jit.has("avx512dq"))

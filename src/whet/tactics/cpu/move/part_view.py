@@ -1,7 +1,7 @@
-"""Concat, Split and Slice without a copy: where the parts lie one after the other in the whole, they are views of its bytes.
+"""Concat, Split and Slice without a copy: parts that are contiguous in the whole tensor are views of its bytes.
 
-That is so where every axis before the cut one (in the order the format stores them) is 1 long: row-major and channel blocks along the
-channels of one image, the first axis of anything. Between pixels (nhwc along the channels) parts are interleaved: no view.
+Parts are contiguous if every axis before the split one (in the order of the format) has length 1: row-major and channel blocks along the
+channels of a batch of one, the first axis of any tensor. In nhwc along the channels the parts are interleaved.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from whet.ops.slice import ranges
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics.cpu.onednn._kernel import image_formats, static, storage_types
 
-_ALIGNMENT = 64  # bytes: a part begins where any kernel may read and write vectors
+_ALIGNMENT = 64  # bytes: kernels may read and write vectors at the beginning of a part
 _BLOCKED = {"nChw8c": 8, "nChw16c": 16}
 
 
 class PartKernel:
-    """Records no launch. `shifts` has, for each in-place pair, how many bytes into the larger tensor the smaller one begins."""
+    """Records no launch. `shifts` has the offset in bytes of the smaller tensor in the larger one, for each in-place pair."""
 
     scratch, packed, rtol, deterministic, implementation = 0, (), 0.0, True, "in place, nothing to do"
 
@@ -27,11 +27,11 @@ class PartKernel:
         self.inputs, self.outputs = stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
-        """Nothing to launch, but the parts must lie where they belong. Raises EngineError where they do not."""
+        """Raises EngineError if a part is not at its offset; there is nothing to launch."""
         for (i, j), shift in zip(self.pairs, self.shifts, strict=True):
             whole, part = (args.outputs[j], args.inputs[i]) if self.inputs[i] <= self.outputs[j] else (args.inputs[i], args.outputs[j])
             if part != whole + shift:
-                raise EngineError(f"layer '{self.name}' works in place, but its part {i}->{j} does not begin {shift} bytes into the whole")
+                raise EngineError(f"layer '{self.name}' works in place, but its part {i}->{j} is not at offset {shift} of the whole")
 
 
 @tactic
@@ -39,18 +39,17 @@ class PartView(Tactic):
     ops = ("Concat", "Split", "Slice")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
-            return "stands alone: what is fused to it stays apart"
+            return "takes single layers, not fused ones"
         data = layer.inputs if layer.op == "Concat" else layer.inputs[:1]
         if any(t is None or t.is_constant for t in data):
             return "a part or the whole is constant"
         if len({id(t) for t in data}) < len(data):
-            return "one tensor stands in it twice"
+            return "one tensor is concatenated twice"
         if layer.op == "Slice" and any(t is not None and t.shape_value is None for t in layer.inputs[1:]):
-            return "where to cut is computed at run time"
+            return "the range of the Slice is computed at run time"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -68,7 +67,7 @@ class PartView(Tactic):
         return found
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return None if _shifts(layer, signature.outputs[0]) is not None else "its parts do not lie one after the other"
+        return None if _shifts(layer, signature.outputs[0]) is not None else "its parts are not contiguous"
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> PartKernel:
         shifts = _shifts(layer, signature.outputs[0])
@@ -84,7 +83,7 @@ def _signature(layer: Layer, o: Operand) -> Signature:
 
 
 def _shifts(layer: Layer, o: Operand) -> tuple[int, ...] | None:
-    """Bytes from the whole's beginning to each part's, or None where parts are no contiguous pieces of it."""
+    """Offset of each part in bytes, or None if the parts are not contiguous."""
     whole = layer.outputs[0] if layer.op == "Concat" else layer.needs(0)
     if not format_fits(o.format, whole.type.rank):
         return None
@@ -105,7 +104,7 @@ def _shifts(layer: Layer, o: Operand) -> tuple[int, ...] | None:
 
 
 def _bytes(o: Operand, shape: tuple[int, ...], axis: int, starts: list[int], lengths: list[int]) -> tuple[int, ...] | None:
-    """Byte offsets of pieces that begin at `starts` along `axis`, if each is contiguous and begins at a multiple of 64 bytes."""
+    """Offsets in bytes of the parts that begin at `starts` along `axis`, if each is contiguous and aligned to 64 bytes."""
     block = _BLOCKED.get(o.format, 1) if axis == 1 else 1
     stored = static_shape(stored_shape(o.format, shape))
     place = axis if o.format != "nhwc" else (0, len(shape) - 1, *range(1, len(shape) - 1))[axis]

@@ -1,5 +1,5 @@
-"""Layers that change a tensor's name or shape but none of its bytes (Reshape, Flatten, Squeeze, ..., some Reformats): nothing is done
-in place, or the bytes are copied once where the input is still needed."""
+"""Layers that change a tensor's name or shape but none of its bytes (Reshape, Flatten, Squeeze, ..., some Reformats): no launch in place,
+else one copy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnKernel, OneDnnTactic, Recipe, image_formats, static, storage_types
 
 
-class NothingToDo:
-    """A kernel in place whose output already stands where its input is: it records no launch."""
+class ViewKernel:
+    """In place: records no launch."""
 
     scratch, packed, rtol, deterministic, implementation = 0, (), 0.0, True, "in place, nothing to do"
 
@@ -20,19 +20,18 @@ class NothingToDo:
         self.inputs, self.outputs = stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
-        """Nothing."""
+        """Records nothing."""
 
 
 @tactic
-class OneDnnView(OneDnnTactic):
+class View(OneDnnTactic):
     ops = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Reformat")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
-            return "stands alone: what is fused to it stays apart"
+            return "takes single layers, not fused ones"
         if len(layer.outputs) != 1:
             return "has a second output"
         x, a = layer.inputs[0], layer.attrs
@@ -62,7 +61,7 @@ class OneDnnView(OneDnnTactic):
         types: list[DType] = storage_types([x, y], backend) or [x.dtype]
         if layer.op in ("Identity", "Dropout"):
             pairs = [(f, f) for f in image_formats(x.type.rank)]
-        else:  # a tensor of one value a channel lies in several formats at once
+        else:  # with one value per channel several formats have the same bytes
             shape = static_shape(x.shape)
             pairs = [(f, "linear") for f in image_formats(len(shape)) if same_bytes(f, "linear", shape)]
         return [(Operand(f, d), Operand(g, d)) for d in types if d.bits >= 8 for f, g in pairs]
@@ -71,11 +70,11 @@ class OneDnnView(OneDnnTactic):
         return [()]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return "strings have no place in an arena" if signature.outputs[0].dtype.name == "string" else None
+        return "strings are not stored in device memory" if signature.outputs[0].dtype.name == "string" else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel | NothingToDo:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel | ViewKernel:
         if signature.inplace:
-            return NothingToDo(layer, signature)
+            return ViewKernel(layer, signature)
         return self._plan(lambda: self.recipe(layer, signature, backend), layer, signature, (), backend)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe:
@@ -84,14 +83,14 @@ class OneDnnView(OneDnnTactic):
 
 
 def same_bytes(one: str, other: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of `shape` lies in both formats with the same bytes."""
+    """Whether a tensor of `shape` has the same bytes in both formats."""
     if any(f not in FORMATS or not format_fits(f, len(shape)) for f in (one, other)):
         return False
     return one == other or _order(one, shape) == _order(other, shape)
 
 
 def _order(fmt: str, shape: tuple[int, ...]) -> tuple[object, ...]:
-    """The axes longer than 1 in the order they lie, a blocked channel axis as its two parts; padding makes an order of its own."""
+    """The axes longer than 1 in memory order, a blocked channel axis as two; formats with padding are equal to themselves only."""
     axes = [(i, d) for i, d in enumerate(shape)]
     if fmt == "nhwc":
         axes = [axes[0], *axes[2:], axes[1]]
@@ -102,7 +101,7 @@ def _order(fmt: str, shape: tuple[int, ...]) -> tuple[object, ...]:
         parts = [(0, shape[0]), (1, shape[1] // block), *axes[2:], (1, block)]
         kept = [p for p in parts if p[1] != 1]
         merged: list[tuple[int, int]] = []
-        for axis, d in kept:  # blocks that follow each other are one axis again
+        for axis, d in kept:  # adjacent parts of a blocked axis are one axis
             if merged and merged[-1][0] == axis:
                 merged[-1] = (axis, merged[-1][1] * d)
             else:

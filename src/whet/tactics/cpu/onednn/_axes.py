@@ -1,4 +1,4 @@
-"""Axes of reductions, which ONNX writes as an attribute or as a constant input."""
+"""Axes of reductions: an attribute or a constant input in ONNX."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from whet.network import Layer
 
 
 def reduced_axes(head: Layer) -> tuple[int, ...] | None:
-    """The axes a Reduce op reduces, sorted and counted from the front; None when they are known only at run time."""
+    """The axes of a Reduce op, sorted and non-negative; None if they are known only at run time."""
     rank = head.inputs[0].type.rank
     axes = head.attrs.get("axes")
     given = head.input(1)

@@ -1,4 +1,4 @@
-"""What all oneDNN tactics share: a kernel made of one oneDNN descriptor, and the formats and types they choose from."""
+"""Base classes of the oneDNN tactics: a kernel with one oneDNN descriptor, and the formats and types to select from."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from whet.tactics.cpu.onednn._nonfinite import Reference, declared
 
 #: bound on the relative error of one layer by storage type; f32 sums of some thousand products stay below it
 RTOL = {"f32": 1e-5, "bf16": 1e-2}
-#: multiply-adds above which oneDNN's plain loops (ref) are not worth their timing
+#: multiply-adds above which oneDNN's scalar loops (ref) are not timed
 REFERENCE_LIMIT = 2e7
 MAX_IMPLEMENTATIONS = 4
 
 Place = tuple[str, int]
-"""Where an operand of a call lies: ("input" | "output" | "packed", index)."""
+"""The tensor that an operand of a call refers to: ("input" | "output" | "packed", index)."""
 
 
 class OneDnnCall(Call):
-    """One recorded launch: oneDNN's call and which of its operands are inputs and outputs of the layer."""
+    """One recorded launch: oneDNN's call, and the inputs and outputs of the layer among its operands."""
 
     def __init__(self, kernel: OneDnnKernel, args: Args) -> None:
         at = {"input": args.inputs, "output": args.outputs, "packed": args.packed}
@@ -49,7 +49,7 @@ class OneDnnCall(Call):
 
 
 class OneDnnKernel:
-    """A planned launch of one oneDNN primitive; `places` says where each of its operands lies, `offsets` how many bytes further."""
+    """A planned launch of one oneDNN primitive; `places` gives the tensor of each operand, `offsets` an offset in bytes."""
 
     deterministic = True
 
@@ -75,20 +75,20 @@ class OneDnnKernel:
 
 
 class Recipe:
-    """A layer as oneDNN's operands: the descriptor that lists implementations, where operands lie, constants and how to pack them.
+    """A layer as a oneDNN primitive: the descriptor that lists implementations, the tensors of the operands, constants and how to pack them.
 
-    `constants` gives for an operand its weight's digest and a function making its array; `given` the layout that array has
-    (None: the array already lies as the primitive wants it).
+    `constants` has for an operand its weight's digest, a function that computes its array, and that array's layout (None: the layout of the
+    primitive).
     """
 
     def __init__(self, first: dnn.Descriptor, places: dict[str, Place], rtol: float | None = None, work: float = 0.0) -> None:
         self.first, self.places, self.rtol, self.work = first, places, rtol, work
-        self.narrow = False  # channels fill no AVX-512 register: kernels of smaller registers are worth timing too
+        self.few_channels = False  # too few for an AVX-512 register: kernels with smaller registers are timed too
         self.offsets: dict[str, int] = {}
         self.constants: dict[str, tuple[str, Callable[[], np.ndarray], dnn.MemoryDesc | None]] = {}
 
     def constant(self, operand: str, key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None = None) -> None:
-        """Operand `operand` is a constant: packed once, when the engine is built."""
+        """Marks `operand` as a constant, which is packed once, when the engine is built."""
         self.constants[operand] = (key, make, given)
 
     def kernel(self, layer: Layer, signature: Signature, descriptor: dnn.Descriptor) -> OneDnnKernel:
@@ -114,15 +114,15 @@ class OneDnnTactic(Tactic):
     _last: tuple[Any, ...] = (None, None, 0, None)
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Ops of the layer whose NaNs (of some also infinities) the implementation treats otherwise than the op says, and how (`_declared`)."""
+        """The ops of the layer for which the implementation differs from the reference on NaN or infinities (_nonfinite.py)."""
         return declared(layer, implementation)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        """The layer in oneDNN's words, or why it cannot be. May raise dnn.Unimplemented."""
+        """The layer as a primitive, or why oneDNN cannot compute it. May raise dnn.Unimplemented."""
         raise NotImplementedError
 
     def _recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        """`recipe` for this machine's threads; the last answer is kept, since refuses, configs and plan ask one after the other."""
+        """`recipe` for this machine's threads. The last result is kept, since refuses, configs and plan need the same one."""
         threads.set_threads(backend.threads)
         last = self._last
         if last[0] is layer and last[1] == signature and last[2] == backend.threads:
@@ -137,13 +137,12 @@ class OneDnnTactic(Tactic):
         return got
 
     def _usable(self, recipe: Recipe) -> list[str]:
-        """Names of the implementations worth timing. Raises Unimplemented when there are none."""
+        """Names of the implementations to time. Raises Unimplemented if there are none."""
         names = [d.name for d in recipe.first.implementations()]
         fast = [n for n in names if not n.startswith(("ref", "simple:any"))]
         if not fast and recipe.work > REFERENCE_LIMIT:
-            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only plain loops (ref) for this")
-        wide = [n for n in fast if ":avx512" in n]
-        if wide and not recipe.narrow:  # the same kernels on half the register are not worth their timing
+            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only scalar loops (ref) for this")
+        if any(":avx512" in n for n in fast) and not recipe.few_channels:  # the same kernels with half the register are slower
             fast = [n for n in fast if not n.endswith((":avx2", ":avx", ":sse41"))]
         return (fast or names)[:MAX_IMPLEMENTATIONS]
 
@@ -176,16 +175,16 @@ class OneDnnTactic(Tactic):
 
 
 class TwoPrimitives(OneDnnTactic):
-    """A tactic whose layer may be either of two primitives: `recipe` of the first, `other` of the second; configs say which by its name."""
+    """A tactic with two alternative primitives: `recipe` describes the first, `other` the second; the config key "kind" selects one."""
 
     kinds = ("", "")
 
     def other(self, layer: Layer, signature: Signature) -> Recipe | str:
-        """The layer as the second primitive, or why it cannot be. May raise dnn.Unimplemented."""
+        """The layer as the second primitive, or why that cannot compute it. May raise dnn.Unimplemented."""
         raise NotImplementedError
 
-    def worth(self, names: list[str]) -> list[str]:
-        """Those implementations of the second that are timed."""
+    def select_implementations(self, names: list[str]) -> list[str]:
+        """The implementations of the second primitive to time."""
         return names
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -193,7 +192,7 @@ class TwoPrimitives(OneDnnTactic):
         base = [(("kind", first), *c) for c in super().configs(layer, signature, backend)]
         try:
             other = self.other(layer, signature)
-            names = [] if isinstance(other, str) else self.worth(self._usable(other))
+            names = [] if isinstance(other, str) else self.select_implementations(self._usable(other))
         except dnn.Unimplemented:
             names = []
         return base + [(("kind", second), ("impl", n)) for n in names]
@@ -205,7 +204,7 @@ class TwoPrimitives(OneDnnTactic):
 
 
 def image_formats(rank: int) -> tuple[str, ...]:
-    """Formats worth trying for activations of a rank, best guess first."""
+    """Candidate formats for activations of a rank, the most promising first."""
     block = "nChw16c" if dnn.has_isa("avx512_core") else "nChw8c"
     return tuple(f for f in ("nhwc", block, "linear") if f in FORMATS and format_fits(f, rank))
 

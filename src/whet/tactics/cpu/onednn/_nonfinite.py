@@ -1,18 +1,17 @@
-"""Where oneDNN's kernels leave the ops' letter, all of it: what they make of NaN, and of infinities in a few. Tests hold each kernel to it.
+"""All differences between oneDNN's kernels and the ops' references: results for NaN, and of a few ops for infinities. The contract tests use it.
 
-x86's max and min instructions give their second operand when either is NaN, and oneDNN's kernels let the register be the first. So a
-NaN loses against a number there: IEEE 754-2008's maxNum and C's fmax, where ONNX Runtime has IEEE 754-2019's maximum (its own MaxPool,
-GlobalMaxPool and ReduceMax lose NaN too; tests/tactics/test_onednn_extremes.py looks). Algorithms that keep NaN exist but cost what
-fusing saves: Relu as Elu with alpha 0 made 1x1 convolutions of 64 channels 23 to 25 % slower, PRelu with slope 0 makes NaN of -inf.
+x86's max and min instructions return their second operand if either is NaN, and oneDNN's kernels make the register the first operand. So the
+result is the number, not NaN: IEEE 754-2008's maxNum and C's fmax. ONNX Runtime has IEEE 754-2019's maximum (but its MaxPool, GlobalMaxPool and
+ReduceMax lose NaN too: tests/tactics/test_onednn_extremes.py). Algorithms that keep NaN exist, but cost as much as fusing saves: Relu as Elu with
+alpha 0 made 1x1 convolutions of 64 channels 23 to 25 % slower; PRelu with slope 0 turns -inf into NaN.
 
-So: activations that are layers of their own keep NaN where one pass can do that (onednn_eltwise says how), at the same speed. Those in
-an epilogue, and what needs two bounds, follow `KERNELS`; oneDNN's plain loops differ again, `PLAIN_LOOPS`. Every other algorithm keeps NaN
-and infinities as the op says: measured one by one. Log is not used: it takes denormals for the smallest normal number; nor is Exp in
-epilogues: it makes infinity of NaN; nor LeakyRelu with slope 0, which is the algorithm of Relu; nor ReduceMax and ReduceMin at all
-(onednn_reduce says why).
+Activations that are single layers keep NaN if one pass can do that at the same speed (onednn_eltwise.py). Activations in an epilogue, and those
+with two bounds, follow `KERNELS`; oneDNN's scalar loops follow `PLAIN_LOOPS`. All other algorithms keep NaN and infinities like the op: each
+was tested. Log is not used, because it reads denormals as the smallest normal number; Exp is not used in epilogues, because it turns NaN into
+infinity; LeakyRelu with slope 0 is not used, because it is the algorithm of Relu; ReduceMax and ReduceMin are not used (onednn_reduce.py).
 
-Products in BF16 (`spreads`) take denormals for zero and fill odd counts up with zeros, and zero times infinity is NaN: where an
-infinity or NaN is among their inputs, more of their outputs may be NaN, never fewer. Other than that, BF16 differs by its rounding.
+Products in BF16 (`spreads`) read denormals as zero and pad odd counts with zeros, and zero times infinity is NaN: with an infinity or NaN among
+the inputs, more of the outputs may be NaN, never fewer. Apart from that, BF16 differs by its rounding.
 """
 
 from __future__ import annotations
@@ -30,78 +29,78 @@ _LARGEST = float(np.finfo(np.float32).max)
 Reference = Callable[..., np.ndarray]
 
 
-def _relu(own: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+def _relu(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
     """NaN gives 0."""
     return np.asarray(np.fmax(x, x.dtype.type(0)))
 
 
-def _clip(own: Reference, layer: Layer, x: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None = None) -> np.ndarray:
-    """NaN gives the lower bound, -inf where there is none."""
+def _clip(reference: Reference, layer: Layer, x: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None = None) -> np.ndarray:
+    """NaN gives the lower bound, -inf if there is none."""
     bound = x.dtype.type(-np.inf) if low is None else low.reshape(())
-    return own(layer, np.where(np.isnan(x), bound, x), low, high)
+    return reference(layer, np.where(np.isnan(x), bound, x), low, high)
 
 
-def _hard_sigmoid(own: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+def _hard_sigmoid(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
     """NaN gives 1."""
-    return np.asarray(np.where(np.isnan(x), x.dtype.type(1), own(layer, x)))
+    return np.asarray(np.where(np.isnan(x), x.dtype.type(1), reference(layer, x)))
 
 
-def _max(own: Reference, layer: Layer, *xs: np.ndarray) -> np.ndarray:
-    """The number, where the other operand is NaN."""
+def _max(reference: Reference, layer: Layer, *xs: np.ndarray) -> np.ndarray:
+    """The other operand if one is NaN."""
     return reduce(np.fmax, xs)
 
 
-def _min(own: Reference, layer: Layer, *xs: np.ndarray) -> np.ndarray:
-    """The number, where the other operand is NaN."""
+def _min(reference: Reference, layer: Layer, *xs: np.ndarray) -> np.ndarray:
+    """The other operand if one is NaN."""
     return reduce(np.fmin, xs)
 
 
-def _largest(own: Reference, layer: Layer, x: np.ndarray, *rest: np.ndarray | None) -> np.ndarray:
-    """The largest of what is no NaN; of nothing but NaN or -inf the lowest finite number, with which the kernels begin."""
-    return own(layer, x if x.dtype.kind in "iu" else np.fmax(x, x.dtype.type(-_LARGEST)), *rest)
+def _largest(reference: Reference, layer: Layer, x: np.ndarray, *rest: np.ndarray | None) -> np.ndarray:
+    """The maximum without NaNs; for NaN and -inf only, the lowest finite number, which is the initial value."""
+    return reference(layer, x if x.dtype.kind in "iu" else np.fmax(x, x.dtype.type(-_LARGEST)), *rest)
 
 
-def _softmax(own: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
-    """In a row with NaN or +inf those places are NaN and all others 0 (LogSoftmax: -inf), where the op makes the whole row NaN."""
+def _softmax(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+    """In a row with NaN or +inf these elements are NaN and the others 0 (LogSoftmax: -inf); with the op the whole row is NaN."""
     others = x.dtype.type(-np.inf if layer.op == "LogSoftmax" else 0)
     odd = np.isnan(x) | (x == np.inf)
-    return np.asarray(np.where(odd.any(axis=layer.attrs["axis"], keepdims=True) & ~odd, others, own(layer, x)))
+    return np.asarray(np.where(odd.any(axis=layer.attrs["axis"], keepdims=True) & ~odd, others, reference(layer, x)))
 
 
-def _gelu(own: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
-    """The erf form overflows from half the largest number on: infinity there, NaN for +inf."""
-    y = np.array(own(layer, x))
+def _gelu(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+    """The erf form overflows above half of the largest number: infinity there, NaN for +inf."""
+    y = np.array(reference(layer, x))
     if layer.attrs.get("approximate", "none") == "none":
         y[x > _LARGEST / 2] = np.inf
         y[x == np.inf] = np.nan
     return y
 
 
-def _resize(own: Reference, layer: Layer, x: np.ndarray, *rest: np.ndarray | None) -> np.ndarray:
-    """Where an output lies exactly on an input, the kernels add that input times 1 and times 0: no neighbour is read, infinity gives NaN."""
-    y = np.asarray(own(layer, x, *rest))
+def _resize(reference: Reference, layer: Layer, x: np.ndarray, *rest: np.ndarray | None) -> np.ndarray:
+    """At positions that coincide with an input, the kernels add that input times 1 and times 0: the neighbour is not read, infinity gives NaN."""
+    y = np.asarray(reference(layer, x, *rest))
     if layer.attrs["mode"] != "linear":
         return y
     odd = ~np.isfinite(x)
-    weight = own(layer, odd.astype(x.dtype), *rest)  # how much of each output comes from NaN and infinities
-    y = np.where(weight < 1e-6, own(layer, np.where(odd, x.dtype.type(0), x), *rest), y)
+    weight = reference(layer, odd.astype(x.dtype), *rest)  # how much of each output comes from NaN and infinities
+    y = np.where(weight < 1e-6, reference(layer, np.where(odd, x.dtype.type(0), x), *rest), y)
     return np.asarray(np.where(np.isinf(y), x.dtype.type(np.nan), y))
 
 
-def _relu_product(own: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
-    """The negative times 0: -inf gives NaN, NaN stays."""
+def _relu_product(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+    """Negative values times 0: -inf gives NaN, NaN stays."""
     return np.asarray(np.where(x > 0, x, x * x.dtype.type(0)))
 
 
-def _sigmoid_plain(own: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+def _sigmoid_plain(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
     """NaN gives 0."""
-    return np.asarray(np.where(np.isnan(x), x.dtype.type(0), own(layer, x)))
+    return np.asarray(np.where(np.isnan(x), x.dtype.type(0), reference(layer, x)))
 
 
-def _softmax_plain(own: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
-    """A row of -inf alone gives zeros (LogSoftmax: NaN, as the op says)."""
+def _softmax_plain(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+    """A row of -inf only gives zeros (LogSoftmax: NaN, like the op)."""
     empty = (x == -np.inf).all(axis=layer.attrs["axis"], keepdims=True)
-    return np.asarray(np.where(empty, x.dtype.type(0), own(layer, x)))
+    return np.asarray(np.where(empty, x.dtype.type(0), reference(layer, x)))
 
 
 KERNELS: dict[str, Reference] = {
@@ -117,7 +116,7 @@ KERNELS: dict[str, Reference] = {
     "LogSoftmax": _softmax,
     "Gelu": _gelu,
 }
-"""By op: f(the op's own reference, layer, *arrays), what oneDNN's kernels compute; on usual numbers the same as the op."""
+"""By op: f(reference of the op, layer, *arrays), the results of oneDNN's kernels; for finite numbers those of the op."""
 
 PLAIN_LOOPS: dict[str, Reference] = {
     **{op: KERNELS[op] for op in ("Clip", "Max", "Min", "MaxPool", "GlobalMaxPool", "Resize")},
@@ -125,13 +124,13 @@ PLAIN_LOOPS: dict[str, Reference] = {
     "Sigmoid": _sigmoid_plain,
     "Softmax": _softmax_plain,
 }
-"""The same of oneDNN's implementations that are plain C++."""
+"""The same for oneDNN's scalar C++ implementations."""
 
 
 def declared(layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-    """What holds for the ops of a layer (of its body, when fused) in a kernel that oneDNN calls so; either, where there are two.
+    """The references for the ops of a layer (of its body if it is fused) in an implementation with this oneDNN name; with two tables either holds.
 
-    Where a product is a GEMM, its epilogue is one or the other, as its type and place have it.
+    The epilogue of a GEMM follows one or the other, depending on its type and position.
     """
     ops = {x.op for x in layer.regions["body"].layers} if layer.op == "Fused" else {layer.op}
     tables = [PLAIN_LOOPS] if implementation.startswith(("ref", "simple")) else [KERNELS]
@@ -141,5 +140,5 @@ def declared(layer: Layer, implementation: str) -> list[dict[str, Reference]]:
 
 
 def spreads(layer: Layer, dtype: str) -> bool:
-    """Whether a layer's product is summed in BF16, so that an infinity or NaN may make NaN of more than it should."""
+    """Whether a layer's product is computed in BF16, so that an infinity or NaN may give more NaNs than the reference."""
     return dtype == "bf16" and anchor(layer).op in ("Conv", "ConvTranspose", "Gemm", "MatMul")

@@ -1,4 +1,4 @@
-"""A fused layer's epilogue as oneDNN post-ops, and plain activations as oneDNN's eltwise algorithms."""
+"""A fused layer's epilogue as oneDNN post-ops, and activations as oneDNN's eltwise algorithms."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from whet.tactics.cpu.onednn._kernel import Place, Recipe, describe
 
 
 def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
-    """oneDNN's form of a unary op; None when it has none. `attrs` hold constant operands as `input1`, `input2`.
+    """oneDNN's algorithm for a unary op; None if it has none. `attrs` has constant operands as `input1`, `input2`.
 
-    What these forms make of NaN and infinities: `_declared`.
+    Results for NaN and infinities: _nonfinite.py.
     """
     a = attrs.get
     simple = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "logistic", "Abs": "abs", "Sqrt": "sqrt", "Round": "round", "Mish": "mish"}
@@ -54,7 +54,7 @@ def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
 
 
 def clip_bounds(attrs: Mapping[str, Any]) -> tuple[float, float]:
-    """A Clip's constant bounds; infinite where it has none."""
+    """A Clip's constant bounds; infinite if it has none."""
     low, high = (_scalar(attrs[n]) if attrs.get(n) is not None else d for n, d in (("input1", -math.inf), ("input2", math.inf)))
     return low, high
 
@@ -65,7 +65,7 @@ def _scalar(value: Any) -> float:
 
 @dataclass
 class Chain:
-    """Post-ops and where their operands come from: an input of the fused layer or a constant."""
+    """Post-ops and their operands: inputs of the fused layer, or constants."""
 
     post_ops: list[dnn.Sum | dnn.Eltwise | dnn.Binary | dnn.Prelu] = field(default_factory=list)
     places: dict[str, Place] = field(default_factory=dict)
@@ -76,19 +76,19 @@ class Chain:
         return dnn.Attributes(tuple(self.post_ops))
 
     def extend(self, other: Chain) -> None:
-        """Append another chain, whose operands are named by their place in it."""
+        """Appends another chain, whose operands are named by their index in it."""
         shift = len(self.post_ops)
 
-        def moved(name: str) -> str:
+        def renumber(name: str) -> str:
             kind = name.rstrip("0123456789")
             return f"{kind}{int(name[len(kind) :]) + shift}"
 
         self.post_ops += other.post_ops
-        self.places |= {moved(n): p for n, p in other.places.items()}
-        self.constants |= {moved(n): c for n, c in other.constants.items()}
+        self.places |= {renumber(n): p for n, p in other.places.items()}
+        self.constants |= {renumber(n): c for n, c in other.constants.items()}
 
     def fill(self, recipe: Recipe) -> None:
-        """Hand the operands over to the recipe."""
+        """Adds the operands to the recipe."""
         recipe.places |= self.places
         for operand, (key, make) in self.constants.items():
             recipe.constant(operand, key, make)
@@ -101,10 +101,10 @@ Shaper = Callable[[tuple[int, ...]], "tuple[int, ...] | None"]
 
 
 def chain(posts: Sequence[Post], layer: Layer, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
-    """The epilogue in post-ops, or why it cannot be one.
+    """The epilogue as post-ops, or why oneDNN cannot compute it.
 
-    An operand that `signature` puts in place of the output is summed there. `shaper` maps the shape of an operand (padded to the
-    output's rank) to the one it has in the primitive; None keeps it.
+    An operand that shares its memory with the output by `signature` is added in place. `shaper` maps the shape of an operand (padded to the
+    output's rank) to its shape in the primitive; None keeps it.
     """
     out, made = static_shape(layer.outputs[0].shape), Chain()
     for post in posts:
@@ -117,7 +117,7 @@ def chain(posts: Sequence[Post], layer: Layer, signature: Signature, shaper: Sha
         if post.op == "Pow" and not post.swapped and layer.inputs[post.other].is_constant:
             power = activation("Pow", {"input1": layer.inputs[post.other].array()})
             if power is None:
-                return "oneDNN raises to one constant power, not to many"
+                return "oneDNN takes one constant exponent, not several"
             made.post_ops.append(power)
             continue
         if post.op == "PRelu" and not post.swapped:
@@ -126,7 +126,7 @@ def chain(posts: Sequence[Post], layer: Layer, signature: Signature, shaper: Sha
                 return why
             continue
         if post.op not in _BINARY or (post.swapped and post.op not in _COMMUTES):
-            return f"oneDNN has no post-op for {post.op} with the running value as second operand" if post.swapped else (
+            return f"oneDNN has no post-op for {post.op} with the accumulator as second operand" if post.swapped else (
                 f"oneDNN has no post-op for {post.op} with two operands"
             )  # fmt: skip
         why = _second_operand(made, post, layer.inputs[post.other], signature, out, shaper)
@@ -136,7 +136,7 @@ def chain(posts: Sequence[Post], layer: Layer, signature: Signature, shaper: Sha
 
 
 def _slopes(made: Chain, post: Post, layer: Layer, out: tuple[int, ...], shaper: Shaper | None) -> str | None:
-    """Appends a PRelu with constant slopes, one or one a channel. Returns why not."""
+    """Appends a PRelu with constant slopes, one in all or one per channel. Returns the reason if it cannot."""
     assert post.other is not None
     slope = layer.needs(post.other)
     if not slope.is_constant:
@@ -152,7 +152,7 @@ def _slopes(made: Chain, post: Post, layer: Layer, out: tuple[int, ...], shaper:
     seen = shaper(full) if shaper else full
     axes = [i for i, d in enumerate(seen or ()) if d != 1]
     if len(axes) != 1:
-        return f"PRelu's slopes {list(shape)} are more than one a channel"
+        return f"PRelu's slopes {list(shape)} are more than one per channel"
     name = f"prelu{len(made.post_ops)}"
     made.post_ops.append(dnn.Prelu(1 << axes[0], math.prod(full)))
     made.constants[name] = constant_f32(slope)
@@ -162,13 +162,13 @@ def _slopes(made: Chain, post: Post, layer: Layer, out: tuple[int, ...], shaper:
 def _second_operand(
     made: Chain, post: Post, other: Tensor | None, signature: Signature, out: tuple[int, ...], shaper: Shaper | None
 ) -> str | None:
-    """Appends a binary step. Returns why not."""
+    """Appends a binary step. Returns the reason if it cannot."""
     assert other is not None
     assert post.other is not None
     shape = static_shape(other.shape)
     full = (1,) * (len(out) - len(shape)) + shape
     if len(full) != len(out) or any(f not in (1, o) for f, o in zip(full, out, strict=True)):
-        return f"{post.op} would broadcast the running value {list(out)} to {list(shape)}"
+        return f"{post.op} would broadcast the accumulator {list(out)} to {list(shape)}"
     name = f"post{len(made.post_ops)}"
     if other.is_constant:
         if all(d == 1 for d in full) and post.op in ("Add", "Mul", "Sub", "Div"):
@@ -182,14 +182,14 @@ def _second_operand(
         return None
     operand = signature.inputs[post.other]
     if operand is None:
-        return f"{post.op}'s second operand has no place"
+        return f"{post.op}'s second operand is not stored"
     if (post.other, 0) in signature.inplace:
         if post.op != "Add" or full != out:
             return f"only an Add of the full shape can be done in place, this is {post.op} of {list(shape)}"
         made.post_ops.append(dnn.Sum())
         return None
     wanted = shaper(full) if shaper else full
-    if wanted is None or not same_places(operand, shape, full):
+    if wanted is None or not readable_at_rank(operand, shape, full):
         return f"{post.op} with {list(shape)} stored as {operand} does not fit the output {list(out)}"
     made.post_ops.append(dnn.Binary(_BINARY[post.op], describe(other, operand, wanted)))
     made.places[name] = ("input", post.other)
@@ -202,11 +202,11 @@ def _scaled(op: str, value: float) -> dnn.Eltwise:
 
 
 def constant_f32(tensor: Tensor) -> tuple[str, Callable[[], np.ndarray]]:
-    """Key and maker of a constant as plain f32."""
+    """Key of a constant as f32, and the function that computes it."""
     return f"{tensor.constant().digest}|f32", lambda: np.asarray(tensor.array(), np.float32)
 
 
-def same_places(operand: Operand, shape: Sequence[int], full: Sequence[int]) -> bool:
+def readable_at_rank(operand: Operand, shape: Sequence[int], full: Sequence[int]) -> bool:
     """Whether a tensor stored as `operand` can be read as the rank-padded shape `full` in the same format."""
     if operand.format == "linear" or len(shape) == len(full):
         return True
@@ -214,7 +214,7 @@ def same_places(operand: Operand, shape: Sequence[int], full: Sequence[int]) -> 
 
 
 def second_operands(posts: Sequence[Post], layer: Layer, out: Operand) -> dict[int, Operand]:
-    """How the epilogue's run-time operands are stored: as the output, or row-major where their rank is lower."""
+    """How the epilogue's run-time operands are stored: like the output, or row-major if their rank is lower."""
     rank, stored = layer.outputs[0].type.rank, {}
     for post in posts:
         tensor = layer.inputs[post.other] if post.other is not None else None
@@ -225,7 +225,7 @@ def second_operands(posts: Sequence[Post], layer: Layer, out: Operand) -> dict[i
 
 
 def residuals(posts: Sequence[Post], layer: Layer) -> list[int]:
-    """Inputs that an Add of the full shape brings in: each could be summed in place."""
+    """Inputs that are added with the full shape: each could be added in place."""
     out = layer.outputs[0]
     found = [p.other for p in posts if p.op == "Add" and p.other is not None]
     return [i for i in found if not layer.inputs[i].is_constant and layer.inputs[i].shape == out.shape]

@@ -1,4 +1,4 @@
-"""Quantized layers in oneDNN's words: attributes with scales and zero points, signatures, which kernels add exactly."""
+"""Quantized layers as oneDNN primitives: attributes with scales and zero points, signatures, and which kernels accumulate exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whet.tactics._fused import Post
 from whet.tactics._quantized import Parts, Scale, take_apart, taken_apart
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe
-from whet.tactics.cpu.onednn._post_ops import Chain, Shaper, chain, clip_bounds, same_places
+from whet.tactics.cpu.onednn._post_ops import Chain, Shaper, chain, clip_bounds, readable_at_rank
 
 __all__ = [
     "OneDnnQuantized",
@@ -32,35 +32,34 @@ __all__ = [
     "weight_key",
 ]
 
-#: Implementations that add 8-bit products in 32 bits; what else oneDNN lists may saturate at 16.
+#: Implementations that accumulate 8-bit products in 32 bits; others may saturate at 16 bits.
 _EXACT = ("vnni", "amx", "x64:gemm", "gemm:jit", "ref:", "simple:")
 
 
 class QuantizedTactic(Tactic):
-    """A tactic for quantized layers: each is taken apart first, and what the kernel does not take is said of its parts."""
+    """A tactic for quantized layers, which it splits into dequantize, operation and quantize (Parts)."""
 
     quantized = True
 
-    def unfit(self, parts: Parts) -> str | None:
-        """Why the kernel does not take a layer of these parts; None when it might."""
+    def rejects(self, parts: Parts) -> str | None:
+        """Why the kernel does not take a layer of these parts; None if it does."""
         raise NotImplementedError
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         parts = take_apart(layer)
-        return parts if isinstance(parts, str) else self.unfit(parts)
+        return parts if isinstance(parts, str) else self.rejects(parts)
 
 
 class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
-    """Of oneDNN's implementations those whose sums are exact on this CPU."""
+    """Uses only implementations that accumulate exactly on this CPU."""
 
     def _usable(self, recipe: Recipe) -> list[str]:
         found = super()._usable(recipe)
         exact = [n for n in found if any(word in n for word in _EXACT)]
         if not exact:
-            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has for this only kernels whose sums saturate ({', '.join(found)})")
+            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only kernels with saturating accumulators for this ({', '.join(found)})")
         return exact
 
 
@@ -75,11 +74,11 @@ def unsafe(x: Scale) -> str | None:
         return None
     if x.dtype.name == "i8":
         return "without VNNI instructions oneDNN halves the weights of a signed input, which rounds them"
-    return "without VNNI instructions oneDNN adds two products of u8 by i8 in 16 bits, which saturate"
+    return "without VNNI instructions oneDNN adds two products of u8 by i8 in 16 bits, which saturates"
 
 
 def float_types(parts: Parts, backend) -> list[DType]:
-    """Storage types for what the layer reads or stores in floating point, [F32] where that is nothing."""
+    """Storage types for the layer's floating-point operands, [F32] if it has none."""
     floats = parts.stores is None or any(
         t is not None and not t.is_constant and i not in parts.reads and t.dtype.is_float for i, t in enumerate(parts.view.inputs)
     )
@@ -87,7 +86,7 @@ def float_types(parts: Parts, backend) -> list[DType]:
 
 
 def same_format(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list[Signature]:
-    """Signatures with the inputs at these places and the output in one format, any that does it number by number."""
+    """Signatures of an elementwise layer: the inputs with these indices and the output in one format."""
     found = []
     for f in ("nhwc", "linear"):
         if format_fits(f, layer.outputs[0].type.rank):
@@ -97,7 +96,7 @@ def same_format(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list
 
 
 def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
-    """Signatures with all full-size operands in `fmt`: for each float type, and each summand that can be summed in place first."""
+    """Signatures with all full-size operands in `fmt`, for each float type; those that add a residual in place come first."""
     made, rank = [], parts.view.outputs[0].type.rank
     for real in float_types(parts, backend):
         inputs: list[Operand | None] = []
@@ -119,7 +118,7 @@ def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
 
 
 def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
-    """The epilogue as post-ops on real numbers, summands dequantized on the way."""
+    """The epilogue as post-ops on real numbers, with integer addends dequantized."""
     made = Chain()
     for post in needed(parts):
         if post.other not in parts.reads or parts.view.inputs[post.other].is_constant:
@@ -133,9 +132,9 @@ def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None)
 
 
 def needed(parts: Parts) -> list[Post]:
-    """The epilogue without the bounds at its end that storing as integers sets anyway: Relu before u8 with zero point 0, a Clip to the range.
+    """The epilogue without final bounds that saturation implies: Relu before u8 with zero point 0, a Clip to the range.
 
-    A bound is one where it rounds to the lowest (highest) integer or beyond: what it cuts off saturates to the same integer.
+    A bound is implied if it rounds to the lowest (highest) integer or beyond: values outside it saturate to the same integer.
     """
     posts, stores = list(parts.posts), parts.stores
     if stores is None:
@@ -150,7 +149,7 @@ def needed(parts: Parts) -> list[Post]:
 
 
 def _summand(post: Post, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
-    """+ (z - zero) * scale: a sum in place, or the running value scaled to z's steps and back."""
+    """+ (z - zero) * scale: an addition in place, or the accumulator scaled to z's steps and back."""
     i, made = post.other, Chain()
     assert i is not None
     z, t, stored = parts.reads[i], parts.view.needs(i), signature.needs(i)
@@ -163,7 +162,7 @@ def _summand(post: Post, parts: Parts, signature: Signature, shaper: Shaper | No
     shape, out = static_shape(t.shape), static_shape(parts.view.outputs[0].shape)
     full = (1,) * (len(out) - len(shape)) + shape
     wanted = shaper(full) if shaper else full
-    if wanted is None or not same_places(stored, shape, full):
+    if wanted is None or not readable_at_rank(stored, shape, full):
         return f"an Add of {list(shape)} stored as {stored} does not fit the output {list(out)}"
     made.post_ops += [
         dnn.Eltwise("linear", 1.0 / z.number, 0.0),
@@ -175,7 +174,7 @@ def _summand(post: Post, parts: Parts, signature: Signature, shaper: Shaper | No
 
 
 def quantization(parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dict[str, tuple[tuple[str, int, int], ...]]:
-    """`scales` and `zero_points` of the primitive's attributes. `channels` is (mask, count) of weights with a scale a channel."""
+    """`scales` and `zero_points` of the primitive's attributes. `channels` is (mask, count) of weights with a scale per channel."""
     by_channel = parts.reads[w].scale.size > 1
     scales = [("src", 0, 1), ("weights", *channels) if by_channel else ("weights", 0, 1)]
     zeros = [("src", 0, 1)] if parts.reads[x].zero else []
@@ -186,7 +185,7 @@ def quantization(parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dic
 
 
 def add_scales(recipe: Recipe, parts: Parts, x: int, w: int) -> None:
-    """Hands the values of scales and zero points to the recipe."""
+    """Adds the values of scales and zero points to the recipe."""
     for name, s in (("src", parts.reads[x]), ("weights", parts.reads[w]), ("dst", parts.stores)):
         if s is None:
             continue
@@ -200,5 +199,5 @@ def _maker(a: np.ndarray) -> Callable[[], np.ndarray]:
 
 
 def weight_key(parts: Parts, x: int, w: int) -> str:
-    """Key of packed weights: with a signed input, or one with a zero point, they carry sums that undo it."""
+    """Key of packed weights: for a signed input, or one with a zero point, they include compensation terms."""
     return f"{parts.view.needs(w).constant().digest}|{parts.reads[x].dtype}|{bool(parts.reads[x].zero)}"

@@ -1,4 +1,4 @@
-"""Add, Sub, Mul, Div, Max, Min with broadcasting by oneDNN, with what follows them fused as post-ops; BatchNormalization as Mul and Add."""
+"""Add, Sub, Mul, Div, Max, Min with broadcasting by oneDNN, with the epilogue as post-ops; BatchNormalization as Mul and Add."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics._fused import anchor, epilogue, outer_input, steps_after
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
-from whet.tactics.cpu.onednn._post_ops import Chain, chain, constant_f32, same_places, second_operands
+from whet.tactics.cpu.onednn._post_ops import Chain, chain, constant_f32, readable_at_rank, second_operands
 
 _ALGORITHMS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "Sum": "add"}
 
@@ -22,9 +22,8 @@ class OneDnnBinary(OneDnnTactic):
     ops = (*_ALGORITHMS, "BatchNormalization")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         head = anchor(layer)
         if head.op == "BatchNormalization":
             if len(layer.outputs) != 1 or any(not layer.inputs[i].is_constant for i in _outer(layer, head)[1:]):
@@ -33,7 +32,7 @@ class OneDnnBinary(OneDnnTactic):
             return f"takes two operands, not {len(head.inputs)}"
         elif any(t.dtype.name not in ("f32", "bf16") for t in head.inputs if t is not None):
             return f"computes floats, not {head.inputs[0].dtype}"
-        return "what is fused to it is not a chain" if epilogue(layer) is None else None
+        return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         posts = epilogue(layer)
@@ -86,7 +85,7 @@ class OneDnnBinary(OneDnnTactic):
 
 
 def _negated(fused: Chain) -> Chain:
-    """The chain behind a change of sign: a - b = -(b - a)."""
+    """The chain after a change of sign: a - b = -(b - a)."""
     made = Chain([dnn.Eltwise("linear", -1.0, 0.0)])
     made.extend(fused)
     return made
@@ -98,22 +97,22 @@ def _outer(layer: Layer, head: Layer) -> list[int]:
 
 
 def _side(tensor: Tensor | None, stored: Operand | None, shape: tuple[int, ...], target: Operand) -> dnn.MemoryDesc | str:
-    """One operand's layout at the output's rank, or why it cannot be read so."""
+    """One operand's layout at the output's rank, or why it has none."""
     assert tensor is not None
     own = static_shape(tensor.shape)
     full = (1,) * (len(shape) - len(own)) + own
     if tensor.is_constant:
         return dnn.describe(full, "f32")
     assert stored is not None
-    if not same_places(stored, own, full):
-        return f"{list(own)} stored as {stored} does not line up with {list(shape)}"
+    if not readable_at_rank(stored, own, full):
+        return f"{list(own)} stored as {stored} cannot be aligned with {list(shape)}"
     if target.format.startswith("nChw") and full[1] != shape[1]:
         return f"in {target.format} the channels of {list(own)} are padded, so they do not broadcast to {shape[1]}"
     return describe(tensor, stored, full)
 
 
 def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str:
-    """x * factor + shift, both a value a channel."""
+    """x * factor + shift, both one value per channel."""
     x, scale, bias, mean, variance = _outer(layer, head)
     posts, shape, target = steps_after(layer), static_shape(layer.outputs[0].shape), signature.outputs[0]
     fused = chain(posts, layer, signature)
@@ -122,7 +121,7 @@ def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str
     if fused.places or fused.constants:
         return "only activations are fused to a batch normalization"
     if target.format == "linear" and len(shape) > 2 and set(shape[2:]) == {1} and shape[0] > 1:
-        return "oneDNN 3.2's kernel takes the shift of the wrong channel where height and width are 1 and the batch is not; nhwc has the same bytes"
+        return "oneDNN 3.2's kernel takes the shift of the wrong channel if height and width are 1 and the batch is not; nhwc has the same bytes"
     layout = describe(layer.outputs[0], target)
     vector = dnn.describe((1, shape[1], *(1,) * (len(shape) - 2)), "f32")
     first = dnn.binary("mul", layout, vector, layout, dnn.Attributes((dnn.Binary("add", vector), *fused.post_ops)))
@@ -135,7 +134,7 @@ def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str
 
 
 def _folded(head: Layer, tensors: list[Tensor | None], which: int) -> Callable[[], np.ndarray]:
-    """Maker of factor (0) or shift (1), computed in double."""
+    """The function that computes factor (0) or shift (1), in double."""
 
     def make() -> np.ndarray:
         scale, bias, mean, variance = (f32_of(t).astype(np.float64) for t in tensors if t is not None)

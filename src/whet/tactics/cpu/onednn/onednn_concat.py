@@ -15,11 +15,10 @@ class OneDnnConcat(OneDnnTactic):
     ops = ("Concat",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
-            return "joins alone: what is fused to it stays apart"
+            return "takes single layers, not fused ones"
         return "all of its inputs are constant" if all(t is None or t.is_constant for t in layer.inputs) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

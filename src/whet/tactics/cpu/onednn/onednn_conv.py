@@ -20,14 +20,13 @@ class OneDnnConv(OneDnnTactic):
     ops = ("Conv", "ConvTranspose")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         head = anchor(layer)
         if any(i is None or not layer.inputs[i].is_constant for i in _weights(layer, head)):
-            return "the weights are computed at run time; oneDNN's fast kernels want them packed before"
+            return "the weights are computed at run time; oneDNN's fast kernels need them packed in advance"
         if epilogue(layer) is None:
-            return "what is fused to it is not a chain"
+            return "its fused operations do not form a chain"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -39,7 +38,7 @@ class OneDnnConv(OneDnnTactic):
         formats = [f for f in image_formats(head.inputs[0].type.rank) if f != "linear"]
         pairs = [(f, f) for f in formats]
         if head.inputs[0].shape[1] in (1, 2, 3, 4) and head.op == "Conv":
-            pairs = [("linear", f) for f in formats] + pairs  # images as they come: the kernels of first layers read them
+            pairs = [("linear", f) for f in formats] + pairs  # planar images: the kernels of first layers read them
         found = []
         for dtype in storage_types(activations(layer), backend):
             for source, target in pairs:
@@ -71,7 +70,7 @@ class OneDnnConv(OneDnnTactic):
         )
         work = prod(static_shape((source if transposed else layer.outputs[0]).shape)) * prod(static_shape(weights.shape)[1:])
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, work=work)
-        recipe.narrow = any(d % 16 for d in (source.shape[1], layer.outputs[0].shape[1]))
+        recipe.few_channels = any(d % 16 for d in (source.shape[1], layer.outputs[0].shape[1]))
         fused.fill(recipe)
         key = f"{_digest(weights)}|{head.op} {head.attrs['group']}"
         recipe.constant("weights", key, lambda: _plain(f32_of(weights), shape, transposed), dnn.describe(shape, "f32"))
@@ -82,7 +81,7 @@ class OneDnnConv(OneDnnTactic):
 
 
 def _signatures(layer: Layer, posts: list[Post], x: int, source: Operand, target: Operand) -> list[Signature]:
-    """One signature, and one more for each residual that can be summed in place (first: it moves least memory)."""
+    """One signature, preceded by one for each residual that can be added in place, which moves least memory."""
     others = second_operands(posts, layer, target)
     if x in others and source != target:
         return []
@@ -100,7 +99,7 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _grouped(shape: tuple[int, ...], group: int, transposed: bool) -> tuple[int, ...]:
-    """oneDNN's weight shape: ([G,] out, in, ...) also for the transposed, which ONNX writes (in, out / G, ...)."""
+    """oneDNN's weight shape: ([G,] out, in, ...) also for transposed convolutions, where ONNX has (in, out / G, ...)."""
     if transposed:
         shape = (shape[1] * group, shape[0] // group, *shape[2:])
     return shape if group == 1 else (group, shape[0] // group, *shape[1:])
@@ -117,7 +116,7 @@ def _plain(w: np.ndarray, shape: tuple[int, ...], transposed: bool) -> np.ndarra
 def _geometry(
     head: Layer, source: tuple[int, ...], target: tuple[int, ...], weights: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Strides, dilations and pads. End pads are those with which the shapes fit; a conv may leave a rest of its input unread."""
+    """Strides, dilations and pads. End pads are adapted to the shapes; a convolution may leave a remainder of its input unread."""
     r, a = len(source) - 2, head.attrs
     strides, dilations = tuple(a.get("strides") or (1,) * r), tuple(a.get("dilations") or (1,) * r)
     begins = tuple((a.get("pads") or (0,) * 2 * r)[:r])

@@ -1,4 +1,4 @@
-"""Activations and other unary ops by oneDNN, with what follows them fused as post-ops."""
+"""Activations and other unary ops by oneDNN, with the epilogue as post-ops."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ class OneDnnEltwise(OneDnnTactic):
     )  # fmt: skip
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         head = anchor(layer)
         for t in head.inputs[1:]:
             i = outer_input(layer, t)
             if i is not None and not layer.inputs[i].is_constant:
                 return f"{head.op}'s parameters are computed at run time"
-        return "what is fused to it is not a chain" if epilogue(layer) is None else None
+        return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """What is declared of the anchor does not hold where NaN is put back."""
+        """Where NaN is restored, the root operation keeps it."""
         head, found = anchor(layer), declared(layer, implementation)
         again = head.op in {p.op for p in epilogue(layer) or ()}
         if not again and _restores_nan(head.op, {**head.attrs, **_parameters(layer, head)}):
@@ -64,7 +63,7 @@ class OneDnnEltwise(OneDnnTactic):
         bounds = _parameters(layer, head)
         if head.op == "PRelu":
             if bounds["input1"].size != 1:
-                return "one slope for all; slopes a channel are a PRelu of their own"
+                return "takes one slope; a PRelu with slopes per channel is another tactic's"
             unary = activation("LeakyRelu", {"alpha": float(bounds["input1"].reshape(-1)[0])})
         else:
             unary = activation(head.op, {**head.attrs, **bounds})
@@ -88,13 +87,13 @@ class OneDnnEltwise(OneDnnTactic):
 
 
 def _parameters(layer: Layer, head: Layer) -> dict[str, np.ndarray]:
-    """The anchor's constant operands as `input1`, `input2`."""
+    """The root operation's constant operands as `input1`, `input2`."""
     places = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
     return {f"input{i}": layer.inputs[p].array() for i, p in places.items() if p is not None}
 
 
 def _restores_nan(op: str, attrs: Mapping[str, Any]) -> str | None:
-    """The operation with its own input that changes no number of the result and puts NaN back: max(exp(x), x) is exp(x).
+    """The operation with the input that restores NaN and keeps all other results: max(exp(x), x) is exp(x).
 
     x86's max and min give the second operand, here the input, when either is NaN. A Clip with two bounds has no such operation.
     """
@@ -107,7 +106,7 @@ def _restores_nan(op: str, attrs: Mapping[str, Any]) -> str | None:
 
 
 def _as_binary(unary: dnn.Eltwise, restore: str | None, layout: dnn.MemoryDesc, x: int, fused: Chain) -> Recipe:
-    """max(x, x), the activation and its epilogue as post-ops: oneDNN's eltwise takes post-ops in plain loops only."""
+    """max(x, x), the activation and its epilogue as post-ops: oneDNN's eltwise takes post-ops in scalar loops only."""
     made, places = Chain([unary]), {"src": ("input", x), "src1": ("input", x), "dst": ("output", 0)}
     if restore:
         made.post_ops.append(dnn.Binary(restore, layout))

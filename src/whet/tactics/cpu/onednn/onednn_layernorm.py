@@ -17,13 +17,12 @@ class OneDnnLayerNorm(OneDnnTactic):
     ops = ("LayerNormalization",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
-            return "normalizes alone: what is fused to it stays apart"
+            return "takes single layers, not fused ones"
         if len(layer.outputs) != 1:
-            return "oneDNN's normalization for inference gives no mean and deviation"
+            return "oneDNN's normalization for inference has no mean and deviation outputs"
         if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
             return "scale or bias is computed at run time"
         return None

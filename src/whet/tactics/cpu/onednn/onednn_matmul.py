@@ -1,4 +1,4 @@
-"""Gemm and MatMul by oneDNN: constant weights are packed, bias and what follows is fused; matmul or inner product, whichever times best."""
+"""Gemm and MatMul by oneDNN: constant weights are packed, bias and epilogue are fused; matmul or inner product, whichever is faster."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class OneDnnMatMul(TwoPrimitives):
     kinds = ("matmul", "inner_product")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         head = anchor(layer)
         if any(t is not None and t.dtype.name not in ("f32", "bf16") for t in head.inputs):
             return f"computes floats, not {head.inputs[0].dtype}"
@@ -31,7 +30,7 @@ class OneDnnMatMul(TwoPrimitives):
             return "takes matrices, not vectors"
         if layer.inputs[_at(layer, head.inputs[0])].is_constant:
             return "the first operand is constant; oneDNN packs the second"
-        return "what is fused to it is not a chain" if epilogue(layer) is None else None
+        return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         posts = epilogue(layer)
@@ -66,7 +65,7 @@ def _at(layer: Layer, tensor: Tensor | None) -> int:
 
 
 class _Matrices:
-    """One product in oneDNN's words. With a constant matrix on the right, all axes but the last of the left one become rows."""
+    """One product as a primitive. With a constant matrix on the right, all axes but the last of the left one become rows."""
 
     def __init__(self, layer: Layer, signature: Signature) -> None:
         self.layer, self.signature, self.head = layer, signature, anchor(layer)
@@ -81,7 +80,7 @@ class _Matrices:
         self.dtype = signature.outputs[0].dtype.name
 
     def _flat(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """`shape` (padded to the output's rank) as the primitive sees it; None when it is not one there."""
+        """`shape` (padded to the output's rank) in the primitive; None if it has none."""
         if not self.rows:
             return shape
         if shape == self.out:
@@ -115,7 +114,7 @@ class _Matrices:
         return recipe
 
     def _bias(self, steps: Chain) -> Tensor | str | None:
-        """Gemm's C: a constant row becomes the bias, any other a binary step."""
+        """Gemm's C: a constant row becomes the bias, any other C a binary step."""
         i = outer_input(self.layer, self.head.input(2))
         if i is None or self.beta == 0.0:
             return None
@@ -160,7 +159,7 @@ class _Matrices:
         return dnn.matmul(src, weights, vector, dnn.describe(out, self.dtype), steps.attributes)
 
     def _oriented(self, stored: tuple[int, ...], transposed: bool) -> dnn.MemoryDesc:
-        """A row-major operand, read as its transpose where asked."""
+        """A row-major operand, or its transpose."""
         strides = dnn.row_major(stored)
         if transposed:
             stored, strides = (*stored[:-2], stored[-1], stored[-2]), (*strides[:-2], strides[-1], strides[-2])
@@ -171,7 +170,7 @@ class _Matrices:
         return (*shape[:-2], shape[-1], shape[-2]) if self.trans_b else shape
 
     def _pack_weights(self, recipe: Recipe, kind: str) -> None:
-        """The constant matrix times alpha, described as the primitive's operand whichever way round it lies."""
+        """The constant matrix times alpha, described as the primitive's operand, transposed or not."""
         stored, shape = static_shape(self.right.shape), self._weight_shape()
         strides = dnn.row_major(stored)
         turned = (*strides[:-2], strides[-1], strides[-2])

@@ -21,11 +21,10 @@ class OneDnnPad(OneDnnTactic):
     ops = ("Pad",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
-            return "pads alone: what is fused to it stays apart"
+            return "takes single layers, not fused ones"
         if layer.attrs["mode"] != "constant":
             return f"pads with a constant, not in mode {layer.attrs['mode']}"
         x, value = layer.inputs[0], layer.input(2)
@@ -33,7 +32,7 @@ class OneDnnPad(OneDnnTactic):
             return "the data are constant, or the value is computed at run time"
         grown = [pads for pads in amounts(layer) if pads != (0, 0)]
         if len(grown) != 1 or not all(isinstance(p, int) and p >= 0 for p in grown[0]):
-            return f"adds to one axis, not {grown}"
+            return f"pads one axis, not {grown}"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

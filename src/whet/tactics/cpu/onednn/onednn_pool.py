@@ -21,19 +21,18 @@ class OneDnnPool(OneDnnTactic):
     ops = ("MaxPool", "AveragePool", *_WHOLE)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         head = anchor(layer)
         if len(layer.outputs) != 1:
-            return "oneDNN's pooling for inference gives no indices"
+            return "oneDNN's pooling for inference has no indices output"
         if epilogue(layer) is None:
-            return "what is fused to it is not a chain"
+            return "its fused operations do not form a chain"
         rank = head.inputs[0].type.rank
         if not 3 <= rank <= 5:
             return f"pools images of 1 to 3 spatial axes, not rank {rank}"
         if head.op.startswith("Reduce") and reduced_axes(head) != tuple(range(2, rank)):
-            return "pools whole images: the axes must be all the spatial ones"
+            return "takes reductions of all spatial axes"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -46,7 +45,7 @@ class OneDnnPool(OneDnnTactic):
         pairs = [(f, f) for f in image_formats(len(shape))]
         if head.op in _WHOLE:
             kept = layer.outputs[0].type.rank == len(shape)
-            # One value a channel: nhwc, and full blocks of channels, are row-major at the same time.
+            # With one value per channel, nhwc and full blocks of channels have the same bytes as row-major.
             flat = [(f, "linear") for f, _ in pairs if f == "nhwc" or (f.startswith("nChw") and shape[1] % 16 == 0)]
             pairs = [*flat, *(pairs if kept else [("linear", "linear")])]
         found = []
@@ -73,13 +72,13 @@ class OneDnnPool(OneDnnTactic):
         if head.op in _WHOLE:
             target, r = (*source[:2], *(1,) * (len(source) - 2)), len(source) - 2
             alg, kernel, strides, dilations, pads = _WHOLE[head.op], source[2:], (1,) * r, (1,) * r, ((0,) * r, (0,) * r)
-            fmt = stored.format  # the output lies there like the input, whatever it is called
+            fmt = stored.format  # the output has the same bytes in the input's format
         else:
             target, fmt = static_shape(layer.outputs[0].shape), signature.outputs[0].format
             kernel, strides, dilations, pads, grown = _window(head, source[2:], target[2:])
             alg = "max" if head.op == "MaxPool" else "avg_include_padding" if head.attrs.get("count_include_pad") else "avg_exclude_padding"
             if grown and alg == "avg_include_padding":
-                return "ceil_mode adds padding that the average must not count, which oneDNN would"
+                return "ceil_mode adds padding that oneDNN would count in the average"
         layout = dnn.describe(source, dtype, stored.format)
         first = dnn.pooling(alg, layout, dnn.describe(target, dtype, fmt), kernel, strides, dilations, pads, fused.attributes)
         exact = alg == "max" and not posts
@@ -91,7 +90,7 @@ class OneDnnPool(OneDnnTactic):
 def _window(
     head: Layer, source: Sequence[int], target: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]], bool]:
-    """Kernel, strides, dilations, pads that fit the shapes, and whether the end pads had to grow (ceil_mode)."""
+    """Kernel, strides, dilations, pads that fit the shapes, and whether the end pads were increased (ceil_mode)."""
     a, r = head.attrs, len(source)
     kernel = tuple(a["kernel_shape"])
     strides, dilations = tuple(a.get("strides") or (1,) * r), tuple(a.get("dilations") or (1,) * r)

@@ -15,11 +15,10 @@ class OneDnnPRelu(OneDnnTactic):
     ops = ("PRelu",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
-            return "stands alone: what is fused to it stays apart"
+            return "takes single layers, not fused ones"
         return None if layer.inputs[1] is not None and layer.inputs[1].is_constant else "the slopes are computed at run time"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

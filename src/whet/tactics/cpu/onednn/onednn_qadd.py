@@ -1,4 +1,4 @@
-"""Quantized Add by oneDNN: two integers of different scales, what follows in floats, integers out."""
+"""Quantized Add by oneDNN: two integers of different scales, epilogue in floats, integer result."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
     ops = ("Add",)
     version = 2
 
-    def unfit(self, parts: Parts) -> str | None:
+    def rejects(self, parts: Parts) -> str | None:
         if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
             return "adds integers and stores integers"
         if any(parts.view.inputs[i].is_constant for i in parts.reads):
-            return "one of its summands is constant"
+            return "one of its operands is constant"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

@@ -1,4 +1,4 @@
-"""Quantized Conv by oneDNN: u8 or i8 in, i8 weights by channel, bias, residual sum and activation in floats, u8, i8 or floats out."""
+"""Quantized Conv by oneDNN: u8 or i8 input, i8 weights with scales per channel, bias, residual and activation in floats, u8, i8 or float result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OneDnnQConv(OneDnnQuantized):
     def unavailable(self) -> str | None:
         return inexact_products()
 
-    def unfit(self, parts: Parts) -> str | None:
+    def rejects(self, parts: Parts) -> str | None:
         x, w, b = parts.places()
         if x not in parts.reads or w not in parts.reads:
             return "its input or its weights are not quantized"
@@ -75,7 +75,7 @@ class OneDnnQConv(OneDnnQuantized):
         )
         work = prod(static_shape(view.outputs[0].shape)) * prod(static_shape(weights.shape)[1:])
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, 0.0 if parts.stores else None, work)
-        recipe.narrow = any(d % 16 for d in (source.shape[1], view.outputs[0].shape[1]))
+        recipe.few_channels = any(d % 16 for d in (source.shape[1], view.outputs[0].shape[1]))
         fused.fill(recipe)
         add_scales(recipe, parts, x, w)
         key = f"{weight_key(parts, x, w)}|Conv {group}"

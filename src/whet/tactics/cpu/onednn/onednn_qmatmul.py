@@ -1,4 +1,4 @@
-"""Quantized Gemm and MatMul by oneDNN: u8 or i8 by i8, constant or computed, bias and what follows in floats; integers or floats out."""
+"""Quantized Gemm and MatMul by oneDNN: u8 or i8 by i8, constant or computed at run time, bias and epilogue in floats; integer or float result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
     def unavailable(self) -> str | None:
         return inexact_products()
 
-    def unfit(self, parts: Parts) -> str | None:
+    def rejects(self, parts: Parts) -> str | None:
         a, b = (parts.place(t) for t in parts.head.inputs[:2])
         if a not in parts.reads or b not in parts.reads:
             return "one of its operands is not quantized"
@@ -70,11 +70,11 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
 
 
 def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
-    """The product in oneDNN's words. With a constant matrix on the right, all axes but the last of the left one are rows."""
+    """The product as a primitive. With a constant matrix on the right, all axes but the last of the left one are rows."""
     parts = taken_apart(layer)
     head, view = parts.head, parts.view
     a, b, c = (parts.place(t) for t in (*head.inputs, None)[:3])
-    assert a is not None  # `unfit` said so
+    assert a is not None  # `rejects` said so
     assert b is not None
     left, right, target = view.needs(a), view.needs(b), signature.outputs[0].dtype.name
     out, source = static_shape(head.outputs[0].shape), static_shape(left.shape)
@@ -107,7 +107,7 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     bias = view.inputs[c] if c is not None else None
     vector = bias is not None and bias.type.elements == n
     if bias is not None and not vector:
-        return f"a C of shape {list(map(str, bias.shape))} is no row"
+        return f"a C of shape {list(map(str, bias.shape))} is not a row"
     shape = (n, k) if kind == "inner_product" else (1,) * (rank - len(plain)) + plain
     weights = dnn.describe(shape, "i8", "any" if right.is_constant else "linear")
     row = dnn.describe((n,) if kind == "inner_product" else (*(1,) * (rank - 1), n), "f32") if vector else None

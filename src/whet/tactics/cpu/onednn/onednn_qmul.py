@@ -1,4 +1,4 @@
-"""Quantized Mul by oneDNN: an integer times a factor in floating point that broadcasts (a gate), integers out, in one pass."""
+"""Quantized Mul by oneDNN: an integer tensor times a float factor that broadcasts (a gate), integer result, in one pass."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, stat
 from whet.tactics.cpu.onednn._post_ops import Chain, chain
 from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, same_format, taken_apart
 
-_COST_OF_PLAIN_LOOPS = 100  # multiply-adds in whose time they do one number (50 ns): what several images get
+_COST_OF_PLAIN_LOOPS = 100  # multiply-adds in the time of one element (50 ns) of the scalar loops, which batches of several samples use
 
 
 @tactic
 class OneDnnQMul(QuantizedTactic, OneDnnTactic):
     ops = ("Mul",)
 
-    def unfit(self, parts: Parts) -> str | None:
+    def rejects(self, parts: Parts) -> str | None:
         places = places_of(parts)
         if parts.stores is None or places is None:
-            return "multiplies one integer by one floating-point factor and stores integers"
+            return "multiplies an integer tensor by a float factor and stores integers"
         x, factor = (parts.view.needs(i) for i in places)
         if x.is_constant or factor.is_constant or x.shape != parts.view.outputs[0].shape or x.type.rank != factor.type.rank:
-            return "the integer has the output's shape, the factor its rank, and both are computed"
+            return "takes an integer tensor of the output's shape and a factor of its rank, both computed at run time"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -46,7 +46,7 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
         if any(a not in (1, b) for a, b in zip(static_shape(parts.view.inputs[factor].shape), static_shape(layer.outputs[0].shape), strict=True)):
             return "the factor broadcasts the integer"
         reads, steps, names = parts.reads[x], Chain(), {"src": x, "src1": factor}
-        if reads.zero:  # (q - zero) * scale first: max(q, q) is q, and the factor a step of its own
+        if reads.zero:  # (q - zero) * scale first: max(q, q) is q, and the factor is a post-op
             steps = Chain([dnn.Eltwise("linear", 1.0, -reads.zero * reads.number), dnn.Binary("mul", gate)], {"post1": ("input", factor)})
             names["src1"] = x
         steps.extend(fused)
@@ -64,7 +64,7 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
 
 
 def places_of(parts: Parts) -> tuple[int, int] | None:
-    """Input places of the integer and of the factor; None where it is not one of each."""
+    """Indices of the integer input and of the factor; None if there is not one of each."""
     a, b = (parts.place(t) for t in parts.head.inputs)
     if a is None or b is None or (a in parts.reads) == (b in parts.reads):
         return None
@@ -72,7 +72,7 @@ def places_of(parts: Parts) -> tuple[int, int] | None:
 
 
 def integer_and_factor(parts: Parts) -> tuple[int, int]:
-    """`places_of` a layer that a tactic has taken. Raises BuildError for one that has not one of each."""
+    """`places_of` for a layer that a tactic takes. Raises BuildError if there is not one of each."""
     places = places_of(parts)
     if places is None:
         raise BuildError(f"{parts.view.name} has not one integer and one factor")

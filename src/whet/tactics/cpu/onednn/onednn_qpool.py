@@ -1,4 +1,4 @@
-"""Quantized average pooling by oneDNN: windows and whole images, the new scale applied before rounding."""
+"""Quantized average pooling by oneDNN: windows and global pooling, rescaled before rounding."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from whet.tactics.cpu.onednn.onednn_pool import _window
 class OneDnnQPool(QuantizedTactic, OneDnnTactic):
     ops = ("AveragePool", "GlobalAveragePool")
 
-    def unfit(self, parts: Parts) -> str | None:
+    def rejects(self, parts: Parts) -> str | None:
         x = parts.source_place()
         if x not in parts.reads or parts.stores is None or parts.posts:
             return "pools integers and stores integers"
         if parts.reads[x].dtype != parts.stores.dtype:
-            return f"oneDNN's pooling keeps the type; this reads {parts.reads[x].dtype} and stores {parts.stores.dtype}"
+            return f"oneDNN's pooling keeps the type; this layer reads {parts.reads[x].dtype} and stores {parts.stores.dtype}"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -30,7 +30,7 @@ class OneDnnQPool(QuantizedTactic, OneDnnTactic):
         x = parts.source_place()
         own = Operand("nhwc", parts.result.dtype)
         inputs = tuple(own if i == x else None for i in range(len(layer.inputs)))
-        # One value a channel lies row-major too.
+        # With one value per channel the bytes are the same row-major.
         whole = [Operand("linear", own.dtype)] if parts.head.op == "GlobalAveragePool" else []
         return [Signature(inputs, (o,)) for o in (own, *whole)]
 

@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear by oneDNN: a reorder, into another format on the way, or an elementwise kernel where it stays."""
+"""QuantizeLinear and DequantizeLinear by oneDNN: a reorder, also to another format, or an elementwise kernel in the same format."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ class OneDnnQuantize(TwoPrimitives):
     version = 2
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         integer, real = layer.outputs[0], layer.needs(0)
         if layer.op == "DequantizeLinear":
             integer, real = real, integer
         if layer.op == "Fused" or layer.inputs[0].is_constant:
-            return "its input is constant, or it is fused to something"
+            return "takes single layers with an input computed at run time"
         if integer.dtype.name not in _STORED or real.dtype != F32:
             return f"converts between f32 and {', '.join(_STORED)}, not {real.dtype} and {integer.dtype}"
         if layer.attrs["block_size"]:
-            return "has a scale for each block"
+            return "takes no scales per block"
         if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
             return "its scale is computed at run time"
         zeros = layer.input(2)
         if zeros is not None and np.any(zeros.array() != zeros.array().reshape(-1)[:1]):
-            return "zero points differ within the tensor"
+            return "takes one zero point"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -69,23 +68,23 @@ class OneDnnQuantize(TwoPrimitives):
     def other(self, layer: Layer, signature: Signature) -> Recipe | str:
         return _as_binary(layer, signature)
 
-    def worth(self, names: list[str]) -> list[str]:
+    def select_implementations(self, names: list[str]) -> list[str]:
         return [n for n in names if n != "ref:any"]
 
 
 def scales_of_layer(layer: Layer) -> tuple[str, np.ndarray, int]:
-    """Which side of the conversion is scaled, by what, and the zero point."""
+    """The scaled side of the conversion, its scales, and the zero point."""
     scale, zero = layer.needs(1), layer.input(2)
     shift = 0 if zero is None or not zero.array().size else int(zero.array().reshape(-1)[0])
     return "dst" if layer.op == "QuantizeLinear" else "src", np.asarray(scale.array(), np.float32).reshape(-1), shift
 
 
 def _as_binary(layer: Layer, signature: Signature) -> Recipe | str:
-    """max(x, x), scaled and shifted: two and a half times as fast as the reorder from f32 to integers, where the format stays."""
+    """max(x, x), scaled and shifted: two and a half times as fast as the reorder from f32 to integers in the same format."""
     side, values, shift = scales_of_layer(layer)
     x, stored, out = layer.needs(0), signature.needs(0), signature.outputs[0]
     if values.size != 1 or stored.format != out.format or x.type.rank > MAX_RANK:
-        return "one scale, and the same format before and behind"
+        return "takes one scale, and the same format before and after"
     factor = float(values[0])
     line = (1.0 / factor, float(shift)) if side == "dst" else (factor, -shift * factor)
     source = describe(x, stored)

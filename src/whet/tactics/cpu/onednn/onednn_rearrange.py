@@ -1,4 +1,4 @@
-"""Channels cut in two and moved behind the pixels by one oneDNN reorder: from nhwc, where they lie together, whole runs of them move."""
+"""Splits channels in two and moves the inner part behind the pixels by one oneDNN reorder; from nhwc it copies contiguous runs of channels."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class OneDnnRearrange(OneDnnTactic):
         return Recipe(dnn.reorder(source, target), {"src": ("input", 0), "dst": ("output", 0)}, rtol=0.0)
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Nothing: it moves numbers."""
+        """Nothing: values are only copied."""
         return [{}]
 
 
 def runs(layer: Layer, fmt: str) -> list[tuple[int, int, int]]:
-    """The layer as a copy: (length, elements from one to the next in the input, in the output) of each axis, outermost of the output
-    first, axes that lie alike in both joined."""
+    """The layer as a copy: (length, stride in the input, stride in the output) of each axis, outermost of the output first, with adjacent axes
+    merged if they are contiguous in both."""
     x, (reshape, transpose) = layer.inputs[0], layer.regions["body"].layers
     assert x is not None
     shape, cut = static_shape(x.shape), static_shape(reshape.output.shape)

@@ -1,5 +1,5 @@
-"""Reductions over any axes by oneDNN. Not ReduceMax and ReduceMin: they begin with the largest finite numbers, which a row of infinities (a
-mask over everything) then gives, and in plain loops they forget what came before a NaN."""
+"""Reductions over any axes by oneDNN. ReduceMax and ReduceMin are not taken: they start from the largest finite numbers, which is the result for
+a row of infinities (a mask of everything), and their scalar loops lose values before a NaN."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ class OneDnnReduce(OneDnnTactic):
     ops = tuple(_ALGORITHMS)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if epilogue(layer):
-            return "reduces alone: what is fused to it stays apart"
+            return "takes single layers, not fused ones"
         if not reduced_axes(anchor(layer)):
-            return "the axes are none, or known only at run time"
+            return "there are no axes, or they are known only at run time"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

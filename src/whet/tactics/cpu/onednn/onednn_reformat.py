@@ -42,6 +42,6 @@ class OneDnnReformat(OneDnnTactic):
         else:
             src = describe(layer.outputs[0], source)
         first = dnn.reorder(src, describe(layer.outputs[0], target))
-        # f32 to bf16 rounds to nearest even, as NumPy does; integers saturate where NumPy wraps
+        # f32 to bf16 rounds to nearest even like NumPy; integers saturate, in NumPy they wrap
         exact = source.dtype == target.dtype or target.dtype.name == "f32"
         return Recipe(first, {"src": ("input", 0), "dst": ("output", 0)}, rtol=0.0 if exact else 2**-8)

@@ -1,4 +1,4 @@
-"""Resize of images by oneDNN: half-pixel linear, and nearest where its rounding gives the same pixels."""
+"""Resize of images by oneDNN: half-pixel linear, and nearest if its rounding selects the same pixels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, static, storage_types
 
-_MOVABLE = ("i8", "u8")  # that nearest picks without computing
+_MOVABLE = ("i8", "u8")  # nearest only copies them
 
 
 @tactic
@@ -17,11 +17,10 @@ class OneDnnResize(OneDnnTactic):
     ops = ("Resize",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
-            return "resizes alone: what is fused to it stays apart"
+            return "takes single layers, not fused ones"
         if any(t is not None and not t.is_constant and t.shape_value is None for t in layer.inputs[1:]):
             return "sizes or scales are computed at run time"
         return None
@@ -48,13 +47,13 @@ class OneDnnResize(OneDnnTactic):
             floors = centres == "asymmetric" and a.get("nearest_mode") == "floor"
             rounds = centres in ("half_pixel", "pytorch_half_pixel") and a.get("nearest_mode", "round_prefer_floor").startswith("round")
             if not whole or not (floors or rounds) or not _plain_scales(layer, source, target):
-                return f"nearest with {centres} and these sizes picks other pixels than oneDNN"
+                return f"nearest with {centres} and these sizes selects other pixels than oneDNN"
         elif mode != "linear" or centres not in ("half_pixel", "pytorch_half_pixel") or a.get("antialias"):
             return f"oneDNN has no {mode} resize with {centres}" + (" and antialiasing" if a.get("antialias") else "")
         elif centres == "pytorch_half_pixel" and 1 in target[2:]:
-            return "pytorch_half_pixel treats a length of 1 in its own way"
+            return "pytorch_half_pixel treats a length of 1 differently"
         elif not _plain_scales(layer, source, target):
-            return "the scales are not output size / input size, as oneDNN takes them"
+            return "the scales are not output size / input size, which oneDNN uses"
         first = dnn.resampling(mode, describe(layer.inputs[0], signature.outputs[0]), describe(layer.outputs[0], signature.outputs[0]))
         return Recipe(first, {"src": ("input", 0), "dst": ("output", 0)}, rtol=0.0 if mode == "nearest" else None)
 

@@ -19,18 +19,17 @@ class OneDnnSlice(OneDnnTactic):
     ops = ("Slice", "Gather")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
-            return "moves alone: what is fused to it stays apart"
+            return "takes single layers, not fused ones"
         x = layer.inputs[0]
         if x is None or x.is_constant:
             return "the data are constant"
         if any(t is not None and t.shape_value is None for t in layer.inputs[1:]):
-            return "where to cut is computed at run time"
+            return "the range is computed at run time"
         if layer.op == "Gather" and (layer.inputs[1] is None or layer.inputs[1].type.elements != 1):
-            return "gathers one entry, not a list of them"
+            return "takes one index, not several"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -49,14 +48,14 @@ class OneDnnSlice(OneDnnTactic):
         shape, start = list(own), 0
         for axis, (first, length, step) in _cuts(layer, own).items():
             if step < 0 or not isinstance(first, int) or not isinstance(length, int):
-                return "cuts backward, which no positive stride describes"
+                return "has a negative step, which no positive stride describes"
             start += first * steps[axis]
             shape[axis], steps[axis] = length, steps[axis] * step
         target = static_shape(y.shape)
         if layer.op == "Slice":
             goal = dnn.describe(shape, stored.dtype.name, stored.format)
         else:
-            goal = dnn.describe(shape, stored.dtype.name)  # the one entry's axis is dropped, or becomes axes of 1: the same bytes
+            goal = dnn.describe(shape, stored.dtype.name)  # the axis of the index is dropped, or has length 1: the same bytes
             assert [d for d in target if d != 1] == [d for d in shape if d != 1]
         recipe = Recipe(
             dnn.reorder(dnn.describe(shape, stored.dtype.name, strides=steps), goal), {"src": ("input", 0), "dst": ("output", 0)}, 0.0

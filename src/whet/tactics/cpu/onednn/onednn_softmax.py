@@ -28,7 +28,7 @@ class OneDnnSoftmax(OneDnnTactic):
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         shape, stored = static_shape(layer.outputs[0].shape), signature.outputs[0]
         axis = layer.attrs.get("axis", -1) % max(len(shape), 1)
-        if stored.format == "linear":  # three axes are enough: before, the one, after
+        if stored.format == "linear":  # as three axes: those before, the softmax axis, those after
             shape, axis = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])), 1
             if shape[2] == 1:
                 shape = shape[:2]

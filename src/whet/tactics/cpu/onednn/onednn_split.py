@@ -1,4 +1,4 @@
-"""Split by oneDNN's reorder, one launch a part."""
+"""Split by oneDNN's reorder, one launch per part."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ class OneDnnSplit(OneDnnTactic):
     ops = ("Split",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         x = layer.inputs[0]
         if layer.op == "Fused" or x is None or x.is_constant:
-            return "splits one tensor that is computed at run time, and nothing else"
+            return "takes single layers that split a tensor computed at run time"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

@@ -20,7 +20,7 @@ WORDS = ("source", "target", "scratch", "height", "width", "rows", "columns", "p
 
 @dataclass(frozen=True)
 class Axis:
-    """How windows lie along rows or columns."""
+    """Windows along rows or along columns."""
 
     window: int
     stride: int

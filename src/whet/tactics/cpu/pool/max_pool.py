@@ -1,6 +1,6 @@
-"""Max pooling, f32 in blocks of 16 channels, by a kernel of our own: rows first, then columns.
+"""Max pooling, f32 in blocks of 16 channels: rows first, then columns.
 
-oneDNN reads every number of every window. 5x5, 104 channels of 20x20: 0.021 to 0.013 ms, 256 channels: 0.043 to 0.021 (Cascade Lake, two threads).
+oneDNN reads every element of every window. 5x5, 104 channels of 20x20: 0.021 to 0.013 ms, 256 channels: 0.043 to 0.021 (Cascade Lake, two threads).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn._nonfinite import KERNELS, Reference
 from whet.tactics.cpu.pool._max_pool_ir import Axis, pool_ir
 
-_WINDOW = 16  # places of a window's side: beyond, the code is long
+_WINDOW = 16  # pixels of a window's side: beyond, the code is long
 
 
 class PoolKernel(CompiledKernel):
-    """A planned pooling; its scratch holds what the rows' windows give."""
+    """A planned pooling; its scratch holds the maxima along rows."""
 
     serial_work = 1 << 13  # elements
 
-    implementation = "own:rows, columns"
+    implementation = "rows, columns"
 
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
         images, channels, height, width = static_shape(layer.needs(0).shape)
@@ -50,17 +50,16 @@ class Pool(CompiledTactic):
     needs_avx512 = True
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         x, a = layer.inputs[0], layer.attrs
         if layer.op == "Fused" or len(layer.outputs) != 1 or x is None or x.dtype != F32 or x.type.rank != 4:
-            return "is for images of 32-bit floats, alone, without indices"
+            return "takes f32 images without an epilogue and without indices"
         if set(a.get("dilations") or (1,)) != {1} or a.get("ceil_mode") or a.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
-            return "takes neither dilations nor ceil_mode, and pads that are written out"
+            return "takes explicit pads, no dilations and no ceil_mode"
         window = tuple(a["kernel_shape"])
         if max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(a.get("pads") or (0,) * 4)):
-            return f"takes windows of up to {_WINDOW} a side, and pads below the window"
+            return f"takes windows of at most {_WINDOW} a side, and pads smaller than the window"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -73,7 +72,7 @@ class Pool(CompiledTactic):
         return PoolKernel(layer, signature, backend.threads)
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """What oneDNN's kernels do: a NaN loses against a number."""
+        """Like oneDNN's kernels: the maximum of NaN and a number is the number."""
         return [{"MaxPool": KERNELS["MaxPool"]}]
 
 

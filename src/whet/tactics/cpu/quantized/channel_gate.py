@@ -1,6 +1,6 @@
-"""A gate on integers: 8-bit channels between pixels times a float for each channel of an image, 8 bits out, in one pass of our own.
+"""Channel-wise scaling of 8-bit images (nhwc) by a float for each channel of each sample, with an 8-bit result, in one pass.
 
-As squeeze-and-excitation has it. oneDNN's binary primitive does this in plain loops where there is more than one image.
+The last step of squeeze-and-excitation. oneDNN's binary primitive uses scalar loops for batches of more than one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GateKernel(CompiledKernel):
 
     serial_work = 1 << 13  # elements
 
-    implementation = "own:pixels"
+    implementation = "pixels"
 
     def __init__(self, layer: Layer, signature: Signature, parts: Parts, count: int) -> None:
         shape = static_shape(layer.outputs[0].shape)
@@ -50,15 +50,15 @@ class GateKernel(CompiledKernel):
 class Gate(QuantizedTactic, CompiledTactic):
     ops = ("Mul",)
 
-    def unfit(self, parts: Parts) -> str | None:
-        places = places_of(parts)
-        if parts.stores is None or places is None or needed(parts):
-            return "multiplies one integer by one floating-point factor and stores integers"
-        x, factor = (parts.view.needs(i) for i in places)
+    def rejects(self, parts: Parts) -> str | None:
+        indices = places_of(parts)
+        if parts.stores is None or indices is None or needed(parts):
+            return "multiplies an integer tensor by a float factor and stores integers"
+        x, factor = (parts.view.needs(i) for i in indices)
         if x.is_constant or factor.is_constant or x.shape != parts.view.outputs[0].shape or x.type.rank < 3:
-            return "the integer is an image of the output's shape, and both are computed"
+            return "takes an integer image of the output's shape, and both operands computed at run time"
         if tuple(factor.shape) != (*x.shape[:2], *(1,) * (x.type.rank - 2)):
-            return "the factor is one number for each channel of each image"
+            return "takes one factor for each channel of each sample"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

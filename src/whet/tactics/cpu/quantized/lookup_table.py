@@ -1,7 +1,7 @@
-"""A function of one 8-bit integer, whatever it computes on the way: a table of 256 results, looked up by a kernel of our own.
+"""Any function of one 8-bit integer as a table of 256 results.
 
-With AVX-512 VBMI 64 results come from two instructions, so that SiLU or GELU costs what reading and writing the bytes costs; else one
-result at a time. The table is made by the reference, so results are the reference's own.
+With AVX-512 VBMI two instructions look up 64 results, so that SiLU or GELU takes as long as reading and writing the bytes; else one result is
+looked up at a time. The table is computed with the reference, so results are exact.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TableKernel(CompiledKernel):
         results = table(layer)
         self.packed = (Packed(f"table|{results.tobytes().hex()}", 256, lambda: results.view(np.uint8)),)
         self.has_vbmi = has_vbmi
-        self.implementation = "own:avx512_vbmi" if has_vbmi else "own:scalar"
+        self.implementation = "avx512_vbmi" if has_vbmi else "scalar"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         size = self.outputs[0]
@@ -70,11 +70,11 @@ class Table(CompiledTactic):
 
     def why_not(self, layer: Layer) -> str | None:
         if layer.composite != KIND:
-            return "looks up what is a function of one 8-bit integer"
+            return "computes functions of one 8-bit integer"
         return self.unavailable()
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        """In any format, in place or not: it does the same to every number."""
+        """In any format, in place or not: elements are independent."""
         if self.why_not(layer) or not static(layer):
             return []
         x, found = _integer(layer), []
@@ -90,13 +90,13 @@ class Table(CompiledTactic):
 
 
 def _integer(layer: Layer) -> int:
-    """Place of the input that is looked up."""
+    """Index of the input that is looked up."""
     (place,) = (i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant)
     return place
 
 
 def table(layer: Layer) -> np.ndarray:
-    """The layer's result for each of the 256 bytes that its integer may be, in the order of the bytes; by the reference."""
+    """The layer's result for each of the 256 bytes, computed with the reference."""
     body, x = layer.regions["body"], _integer(layer)
     values: dict[Tensor, np.ndarray] = {}
     for i, (inner, t) in enumerate(zip(body.inputs, map(layer.needs, range(len(layer.inputs))), strict=True)):
@@ -106,7 +106,7 @@ def table(layer: Layer) -> np.ndarray:
         arrays = [None if t is None else values[t] for t in step.inputs]
         values[step.output] = run_layer(step, [a.reshape(()) if a is not None and a.size == 1 else a for a in arrays])[0]
     out = np.asarray(values[body.outputs[0]])
-    assert out.shape == (256,), f"{layer.name} is no function of one integer"
+    assert out.shape == (256,), f"{layer.name} is not a function of one integer"
     return np.ascontiguousarray(out)
 
 

@@ -1,6 +1,6 @@
-"""Quantizing an image on its way between pixels: planes of floats in, interleaved 8-bit channels out, in one pass of our own.
+"""Quantizes an image of two to four channels from f32 planes to interleaved 8-bit channels in one pass.
 
-What a network of images begins with. oneDNN's reorder does it number by number; here 16 pixels of all (two to four) channels at once.
+Networks of images begin with it. oneDNN's reorder uses a scalar loop; this kernel processes 16 pixels of all channels at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ImageKernel(CompiledKernel):
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
         _, values, zero = scales_of_layer(layer)
         self.packed = (packed_parameters(np.float32(1) / values[0], zero, *integer_range(layer.outputs[0].dtype)),)
-        self.implementation = f"own:{self.channels} channels"
+        self.implementation = f"{self.channels} channels"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         words = (("input", 0), ("output", 0), self.images, self.pixels)
@@ -43,21 +43,20 @@ class ImageKernel(CompiledKernel):
 
 @tactic
 class QuantizeImage(CompiledTactic):
-    """Its numbers are the op's but for ties: x / scale is x times the scale's inverse."""
+    """Exact except for ties: it computes x times the inverse of the scale instead of x / scale."""
 
     ops = ("QuantizeLinear",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        if reason := super().why_not(layer):
+            return reason
         x, zero = layer.inputs[0], layer.input(2)
         if layer.op == "Fused" or x is None or x.is_constant or x.dtype != F32 or layer.outputs[0].dtype.name not in ("i8", "u8"):
-            return "quantizes computed f32 to 8 bits, alone"
+            return "quantizes f32 that is computed at run time to 8 bits, without fused operations"
         if any(t is not None and (not t.is_constant or t.type.elements != 1) for t in (layer.inputs[1], zero)) or layer.attrs["block_size"]:
-            return "has not one scale that is known"
+            return "takes one constant scale"
         if x.type.rank < 3 or not isinstance(x.shape[1], int) or x.shape[1] not in _CHANNELS:
-            return f"is for images of {', '.join(map(str, _CHANNELS))} channels"
+            return f"takes images of {', '.join(map(str, _CHANNELS))} channels"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

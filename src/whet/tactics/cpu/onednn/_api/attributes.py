@@ -1,4 +1,4 @@
-"""Primitive attributes: what is done to the result before it is stored (post-ops), scales, and who owns the scratchpad."""
+"""Primitive attributes: post-ops on the result before it is stored, scales, and the owner of the scratchpad."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FPMATH = {"strict": 0, "bf16": 1, "f16": 2, "any": 3}
 
 
 def lookup(table: dict[str, int], name: str, what: str) -> int:
-    """The code of `name`. Raises BackendError naming what there is."""
+    """The code of `name`. Raises BackendError with the known names."""
     if name not in table:
         raise BackendError(f"oneDNN has no {what} {name!r}; it has {', '.join(table)}")
     return table[name]
@@ -50,7 +50,7 @@ class Eltwise:
 
 @dataclass(frozen=True, eq=False)
 class Binary:
-    """dst = result <alg> operand; the operand broadcasts where its dims are 1. Its name in a call is `post<i>`."""
+    """dst = result <alg> operand; the operand broadcasts along dims of 1. Its name in a call is `post<i>`."""
 
     alg: str
     md: MemoryDesc
@@ -58,7 +58,7 @@ class Binary:
 
 @dataclass(frozen=True)
 class Prelu:
-    """dst = result where positive, else result * slope; `mask` bit i: one slope along axis i; `count` slopes, the operand `prelu<i>`."""
+    """dst = result if positive, else result * slope; `mask` bit i: one slope along axis i; `count` slopes, the operand `prelu<i>`."""
 
     mask: int
     count: int

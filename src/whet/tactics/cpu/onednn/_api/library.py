@@ -150,7 +150,7 @@ class Library:
 
 
 def _candidates() -> list[str]:
-    """Where libdnnl.so.3 may be, best first."""
+    """Candidate paths of libdnnl.so.3, the preferred one first."""
     named = os.environ.get("WHET_ONEDNN")
     if named:
         if not Path(named).is_file():
@@ -167,12 +167,12 @@ def _candidates() -> list[str]:
 
 @cache
 def library() -> Library:
-    """The process's oneDNN, loaded at the first call. Raises BackendError with what to install."""
+    """The process's oneDNN, loaded at the first call. Raises BackendError that names the package to install."""
     return Library(_candidates()[0])
 
 
 def library_version() -> str:
-    """What a timing or an engine depends on: version, commit, threading runtime and instruction set."""
+    """The properties that timings and engines depend on: version, commit, threading runtime and instruction set."""
     lib = library()
     return f"onednn {lib.version} {lib.hash} {lib.runtime} isa={lib.isa:#x}"
 

@@ -62,7 +62,7 @@ class MemoryDesc:
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides in elements of a dense row-major array (1 where an axis is empty)."""
+    """Strides in elements of a dense row-major array (1 for empty axes)."""
     return tuple(math.prod(max(d, 1) for d in shape[i + 1 :]) for i in range(len(shape)))
 
 
@@ -92,7 +92,7 @@ def describe(shape: Sequence[int], dtype: str, fmt: str = "linear", strides: Seq
 
 
 def borrowed(handle: int | None, origin: str, extra: str = "") -> MemoryDesc:
-    """An own copy of a descriptor that a primitive descriptor lends; `origin` names that one, for layouts that cannot be described.
+    """A copy of a descriptor that belongs to a primitive descriptor; `origin` names that one, for layouts that cannot be described.
 
     Integer weights may carry sums behind their elements, which no query tells: `extra` says what they depend on.
     """

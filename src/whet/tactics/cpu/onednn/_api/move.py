@@ -29,5 +29,5 @@ def concat(sources: Sequence[MemoryDesc], dst: MemoryDesc, axis: int, attributes
 
 
 def pack(array: np.ndarray, layout: MemoryDesc, wanted: MemoryDesc) -> np.ndarray:
-    """The bytes (uint8, 64-byte aligned) of a constant that lies in `layout`, put into the layout and type `wanted`."""
+    """The bytes (uint8, 64-byte aligned) of a constant in `layout`, converted to the layout and type `wanted`."""
     return run(reorder(layout, wanted), src=array)

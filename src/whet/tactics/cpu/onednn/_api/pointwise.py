@@ -26,7 +26,7 @@ def binary(alg: str, src: MemoryDesc, src1: MemoryDesc, dst: MemoryDesc, attribu
 
 
 def prelu(src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc, attributes: Attributes = NO_ATTRIBUTES) -> Descriptor:
-    """dst = src where positive, else src * weights; weights broadcast along axes of 1."""
+    """dst = src if positive, else src * weights; weights broadcast along axes of 1."""
     operands = ("src", "weights", "dst")
     return build("prelu_forward", operands, attributes, _INFERENCE, src, weights, dst)
 

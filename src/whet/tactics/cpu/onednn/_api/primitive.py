@@ -242,7 +242,7 @@ def arg_code(operand: str) -> int:
 
 
 def run(descriptor: Descriptor, **arrays: np.ndarray) -> np.ndarray:
-    """Run once on NumPy arrays that lie in the descriptor's layouts (tests, packing); the bytes of dst (64-byte aligned).
+    """Runs once on NumPy arrays in the descriptor's layouts (tests, packing); the bytes of dst (64-byte aligned).
 
     `dst` may be among the arrays (for Sum): then it is changed in place and returned.
     """

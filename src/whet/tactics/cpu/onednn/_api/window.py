@@ -43,6 +43,6 @@ def resampling(
 def reduction(
     alg: str, src: MemoryDesc, dst: MemoryDesc, p: float = 0.0, eps: float = 0.0, attributes: Attributes = NO_ATTRIBUTES
 ) -> Descriptor:
-    """Reduction over the axes where dst has 1 and src has not; the norms take `p` and `eps`."""
+    """Reduction over the axes along which dst has length 1 and src has not; the norms take `p` and `eps`."""
     code = lookup(REDUCTION, alg, "reduction")
     return build("reduction", ("src", "dst"), attributes, code, src, dst, p, eps)

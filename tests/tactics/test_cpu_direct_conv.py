@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from test_compiled_kernels import JIT, SILU, judge_every_config
 from test_onednn_tactics import CPU, Listed, compute, place
-from test_own_cpu import JIT, SILU, judge_every_config
 
 from whet.backends.cpu import CpuBackend
 from whet.composites.epilogue import conv_silu_sample
@@ -111,7 +111,7 @@ def test_what_follows(steps, name, channels, window):
         (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
     tactic = get_tactic(name)
     if name != NAME and any(s.startswith("Add") for s in steps):
-        assert "SiLU, ReLU or nothing behind them" in tactic.why_not(layer)
+        assert "SiLU, ReLU or no epilogue" in tactic.why_not(layer)
         return
     assert tactic.why_not(layer) is None
     assert len(tactic.signatures(layer, CPU)) == 1 + ("Add" in steps)
@@ -223,11 +223,11 @@ def test_a_tile_chosen_for_other_shapes_is_refused(name, shape, window, group, c
 
 @JIT
 @pytest.mark.parametrize(("change", "why"), [
-    ({"w": text(32, 16, 1, 1)}, "more than a pixel"), ({"w": text(32, 16, 3, 13), "pads": (1, 3, 1, 3)}, "up to 11"),
-    ({"pads": (3, 1, 1, 1)}, "below the window"),
+    ({"w": text(32, 16, 1, 1)}, "more than one pixel"), ({"w": text(32, 16, 3, 13), "pads": (1, 3, 1, 3)}, "at most 11"),
+    ({"pads": (3, 1, 1, 1)}, "smaller than the window"),
     ({"dilations": (2, 2)}, "no dilations"), ({"w": text(32, 1, 3, 3), "group": 16}, "one group"),
     ({"x": text(1, 16, 9), "w": text(32, 16, 3), "pads": (1, 1)}, "images"),
-    ({"after": text(1, 32, 1, 1)}, "a residual"), ({"before": text(1, 32, 9, 9), "after": text(1, 32, 9, 9)}, "a residual"),
+    ({"after": text(1, 32, 1, 1)}, "one residual"), ({"before": text(1, 32, 9, 9), "after": text(1, 32, 9, 9)}, "one residual"),
 ])  # fmt: skip
 def test_convolutions_that_are_refused(change, why):
     _, layer, _ = sample_layer("Fused", conv_silu_sample(**{"x": text(1, 16, 9, 9), "w": text(32, 16, 3, 3), "pads": (1, 1, 1, 1), **change}))
@@ -238,7 +238,7 @@ def test_convolutions_that_are_refused(change, why):
 @pytest.mark.parametrize("steps", [("Tanh",), ("Silu", "Silu"), ("Relu", "Silu"), ("Relu", "Add", "Relu"), ("Add", "Silu", "Add x")])
 def test_what_follows_and_is_refused(steps):
     _, layer, _ = sample_layer("Fused", followed(steps, text(1, 16, 9, 9), text(16, 16, 3, 3), pads=(1, 1, 1, 1)))
-    assert "SiLU, ReLU or nothing" in get_tactic(NAME).why_not(layer)
+    assert "SiLU, ReLU or no epilogue" in get_tactic(NAME).why_not(layer)
 
 
 @SILU

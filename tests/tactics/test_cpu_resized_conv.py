@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from own_results import check_odd_numbers, check_pointed_elsewhere, computed
-from test_own_cpu import SILU
+from compiled_results import check_odd_numbers, check_pointed_elsewhere, computed
+from test_compiled_kernels import SILU
 
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
@@ -60,8 +60,8 @@ def test_odd_numbers_stay_where_they_are():
 @pytest.mark.parametrize(("sample", "why"), [
     (resized_conv_sample(1, (18, 16), (16, 16), (6, 6), (2, 2)), "34 channels"),
     (resized_conv_sample(1, (18, 22), (16,), (6, 6), (2, 2)), "18 channels"),
-    (resized_conv_sample(1, (16, 16), (16, 16), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or nothing"),
-    (resized_conv_sample(1, (16, 16), (16,), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or nothing"),
+    (resized_conv_sample(1, (16, 16), (16, 16), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or no epilogue"),
+    (resized_conv_sample(1, (16, 16), (16,), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or no epilogue"),
 ])  # fmt: skip
 def test_other_layers_are_refused(sample, why):
     layer = sample_layer("Fused", sample)[1]

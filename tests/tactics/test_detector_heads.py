@@ -10,7 +10,7 @@ from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.candidates.tactic_sources import tactics_for
 from whet.builder.lowering import lowered_network
 from whet.builder.precision.permissions import Permissions
-from whet.builder.select.unfused_time import chains_apart
+from whet.builder.select.unfused_time import list_chains
 from whet.composites.head_convs import head_convs_sample
 from whet.network import Network, from_stored, parse_network, parse_type, static_shape, stored_shape
 from whet.ops import run_network, run_regions, sample_layer
@@ -121,7 +121,7 @@ def test_its_parts_are_a_chain_to_be_timed_against():
     _, layer, arrays = sample_layer("Fused", head_convs_sample(2, 3, 2, (8, 4, 6), (16, 5, 5), padding=11))
     permissions = Permissions.of(BuildConfig())
     best = list_candidates(layer, [TACTIC], CPU, permissions).options[0]
-    chains = chains_apart(layer, best, {TACTIC.name}, tactics_for("cpu", ()), permissions, CPU)
+    chains = list_chains(layer, best, {TACTIC.name}, tactics_for("cpu", ()), permissions, CPU)
     assert isinstance(chains, list), chains
     (want,) = run_regions(layer, arrays)
     for chain in chains:
@@ -193,7 +193,7 @@ def network(n="N", h=9, perm="1,3,4,2", anchors="3, 6, 9, 7", rows="189, 6"):
 def test_a_network_runs_its_head_in_one_launch_at_any_batch(samples, perm, monkeypatch):
     """Anchor by anchor and pixel by pixel; whatever is faster on this machine, the one launch is chosen here."""
     net = network(perm=perm)
-    monkeypatch.setattr("whet.builder.select.unfused_time.Apart.wins", False)
+    monkeypatch.setattr("whet.builder.select.unfused_time.UnfusedTime.wins", False)
     shapes = tuple({"x": (n, 16, 9, 7)} for n in (1, 2, 5))
     plan = build(net, BuildConfig(profiles=(shapes,), timing_cache="", threads=2, samples=samples, optimization_level=2))
     assert "cpu/detector_heads" in {c.tactic for c in plan.choices.values()}

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from own_results import check_odd_numbers, check_pointed_elsewhere, computed
-from test_own_cpu import SILU
+from compiled_results import check_odd_numbers, check_pointed_elsewhere, computed
+from test_compiled_kernels import SILU
 
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig
@@ -51,7 +51,7 @@ def test_odd_numbers_stay_where_they_are():
 @SILU
 @pytest.mark.parametrize(("sample", "why"), [
     (dual_output_conv_sample(1, (18,), (16, 16), 6, 6), "18 channels"), (dual_output_conv_sample(1, (16, 16), (16, 16), 6, 6), "computes Conv, not"),
-    (dual_output_conv_sample(1, (16,), (16, 16), 6, 6, "HardSwish"), "SiLU, ReLU or nothing"),
+    (dual_output_conv_sample(1, (16,), (16, 16), 6, 6, "HardSwish"), "SiLU, ReLU or no epilogue"),
 ])  # fmt: skip
 def test_other_layers_are_refused(sample, why):
     layer = sample_layer("Fused", sample)[1]

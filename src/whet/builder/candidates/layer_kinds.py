@@ -1,0 +1,113 @@
+"""The kinds of layers of a network and their candidates: layers of equal text and equal demands share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from whet.backends import Backend
+from whet.builder.batching.profiles import bound_layers
+from whet.builder.candidates.enumerate import Candidates, list_candidates, no_tactic
+from whet.builder.candidates.unfuse import list_parts, unfuse
+from whet.builder.config import BuildConfig
+from whet.builder.precision.permissions import Permissions
+from whet.builder.progress import Noting
+from whet.engine.report import Candidate
+from whet.measure.option import Option
+from whet.measure.timing_key import layer_text
+from whet.network import Dim, Layer, Network
+from whet.ops import bind_layer
+from whet.tactics import Tactic
+
+
+class LayerKinds:
+    """Candidates by kind of layer. `layers` have static shapes, `kind_of` and `layers` are by layer name, `unfused` lists (layer, why).
+
+    `on_listed` is called with the candidates of each new kind.
+    """
+
+    def __init__(
+        self, net: Network, env: Mapping[str, Dim], tactics: list[Tactic], backend: Backend, permissions: Permissions, config: BuildConfig,
+        tell: Noting, on_listed: Callable[[Candidates], None],
+    ):  # fmt: skip
+        self.net, self.env, self.tactics, self.backend, self.permissions = net, env, tactics, backend, permissions
+        self.config, self.tell, self._on_listed = config, tell, on_listed
+        self.layers: dict[str, Layer] = {}
+        self.kinds: dict[str, Candidates] = {}
+        self.kind_of: dict[str, str] = {}
+        self.unfused: list[tuple[str, str]] = []
+
+    def list_all(self, ban_reason: Callable[[str, Option], str | None]) -> None:
+        """Lists the candidates of every layer. Fused layers that only the reference would compute, or whose kernels are all banned, are unfused.
+
+        Raises NoTacticError.
+        """
+        self.tell.stage("candidates", len(self.net.layers))
+        self._unfuse_banned(ban_reason)
+        waiting = list(self.net.layers)
+        nothing: list[tuple[Layer, list[Candidate]]] = []
+        while waiting:
+            layer = waiting.pop(0)
+            self.tell.step(layer.name)
+            if layer.name in self.kind_of:
+                continue
+            found = self.list_layer(layer)
+            if layer.op == "Fused" and not any(not o.tactic.fallback for o in found.options) and any(self._have_kernels(layer)):
+                waiting = self._unfuse(layer, "no kernel computes it whole; its parts have kernels") + waiting
+                continue
+            if not found.options:
+                nothing.append((layer, found.refused))
+        if nothing:
+            raise no_tactic(*nothing[0], self.backend, [layer for layer, _ in nothing[1:]])
+
+    def list_layer(self, layer: Layer) -> Candidates:
+        """The candidates of a layer of this network, or of one that was made from it."""
+        bound = bound_layers(_network_of(self.net, layer), self.env)[layer.name]
+        self.layers[layer.name] = bound
+        self.kind_of[layer.name] = kind = self.list_kind(bound)
+        return self.kinds[kind]
+
+    def list_kind(self, bound: Layer) -> str:
+        """The kind of a layer with static shapes, its candidates listed."""
+        kind = f"{layer_text(bound)}\n{self.permissions.key(bound)}"
+        if kind not in self.kinds:
+            limit = self.config.memory_limit.get("workspace")
+            self.kinds[kind] = list_candidates(
+                bound, self.tactics, self.backend, self.permissions, deterministic=self.config.deterministic, workspace=limit
+            )
+            self._on_listed(self.kinds[kind])
+        return kind
+
+    def of_network(self) -> list[Candidates]:
+        """The candidates of each kind of layer, once."""
+        return [self.kinds[kind] for kind in dict.fromkeys(self.kind_of.values())]
+
+    def _unfuse(self, layer: Layer, why: str) -> list[Layer]:
+        """Replaces a fused layer by its parts."""
+        self.unfused.append((layer.name, why))
+        del self.kind_of[layer.name], self.layers[layer.name]
+        return unfuse(self.net, layer)
+
+    def _unfuse_banned(self, ban_reason: Callable[[str, Option], str | None]) -> None:
+        """Unfuses layers whose kernels are all banned: a quantized one becomes one of permitted floats between roundings."""
+        for layer in [x for x in self.net.layers if x.op == "Fused" and x.name in self.kind_of]:
+            kind = self.kind_of[layer.name]
+            kernels = [o for o in self.kinds[kind].options if not o.tactic.fallback]
+            reasons = [ban_reason(kind, o) for o in kernels]
+            if kernels and all(reasons) and all(self._have_kernels(layer, {o.tactic.name for o in kernels})):
+                why = f"every kernel that computes it whole is banned, its parts have others; the last of them {reasons[-1]}"
+                self.tell.note(f"'{layer.name}' is unfused: {why}")
+                self._unfuse(layer, why)
+
+    def _have_kernels(self, layer: Layer, banned: Collection[str] = ()) -> Iterator[bool]:
+        """For each part of a fused layer whether it or its own parts have a kernel, by tactics other than those named `banned`."""
+        tactics = [t for t in self.tactics if not t.fallback and t.name not in banned]
+        for part in list_parts(layer).layers:
+            whole = list_candidates(bind_layer(part, self.env), tactics, self.backend, self.permissions).options
+            yield bool(whole) or (part.op == "Fused" and any(self._have_kernels(part, banned)))
+
+
+def _network_of(net: Network, layer: Layer) -> Network:
+    """A view of `net` with one layer."""
+    view = Network(net.name, net.stage)
+    view.layers = [layer]
+    return view

@@ -1,0 +1,41 @@
+"""Kernels that must not be used: they failed when they ran, or computed wrong results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whet.measure.option import Ident, Option
+
+#: Each failed configuration costs a build and a verification; after so many of one tactic for a layer the others are not tried.
+_FAILED_CONFIGURATIONS = 4
+
+
+class Bans:
+    """Options banned by kind of layer, with reasons. `listed` has a row (layer, option, reason) for the report."""
+
+    def __init__(self) -> None:
+        self.listed: list[tuple[str, str, str]] = []
+        self._reasons: dict[tuple[str, Ident], str] = {}
+
+    def reason(self, kind: str, o: Option) -> str | None:
+        """Why an option is banned for a kind of layer, or None."""
+        return self._reasons.get((kind, o.ident))
+
+    def ban(self, kind: str, layer: str, ident: Ident, options: Sequence[Option], reason: str) -> None:
+        """Bans one of a kind's `options`, and the other configurations of its tactic once several of them have failed."""
+        self._reasons[kind, ident] = reason
+        self.listed.append((layer, f"{ident[0]} {ident[1]} {dict(ident[2])}", reason))
+        configurations = [o.ident for o in options if o.ident[:2] == ident[:2]]
+        failed = sum((kind, i) in self._reasons for i in configurations)
+        if failed >= _FAILED_CONFIGURATIONS:
+            for other in configurations:
+                self._reasons.setdefault((kind, other), f"{failed} other configurations of this tactic failed here, the last: {reason}")
+
+    def ban_tactic(self, kind: str, layer: str, tactic: str, options: Sequence[Option], reason: str) -> bool:
+        """Bans all of a kind's `options` by one tactic; False, and nothing is banned, where no other kernel remains."""
+        remaining = [o for o in options if (kind, o.ident) not in self._reasons]
+        if not any(o.tactic.name != tactic and not o.tactic.fallback for o in remaining):
+            return False
+        self._reasons.update({(kind, o.ident): reason for o in remaining if o.tactic.name == tactic})
+        self.listed.append((layer, tactic, reason))
+        return True

@@ -1,0 +1,114 @@
+"""Timing the candidates of each kind of layer: which options, by which timers, and the report of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from whet.backends import Backend
+from whet.builder.candidates.compile_ahead import start_compiling
+from whet.builder.candidates.enumerate import Candidates
+from whet.builder.candidates.filter import Losers, wide_is_close, worth_timing
+from whet.builder.config import BuildConfig
+from whet.builder.progress import Noting
+from whet.engine.report import GpuState, TimingRecord
+from whet.measure.machine_state import read_machine_state
+from whet.measure.option import Option
+from whet.measure.policy import CONTRADICTION, REFORMAT_ROUNDS
+from whet.measure.timing import Conditions, Timer
+from whet.measure.timing_cache import TimingCache
+
+#: options timed per kind of layer at each builderOptimizationLevel; None: all
+_TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
+_SKIP_LOSERS = 3  # the level up to which implementations that lost in every layer so far are not timed
+
+
+class LayerTiming:
+    """Times kinds of layers. `timer` is None at level 0, where nothing is timed. `footprint`: bytes that one run of the network touches."""
+
+    def __init__(self, backend: Backend, config: BuildConfig, footprint: int, tell: Noting):
+        self.backend, self.config, self.tell = backend, config, tell
+        level = min(max(config.optimization_level, 0), 5)
+        self.cap = config.max_tactics if config.max_tactics >= 0 else _TIMED[level]
+        self.cache = TimingCache("" if self.cap == 0 else config.timing_cache, tell.note)
+        self.timer = None if self.cap == 0 else self._timer(Conditions.of(backend, footprint), config.avg_timing)
+        self._losers = Losers()
+
+    def _timer(self, conditions: Conditions, rounds: int) -> Timer:
+        return Timer(self.backend, self.cache, conditions, rounds, self.config.error_on_cache_miss)
+
+    def reformat_timer(self) -> Timer | None:
+        """A timer for reformats, which takes fewer rounds."""
+        return None if self.timer is None else self._timer(self.timer.conditions, min(REFORMAT_ROUNDS, self.config.avg_timing))
+
+    def time_all(self, kinds: Iterable[Candidates]) -> None:
+        """Times the kinds of layers that have several options. External load gets a note."""
+        if self.timer is None:
+            return
+        todo = [found for found in kinds if len(found.options) > 1]
+        self.tell.stage("timing", len(todo))
+        for found in todo:
+            self.tell.step(f"{found.layer.name}: {len(found.options)} tactics")
+            self.time_kind(found)
+        if self.timer.loads.disturbed:
+            worst = max(self.timer.loads.disturbed, key=lambda load: load.others or 0.0)
+            self.tell.note(
+                f"{worst.who} took up to {worst.others:.1f} CPUs while kernels were timed; what was timed then was repeated, but on a busy "
+                "machine choices may be off. Build again when it is quiet."
+            )
+
+    def time_kind(self, found: Candidates) -> None:
+        """Times the selected options of one kind of layer."""
+        assert self.timer is not None
+        options = self.select_options(found)
+        self.timer.time(found.layer, found.text, options, keep=True)
+        if wide_is_close(options):
+            options = self.select_options(found, alike=True)
+            self.timer.time(found.layer, found.text, options, keep=True)
+        with self.tell.within("timing with cold weights"):
+            self.timer.time_cold(found.layer, found.text, options)
+        self._losers.saw(options)
+
+    def retime_contradictions(self, timed: Iterable[tuple[Candidates, Option]], engine_ms: float) -> list[str]:
+        """Times kinds of layers again whose selected option has a recorded time beyond that of the whole engine; returns the layers' names.
+
+        Such a time was recorded under external load, and every later build would read it.
+        """
+        if self.timer is None or self.timer.error_on_miss:
+            return []
+        kinds = {found.text: found for found, option in timed if (option.ms or 0.0) > CONTRADICTION * engine_ms}
+        for found in kinds.values():
+            self.tell.note(f"'{found.layer.name}' was recorded with more milliseconds than the whole engine takes, and is timed again")
+            self.timer.time(found.layer, found.text, [o for o in found.options if o.ms is not None], anew=True)
+        return [found.layer.name for found in kinds.values()]
+
+    def select_options(self, found: Candidates, *, alike: bool = False) -> list[Option]:
+        """The options that are worth timing; `alike` as in `worth_timing`."""
+        ahead, level = self.backend.capabilities.compiles_ahead, self.config.optimization_level
+        options = found.options if ahead or level > _SKIP_LOSERS else self._losers.without(found.options)
+        return worth_timing(options, level, self.cap, ahead and not alike)
+
+    def start_compiling(self, found: Candidates) -> None:
+        """Compiles in the background the options that will be timed; of options whose times are cached, the few that may be selected."""
+        if not self.backend.capabilities.compiles_ahead:
+            return
+        options = self.select_options(found) if found.options and self.timer is not None else found.options[:1]
+        if self.timer is not None and len(options) > 1:
+            self.timer.is_cached(options, found.text)
+        start_compiling(options, self.backend)
+        for o in found.options:
+            o.texts = ()
+
+    def report(self) -> TimingRecord:
+        """Hits and misses of the cache, the state of the caches, external load, and the state of a GPU."""
+        if self.timer is None:
+            return TimingRecord(self.config.optimization_level, timed=0, why="level 0 times nothing: the first kernel that runs is taken")
+        gpu = read_machine_state(self.backend, self.tell.note).get("gpu")
+        return TimingRecord(
+            level=self.config.optimization_level,
+            hits=self.cache.hits,
+            misses=self.cache.misses,
+            conditions=self.timer.conditions.state,
+            disturbed_cpus=[round(load.others or 0.0, 2) for load in self.timer.loads.disturbed],
+            gpu=None if gpu is None else GpuState(**gpu),
+            **self.timer.cold_report(),
+        )

@@ -1,0 +1,60 @@
+"""Every registered composite: described for people, known to the tactics that name it, and decomposed into layers that compute the same."""
+
+import numpy as np
+import pytest
+
+from whet.builder.candidates.unfuse import unfuse
+from whet.composites import COMPOSITES, composite, composite_of, unsupported_reason
+from whet.errors import BuildError
+from whet.network import Layer, parse_network
+from whet.ops import OPS, run_network, sample_layer
+from whet.passes import PASSES
+from whet.tactics import tactics_of
+
+DESCRIBED = list(dict.fromkeys(COMPOSITES.values()))
+SAMPLES = [(c.kind, i) for c in DESCRIBED for i in range(len(c.samples))]
+
+
+def test_tactics_name_registered_kinds():
+    named = {kind for backend in ("cpu", "cuda") for t in tactics_of(backend) for kind in t.composites}
+    assert named <= set(COMPOSITES)
+
+
+@pytest.mark.parametrize("described", DESCRIBED, ids=lambda c: c.kind)
+def test_a_composite_has_a_title_and_passes_that_create_it(described):
+    assert described.title
+    assert described.matchers
+    assert all(PASSES[name].composite == described.kind for name in described.matchers)
+
+
+@pytest.mark.parametrize(("kind", "i"), SAMPLES)
+def test_contract_tests_run_its_samples_and_their_decomposition_computes_the_same(kind, i):
+    sample = COMPOSITES[kind].samples[i]
+    assert any(s is sample for s in OPS["Fused"].samples)
+    assert sample.attrs["composite"] in COMPOSITES
+    net, layer, arrays = sample_layer("Fused", sample)
+    inputs = {t.name: a for t, a in zip(layer.inputs, arrays, strict=True) if t is not None and not t.is_constant}
+    with np.errstate(all="ignore"):
+        want = run_network(net, inputs)
+        unfuse(net, layer)
+        got = run_network(net, inputs)
+    for name, a in want.items():
+        np.testing.assert_array_equal(got[name], a)
+
+
+def test_a_second_description_of_a_kind_is_refused():
+    with pytest.raises(BuildError, match="two composites describe the kind ConvPool"):
+        composite("ConvPool", title="another one")
+
+
+def test_a_new_layer_stays_unfused_unless_a_tactic_computes_its_kind():
+    layer = sample_layer("Fused", COMPOSITES["ConvPool"].samples[0])[1]
+    assert unsupported_reason(layer, {"ConvPool"}) is None
+    assert unsupported_reason(layer, {"ConvSum"}) == "no tactic here computes a convolution and its pooling in one kernel"
+    epilogue = sample_layer("Fused", COMPOSITES["Conv"].samples[0])[1]
+    assert unsupported_reason(epilogue) is None, "every backend computes epilogues"
+
+
+def test_a_root_operation_without_description_is_named_by_its_operation():
+    assert composite_of(Layer("Fused", "f", [], {"composite": "Softmax"})).title == "Softmax with its epilogue"
+    assert composite_of(parse_network("network n source\nin %x: f32[2]\n%y = Relu(%x)\nout %y\n").layers[0]) is None
