@@ -93,7 +93,7 @@ def test_widths_that_are_given_are_kept(home, monkeypatch):
     assert json.loads((home / "w.json").read_text())["about"]["widths"] == {"conv1.weight": 5, "conv2.weight": 16}
     with pytest.raises(PruneError, match=r"the width 2\.5 is invalid .* give 1 to 6"):
         prune(network_from_onnx("m.onnx"), PruneConfig(widths={"conv1.weight": 2.5}))
-    with pytest.raises(PruneError, match="with a target widths are chosen for it"):
+    with pytest.raises(PruneError, match="with a target widths are selected automatically"):
         prune(network_from_onnx("m.onnx"), PruneConfig(target=Target("flops", ratio=0.5), widths={"conv1.weight": 5}))
 
 
