@@ -54,7 +54,7 @@ def image_parts(layer: Layer, composite: str) -> Image | str:
     if first.op == "QuantizeLinear":
         floats, scale = (None if t is None else outer.get(t) for t in first.inputs[:2])
         if scale is None or scale.weight is None or first.output is not fused.inputs[x] or floats is None or floats.dtype != F32:
-            return "the image is no f32 tensor that becomes the convolution's input"
+            return "takes an f32 image that is quantized to the convolution's input"
         step, read = float(np.asarray(scale.array(), np.float32).reshape(-1)[0]), floats
     image = next((i for i, t in enumerate(layer.inputs) if t is read), None)
     return "the image is made within the layer" if image is None else Image(parts, made, conv_shape_of(parts), image, step)
