@@ -164,28 +164,28 @@ class Epilogue:
 def match_epilogue(layer: Layer, posts: Sequence[Post] | None, channel_axis: int = 1) -> Epilogue | str:
     """The epilogue as an Epilogue, or why it cannot be one."""
     if posts is None:
-        return "what is fused to it is not a chain"
+        return "its fused operations do not form a chain"
     out, made, activated = static_shape(layer.outputs[0].shape), Epilogue(), False
     for post in posts:
         if post.other is None:
             kind = activation_of(post)
             if kind is None:
-                return f"the kernel has no {post.op}"
+                return f"computes no {post.op} in its epilogue"
             if activated:
-                return "two activations in one epilogue"
+                return "takes one activation, not two"
             made.finish, activated = PostOps(kind, made.finish.residual), True
             continue
         other = post.other_tensor
         if post.op != "Add" or other is None:
-            return f"the kernel has no {post.op} with two operands"
+            return f"computes no {post.op} with two operands in its epilogue"
         shape = static_shape(other.shape)
         full = (1,) * (len(out) - len(shape)) + shape
         if other.is_constant:
             if activated or len(full) != len(out) or any(d != (out[i] if i == channel_axis else 1) for i, d in enumerate(full)):
-                return f"an Add of a constant of shape {list(shape)} is no bias"
+                return f"an Add of a constant of shape {list(shape)} is not a bias"
             made.biases.append(other)
         elif shape != out or made.residual is not None:
-            return f"an Add of {list(shape)} is no single residual of {list(out)}"
+            return f"an Add of {list(shape)} is not the only residual, of shape {list(out)}"
         else:
             made.residual = post.other
             made.finish = PostOps(made.finish.activation, 2 if activated else 1)

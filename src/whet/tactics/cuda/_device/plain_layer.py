@@ -16,6 +16,6 @@ class UnfusedTactic(Tactic):
         if said:
             return said
         if layer.op == "Fused":
-            return "the kernel fuses nothing"
+            return "takes single layers, not fused ones"
         computed = self.constants and any(t is not None and not t.is_constant for t in layer.inputs[1:])
         return f"{self.constants} computed at run time" if computed else None

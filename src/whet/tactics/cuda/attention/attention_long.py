@@ -17,7 +17,7 @@ from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.attention.attention import Attention, steps_of
 
 SHARED = 227 * 1024  # bytes that a block takes at most
-#: keys a step (at most), warpgroups of 64 rows, slots of the ring, whether two warpgroups multiply in turns; the most promising first
+#: keys of a step (at most), warpgroups of 64 rows, slots of the ring, 1 if two warpgroups multiply alternately; the most promising first
 TILES = {
     64: ((64, 2, 2, 0), (128, 2, 2, 1), (64, 2, 2, 1), (128, 2, 2, 0), (64, 3, 2, 0), (128, 3, 2, 0), (64, 1, 2, 0), (128, 1, 2, 0)),
     128: ((128, 2, 2, 1), (128, 2, 2, 0), (64, 2, 3, 1), (64, 2, 3, 0), (64, 1, 2, 0)),
@@ -68,7 +68,7 @@ class AttentionLong(Attention):
         said = {k: int(v) for k, v in config}
         most = [bn for bn, *rest in TILES[found.size] if rest == list(said.values())[1:]]
         if tuple(said) != NAMES or not most or said["bn"] % 16 or not 16 <= said["bn"] <= max(most):
-            raise PlanRefused(f"no such tile: {config}")
+            raise PlanRefused(f"the kernel has no tile {config}")
         kind = signature.outputs[0].dtype.name
         constants, shared = _constants(found, config, signature), shared_bytes(found.size, config)
         grid = (blocks_of(found.rows, 64 * said["wgs"]), found.batch * found.heads, 1)
@@ -104,16 +104,16 @@ def candidates(found: Heads) -> list[Config]:
 def _unfit(found: Heads) -> str | None:
     """Why the kernel does not take these heads."""
     if found.mask is not None:
-        return "it has a mask"
+        return "takes no mask"
     if found.turned:
-        return "keys are columns in memory"
+        return "takes keys as rows in memory"
     if found.size not in TILES:
-        return f"heads of {found.size} elements: the kernel takes 64 or 128"
+        return f"heads of {found.size} elements; takes 64 or 128"
     if found.scale <= 0:
-        return "a scale that is not above 0"
+        return "takes a positive scale"
     for view in (found.q, found.k, found.v):
         if any(step == 0 and n > 1 for step, n in zip(view.leading(found.batch, found.heads) or (), (found.batch, found.heads), strict=True)):
-            return "an input that repeats"
+            return "takes inputs that do not broadcast"
     return None
 
 
@@ -134,7 +134,7 @@ def tile_constants(size: int, config: Config) -> dict[str, int]:
 
 
 def _deals(size: int, said: dict[str, int]) -> bool:
-    """Whether registers are permuted anew: warps share four register files, so that of 9 or 13 warps each has 168 or 128. Sums, scores and
-    weights of a thread, and what the compiler reports beside them."""
+    """True if registers are reallocated: warps share four register files, so of 9 or 13 warps each has 168 or 128. Sums, scores and
+    weights of a thread, and the other registers that the compiler reports."""
     need = size // 2 + said["bn"] // 2 + said["bn"] // 4 + 38
     return need > {1: 255, 2: 168, 3: 128}[said["wgs"]]
