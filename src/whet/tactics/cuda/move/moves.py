@@ -82,10 +82,7 @@ class Moves(Tactic):
         if _LEAST <= row <= 32 * _EACH:
             bulk = [((), (("bulk", 1),))[b] for b in reversed(range(1 + machine_has(backend, "tma")))]
             wide = [(("together", n), *b) for n in _TOGETHER if n * row * signature.outputs[0].dtype.bits % 128 == 0 for b in bulk]
-            found = [
-                *(c for c in wide if not isinstance(_moves(layer, signature, c), str)),
-                *found,
-            ]  # promising ones first
+            found = [*(c for c in wide if not isinstance(_moves(layer, signature, c), str)), *found]  # promising ones first
         made = [(m, c) for c in found for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
         ahead(backend, [source("moves.cu", _constants(m, signature, c)) for m, c in made])
         return found
