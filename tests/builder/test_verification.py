@@ -60,7 +60,7 @@ def scale_first(call):
 
 
 def only(*names):
-    return dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-POINTWISE", *names))
+    return dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-POINTWISE", "-VIEW", *names))
 
 
 def test_a_wrong_kernel_is_found_named_banned_and_replaced(plant):

@@ -84,7 +84,7 @@ def test_two_targets_and_a_quantized_model(model, tmp_path):
     net = network_from_onnx(model)
     note(net, "calibrate")
     save_onnx(net, tmp_path / "q.onnx")
-    with pytest.raises(Exception, match="--insist does it all the same"):
+    with pytest.raises(Exception, match="--insist overrides this"):
         CliRunner().invoke(prune, [str(tmp_path / "q.onnx")], catch_exceptions=False)
     run(prune, tmp_path / "q.onnx", "--insist", "-o", tmp_path / "p.onnx")
 

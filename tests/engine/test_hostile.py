@@ -140,7 +140,7 @@ def test_texts(good, old, new, text):
         (lambda t: t.update(backend=7), r"header.backend should be text"),
         (lambda t: t.update(extra=1), "header should be an object with"),
         (lambda t: t.pop("probe"), "header should be an object with"),
-        (lambda t: t.update(text_version=2), "text has version 2, this whet reads 1"),
+        (lambda t: t.update(text_version=3), "text has version 3, this whet reads 2"),
         (lambda t: t["profiles"][0]["x"][0].__setitem__(0, -1), r"header.profiles\[0\].x\[0\]\[0\]"),
         (lambda t: t["profiles"][0]["x"][2].__setitem__(0, 2**40), "takes .* bytes, the engine says"),
         (lambda t: t["profiles"].append(t["profiles"][0]), "2 profiles and 1 arenas"),

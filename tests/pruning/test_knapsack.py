@@ -162,7 +162,7 @@ def test_out_of_reach_and_met_already():
     costs = parameter_costs(net, found, [])
     with pytest.raises(PruneError, match="is unreachable"):
         choose_within(found, [], importance(found), costs, 10)
-    with pytest.raises(PruneError, match="above 0"):
+    with pytest.raises(PruneError, match="must be positive"):
         choose_within(found, [], importance(found), costs, 0)
     assert choose_within(found, [], importance(found), costs, 1e9).kept == {}
     with pytest.raises(PruneError, match="is already met"):

@@ -101,7 +101,7 @@ def test_zeros_of_two_four_last_through_no_cut():
     net = patterned()
     with pytest.raises(PruneError, match=r"1 layers have 2:4 weights \(y\), and cutting input channels .* Prune first.*--insist"):
         prune(net, PruneConfig(ratio=0.5, multiple=1))
-    with pytest.raises(PruneError, match="recovery fits all weights anew, the zeros too"):
+    with pytest.raises(PruneError, match="recovery refits all weights including the zeros"):
         check_order(net, "recover")
     assert prune(net, PruneConfig(ratio=0.5, multiple=1, insist=True)).channels == (8, 4)
     for step in ("finetune", "calibrate"):

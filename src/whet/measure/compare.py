@@ -173,7 +173,8 @@ class _Attempt:
             self._run_stage(stage)
         end = self._leader()
         for i, leader in self._leader_then.items():
-            self.samples[i] = [s * end / leader for s in self.samples[i]]
+            if leader > 0:  # a backend that runs nothing reports no time
+                self.samples[i] = [s * end / leader for s in self.samples[i]]
 
     def _warm_up(self, candidates: Sequence[int]) -> None:
         for _ in range(self.policy.warmup_rounds):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import ChainMap, deque
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,7 +135,8 @@ def parse_network(text: str, arrays: Mapping[str, np.ndarray | Weight] | None = 
     return net
 
 
-def _read_body(net: Network, lines: deque, outer: MutableMapping[str, Tensor], arrays) -> deque:
+def _read_body(net: Network, lines: deque, outer: MutableMapping[str, Tensor], arrays, arguments: Sequence[Tensor | None] = ()) -> deque:
+    """Reads the lines of a network or region. `arguments` are the tensors that a fused body's inputs stand for: known sizes carry over."""
     known = ChainMap({}, outer)  # a region adds to what is outside, without copying it
     while lines:
         number, line = lines[0]
@@ -149,6 +150,9 @@ def _read_body(net: Network, lines: deque, outer: MutableMapping[str, Tensor], a
                 n = s.tensor_name()
                 s.take(":")
                 known[n] = net.add_input(n, s.type())
+                argument = arguments[len(net.inputs) - 1] if len(net.inputs) <= len(arguments) else None
+                if argument is not None and argument.type == known[n].type:
+                    known[n].shape_value = argument.shape_value
             elif line.startswith("const %"):
                 s.take("const")
                 n = s.tensor_name()
@@ -206,7 +210,7 @@ def _read_layer(net: Network, s: _Scanner, lines: deque, known: MutableMapping[s
             key = lines[0][1][7:].strip()
             regions[key] = Network(key, net.stage)
             lines.popleft()
-            _read_body(regions[key], lines, known, arrays)
+            _read_body(regions[key], lines, known, arrays, inputs if op == "Fused" else ())
         if not lines:
             raise NetworkError("a '{' is never closed")
         lines.popleft()
