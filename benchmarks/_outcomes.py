@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import pytest
 
-FIRST = ("test_large", "test_ranges", "test_float8", "test_quantized_choice", "test_attention", "test_first_conv")
+FIRST = ("test_large", "test_ranges", "test_float8", "test_quantized_choice", "test_attention", "test_stem")
 LAST = ("test_tactics",)
 _WHY = 3000  # characters of a failure that are kept
 

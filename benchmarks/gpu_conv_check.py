@@ -18,7 +18,7 @@ from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
-from whet.tactics.cuda.conv._conv import RELU, ConvShape, Finish, View, pack_bias, pack_weights
+from whet.tactics.cuda.conv._conv import RELU, ConvShape, PostOps, View, pack_bias, pack_weights
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 
@@ -95,7 +95,7 @@ def run(number: int) -> dict:
             bias=bb.address,
             output=View(out.address + 16, pitch),
             residual=View(br.address, shape.k) if with_residual else None,
-            finish=Finish(RELU),
+            finish=PostOps(RELU),
         ),
     )
     launch.run(stream)

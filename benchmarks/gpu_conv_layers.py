@@ -23,7 +23,7 @@ from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
-from whet.tactics.cuda.conv._conv import RELU, Finish, View, pack_bias
+from whet.tactics.cuda.conv._conv import RELU, PostOps, View, pack_bias
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv._conv_tiles import conv_configs
@@ -103,7 +103,7 @@ def own(batches: list[int], seconds: float) -> None:
                                 bias=bias.address,
                                 output=View(y, layer.shape.k),
                                 residual=view,
-                                finish=Finish(RELU),
+                                finish=PostOps(RELU),
                             ),
                         )
                     )

@@ -13,7 +13,7 @@ from whet.backends.cuda.launch import Graph, Launch, Module
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Stream
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.conv._conv import RELU, ConvShape, Finish, View, pack_bias
+from whet.tactics.cuda.conv._conv import RELU, ConvShape, PostOps, View, pack_bias
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import ConvArguments, ConvProblem, conv_launch
 
@@ -60,7 +60,7 @@ if __name__ == "__main__":
                 weights=noise.address + (4 << 20),
                 bias=bias.address,
                 output=View(noise.address + (12 << 20), shape.k),
-                finish=Finish(RELU),
+                finish=PostOps(RELU),
             ),
         )
         blocks = base.grid[0]

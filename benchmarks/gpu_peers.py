@@ -361,7 +361,7 @@ def warm_all(rows: list[str], gpus: int, budget: float) -> None:
         print(f"{row:17} not ready: {size} bytes packed; {(WORK / f'{archive.stem}.log').read_text()[-300:]}", flush=True)
 
 
-def dealt(gpus: int, rows: list[str], work: Any) -> None:
+def permuted(gpus: int, rows: list[str], work: Any) -> None:
     """Calls work(row, gpu) for all rows, two at a time on each GPU: one prepares while the other has its turn."""
     waiting, guard = iter(rows), threading.Lock()
 
@@ -406,9 +406,9 @@ def measure_all(rows: list[str], o: argparse.Namespace) -> None:
                 print(f"{time.perf_counter() - begun:4.0f} s  {line(found)}", flush=True)
             (folder() / "peers.json").write_text(json.dumps(made, indent=1))
 
-    dealt(o.gpus, sorted(rows, key=lambda r: -COMPILE[r.partition(":")[0]] - 60 * (r[-2:] != ":1")), make)  # the longest first
+    permuted(o.gpus, sorted(rows, key=lambda r: -COMPILE[r.partition(":")[0]] - 60 * (r[-2:] != ":1")), make)  # the longest first
     print(f"{time.perf_counter() - begun:4.0f} s  built: " + ", ".join(f"{r} {b['build_s']} s" for r, b in built.items() if b), flush=True)
-    dealt(o.gpus, rows, time_it)
+    permuted(o.gpus, rows, time_it)
     print("\n" + "".join(tables), end="", flush=True)
     if made["left_out"]:
         print("left out:", ", ".join(made["left_out"]), flush=True)

@@ -40,7 +40,7 @@ from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph, Launch
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
-from whet.tactics.cuda.conv._conv import NONE, ConvShape, Eight, Finish, Steps, View
+from whet.tactics.cuda.conv._conv import NONE, ConvShape, EightBitTypes, PostOps, Steps, View
 from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
 from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
 from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
@@ -51,7 +51,7 @@ from whet.tactics.cuda.sparse._tile import SparseTile, candidate_tiles, varied_t
 RESULT = Path(__file__).parent / "results" / "h200" / "sparse.json"
 COLD_BYTES, BYTES_PER_S, SPARSE_PEAK = 200e6, 4.25e12, {2: 1979e12, 1: 3958e12}
 RANDOM_BYTES = 1 << 30
-FINISH = Finish(NONE)
+FINISH = PostOps(NONE)
 _PATTERNS = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110)  # metadata of the six pairs of positions
 
 
@@ -126,9 +126,9 @@ def sets_of(case: Case) -> int:
     return int(min(24, max(2, COLD_BYTES // each)))
 
 
-def eight_of(case: Case) -> Eight | None:
+def eight_of(case: Case) -> EightBitTypes | None:
     """Types of a product of 8-bit numbers for the dense kernel: 8-bit results, as in a quantized network."""
-    return None if case.size == 2 else Eight(case.kind, case.kind, fold=True)
+    return None if case.size == 2 else EightBitTypes(case.kind, case.kind, fold=True)
 
 
 def dense_configs(case: Case, most: int) -> list[ConvConfig]:
@@ -153,7 +153,7 @@ def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
                 finish=FINISH,
                 bf16=case.kind == "bf16",
                 eight=eight_of(case),
-                numbers8=steps,
+                scales8=steps,
             )
         )
     return found

@@ -14,7 +14,6 @@ from whet.builder import BuildConfig
 from whet.builder.precision import accuracy_budget
 from whet.builder.precision.float8_ranges import float8_ranges, sensitive_layers
 from whet.builder.precision.int8 import Calibration, prepared
-from whet.builder.verify import segments
 from whet.builder.verify.engine_values import EngineRun
 from whet.builder.verify.segments import SegmentedRuns
 from whet.frontends import network_from_onnx
@@ -92,13 +91,12 @@ def test_sets_share_what_they_have_alike(built):
     assert len(built) <= 2  # the segment of a3, and the next where what a3 reads or gives is rounded there
 
 
-def test_little_memory_is_more_work_and_the_same_answer(monkeypatch):
+def test_little_memory_is_more_work_and_the_same_answer():
     net = deep_network()
     ranges = calibrate(net, samples(2), run=EngineRun(net, find_places(net).names()), method="minmax")
     data = samples(3)
     expected = Analysis(net, "int8", data, SegmentedRuns(net, data), ranges).snr(["b6"])
-    monkeypatch.setattr(segments, "_MOST_BYTES", 30000)  # three values of 9216 bytes
-    runs = SegmentedRuns(net, data)
+    runs = SegmentedRuns(net, data, cache_bytes=30000)  # three values of 9216 bytes
     assert Analysis(net, "int8", data, runs, ranges).snr(["b6"]) == pytest.approx(expected, abs=1e-9)
     assert sum(map(len, runs._known.values())) == 3
 

@@ -152,11 +152,11 @@ def test_finalists_are_the_few_that_are_close_and_read_weights(gpu):
 def test_the_cold_time_ranks_and_others_are_taken_for_no_better_than_the_best(gpu, monkeypatch):
     """Where order with cold weights is the other way round, the last of the finalists in a warm cache is taken."""
 
-    def turned(bench, options, rounds, l2_bytes):
+    def transposed(bench, options, rounds, l2_bytes):
         slowest = max(o.ms for o in options)
         return {o.rank: [3 * slowest - o.ms] * rounds for o in options}
 
-    monkeypatch.setattr(timing, "sample_cold_weights", turned)
+    monkeypatch.setattr(timing, "sample_cold_weights", transposed)
     options, _ = timed(gpu(), conv(64, 3), TimingCache(""))
     near = [o for o in options if o.cold_ms is not None]
     best = max(near, key=lambda o: o.ms)

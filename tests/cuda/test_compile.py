@@ -15,7 +15,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.errors import BackendError
 from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_paths, source
 from whet.tactics.cuda.conv import _conv_then_pointwise as tiles
-from whet.tactics.cuda.conv._conv import ConvShape, Eight
+from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes
 from whet.tactics.cuda.conv._conv_config import ConvConfig, configs_for
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv._conv_then_pointwise import Tile
@@ -50,22 +50,22 @@ CONVS = [
 ]
 FOLDED = {"fold": True}
 EIGHTS = [
-    (ConvConfig(1, 1, 32, bk=128, stages=4, sk=4, size=1), Eight("u8", "u8", "i8", **FOLDED), True, "clip"),
-    (ConvConfig(1, 1, 64, bk=128, stages=3, sk=8, halo=2, size=1), Eight("i8", "i8", "u8", border=True), False, "silu"),
-    (ConvConfig(3, 1, 128, bk=128, stages=4, size=1), Eight("u8", "u8", **FOLDED), True, "clip"),
-    (ConvConfig(1, 1, 128, bk=128, stages=2, blocks=3, outs=2, hold=2, size=1), Eight("u8", "u8", "u8", **FOLDED), False, "clip"),
-    (ConvConfig(2, 2, 64, bk=64, stages=2, direct=1, halo=2, hold=9, size=1), Eight("u8", "u8", **FOLDED), False, "clip"),
-    (ConvConfig(2, 1, 64, bk=64, stages=4, direct=1, size=1), Eight("u8", "f16", "f16"), True, "silu"),
-    (ConvConfig(1, 1, 64, bk=128, stages=4, direct=1, size=1), Eight("i8", "f32"), False, "clip"),
-    (ConvConfig(1, 1, 32, bk=128, stages=9, sk=2, size=1, once=9), Eight("u8", "u8", **FOLDED), True, "clip"),
-    (ConvConfig(2, 1, 32, bk=128, stages=4, direct=1, size=1, once=4), Eight("u8", "i8", "i8", **FOLDED), False, "clip"),
-    (ConvConfig(2, 1, 128, bk=128, stages=3, size=1), Eight("f8e4m3", "f8e4m3", "f8e4m3"), True, "silu"),
-    (ConvConfig(1, 1, 64, bk=128, stages=4, sk=4, size=1), Eight("f8e4m3", "f16"), False, "clip"),
-    (ConvConfig(1, 1, 64, bk=128, stages=4, sk=8, size=1), Eight("f8e4m3", "f8e4m3", "f8e4m3", **FOLDED), True, "clip"),
-    (ConvConfig(1, 1, 128, bk=128, stages=2, blocks=3, outs=2, hold=2, size=1), Eight("f8e4m3", "f8e4m3", "f8e4m3", **FOLDED), False, "clip"),
-    (ConvConfig(2, 2, 64, bk=64, stages=2, direct=1, halo=2, hold=9, size=1), Eight("f8e4m3", "f8e4m3", **FOLDED), False, "clip"),
-    (ConvConfig(3, 1, 128, bk=128, stages=4, size=1), Eight("f8e4m3", "f8e4m3", **FOLDED), True, "clip"),
-    (ConvConfig(2, 1, 64, bk=64, stages=4, direct=1, size=1), Eight("f8e4m3", "f32", "f32"), True, "gelu"),
+    (ConvConfig(1, 1, 32, bk=128, stages=4, sk=4, size=1), EightBitTypes("u8", "u8", "i8", **FOLDED), True, "clip"),
+    (ConvConfig(1, 1, 64, bk=128, stages=3, sk=8, halo=2, size=1), EightBitTypes("i8", "i8", "u8", border=True), False, "silu"),
+    (ConvConfig(3, 1, 128, bk=128, stages=4, size=1), EightBitTypes("u8", "u8", **FOLDED), True, "clip"),
+    (ConvConfig(1, 1, 128, bk=128, stages=2, blocks=3, outs=2, hold=2, size=1), EightBitTypes("u8", "u8", "u8", **FOLDED), False, "clip"),
+    (ConvConfig(2, 2, 64, bk=64, stages=2, direct=1, halo=2, hold=9, size=1), EightBitTypes("u8", "u8", **FOLDED), False, "clip"),
+    (ConvConfig(2, 1, 64, bk=64, stages=4, direct=1, size=1), EightBitTypes("u8", "f16", "f16"), True, "silu"),
+    (ConvConfig(1, 1, 64, bk=128, stages=4, direct=1, size=1), EightBitTypes("i8", "f32"), False, "clip"),
+    (ConvConfig(1, 1, 32, bk=128, stages=9, sk=2, size=1, once=9), EightBitTypes("u8", "u8", **FOLDED), True, "clip"),
+    (ConvConfig(2, 1, 32, bk=128, stages=4, direct=1, size=1, once=4), EightBitTypes("u8", "i8", "i8", **FOLDED), False, "clip"),
+    (ConvConfig(2, 1, 128, bk=128, stages=3, size=1), EightBitTypes("f8e4m3", "f8e4m3", "f8e4m3"), True, "silu"),
+    (ConvConfig(1, 1, 64, bk=128, stages=4, sk=4, size=1), EightBitTypes("f8e4m3", "f16"), False, "clip"),
+    (ConvConfig(1, 1, 64, bk=128, stages=4, sk=8, size=1), EightBitTypes("f8e4m3", "f8e4m3", "f8e4m3", **FOLDED), True, "clip"),
+    (ConvConfig(1, 1, 128, bk=128, stages=2, blocks=3, outs=2, hold=2, size=1), EightBitTypes("f8e4m3", "f8e4m3", "f8e4m3", **FOLDED), False, "clip"),
+    (ConvConfig(2, 2, 64, bk=64, stages=2, direct=1, halo=2, hold=9, size=1), EightBitTypes("f8e4m3", "f8e4m3", **FOLDED), False, "clip"),
+    (ConvConfig(3, 1, 128, bk=128, stages=4, size=1), EightBitTypes("f8e4m3", "f8e4m3", **FOLDED), True, "clip"),
+    (ConvConfig(2, 1, 64, bk=64, stages=4, direct=1, size=1), EightBitTypes("f8e4m3", "f32", "f32"), True, "gelu"),
 ]
 OTHERS = [
     ("stem.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 8, "TW": 16, "BLOCKS": 2, "BN": 64, "FROM": 0, "NHWC": 0, "ACT": 0,
@@ -108,14 +108,14 @@ OTHERS = [
     ("normalize.cu", {"TYPE": 1, "OP": 2, "T": 32, "ITEMS": 1, "WIDE": 1}),
     ("qconv_few_channel.cu", {"C": 32, "KC": 32, "R": 3, "S": 3, "STRIDE": 1, "PAD_H": 1, "PAD_W": 1, "BN": 80, "TALL": 4,
                  "RESIDUAL": 4, "LATE": 1, "IN8": 4,
-                    "TO": 4, "ACT": 1, "FOLD": 1, "BLOCKS": 3, "TALL_WEIGHTS": 1}),
+                    "TO": 4, "ACT": 1, "FOLD": 1, "BLOCKS": 3, "WEIGHTS_AS_A": 1}),
     ("qconv_few_channel.cu", {"C": 64, "KC": 64, "R": 3, "S": 3, "STRIDE": 2, "PAD_H": 1, "PAD_W": 1, "BN": 80, "TALL": 2,
                  "RESIDUAL": 0, "LATE": 0, "IN8": 3,
-                    "TO": 3, "ACT": 0, "FOLD": 1, "BLOCKS": 3, "TALL_WEIGHTS": 1}),
+                    "TO": 3, "ACT": 0, "FOLD": 1, "BLOCKS": 3, "WEIGHTS_AS_A": 1}),
     ("qstem_overlap.cu", {"C": 3, "TY": 4, "TX": 4, "BN": 112, "KC": 64, "TALL": 4, "POOL": 1, "Q": 112, "IN8": 3, "TO": 4, "ACT": 0, "FOLD": 1,
-                  "BLOCKS": 3, "TALL_WEIGHTS": 1}),
+                  "BLOCKS": 3, "WEIGHTS_AS_A": 1}),
     ("qstem_overlap.cu", {"C": 3, "TY": 3, "TX": 3, "BN": 160, "KC": 32, "TALL": 2, "POOL": 0, "Q": 0, "IN8": 4, "TO": 4, "ACT": 1, "FOLD": 1,
-                  "BLOCKS": 3, "TALL_WEIGHTS": 1}),
+                  "BLOCKS": 3, "WEIGHTS_AS_A": 1}),
     ("qmul.cu", {"FROM": 3, "GATE": 1, "TO": 3}),
     ("reduce.cu", {"TYPE": 2, "OP": 7, "T": 32, "WIDE": 0}),
     ("reduce.cu", {"TYPE": 1, "OP": 1, "T": 256, "WIDE": 1}),
@@ -124,13 +124,13 @@ OTHERS = [
 ]  # fmt: skip
 #: whose machine code is looked at by tests of their own
 ELSEWHERE = {
-    "test_attention.py": {"attention.cu", "attention_long.cu"}, "test_first_rows.py": {"stem_rows.cu"}, "test_upright.py": {"weights_as_a.cu"},
-    "test_narrow_conv.py": {"few_channel.cu"}, "test_first_places.py": {"stem_overlap.cu"}, "test_first_tf32.py": {"stem_tf32.cu"},
-    "test_narrow_tf32.py": {"few_channel_tf32.cu"},
+    "test_attention.py": {"attention.cu", "attention_fused.cu"}, "test_stem_rows.py": {"stem_rows.cu"}, "test_weights_as_a.py": {"weights_as_a.cu"},
+    "test_few_channel_conv.py": {"few_channel.cu"}, "test_stem_overlap.py": {"stem_overlap.cu"}, "test_stem_tf32.py": {"stem_tf32.cu"},
+    "test_few_channel_tf32.py": {"few_channel_tf32.cu"},
     "test_pad_pool.py": {"pad.cu", "pool_generic.cu"},
     "test_sparse_kernels.py": {"sparse.cu"},
     "test_pool_chain.py": {"pool_chain.cu"}, "test_resize.py": {"resize.cu"}, "test_tf32.py": {"conv_tf32.cu"},
-    "test_transposed.py": {"conv_transpose.cu", "affine.cu"},
+    "test_conv_transpose.py": {"conv_transpose.cu", "affine.cu"},
 }  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def test_products_of_8_bits_use_what_hopper_has(config, eight, im2col, activatio
 
 @pytest.mark.parametrize("pair", [1, 2])
 def test_a_second_product_of_8_bits_has_sums_of_its_own(pair, tmp_path):
-    config, eight = ConvConfig(1, 1, 64, bk=64, stages=2, blocks=3, outs=2, size=1), Eight("u8", "u8", "i8", fold=True)
+    config, eight = ConvConfig(1, 1, 64, bk=64, stages=2, blocks=3, outs=2, size=1), EightBitTypes("u8", "u8", "i8", fold=True)
     assert config.valid()
     text = sass(compile_cubin(conv_source(config, Features(eight=eight, pair=pair, between=True)), cached=False), tmp_path)
     assert text.count("IGMMA") >= 4, "two steps of 32 channels of each"

@@ -15,7 +15,7 @@ from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.depthwise._depthwise_tile import Tile
 from whet.tactics.cuda.depthwise.depthwise import tile_from
 from whet.tactics.cuda.depthwise.qdepthwise_dot import _constants, pack_taps, words_of
-from whet.tactics.cuda.quantized._quantized import conv_shape_of, ending_of, parts_of
+from whet.tactics.cuda.quantized._quantized import conv_shape_of, match_quantized_epilogue, parts_of
 
 TACTIC = next(t for t in tactics_of("cuda") if t.name == "cuda/qdepthwise_dot")
 _rng = np.random.default_rng(4)
@@ -86,7 +86,7 @@ def test_instances_compile_without_spills(shape):
     s = conv_shape_of(parts)
     for config in TACTIC.configs(layer, signature, HOPPER)[:2]:
         tile = tile_from(config, s, 1)
-        text = source("depthwise_dot.cu", _constants(parts, ending_of(parts), s, tile, signature))
+        text = source("depthwise_dot.cu", _constants(parts, match_quantized_epilogue(parts), s, tile, signature))
         assert compile_cubin(text, name="depthwise_dot.cu", arch="sm_90a").startswith(b"\x7fELF")
 
 

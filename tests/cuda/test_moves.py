@@ -167,7 +167,7 @@ def test_every_config_gives_what_the_reference_does(gpu):
             (got,), fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got, reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
             seen.add(kernel.implementation)
-    assert {"own moves by 4 rows together", "own moves by 8 rows together"} <= seen
+    assert {"moves by 4 rows together", "moves by 8 rows together"} <= seen
 
 
 @pytest.mark.gpu

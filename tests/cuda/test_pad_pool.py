@@ -17,9 +17,9 @@ from whet.ops import OPS, Sample, sample_layer
 from whet.ops.pad import amounts
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.move import pad as pad
-from whet.tactics.cuda.move.pad import OwnPad
+from whet.tactics.cuda.move.pad import Pad
 from whet.tactics.cuda.pool import pool_generic
-from whet.tactics.cuda.pool.pool_generic import OwnPoolAny
+from whet.tactics.cuda.pool.pool_generic import PoolGeneric
 
 MODES = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
 
@@ -89,8 +89,8 @@ def test_machine_code(name, constants, tmp_path):
 
 def test_refusals_say_why():
     _, around, _ = sample_layer("Pad", Sample(["f32[3,4]", np.array([0, -2, 0, 3])], {"mode": "wrap"}))
-    assert "goes around once" in OwnPad().refuses(around, OwnPad().signatures(around, HOPPER)[0], HOPPER)
+    assert "goes around once" in Pad().refuses(around, Pad().signatures(around, HOPPER)[0], HOPPER)
     _, flat, _ = sample_layer("Pad", Sample(["f32[1,1,1,1,1,1,2]"], {"pads": (0,) * 13 + (1,)}))
-    assert "six axes" in OwnPad().why_not(flat) or "6 axes" in OwnPad().why_not(flat)
+    assert "six axes" in Pad().why_not(flat) or "6 axes" in Pad().why_not(flat)
     _, norm, _ = sample_layer("Softmax", OPS["Softmax"].samples[0])
-    assert "Softmax" in OwnPoolAny().why_not(norm)
+    assert "Softmax" in PoolGeneric().why_not(norm)

@@ -17,7 +17,7 @@ from whet.composites.pool_chain import POOL_CHAIN, pool_chain_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import OPS, run_network, sample_layer
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.pool.pool_chain import OwnPoolChain, _constants
+from whet.tactics.cuda.pool.pool_chain import PoolChain, _constants
 
 HOPPER = CompileOnlyGpu()
 
@@ -42,7 +42,7 @@ def as_the_kernel(x, constants):
 @pytest.mark.parametrize("sample", POOL_CHAIN.samples, ids=lambda s: s.inputs[0])
 def test_rows_then_columns_give_the_reference(sample):
     network, layer, _ = sample_layer("Fused", sample)
-    t = OwnPoolChain()
+    t = PoolChain()
     (signature,) = [s for s in t.signatures(layer, HOPPER) if s.outputs[0].dtype.name in ("f16", "i8", "u8")]
     assert t.refuses(layer, signature, HOPPER) is None
     assert t.plan(layer, signature, (), HOPPER).rtol == 0
@@ -52,7 +52,7 @@ def test_rows_then_columns_give_the_reference(sample):
 
 
 def test_large_images_and_odd_channels_are_refused():
-    t = OwnPoolChain()
+    t = PoolChain()
     old = CompileOnlyGpu("sm_86")
     cases = (
         ("f32[1,12,8,8]", HOPPER, "12 channels"),

@@ -12,7 +12,17 @@ from whet.network.types import I8, U8
 from whet.ops import sample_layer
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda.conv._conv import pack_weights8
-from whet.tactics.cuda.quantized._quantized import Output, conv_shape_of, count_classes, ending_of, factors, folded, folds, has_border, parts_of
+from whet.tactics.cuda.quantized._quantized import (
+    Output,
+    conv_shape_of,
+    count_classes,
+    factors,
+    folded,
+    folds,
+    has_border,
+    match_quantized_epilogue,
+    parts_of,
+)
 from whet.tactics.cuda.quantized.qconv import pairs
 
 _rng = np.random.default_rng(11)
@@ -54,7 +64,7 @@ def test_rows_of_weights_give_each_lane_neighbouring_channels():
 @pytest.mark.parametrize(("pads", "strides"), [((1, 1, 1, 1), (1, 1)), ((2, 0, 1, 1), (2, 1)), ((0, 0, 0, 0), (1, 2))])
 def test_biases_take_the_zero_point_back_where_padding_is_the_integer_0(zero, pads, strides):
     _net, parts, w, bias = quantized_conv(zero, None, None, "i8", 0, pads=pads, strides=strides)
-    s, made = conv_shape_of(parts), ending_of(parts)
+    s, made = conv_shape_of(parts), match_quantized_epilogue(parts)
     found = factors(parts, made, w, s, parts.view.inputs[parts.place(parts.head.inputs[2])])
     assert found.border == has_border(parts, s) == (zero > 0 and any(pads))
     assert len(found.bias) == (count_classes(s) if found.border else 1)
@@ -80,7 +90,7 @@ def test_biases_take_the_zero_point_back_where_padding_is_the_integer_0(zero, pa
 )
 def test_folded_limits_are_those_of_the_clip_and_of_the_integers(low, high, stored, zero):
     _net, parts, *_ = quantized_conv(0, low, high, stored, zero, pads=(1, 1, 1, 1))
-    made = ending_of(parts)
+    made = match_quantized_epilogue(parts)
     assert folds(made, stored)
     per, shift, out, _ = folded(Output.of(parts, made), made, stored)
     real = np.concatenate([_rng.uniform(-30, 30, 2000), [-1e6, 0, 1e6]])
@@ -97,7 +107,7 @@ def test_folded_limits_are_those_of_the_clip_and_of_the_integers(low, high, stor
 @pytest.mark.parametrize("silu", ["alone", "before", "behind"])
 def test_silu_in_parts_of_the_range(silu, stored, zero):
     _net, parts, *_ = quantized_conv(0, None, None, stored, zero, silu, pads=(1, 1, 1, 1))
-    made = ending_of(parts)
+    made = match_quantized_epilogue(parts)
     assert folds(made, stored)
     per, shift, out, finish = folded(Output.of(parts, made), made, stored)
     real, added = np.concatenate([_rng.uniform(-30, 30, 2000), [-1e4, 0, 1e4]]), _rng.integers(0, 256, 2003)

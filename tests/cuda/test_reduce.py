@@ -7,7 +7,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet.ops import Sample, sample_layer
-from whet.tactics.cuda.norm.reduce import _OPS, OwnReduce, _by_eights, _walks
+from whet.tactics.cuda.norm.reduce import _OPS, Reduce, _by_eights, _walks
 
 #: shape, axes, which walk goes by eights: 1 the reduced elements, 2 the results, 0 neither
 CASES = [
@@ -36,7 +36,7 @@ def test_walks_reach_every_element_of_a_result_once(shape, axes, wide):
     got = x.reshape(-1)[results[:, None] + elements].sum(1, dtype=np.float64)
     np.testing.assert_allclose(got, reference(layer, [x, np.array(axes)])[0].reshape(-1), rtol=1e-4, atol=1e-4)
     assert len(np.unique(results[:, None] + elements)) == x.size
-    tactic = OwnReduce()
+    tactic = Reduce()
     plan = tactic.plan(layer, tactic.signatures(layer, HOPPER)[0], (), HOPPER)
     assert ("eights" in plan.implementation) == (wide > 0)
 

@@ -13,7 +13,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network.types import BF16
 from whet.ops import OPS, Sample, sample_layer
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.move.resize import OwnResize, resampled
+from whet.tactics.cuda.move.resize import Resize, resampled
 
 FLOATS = [s for s in OPS["Resize"].samples if not str(s.inputs[0]).startswith(("u8", "extreme"))]
 
@@ -37,12 +37,12 @@ def test_tables_say_what_the_op_means(sample):
 def test_all_float_samples_have_a_kernel():
     for sample in FLOATS:
         _, layer, _ = sample_layer("Resize", sample)
-        tactic = OwnResize()
+        tactic = Resize()
         assert any(tactic.refuses(layer, s, HOPPER) is None for s in tactic.signatures(layer, HOPPER)), sample
 
 
 def test_refusals_say_why():
-    tactic = OwnResize()
+    tactic = Resize()
     _, cube, _ = sample_layer("Resize", Sample(["f32[1,2,4,4,4]"], {"scales": (1.0, 1.0, 2.0, 2.0, 2.0), "mode": "linear"}))
     assert "two neighbours" in tactic.refuses(cube, tactic.signatures(cube, HOPPER)[0], HOPPER)
     _, channels, _ = sample_layer("Resize", Sample(["f32[1,2,4,4]"], {"scales": (1.0, 2.0, 2.0, 1.0), "mode": "linear"}))

@@ -19,7 +19,7 @@ from whet.network import F8E4M3
 from whet.ops import OPS
 from whet.ops._base import Sample
 from whet.tactics import PlanRefused, get_tactic, tactics_of
-from whet.tactics.cuda.conv._conv import NONE, ConvShape, Finish
+from whet.tactics.cuda.conv._conv import NONE, ConvShape, PostOps
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._launch import Types, pack_sparse, padded_rows, sparse_constants
 from whet.tactics.cuda.sparse._tile import SHARED_LIMIT, SparseTile, candidate_tiles
@@ -40,14 +40,14 @@ LARGE = {
     "gemm i8": qgemm("i8[2000,1040]", -3, 528, (0.03, 4, "i8")),
 }
 TEXTS = [
-    (SparseTile(2, 2, 192, 4, 2), Types("f16", "f16"), False, Finish(NONE)),
-    (SparseTile(2, 1, 256, 3, 2), Types("bf16", "bf16"), True, Finish(NONE, 1)),
-    (SparseTile(2, 1, 128, 3, 2, 2), Types("f16", "f16"), True, Finish(("silu", 0.0, 0.0), 2)),
-    (SparseTile(1, 1, 32, 6), Types("f16", "f16"), False, Finish(("gelu", 0.0, 0.0))),
-    (SparseTile(2, 2, 192, 3, 2), Types("u8", "u8", "u8", True), True, Finish(NONE, 1)),
-    (SparseTile(2, 1, 128, 6), Types("i8", "i8", "", True), False, Finish(("silu", 0.0, 0.0))),
-    (SparseTile(2, 1, 256, 4, 2), Types("f8e4m3", "f8e4m3", "", True), False, Finish(NONE)),
-    (SparseTile(4, 1, 128, 4), Types("i8", "f16"), True, Finish(NONE)),
+    (SparseTile(2, 2, 192, 4, 2), Types("f16", "f16"), False, PostOps(NONE)),
+    (SparseTile(2, 1, 256, 3, 2), Types("bf16", "bf16"), True, PostOps(NONE, 1)),
+    (SparseTile(2, 1, 128, 3, 2, 2), Types("f16", "f16"), True, PostOps(("silu", 0.0, 0.0), 2)),
+    (SparseTile(1, 1, 32, 6), Types("f16", "f16"), False, PostOps(("gelu", 0.0, 0.0))),
+    (SparseTile(2, 2, 192, 3, 2), Types("u8", "u8", "u8", True), True, PostOps(NONE, 1)),
+    (SparseTile(2, 1, 128, 6), Types("i8", "i8", "", True), False, PostOps(("silu", 0.0, 0.0))),
+    (SparseTile(2, 1, 256, 4, 2), Types("f8e4m3", "f8e4m3", "", True), False, PostOps(NONE)),
+    (SparseTile(4, 1, 128, 4), Types("i8", "f16"), True, PostOps(NONE)),
 ]
 
 

@@ -43,7 +43,7 @@ def test_weights_stand_where_the_inputs_are_read(bk):
 
 
 def undealt(rows):
-    """Rows as they were before they were dealt out in 16s."""
+    """Rows as they were before they were permuted in 16s."""
     return rows.reshape(-1, 2, 4, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 

@@ -21,11 +21,11 @@ def test_right():
 def test_wrong():
     assert 1 == 2, "not these"
 
-def test_elsewhere():
+def test_other_device():
     pytest.skip("no such GPU")
 
 def test_long():
-    while "test_elsewhere\\", \\"phase\\": \\"teardown" not in open(os.environ["LOG"]).read():
+    while "test_other_device\\", \\"phase\\": \\"teardown" not in open(os.environ["LOG"]).read():
         time.sleep(0.05)
     if "STOP" in os.environ:
         os.kill(int(os.environ["STOP"]), signal.SIGTERM)

@@ -14,12 +14,15 @@ MAX_SHARED = 227 * 1024  # bytes available to a block on Hopper
 
 
 class Module:
-    """A loaded cubin. `kernel(name)` returns its functions; each of them keeps the module alive."""
+    """A loaded cubin. `kernel(name)` returns its functions; each of them keeps the module alive.
+
+    Without a GPU bound to the thread nothing is loaded: launches can be planned and their kernels compiled, but not run.
+    """
 
     def __init__(self, code: bytes) -> None:
         self._code = code
         self._device = current()
-        self.handle = ok(cu().cuModuleLoadData(code))
+        self.handle = None if self._device is None else ok(cu().cuModuleLoadData(code))
 
     def kernel(self, name: str, shared: int = 0) -> Kernel:
         """The function `name`, allowed to use `shared` bytes of dynamic shared memory."""
@@ -36,14 +39,19 @@ class Kernel:
     """One function of a module."""
 
     def __init__(self, module: Module, name: str, shared: int) -> None:
-        driver = cu()
         self.module, self.name, self.shared = module, name, shared
+        self.handle: Any = None
+        if module.handle is None:
+            return
+        driver = cu()
         self.handle = ok(driver.cuModuleGetFunction(module.handle, name.encode()))
         if shared > 48 * 1024:
             ok(driver.cuFuncSetAttribute(self.handle, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared))
 
     def allow_wide_clusters(self) -> None:
         """Permits clusters of 16 blocks (non-portable size, available on Hopper)."""
+        if self.handle is None:
+            return
         number = cu().CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
         ok(cu().cuFuncSetAttribute(self.handle, number, 1))
 

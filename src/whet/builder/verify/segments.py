@@ -17,7 +17,7 @@ from whet.network import F32, Layer, Network, Tensor
 
 _SHORTEST = 4  # layers between two cuts
 _FEW = 0.5  # share of a network's segments that differ: below it they are its own alone, above it others like it follow, and they are kept
-_MOST_BYTES = 512 << 20  # of values between segments that are kept
+CACHE_BYTES = 512 << 20  # of values between segments that are kept
 Values = Mapping[str, np.ndarray]
 
 
@@ -33,11 +33,12 @@ class _Segment:
 class SegmentedRuns:
     """`run_of` (see precision.sensitivity) for `net` and networks derived from it that keep its tensors' names.
 
-    Of others, of single tensors, and of networks that no cut divides it makes an EngineRun, which gives the same numbers up to roundings
-    in the order of sums. Values between segments are remembered for `samples` alone, which must not change; other inputs run from the beginning.
+    For other networks, for single tensors, and for networks without cuts it makes an EngineRun, which gives the same values up to rounding in
+    the order of additions. Values between segments are cached for `samples` only, which must not change, in at most `cache_bytes`.
     """
 
-    def __init__(self, net: Network, samples: Iterable[Values] = ()):
+    def __init__(self, net: Network, samples: Iterable[Values] = (), cache_bytes: int = CACHE_BYTES):
+        self.cache_bytes = cache_bytes
         self.outputs = [t.name for t in net.outputs]
         self.cuts = _cuts(net)
         self.own = _segments(net, self.cuts, self.outputs) or []
@@ -69,7 +70,7 @@ class SegmentedRuns:
     def keep(self, feeds: Values, cut: int, values: Mapping[str, np.ndarray]) -> None:
         """Caches the tensors that cross a cut for a sample, if those of earlier cuts are cached and there is room."""
         size, before = sum(a.nbytes for a in values.values()), self._known.get(id(feeds))
-        if before is not None and len(before) == cut and self._bytes + size <= _MOST_BYTES:
+        if before is not None and len(before) == cut and self._bytes + size <= self.cache_bytes:
             self._bytes += size
             before.append(dict(values))
 

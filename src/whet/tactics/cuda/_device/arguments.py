@@ -125,8 +125,11 @@ class Arguments(Fields):
     kernel_file: ClassVar[str] = ""
     struct_name: ClassVar[str] = ""
 
-    def __init_subclass__(cls, kernel: str = "", struct: str = "Args", **rest: Any) -> None:
+    def __init_subclass__(cls, kernel: str = "", struct: str = "Args", text: str = "", **rest: Any) -> None:
+        """`text` is that of the kernel where it has no file of its own."""
         super().__init_subclass__(**rest)
+        if text:
+            KERNEL_TEXTS[kernel] = text
         if kernel:
             cls.kernel_file, cls.struct_name = kernel, struct
             described = STRUCTURES.setdefault(kernel, {})
@@ -185,6 +188,8 @@ class Arguments(Fields):
 
 STRUCTURES: dict[str, dict[str, type[Arguments]]] = {}
 """Descriptions by kernel file and name of the structure."""
+KERNEL_TEXTS: dict[str, str] = {}
+"""Kernels whose text is in the module of their tactic, by name."""
 
 
 def c_structs(kernel: str) -> str:

@@ -46,11 +46,11 @@ template <int KIND> DEV float activate(float x, Act p) {
 // Two numbers that become 16-bit ones. SiLU as half of x * (1 + tanh(x / 2)): one special function instead of two (16 a clock and multiprocessor, the narrow place
 // of SiLU). The instruction's tanh is off by at most 2^-11 of itself, so a result by 2^-12 of x: no more than rounding x to 16 bits.
 DEV float silu_of_half(float x) { float t; asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(x)); return fmaf(x, t, x); }
-// With HALF the two are half of what they stand for, which the host has made of weights and biases: a multiplication less.
-template <int KIND, bool HALF = false> DEV void activate_two(float& x, float& y, Act p) {
+// With FLOAT16_TYPES the two are half of what they stand for, which the host has made of weights and biases: a multiplication less.
+template <int KIND, bool FLOAT16_TYPES = false> DEV void activate_two(float& x, float& y, Act p) {
     if (KIND == 1) {
-        x = silu_of_half(HALF ? x : x * .5f);
-        y = silu_of_half(HALF ? y : y * .5f);
+        x = silu_of_half(FLOAT16_TYPES ? x : x * .5f);
+        y = silu_of_half(FLOAT16_TYPES ? y : y * .5f);
         return;
     }
     x = activate<KIND>(x, p);
@@ -134,7 +134,7 @@ DEV void store_remote4(u32 a, float x, float y, float z, float w, u32 bar) {  //
 }
 
 // Four lanes hold parts 0..3 of items v[0..3]; afterwards lane q holds all parts of item q. Its own inverse.
-DEV void turn_quad(u32 (&v)[4], int lane) {
+DEV void transpose_quad(u32 (&v)[4], int lane) {
     const bool odd = lane & 1, high = lane & 2;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {

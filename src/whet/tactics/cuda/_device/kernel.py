@@ -18,12 +18,12 @@ from whet.tactics._base import Args, Operand, Packed, Signature, Stream, stored_
 from whet.tactics._fused import Post
 from whet.tactics.cuda._device.arguments import Arguments
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
-from whet.tactics.cuda.conv._conv import NONE, Activation, Finish
+from whet.tactics.cuda.conv._conv import NONE, Activation, PostOps
 
-#: relative error of one layer: rounding of weights and results to the storage type, f32 sums in between
+#: relative error of one layer: rounding of weights and results to the storage type, f32 accumulators in between
 RTOL = {"f32": 1e-5, "f16": 2e-3, "bf16": 1.5e-2}
 TYPE = {"f32": 0, "f16": 1, "bf16": 2}  # numbers as in vector.cuh
-HALF = (F16, BF16)
+FLOAT16_TYPES = (F16, BF16)
 
 
 class GpuKernel:
@@ -136,16 +136,16 @@ def activation_of(post: Post) -> Activation | None:
     return None
 
 
-__all__ = ["ACTIVATIONS", "HALF", "RTOL", "TYPE", "Ending", "GpuKernel"]
+__all__ = ["ACTIVATIONS", "FLOAT16_TYPES", "RTOL", "TYPE", "Epilogue", "GpuKernel"]
 
 
-class Ending:
+class Epilogue:
     """A fused layer's epilogue: constant biases to add, one residual input, one activation."""
 
     def __init__(self) -> None:
         self.biases: list[Tensor] = []
         self.residual: int | None = None
-        self.finish = Finish(NONE)
+        self.finish = PostOps(NONE)
 
     @property
     def key(self) -> str:
@@ -161,11 +161,11 @@ class Ending:
         return total
 
 
-def ending(layer: Layer, posts: Sequence[Post] | None, channel_axis: int = 1) -> Ending | str:
-    """The epilogue as an Ending, or why it cannot be one."""
+def match_epilogue(layer: Layer, posts: Sequence[Post] | None, channel_axis: int = 1) -> Epilogue | str:
+    """The epilogue as an Epilogue, or why it cannot be one."""
     if posts is None:
         return "what is fused to it is not a chain"
-    out, made, activated = static_shape(layer.outputs[0].shape), Ending(), False
+    out, made, activated = static_shape(layer.outputs[0].shape), Epilogue(), False
     for post in posts:
         if post.other is None:
             kind = activation_of(post)
@@ -173,7 +173,7 @@ def ending(layer: Layer, posts: Sequence[Post] | None, channel_axis: int = 1) ->
                 return f"the kernel has no {post.op}"
             if activated:
                 return "two activations in one epilogue"
-            made.finish, activated = Finish(kind, made.finish.residual), True
+            made.finish, activated = PostOps(kind, made.finish.residual), True
             continue
         other = post.other_tensor
         if post.op != "Add" or other is None:
@@ -188,7 +188,7 @@ def ending(layer: Layer, posts: Sequence[Post] | None, channel_axis: int = 1) ->
             return f"an Add of {list(shape)} is no single residual of {list(out)}"
         else:
             made.residual = post.other
-            made.finish = Finish(made.finish.activation, 2 if activated else 1)
+            made.finish = PostOps(made.finish.activation, 2 if activated else 1)
     return made
 
 
@@ -197,7 +197,7 @@ def packed_array(key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Packe
     return Packed(key, nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8))
 
 
-def float_types(tensors: Sequence[Tensor | None], kinds: Sequence[DType] = (*HALF, F32)) -> list[DType]:
+def float_types(tensors: Sequence[Tensor | None], kinds: Sequence[DType] = (*FLOAT16_TYPES, F32)) -> list[DType]:
     """Storage types to offer for float tensors: those of `kinds` for f32 ones, else their own."""
     own = {t.dtype for t in tensors if t is not None}
     if own <= {F32}:

@@ -6,7 +6,7 @@ from whet.network import Layer
 from whet.tactics._base import Tactic
 
 
-class PlainTactic(Tactic):
+class UnfusedTactic(Tactic):
     """A tactic for layers as they are; `constants` names what the inputs after the first are, for people."""
 
     constants = ""

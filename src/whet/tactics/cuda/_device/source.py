@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from whet.tactics.cuda._device.arguments import c_structs
+from whet.tactics.cuda._device.arguments import KERNEL_TEXTS, c_structs
 
 FAMILIES = Path(__file__).parent.parent  # kernel texts lie beside the tactics that launch them
 ACTIVATIONS = {
@@ -26,18 +26,18 @@ ACTIVATIONS = {
 
 
 EIGHT_BITS = {3: "s32.s8.s8", 4: "s32.u8.s8", 5: "f32.e4m3.e4m3"}  # types of sum, input and weights by number
-TALL_WEIGHTS = {3: "s32.s8.s8", 4: "s32.s8.u8"}  # the same where weights are the tall operand, the first of both
+WEIGHTS_AS_A = {3: "s32.s8.s8", 4: "s32.s8.u8"}  # the same where weights are the tall operand, the first of both
 
 
-def wgmma(columns: int, bf16: bool, in8: int = 0, tall_weights: bool = False) -> str:
+def wgmma(columns: int, bf16: bool, in8: int = 0, weights_as_a: bool = False) -> str:
     """Device functions for acc[64 x columns] (+)= A x B over 32 bytes of K: `wgmma` with A in shared memory, `wgmma_registers`.
 
-    `in8`: operands of 8 bits (EIGHT_BITS; `tall_weights`: A are the weights).
+    `in8`: operands of 8 bits (EIGHT_BITS; `weights_as_a`: A are the weights).
     """
     if in8:
-        return _wgmma8(columns, in8, (TALL_WEIGHTS if tall_weights else EIGHT_BITS)[in8])
+        return _wgmma8(columns, in8, (WEIGHTS_AS_A if weights_as_a else EIGHT_BITS)[in8])
     count, kind = columns // 2, "bf16" if bf16 else "f16"
-    sums = ", ".join(f"%{i}" for i in range(count))
+    accumulators = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
 
     def function(name: str, parameter: str, given: int, a: str, inputs: str, flags: str) -> str:
@@ -46,7 +46,7 @@ def wgmma(columns: int, bf16: bool, in8: int = 0, tall_weights: bool = False) ->
             f"DEV void {name}(float (&d)[{count}], {parameter}, u64 b, int add) {{\n"
             f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
             f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "\n'
-            f'                 "{{{sums}}}, {a}, %{at}, p, {flags}; }}"\n'
+            f'                 "{{{accumulators}}}, {a}, %{at}, p, {flags}; }}"\n'
             f'                 : {operands} : {inputs}, "l"(b), "r"(add));\n}}\n'
         )
 
@@ -57,17 +57,17 @@ def wgmma(columns: int, bf16: bool, in8: int = 0, tall_weights: bool = False) ->
     )
 
 
-def wgmma_turned(columns: int, bf16: bool) -> str:
-    """The device function `wgmma_turned` for acc[64 x columns] (+)= A x B over 16 numbers, A in registers, rows of B along its columns."""
+def wgmma_transposed(columns: int, bf16: bool) -> str:
+    """The device function `wgmma_transposed` for acc[64 x columns] (+)= A x B over 16 numbers, A in registers, rows of B along its columns."""
     name = "wgmma_registers"
     text = wgmma(columns, bf16)
-    return text[text.index(f"DEV void {name}(") :].replace(name, "wgmma_turned").replace("p, 1, 1, 0;", "p, 1, 1, 1;")
+    return text[text.index(f"DEV void {name}(") :].replace(name, "wgmma_transposed").replace("p, 1, 1, 0;", "p, 1, 1, 1;")
 
 
 def wgmma_tf32(columns: int) -> str:
     """Device functions for acc[64 x columns] (+)= A x B over 8 numbers of TF32: `wgmma` with A in shared memory, `wgmma_registers`."""
     count = columns // 2
-    sums = ", ".join(f"%{i}" for i in range(count))
+    accumulators = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
 
     def function(name: str, parameter: str, given: int, a: str, inputs: str) -> str:
@@ -76,7 +76,7 @@ def wgmma_tf32(columns: int) -> str:
             f"DEV void {name}(float (&d)[{count}], {parameter}, u64 b, int add) {{\n"
             f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
             f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 "\n'
-            f'                 "{{{sums}}}, {a}, %{at}, p, 1, 1; }}"\n'
+            f'                 "{{{accumulators}}}, {a}, %{at}, p, 1, 1; }}"\n'
             f'                 : {operands} : {inputs}, "l"(b), "r"(add));\n}}\n'
         )
 
@@ -87,7 +87,7 @@ def wgmma_tf32(columns: int) -> str:
 
 def _wgmma8(columns: int, in8: int, types: str) -> str:
     count, number = columns // 2, "f" if in8 == 5 else "r"
-    sums = ", ".join(f"%{i}" for i in range(count))
+    accumulators = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+{number}"(d[{i}])' for i in range(count))
     flags = ", 1, 1" if in8 == 5 else ""
 
@@ -97,7 +97,7 @@ def _wgmma8(columns: int, in8: int, types: str) -> str:
             f"DEV void {name}({'float' if in8 == 5 else 'int'} (&d)[{count}], {parameter}, u64 b, int add) {{\n"
             f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
             f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k32.{types} "\n'
-            f'                 "{{{sums}}}, {a}, %{at}, p{flags}; }}"\n'
+            f'                 "{{{accumulators}}}, {a}, %{at}, p{flags}; }}"\n'
             f'                 : {operands} : {inputs}, "l"(b), "r"(add));\n}}\n'
         )
 
@@ -114,7 +114,7 @@ def kernel_paths() -> dict[str, Path]:
 
 @functools.cache
 def _file(name: str) -> str:
-    return kernel_paths()[name].read_text()
+    return KERNEL_TEXTS[name] if name in KERNEL_TEXTS else kernel_paths()[name].read_text()
 
 
 def source(name: str, constants: Mapping[str, int]) -> str:
@@ -125,10 +125,10 @@ def source(name: str, constants: Mapping[str, int]) -> str:
     if '#include "wgmma"' in text:
         columns, tf32 = constants["BN"], "TERMS" in constants
         widths = {columns, constants.get("BN2", columns)}  # of a second product in the same kernel
-        bf16, in8, tall = bool(constants.get("BF16", 0)), constants.get("IN8", 0), bool(constants.get("TALL_WEIGHTS", 0))
+        bf16, in8, tall = bool(constants.get("BF16", 0)), constants.get("IN8", 0), bool(constants.get("WEIGHTS_AS_A", 0))
         products = wgmma_tf32(columns) if tf32 else "".join(wgmma(n, bf16, in8, tall) for n in sorted(widths))
         text = text.replace('#include "wgmma"', products)
-    if '#include "wgmma_turned"' in text:
-        text = text.replace('#include "wgmma_turned"', wgmma_turned(constants["D"], bool(constants.get("BF16", 0))))
+    if '#include "wgmma_transposed"' in text:
+        text = text.replace('#include "wgmma_transposed"', wgmma_transposed(constants["D"], bool(constants.get("BF16", 0))))
     text = re.sub(r'#include "(\w+\.cuh)"', lambda found: _file(found.group(1)), text)
     return "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text

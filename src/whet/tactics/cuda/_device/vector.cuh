@@ -1,4 +1,4 @@
-// Eight elements of any type as float registers: 16-byte accesses for 16-bit types, two for f32, 8 bytes for integers.
+// EightBitTypes elements of any type as float registers: 16-byte accesses for 16-bit types, two for f32, 8 bytes for integers.
 // Types: 0 f32, 1 f16, 2 bf16, 3 i8, 4 u8, 5 f8e4m3. Integers are rounded (ties to even) and saturated when stored.
 template <int KIND> struct Element { static constexpr int BYTES = KIND == 0 ? 4 : KIND >= 3 ? 1 : 2; };
 struct Vec8 { float v[8]; };
@@ -93,7 +93,7 @@ template <int KIND> DEV Vec8 load8(const u8* base, long long element) {
     }
     return r;
 }
-// Eight elements as they lie, or `fill` in every 32-bit word: several loads can be on their way before the first is unpacked.
+// EightBitTypes elements as they lie, or `fill` in every 32-bit word: several loads can be on their way before the first is unpacked.
 template <int KIND> struct Raw { uint4 a, b; };
 template <int KIND> DEV Raw<KIND> load_raw(const u8* base, long long element, bool inside, u32 fill = 0) {
     Raw<KIND> r;

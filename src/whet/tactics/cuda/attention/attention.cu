@@ -1,9 +1,9 @@
-// Attention of one head: out = softmax(scale * q @ k^T + mask) @ v, sums and softmax in f32, scores never leave the registers (Dao et al. 2022).
+// Attention of one head: out = softmax(scale * q @ k^T + mask) @ v, accumulators and softmax in f32, scores never leave the registers (Dao et al. 2022).
 // A block has WR * MI * 16 rows of q and WR * WK warps. Keys and values come by asynchronous copies in chunks of KC * WK, the next while these are multiplied;
 // warp (r, w) works on MI * 16 rows and the w-th KC keys of each chunk, with its own maximum and sum; the WK parts of a row are put together at the end.
 // Two times sixteen rows a warp (MI 2) read keys and values from shared memory once for both, which is what bounds long sequences.
-// q, k, v and out are read and written where they lie: rows of D elements with strides for batch, head and row. TURNED: k lies as [D][keys].
-// Constants: TYPE (1 f16, 2 bf16), BF16, D, KC, WR, WK, MI, STAGES, TURNED, MASK (-1 none and a scale above 0, 0 f32, TYPE: its type),
+// q, k, v and out are read and written where they lie: rows of D elements with strides for batch, head and row. TRANSPOSED: k lies as [D][keys].
+// Constants: TYPE (1 f16, 2 bf16), BF16, D, KC, WR, WK, MI, STAGES, TRANSPOSED, MASK (-1 none and a scale above 0, 0 f32, TYPE: its type),
 // SAME (rows have one mask).
 #include "common.cuh"
 #include "vector.cuh"
@@ -15,7 +15,7 @@ struct Place { long long batch, head, row; };   // strides in elements
 
 constexpr int CHUNK = KC * WK, WARPS = WR * WK, THREADS = WARPS * 32;
 constexpr int PITCH = D + 8;                                    // elements: rows shifted against each other, so that eight rows meet no bank twice
-constexpr int K_ROWS = TURNED ? D : CHUNK, K_LONG = TURNED ? CHUNK : D, K_PITCH = K_LONG + 8;
+constexpr int K_ROWS = TRANSPOSED ? D : CHUNK, K_LONG = TRANSPOSED ? CHUNK : D, K_PITCH = K_LONG + 8;
 constexpr int K_BYTES = K_ROWS * K_PITCH * 2, V_BYTES = CHUNK * PITCH * 2, STAGE_BYTES = K_BYTES + V_BYTES;
 constexpr int TILES = KC / 8, OUT = D / 8;                      // of eight keys, of eight elements
 #define INFINITY_F __uint_as_float(0x7f800000)
@@ -56,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
 #pragma unroll
         for (int i = t; i < K_ROWS * K_LONG / 8; i += THREADS) {
             const int row = i / (K_LONG / 8), column = i % (K_LONG / 8) * 8;
-            const bool inside = key0 + (TURNED ? column : row) < p.keys;
-            ask16(at + (row * K_PITCH + column) * 2, inside ? k + (TURNED ? row : key0 + row) * p.k_at.row + (TURNED ? key0 : 0) + column : k, inside);
+            const bool inside = key0 + (TRANSPOSED ? column : row) < p.keys;
+            ask16(at + (row * K_PITCH + column) * 2, inside ? k + (TRANSPOSED ? row : key0 + row) * p.k_at.row + (TRANSPOSED ? key0 : 0) + column : k, inside);
         }
 #pragma unroll
         for (int i = t; i < CHUNK * OUT; i += THREADS) {
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
 #pragma unroll
                 for (int j = 0; j < TILES; j += 2) {
                     u32 b[4];
-                    if (TURNED) matrices(b, keys_at + ((i * 16 + lane % 16) * K_PITCH + first + j * 8 + lane / 16 * 8) * 2, true);
+                    if (TRANSPOSED) matrices(b, keys_at + ((i * 16 + lane % 16) * K_PITCH + first + j * 8 + lane / 16 * 8) * 2, true);
                     else matrices(b, keys_at + ((first + j * 8 + lane / 16 * 8 + lane % 8) * K_PITCH + i * 16 + lane / 8 % 2 * 8) * 2, false);
 #pragma unroll
                     for (int m = 0; m < MI; ++m) { multiply(s[m][j], rows[m][i], b[0], b[1]); multiply(s[m][j + 1], rows[m][i], b[2], b[3]); }
@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
                 y[e] = pack(v[0] * by, v[1] * by);
             }
             if (j + 4 <= OUT) {   // a lane of a quad gets eight elements
-                turn_quad(y, lane);
+                transpose_quad(y, lane);
                 if (row < p.rows) *reinterpret_cast<uint4*>(to + (j + lane % 4) * 8) = make_uint4(y[0], y[1], y[2], y[3]);
             } else if (row < p.rows)
 #pragma unroll

@@ -70,18 +70,18 @@ class View:
 
 
 @dataclass(frozen=True)
-class Finish:
+class PostOps:
     """What happens to a sum before it is stored: a residual (0 none, 1 before, 2 after the activation), then the activation."""
 
     activation: Activation = NONE
     residual: int = 0
 
 
-AS_SUMMED = Finish()
+NO_POST_OPS = PostOps()
 
 
 @dataclass(frozen=True)
-class Eight:
+class EightBitTypes:
     """Types of a product of 8-bit numbers: input and weights, result, residual ("" none), and whether the bias depends on the pixel."""
 
     source: str  # "i8" or "u8" by i8, or "f8e4m3" by itself
@@ -140,7 +140,7 @@ class Between(Fields):
 
 
 @dataclass(frozen=True)
-class Second:
+class SecondInput:
     """A second convolution whose result is added before the activation: 1x1, no padding, to the same output."""
 
     shape: ConvShape
@@ -149,12 +149,12 @@ class Second:
 
     @staticmethod
     def kind(shape: ConvShape) -> int:
-        """PAIR of conv.cu for such a shape."""
+        """SECOND_INPUT of conv.cu for such a shape."""
         return 1 if shape.plain else 2
 
 
 @dataclass(frozen=True)
-class Fork:
+class SecondOutput:
     """A second result: output channels from `at` on go to `out`."""
 
     at: int
@@ -162,7 +162,7 @@ class Fork:
 
     @staticmethod
     def panel(at: int, config: ConvConfig) -> int:
-        """FORK of conv.cu: channels of a panel that belongs to one result, or 0 where none divides a tile."""
+        """DUAL_OUTPUT of conv.cu: channels of a panel that belongs to one result, or 0 where none divides a tile."""
         return next((w for w in (64, 32, 16) if at % w == 0 and config.bn % w == 0), 0)
 
 
@@ -181,15 +181,15 @@ def refuses(shape: ConvShape, odd: bool = False, size: int = 2) -> str | None:
 
 
 def pack_weights8(weights: np.ndarray, bk: int) -> np.ndarray:
-    """As pack_weights for elements of one byte; rows dealt out (`dealt_rows`)."""
+    """As pack_weights for elements of one byte; rows permuted (`permute_rows`)."""
     k = weights.shape[0]
     plain = pack_weights(weights, bk, weights.dtype)
     out = np.zeros((-(-k // 32) * 32, *plain.shape[1:]), weights.dtype)
     out[:k] = plain
-    return dealt_rows(out)
+    return permute_rows(out)
 
 
-def dealt_rows(weights: np.ndarray) -> np.ndarray:
+def permute_rows(weights: np.ndarray) -> np.ndarray:
     """Rows (a multiple of 32) in another order, so that lane q of a quad, which sums columns 8j + 2q + e, has channels 8q + 2j + e of every 32."""
     parts = weights.reshape(-1, 4, 4, 2, *weights.shape[1:])
     return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(weights.shape)

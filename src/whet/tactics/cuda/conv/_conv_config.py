@@ -55,17 +55,27 @@ class ConvConfig:
         return 1024 + ring + extra + factors + (self.stages + self.halo) * 16 + self.wgs * self.outs * 8 + 16
 
     @property
+    def chains(self) -> int:
+        """Sets of accumulators: a product waits for the one before on the same set, so small tiles that are not staged have several.
+
+        Instances with a depthwise convolution in front or with two accumulators (`BETWEEN`) have one set whatever their tile.
+        """
+        staged = self.sk == 1 and not self.direct
+        if not staged and self.mi * self.bn <= 32 and self.row >= 128:
+            return 4
+        return 2 if not staged and self.mi * self.bn <= 64 and self.row >= 64 else 1
+
+    @property
     def registers(self) -> int:
         """An estimate of the registers a thread needs: accumulators and about 40 more."""
-        direct = self.sk > 1 or self.direct
-        chains = 4 if direct and self.mi * self.bn <= 32 and self.row >= 128 else 2 if direct and self.mi * self.bn <= 64 and self.row >= 64 else 1
+        direct, chains = self.sk > 1 or self.direct, self.chains
         if self.size == 1:
             return chains * self.mi * self.bn // 2 + (60 if direct else 40 + self.mi * self.bn // 16) + (self.mi * self.bn // 4 if self.direct else 0)
         return chains * self.mi * self.bn // 2 + (44 if direct else 38) + (self.bn // 4 + self.mi * self.bn // 4 if self.direct else 0)
 
     @property
     def register_limit(self) -> int:
-        """Registers a thread may have: warps are dealt out to four register files of 512 a lane, in eights."""
+        """Registers a thread may have: warps are distributed to four register files of 512 a lane, in eights."""
         warps = -(-self.threads // 32 * self.blocks // 4)
         return min(255, 512 // warps // 8 * 8)
 
@@ -79,6 +89,7 @@ class ConvConfig:
     def constants(self, *, im2col: bool, act: int, bf16: bool, out_f32: bool = False, odd: bool = False) -> dict[str, int]:
         """The macros that make the instance."""
         names = {key.upper(): value for key, value in asdict(self).items() if key != "size"}
+        names["CHAINS"] = self.chains
         return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16), "OUT_F32": int(out_f32), "ODD": int(odd), "IN8": 0, "TO": 1, "FOLD": 0}
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ from whet.tactics.cuda._device.arguments import (
     When,
 )
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
-from whet.tactics.cuda.conv._conv import AS_SUMMED, Between, ConvShape, Eight, Finish, Fork, Groups, Scales, Second, View
+from whet.tactics.cuda.conv._conv import NO_POST_OPS, Between, ConvShape, EightBitTypes, Groups, PostOps, Scales, SecondInput, SecondOutput, View
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_tiles import Halo
 
@@ -53,7 +53,7 @@ class LayerFields(Fields):
     act: ActivationParameters
 
     @classmethod
-    def of(cls, shape: ConvShape, out: View, residual: View | None, finish: Finish, steps: tuple[int, int], tiles: tuple[int, int]) -> LayerFields:
+    def of(cls, shape: ConvShape, out: View, residual: View | None, finish: PostOps, steps: tuple[int, int], tiles: tuple[int, int]) -> LayerFields:
         """`steps`: K steps in all, and those of this shape (a second input has the others). `tiles`: in all, and along the output channels."""
         return cls(
             res_pitch=0 if residual is None else residual.pitch,
@@ -106,13 +106,13 @@ class DepthwiseFields(Fields):
 
 
 @dataclass(frozen=True)
-class ForkFields(Fields):
+class SecondOutputFields(Fields):
     """The second output."""
 
     fork: TensorMap  # as `d`
-    fork_out: Pointer  # SK > 1 or DIRECT, as `out`
-    fork_from: Int32  # its first output channel
-    fork_pitch: Int32  # elements from pixel to pixel
+    second_out: Pointer  # SK > 1 or DIRECT, as `out`
+    second_from: Int32  # its first output channel
+    second_pitch: Int32  # elements from pixel to pixel
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ class ConvArguments(Arguments, kernel="conv.cu"):
     box_bytes: Int32  # HALO: bytes that a copy fills
     groups: Annotated[GroupFields | None, When("GROUPED")] = None
     scales: Annotated[Scales | None, When("IN8")] = None
-    second: Annotated[SecondInputFields | None, When("PAIR")] = None
+    second: Annotated[SecondInputFields | None, When("SECOND_INPUT")] = None
     between: Annotated[Between | None, When("BETWEEN")] = None
     depthwise: Annotated[DepthwiseFields | None, When("DW")] = None
-    fork: Annotated[ForkFields | None, When("FORK")] = None
+    fork: Annotated[SecondOutputFields | None, When("DUAL_OUTPUT")] = None
     trace: Annotated[U64Pointer | None, When("TRACE")] = None  # 16 times of each block
 
 
@@ -150,7 +150,7 @@ class Features:
     bf16: bool = False
     out_f32: bool = False
     odd: bool = False  # any number of output channels
-    eight: Eight | None = None
+    eight: EightBitTypes | None = None
     grouped: bool = False
     pair: int = 0  # a second input: 1 of stride 1, 2 of any stride
     between: bool = False
@@ -161,7 +161,9 @@ def conv_source(config: ConvConfig, features: Features) -> str:
     """The kernel's complete text."""
     f = features
     made = config.constants(im2col=f.im2col, act=ACTIVATIONS[f.activation], bf16=f.bf16, out_f32=f.out_f32, odd=f.odd)
-    more = {"GROUPED": int(f.grouped), "PAIR": f.pair, "BETWEEN": int(f.between), "FORK": f.fork}
+    more = {"GROUPED": int(f.grouped), "SECOND_INPUT": f.pair, "BETWEEN": int(f.between), "DUAL_OUTPUT": f.fork}
+    if f.between:
+        made["CHAINS"] = 1  # both accumulators are in registers at once
     return source("conv.cu", {**made, **({} if f.eight is None else f.eight.constants()), **{k: v for k, v in more.items() if v}})
 
 
@@ -204,15 +206,15 @@ class ConvProblem:
     bias: int
     output: View
     residual: View | None = None
-    finish: Finish = AS_SUMMED
+    finish: PostOps = NO_POST_OPS
     bf16: bool = False
     out_f32: bool = False
     input_map: bytes | None = None  # replaces the tensor map of the input; its window positions must be those of `shape`
-    eight: Eight | None = None
+    eight: EightBitTypes | None = None
     scales: Scales | None = None
     groups: Groups | None = None  # weights packed by group_conv
-    second: Second | None = None
-    fork: Fork | None = None  # the last output channels are a second output (1x1, 16-bit floats)
+    second: SecondInput | None = None
+    fork: SecondOutput | None = None  # the last output channels are a second output (1x1, 16-bit floats)
 
     def features(self, config: ConvConfig) -> Features:
         """The macros of the instance that computes this with a configuration."""
@@ -224,9 +226,9 @@ class ConvProblem:
             odd=self.shape.k % 8 != 0,
             eight=self.eight,
             grouped=self.groups is not None,
-            pair=0 if self.second is None else Second.kind(self.second.shape),
+            pair=0 if self.second is None else SecondInput.kind(self.second.shape),
             between=self.second is not None and self.second.between is not None,
-            fork=0 if self.fork is None else Fork.panel(self.fork.at, config),
+            fork=0 if self.fork is None else SecondOutput.panel(self.fork.at, config),
         )
 
     def steps(self, config: ConvConfig) -> tuple[int, int]:
@@ -308,14 +310,14 @@ def _output_box(config: ConvConfig, problem: ConvProblem) -> tuple[int, int]:
     return (problem.features(config).fork or _panel(config), 64)
 
 
-def _second_fields(config: ConvConfig, second: Second, first_steps: int, dtype: str) -> SecondInputFields:
+def _second_fields(config: ConvConfig, second: SecondInput, first_steps: int, dtype: str) -> SecondInputFields:
     return SecondInputFields(window_map(second.shape, second.x, config, dtype), first_steps, *second.shape.stride)
 
 
-def _fork_fields(config: ConvConfig, problem: ConvProblem, fork: Fork) -> ForkFields:
+def _fork_fields(config: ConvConfig, problem: ConvProblem, fork: SecondOutput) -> SecondOutputFields:
     shape, box = problem.shape, _output_box(config, problem)
     map_ = tensormap.tiled(fork.out.address, _copied_as(problem), (shape.k - fork.at, shape.m), (fork.out.pitch * config.size,), box)
-    return ForkFields(map_, fork.out.address, fork.at, fork.out.pitch)
+    return SecondOutputFields(map_, fork.out.address, fork.at, fork.out.pitch)
 
 
 def _panel(config: ConvConfig) -> int:

@@ -23,12 +23,12 @@ from whet.tactics.cuda._device.arguments import (
     When,
 )
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
-from whet.tactics.cuda.conv._conv import TYPES, Activation, ConvShape, Finish
+from whet.tactics.cuda.conv._conv import TYPES, Activation, ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_tiles import Halo
 
 MOST_BLOCKS = 16  # of a cluster
 _FEW = 112 * 1024  # bytes of shared memory that leave room for the next layer's weights
-_REGISTERS = 232  # what sums and residual of a thread may take together with _NEEDED
+_REGISTERS = 232  # what accumulators and residual of a thread may take together with _NEEDED
 _NEEDED = 60
 
 
@@ -207,7 +207,7 @@ class Integers:
 
 def product_source(tile: Tile, shape: ConvShape, inner: str, activation: str, bf16: bool, integers: Integers | None = None) -> str:
     """The kernel's complete text; `inner` is the activation between the two."""
-    eight = {"IN8": 0} if integers is None else {"IN8": TYPES[integers.source], "ADD": TYPES[integers.residual], "TALL_WEIGHTS": 1}
+    eight = {"IN8": 0} if integers is None else {"IN8": TYPES[integers.source], "ADD": TYPES[integers.residual], "WEIGHTS_AS_A": 1}
     return source(
         "conv_then_pointwise.cu",
         {
@@ -230,7 +230,7 @@ def product_source(tile: Tile, shape: ConvShape, inner: str, activation: str, bf
 
 @per_device
 def _kernel(text: str) -> Kernel:
-    return Module(compile_cubin(text, name="conv_then_pointwise.cu")).kernel("conv_product", MAX_SHARED)
+    return Module(compile_cubin(text, name="conv_then_pointwise.cu")).kernel("conv_then_pointwise", MAX_SHARED)
 
 
 def product_launch(
@@ -240,7 +240,7 @@ def product_launch(
     addresses: tuple[int, int, int, int, int, int],
     residual: int,
     inner: Activation,
-    finish: Finish,
+    finish: PostOps,
     bf16: bool,
     label: str,
     integers: Integers | None = None,

@@ -9,7 +9,7 @@ from whet.network import Layer
 from whet.tactics._base import Operand, Signature, Tactic
 from whet.tactics._fused import anchor, epilogue, is_quantized, source_place
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import HALF, Ending, all_static, ending, float_types, machine_has, same
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, Epilogue, all_static, float_types, machine_has, match_epilogue, same
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import constant_weights, conv_shape
 
@@ -22,8 +22,8 @@ class Both:
     product: Layer
     shape: ConvShape
     k: int
-    inner: Ending
-    made: Ending
+    inner: Epilogue
+    made: Epilogue
     x: int
     residual: int | None
 
@@ -53,7 +53,7 @@ class ConvAndProduct(Tactic):
         if isinstance(both, str):
             return []
         places = [i for i in (both.x, both.residual) if i is not None]
-        types = float_types([layer.inputs[both.x], layer.outputs[0]], HALF)
+        types = float_types([layer.inputs[both.x], layer.outputs[0]], FLOAT16_TYPES)
         return [same(layer, {i: Operand("nhwc", t) for i in places}, Operand("nhwc", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -69,8 +69,8 @@ class Pair:
 
     first: Layer
     second: Layer
-    inner: Ending
-    made: Ending
+    inner: Epilogue
+    made: Epilogue
     x: int
     residual: int | None
 
@@ -90,7 +90,7 @@ def pair_of(layer: Layer) -> Pair | str:
             return "the kernel takes convolutions of two spatial axes"
         if reason := constant_weights(view, head):
             return reason
-    inner, made = ending(first, epilogue(first)), ending(second, epilogue(second))
+    inner, made = match_epilogue(first, epilogue(first)), match_epilogue(second, epilogue(second))
     if isinstance(inner, str):
         return inner
     if isinstance(made, str):

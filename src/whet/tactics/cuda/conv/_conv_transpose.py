@@ -12,7 +12,7 @@ from whet.ops.conv_transpose import attributes
 from whet.tactics._base import Signature, Tactic
 from whet.tactics._fused import anchor, epilogue
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, Ending, all_static, blocks_of, ending, launch
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, Epilogue, all_static, blocks_of, launch, match_epilogue
 from whet.tactics.cuda.conv.conv import conv_reason, conv_signatures
 
 
@@ -94,13 +94,13 @@ class TransposedTactic(Tactic):
         return conv_signatures(layer, "nhwc", self.kinds)
 
 
-def end_of(layer: Layer) -> Ending | str:
+def match_transposed_epilogue(layer: Layer) -> Epilogue | str:
     """The epilogue, or why it cannot be computed."""
-    return ending(layer, epilogue(layer))
+    return match_epilogue(layer, epilogue(layer))
 
 
 def transposed_launch(
-    entry: str, t: Transposed, source: int, weights: int, bias: int, residual: int, out: int, made: Ending, kind: DType, label: str
+    entry: str, t: Transposed, source: int, weights: int, bias: int, residual: int, out: int, made: Epilogue, kind: DType, label: str
 ) -> Launch:
     """`entry` ("gather" or "direct") with addresses filled in."""
     vec = 8 if entry == "gather" and t.k % 8 == 0 else 1

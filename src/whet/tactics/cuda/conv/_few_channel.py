@@ -25,7 +25,7 @@ from whet.tactics.cuda._device.arguments import (
 )
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, launch, packed_array
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.conv._conv import Activation, ConvShape, Finish, dealt_rows
+from whet.tactics.cuda.conv._conv import Activation, ConvShape, PostOps, permute_rows
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
 
 # Output rows and columns of a block; larger ones (16x16, 8x32, 4x32) came within a hundredth of the fastest at no layer of YOLOv5s, whole or cut.
@@ -71,7 +71,7 @@ class FewChannelArguments(Arguments, kernel="few_channel.cu"):
 
 
 @dataclass(frozen=True, order=True)
-class NarrowTile:
+class FewChannelTile:
     """One instance of few_channel.cu for a shape: rows and columns of a block's output pixels, output channels, input tiles at a time, blocks.
 
     A warp takes `run` rows of 16 pixels below each other; a block's `groups` have tiles of their own.
@@ -99,8 +99,8 @@ class NarrowTile:
         return self.th * self.tw * 2 // self.run * self.groups
 
     @property
-    def dealt(self) -> bool:
-        """Whether rows of the weights are dealt out to threads in 32s."""
+    def permuted(self) -> bool:
+        """Whether rows of the weights are distributed to threads in 32s."""
         return self.bn % 32 == 0
 
     def box(self, s: ConvShape) -> tuple[int, int]:
@@ -119,25 +119,25 @@ class NarrowTile:
         """Why a multiprocessor cannot hold it, or None."""
         if self.tw * s.stride[1] % (64 // s.c) or max(self.box(s)) > 256:
             return f"tiles of {self.th} x {self.tw} do not begin at whole rows of 128 bytes, or are too large"
-        if self.run > 1 and (s.stride[0] != 1 or self.th % self.run or self.tw % 16 or self.threads // self.groups % 128 or not self.dealt):
-            return f"tiles of {self.th} x {self.tw} are not dealt out to warps by {self.run} rows of 16 pixels"
-        registers = self.bn * 3 // 4 + 40 if self.run == 1 else self.bn // 2 * self.run + 56  # sums, a residual, fragments, addresses
+        if self.run > 1 and (s.stride[0] != 1 or self.th % self.run or self.tw % 16 or self.threads // self.groups % 128 or not self.permuted):
+            return f"tiles of {self.th} x {self.tw} are not distributed to warps by {self.run} rows of 16 pixels"
+        registers = self.bn * 3 // 4 + 40 if self.run == 1 else self.bn // 2 * self.run + 56  # accumulators, a residual, fragments, addresses
         if self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024 or self.blocks * self.threads * registers > REGISTERS or self.threads > 1024:
             return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
         return None
 
-    def source(self, s: ConvShape, finish: Finish, bf16: bool, front: Activation | None = None, own: bool = False) -> str:
+    def source(self, s: ConvShape, finish: PostOps, bf16: bool, front: Activation | None = None, own: bool = False) -> str:
         """The kernel's complete text."""
         return source("few_channel.cu", self.constants(s, finish, bf16, front, own))
 
-    def constants(self, s: ConvShape, finish: Finish, bf16: bool, front: Activation | None = None, own: bool = False) -> dict[str, int]:
+    def constants(self, s: ConvShape, finish: PostOps, bf16: bool, front: Activation | None = None, own: bool = False) -> dict[str, int]:
         """The macros of the instance; `front` is the activation of the 1x1 convolution, `own` whether what is added is its input."""
         tile = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
         shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
-        more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(halved(Finish(front))), "BN2": s.c}
+        more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(halved(PostOps(front))), "BN2": s.c}
         ends = {"ACT": ACTIVATIONS[finish.activation[0]], "HALVED": int(halved(finish)), "RESIDUAL": finish.residual}
         if self.run > 1:
-            more |= {"RUN": self.run, "OWN": int(own and self.dealt)}
+            more |= {"RUN": self.run, "OWN": int(own and self.permuted)}
         if self.groups > 1:
             more |= {"GROUPS": self.groups}
         return {**tile, **shape, **more, **ends, "BF16": int(bf16)}
@@ -157,11 +157,11 @@ class Front:
     added: bool = False
 
 
-def narrow_launch(
-    tile: NarrowTile,
+def few_channel_launch(
+    tile: FewChannelTile,
     s: ConvShape,
     addresses: tuple[int, int, int, int, int],
-    finish: Finish,
+    finish: PostOps,
     dtype: str,
     multiprocessors: int,
     label: str,
@@ -172,7 +172,7 @@ def narrow_launch(
     constants = tile.constants(s, finish, dtype == "bf16", None if front is None else front.activation, front is not None and front.added)
     row, line, (wide, tall) = chunks(s) * 64, s.w * s.c * 2, tile.box(s)
     pixels = tensormap.tiled(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
-    filters = tensormap.tiled(weights, dtype, (row, rows(s.k, tile.dealt)), (row * 2,), (64, tile.bn))
+    filters = tensormap.tiled(weights, dtype, (row, rows(s.k, tile.permuted)), (row * 2,), (64, tile.bn))
     tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
     tiles = s.n * tiles_h * tiles_w
     if front is not None:
@@ -197,10 +197,10 @@ def narrow_launch(
         first=None if front is None else first,
     )
     grid = max(1, min(-(-tiles // tile.groups), multiprocessors * tile.blocks // tiles_n)) * tiles_n  # a block's tiles have the same output channels
-    return launch("narrow", arguments, constants, (grid, 1, 1), tile.threads, shared=tile.shared(s), label=label)
+    return launch("few_channel", arguments, constants, (grid, 1, 1), tile.threads, shared=tile.shared(s), label=label)
 
 
-def narrow_reason(s: ConvShape, front: bool = False) -> str | None:
+def few_channel_reason(s: ConvShape, front: bool = False) -> str | None:
     """Why the kernel cannot compute a convolution, or None."""
     if s.c not in _CHANNELS or s.w * s.c % 64:
         return f"{s.c} channels, {s.w} pixels a row: 16, 32 or 64 channels, whole rows of 128 bytes"
@@ -211,16 +211,16 @@ def narrow_reason(s: ConvShape, front: bool = False) -> str | None:
     return None if any(t.unfit(s) is None for t in _every(s, front)) else "the weights do not fit beside two input tiles"
 
 
-def narrow_tiles(s: ConvShape, multiprocessors: int = 132, front: bool = False) -> list[NarrowTile]:
+def few_channel_tiles(s: ConvShape, multiprocessors: int = 132, front: bool = False) -> list[FewChannelTile]:
     """Candidates, the most promising first: of each tile as many blocks as fit."""
-    found: dict[NarrowTile, NarrowTile] = {}
+    found: dict[FewChannelTile, FewChannelTile] = {}
     for t in _every(s, front):
         if t.unfit(s) is None:
             found.setdefault(replace(t, blocks=1), t)
     return sorted(found.values(), key=lambda t: (_estimate_us(t, s, multiprocessors), t))[:_MOST]
 
 
-def _every(s: ConvShape, front: bool) -> list[NarrowTile]:
+def _every(s: ConvShape, front: bool) -> list[FewChannelTile]:
     widest = min(64, -(-s.k // 16) * 16)
     fewer = [32] if widest == 64 and not front and 0 < s.k % 64 <= 32 else []  # where 64s compute half of one for nothing
     widths = [widest, *fewer, *([80] if s.k > 64 and s.k % 80 == 0 else [])]
@@ -229,7 +229,7 @@ def _every(s: ConvShape, front: bool) -> list[NarrowTile]:
     if front and s.stride == (1, 1):
         ways += [way for way in _DEALT if way[0] < 2 * s.p and way[1] < 2 * s.q]
     return [
-        NarrowTile(th, tw, bn, slots, blocks, run, groups, front=front)
+        FewChannelTile(th, tw, bn, slots, blocks, run, groups, front=front)
         for bn in widths
         for th, tw, run, groups in ways
         for slots in (2, 1)
@@ -237,7 +237,7 @@ def _every(s: ConvShape, front: bool) -> list[NarrowTile]:
     ]
 
 
-def _estimate_us(t: NarrowTile, s: ConvShape, multiprocessors: int) -> float:
+def _estimate_us(t: FewChannelTile, s: ConvShape, multiprocessors: int) -> float:
     """A rough time on an H200: what orders candidates, never what chooses them.
 
     The blocks of a multiprocessor share its way to the L2 cache (60 bytes/ns), its tensor cores and its special functions; what a block does
@@ -265,27 +265,27 @@ def chunks(s: ConvShape) -> int:
     return -(-s.r * s.s * s.c // 64)
 
 
-def rows(k: int, dealt: bool) -> int:
-    """Rows of packed filters: whole 32s where they are dealt out."""
-    return -(-k // 32) * 32 if dealt else k
+def rows(k: int, permuted: bool) -> int:
+    """Rows of packed filters: whole 32s where they are permuted."""
+    return -(-k // 32) * 32 if permuted else k
 
 
-def halved(finish: Finish) -> bool:
+def halved(finish: PostOps) -> bool:
     """Whether weights and biases are half of what they are: SiLU is x/2 (1 + tanh(x/2)), where nothing is added in front of it."""
     return finish.activation[0] == "silu" and finish.residual != 1
 
 
-def narrow_filters(weights: Tensor, dtype: DType, finish: Finish, dealt: bool = False) -> Packed:
+def few_channel_filters(weights: Tensor, dtype: DType, finish: PostOps, permuted: bool = False) -> Packed:
     """Filters [k, c, r, s] as rows [k][r][s][c], filled with zeros to whole rows of 64.
 
-    `dealt`: rows are dealt out (`dealt_rows`).
+    `permuted`: rows are permuted (`permute_rows`).
     """
     k, c, r, s = (int(d) for d in weights.shape)
     row, scale = -(-r * s * c // 64) * 64, np.float32(0.5 if halved(finish) else 1)
 
     def filters() -> np.ndarray:
-        out = np.zeros((rows(k, dealt), row), dtype.numpy)
+        out = np.zeros((rows(k, permuted), row), dtype.numpy)
         out[:k, : r * s * c] = (np.asarray(weights.array(), np.float32) * scale).transpose(0, 2, 3, 1).reshape(k, -1)
-        return dealt_rows(out) if dealt else out
+        return permute_rows(out) if permuted else out
 
-    return packed_array(f"{weights.weight.digest}|narrow {row} {dtype} {scale} {dealt}", rows(k, dealt) * row * 2, filters)
+    return packed_array(f"{weights.weight.digest}|narrow {row} {dtype} {scale} {permuted}", rows(k, permuted) * row * 2, filters)

@@ -15,12 +15,12 @@ from whet.backends.cuda.launch import Kernel, Launch, Module
 from whet.tactics._base import Config, PlanRefused
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, Fields, FloatPointer, Int32, TensorMap, When
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
-from whet.tactics.cuda.conv._conv import ConvShape, Finish, Fork, Groups, Second, View
+from whet.tactics.cuda.conv._conv import ConvShape, Groups, PostOps, SecondInput, SecondOutput, View
 from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT
 from whet.tactics.cuda.conv._conv_launch import LayerFields
 
-PLAIN = Finish()
-PROMOTE = 4  # K steps after which the sums of three products go into f32 registers
+PLAIN = PostOps()
+PROMOTE = 4  # K steps after which the accumulators of three products go into f32 registers
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Tf32ConvArguments(Arguments, kernel="conv_tf32.cu"):
     low: Int32  # TERMS 3: rows of the large parts of the weights
     group_k: Int32  # GROUPED: output and input channels of a group
     group_c: Int32
-    second: Annotated[TensorMap | None, When("JOINED")] = None  # the second image, read from step `csteps` on
-    second_output: Annotated[SecondOutputFields | None, When("FORK")] = None
+    second: Annotated[TensorMap | None, When("CONCAT_INPUT")] = None  # the second image, read from step `csteps` on
+    second_output: Annotated[SecondOutputFields | None, When("DUAL_OUTPUT")] = None
 
 
 @dataclass(frozen=True, order=True)
@@ -88,7 +88,7 @@ class Tf32Config:
 
     @property
     def limit(self) -> int:
-        """Registers a thread can have. Warps are dealt out to four register files of 512 a lane, in eights."""
+        """Registers a thread can have. Warps are distributed to four register files of 512 a lane, in eights."""
         warps = -(-self.threads // 32 * self.blocks // 4)
         return min(255, 512 // warps // 8 * 8)
 
@@ -111,7 +111,7 @@ class Tf32Config:
     def constants(self, *, im2col: bool, act: int, odd: bool, grouped: bool, joined: bool = False, fork: bool = False) -> dict[str, int]:
         """The macros that make the instance."""
         names = {key.upper(): value for key, value in asdict(self).items()}
-        more = {key: 1 for key, on in (("JOINED", joined), ("FORK", fork), ("SINGLE", self.single)) if on}
+        more = {key: 1 for key, on in (("CONCAT_INPUT", joined), ("DUAL_OUTPUT", fork), ("SINGLE", self.single)) if on}
         promote = PROMOTE * 32 // self.bk if self.terms == 3 else 0
         return {**names, "PROMOTE": promote, "IM2COL": int(im2col), "ACT": act, "ODD": int(odd), "GROUPED": int(grouped), **more}
 
@@ -204,26 +204,26 @@ def filters(k: int) -> int:
     return -(-k // 16) * 16
 
 
-def dealt_by_16(rows: np.ndarray) -> np.ndarray:
+def permute_by_16(rows: np.ndarray) -> np.ndarray:
     """Rows (a multiple of 16) in another order, so that lane q of a quad, which sums columns 8j + 2q + e, has channels 4q + 2j + e of every 16."""
     parts = rows.reshape(-1, 4, 2, 2, *rows.shape[1:])
     return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def pack(rows: np.ndarray, bk: int, terms: int) -> np.ndarray:
-    """Filters as rows [k, ...] of whole K steps, f32: permuted, rounded to TF32, dealt out in 16s, which zeros fill up.
+    """Filters as rows [k, ...] of whole K steps, f32: permuted, rounded to TF32, permuted in 16s, which zeros fill up.
 
     For three products the small parts follow below, from row `filters(k)` on. The large part is cut off there, and the small one has its sign and is
     nothing only where the weight is: an infinite input times both is then the infinity that it is times the weight.
     """
     given, k = rows.shape[0], filters(rows.shape[0])
     rows = np.pad(rows.reshape(given, -1), ((0, k - given), (0, 0)))
-    turned = dealt_by_16(rows.reshape(k, -1, bk)[:, :, places(bk)].astype(np.float32).reshape(k, -1))
+    transposed = permute_by_16(rows.reshape(k, -1, bk)[:, :, places(bk)].astype(np.float32).reshape(k, -1))
     if terms == 1:
-        return cut_to_tf32(turned)
-    whole = np.isfinite(turned)
-    high = np.where(whole, (turned.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32), turned)
-    low = cut_to_tf32(np.where(whole, turned - np.where(whole, high, 0), 0).astype(np.float32))
+        return cut_to_tf32(transposed)
+    whole = np.isfinite(transposed)
+    high = np.where(whole, (transposed.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32), transposed)
+    low = cut_to_tf32(np.where(whole, transposed - np.where(whole, high, 0), 0).astype(np.float32))
     return np.concatenate([high, np.where((low == 0) & (high != 0) & whole, np.copysign(np.finfo(np.float32).tiny, high), low)])
 
 
@@ -251,11 +251,11 @@ def launch(
     out: View,
     *,
     residual: View | None = None,
-    finish: Finish = PLAIN,
+    finish: PostOps = PLAIN,
     groups: Groups | None = None,
     input_map: bytes | None = None,
-    second: Second | None = None,
-    fork: Fork | None = None,
+    second: SecondInput | None = None,
+    fork: SecondOutput | None = None,
     multiprocessors: int = 132,
     label: str = "",
 ) -> Launch:

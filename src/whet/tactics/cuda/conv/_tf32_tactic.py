@@ -16,15 +16,15 @@ from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Ta
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._device.kernel import (
     TYPE,
-    Ending,
+    Epilogue,
     GpuKernel,
     ahead,
     all_static,
     blocks_of,
-    ending,
     float_types,
     launch,
     machine_has,
+    match_epilogue,
     packed_array,
     same,
 )
@@ -133,7 +133,7 @@ class F32Product(Tactic):
         said = f"{self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}"
         packed = (
             packed_array(
-                f"{weights.weight.digest}|tf32 dealt {said}",
+                f"{weights.weight.digest}|tf32 permuted {said}",
                 tile.parts * _tf32.filters(shape.k) * rows * 4,
                 lambda: _tf32.pack(_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
             ),
@@ -168,7 +168,7 @@ class F32Product(Tactic):
             return launches
 
         scratch = work.scratch + 16 if work.row else 0
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma {self.math} {tile}", packed=packed, scratch=scratch, rtol=self.rtol)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma {self.math} {tile}", packed=packed, scratch=scratch, rtol=self.rtol)
 
     def _tile(self, config: Config) -> Tf32Config:
         said = dict(config)
@@ -199,8 +199,8 @@ def as_config(c: Tf32Config, math: str) -> Config:
     return (("wgs", c.wgs), ("bn", c.bn), ("bk", c.bk), ("stages", c.stages), ("sk", c.sk), ("blocks", c.blocks), ("math", math))
 
 
-def _ending(layer: Layer) -> Ending | str:
-    return ending(layer, epilogue(layer), 1 if anchor(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
+def _ending(layer: Layer) -> Epilogue | str:
+    return match_epilogue(layer, epilogue(layer), 1 if anchor(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 
 def _rows(head: Layer, work: Work, given: np.ndarray, tile: Tf32Config) -> np.ndarray:

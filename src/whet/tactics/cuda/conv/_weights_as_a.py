@@ -32,7 +32,7 @@ class Tile(Protocol):
 
 def registers_of(tall: np.ndarray) -> np.ndarray:
     """Weights [64, steps, 32] of i8 as `wgmma` takes them from registers: [step, thread, 16 bytes]. Rows r and r + 8 of a warp's 16 are
-    channels 2r and 2r + 1, so that a thread's two sums are neighbours."""
+    channels 2r and 2r + 1, so that a thread's two accumulators are neighbours."""
     steps = tall.shape[1]
     rows = tall.reshape(4, 8, 2, steps, 2, 4, 4)  # warp, group, later, step, half, quad, byte
     return np.ascontiguousarray(rows.transpose(3, 0, 1, 5, 4, 2, 6)).reshape(steps, THREADS, 16)  # registers: half, later

@@ -12,7 +12,7 @@ from whet.tactics._base import Config
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Pointer, TensorMap
 from whet.tactics.cuda._device.kernel import launch
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
-from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 
 CHANNELS = 64
 _WITH_RESIDUAL = 208  # pixels of a product whose residual is asked for meanwhile: registers
@@ -41,7 +41,7 @@ class WeightsAsAConvArguments(Arguments, kernel="weights_as_a.cu"):
 
 
 @dataclass(frozen=True, order=True)
-class Upright:
+class WeightsAsATile:
     """One instance: rows of results of a tile, tiles of input on their way."""
 
     rows: int
@@ -91,19 +91,19 @@ def unfit_shape(s: ConvShape) -> str | None:
         return f"{s.c} to {s.k} channels, {s.r} x {s.s}: the kernel takes 64 to up to 64 channels by several taps, stride 1, no dilation"
     if s.q % 2 or s.s % 2 == 0 or s.n * s.p * s.q * s.k >= 2**31:
         return f"rows of {s.q} results by {s.s} taps: the kernel stores pairs"
-    return None if uprights(s, True) else f"{s.n} images of {s.p} x {s.q}: too few tiles, or none of the right size"
+    return None if weights_as_a_tiles(s, True) else f"{s.n} images of {s.p} x {s.q}: too few tiles, or none of the right size"
 
 
-def uprights(s: ConvShape, residual: bool) -> list[Upright]:
+def weights_as_a_tiles(s: ConvShape, residual: bool) -> list[WeightsAsATile]:
     """Candidates, those with the least products that nobody needs first."""
-    kept: dict[int, Upright] = {}
-    for t in (Upright(rows, slots) for rows in range(1, min(s.p, 8) + 1) for slots in (4, 3, 2)):
+    kept: dict[int, WeightsAsATile] = {}
+    for t in (WeightsAsATile(rows, slots) for rows in range(1, min(s.p, 8) + 1) for slots in (4, 3, 2)):
         if t.fits(s, residual):
             kept.setdefault(t.rows, t)  # as many slots as there is room for
     return sorted(kept.values(), key=lambda t: (t.tiles(s) * (t.bn(s) + 24), t))
 
 
-def pack_upright(weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def pack_weights_as_a(weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Filters [k, 64, r, s] as rows [64s of k][r][s][64]: those of a lane, g and g + 8 of sixteen, are neighbouring channels."""
     k, c, r, s = weights.shape
     rows = np.zeros((-(-k // CHANNELS) * CHANNELS, r, s, c), dtype)
@@ -111,12 +111,12 @@ def pack_upright(weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.ascontiguousarray(rows.reshape(-1, 8, 2, r * s * c).transpose(0, 2, 1, 3)).reshape(rows.shape)
 
 
-def upright_source(constants: dict[str, int]) -> str:
+def weights_as_a_source(constants: dict[str, int]) -> str:
     """The kernel's complete text."""
     return source("weights_as_a.cu", constants)
 
 
-def upright_constants(t: Upright, s: ConvShape, finish: Finish, bf16: bool) -> dict[str, int]:
+def weights_as_a_constants(t: WeightsAsATile, s: ConvShape, finish: PostOps, bf16: bool) -> dict[str, int]:
     """The macros of an instance."""
     return {
         "TAPS_H": s.r,
@@ -132,7 +132,9 @@ def upright_constants(t: Upright, s: ConvShape, finish: Finish, bf16: bool) -> d
     }
 
 
-def upright_launch(t: Upright, s: ConvShape, addresses: tuple[int, ...], finish: Finish, bf16: bool, multiprocessors: int, label: str) -> Launch:
+def weights_as_a_launch(
+    t: WeightsAsATile, s: ConvShape, addresses: tuple[int, ...], finish: PostOps, bf16: bool, multiprocessors: int, label: str
+) -> Launch:
     """The launch; `addresses`: image, filters, bias, residual (0 without), result."""
     image, filters, bias, residual, out = addresses
     dtype, c, row, pixels = "bf16" if bf16 else "f16", CHANNELS, s.r * s.s * CHANNELS, s.p * s.q
@@ -145,5 +147,5 @@ def upright_launch(t: Upright, s: ConvShape, addresses: tuple[int, ...], finish:
         added, made = (tensormap.tiled(at, dtype, size, each, box) for at in (residual or out, out))
     sizes = (s.k, s.p, s.q, -(-s.p // t.rows), t.tiles(s), s.pad[0], s.pad[1])
     arguments = WeightsAsAConvArguments(weights, pixels_map, added, made, bias, residual, out, *sizes, act=finish.activation[1:])
-    constants, grid = upright_constants(t, s, finish, bf16), (min(t.tiles(s), multiprocessors), 1, 1)
-    return launch("upright", arguments, constants, grid, 256, shared=t.shared(s), label=label)
+    constants, grid = weights_as_a_constants(t, s, finish, bf16), (min(t.tiles(s), multiprocessors), 1, 1)
+    return launch("weights_as_a", arguments, constants, grid, 256, shared=t.shared(s), label=label)

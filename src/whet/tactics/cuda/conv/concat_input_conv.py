@@ -17,21 +17,32 @@ from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signa
 from whet.tactics._fused import anchor, epilogue, is_quantized, places
 from whet.tactics._quantized import Parts, take_apart
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import HALF, RTOL, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array
-from whet.tactics.cuda.conv._conv import ConvShape, Eight, Finish, Second, View, pack_weights, pack_weights8
+from whet.tactics.cuda._device.kernel import (
+    FLOAT16_TYPES,
+    RTOL,
+    Epilogue,
+    GpuKernel,
+    ahead,
+    all_static,
+    float_types,
+    machine_has,
+    match_epilogue,
+    packed_array,
+)
+from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes, PostOps, SecondInput, View, pack_weights, pack_weights8
 from whet.tactics.cuda.conv._conv_config import configs_of_steps, step_channels, varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv.conv import as_config, constant_weights, conv_shape, from_config, packed_bias
 from whet.tactics.cuda.quantized._quantized import (
-    EIGHT,
+    INT8_TYPES,
     Factors,
     Output,
     conv_shape_of,
-    ending_of,
     factors,
     folded,
     folds,
     key_of,
+    match_quantized_epilogue,
     packed_factors,
     steps_of,
     weight_bytes,
@@ -42,11 +53,11 @@ MAX_CONFIGS = 24
 
 
 @dataclass(frozen=True)
-class Joined:
+class ConcatInput:
     """The convolution as it would stand alone, its epilogue and sizes, and which of the whole's inputs are the two images and the residual."""
 
     conv: Layer
-    made: Ending
+    made: Epilogue
     shape: ConvShape
     images: tuple[int, int]
     channels: tuple[int, int]
@@ -81,7 +92,7 @@ class Joined:
 
 
 @tactic
-class OwnJoinedConv(Tactic):
+class ConcatInputConv(Tactic):
     """What the pass fuse_concat_input_conv makes, in 16-bit floats or 8 bits; each image's channels come in 16 bytes, results in sixteens."""
 
     ops = ("*",)
@@ -89,11 +100,11 @@ class OwnJoinedConv(Tactic):
     what = "a convolution of joined images"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = joined_conv(layer) if all_static(layer) else "static"
+        found = match_concat_input(layer) if all_static(layer) else "static"
         if isinstance(found, str):
             return []
         if found.parts is None:
-            kinds = float_types([layer.inputs[found.images[0]], layer.outputs[0]], HALF)
+            kinds = float_types([layer.inputs[found.images[0]], layer.outputs[0]], FLOAT16_TYPES)
             return [_signature(layer, found, Operand("nhwc", t), Operand("nhwc", t)) for t in kinds]
         stores = found.parts.stores
         image = layer.inputs[found.images[0]].dtype
@@ -103,7 +114,7 @@ class OwnJoinedConv(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        found = joined_conv(layer)
+        found = match_concat_input(layer)
         if isinstance(found, str):
             return found
         if any(c * found.size % 16 for c in found.channels) or found.shape.k % 16:
@@ -111,7 +122,7 @@ class OwnJoinedConv(Tactic):
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = joined_conv(layer)
+        found = match_concat_input(layer)
         if isinstance(found, str):
             return []
         m, k, steps, processors = found.shape.m, found.shape.k, found.steps(), backend.capabilities.multiprocessors
@@ -124,7 +135,7 @@ class OwnJoinedConv(Tactic):
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found, tile = joined_conv(layer), from_config(config)
+        found, tile = match_concat_input(layer), from_config(config)
         if isinstance(found, str):
             raise PlanRefused(found)
         steps, dtype = found.steps(), signature.outputs[0].dtype
@@ -161,28 +172,28 @@ class OwnJoinedConv(Tactic):
                         bf16=dtype.name == "bf16",
                         eight=eight,
                         scales=scales,
-                        second=Second(b, View(args.inputs[last], b.c)),
+                        second=SecondInput(b, View(args.inputs[last], b.c)),
                     ),
                     multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             ]
 
-        name = f"own wgmma {eight.source + ' ' if eight else ''}joined {tile}"
+        name = f"wgmma {eight.source + ' ' if eight else ''}joined {tile}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if eight else RTOL[dtype.name])
 
 
-def _signature(layer: Layer, found: Joined, image: Operand, result: Operand) -> Signature:
+def _signature(layer: Layer, found: ConcatInput, image: Operand, result: Operand) -> Signature:
     """The images as `image`; a residual in its own integers, or as the result."""
     stored: dict[int, Operand] = dict.fromkeys(found.images, image)
     if found.residual is not None:
         own = layer.inputs[found.residual].dtype
-        stored[found.residual] = Operand("nhwc", own if own.name in EIGHT else result.dtype)
+        stored[found.residual] = Operand("nhwc", own if own.name in INT8_TYPES else result.dtype)
     return Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (result,))
 
 
-def _ends(found: Joined, signature: Signature) -> tuple[Eight | None, Output, Finish, tuple[str, Callable[[], Factors]] | None]:
-    """How 8-bit sums end: types, numbers of the output, the activation, and key and values of factors and biases; of floats the activation."""
+def _ends(found: ConcatInput, signature: Signature) -> tuple[EightBitTypes | None, Output, PostOps, tuple[str, Callable[[], Factors]] | None]:
+    """The epilogue: types, output scales, activation, and key and values of factors and biases; for floats the activation alone."""
     parts, made = found.parts, found.made
     if parts is None:
         return None, Output(), made.finish, None
@@ -192,7 +203,7 @@ def _ends(found: Joined, signature: Signature) -> tuple[Eight | None, Output, Fi
     fold, out, per, shift, finish = folds(made, stored), Output.of(parts, made), 1.0, 0.0, made.finish
     if fold:
         per, shift, out, finish = folded(out, made, stored)
-    eight = Eight(parts.reads[x].dtype.name, stored, other, False, fold)
+    eight = EightBitTypes(parts.reads[x].dtype.name, stored, other, False, fold)
 
     def numbers() -> Factors:
         weights = weight_bytes(found.weights).reshape(found.shape.k, -1, 1, 1)
@@ -202,7 +213,7 @@ def _ends(found: Joined, signature: Signature) -> tuple[Eight | None, Output, Fi
 
 
 @functools.lru_cache(maxsize=8)
-def joined_conv(layer: Layer) -> Joined | str:
+def match_concat_input(layer: Layer) -> ConcatInput | str:
     """The layer taken apart, or why the kernel is not for it."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
@@ -214,13 +225,13 @@ def joined_conv(layer: Layer) -> Joined | str:
         apart = take_apart(conv)
         if isinstance(apart, str):
             return apart
-        made, head, parts = ending_of(apart), apart.head, apart
+        made, head, parts = match_quantized_epilogue(apart), apart.head, apart
         view = apart.view
         reason = why_not_weighted(apart)
-        if apart.stores is None or apart.stores.dtype.name not in EIGHT or apart.float8:
+        if apart.stores is None or apart.stores.dtype.name not in INT8_TYPES or apart.float8:
             reason = reason or "stores integers"
     else:
-        made, head, view = ending(conv, epilogue(conv)), anchor(conv), conv
+        made, head, view = match_epilogue(conv, epilogue(conv)), anchor(conv), conv
         reason = constant_weights(conv, head)
     if isinstance(made, str) or reason:
         return reason or str(made)
@@ -242,4 +253,4 @@ def joined_conv(layer: Layer) -> Joined | str:
         return "an image is made within the layer"
     channels = tuple(int(part.shape[1]) for part in joined.inputs)
     bias = None if b is None else view.inputs[b]
-    return Joined(conv, made, shape, tuple(images), channels, residual, view.inputs[w], bias, parts)
+    return ConcatInput(conv, made, shape, tuple(images), channels, residual, view.inputs[w], bias, parts)

@@ -9,20 +9,21 @@
 // With HOLD (all K steps; SK == 1) a block keeps its output channels and their weights, and only inputs stream.
 // With GROUPED (a convolution of several groups) a tile of output channels reads the window of input channels that its groups have, and K runs over
 // that window alone; weights within it that belong to no pair of a group are zeros.
-// With PAIR the sum goes on over a second input, a 1x1 convolution of its own to the same output (1: stride 1, 2: any stride); its weights follow.
-// With BETWEEN (integers; PAIR, no cluster, FOLD) the second input has sums of its own: those of the first become integers of type ADD, as if they were
+// With SECOND_INPUT the sum goes on over a second input, a 1x1 convolution of its own to the same output (1: stride 1, 2: any stride); its weights follow.
+// With BETWEEN (integers; SECOND_INPUT, no cluster, FOLD) the second input has accumulators of its own: those of the first become integers of type ADD, as if they were
 // stored, which stay in registers and are what is added at the end.
 // With DW (a stride; needs HALO and a 1x1 product) the product's input is a depthwise convolution of DW_R x DW_S taps that this kernel computes itself: a
 // K step's input tile holds the pixels of all taps, and the multiplying warps make their rows of the operand from it, DW_ROWS a thread, ended by DW_ACT.
-// With FORK (floats of 16 bits; how many channels of both results a panel has) the output channels are those of two results: from fork_from on, of the second.
+// With DUAL_OUTPUT (floats of 16 bits; how many channels of both results a panel has) the output channels are those of two results: from second_from on, of the second.
 // OUTS (1 to 3) output tiles take turns: with more than one the residual of the next OUTS - 1 tiles comes, and the last one leaves, while this one is finished.
 // conv_parts.cuh has its functions; of the kernel itself conv_load.cuh has the warp that loads, conv_multiply.cuh the products of a tile,
-// conv_epilogue_16bit.cuh and conv_epilogue_8bit.cuh what becomes of the sums.
+// conv_epilogue_16bit.cuh and conv_epilogue_8bit.cuh what becomes of the accumulators.
+// CHAINS: a product must wait for the one before on the same accumulators, so small tiles keep several sets of them (ConvConfig.chains).
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
 // IN8 (0, or 3 i8, 4 u8, 5 e4m3: input and weights of 8 bits). With IN8 a sum becomes a real number by a factor a channel, results are of
 // type TO (numbers as in vector.cuh; 8-bit ones by a scale and a zero point), the residual of type ADD. Weight rows are permuted in
-// 32s so that the sums of a thread belong to eight neighbouring channels. FOLD (integers out, activation a clip or SiLU: vector.cuh): factors, biases and the
+// 32s so that the accumulators of a thread belong to eight neighbouring channels. FOLD (integers out, activation a clip or SiLU: vector.cuh): factors, biases and the
 // residual's step are such that the range of results is [0, 1]; per_step is their number less one, zero 1.5 * 2^23 + the lowest. With e4m3 out FOLD means that factors,
 // biases, the residual's step and the lower limit are in steps of the result. BORDER: the bias depends on the pixel (input zero points at padding).
 #include "common.cuh"
@@ -38,14 +39,14 @@
 #ifndef BETWEEN
 #define BETWEEN 0
 #endif
-#ifndef FORK
-#define FORK 0
+#ifndef DUAL_OUTPUT
+#define DUAL_OUTPUT 0
 #endif
 
 constexpr int BM = 64 * MI * WGS, ROW = BK * (IN8 ? 1 : 2);
 constexpr int SIZE = IN8 ? Element<TO>::BYTES : OUT_F32 ? 4 : 2;           // bytes of a result
 constexpr int A_BYTES = BM * ROW, B_BYTES = (BN * ROW + 1023) / 1024 * 1024;
-constexpr int WIDEST = FORK ? FORK : 128 / SIZE;                            // the output tile lies in panels of PW columns
+constexpr int WIDEST = DUAL_OUTPUT ? DUAL_OUTPUT : 128 / SIZE;                            // the output tile lies in panels of PW columns
 constexpr int PW = BN % WIDEST == 0 ? WIDEST : BN % (WIDEST / 2) == 0 ? WIDEST / 2 : WIDEST / 4, PANELS = BN / PW, PROW = PW * SIZE;
 constexpr int PANEL_BYTES = 64 * PROW, OUT_BYTES = BM * BN * SIZE;
 constexpr int PITCH = BN + 8;                                              // floats between rows of a partial sum: no bank conflicts
@@ -53,22 +54,20 @@ constexpr int SLICE = BM / SK;                                             // ro
 constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUTS * OUT_BYTES;
 constexpr bool STAGED = SK == 1 && !DIRECT;
 constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * 4;           // biases (IN8: factors too, and two turns of both)
-// A product must wait for the one before on the same sums: small tiles keep several sets of sums.
-constexpr int CHAINS = DW || BETWEEN ? 1 : !STAGED && MI * BN <= 32 && ROW >= 128 ? 4 : !STAGED && MI * BN <= 64 && ROW >= 64 ? 2 : 1;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
-static_assert(!FORK || (PW == FORK && FORK <= 64 && !IN8 && !OUT_F32 && !ODD && !HALO), "two results");
+static_assert(!DUAL_OUTPUT || (PW == DUAL_OUTPUT && DUAL_OUTPUT <= 64 && !IN8 && !OUT_F32 && !ODD && !HALO), "two results");
 static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
 static_assert(!ONCE || (ONCE <= STAGES && !STAGED && !HOLD && !DW), "steps with slots of their own");
-constexpr u32 PART_BYTES = BM * BN * 4 / SK * (SK - 1);  // of the sums that others send; a block's own stay in it
+constexpr u32 PART_BYTES = BM * BN * 4 / SK * (SK - 1);  // of the accumulators that others send; a block's own stay in it
 #if BETWEEN
-static_assert(SK == 1 && !HALO && !ONCE && IN8 && FOLD && ADD >= 3, "two sums");
+static_assert(SK == 1 && !HALO && !ONCE && IN8 && FOLD && ADD >= 3, "two accumulators");
 #endif
 static_assert(!IN8 || (BN % 32 == 0 && !(STAGED && SIZE != 1)), "tile of 8-bit operands");
 #if IN8 == 3 || IN8 == 4
-typedef int Sum;
+typedef int Accumulator;
 #else
-typedef float Sum;
+typedef float Accumulator;
 #endif
 
 #include "arguments"
@@ -103,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         MARK(0)
         map_prefetch(&p.a);
         map_prefetch(&p.b);
-#if PAIR
+#if SECOND_INPUT
         map_prefetch(&p.second);
 #endif
         if (STAGED) { map_prefetch(&p.d); map_prefetch(&p.r); }

@@ -14,7 +14,18 @@ from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
-from whet.tactics.cuda._device.kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
+from whet.tactics.cuda._device.kernel import (
+    FLOAT16_TYPES,
+    Epilogue,
+    GpuKernel,
+    ahead,
+    all_static,
+    float_types,
+    machine_has,
+    match_epilogue,
+    packed_array,
+    same,
+)
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, bias_count, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
@@ -24,7 +35,7 @@ MAX_CONFIGS = 30
 
 
 @tactic
-class OwnConv(Tactic):
+class Conv(Tactic):
     """Group 1, two spatial axes, channels in eights; any kernel, stride, padding and dilation."""
 
     ops = ("Conv",)
@@ -48,7 +59,7 @@ class OwnConv(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -60,14 +71,14 @@ class OwnConv(Tactic):
             direct = (replace(c, direct=1, outs=1) for c in plain)
             found = list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None))
         found = varied(found, MAX_CONFIGS)
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
             ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, made.finish.activation[0], bf16, odd=odd)) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         shape, tile = conv_shape(layer), from_config(config)
         reason = made if isinstance(made, str) else refuses(shape, made.residual is None and tile.direct == 1) or fits(tile, shape)
         if reason or isinstance(made, str):
@@ -86,17 +97,17 @@ class OwnConv(Tactic):
         )
 
         def make(args: Args) -> list:
-            return [ended_launch(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, backend, layer.name)]
+            return [launch_with_epilogue(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, backend, layer.name)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma {tile}", packed=packed)
 
 
-def ended_launch(
+def launch_with_epilogue(
     tile: ConvConfig,
     shape: ConvShape,
     x: View,
     args: Args,
-    made: Ending,
+    made: Epilogue,
     dtype: DType,
     backend: Backend,
     label: str,
@@ -137,7 +148,7 @@ def conv_reason(layer: Layer, head: Layer) -> str | None:
     return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
 
 
-def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = HALF) -> list[Signature]:
+def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_TYPES) -> list[Signature]:
     """Channels last in `types` for the result and the residual; the input in format `source`."""
     posts, head = epilogue(layer), anchor(layer)
     x = source_place(layer)
@@ -161,7 +172,7 @@ def conv_shape(layer: Layer) -> ConvShape:
     )
 
 
-def packed_bias(made: Ending, own: Any, channels: int, halved: bool = False) -> Any:
+def packed_bias(made: Epilogue, own: Any, channels: int, halved: bool = False) -> Any:
     """The packed bias of a layer: zeros when it has none; with `halved` half of it."""
     digest, scale = own.weight.digest if own is not None else "", np.float32(0.5 if halved else 1)
     key = f"bias {digest} {made.key} {channels}" + " halved" * halved

@@ -1,4 +1,4 @@
-"""Convolutions and products of f32 tensors on tensor cores, each number as two of TF32: three products, sums in f32 registers. For `--noTF32`."""
+"""Convolutions and products of f32 tensors on tensor cores, each number as two of TF32: three products, f32 accumulators. For `--noTF32`."""
 
 from whet.tactics._base import tactic
 from whet.tactics.cuda._device.kernel import RTOL
@@ -6,7 +6,7 @@ from whet.tactics.cuda.conv._tf32_tactic import F32Product
 
 
 @tactic
-class OwnF32(F32Product):
+class Conv3xTf32(F32Product):
     """Operands of 21 bits of mantissa; the product of both small parts (2**-20) is left out."""
 
     terms = 3

@@ -1,4 +1,4 @@
-// Part of conv() (conv.cu), without IN8: sums of 16-bit products become results and are stored: straight from registers (DIRECT), through shared
+// Part of conv() (conv.cu), without IN8: accumulators of 16-bit products become results and are stored: straight from registers (DIRECT), through shared
 // memory in turns (SK == 1), or by each block of a cluster for its own rows, from the parts of all.
 if (DIRECT && (OUT_F32 || ODD)) {  // no residual
 #pragma unroll
@@ -21,13 +21,13 @@ if (DIRECT && (OUT_F32 || ODD)) {  // no residual
 #pragma unroll
         for (int b = 0; b < BATCHES; ++b) {
             u32 v[4] = {res_items[i][b].x, res_items[i][b].y, res_items[i][b].z, res_items[i][b].w};
-            if (p.has_residual) turn_quad(v, lane);
+            if (p.has_residual) transpose_quad(v, lane);
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
                 const int j = (b * 4 + q) % (BN / 8), half = (b * 4 + q) / (BN / 8);
                 v[q] = finish_two(p, acc[i][j * 4 + half * 2] + bias_pairs[j].x, acc[i][j * 4 + half * 2 + 1] + bias_pairs[j].y, unpack(v[q]));
             }
-            turn_quad(v, lane);
+            transpose_quad(v, lane);
             const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8, row = item / (BN / 8) ? pixel[i][1] : pixel[i][0];
             if (row >= 0 && col < p.n) *reinterpret_cast<uint4*>(result(p, row, col)) = make_uint4(v[0], v[1], v[2], v[3]);
         }

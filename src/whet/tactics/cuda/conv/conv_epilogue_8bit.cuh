@@ -1,4 +1,4 @@
-// Part of conv() (conv.cu), with IN8: sums of integers or float8 numbers become results, by a factor and a bias a channel, and are stored: straight
+// Part of conv() (conv.cu), with IN8: accumulators of integers or float8 numbers become results, by a factor and a bias a channel, and are stored: straight
 // from registers (DIRECT), through shared memory in turns (SK == 1), or by each block of a cluster for its own rows, from the parts of all.
 const int row0 = group * MI * 64 + warp % 4 * 16 + lane / 4, eight = lane % 4 * 8;  // the first row and channel of this thread
 if (SK == 1) {
@@ -76,7 +76,7 @@ if (SK == 1) {
             const u32 to = remote_address(at, owner), bar = remote_address(parts, owner);
 #pragma unroll
             for (int j = 0; j < BN / 16; ++j) {
-                const Sum* v = acc[i] + j * 8 + half * 2;
+                const Accumulator* v = acc[i] + j * 8 + half * 2;
                 if (owner == rank) store_shared_f4(at + j * 64, bits(v[0]), bits(v[1]), bits(v[4]), bits(v[5]));
                 else store_remote4(to + j * 64, bits(v[0]), bits(v[1]), bits(v[4]), bits(v[5]), bar);
             }
@@ -87,16 +87,16 @@ if (SK == 1) {
     for (int i = 0; i < ITEMS; ++i) {
         const int item = threadIdx.x + i * WORKERS, line = item / (BN / 8), column = item % (BN / 8) * 8;
         if (target[i] < 0) continue;
-        Sum sum[8] = {};
+        Accumulator sum[8] = {};
 #pragma unroll
         for (int q = 0; q < SK; ++q)
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const float4 x = load_shared_f4(extra + ((q * SLICE + line) * PITCH + column / 32 * 32 + column % 32 / 2 + j * 16) * 4);
-                sum[j * 4] += unbits(x.x, Sum());
-                sum[j * 4 + 1] += unbits(x.y, Sum());
-                sum[j * 4 + 2] += unbits(x.z, Sum());
-                sum[j * 4 + 3] += unbits(x.w, Sum());
+                sum[j * 4] += unbits(x.x, Accumulator());
+                sum[j * 4 + 1] += unbits(x.y, Accumulator());
+                sum[j * 4 + 2] += unbits(x.z, Accumulator());
+                sum[j * 4 + 3] += unbits(x.w, Accumulator());
             }
         const Vec8 add = {bias[i][0].x, bias[i][0].y, bias[i][0].z, bias[i][0].w, bias[i][1].x, bias[i][1].y, bias[i][1].z, bias[i][1].w};
         const Vec8 by = {factor[i][0].x, factor[i][0].y, factor[i][0].z, factor[i][0].w, factor[i][1].x, factor[i][1].y, factor[i][1].z, factor[i][1].w};

@@ -15,19 +15,19 @@ from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
-    HALF,
+    FLOAT16_TYPES,
     TYPE,
     GpuKernel,
     all_static,
     blocks_of,
-    ending,
     float_types,
     launch,
     machine_has,
+    match_epilogue,
     packed_array,
     same,
 )
-from whet.tactics.cuda.conv._conv import ConvShape, Finish, refuses
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, refuses
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 from whet.tactics.cuda.gemm.gemm import gemm_shape, product_reason
 
@@ -68,14 +68,14 @@ class ConvGenericArguments(Arguments, kernel="conv_generic.cu"):
     factor: ConstFloatPointer = 0
 
     @classmethod
-    def of(cls, s: ConvShape, groups: int, addresses: tuple[int, int, int, int, int], finish: Finish, **quantized: Any) -> ConvGenericArguments:
+    def of(cls, s: ConvShape, groups: int, addresses: tuple[int, int, int, int, int], finish: PostOps, **quantized: Any) -> ConvGenericArguments:
         """The arguments for a shape; `addresses` are those of input, weights, bias, residual (0: none) and output."""
         sizes = (s.h, s.w, s.c, s.p, s.q, s.k, s.r, s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, s.c // groups, s.k // groups)
         return cls(*addresses, s.m * s.k, *sizes, has_residual=finish.residual, act=finish.activation[1:], **quantized)
 
 
 @tactic
-class OwnDirect(Tactic):
+class ConvGeneric(Tactic):
     """Conv of two spatial axes with any groups; Gemm and MatMul with a constant matrix."""
 
     ops = ("Conv", "Gemm", "MatMul")
@@ -99,11 +99,11 @@ class OwnDirect(Tactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         head = anchor(layer)
-        made = ending(layer, epilogue(layer), 1 if head.op == "Conv" else layer.outputs[0].type.rank - 1)
+        made = match_epilogue(layer, epilogue(layer), 1 if head.op == "Conv" else layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             return made
         shape = conv_shape(layer) if head.op == "Conv" else gemm_shape(layer)
-        tensor_cores = machine_has(backend, "wgmma") and signature.outputs[0].dtype in HALF
+        tensor_cores = machine_has(backend, "wgmma") and signature.outputs[0].dtype in FLOAT16_TYPES
         if tensor_cores and (head.op != "Conv" or head.attrs["group"] == 1) and refuses(shape, head.op == "Conv" and made.residual is None) is None:
             return "a tensor-core kernel takes this"
         return None
@@ -111,24 +111,24 @@ class OwnDirect(Tactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         head = anchor(layer)
         conv = head.op == "Conv"
-        made = ending(layer, epilogue(layer), 1 if conv else layer.outputs[0].type.rank - 1)
+        made = match_epilogue(layer, epilogue(layer), 1 if conv else layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             raise PlanRefused(made)
         s = conv_shape(layer) if conv else gemm_shape(layer)
         group = head.attrs["group"] if conv else 1
         x = source_place(layer)
         weights, own = constants_of(layer)
-        turned = not conv and (head.op == "MatMul" or not head.attrs.get("transB"))
+        transposed = not conv and (head.op == "MatMul" or not head.attrs.get("transB"))
 
         def filters() -> np.ndarray:
             given = np.asarray(weights.array(), np.float32)
             if not conv:
-                given = (given.T if turned else given)[:, :, None, None]
+                given = (given.T if transposed else given)[:, :, None, None]
             return given.transpose(2, 3, 1, 0)  # [r, s, c of a group, k]
 
         size = int(np.prod(static_shape(weights.shape))) * 4
         packed = (
-            packed_array(f"{weights.weight.digest}|direct {turned} f32", size, filters),
+            packed_array(f"{weights.weight.digest}|direct {transposed} f32", size, filters),
             packed_bias(made, own, s.k),
         )
         kind = made.finish.activation[0]
@@ -142,4 +142,4 @@ class OwnDirect(Tactic):
             arguments = ConvGenericArguments.of(s, group, addresses, made.finish)
             return [launch("direct", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation="own direct", packed=packed)
+        return GpuKernel(layer, signature, make, implementation="direct", packed=packed)

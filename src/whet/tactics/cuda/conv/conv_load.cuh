@@ -53,10 +53,10 @@ for (int tile = first; tile < p.tiles; tile += stride) {
                 if (!HOLD) load_box2(ring_b + slot * B_BYTES, &p.b, bar, (HALO ? tap * p.csteps + c : k) * BK, at_tile.n0);
             }
             if (HALO) {
-#if PAIR == 1
+#if SECOND_INPUT == 1
             } else if (k >= p.first_steps) {
                 load_box2(ring_a + slot * A_BYTES, &p.second, bar, (k - p.first_steps) * BK, at_tile.m0);
-#elif PAIR
+#elif SECOND_INPUT
             } else if (k >= p.first_steps) {
                 load_window(ring_a + slot * A_BYTES, &p.second, bar, (k - p.first_steps) * BK, at_tile.second_w, at_tile.second_h, at_tile.second_image, 0, 0);
 #endif

@@ -1,6 +1,6 @@
 // Part of conv() (conv.cu): the products of one tile, into `acc`, as its K steps come; slots are given back once products have read them.
-Sum chain[CHAINS][MI][BN / 2];
-Sum(&acc)[MI][BN / 2] = chain[0];
+Accumulator chain[CHAINS][MI][BN / 2];
+Accumulator(&acc)[MI][BN / 2] = chain[0];
 int previous = 0, left = -1;  // left: the input slot that the step before was the last to read
 int tap = HALO ? k0 % taps : 0, s = HALO ? tap % p.taps_w : 0, shift = HALO ? tap / p.taps_w * p.wide + s : 0;
 if (HOLD && turn == 0) barrier_wait(held, 0);
@@ -25,9 +25,9 @@ for (int i = 0; i < ONCE; ++i) {
 }
 #else
 #pragma unroll
-for (int sums = 0; sums <= BETWEEN; ++sums) {
+for (int accumulators = 0; accumulators <= BETWEEN; ++accumulators) {
 #if BETWEEN
-    const int begin = sums ? p.first_steps : k0, end = sums ? k1 : p.first_steps;  // a row of sums from each input
+    const int begin = accumulators ? p.first_steps : k0, end = accumulators ? k1 : p.first_steps;  // a row of accumulators from each input
 #else
     const int begin = k0, end = k1;
 #endif
@@ -68,7 +68,7 @@ for (int sums = 0; sums <= BETWEEN; ++sums) {
         if (++slot == STAGES) { slot = 0; phase ^= 1; }
     }
 #if BETWEEN
-    if (sums == 0) {
+    if (accumulators == 0) {
         mma_wait<0>();
         keep_integers(p, acc, kept_between, n0 + lane % 4 * 8);
     }

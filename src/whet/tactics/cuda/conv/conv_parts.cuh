@@ -14,21 +14,21 @@ DEV u32 finish_two(const Args& p, float x, float y, float2 r) {
 }
 // Where the 16-bit numbers of a pixel begin with output channel `col`.
 DEV u8* result(const Args& p, int row, int col) {
-#if FORK
-    if (col >= p.fork_from) return p.fork_out + ((long long)row * p.fork_pitch + col - p.fork_from) * 2;
+#if DUAL_OUTPUT
+    if (col >= p.second_from) return p.second_out + ((long long)row * p.second_pitch + col - p.second_from) * 2;
 #endif
     return p.out + ((long long)row * p.out_pitch + col) * 2;
 }
 // A panel of the output tile goes to the pixels from m on and the output channels from col on.
 DEV void store_panel(const Args& p, u32 from, int col, int m) {
-#if FORK
-    if (col >= p.fork_from) return store_box2(&p.fork, from, col - p.fork_from, m);
+#if DUAL_OUTPUT
+    if (col >= p.second_from) return store_box2(&p.fork, from, col - p.second_from, m);
 #endif
     store_box2(&p.d, from, col, m);
 }
 
 #if IN8
-// Eight neighbouring channels of a pixel: sums to real numbers, residual, activation, and into the type that is stored.
+// EightBitTypes neighbouring channels of a pixel: accumulators to real numbers, residual, activation, and into the type that is stored.
 DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out, long long to, int left) {
     if (FOLD && TO == 5) {  // in steps of the result: the upper limit is e4m3's own
         if (p.has_residual) {
@@ -89,7 +89,7 @@ DEV Vec8 shared_eight(u32 at) {
 }
 #if BETWEEN
 // Sums of a thread's rows as the integers that would be stored: `column` is the first of its eight channels in every 32.
-DEV void keep_integers(const Args& p, const Sum (&acc)[MI][BN / 2], uint2 (&kept)[MI][2][BN / 32], int column) {
+DEV void keep_integers(const Args& p, const Accumulator (&acc)[MI][BN / 2], uint2 (&kept)[MI][2][BN / 32], int column) {
 #pragma unroll
     for (int g = 0; g < BN / 32; ++g) {
         const Vec8 by = load8<0>(reinterpret_cast<const u8*>(p.between_factor), column + g * 32), add = load8<0>(reinterpret_cast<const u8*>(p.between_bias), column + g * 32);
@@ -125,7 +125,7 @@ struct Corner {  // where a tile reads its input
 #if GROUPED
     int c0;  // the first channel of the groups that the tile makes
 #endif
-#if PAIR == 2
+#if SECOND_INPUT == 2
     int second_image, second_h, second_w;
 #endif
     DEV Corner(const Args& p, int tile) {
@@ -136,7 +136,7 @@ struct Corner {  // where a tile reads its input
         c0 = n0 / p.group_k * p.group_c & ~7;
 #endif
         image = h = w = 0;
-#if PAIR == 2
+#if SECOND_INPUT == 2
         second_image = m0 / p.pixels;
         const int place = m0 - second_image * p.pixels, line = place / p.width;
         second_h = line * p.second_stride_h;

@@ -15,8 +15,19 @@ from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, epilogue, places
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
-from whet.tactics.cuda.conv._conv import ConvShape, Finish, Second, View, pack_bias, pack_weights, refuses
+from whet.tactics.cuda._device.kernel import (
+    FLOAT16_TYPES,
+    Epilogue,
+    GpuKernel,
+    ahead,
+    all_static,
+    float_types,
+    machine_has,
+    match_epilogue,
+    packed_array,
+    same,
+)
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, View, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, large_batch_configs, small_batch_configs, step_channels, varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv.conv import as_config, bias_count, constant_weights, conv_shape, from_config
@@ -33,11 +44,11 @@ class _Part:
     x: int  # among the inputs of the whole
     weights: Tensor
     bias: Tensor | None
-    made: Ending
+    made: Epilogue
 
 
 @tactic
-class OwnConvPair(Tactic):
+class ConvSum(Tactic):
     """What the pass fuse_conv_sum makes: two convolutions of one group, at least one of them 1x1 without padding, an Add, an activation."""
 
     ops = ("*",)
@@ -50,7 +61,7 @@ class OwnConvPair(Tactic):
             return []
         return [
             same(layer, {p.x: Operand("nhwc", dtype) for p in parts}, Operand("nhwc", dtype))
-            for dtype in float_types([layer.inputs[parts[0].x], layer.outputs[0]], HALF)
+            for dtype in float_types([layer.inputs[parts[0].x], layer.outputs[0]], FLOAT16_TYPES)
         ]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -72,7 +83,7 @@ class OwnConvPair(Tactic):
         if m >= 3000:
             found.update(large_batch_configs(m, k, steps, bk, processors))
         order = varied(sorted(found, key=lambda c: (estimate_us(c, m, k, steps, processors), c)), MAX_CONFIGS)
-        bf16, kind = signature.outputs[0].dtype.name == "bf16", Second.kind(b.shape)
+        bf16, kind = signature.outputs[0].dtype.name == "bf16", SecondInput.kind(b.shape)
         ahead(backend, [conv_source(c, Features(not a.shape.plain, _finish(parts).activation[0], bf16, pair=kind)) for c in order])
         return [as_config(c) for c in order]
 
@@ -111,19 +122,19 @@ class OwnConvPair(Tactic):
                         output=View(args.outputs[0], a.shape.k),
                         finish=_finish(parts),
                         bf16=dtype.name == "bf16",
-                        second=Second(b.shape, View(args.inputs[b.x], b.shape.c)),
+                        second=SecondInput(b.shape, View(args.inputs[b.x], b.shape.c)),
                     ),
                     multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             ]
 
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma pair {tile}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma pair {tile}", packed=packed)
 
 
-def _finish(parts: tuple[_Part, _Part]) -> Finish:
+def _finish(parts: tuple[_Part, _Part]) -> PostOps:
     """The activation behind the sum: that of the part which adds."""
-    return Finish(next((p.made.finish.activation for p in parts if p.made.residual is not None), parts[0].made.finish.activation))
+    return PostOps(next((p.made.finish.activation for p in parts if p.made.residual is not None), parts[0].made.finish.activation))
 
 
 def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
@@ -140,7 +151,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
             return "the kernel adds convolutions of one group over two spatial axes"
         if reason := constant_weights(view, head):
             return reason
-        made = ending(view, epilogue(view))
+        made = match_epilogue(view, epilogue(view))
         if isinstance(made, str):
             return made
         x, w, b = places(view)
@@ -150,7 +161,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
         parts.append(_Part(view, conv_shape(view), fed, view.inputs[w], None if b is None else view.inputs[b], made))
     first, last = parts
     added = last.made.residual
-    if first.made.residual is not None or first.made.finish != Finish() or added is None or last.layer.inputs[added] is not views[0].outputs[0]:
+    if first.made.residual is not None or first.made.finish != PostOps() or added is None or last.layer.inputs[added] is not views[0].outputs[0]:
         return "the first convolution's sum is not what the second adds"
     if last.made.finish.residual != 1:
         return "it is added behind the activation"

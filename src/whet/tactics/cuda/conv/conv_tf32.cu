@@ -5,20 +5,20 @@
 // tensor cores are cut off, not rounded, so with PROMOTE they go into f32 registers every so many steps.
 // The last warp loads tiles through TMA into a ring of STAGES. With SK > 1 a cluster of SK blocks shares one tile, as in conv.cu.
 // Within BK channels weights are permuted so that a thread's inputs lie side by side: step i of eight, place q (q + 4) of a quad's lane q
-// stands for channel BK/4 * q + i (+ BK/8). Rows of the weights are dealt out in 16s so that a thread's sums are four neighbouring output channels.
-// With JOINED a 1x1 convolution reads two images, whose channels lie behind each other in K; with FORK it has two results, channels below and from `fork` on.
+// stands for channel BK/4 * q + i (+ BK/8). Rows of the weights are permuted in 16s so that a thread's accumulators are four neighbouring output channels.
+// With CONCAT_INPUT a 1x1 convolution reads two images, whose channels lie behind each other in K; with DUAL_OUTPUT it has two results, channels below and from `fork` on.
 // Inputs of two steps are kept in turns, so that one is read while the other is multiplied; with SINGLE (many blocks on a multiprocessor) of one step, which is
 // waited for: ptxas would put a wait behind each product where there are no registers for two.
-// Constants: WGS, BN (multiple of 16), BK, STAGES, SK, BLOCKS, TERMS, PROMOTE, IM2COL, ACT, ODD (any number of output channels), GROUPED, JOINED, FORK, SINGLE.
+// Constants: WGS, BN (multiple of 16), BK, STAGES, SK, BLOCKS, TERMS, PROMOTE, IM2COL, ACT, ODD (any number of output channels), GROUPED, CONCAT_INPUT, DUAL_OUTPUT, SINGLE.
 #define BF16 0
-#ifndef JOINED
-#define JOINED 0
+#ifndef CONCAT_INPUT
+#define CONCAT_INPUT 0
 #endif
 #ifndef SINGLE
 #define SINGLE 0
 #endif
-#ifndef FORK
-#define FORK 0
+#ifndef DUAL_OUTPUT
+#define DUAL_OUTPUT 0
 #endif
 #include "common.cuh"
 #include "tf32.cuh"
@@ -42,7 +42,7 @@ DEV float finish(const Args& p, float v, float r) {
 
 // Where four channels of a pixel go.
 DEV float* place_of(const Args& p, int row, int col) {
-#if FORK
+#if DUAL_OUTPUT
     if (col >= p.fork) return p.other + ((long long)row * p.other_pitch + col - p.fork);
 #endif
     return p.out + ((long long)row * p.out_pitch + col);
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     if (later) { barrier_expect(bar, STEP_BYTES); ask_weights(slot, k, at_tile.n0); }
                     if (IM2COL)
                         load_window(ring_a + slot * A_BYTES, &p.a, bar, at_tile.c0 + at.c * BK, at_tile.w, at_tile.h, at_tile.image, at.s * p.dil_w, at.r * p.dil_h);
-#if JOINED
+#if CONCAT_INPUT
                     else if (k >= p.csteps)
                         load_box2(ring_a + slot * A_BYTES, &p.second, bar, (k - p.csteps) * BK, at_tile.m0);
 #endif
@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                 for (int j = 0; j < BN / 2; ++j) total[PROMOTE ? j : 0] = 0.f;
             Inputs even, odd;
-            int previous = -1, fresh = 0, since = 0;  // fresh: 0 where sums begin anew
+            int previous = -1, fresh = 0, since = 0;  // fresh: 0 where accumulators begin anew
             const auto step = [&](Inputs& x) {
                 barrier_wait(full + 8 * slot, phase);
                 read_inputs(x, ring_a + slot * A_BYTES, line, lane);

@@ -5,8 +5,8 @@ from whet.tactics.cuda.conv._tf32_tactic import F32Product
 
 
 @tactic
-class OwnTf32(F32Product):
-    """Operands of 10 bits of mantissa: 2**-11 each at most, in sums of the tensor cores' f32."""
+class ConvTf32(F32Product):
+    """Operands of 10 bits of mantissa: 2**-11 each at most, in accumulators of the tensor cores' f32."""
 
     terms = 1
     math = "tf32"

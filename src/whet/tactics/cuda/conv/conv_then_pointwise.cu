@@ -6,7 +6,7 @@
 // Pixels lie as in conv.cu's HALO: a tile is `rows` rows of one image, each `wide` = width + TAPS_W - 1 long, a tap is the same matrix shifted.
 // Weights of both stream through one ring of STAGES slots; as many as fit are asked for before the wait for the kernel in front.
 // Constants: BN (pixels), BK (channels a step of the first), SK, GROUPS (inner channels / 64), CHUNKS (K steps of a tap in a block), MI, TAPS_H, TAPS_W,
-// STAGES, ACT and ACT2, BF16, IN8 (0, or 3 i8, 4 u8: the input and what lies between; weights are i8 then). With IN8 sums become numbers in [0, 1], the
+// STAGES, ACT and ACT2, BF16, IN8 (0, or 3 i8, 4 u8: the input and what lies between; weights are i8 then). With IN8 accumulators become numbers in [0, 1], the
 // range of the integers that are stored, by a factor and a bias a channel (FOLD of conv.cu, for both products); ADD: type of the residual.
 #include "common.cuh"
 #include "vector.cuh"
@@ -20,10 +20,10 @@ constexpr int SLOT = 64 * 128, PANEL = BN * WIDE;                           // o
 constexpr int OWN = BN / SK, LINE = OWN * 2 + 4, PARTS = SK * 32 * LINE * 4;  // pixels that a block ends; floats of two channels in a part of a sum
 constexpr int WORKERS = 128, THREADS = WORKERS + 32, ITEMS = (OWN * 8 + 127) / 128, PITCH = BN2 + 4, ENDS = BN * BN2 / 8 / 128;
 #if IN8
-typedef int Sum;
+typedef int Accumulator;
 typedef uint2 Held;  // eight channels
 #else
-typedef float Sum;
+typedef float Accumulator;
 typedef uint4 Held;
 #endif
 static_assert(CL > 1 && OWN % 8 == 0 && BN % 16 == 0 && 128 % (BN2 / 8) == 0 && BN * PITCH * 4 <= STAGES * SLOT && !(IN8 && CL % 2), "tile");
@@ -38,9 +38,9 @@ DEV u32 word(float v) { return __float_as_uint(v); }
 DEV u32 word(int v) { return v; }
 DEV float sum_of(u32 v, float) { return __uint_as_float(v); }
 DEV int sum_of(u32 v, int) { return v; }
-DEV void keep_four(u32 a, Sum x, Sum y, Sum z, Sum w) { store_shared_f4(a, __uint_as_float(word(x)), __uint_as_float(word(y)), __uint_as_float(word(z)), __uint_as_float(word(w))); }
+DEV void keep_four(u32 a, Accumulator x, Accumulator y, Accumulator z, Accumulator w) { store_shared_f4(a, __uint_as_float(word(x)), __uint_as_float(word(y)), __uint_as_float(word(z)), __uint_as_float(word(w))); }
 #if IN8
-// Eight channels from parts of their range to integers.
+// EightBitTypes channels from parts of their range to integers.
 template <int KIND> DEV uint2 integers(float (&v)[8], Act act, float per_step, float zero) {
     const float late[8] = {act.b, act.b, act.b, act.b, act.b, act.b, act.b, act.b};
     fold<KIND>(v, act, late);
@@ -56,7 +56,7 @@ DEV float finish(const Args& p, float v, float r) {
     return p.has_residual == 2 ? x + r : x;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __grid_constant__ Args p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_then_pointwise(const __grid_constant__ Args p) {
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u;
     const u32 ring = base, mid = ring + STAGES * SLOT, input = mid + PANELS * PANEL, parts_s = input + CHUNKS * p.slot_bytes;
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __gr
             residual[i] = *reinterpret_cast<const Held*>(p.residual + ((long long)pixel[i] * p.res_pitch + n2 + eight) * SIZE);
     }
 
-    Sum acc[BN / 2];
+    Accumulator acc[BN / 2];
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
         const int tap = k % TAPS, chunk = k / TAPS;
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __gr
         const int item = t + i * 128, x = pixel_of(item), c8 = eight_of(item);
         if (c8 >= 8) continue;  // whole warps
         const float add[8] = {bias[i][0].x, bias[i][0].y, bias[i][0].z, bias[i][0].w, bias[i][1].x, bias[i][1].y, bias[i][1].z, bias[i][1].w};
-        Sum s[8] = {};
+        Accumulator s[8] = {};
 #if !IN8
 #pragma unroll
         for (int e = 0; e < 8; ++e) s[e] = add[e];
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __gr
         for (int q = 0; q < SK; ++q)
 #pragma unroll
             for (int e = 0; e < 8; ++e)
-                s[e] += sum_of(load_shared(parts_s + ((q * 32 + c8 / 2 * 8 + e) * LINE + x / 2 * 4 + c8 % 2 * 2 + x % 2) * 4), Sum());
+                s[e] += sum_of(load_shared(parts_s + ((q * 32 + c8 / 2 * 8 + e) * LINE + x / 2 * 4 + c8 % 2 * 2 + x % 2) * 4), Accumulator());
 #if IN8
         const float by[8] = {factor[i][0].x, factor[i][0].y, factor[i][0].z, factor[i][0].w, factor[i][1].x, factor[i][1].y, factor[i][1].z, factor[i][1].w};
         float v[8];
@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __gr
     barrier_wait(whole, 0);
     fence_async();  // the operand came by ordinary stores
 
-    Sum sum[MI][BN / 2];
+    Accumulator sum[MI][BN / 2];
 #pragma unroll
     for (int k = 0; k < PANELS * MI; ++k) {
         const int step = STEPS + k;
@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __gr
         }
     }
     mma_wait<0>();
-    named_barrier(8, WORKERS);  // nobody reads weights any more: sums are turned in their place
+    named_barrier(8, WORKERS);  // nobody reads weights any more: accumulators are transposed in their place
 #pragma unroll
     for (int i = 0; i < MI; ++i)
 #pragma unroll

@@ -21,7 +21,7 @@ MAX_CONFIGS = 24
 
 
 @tactic
-class OwnConvProduct(ConvAndProduct):
+class ConvThenPointwise(ConvAndProduct):
     """What the pass fuse_conv_then_pointwise makes: stride 1, no dilation, one group; channels of both in multiples of 64; 16-bit numbers."""
 
     composites = ("ConvThenPointwise",)
@@ -72,7 +72,7 @@ class OwnConvProduct(ConvAndProduct):
             residual = 0 if both.residual is None else args.inputs[both.residual]
             return [product_launch(tile, s, k, addresses, residual, both.inner.finish.activation, both.made.finish, dtype.name == "bf16", layer.name)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma then wgmma {tile}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma then wgmma {tile}", packed=packed)
 
 
 def as_config(t: Tile) -> Config:

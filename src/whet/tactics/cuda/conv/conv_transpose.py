@@ -10,26 +10,26 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, source_place
-from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, end_of, transposed_launch
+from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, match_transposed_epilogue, transposed_launch
 from whet.tactics.cuda.conv.conv import as_config, from_config, packed_bias
 
 MAX_CONFIGS = 12
 
 
 @tactic
-class OwnConvTranspose(TransposedTactic):
+class ConvTranspose(TransposedTactic):
     """Group 1, two spatial axes, input channels in eights; any kernel, stride, padding and dilation."""
 
-    kinds = HALF
+    kinds = FLOAT16_TYPES
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, t = end_of(layer), Transposed.of(layer)
+        made, t = match_transposed_epilogue(layer), Transposed.of(layer)
         if isinstance(made, str):
             return made
         return "the kernel has no groups" if t.group != 1 else refuses(product_of(t))
@@ -41,7 +41,7 @@ class OwnConvTranspose(TransposedTactic):
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, t, tile = end_of(layer), Transposed.of(layer), from_config(config)
+        made, t, tile = match_transposed_epilogue(layer), Transposed.of(layer), from_config(config)
         if isinstance(made, str):
             raise PlanRefused(made)
         shape, dtype = product_of(t), signature.outputs[0].dtype
@@ -76,7 +76,7 @@ class OwnConvTranspose(TransposedTactic):
             return [product, transposed_launch("gather", t, columns, 0, args.packed[2], residual, args.outputs[0], made, dtype, layer.name)]
 
         scratch = shape.m * shape.k * 2 + 128
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma taps {tile}", packed=packed, scratch=scratch)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma taps {tile}", packed=packed, scratch=scratch)
 
 
 def product_of(t: Transposed) -> ConvShape:

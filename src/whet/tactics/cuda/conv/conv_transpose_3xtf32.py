@@ -14,7 +14,7 @@ from whet.tactics._fused import constants_of, source_place
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda.conv import _tf32
 from whet.tactics.cuda.conv._conv import View, pack_bias
-from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, end_of, transposed_launch
+from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, match_transposed_epilogue, transposed_launch
 from whet.tactics.cuda.conv._tf32 import Tf32Config
 from whet.tactics.cuda.conv._tf32_tactic import as_config
 from whet.tactics.cuda.conv.conv import packed_bias
@@ -25,7 +25,7 @@ _MATH = "f32 by three"
 
 
 @tactic
-class OwnConvTransposeF32(TransposedTactic):
+class ConvTranspose3xtf32(TransposedTactic):
     """Group 1, two spatial axes, input channels in fours; any kernel, stride, padding and dilation."""
 
     kinds = (F32,)
@@ -33,7 +33,7 @@ class OwnConvTransposeF32(TransposedTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, t = end_of(layer), Transposed.of(layer)
+        made, t = match_transposed_epilogue(layer), Transposed.of(layer)
         if isinstance(made, str):
             return made
         return "the kernel has no groups" if t.group != 1 else _tf32.refuses(product_of(t))
@@ -45,7 +45,7 @@ class OwnConvTransposeF32(TransposedTactic):
         return [as_config(c, _MATH) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, t, said = end_of(layer), Transposed.of(layer), dict(config)
+        made, t, said = match_transposed_epilogue(layer), Transposed.of(layer), dict(config)
         if isinstance(made, str) or said.pop("math", None) != _MATH:
             raise PlanRefused(made if isinstance(made, str) else f"this tactic computes in {_MATH}")
         shape, tile = product_of(t), Tf32Config(**{k: int(v) for k, v in said.items()}, terms=3)
@@ -60,7 +60,7 @@ class OwnConvTransposeF32(TransposedTactic):
             return _tf32.pack(np.pad(given, ((0, 0), (0, inner - shape.c))), tile.bk, tile.terms)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|transposed f32 dealt {tile.bk}", 2 * _tf32.filters(shape.k) * inner * 4, rows),
+            packed_array(f"{weights.weight.digest}|transposed f32 permuted {tile.bk}", 2 * _tf32.filters(shape.k) * inner * 4, rows),
             packed_array(f"no bias {shape.k}", pack_bias(None, shape.k).nbytes, lambda: pack_bias(None, shape.k)),
             packed_bias(made, own, t.k),
         )
@@ -76,4 +76,4 @@ class OwnConvTransposeF32(TransposedTactic):
             return [product, transposed_launch("gather", t, columns, 0, args.packed[2], residual, args.outputs[0], made, F32, layer.name)]
 
         scratch = shape.m * shape.k * 4 + 128
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma taps {tile}", packed=packed, scratch=scratch)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma taps {tile}", packed=packed, scratch=scratch)

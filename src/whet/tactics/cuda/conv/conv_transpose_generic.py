@@ -10,23 +10,23 @@ from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, source_place
 from whet.tactics.cuda._device.kernel import GpuKernel, packed_array
-from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, end_of, transposed_launch
+from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, match_transposed_epilogue, transposed_launch
 from whet.tactics.cuda.conv.conv import packed_bias
 
 
 @tactic
-class OwnConvTransposeDirect(TransposedTactic):
+class ConvTransposeGeneric(TransposedTactic):
     """Two spatial axes, any groups."""
 
     kinds = (F16, BF16, F32)
     fallback = True
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        made = end_of(layer)
+        made = match_transposed_epilogue(layer)
         return made if isinstance(made, str) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, t = end_of(layer), Transposed.of(layer)
+        made, t = match_transposed_epilogue(layer), Transposed.of(layer)
         if isinstance(made, str):
             raise PlanRefused(made)
         x = source_place(layer)
@@ -47,7 +47,7 @@ class OwnConvTransposeDirect(TransposedTactic):
             source: int = args.inputs[x]
             return [transposed_launch("direct", t, source, weights_at, bias_at, residual, args.outputs[0], made, kind, layer.name)]
 
-        return GpuKernel(layer, signature, make, implementation="own direct transposed", packed=packed)
+        return GpuKernel(layer, signature, make, implementation="direct transposed", packed=packed)
 
 
 def by_taps(weights: np.ndarray, group: int) -> np.ndarray:

@@ -14,11 +14,21 @@ from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, is_quantized, source_place
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array
-from whet.tactics.cuda.conv._conv import ConvShape, Finish, Fork, Second, View, bias_count, pack_bias, pack_weights
+from whet.tactics.cuda._device.kernel import (
+    FLOAT16_TYPES,
+    Epilogue,
+    GpuKernel,
+    ahead,
+    all_static,
+    float_types,
+    machine_has,
+    match_epilogue,
+    packed_array,
+)
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, SecondOutput, View, bias_count, pack_bias, pack_weights
 from whet.tactics.cuda.conv._conv_config import ConvConfig, configs_of_steps, step_channels, varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv.concat_input_conv import joined_conv
+from whet.tactics.cuda.conv.concat_input_conv import match_concat_input
 from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, from_config
 
 MAX_CONFIGS = 24
@@ -30,7 +40,7 @@ class Way:
 
     weights: Tensor
     bias: Tensor | None
-    made: Ending
+    made: Epilogue
     shape: ConvShape
     images: tuple[Tensor, ...]
 
@@ -48,7 +58,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Forked:
+class DualOutput:
     """Both ways, and the sizes of the product of both."""
 
     ways: tuple[Way, Way]
@@ -66,7 +76,7 @@ class Forked:
         return self.ways[0].shape.k
 
     @property
-    def finish(self) -> Finish:
+    def finish(self) -> PostOps:
         return self.ways[0].made.finish
 
     @property
@@ -82,7 +92,7 @@ class Forked:
     def source(self, tile: ConvConfig, bf16: bool) -> str:
         """The kernel's complete text."""
         return conv_source(
-            tile, Features(activation=self.finish.activation[0], bf16=bf16, pair=int(len(self.images) == 2), fork=Fork.panel(self.at, tile))
+            tile, Features(activation=self.finish.activation[0], bf16=bf16, pair=int(len(self.images) == 2), fork=SecondOutput.panel(self.at, tile))
         )
 
     def packed(self, dtype: Any) -> tuple[Packed, Packed]:
@@ -104,7 +114,7 @@ class Forked:
 
 
 @tactic
-class OwnForkedConv(Tactic):
+class DualOutputConv(Tactic):
     """What the pass fuse_dual_output_conv makes, in 16-bit floats; images' channels come in eights, those of results in sixteens."""
 
     ops = ("*",)
@@ -112,11 +122,11 @@ class OwnForkedConv(Tactic):
     what = "two convolutions of one image"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = forked_conv(layer) if all_static(layer) else "static"
+        found = match_dual_output(layer) if all_static(layer) else "static"
         if isinstance(found, str):
             return []
         signatures = []
-        for dtype in float_types([layer.inputs[found.images[0]], *layer.outputs], HALF):
+        for dtype in float_types([layer.inputs[found.images[0]], *layer.outputs], FLOAT16_TYPES):
             image = Operand("nhwc", dtype)
             signatures.append(Signature(tuple(image if i in found.images else None for i in range(len(layer.inputs))), (image, image)))
         return signatures
@@ -124,7 +134,7 @@ class OwnForkedConv(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        found = forked_conv(layer)
+        found = match_dual_output(layer)
         if isinstance(found, str):
             return found
         sizes, results = found.ways[0].channels, [w.shape.k for w in found.ways]
@@ -133,21 +143,21 @@ class OwnForkedConv(Tactic):
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = forked_conv(layer)
+        found = match_dual_output(layer)
         if isinstance(found, str):
             return []
         shape, bf16 = found.shapes[0], signature.outputs[0].dtype.name == "bf16"
         able = configs_of_steps(shape.m, shape.k, found.steps, found.bk, backend.capabilities.multiprocessors)
-        tiles = varied([c for c in able if c.outs < 3 and Fork.panel(found.at, c)], MAX_CONFIGS)
+        tiles = varied([c for c in able if c.outs < 3 and SecondOutput.panel(found.at, c)], MAX_CONFIGS)
         ahead(backend, [found.source(c, bf16) for c in tiles])
         return [as_config(c) for c in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found, tile = forked_conv(layer), from_config(config)
+        found, tile = match_dual_output(layer), from_config(config)
         if isinstance(found, str):
             raise PlanRefused(found)
         shapes, dtype = found.shapes, signature.outputs[0].dtype
-        if tile.halo or tile.bk != found.bk or tile.hold not in (0, found.steps) or not Fork.panel(found.at, tile):
+        if tile.halo or tile.bk != found.bk or tile.hold not in (0, found.steps) or not SecondOutput.panel(found.at, tile):
             raise PlanRefused(f"{tile} is no tile of {found.steps} steps whose channels part at {found.at}")
 
         def make(args: Args) -> list:
@@ -163,19 +173,19 @@ class OwnForkedConv(Tactic):
                         output=View(args.outputs[0], found.at),
                         finish=found.finish,
                         bf16=dtype.name == "bf16",
-                        second=Second(shapes[1], views[1]) if len(shapes) == 2 else None,
-                        fork=Fork(found.at, View(args.outputs[1], shapes[0].k - found.at)),
+                        second=SecondInput(shapes[1], views[1]) if len(shapes) == 2 else None,
+                        fork=SecondOutput(found.at, View(args.outputs[1], shapes[0].k - found.at)),
                     ),
                     multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             ]
 
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma forked {tile}", packed=found.packed(dtype))
+        return GpuKernel(layer, signature, make, implementation=f"wgmma forked {tile}", packed=found.packed(dtype))
 
 
 @functools.lru_cache(maxsize=8)
-def forked_conv(layer: Layer) -> Forked | str:
+def match_dual_output(layer: Layer) -> DualOutput | str:
     """The layer taken apart, or why the kernel is not for it."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
@@ -193,12 +203,12 @@ def forked_conv(layer: Layer) -> Forked | str:
     images = [next((i for i, t in enumerate(layer.inputs) if t is x), None) for x in first.images]
     if None in images:
         return "an image is made within the layer"
-    return Forked((first, second), tuple(i for i in images if i is not None))
+    return DualOutput((first, second), tuple(i for i in images if i is not None))
 
 
 def _way(part: Layer) -> Way | str:
     if part.composite == "ConcatInputConv":
-        found = joined_conv(part)
+        found = match_concat_input(part)
         if isinstance(found, str):
             return found
         if found.parts is not None or found.residual is not None:
@@ -207,7 +217,7 @@ def _way(part: Layer) -> Way | str:
     head = anchor(part)
     if head.op != "Conv" or head.attrs["group"] != 1 or is_quantized(part):
         return "the kernel takes convolutions of floats, one group"
-    made, reason = ending(part, epilogue(part)), conv_reason(part, head)
+    made, reason = match_epilogue(part, epilogue(part)), conv_reason(part, head)
     if isinstance(made, str) or reason:
         return reason or str(made)
     shape = conv_shape(part)

@@ -5,7 +5,7 @@
 // seen as one of PACK times the channels and a PACK-th of the width, so a tile's first pixel is a multiple of PACK, LEAD pixels before its windows.
 // With FRONT the input comes through a 1x1 convolution of as many channels (FRONT_ACT ends it): every pixel of an input tile is multiplied once where it
 // lies, and what comes of it, zeros outside the image, lies beside it in the same order. Pixels at the edge of two tiles are multiplied twice.
-// Where BN is a multiple of 32, rows of the weights are dealt out in 32s so that a thread's sums are eight neighbouring channels of a pixel (DEALT), which it
+// Where BN is a multiple of 32, rows of the weights are permuted in 32s so that a thread's accumulators are eight neighbouring channels of a pixel (PERMUTED), which it
 // stores as they are; else the threads of four exchange theirs. Weights and biases of SiLU are halved where nothing is added in front of it (HALVED; FRONT_HALVED).
 // With RUN > 1 (stride 1) a warp takes RUN rows of 16 pixels below each other: a fragment that it reads is multiplied for all of them whose windows it is in. What is
 // added is then read from the input's tile where it is the input itself (OWN).
@@ -35,7 +35,7 @@ constexpr int STEPS = R * S * C / 16, CHUNKS = (STEPS + 3) / 4;             // o
 constexpr int READ = (RUN - 1 + R) * S * C / 16;                            // fragments that a warp reads
 constexpr int TALL = (ROWS * COLUMNS + 63) / 64, ROOM = (SLOTS + FRONT) * SLOT;  // FRONT: 64s of pixels; bytes of a group's tiles
 constexpr u32 NOWHERE = ~0u;
-constexpr bool DEALT = BN % 32 == 0;
+constexpr bool PERMUTED = BN % 32 == 0;
 constexpr int DEEP = 2;                                                     // steps whose fragments are read at once
 static_assert(TH * TW % 64 == 0 && BN % 16 == 0 && 64 % C == 0 && C >= 16 && TW * STRIDE_W % PACK == 0, "tile");
 static_assert(RUN == 1 || (STRIDE_H == 1 && TH % RUN == 0 && TW % 16 == 0 && TH * TW % (64 * RUN) == 0), "rows of a warp");
@@ -46,13 +46,13 @@ static_assert(RUN == 1 || (STRIDE_H == 1 && TH % RUN == 0 && TW % 16 == 0 && TH 
 
 DEV u32 swizzled(u32 at) { return at ^ (at & 0x380) >> 3; }  // the place of sixteen bytes in rows of 128: slots begin at whole patterns, so addresses tell it
 
-// Sums begin with their biases, those of column j * 8 at `bias` + j * apart (in every four of columns dealt out).
-template <int COUNT> DEV void begin_with(float (&sums)[COUNT / 2], u32 bias, int apart) {
+// Sums begin with their biases, those of column j * 8 at `bias` + j * apart (in every four of columns permuted).
+template <int COUNT> DEV void begin_with(float (&accumulators)[COUNT / 2], u32 bias, int apart) {
 #pragma unroll
     for (int j = 0; j < COUNT / 8; ++j) {
         const float2 v = load_shared_f2(bias + (apart == 8 ? j / 4 * 128 + j % 4 * 8 : j * apart));
-        sums[j * 4] = sums[j * 4 + 2] = v.x;
-        sums[j * 4 + 1] = sums[j * 4 + 3] = v.y;
+        accumulators[j * 4] = accumulators[j * 4 + 2] = v.x;
+        accumulators[j * 4 + 1] = accumulators[j * 4 + 3] = v.y;
     }
 }
 
@@ -60,7 +60,7 @@ DEV void load_shared4(u32 (&v)[4], u32 a) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(a));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) few_channel(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const int all = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
     const int warp = GROUPS == 1 ? all : all % (THREADS / 32), group = GROUPS == 1 ? 0 : all / (THREADS / 32);
@@ -111,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(co
     const int row = warp * 16 / TW * RUN * TW + warp * 16 % TW, m0 = row + lane % 16;  // of the tile's pixels: the warp's first, and the one whose channels this lane's address gives
     const u32 own = window_of(m0) + LEAD * PIXEL + lane / 16 * 16;
     auto place_of = [&](int r, int b) {  // where sixteen bytes of this thread go, in sixteens, or NOWHERE
-        const int item = b * 4 + lane % 4, col = n0 + (DEALT ? b / 2 * 32 + lane % 4 * 8 : item % (BN / 8) * 8);
-        const int m = row + lane / 4 + (DEALT ? b % 2 : item / (BN / 8)) * 8;
+        const int item = b * 4 + lane % 4, col = n0 + (PERMUTED ? b / 2 * 32 + lane % 4 * 8 : item % (BN / 8) * 8);
+        const int m = row + lane / 4 + (PERMUTED ? b % 2 : item / (BN / 8)) * 8;
         const int p = here.ty * TH + m / TW + r, q = here.tx * TW + m % TW;
         return p < a.p && q < a.q && col < a.k ? ((here.n * a.p + p) * a.q + q) * (u32)(a.k / 8) + col / 8 : NOWHERE;
     };
@@ -141,14 +141,14 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(co
         for (int i = warp / 4; i < TALL; i += THREADS / 128) {
             const int top = i * 64 + warp % 4 * 16, last = ROWS * COLUMNS - 1;
             const u32 at = min(top + lane % 16, last) * PIXEL + lane / 16 * 16, place = swizzled(at);
-            float sums[C / 2];
+            float accumulators[C / 2];
             u32 g[C / 16][4];
 #pragma unroll
             for (int s = 0; s < C / 16; ++s) load_fragment(g[s], patches + slot * SLOT + (place ^ s * 32));
-            begin_with<C>(sums, bias + BN * 4 + lane % 4 * 8, 32);
+            begin_with<C>(accumulators, bias + BN * 4 + lane % 4 * 8, 32);
             mma_begin();
 #pragma unroll
-            for (int s = 0; s < C / 16; ++s) wgmma_registers(sums, g[s], operand<128>(front) + s * 2, 1);
+            for (int s = 0; s < C / 16; ++s) wgmma_registers(accumulators, g[s], operand<128>(front) + s * 2, 1);
             mma_commit();
             bool inside[2];  // rows beyond the tile are its last pixel again
 #pragma unroll
@@ -162,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(co
                 u32 v[4];
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    float x = sums[(s * 2 + e / 2) * 4 + e % 2 * 2], y = sums[(s * 2 + e / 2) * 4 + e % 2 * 2 + 1];
+                    float x = accumulators[(s * 2 + e / 2) * 4 + e % 2 * 2], y = accumulators[(s * 2 + e / 2) * 4 + e % 2 * 2 + 1];
                     activate_two<FRONT_ACT, FRONT_HALVED>(x, y, a.front_act);
                     v[e] = inside[e % 2] ? pack(x, y) : 0;
                 }
@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(co
 #endif
         float acc[RUN][BN / 2];
 #pragma unroll
-        for (int r = 0; r < RUN; ++r) begin_with<BN>(acc[r], bias + lane % 4 * (DEALT ? 32 : 8), DEALT ? 8 : 32);
+        for (int r = 0; r < RUN; ++r) begin_with<BN>(acc[r], bias + lane % 4 * (PERMUTED ? 32 : 8), PERMUTED ? 8 : 32);
         u32 f[2][DEEP][4];
 #pragma unroll
         for (int s = 0; s < READ; s += DEEP) {
@@ -213,11 +213,11 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(co
             load_shared4(add, swizzled(at));
 #elif RESIDUAL
             u32 add[4] = {residual[r][b].x, residual[r][b].y, residual[r][b].z, residual[r][b].w};
-            if (!DEALT) turn_quad(add, lane);
+            if (!PERMUTED) transpose_quad(add, lane);
 #endif
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int j = DEALT ? b / 2 * 4 + i : (b * 4 + i) % (BN / 8), half = DEALT ? b % 2 : (b * 4 + i) / (BN / 8);
+                const int j = PERMUTED ? b / 2 * 4 + i : (b * 4 + i) % (BN / 8), half = PERMUTED ? b % 2 : (b * 4 + i) / (BN / 8);
                 float x = acc[r][j * 4 + half * 2], y = acc[r][j * 4 + half * 2 + 1];
 #if RESIDUAL
                 const float2 other = unpack(add[i]);
@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(co
 #endif
                 v[i] = pack(x, y);
             }
-            if (!DEALT) turn_quad(v, lane);
+            if (!PERMUTED) transpose_quad(v, lane);
 #if RUN == 1
             const u32 into = to[b];
 #else

@@ -8,32 +8,32 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, ending, machine_has
-from whet.tactics.cuda.conv._few_channel import NarrowTile, halved, narrow_filters, narrow_launch, narrow_reason, narrow_tiles
-from whet.tactics.cuda.conv.conv import OwnConv, conv_shape, packed_bias
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, match_epilogue
+from whet.tactics.cuda.conv._few_channel import FewChannelTile, few_channel_filters, few_channel_launch, few_channel_reason, few_channel_tiles, halved
+from whet.tactics.cuda.conv.conv import Conv, conv_shape, packed_bias
 
 
 @tactic
-class OwnNarrowConv(OwnConv):
+class FewChannelConv(Conv):
     """Group 1, filters of several taps, strides up to 2, no dilation; output channels in eights."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = ending(layer, epilogue(layer))
-        return made if isinstance(made, str) else narrow_reason(conv_shape(layer))
+        made = match_epilogue(layer, epilogue(layer))
+        return made if isinstance(made, str) else few_channel_reason(conv_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, made = conv_shape(layer), ending(layer, epilogue(layer))
-        found = narrow_tiles(s, backend.capabilities.multiprocessors)
+        s, made = conv_shape(layer), match_epilogue(layer, epilogue(layer))
+        found = few_channel_tiles(s, backend.capabilities.multiprocessors)
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
             ahead(backend, [t.source(s, made.finish, bf16) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), NarrowTile(**{k: int(v) for k, v in config})
-        reason = made if isinstance(made, str) else narrow_reason(s) or tile.unfit(s)
+        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), FewChannelTile(**{k: int(v) for k, v in config})
+        reason = made if isinstance(made, str) else few_channel_reason(s) or tile.unfit(s)
         if isinstance(made, str) or reason:
             raise PlanRefused(str(reason))
         x, dtype = source_place(layer), signature.outputs[0].dtype
@@ -42,7 +42,7 @@ class OwnNarrowConv(OwnConv):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            return [narrow_launch(tile, s, addresses, made.finish, dtype.name, backend.capabilities.multiprocessors, layer.name)]
+            return [few_channel_launch(tile, s, addresses, made.finish, dtype.name, backend.capabilities.multiprocessors, layer.name)]
 
-        packed = (narrow_filters(weights, dtype, made.finish, tile.dealt), packed_bias(made, own, s.k, halved(made.finish)))
-        return GpuKernel(layer, signature, make, implementation=f"own narrow wgmma {tile}", packed=packed)
+        packed = (few_channel_filters(weights, dtype, made.finish, tile.permuted), packed_bias(made, own, s.k, halved(made.finish)))
+        return GpuKernel(layer, signature, make, implementation=f"narrow wgmma {tile}", packed=packed)

@@ -13,14 +13,14 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, FloatPointer, Int32, TensorMap
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, ahead, ending, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
-from whet.tactics.cuda.conv._tf32 import cut_to_tf32, dealt_by_16, filters, sizes_of
+from whet.tactics.cuda.conv._tf32 import cut_to_tf32, filters, permute_by_16, sizes_of
 from whet.tactics.cuda.conv._tf32_tactic import F32Product
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
-from whet.tactics.cuda.conv.conv_tf32 import OwnTf32
+from whet.tactics.cuda.conv.conv_tf32 import ConvTf32
 
 _TILES = ((8, 8), (8, 16), (16, 8), (16, 16), (8, 32), (16, 32))  # rows and columns of a warpgroup's results
 _MOST = 12  # configurations
@@ -47,7 +47,7 @@ class FewChannelTf32Arguments(Arguments, kernel="few_channel_tf32.cu"):
 
 
 @dataclass(frozen=True, order=True)
-class NarrowTile:
+class FewChannelTile:
     """One instance of few_channel_tf32.cu: rows and columns of a warpgroup's tile, output channels, warpgroups of a block, resident blocks."""
 
     th: int
@@ -62,11 +62,11 @@ class NarrowTile:
         return (("th", self.th), ("tw", self.tw), ("bn", self.bn), ("groups", self.groups), ("blocks", self.blocks), ("math", "tf32"))
 
     @staticmethod
-    def of(config: Config) -> NarrowTile:
+    def of(config: Config) -> FewChannelTile:
         """The instance that an engine names."""
-        return NarrowTile(**sizes_of(config))
+        return FewChannelTile(**sizes_of(config))
 
-    def constants(self, s: ConvShape, finish: Finish) -> dict[str, int]:
+    def constants(self, s: ConvShape, finish: PostOps) -> dict[str, int]:
         """The macros of the instance."""
         own = {"TH": self.th, "TW": self.tw, "BN": self.bn, "GROUPS": self.groups, "BLOCKS": self.blocks, "TERMS": 1}
         shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "PAD_W": s.pad[1]}
@@ -85,7 +85,7 @@ class NarrowTile:
 
     def unfit(self, s: ConvShape) -> str | None:
         """Why a multiprocessor cannot hold it, or None."""
-        registers = self.bn + 40  # sums, a residual, addresses
+        registers = self.bn + 40  # accumulators, a residual, addresses
         large = max(self.box(s)) > 256 or self.blocks * self.groups * 128 * registers > REGISTERS or self.groups > 8
         if large or self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024:
             return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
@@ -107,16 +107,16 @@ class NarrowTile:
 
 
 @tactic
-class OwnNarrowTf32(F32Product):
+class FewChannelConvTf32(F32Product):
     """Group 1, filters of several taps, strides up to 2, no dilation; output channels in fours."""
 
     ops = ("Conv",)
-    rtol = OwnTf32.rtol
+    rtol = ConvTf32.rtol
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if anchor(layer).attrs["group"] != 1 or s.c not in (32, 64) or s.w % s.stride[1]:
@@ -127,7 +127,7 @@ class OwnNarrowTf32(F32Product):
         return None if any(t.unfit(s) is None for t in _every(s)) else "the weights do not fit beside pieces of the image"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, made = conv_shape(layer), ending(layer, epilogue(layer))
+        s, made = conv_shape(layer), match_epilogue(layer, epilogue(layer))
         if isinstance(made, str):
             return []
         able = [t for t in _every(s) if t.unfit(s) is None]
@@ -136,7 +136,7 @@ class OwnNarrowTf32(F32Product):
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), NarrowTile.of(config)
+        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), FewChannelTile.of(config)
         if isinstance(made, str) or tile.unfit(s):
             raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
         x = source_place(layer)
@@ -156,24 +156,24 @@ class OwnNarrowTf32(F32Product):
             addresses = (args.packed[1], residual, args.outputs[0])
             arguments = FewChannelTf32Arguments(pixels, filter_rows, *addresses, *sizes, act=made.finish.activation[1:])
             grid = max(1, min(-(-tiles // tile.groups), backend.capabilities.multiprocessors * tile.blocks // tiles_n)) * tiles_n
-            return [launch("narrow_tf32", arguments, constants, (grid, 1, 1), tile.groups * 128, shared=tile.shared(s), label=layer.name)]
+            return [launch("few_channel_tf32", arguments, constants, (grid, 1, 1), tile.groups * 128, shared=tile.shared(s), label=layer.name)]
 
         def rows() -> np.ndarray:
             out = np.zeros((filters(s.k), row), np.float32)
             out[: s.k] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(s.k, -1)
-            return dealt_by_16(cut_to_tf32(out))
+            return permute_by_16(cut_to_tf32(out))
 
         packed = (packed_array(f"{weights.weight.digest}|narrow tf32", filters(s.k) * row * 4, rows), packed_bias(made, own, s.k))
-        return GpuKernel(layer, signature, make, implementation=f"own narrow wgmma tf32 {tile}", packed=packed, rtol=self.rtol)
+        return GpuKernel(layer, signature, make, implementation=f"narrow wgmma tf32 {tile}", packed=packed, rtol=self.rtol)
 
 
-def _every(s: ConvShape) -> list[NarrowTile]:
+def _every(s: ConvShape) -> list[FewChannelTile]:
     """Of each tile, and width of output channels, as many warpgroups as fit, and one fewer."""
     widths = dict.fromkeys((min(64, filters(s.k)), min(32, filters(s.k))))
-    found: list[NarrowTile] = []
+    found: list[FewChannelTile] = []
     for th, tw in _TILES:
         for bn in widths:
             for blocks in (1, 2, 3):
-                fit = [t for t in (NarrowTile(th, tw, bn, groups, blocks) for groups in (8, 6, 5, 4, 3, 2, 1)) if t.unfit(s) is None]
+                fit = [t for t in (FewChannelTile(th, tw, bn, groups, blocks) for groups in (8, 6, 5, 4, 3, 2, 1)) if t.unfit(s) is None]
                 found += fit[:2]
     return found

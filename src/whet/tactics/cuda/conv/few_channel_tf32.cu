@@ -5,7 +5,7 @@
 // rows pixels of even and of odd columns lie apart. A product takes 8 x 8 results: eight neighbouring pixels are eight rows in a row, and the next eight
 // of the operand lie a row of the image further, whatever that is in bytes: the pattern follows the address.
 // A block's warpgroups have tiles of their own beside one copy of the weights and never wait for each other, so one multiplies while another ends.
-// Rows of the weights are dealt out in 16s so that a thread's sums are four neighbouring channels, 16 bytes.
+// Rows of the weights are permuted in 16s so that a thread's accumulators are four neighbouring channels, 16 bytes.
 // Constants: C, R, S, STRIDE_H, STRIDE_W (1 or 2), PAD_W, TH, TW (multiples of 8), BN (multiple of 16), GROUPS, BLOCKS, ACT, RESIDUAL (0 none, 1 before the
 // activation, 2 after it), TERMS (1).
 #define BF16 0
@@ -35,7 +35,7 @@ DEV constexpr int place(int r, int s) {
 DEV u64 pixels(u32 at) { return (u64)(at + (1 << 16)) | (((u64)(STRIDE_H * PITCH / 16) | 1ull << 30) << 32); }
 DEV u64 filters(u32 at) { return (u64)(at + (1 << 16)) | ((64ull | 1ull << 30) << 32); }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow_tf32(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_channel_tf32(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u, bias = base + WEIGHTS + GROUPS * PIECE, held = bias + BN * 4;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;  // the shuffle tells the compiler: equal in a warp

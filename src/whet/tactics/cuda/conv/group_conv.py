@@ -14,19 +14,19 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, ending, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, step_channels, varied
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
-from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, conv_signatures, ended_launch, from_config, packed_bias
+from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, conv_signatures, from_config, launch_with_epilogue, packed_bias
 
 MAX_CONFIGS = 30
 WIDTHS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)  # output channels of a tile, as in _conv_config
 
 
 @tactic
-class OwnGroupConv(Tactic):
+class GroupConv(Tactic):
     """Two spatial axes, several groups of several channels; input channels of all groups in eights.
 
     A number that is not finite reaches the other groups of its tile, as a zero weight times infinity is no number; the reference keeps it
@@ -55,13 +55,13 @@ class OwnGroupConv(Tactic):
         groups = groups_of(layer)
         if groups.c == groups.k == 1:
             return "one channel a group: products of single numbers, which the depthwise kernel does"
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         shape, groups = conv_shape(layer), groups_of(layer)
         found = varied(group_configs(shape, groups, backend.capabilities.multiprocessors), MAX_CONFIGS)
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         if not isinstance(made, str):
             bf16, odd = signature.outputs[0].dtype.name == "bf16", shape.k % 8 != 0
             kind = made.finish.activation[0]
@@ -69,7 +69,7 @@ class OwnGroupConv(Tactic):
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         tile, groups = from_config(config), groups_of(layer)
         shape = tile_shape(conv_shape(layer), groups, tile.bn)
         reason = made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None and tile.direct == 1) or fits(tile, shape)
@@ -88,9 +88,9 @@ class OwnGroupConv(Tactic):
         )
 
         def make(args: Args) -> list:
-            return [ended_launch(tile, shape, View(args.inputs[x], groups.channels), args, made, dtype, backend, layer.name, groups=groups)]
+            return [launch_with_epilogue(tile, shape, View(args.inputs[x], groups.channels), args, made, dtype, backend, layer.name, groups=groups)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma groups {tile}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma groups {tile}", packed=packed)
 
 
 def groups_of(layer: Layer) -> Groups:

@@ -14,12 +14,12 @@ from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, float_types, machine_has, packed_array
 from whet.tactics.cuda.conv import _tf32
-from whet.tactics.cuda.conv._conv import ConvShape, Finish, Fork, Second, View, bias_count, pack_bias
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, SecondOutput, View, bias_count, pack_bias
 from whet.tactics.cuda.conv._tf32 import Tf32Config
 from whet.tactics.cuda.conv._tf32_tactic import as_config
-from whet.tactics.cuda.conv.concat_input_conv import joined_conv
-from whet.tactics.cuda.conv.conv_tf32 import OwnTf32
-from whet.tactics.cuda.conv.dual_output_conv import Way, forked_conv
+from whet.tactics.cuda.conv.concat_input_conv import match_concat_input
+from whet.tactics.cuda.conv.conv_tf32 import ConvTf32
+from whet.tactics.cuda.conv.dual_output_conv import Way, match_dual_output
 
 MAX_CONFIGS = 24
 
@@ -39,7 +39,7 @@ class Several:
         return [replace(first.shape, c=c, k=k) for c in first.channels]
 
     @property
-    def finish(self) -> Finish:
+    def finish(self) -> PostOps:
         return self.ways[0].made.finish
 
     @property
@@ -75,7 +75,7 @@ class Several:
 
 
 @tactic
-class OwnSeveralTf32(Tactic):
+class MultiTensorConvTf32(Tactic):
     """ConcatInputConv and DualOutputConv on f32 tensors. Input channels are multiples of 4; with two outputs, output channels are multiples of 16."""
 
     ops = ("*",)
@@ -130,24 +130,24 @@ class OwnSeveralTf32(Tactic):
                     View(args.outputs[0], at),
                     residual=None if found.residual is None else View(args.inputs[found.residual], k),
                     finish=found.finish,
-                    second=Second(shapes[1], views[1]) if len(shapes) == 2 else None,
-                    fork=Fork(at, View(args.outputs[1], k - at)) if len(found.ways) == 2 else None,
+                    second=SecondInput(shapes[1], views[1]) if len(shapes) == 2 else None,
+                    fork=SecondOutput(at, View(args.outputs[1], k - at)) if len(found.ways) == 2 else None,
                     multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             ]
 
-        name = f"own wgmma tf32 {layer.composite} {tile}"
-        return GpuKernel(layer, signature, make, implementation=name, packed=found.packed(), rtol=OwnTf32.rtol)
+        name = f"wgmma tf32 {layer.composite} {tile}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=found.packed(), rtol=ConvTf32.rtol)
 
 
 @functools.lru_cache(maxsize=8)
 def several(layer: Layer) -> Several | str:
     """The layer taken apart, or why the kernel is not for it."""
     if layer.composite == "DualOutputConv":
-        forked = forked_conv(layer)
+        forked = match_dual_output(layer)
         return forked if isinstance(forked, str) else Several(forked.ways, forked.images)
-    found = joined_conv(layer)
+    found = match_concat_input(layer)
     if isinstance(found, str):
         return found
     if found.parts is not None:

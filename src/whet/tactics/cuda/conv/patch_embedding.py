@@ -12,11 +12,11 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, blocks_of, ending, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, blocks_of, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
-from whet.tactics.cuda.conv.conv import OwnConv, as_config, conv_shape, ended_launch, from_config, packed_bias
+from whet.tactics.cuda.conv.conv import Conv, as_config, conv_shape, from_config, launch_with_epilogue, packed_bias
 
 MAX_CONFIGS = 12
 _MOST_BYTES = 256 << 20  # of windows laid out
@@ -51,13 +51,13 @@ class Im2colArguments(Arguments, kernel="im2col.cu"):
 
 
 @tactic
-class OwnPatches(OwnConv):
+class PatchEmbedding(Conv):
     """What no other tensor-core kernel takes: windows above 7 x 7 over channels that are no multiple of eight."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if s.c % 8 == 0 or s.r * s.s <= 49:
@@ -70,7 +70,7 @@ class OwnPatches(OwnConv):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(conv_shape(layer))
         found = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         if not isinstance(made, str):
             ahead(
                 backend,
@@ -79,7 +79,7 @@ class OwnPatches(OwnConv):
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), from_config(config)
+        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), from_config(config)
         if isinstance(made, str):
             raise PlanRefused(made)
         shape, dtype = product_of(s), signature.outputs[0].dtype
@@ -101,12 +101,12 @@ class OwnPatches(OwnConv):
         def make(args: Args) -> list:
             at = -(-args.scratch // 128) * 128
             source: int = args.inputs[x]
-            product = ended_launch(tile, shape, View(at, shape.c), args, made, dtype, backend, layer.name)
+            product = launch_with_epilogue(tile, shape, View(at, shape.c), args, made, dtype, backend, layer.name)
             arguments = Im2colArguments.of(s, source, at, count=count, channels=s.c * 2 // unit, width=width)
             return [launch("im2col", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256), product]
 
         scratch = shape.m * shape.c * 2 + 128
-        return GpuKernel(layer, signature, make, implementation=f"own windows, wgmma {tile}", packed=packed, scratch=scratch)
+        return GpuKernel(layer, signature, make, implementation=f"windows, wgmma {tile}", packed=packed, scratch=scratch)
 
 
 def product_of(s: ConvShape) -> ConvShape:

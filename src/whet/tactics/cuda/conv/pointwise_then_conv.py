@@ -8,14 +8,22 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of
-from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, all_static, float_types, machine_has, same
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, all_static, float_types, machine_has, same
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Pair, pair_of
-from whet.tactics.cuda.conv._few_channel import Front, NarrowTile, halved, narrow_filters, narrow_launch, narrow_reason, narrow_tiles
+from whet.tactics.cuda.conv._few_channel import (
+    FewChannelTile,
+    Front,
+    few_channel_filters,
+    few_channel_launch,
+    few_channel_reason,
+    few_channel_tiles,
+    halved,
+)
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 
 
 @tactic
-class OwnProductConv(Tactic):
+class PointwiseThenConv(Tactic):
     """What the pass fuse_pointwise_then_conv makes, of 16, 32 or 64 channels from the input to the second convolution; 16-bit numbers."""
 
     ops = ("*",)
@@ -27,37 +35,37 @@ class OwnProductConv(Tactic):
         if not all_static(layer) or isinstance(pair, str):
             return []
         places = [i for i in (pair.x, pair.residual) if i is not None]
-        types = float_types([layer.inputs[pair.x], layer.outputs[0]], HALF)
+        types = float_types([layer.inputs[pair.x], layer.outputs[0]], FLOAT16_TYPES)
         return [same(layer, {i: Operand("nhwc", t) for i in places}, Operand("nhwc", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         pair = _pair(layer)
-        return pair if isinstance(pair, str) else narrow_reason(conv_shape(pair.second), front=True)
+        return pair if isinstance(pair, str) else few_channel_reason(conv_shape(pair.second), front=True)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         pair = _pair(layer)
         if isinstance(pair, str):
             return []
         s, bf16 = conv_shape(pair.second), signature.outputs[0].dtype.name == "bf16"
-        found = narrow_tiles(s, backend.capabilities.multiprocessors, front=True)
+        found = few_channel_tiles(s, backend.capabilities.multiprocessors, front=True)
         ahead(backend, [t.source(s, pair.made.finish, bf16, pair.inner.finish.activation, pair.residual == pair.x) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        pair, tile = _pair(layer), NarrowTile(**{k: int(v) for k, v in config}, front=True)
+        pair, tile = _pair(layer), FewChannelTile(**{k: int(v) for k, v in config}, front=True)
         if isinstance(pair, str):
             raise PlanRefused(pair)
         s, dtype = conv_shape(pair.second), signature.outputs[0].dtype
-        if reason := narrow_reason(s, front=True) or tile.unfit(s):
+        if reason := few_channel_reason(s, front=True) or tile.unfit(s):
             raise PlanRefused(reason)
         (filters, own_inner), (weights, own) = constants_of(pair.first), constants_of(pair.second)
         ends, inner = pair.made.finish, pair.inner.finish
         packed = (
-            narrow_filters(weights, dtype, ends, tile.dealt),
+            few_channel_filters(weights, dtype, ends, tile.permuted),
             packed_bias(pair.made, own, s.k, halved(ends)),
-            narrow_filters(filters, dtype, inner),
+            few_channel_filters(filters, dtype, inner),
             packed_bias(pair.inner, own_inner, s.c, halved(inner)),
         )
 
@@ -65,9 +73,9 @@ class OwnProductConv(Tactic):
             residual = 0 if pair.residual is None else args.inputs[pair.residual]
             front = Front(args.packed[2], args.packed[3], pair.inner.finish.activation, pair.residual == pair.x)
             addresses = (args.inputs[pair.x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            return [narrow_launch(tile, s, addresses, pair.made.finish, dtype.name, backend.capabilities.multiprocessors, layer.name, front)]
+            return [few_channel_launch(tile, s, addresses, pair.made.finish, dtype.name, backend.capabilities.multiprocessors, layer.name, front)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma then narrow wgmma {tile}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma then narrow wgmma {tile}", packed=packed)
 
 
 def _pair(layer: Layer) -> Pair | str:

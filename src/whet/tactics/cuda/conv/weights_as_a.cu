@@ -72,7 +72,7 @@ DEV void load_tile(const Args& a, int tile, u32 slot, u32 bar) {
     load_box4(slot, &a.input, bar, 0, -a.pad_w, row - a.pad_h, image);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) upright(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(256, 1) weights_as_a(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const u32 filters = (shared_address(raw) + 1023) & ~1023u, slots = filters + TAPS * FILTERS, stages = slots + SLOTS * SLOT, bars = stages + 2 * STAGE;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4, lane = threadIdx.x % 32;

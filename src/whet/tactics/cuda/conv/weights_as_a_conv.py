@@ -10,31 +10,39 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, ending, machine_has, packed_array
-from whet.tactics.cuda.conv._weights_as_a_conv import Upright, pack_upright, unfit_shape, upright_constants, upright_launch, upright_source, uprights
-from whet.tactics.cuda.conv.conv import OwnConv, conv_shape, packed_bias
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda.conv._weights_as_a_conv import (
+    WeightsAsATile,
+    pack_weights_as_a,
+    unfit_shape,
+    weights_as_a_constants,
+    weights_as_a_launch,
+    weights_as_a_source,
+    weights_as_a_tiles,
+)
+from whet.tactics.cuda.conv.conv import Conv, conv_shape, packed_bias
 
 
 @tactic
-class OwnUprightConv(OwnConv):
+class WeightsAsAConv(Conv):
     """64 to up to 64 channels, stride 1, no dilation, one group, rows of results in pairs; 16-bit numbers, channels last."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         return made if isinstance(made, str) else unfit_shape(conv_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        made, s, bf16 = ending(layer, epilogue(layer)), conv_shape(layer), signature.outputs[0].dtype.name == "bf16"
+        made, s, bf16 = match_epilogue(layer, epilogue(layer)), conv_shape(layer), signature.outputs[0].dtype.name == "bf16"
         if isinstance(made, str):
             return []
-        found = uprights(s, made.residual is not None)
-        ahead(backend, [upright_source(upright_constants(t, s, made.finish, bf16)) for t in found])
+        found = weights_as_a_tiles(s, made.residual is not None)
+        ahead(backend, [weights_as_a_source(weights_as_a_constants(t, s, made.finish, bf16)) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), Upright(**{k: int(v) for k, v in config})
+        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), WeightsAsATile(**{k: int(v) for k, v in config})
         if isinstance(made, str):
             raise PlanRefused(made)
         if not tile.fits(s, made.residual is not None):
@@ -44,7 +52,7 @@ class OwnUprightConv(OwnConv):
             packed_array(
                 f"{weights.weight.digest}|upright {dtype}",
                 s.r * s.s * 64 * 64 * 2,
-                lambda: pack_upright(np.asarray(weights.array(), np.float32), dtype.numpy),
+                lambda: pack_weights_as_a(np.asarray(weights.array(), np.float32), dtype.numpy),
             ),
             packed_bias(made, own, s.k),
         )
@@ -52,6 +60,6 @@ class OwnUprightConv(OwnConv):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])
-            return [upright_launch(tile, s, addresses, made.finish, dtype.name == "bf16", backend.capabilities.multiprocessors, layer.name)]
+            return [weights_as_a_launch(tile, s, addresses, made.finish, dtype.name == "bf16", backend.capabilities.multiprocessors, layer.name)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma upright {tile.rows} rows s{tile.slots}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma upright {tile.rows} rows s{tile.slots}", packed=packed)

@@ -12,11 +12,11 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
-from whet.tactics.cuda.conv._conv import Activation, ConvShape, Finish, View
+from whet.tactics.cuda.conv._conv import Activation, ConvShape, PostOps, View
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import ConvArguments, DepthwiseFields, LayerFields
 
-_MOST_CHANNELS = 192  # of a tile: their sums and the depthwise ones share the registers
+_MOST_CHANNELS = 192  # of a tile: their accumulators and the depthwise ones share the registers
 _TURN = 132  # blocks that run at once
 _SHARED_OF_FEW = 112 * 1024  # bytes of a block where there are few: leaves room for the next layer's weights, and clusters of 16 fit anywhere
 _NEEDED = 100  # registers of the depthwise part and of addresses
@@ -76,8 +76,8 @@ def unfit(config: ConvConfig, shape: ConvShape, k: int) -> str | None:
         return pieces
     if config.sk > steps or config.hold not in (0, steps) or (config.hold and config.sk > 1) or not config.halo or config.bm % config.sk:
         return f"{config} is no tile of {steps} steps"
-    sums = config.mi * config.bn // 2 + (config.bn // 4 + config.mi * config.bn // 4 if config.direct else 0)
-    if config.bm > 256 or sums + _NEEDED > config.register_limit or config.bn > _MOST_CHANNELS:
+    accumulators = config.mi * config.bn // 2 + (config.bn // 4 + config.mi * config.bn // 4 if config.direct else 0)
+    if config.bm > 256 or accumulators + _NEEDED > config.register_limit or config.bn > _MOST_CHANNELS:
         return f"{config} needs too many registers"
     need = (shared_bytes(config, shape, pieces) + 1024) * config.blocks
     return f"needs {need} bytes of shared memory" if need > MAX_SHARED + 1024 else None
@@ -119,7 +119,7 @@ def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfi
 
 
 def _estimate(config: ConvConfig, shape: ConvShape, k: int, pieces: Pieces, blocks: int, multiprocessors: int) -> float:
-    """A rough time in us: what orders candidates. A multiprocessor makes about 4 depthwise sums of nine taps a ns, and takes in 40 bytes."""
+    """A rough time in us: what orders candidates. A multiprocessor makes about 4 depthwise accumulators of nine taps a ns, and takes in 40 bytes."""
     steps = -(-shape.c // config.bk)
     each = -(-steps // config.sk)
     made = thread_rows(config, pieces) * 1024 // config.bk * config.wgs
@@ -133,7 +133,9 @@ def _estimate(config: ConvConfig, shape: ConvShape, k: int, pieces: Pieces, bloc
 def depthwise_source(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> str:
     """The kernel's complete text; `rows` are a thread's (thread_rows), `inner` is the activation of the depthwise part."""
     made = config.constants(im2col=False, act=ACTIVATIONS[activation], bf16=bf16)
-    return source("conv.cu", {**made, "DW": shape.stride[0], "DW_R": shape.r, "DW_S": shape.s, "DW_ACT": ACTIVATIONS[inner], "DW_ROWS": rows})
+    return source(
+        "conv.cu", {**made, "DW": shape.stride[0], "DW_R": shape.r, "DW_S": shape.s, "DW_ACT": ACTIVATIONS[inner], "DW_ROWS": rows, "CHAINS": 1}
+    )
 
 
 @per_device
@@ -159,7 +161,7 @@ def depthwise_launch(
     addresses: tuple[int, int, int, int, int],
     residual: int,
     inner: Activation,
-    finish: Finish,
+    finish: PostOps,
     bf16: bool,
     multiprocessors: int,
     label: str,

@@ -69,8 +69,8 @@ class Tile:
 
     def registers(self, s: ConvShape) -> int:
         """An estimate of what a thread needs."""
-        sums = -(-s.r // s.stride[0])
-        return 4 * (s.r * s.s + sums * self.wide + (self.wide - 1) * s.stride[1] + s.s) + 24
+        accumulators = -(-s.r // s.stride[0])
+        return 4 * (s.r * s.s + accumulators * self.wide + (self.wide - 1) * s.stride[1] + s.s) + 24
 
 
 def refuses(s: ConvShape) -> str | None:
@@ -140,11 +140,11 @@ def tile_launch(
     made: dict[str, int],
     addresses: tuple[int, int, int, int],
     bounds: tuple[float, float],
-    numbers8: tuple[float, float],
+    scales8: tuple[float, float],
     multiprocessors: int,
     label: str,
 ) -> Launch:
-    """The launch; `addresses` are input, weights, bias, output; `made` are its constants; `numbers8`: steps of a real number
+    """The launch; `addresses` are input, weights, bias, output; `made` are its constants; `scales8`: steps of a real number
     and the zero point of integer results."""
     size = _BYTES[made["FROM"]]
     kind = {0: "f32", 1: "f16", 2: "bf16"}.get(made["FROM"], "u8")
@@ -157,5 +157,5 @@ def tile_launch(
     each = -(-tiles // max(1, min(tiles, multiprocessors * tile.blocks // groups)))
     grid = groups * -(-tiles // each)
     sizes = (s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles)
-    arguments = DepthwiseTileArguments(box, weights, bias, out, *sizes, bounds, *numbers8)
+    arguments = DepthwiseTileArguments(box, weights, bias, out, *sizes, bounds, *scales8)
     return launch("depthwise_tile", arguments, made, (grid, 1, 1), tile.threads, shared=tile.shared(s, size), label=label)

@@ -13,7 +13,18 @@ from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Pointer, UInt32
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, GpuKernel, ahead, all_static, blocks_of, ending, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import (
+    ACTIVATIONS,
+    TYPE,
+    GpuKernel,
+    ahead,
+    all_static,
+    blocks_of,
+    launch,
+    machine_has,
+    match_epilogue,
+    packed_array,
+)
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_reason, conv_shape, conv_signatures, packed_bias
@@ -50,7 +61,7 @@ class DepthwiseArguments(Arguments, kernel="depthwise.cu"):
 
 
 @tactic
-class OwnDepthwise(Tactic):
+class Depthwise(Tactic):
     """As many groups as channels, one filter each; kernels up to 7 x 7."""
 
     ops = ("Conv",)
@@ -69,7 +80,7 @@ class OwnDepthwise(Tactic):
         return conv_signatures(layer, "nhwc", (F16, BF16, F32))
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if s.c % 8:
@@ -89,7 +100,7 @@ class OwnDepthwise(Tactic):
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
         s, wide, tall = conv_shape(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
@@ -122,7 +133,7 @@ class OwnDepthwise(Tactic):
                 addresses = (args.inputs[x], *args.packed, args.outputs[0])
                 return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), backend.capabilities.multiprocessors, layer.name)]
 
-            return GpuKernel(layer, signature, through, implementation=f"own depthwise tile {tile}", packed=packed)
+            return GpuKernel(layer, signature, through, implementation=f"depthwise tile {tile}", packed=packed)
         grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
 
         def make(args: Args) -> list:
@@ -131,12 +142,12 @@ class OwnDepthwise(Tactic):
             sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, made.finish.residual)
             return [launch("depthwise", DepthwiseArguments(*addresses, *sizes, act=(low, high)), constants, grid, 128)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own depthwise {tall}x{wide}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"depthwise {tall}x{wide}", packed=packed)
 
 
 def _tiles(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> list[Config]:
     """Configs of the kernel with tiles: 16-bit types, no residual, where there is enough to fill them."""
-    made, dtype = ending(layer, epilogue(layer)), signature.outputs[0].dtype
+    made, dtype = match_epilogue(layer, epilogue(layer)), signature.outputs[0].dtype
     if isinstance(made, str) or made.residual is not None or dtype == F32 or no_tile(s) or not machine_has(backend, "tma"):
         return []
     if s.m * s.c < 8192 * backend.capabilities.multiprocessors:  # a few values a thread: latency counts, not bytes

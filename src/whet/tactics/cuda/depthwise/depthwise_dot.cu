@@ -1,5 +1,5 @@
 // Depthwise convolution of NHWC integers by dot products of four bytes: as depthwise_tile.cu (tiles, copies, bands, strips), but a thread's row of
-// pixels is turned so that a word has four neighbouring pixels of one channel, and a dot product with a word of taps takes up to four of them at once.
+// pixels is transposed so that a word has four neighbouring pixels of one channel, and a dot product with a word of taps takes up to four of them at once.
 // Words begin at even pixels: an output at an odd one takes taps that are moved by one (ODD = 1 of the packed weights).
 // Constants: FROM, TO (3 i8, 4 u8), R, S, STRIDE_H, STRIDE_W, TH, RG, TW, WIDE, CG, STAGES, BLOCKS, ACT, FOLD (as in conv.cu).
 #include "common.cuh"

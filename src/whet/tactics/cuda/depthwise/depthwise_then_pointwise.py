@@ -21,7 +21,7 @@ _MOST_TAPS = 25
 
 
 @tactic
-class OwnDepthwiseProduct(ConvAndProduct):
+class DepthwiseThenPointwise(ConvAndProduct):
     """What the pass fuse_depthwise_then_pointwise makes: as many groups as channels, stride 1 or 2, no dilation; 16-bit numbers."""
 
     composites = ("DepthwiseThenPointwise",)
@@ -81,4 +81,4 @@ class OwnDepthwiseProduct(ConvAndProduct):
             blocks = backend.capabilities.multiprocessors
             return [depthwise_launch(tile, s, k, addresses, residual, *endings, dtype.name == "bf16", blocks, layer.name)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own depthwise and wgmma {tile}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"depthwise and wgmma {tile}", packed=packed)

@@ -10,7 +10,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Ending, GpuKernel, ahead, blocks_of, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Epilogue, GpuKernel, ahead, blocks_of, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
 from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
@@ -18,13 +18,13 @@ from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
 from whet.tactics.cuda.depthwise._depthwise_tile import tile_launch, tiles_for
 from whet.tactics.cuda.depthwise.depthwise import DepthwiseArguments, tile_config, tile_from
 from whet.tactics.cuda.quantized._quantized import (
-    EIGHT,
+    INT8_TYPES,
     Output,
     conv_shape_of,
-    ending_of,
     folded,
     folds,
     key_of,
+    match_quantized_epilogue,
     parts_of,
     signatures_of,
     why_not_weighted,
@@ -33,7 +33,7 @@ from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
 
 @tactic
-class OwnQDepthwise(QuantizedTactic):
+class QDepthwise(QuantizedTactic):
     """As many groups as channels, one filter each; kernels up to 7 x 7, no dilation, no residual."""
 
     ops = ("Conv",)
@@ -49,7 +49,7 @@ class OwnQDepthwise(QuantizedTactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else ending_of(parts)
+        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(made, str):
             return str(made)
         s = conv_shape_of(parts)
@@ -62,7 +62,7 @@ class OwnQDepthwise(QuantizedTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
-        s, made = conv_shape_of(parts), ending_of(parts)
+        s, made = conv_shape_of(parts), match_quantized_epilogue(parts)
         found: list[Config] = []
         if _can_tile(parts, s, signature) and machine_has(backend, "tma") and s.m * s.c >= 8192 * backend.capabilities.multiprocessors:
             tiles, (reads, stores) = tiles_for(s, 1, backend.capabilities.multiprocessors), _types(parts, signature)
@@ -78,7 +78,7 @@ class OwnQDepthwise(QuantizedTactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else ending_of(parts)
+        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
         s, (reads, stores), given = conv_shape_of(parts), _types(parts, signature), dict(config)
@@ -106,7 +106,7 @@ class OwnQDepthwise(QuantizedTactic):
                 blocks = backend.capabilities.multiprocessors
                 return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), blocks, layer.name)]
 
-            return _kernel(layer, signature, through, f"own depthwise tile {tile}", packed)
+            return _kernel(layer, signature, through, f"depthwise tile {tile}", packed)
         wide, tall = int(given["wide"]), int(given["tall"])
         constants = {"FROM": reads, "TO": stores, "R": s.r, "S": s.s, "STRIDE": s.stride[1], "WIDE": wide, "TALL": tall, "ACT": ACTIVATIONS[kind]}
         grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
@@ -118,12 +118,12 @@ class OwnQDepthwise(QuantizedTactic):
             arguments = DepthwiseArguments(*addresses, *sizes, act=(low, high), fill=fill, per_step=out.per_step, zero=out.zero)
             return [launch("depthwise", arguments, constants, grid, 128)]
 
-        return _kernel(layer, signature, make, f"own depthwise {tall}x{wide}", packed)
+        return _kernel(layer, signature, make, f"depthwise {tall}x{wide}", packed)
 
 
 def _kernel(layer: Layer, signature: Signature, make: Any, name: str, packed: Any) -> GpuKernel:
     stored = signature.outputs[0].dtype.name
-    return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if stored in EIGHT else RTOL[stored])
+    return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if stored in INT8_TYPES else RTOL[stored])
 
 
 def _types(parts: Parts, signature: Signature) -> tuple[int, int]:
@@ -146,7 +146,7 @@ def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
     return integers * factor[:, None]
 
 
-def _bias(parts: Parts, made: Ending, s: ConvShape) -> np.ndarray:
+def _bias(parts: Parts, made: Epilogue, s: ConvShape) -> np.ndarray:
     """Biases that take the zero point back: pixels outside of the image are read as the zero point."""
     x, _, b = parts.places()
     out = np.zeros(bias_count(s.c), np.float32)

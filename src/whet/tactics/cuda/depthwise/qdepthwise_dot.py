@@ -1,4 +1,4 @@
-"""Quantized depthwise convolution of large images by dot products of four bytes: integer sums, a factor a channel, integers out."""
+"""Quantized depthwise convolution of large images by dot products of four bytes: integer accumulators, a factor a channel, integers out."""
 
 from __future__ import annotations
 
@@ -21,15 +21,25 @@ from whet.tactics.cuda._device.arguments import (
     Pointer,
     TensorMap,
 )
-from whet.tactics.cuda._device.kernel import Ending, GpuKernel, ahead, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, ahead, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
 from whet.tactics.cuda.depthwise._depthwise_tile import Tile, tiles_for
 from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
 from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
 from whet.tactics.cuda.depthwise.depthwise import tile_config, tile_from
-from whet.tactics.cuda.depthwise.qdepthwise import OwnQDepthwise
-from whet.tactics.cuda.quantized._quantized import EIGHT, Output, conv_shape_of, ending_of, folded, folds, key_of, parts_of, weight_bytes
+from whet.tactics.cuda.depthwise.qdepthwise import QDepthwise
+from whet.tactics.cuda.quantized._quantized import (
+    INT8_TYPES,
+    Output,
+    conv_shape_of,
+    folded,
+    folds,
+    key_of,
+    match_quantized_epilogue,
+    parts_of,
+    weight_bytes,
+)
 
 _MANY = 8192  # results a multiprocessor: of fewer, latency counts rather than instructions, and few tiles are tried
 _REGISTERS = 224
@@ -59,12 +69,12 @@ class DepthwiseDotArguments(Arguments, kernel="depthwise_dot.cu"):
 
 
 @tactic
-class OwnQDepthwiseDot(OwnQDepthwise):
+class QDepthwiseDot(QDepthwise):
     """As qdepthwise, filters up to 5 x 5, inputs without zero point where there is padding, channels in sixteens."""
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         said = super().unfit(layer, parts)
-        if said or parts.stores is None or parts.stores.dtype.name not in EIGHT:
+        if said or parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return said or "stores integers"
         x = parts.source_place()
         padded = any(parts.head.attrs.get("pads") or ())
@@ -84,7 +94,7 @@ class OwnQDepthwiseDot(OwnQDepthwise):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
-        s, made = conv_shape_of(parts), ending_of(parts)
+        s, made = conv_shape_of(parts), match_quantized_epilogue(parts)
         tiles = [t for t in tiles_for(s, 1, backend.capabilities.multiprocessors) if _registers(s, t) <= _REGISTERS]
         tiles = tiles if s.m * s.c >= _MANY * backend.capabilities.multiprocessors else tiles[:3]
         if not isinstance(made, str):
@@ -93,7 +103,7 @@ class OwnQDepthwiseDot(OwnQDepthwise):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else ending_of(parts)
+        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(made, str) or self.refuses(layer, signature, backend):
             raise PlanRefused(str(made if isinstance(made, str) else self.refuses(layer, signature, backend)))
         s, stored = conv_shape_of(parts), signature.outputs[0].dtype.name
@@ -123,7 +133,7 @@ class OwnQDepthwiseDot(OwnQDepthwise):
             grid, shared = (groups * -(-tiles // each), 1, 1), tile.shared(s, 1)
             return [launch("depthwise_dot", arguments, constants, grid, tile.threads, shared=shared, label=layer.name)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own depthwise dot {tile}", packed=packed, rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"depthwise dot {tile}", packed=packed, rtol=0.0)
 
 
 def words_of(s: ConvShape, tile: Tile) -> tuple[int, int]:
@@ -141,7 +151,7 @@ def pack_taps(weights: np.ndarray, kinds: int, taken: int) -> np.ndarray:
     return np.ascontiguousarray(out.reshape(r, kinds, taken, 4, c).transpose(0, 1, 2, 4, 3))
 
 
-def _factors(parts: Parts, made: Ending, s: ConvShape, per: float, shift: float) -> np.ndarray:
+def _factors(parts: Parts, made: Epilogue, s: ConvShape, per: float, shift: float) -> np.ndarray:
     """[2][pitch]: biases that take the zero point back, and the real value of a step, both in parts of the range where that is folded."""
     x, w, b = parts.places()
     reads, weights = parts.reads[x], weight_bytes(parts.view.inputs[w]).astype(np.float64)
@@ -153,7 +163,7 @@ def _factors(parts: Parts, made: Ending, s: ConvShape, per: float, shift: float)
     return out
 
 
-def _constants(parts: Parts, made: Ending, s: ConvShape, tile: Tile, signature: Signature) -> dict[str, int]:
+def _constants(parts: Parts, made: Epilogue, s: ConvShape, tile: Tile, signature: Signature) -> dict[str, int]:
     """The macros of an instance."""
     x, stored = parts.source_place(), signature.outputs[0].dtype.name
     reads = TYPES[parts.reads[x].dtype.name]
@@ -161,7 +171,7 @@ def _constants(parts: Parts, made: Ending, s: ConvShape, tile: Tile, signature: 
 
 
 def _registers(s: ConvShape, tile: Tile) -> int:
-    """An estimate of what a thread needs: taps, sums, words of a row."""
+    """An estimate of what a thread needs: taps, accumulators, words of a row."""
     kinds, taken = words_of(s, tile)
     words = (tile.wide - 1) * s.stride[1] // 2 + 2 * taken - 1
     return 4 * (s.r * kinds * taken + -(-s.r // s.stride[0]) * tile.wide + words) + 40

@@ -13,7 +13,7 @@ from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Pointer, UInt32, array
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, launch
-from whet.tactics.cuda._device.plain_layer import PlainTactic
+from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 from whet.tactics.cuda.elementwise.elementwise import chain_of
 
 _TEXT = {
@@ -40,7 +40,7 @@ class BroadcastArguments(Arguments, kernel="broadcast.cu"):
 
 
 @tactic
-class OwnBroadcast(PlainTactic):
+class Broadcast(UnfusedTactic):
     """What elementwise does not take: operands that repeat along axes other than all but the channels'."""
 
     ops = tuple(_TEXT)
@@ -98,7 +98,7 @@ class OwnBroadcast(PlainTactic):
             arguments = BroadcastArguments(a, b, c, args.outputs[0], (*(1,) * fill, *sizes), count, steps[0], steps[1], steps[2])
             return [launch("broadcast", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation="own broadcast")
+        return GpuKernel(layer, signature, make, implementation="broadcast")
 
 
 def _axes(layer: Layer) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:

@@ -41,7 +41,7 @@ def operands(*given: tuple[int, int, int]) -> list[tuple[int, int, int]]:
 
 
 @tactic
-class OwnPointwise(Tactic):
+class Elementwise(Tactic):
     """Operands of the result's shape, one value a channel (of all images or each), or one value."""
 
     ops = (
@@ -105,7 +105,7 @@ class OwnPointwise(Tactic):
             arguments = ElementwiseArguments(out=args.outputs[0], input=operands(*rows), count=count, channels=channels, inner=inner)
             return [launch("pointwise", arguments, constants, grid, 256)]
 
-        return GpuKernel(layer, signature, make, implementation="own pointwise", packed=packed)
+        return GpuKernel(layer, signature, make, implementation="pointwise", packed=packed)
 
 
 class _Chain:

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(128) bmm(const __grid_constant__ Ar
             next_b[i] = fetch(p.b, b0 + (long long)bk * p.n + bn, bk < p.k ? p.n - bn : 0, WIDE_B);
         }
     };
-    float sums[2][4][4] = {};
+    float accumulators[2][4][4] = {};
     ask(0);
     for (int k0 = 0; k0 < p.k; k0 += 32) {
         __syncthreads();
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(128) bmm(const __grid_constant__ Ar
 #pragma unroll
             for (int i = 0; i < 2; ++i)
 #pragma unroll
-                for (int j = 0; j < 4; ++j) multiply(sums[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+                for (int j = 0; j < 4; ++j) multiply(accumulators[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
         }
     }
     const long long out = (long long)blockIdx.z * p.m * p.n;
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(128) bmm(const __grid_constant__ Ar
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int row = m0 + wm + i * 16 + lane / 4 + e / 2 * 8, column = n0 + wn + j * 8 + lane % 4 * 2 + e % 2;
-                if (row < p.m && column < p.n) store1<OUT>(p.out, out + (long long)row * p.n + column, activate<ACT>(sums[i][j][e] * p.scale, p.act));
+                if (row < p.m && column < p.n) store1<OUT>(p.out, out + (long long)row * p.n + column, activate<ACT>(accumulators[i][j][e] * p.scale, p.act));
             }
 }
 

@@ -13,7 +13,18 @@ from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, epilogue, outer_input
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Float32, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, HALF, TYPE, GpuKernel, activation_of, all_static, blocks_of, float_types, launch, same
+from whet.tactics.cuda._device.kernel import (
+    ACTIVATIONS,
+    FLOAT16_TYPES,
+    TYPE,
+    GpuKernel,
+    activation_of,
+    all_static,
+    blocks_of,
+    float_types,
+    launch,
+    same,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,7 @@ class BatchedMatmulArguments(Arguments, kernel="batched_matmul.cu"):
 
 
 @tactic
-class OwnBmm(Tactic):
+class BatchedMatmul(Tactic):
     """16-bit operands on tensor cores (sm_80 or newer); f32 one value a thread."""
 
     ops = ("MatMul",)
@@ -59,7 +70,7 @@ class OwnBmm(Tactic):
         a, b = _places(layer)
         found = []
         for t in float_types([*head.inputs[:2], layer.outputs[0]], (F16, BF16, F32)):
-            results = [t, F32] if t in HALF and layer.outputs[0].dtype == F32 else [t]
+            results = [t, F32] if t in FLOAT16_TYPES and layer.outputs[0].dtype == F32 else [t]
             found += [same(layer, {a: Operand("linear", t), b: Operand("linear", t)}, Operand("linear", r)) for r in results]
         return found
 
@@ -75,7 +86,7 @@ class OwnBmm(Tactic):
         scale, (kind, low, high) = made
         a, b = _places(layer)
         dtype = signature.inputs[a].dtype
-        half = dtype in HALF
+        half = dtype in FLOAT16_TYPES
         constants = {
             "TYPE": TYPE[dtype.name] if half else 0,
             "BF16": int(dtype == BF16),
@@ -92,7 +103,7 @@ class OwnBmm(Tactic):
             )
             return [launch("bmm" if half else "plain", arguments, constants, grid, 128 if half else 256)]
 
-        return GpuKernel(layer, signature, make, implementation="own mma 64x64" if half else "own plain product")
+        return GpuKernel(layer, signature, make, implementation="mma 64x64" if half else "plain product")
 
 
 def _places(layer: Layer) -> tuple[int, int]:

@@ -12,17 +12,17 @@ from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
-from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, all_static, float_types, machine_has, match_epilogue, packed_array, same
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
-from whet.tactics.cuda.conv.conv import as_config, conv_reason, ended_launch, from_config, packed_bias
+from whet.tactics.cuda.conv.conv import as_config, conv_reason, from_config, launch_with_epilogue, packed_bias
 
 MAX_CONFIGS = 16
 
 
 @tactic
-class OwnGemm(Tactic):
+class Gemm(Tactic):
     """Row-major 16-bit operands; the result in the same type, or in f32 where the network's is."""
 
     ops = ("Gemm", "MatMul")
@@ -39,7 +39,7 @@ class OwnGemm(Tactic):
         head, posts = anchor(layer), epilogue(layer)
         x = source_place(layer)
         found = []
-        for dtype in float_types([head.inputs[0], layer.outputs[0]], HALF):
+        for dtype in float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
             others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
             stored = {i: Operand("linear", dtype) for i in (*others, x)}
             results = [dtype] if others or layer.outputs[0].dtype != F32 else [dtype, F32]
@@ -49,7 +49,7 @@ class OwnGemm(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        made = match_epilogue(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
         return made if isinstance(made, str) else refuses(gemm_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -58,7 +58,7 @@ class OwnGemm(Tactic):
         if signature.outputs[0].dtype == F32:
             found = [c for c in found if c.sk > 1 or c.direct]
         found = varied(found, MAX_CONFIGS, each=5)
-        made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        made = match_epilogue(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
         kind = signature.inputs[source_place(layer)].dtype.name
         if not isinstance(made, str):
             f32 = signature.outputs[0].dtype == F32
@@ -66,7 +66,7 @@ class OwnGemm(Tactic):
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        made = match_epilogue(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             raise PlanRefused(made)
         head, shape, tile = anchor(layer), gemm_shape(layer), from_config(config)
@@ -76,22 +76,22 @@ class OwnGemm(Tactic):
         x = source_place(layer)
         weights, own = constants_of(layer)
         dtype = signature.inputs[x].dtype
-        turned = head.op == "MatMul" or not head.attrs.get("transB")
+        transposed = head.op == "MatMul" or not head.attrs.get("transB")
         rows = shape.steps(tile.bk) * tile.bk
 
         def filters() -> np.ndarray:
             given = np.asarray(weights.array(), np.float32)
-            return pack_weights((given.T if turned else given)[:, :, None, None], tile.bk, dtype.numpy)
+            return pack_weights((given.T if transposed else given)[:, :, None, None], tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|gemm {turned} {tile.bk} {dtype}", shape.k * rows * 2, filters),
+            packed_array(f"{weights.weight.digest}|gemm {transposed} {tile.bk} {dtype}", shape.k * rows * 2, filters),
             packed_bias(made, own, shape.k),
         )
 
         def make(args: Args) -> list:
-            return [ended_launch(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, backend, layer.name, out_f32=out_f32)]
+            return [launch_with_epilogue(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, backend, layer.name, out_f32=out_f32)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma {tile}", packed=packed)
 
 
 def product_reason(layer: Layer) -> str | None:

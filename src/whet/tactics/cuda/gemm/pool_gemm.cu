@@ -1,6 +1,6 @@
 // Global average pooling and the product with a constant matrix behind it, for few images: out[n, o] = sum of mean(in[n, :, c]) * w[o, c] + bias[o].
 // A cluster of RANKS blocks makes 64 outputs of all images. Each block takes 32 * I channels: it averages them, all pixels asked for at once, and
-// multiplies with its part of the weights, which its threads hold in registers since before the kernel in front ended; the parts of the sums
+// multiplies with its part of the weights, which its threads hold in registers since before the kernel in front ended; the parts of the accumulators
 // meet in the cluster's shared memory. One block alone is launched without a cluster, where st.async is an illegal instruction: it stores plainly.
 // Constants: TYPE (of input and weights), TO (of the result), I, RANKS, IMAGES, PIXELS.
 #include "common.cuh"
@@ -12,7 +12,7 @@ constexpr int SHARE = (32 + RANKS - 1) / RANKS * 2;  // outputs that a block fin
 #include "arguments"
 
 extern "C" __global__ void __launch_bounds__(256) pool_gemm(const __grid_constant__ Args a) {
-    __shared__ __align__(16) float sums[LANES][CHANNELS];
+    __shared__ __align__(16) float accumulators[LANES][CHANNELS];
     __shared__ __align__(16) float mean[IMAGES][CHANNELS];
     __shared__ __align__(16) float parts[RANKS][IMAGES][SHARE];
     __shared__ __align__(8) u64 barrier;
@@ -51,14 +51,14 @@ extern "C" __global__ void __launch_bounds__(256) pool_gemm(const __grid_constan
 #pragma unroll
             for (int e = 0; e < 8; ++e) sum.v[e] += x.v[e];
         }
-        float4* to = reinterpret_cast<float4*>(&sums[lane][group * 8]);
+        float4* to = reinterpret_cast<float4*>(&accumulators[lane][group * 8]);
         to[0] = make_float4(sum.v[0], sum.v[1], sum.v[2], sum.v[3]);
         to[1] = make_float4(sum.v[4], sum.v[5], sum.v[6], sum.v[7]);
         __syncthreads();
         if (t < CHANNELS) {
             float total = 0.f;
 #pragma unroll
-            for (int j = 0; j < LANES; ++j) total += sums[j][t];
+            for (int j = 0; j < LANES; ++j) total += accumulators[j][t];
             mean[n][t] = total / (float)PIXELS;
         }
         __syncthreads();

@@ -12,7 +12,7 @@ from whet.network import Layer, Tensor, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstPointer, ConstUint4Pointer, Int32, Pointer
-from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, all_static, float_types, launch, machine_has, packed_array, same
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, all_static, float_types, launch, machine_has, packed_array, same
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES
 
@@ -35,19 +35,19 @@ class PoolGemmArguments(Arguments, kernel="pool_gemm.cu"):
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Images, channels, pixels of the input, columns of the product; its weights [columns, channels] or, turned, [channels, columns]."""
+    """Images, channels, pixels of the input, columns of the product; its weights [columns, channels] or, transposed, [channels, columns]."""
 
     n: int
     c: int
     pixels: int
     columns: int
     weights: Tensor
-    turned: bool
+    transposed: bool
     bias: Tensor | None
 
 
 @tactic
-class OwnPoolGemm(Tactic):
+class PoolGemm(Tactic):
     """What the pass fuse_pool_gemm makes, for at most eight images."""
 
     ops = ("*",)
@@ -58,7 +58,7 @@ class OwnPoolGemm(Tactic):
         if not all_static(layer) or layer.outputs[0].type.rank != 2:
             return []
         found = []
-        for dtype in float_types([layer.inputs[0], layer.outputs[0]], HALF):
+        for dtype in float_types([layer.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
             for to in (F32, dtype) if layer.outputs[0].dtype == F32 else (dtype,):
                 found.append(same(layer, {0: Operand("nhwc", dtype)}, Operand("linear", to)))
         return found
@@ -86,7 +86,7 @@ class OwnPoolGemm(Tactic):
         def weights() -> np.ndarray:
             given = np.asarray(s.weights.array(), np.float32)
             out = np.zeros((tiles * _TILE, ranks * 32 * i), dtype.numpy)
-            out[: s.columns, : s.c] = given.T if s.turned else given
+            out[: s.columns, : s.c] = given.T if s.transposed else given
             # [tile, output, rank, i, lane of four, eight channels] -> the order in which threads read
             return out.reshape(tiles, _TILE, ranks, i, 4, 8).transpose(0, 2, 3, 1, 4, 5)
 
@@ -99,7 +99,7 @@ class OwnPoolGemm(Tactic):
         digest = s.weights.weight.digest
         own = "" if s.bias is None else s.bias.weight.digest
         packed = (
-            packed_array(f"{digest}|pool gemm {s.turned} {i} {dtype}", tiles * _TILE * ranks * 64 * i, weights),
+            packed_array(f"{digest}|pool gemm {s.transposed} {i} {dtype}", tiles * _TILE * ranks * 64 * i, weights),
             packed_array(f"bias {own} of {tiles * _TILE}", tiles * _TILE * 4, bias),
         )
 
@@ -107,7 +107,7 @@ class OwnPoolGemm(Tactic):
             arguments = PoolGemmArguments(args.inputs[0], args.outputs[0], args.packed[0], args.packed[1], c=s.c, outputs=s.columns)
             return [launch("pool_gemm", arguments, constants, (tiles * ranks, 1, 1), 256, cluster=ranks, label=layer.name)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own pool gemm {32 * i} x {ranks}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"pool gemm {32 * i} x {ranks}", packed=packed)
 
 
 def _constants(s: _Sizes, signature: Signature, i: int) -> dict[str, int]:
@@ -135,5 +135,5 @@ def _sizes(layer: Layer) -> _Sizes:
     n, c, h, w = static_shape(pool.inputs[0].shape)
     weights, b = outer[product.inputs[1]], product.input(2)  # type: ignore[index]
     assert weights is not None
-    turned = product.op == "MatMul" or not product.attrs.get("transB")
-    return _Sizes(n, c, h * w, static_shape(product.outputs[0].shape)[-1], weights, turned, None if b is None else outer[b])
+    transposed = product.op == "MatMul" or not product.attrs.get("transB")
+    return _Sizes(n, c, h * w, static_shape(product.outputs[0].shape)[-1], weights, transposed, None if b is None else outer[b])

@@ -20,13 +20,13 @@ from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     RTOL,
     TYPE,
-    Ending,
+    Epilogue,
     GpuKernel,
     all_static,
     blocks_of,
-    ending,
     float_types,
     launch,
+    match_epilogue,
     packed_array,
     same,
 )
@@ -209,7 +209,7 @@ class LibraryConvolution(Tactic):
         return str(form), engine, tuple(sorted(knobs))
 
 
-def work_of(layer: Layer, stored: Operand, made: Ending, form: str) -> Convolution | None:
+def work_of(layer: Layer, stored: Operand, made: Epilogue, form: str) -> Convolution | None:
     """The layer as the library's graph: with its epilogue ("fused"; None where it has no such step) or without ("apart")."""
     head = anchor(layer)
     a, transposed = head.attrs, head.op == "ConvTranspose"
@@ -231,11 +231,11 @@ def work_of(layer: Layer, stored: Operand, made: Ending, form: str) -> Convoluti
     )
 
 
-def _ending(layer: Layer) -> Ending | str:
-    return ending(layer, epilogue(layer))
+def _ending(layer: Layer) -> Epilogue | str:
+    return match_epilogue(layer, epilogue(layer))
 
 
-def _follows(layer: Layer, made: Ending) -> bool:
+def _follows(layer: Layer, made: Epilogue) -> bool:
     """Whether anything follows the convolution itself: a bias, a residual or an activation."""
     own = (*anchor(layer).inputs, None)[:3][2]
     return own is not None or bool(made.biases) or made.residual is not None or made.finish.activation != ("clip", -np.inf, np.inf)
@@ -251,7 +251,7 @@ def _told(plan: Plan) -> str:
     return f" ({', '.join(told)})" if told else ""
 
 
-def _finish(work: Convolution, made: Ending, address: int, bias: int, residual: int) -> Any:
+def _finish(work: Convolution, made: Epilogue, address: int, bias: int, residual: int) -> Any:
     """Bias, residual and activation over a stored result, in place."""
     kind, low, high = made.finish.activation
     add = "{{ const Vec8 y = operand(p, {}, at, length); for (int e = 0; e < 8; ++e) x.v[e] += y.v[e]; }} "

@@ -19,13 +19,13 @@ from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     RTOL,
     TYPE,
-    Ending,
+    Epilogue,
     GpuKernel,
     all_static,
     blocks_of,
-    ending,
     float_types,
     launch,
+    match_epilogue,
     packed_array,
     same,
 )
@@ -37,7 +37,7 @@ from whet.tactics.cuda.library import _cublaslt
 from whet.tactics.cuda.library._cublaslt import WORKSPACE, LtLaunch, Product
 
 ROWS_BYTES = 32 << 20  # of windows laid out at once: what the L2 cache holds beside weights and results
-TF32_RTOL = 2e-3  # operands are rounded to 10 bits of mantissa, sums are f32: as for f16
+TF32_RTOL = 2e-3  # operands are rounded to 10 bits of mantissa, accumulators are f32: as for f16
 ALGORITHMS = 3  # of the library's proposals that are timed
 
 
@@ -112,15 +112,15 @@ class LibraryProduct(Tactic):
         size, work = dtype.bits // 8, _work(layer, dtype)
         x = source_place(layer)
         weights, own = constants_of(layer)
-        turned = head.op == "MatMul" or (head.op == "Gemm" and not head.attrs.get("transB"))
+        transposed = head.op == "MatMul" or (head.op == "Gemm" and not head.attrs.get("transB"))
 
         def rows() -> np.ndarray:
             given = np.asarray(weights.array(), np.float32)
-            flat = given.transpose(0, 2, 3, 1).reshape(work.n, -1) if head.op == "Conv" else given.T if turned else given
+            flat = given.transpose(0, 2, 3, 1).reshape(work.n, -1) if head.op == "Conv" else given.T if transposed else given
             return np.pad(flat, ((0, 0), (0, work.padded - work.k))).astype(dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|library rows {head.op} {turned} {work.padded} {dtype}", work.n * work.padded * size, rows),
+            packed_array(f"{weights.weight.digest}|library rows {head.op} {transposed} {work.padded} {dtype}", work.n * work.padded * size, rows),
             packed_array(
                 f"bias {own.weight.digest if own is not None else ''} {made.key} {work.n} {dtype}",
                 work.n * size,
@@ -155,8 +155,8 @@ class LibraryProduct(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, scratch=256 + laid_out + WORKSPACE, rtol=rtol)
 
 
-def _ending(layer: Layer) -> Ending | str:
-    return ending(layer, epilogue(layer), 1 if anchor(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
+def _ending(layer: Layer) -> Epilogue | str:
+    return match_epilogue(layer, epilogue(layer), 1 if anchor(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 
 def _work(layer: Layer, dtype: DType) -> _Work:

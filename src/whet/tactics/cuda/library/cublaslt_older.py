@@ -10,7 +10,7 @@ from whet.tactics.cuda.library._library_gemm import LibraryProduct
 
 @tactic
 class CublasltOlder(LibraryProduct):
-    """Windows of convolutions laid out by a kernel of ours; sums in f32."""
+    """Windows of convolutions laid out by a kernel of ours; accumulators in f32."""
 
     kinds = (F16, BF16)
 

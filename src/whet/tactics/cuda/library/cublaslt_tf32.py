@@ -7,7 +7,7 @@ from whet.tactics.cuda.library._library_gemm import LibraryProduct
 
 @tactic
 class CublasltTf32(LibraryProduct):
-    """Operands rounded to 10 bits of mantissa, sums in f32."""
+    """Operands rounded to 10 bits of mantissa, accumulators in f32."""
 
     kinds = (F32,)
     math = "tf32"

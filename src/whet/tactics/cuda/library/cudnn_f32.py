@@ -7,7 +7,7 @@ from whet.tactics.cuda.library._cudnn_conv import LibraryConvolution
 
 @tactic
 class CudnnF32(LibraryConvolution):
-    """Products and sums in f32: no engine that uses tensor cores. Some take channels first only."""
+    """Products and accumulators in f32: no engine that uses tensor cores. Some take channels first only."""
 
     kinds = (F32,)
     formats = ("nhwc", "linear")

@@ -7,7 +7,7 @@ from whet.tactics.cuda.library._cudnn_conv import LibraryConvolution
 
 @tactic
 class CudnnHalf(LibraryConvolution):
-    """Channels last, sums in f32, any groups."""
+    """Channels last, accumulators in f32, any groups."""
 
     kinds = (F16, BF16)
     math = "half"

@@ -7,7 +7,7 @@ from whet.tactics.cuda.library._cudnn_conv import LibraryConvolution
 
 @tactic
 class CudnnTf32(LibraryConvolution):
-    """Operands rounded to 10 bits of mantissa, sums in f32."""
+    """Operands rounded to 10 bits of mantissa, accumulators in f32."""
 
     kinds = (F32,)
     math = "tf32"

@@ -14,7 +14,7 @@ from whet.tactics.cuda.move.reformat import RowsArguments
 
 
 @tactic
-class OwnConcat(Tactic):
+class Concat(Tactic):
     """Any element type of whole bytes."""
 
     ops = ("Concat",)
@@ -57,4 +57,4 @@ class OwnConcat(Tactic):
                 at += wide
             return launches
 
-        return GpuKernel(layer, signature, make, implementation="own copies", rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation="copies", rtol=0.0)

@@ -12,7 +12,7 @@ from whet.network import Layer, Tensor, Weight, static_shape
 from whet.network.types import F32, I8, U8, DType
 from whet.tactics._base import TACTICS, Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import HALF, RTOL, GpuKernel, all_static, float_types, launch, same
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, RTOL, GpuKernel, all_static, float_types, launch, same
 from whet.tactics.cuda.move.reformat import ReformatArguments, moving
 
 _COMPOSITES = ("ConvPool", "ConvThenPointwise", "ConvSum", "DepthwiseThenPointwise", "PoolGemm", "PointwiseThenConv", "QuantizedSum", "SqueezeExcite")
@@ -35,7 +35,7 @@ class _Step:
 
 
 @tactic
-class OwnParts(Tactic):
+class Decomposed(Tactic):
     """Every part by the first tactic that takes it in the forms that lie between them; slow, always there."""
 
     ops = ("*",)
@@ -51,7 +51,7 @@ class OwnParts(Tactic):
         out, found = layer.outputs[0], []
         if out.dtype in _INTEGERS and all(layer.inputs[i].dtype in _INTEGERS for i in places):
             return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in places}, Operand("nhwc", out.dtype))]
-        for dtype in float_types([layer.inputs[places[0]], out], (*HALF, F32)):
+        for dtype in float_types([layer.inputs[places[0]], out], (*FLOAT16_TYPES, F32)):
             images = [Operand("nhwc", dtype)]
             if layer.composite == "ConvPool":  # the image as it comes
                 images = [Operand(f, t) for t in dict.fromkeys((F32, dtype)) for f in ("linear", "nhwc")]
@@ -99,8 +99,8 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     stored = [o for o in (*signature.inputs, *signature.outputs) if o is not None]
-    dtype = next((o.dtype for o in stored if o.dtype in HALF), F32)
-    if layer.composite == "SqueezeExcite" and dtype in HALF:
+    dtype = next((o.dtype for o in stored if o.dtype in FLOAT16_TYPES), F32)
+    if layer.composite == "SqueezeExcite" and dtype in FLOAT16_TYPES:
         # what a gate's exponential makes of a hidden number's rounding has no bound, so gates are computed in f32 whatever is stored;
         # their weights are those of the kernel that does the whole
         outer = {inner: _rounded(t, dtype) for inner, t in outer.items()}

@@ -29,7 +29,7 @@ class GatherArguments(Arguments, kernel="gather.cu"):
 
 
 @tactic
-class OwnTake(Tactic):
+class Gather(Tactic):
     """Along any axis of a row-major tensor. An index outside of the axis is held inside."""
 
     ops = ("Gather",)
@@ -80,4 +80,4 @@ class OwnTake(Tactic):
             )
             return [launch("take", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own take x{unit}", packed=packed, rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"take x{unit}", packed=packed, rtol=0.0)

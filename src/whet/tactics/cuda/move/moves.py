@@ -12,7 +12,18 @@ from whet.network import Layer, static_shape, stored_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, Pointer, UInt32, array
-from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, all_static, blocks_of, float_types, launch, machine_has, packed_array, same
+from whet.tactics.cuda._device.kernel import (
+    FLOAT16_TYPES,
+    GpuKernel,
+    ahead,
+    all_static,
+    blocks_of,
+    float_types,
+    launch,
+    machine_has,
+    packed_array,
+    same,
+)
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES
 from whet.tactics.cuda.move._moves import MovesCode, described
@@ -37,7 +48,7 @@ class MovesArguments(Arguments, kernel="moves.cu"):
 
 
 @tactic
-class OwnMoves(Tactic):
+class Moves(Tactic):
     """Sources of one type in any format each, results in that type or f32."""
 
     ops = ("*",)
@@ -49,7 +60,7 @@ class OwnMoves(Tactic):
         if not all_static(layer) or len(layer.outputs) != 1 or not 0 < len(places) <= _SOURCES:
             return []
         out, found = layer.outputs[0], []
-        for dtype in float_types([*(layer.inputs[i] for i in places), out], (*HALF, F32)):
+        for dtype in float_types([*(layer.inputs[i] for i in places), out], (*FLOAT16_TYPES, F32)):
             for form in ("nhwc", "linear"):
                 ins = {i: Operand(form if layer.inputs[i].type.rank == 4 else "linear", dtype) for i in places}
                 if form == "nhwc" and all(o.format == "linear" for o in ins.values()):
@@ -94,7 +105,7 @@ class OwnMoves(Tactic):
             return [launch("moves", arguments, constants, (blocks, 1, 1), 256)]
 
         given = dict(config)
-        name = "own moves" + f" by {many} rows" * bool(made.row) + " together" * ("together" in given) + " in bulk" * ("bulk" in given)
+        name = "moves" + f" by {many} rows" * bool(made.row) + " together" * ("together" in given) + " in bulk" * ("bulk" in given)
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 

@@ -37,7 +37,7 @@ class PadArguments(Arguments, kernel="pad.cu"):
 
 
 @tactic
-class OwnPad(Tactic):
+class Pad(Tactic):
     """At most six axes, elements of 1 to 8 bytes, amounts and value known when the engine is built."""
 
     ops = ("Pad",)
@@ -94,7 +94,7 @@ class OwnPad(Tactic):
             arguments = PadArguments(args.inputs[0], args.outputs[0], bits, stride, size, before, low, high, count)
             return [launch("pad", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own pad x{unit}", rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"pad x{unit}", rtol=0.0)
 
 
 def axes_of(x: tuple[int, ...], y: tuple[int, ...], both: list[tuple[int, int]]) -> list[tuple[int, int, int, int, int]]:

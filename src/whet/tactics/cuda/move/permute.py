@@ -34,7 +34,7 @@ class PermuteArguments(Arguments, kernel="permute.cu"):
 
 
 @tactic
-class OwnGather(Tactic):
+class Permute(Tactic):
     """One launch an output; at most six axes."""
 
     ops = ("Transpose", "Split", "Resize")
@@ -91,7 +91,7 @@ class OwnGather(Tactic):
                 found.append(launch("gather", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256))
             return found
 
-        return GpuKernel(layer, signature, make, implementation=f"own gather x{unit}", rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"gather x{unit}", rtol=0.0)
 
 
 def _in_runs(move: Move, run: int) -> Move:

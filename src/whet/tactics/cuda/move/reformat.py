@@ -41,7 +41,7 @@ class RowsArguments(Arguments, kernel="reformat.cu", struct="Rows"):
 
 
 @tactic
-class OwnReformat(Tactic):
+class Reformat(Tactic):
     """One kernel: a transpose through shared memory, or a straight conversion where only the type differs."""
 
     ops = ("Reformat",)
@@ -72,7 +72,7 @@ class OwnReformat(Tactic):
         def make(args: Args) -> list:
             return [launch(entry, ReformatArguments(args.inputs[0], args.outputs[0], prod(shape), rows, columns), constants, grid, 256)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own {entry}")
+        return GpuKernel(layer, signature, make, implementation=f"{entry}")
 
 
 def moving(shape: tuple[int, ...], source: Operand, target: Operand) -> tuple[str, dict[str, int], tuple[int, int, int], int, int]:

@@ -15,7 +15,7 @@ from whet.ops.resize import resampling, targets
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstIntPointer, ConstPointer, Float32, Int32, Pointer, UInt32
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, same
-from whet.tactics.cuda._device.plain_layer import PlainTactic
+from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
 _MOST_TAPS = 64  # along an axis
 
@@ -51,7 +51,7 @@ class Axis:
 
 
 @tactic
-class OwnResize(PlainTactic):
+class Resize(UnfusedTactic):
     """Floating point, row-major or channels last; up to 64 taps along an axis (antialias)."""
 
     ops = ("Resize",)
@@ -107,7 +107,7 @@ class OwnResize(PlainTactic):
             arguments = ResizeArguments(args.inputs[0], args.outputs[0], at_a, at_b, weight_a, weight_b, *sizes, beyond=beyond)
             return [launch("resize", arguments, {"TYPE": TYPE[kind.name], "VEC": vec}, (blocks_of(count, 256), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own resize {taps[0]}x{taps[1]} taps x{vec}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"resize {taps[0]}x{taps[1]} taps x{vec}", packed=packed)
 
 
 def resampled(layer: Layer) -> list[Axis]:

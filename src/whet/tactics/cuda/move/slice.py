@@ -16,7 +16,7 @@ _RANK = 6
 
 
 @tactic
-class OwnSlice(Tactic):
+class Slice(Tactic):
     """Row-major, up to six axes, steps of either sign; slices of channels-last images too."""
 
     ops = ("Slice", "Expand", "Gather")
@@ -68,7 +68,7 @@ class OwnSlice(Tactic):
             arguments = PermuteArguments(args.inputs[0], args.outputs[0], start, *walk, count=count)
             return [launch("gather", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own slice x{unit}", rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"slice x{unit}", rtol=0.0)
 
 
 def _view(layer: Layer, form: str) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

@@ -10,7 +10,7 @@ from whet.tactics.cuda.move.reformat import RowsArguments
 
 
 @tactic
-class OwnView(Tactic):
+class View(Tactic):
     """Reshape, Flatten, Squeeze, Unsqueeze, Identity and Dropout (which does nothing at inference), row-major."""
 
     ops = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout")
@@ -55,5 +55,5 @@ class OwnView(Tactic):
             arguments = RowsArguments(args.inputs[0], args.outputs[0], rows=1, width=count, in_pitch=count, out_pitch=count)
             return [launch("rows", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
-        name = "own alias" if signature.inplace else "own copy"
+        name = "alias" if signature.inplace else "copy"
         return GpuKernel(layer, signature, make, implementation=name, rtol=0.0)

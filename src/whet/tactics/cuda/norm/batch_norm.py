@@ -43,7 +43,7 @@ class AffineArguments(Arguments, kernel="affine.cu"):
 
 
 @tactic
-class OwnBatchNorm(Tactic):
+class BatchNorm(Tactic):
     """A factor and a shift a channel; channels last or row-major."""
 
     ops = ("BatchNormalization",)
@@ -99,7 +99,7 @@ class OwnBatchNorm(Tactic):
             arguments = AffineArguments(args.inputs[x], args.outputs[0], args.packed[0], args.packed[1], *sizes, act=(low, high))  # type: ignore[index]
             return [launch("affine", arguments, constants, (blocks_of(sizes[0], 256), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own affine x{vec}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"affine x{vec}", packed=packed)
 
 
 def _activation(layer: Layer) -> Activation | str:

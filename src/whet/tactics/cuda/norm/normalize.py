@@ -13,7 +13,7 @@ from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, same
-from whet.tactics.cuda._device.plain_layer import PlainTactic
+from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
 _SOFT = {"Softmax": 0, "LogSoftmax": 1}
 _NORMS = {"LayerNormalization": 2, "GroupNormalization": 2, "InstanceNormalization": 2, "RMSNormalization": 3}
@@ -47,7 +47,7 @@ class LinesArguments(Arguments, kernel="normalize.cu", struct="Lines"):
 
 
 @tactic
-class OwnNormalize(PlainTactic):
+class Normalize(UnfusedTactic):
     """Softmax along any axis; norms over the last axes, or over channels and pixels."""
 
     ops = (*_SOFT, *_NORMS)
@@ -87,7 +87,7 @@ class OwnNormalize(PlainTactic):
             )
             return [launch("normalize", arguments, constants, (blocks_of(rows, block // threads), 1, 1), block)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own rows x{threads}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"rows x{threads}", packed=packed)
 
     def _lines(self, layer: Layer, signature: Signature, shape: tuple[int, ...], constants: dict[str, int], length: int, inner: int) -> GpuKernel:
         count = prod(shape) // length
@@ -96,7 +96,7 @@ class OwnNormalize(PlainTactic):
             arguments = LinesArguments(args.inputs[0], args.outputs[0], count=count, length=length, inner=inner)
             return [launch("lines", arguments, constants, (blocks_of(count, 128), 1, 1), 128)]
 
-        return GpuKernel(layer, signature, make, implementation="own lines")
+        return GpuKernel(layer, signature, make, implementation="lines")
 
 
 def _rows(layer: Layer, shape: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -1,4 +1,4 @@
-"""Reductions of row-major tensors over any axes, sums in f32."""
+"""Reductions of row-major tensors over any axes, accumulators in f32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whet.ops._reduce import reduced
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int64, Pointer, UInt32, array
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, same
-from whet.tactics.cuda._device.plain_layer import PlainTactic
+from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
 _OPS = {
     "ReduceSum": 0, "ReduceMean": 1, "ReduceMax": 2, "ReduceMin": 3, "ReduceProd": 4, "ReduceSumSquare": 5, "ReduceL2": 6, "ReduceL1": 7,
@@ -39,7 +39,7 @@ class ReduceArguments(Arguments, kernel="reduce.cu"):
 
 
 @tactic
-class OwnReduce(PlainTactic):
+class Reduce(UnfusedTactic):
     """Neighbouring axes count as one; at most four runs of kept and of reduced ones."""
 
     ops = tuple(_OPS)
@@ -81,7 +81,7 @@ class OwnReduce(PlainTactic):
             )
             return [launch("reduce", arguments, constants, (blocks_of(results, 256 // threads), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own reduce x{threads}" + (" by eights" if wide else ""))
+        return GpuKernel(layer, signature, make, implementation=f"reduce x{threads}" + (" by eights" if wide else ""))
 
 
 def _by_eights(kept: Walk, over: Walk) -> tuple[Walk, Walk, int]:

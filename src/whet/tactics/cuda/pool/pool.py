@@ -11,7 +11,7 @@ from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Fields, Float32, Int32, Pointer
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, float_types, launch, same
-from whet.tactics.cuda._device.plain_layer import PlainTactic
+from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 from whet.tactics.cuda.conv._conv import TYPES
 
 
@@ -51,7 +51,7 @@ class PoolArguments(Arguments, kernel="pool.cu"):
 
 
 @tactic
-class OwnPool(PlainTactic):
+class Pool(UnfusedTactic):
     """MaxPool, AveragePool, GlobalAveragePool, and ReduceMean over height and width."""
 
     ops = ("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean")
@@ -93,7 +93,7 @@ class OwnPool(PlainTactic):
         def make(args: Args) -> list:
             return [launch(entry, PoolArguments(args.inputs[0], args.outputs[0], sizes), constants, grid, 256)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own {entry}", rtol=0.0 if layer.op == "MaxPool" else None)
+        return GpuKernel(layer, signature, make, implementation=f"{entry}", rtol=0.0 if layer.op == "MaxPool" else None)
 
 
 _SIZES = (4, 2, 2, 1, 1, 1)  # bytes of the types of vector.cuh

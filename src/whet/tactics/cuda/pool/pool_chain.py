@@ -25,7 +25,7 @@ class PoolChainArguments(Arguments, kernel="pool_chain.cu"):
 
 
 @tactic
-class OwnPoolChain(Tactic):
+class PoolChain(Tactic):
     """What fuse_pool_chain makes, in floats or 8-bit integers, channels last."""
 
     ops = ("*",)
@@ -66,7 +66,7 @@ class OwnPoolChain(Tactic):
             arguments = PoolChainArguments(args.inputs[0], args.outputs[0], groups)
             return [launch("pool_chain", arguments, made, (groups // side, n, 1), made["THREADS"], shared=shared, label=layer.name)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own {made['POOLS']} poolings" + " by two" * (side == 2), rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"{made['POOLS']} poolings" + " by two" * (side == 2), rtol=0.0)
 
 
 def _each(signature: Signature) -> int:

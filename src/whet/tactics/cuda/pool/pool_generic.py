@@ -36,7 +36,7 @@ class PoolGenericArguments(Arguments, kernel="pool_generic.cu"):
 
 
 @tactic
-class OwnPoolAny(Tactic):
+class PoolGeneric(Tactic):
     """MaxPool without indices, AveragePool and global pooling of floating point, row-major or channels last."""
 
     ops = ("MaxPool", "AveragePool", *_GLOBAL)
@@ -76,7 +76,7 @@ class OwnPoolAny(Tactic):
             arguments = PoolGenericArguments(args.inputs[0], args.outputs[0], count, x[1], *rows)
             return [launch("pool", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation="own pool x1", rtol=0.0 if largest else None)
+        return GpuKernel(layer, signature, make, implementation="pool x1", rtol=0.0 if largest else None)
 
 
 def axes_of(layer: Layer, x: tuple[int, ...], y: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -1,6 +1,6 @@
 // Squeeze and excitation in one launch: out = in * gate(in), gate = act2(W2 act(W1 mean(in) + b1) + b2), a number for each image and channel.
 // A cluster of CC * CP blocks takes an image: a block has C / CC channels of its share of the pixels, which its threads keep in registers from
-// the means until they are multiplied. A hidden number is linear in the sums: each block multiplies its own with W1, and these parts, S
+// the means until they are multiplied. A hidden number is linear in the accumulators: each block multiplies its own with W1, and these parts, S
 // numbers of each block to each, are all that goes between blocks. Each block then makes the gates of its channels.
 // Constants: TYPE, G (eights of channels of a block), CC, CP, THREADS, ITEMS (pixels of a thread), S (hidden numbers), PIXELS, ACT, ACT2.
 #include "common.cuh"
@@ -17,20 +17,20 @@ DEV void store_remote1(u32 a, float x, u32 bar) {
 }
 
 // A number a channel from what each of its PARTS threads has (`mine`): their sum, which `end` finishes. Every thread calls it.
-template <typename End> DEV void by_channel(float (&sums)[ROWS][GC], float mine, float (&to)[GC], int t, End end) {
-    if (t < PARTS * GC) sums[t / GC][t % GC] = mine;
+template <typename End> DEV void by_channel(float (&accumulators)[ROWS][GC], float mine, float (&to)[GC], int t, End end) {
+    if (t < PARTS * GC) accumulators[t / GC][t % GC] = mine;
     __syncthreads();
     if (t < GC) {
         float total = 0.f;
 #pragma unroll
-        for (int q = 0; q < PARTS; ++q) total += sums[q][t];
+        for (int q = 0; q < PARTS; ++q) total += accumulators[q][t];
         to[t] = end(total);
     }
     __syncthreads();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) squeeze(const __grid_constant__ Args a) {
-    __shared__ __align__(16) float sums[ROWS][GC];
+    __shared__ __align__(16) float accumulators[ROWS][GC];
     __shared__ __align__(16) float mean[GC], gate[GC];
     __shared__ float hidden[S], parts[CL][S];
     __shared__ __align__(16) u32 w2[S * GC / 2];
@@ -74,15 +74,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) squeeze(const __grid_co
         for (int e = 0; e < 8; ++e) sum[e] += x.v[e];
     }
     if (row < ROWS) {
-        float4* to = reinterpret_cast<float4*>(&sums[row][group * 8]);
+        float4* to = reinterpret_cast<float4*>(&accumulators[row][group * 8]);
         to[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
         to[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
     }
     __syncthreads();
     float mine = 0.f;
     if (t < PARTS * GC)
-        for (int r = t / GC; r < ROWS; r += PARTS) mine += sums[r][t % GC];  // the row that it overwrites is read by this thread alone
-    by_channel(sums, mine, mean, t, [](float total) { return total * (1.f / PIXELS); });
+        for (int r = t / GC; r < ROWS; r += PARTS) mine += accumulators[r][t % GC];  // the row that it overwrites is read by this thread alone
+    by_channel(accumulators, mine, mean, t, [](float total) { return total * (1.f / PIXELS); });
 
     cluster_wait();  // all blocks of the cluster run: their shared memory may be written
 #pragma unroll
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) squeeze(const __grid_co
     mine = 0.f;
     if (t < PARTS * GC)
         for (int s = t / GC; s < S; s += PARTS) mine += unpack_as<TYPE>(reinterpret_cast<const u16*>(w2)[s * GC + t % GC]).x * hidden[s];
-    by_channel(sums, mine, gate, t, [&](float total) { return activate<ACT2>(total + b2, a.act2); });
+    by_channel(accumulators, mine, gate, t, [&](float total) { return activate<ACT2>(total + b2, a.act2); });
 
     if (row >= ROWS) return;
     float by[8];

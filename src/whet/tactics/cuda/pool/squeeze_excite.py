@@ -15,15 +15,15 @@ from whet.tactics._fused import constants_of, epilogue
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, ConstU16Pointer, Pointer
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import (
-    HALF,
-    Ending,
+    FLOAT16_TYPES,
+    Epilogue,
     GpuKernel,
     ahead,
     all_static,
-    ending,
     float_types,
     launch,
     machine_has,
+    match_epilogue,
     packed_array,
     same,
 )
@@ -60,7 +60,7 @@ class _Gate:
     pixels: int
     hidden: int
     weights: tuple[Tensor, Tensor]
-    biases: tuple[tuple[Ending, Tensor | None], tuple[Ending, Tensor | None]]
+    biases: tuple[tuple[Epilogue, Tensor | None], tuple[Epilogue, Tensor | None]]
     activations: tuple[Activation, Activation]
     x: int
 
@@ -93,7 +93,7 @@ class _Way:
 
 
 @tactic
-class OwnSqueeze(Tactic):
+class SqueezeExcite(Tactic):
     """What the pass fuse_squeeze_excite makes: channels in eights, 16-bit numbers; an image as large as a cluster's registers."""
 
     ops = ("*",)
@@ -109,7 +109,7 @@ class OwnSqueeze(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or isinstance(gate := _gate(layer), str):
             return []
-        types = float_types([layer.inputs[gate.x], layer.outputs[0]], HALF)
+        types = float_types([layer.inputs[gate.x], layer.outputs[0]], FLOAT16_TYPES)
         return [same(layer, {gate.x: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -137,14 +137,14 @@ class OwnSqueeze(Tactic):
         dtype, own = signature.outputs[0].dtype, gate.c // way.channels
         constants = _constants(gate, way, signature)
 
-        def packed_weights(t: Tensor, turned: bool) -> Any:
+        def packed_weights(t: Tensor, transposed: bool) -> Any:
             def make() -> np.ndarray:
                 given = np.asarray(t.array(), np.float32)[:, :, 0, 0]
-                rows = given.T if turned else given  # [hidden, channels]
+                rows = given.T if transposed else given  # [hidden, channels]
                 return rows.reshape(gate.hidden, way.channels, own).transpose(1, 0, 2).astype(dtype.numpy)
 
             digest = t.weight.digest
-            return packed_array(f"{digest}|squeeze {turned} {way.channels} {dtype}", gate.c * gate.hidden * 2, make)
+            return packed_array(f"{digest}|squeeze {transposed} {way.channels} {dtype}", gate.c * gate.hidden * 2, make)
 
         (w1, w2), ((end1, own1), (end2, own2)) = gate.weights, gate.biases
         biases = packed_bias(end1, own1, gate.hidden), packed_bias(end2, own2, gate.c)
@@ -157,7 +157,7 @@ class OwnSqueeze(Tactic):
             arguments = SqueezeExciteArguments(args.inputs[gate.x], args.outputs[0], w1, w2, b1, b2, *limits)
             return [launch("squeeze", arguments, constants, (gate.n * cluster, 1, 1), way.threads, cluster=cluster, label=layer.name)]
 
-        name = f"own squeeze and excitation c{way.channels} p{way.pixels} t{way.threads}"
+        name = f"squeeze and excitation c{way.channels} p{way.pixels} t{way.threads}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 
@@ -199,7 +199,7 @@ def _gate(layer: Layer) -> _Gate | str:
     made = []
     for conv in convs:
         view = seen(conv, outer)
-        end = ending(view, epilogue(view))
+        end = match_epilogue(view, epilogue(view))
         if isinstance(end, str):
             return end
         if end.residual is not None:

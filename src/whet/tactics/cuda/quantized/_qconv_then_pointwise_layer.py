@@ -10,18 +10,18 @@ from whet.network import Layer, Tensor
 from whet.tactics._base import Packed
 from whet.tactics._quantized import Parts, take_apart
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import Ending, packed_array
-from whet.tactics.cuda.conv._conv import ConvShape, Finish, bias_count, pack_weights
+from whet.tactics.cuda._device.kernel import Epilogue, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, bias_count, pack_weights
 from whet.tactics.cuda.quantized._quantized import (
-    EIGHT,
+    INT8_TYPES,
     Output,
     conv_shape_of,
-    ending_of,
     factors,
     folded,
     folds,
     has_border,
     key_of,
+    match_quantized_epilogue,
     packed_factors,
     weight_bytes,
     why_not_weighted,
@@ -33,7 +33,7 @@ class Half:
     """One of the two convolutions: parts, epilogue, sizes, the integers that it reads and those that it adds."""
 
     parts: Parts
-    made: Ending
+    made: Epilogue
     shape: ConvShape
     reads: Tensor | None
     added: Tensor | None
@@ -44,8 +44,8 @@ class Half:
         assert self.parts.stores is not None
         return self.parts.stores.dtype.name
 
-    def ends(self) -> tuple[float, float, Output, Finish]:
-        """Multiplier and shift of its real numbers, the numbers of its launch, and how sums end."""
+    def ends(self) -> tuple[float, float, Output, PostOps]:
+        """Multiplier and shift of its real numbers, the numbers of its launch, and how accumulators end."""
         return folded(Output.of(self.parts, self.made), self.made, self.stored)
 
     def packed(self) -> tuple[Packed, Packed]:
@@ -110,7 +110,7 @@ def both_of(layer: Layer) -> Both8 | str:
 
 
 def half_of(conv: Layer) -> Half | str:
-    """A quantized convolution taken apart, or why it is none that sums in registers can end."""
+    """A quantized convolution taken apart, or why it is none that accumulators in registers can end."""
     parts = take_apart(conv)
     if isinstance(parts, str):
         return parts
@@ -118,12 +118,12 @@ def half_of(conv: Layer) -> Half | str:
         return "takes convolutions of one group, two spatial axes"
     if reason := why_not_weighted(parts):
         return reason
-    made = ending_of(parts)
+    made = match_quantized_epilogue(parts)
     if isinstance(made, str):
         return made
-    if parts.stores is None or parts.stores.dtype.name not in EIGHT or not folds(made, parts.stores.dtype.name) or made.finish.residual == 2:
+    if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES or not folds(made, parts.stores.dtype.name) or made.finish.residual == 2:
         return "stores integers behind a clip or SiLU, with nothing added behind those"
     added = None if made.residual is None else conv.inputs[made.residual]
-    if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in EIGHT):
+    if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in INT8_TYPES):
         return "what is added is no tensor of integers"
     return Half(parts, made, conv_shape_of(parts), conv.inputs[parts.source_place()], added)

@@ -13,11 +13,11 @@ from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Operand, Packed, Signature
 from whet.tactics._quantized import FLOAT8, Parts, take_apart
-from whet.tactics.cuda._device.kernel import Ending, ending, packed_array
-from whet.tactics.cuda.conv._conv import ConvShape, Finish, Scales, bias_count
+from whet.tactics.cuda._device.kernel import Epilogue, match_epilogue, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, Scales, bias_count
 
-EIGHT = ("i8", "u8")
-BYTES = (*EIGHT, FLOAT8)  # types of one byte an element
+INT8_TYPES = ("i8", "u8")
+BYTES = (*INT8_TYPES, FLOAT8)  # types of one byte an element
 
 
 @functools.lru_cache(maxsize=8)
@@ -26,9 +26,9 @@ def parts_of(layer: Layer) -> Parts | str:
     return take_apart(layer, float8=True)
 
 
-def ending_of(parts: Parts, axis: int = 1) -> Ending | str:
+def match_quantized_epilogue(parts: Parts, axis: int = 1) -> Epilogue | str:
     """The epilogue between sum and stored integer."""
-    return ending(parts.view, parts.posts, axis)
+    return match_epilogue(parts.view, parts.posts, axis)
 
 
 def why_not_weighted(parts: Parts) -> str | None:
@@ -53,7 +53,7 @@ def float8_rtol(products: int) -> float:
 def weight_bytes(t: Tensor) -> np.ndarray:
     """Weights of one byte each as i8: integers as they are, float8 numbers as their bits."""
     a = np.ascontiguousarray(t.array())
-    return np.asarray(a, np.int8) if t.dtype.name in EIGHT else a.view(np.int8)
+    return np.asarray(a, np.int8) if t.dtype.name in INT8_TYPES else a.view(np.int8)
 
 
 def signatures_of(parts: Parts, fmt: str, reals: Sequence[DType] = (F16, BF16, F32)) -> list[Signature]:
@@ -84,32 +84,32 @@ class Output:
     add_shift: float = 0.0
 
     @staticmethod
-    def of(parts: Parts, made: Ending) -> Output:
+    def of(parts: Parts, made: Epilogue) -> Output:
         """From the scales of a layer."""
         stores, other = parts.stores, None if made.residual is None else parts.reads.get(made.residual)
         step, shift = (1.0, 0.0) if other is None else (other.number, -other.zero * other.number)
         return Output(1.0, 0.0, step, shift) if stores is None else Output(1.0 / stores.number, float(stores.zero), step, shift)
 
 
-def folds(made: Ending, stored: str) -> bool:
+def folds(made: Epilogue, stored: str) -> bool:
     """Whether integer results are computed in parts of their range: the activation is a clip, whose limits are the range's, or SiLU."""
     kind = made.finish.activation[0]
-    return stored in EIGHT and (kind == "silu" or (kind == "clip" and made.finish.residual != 2))
+    return stored in INT8_TYPES and (kind == "silu" or (kind == "clip" and made.finish.residual != 2))
 
 
-def folds_float8(made: Ending, stored: str, out: Output) -> bool:
+def folds_float8(made: Epilogue, stored: str, out: Output) -> bool:
     """Whether float8 results are computed in steps of the result: the activation is a clip whose upper limit e4m3's own one covers."""
     kind, _, high = made.finish.activation
     return stored == FLOAT8 and kind == "clip" and made.finish.residual != 2 and high * out.per_step >= 448
 
 
-def folded_float8(out: Output, made: Ending) -> tuple[float, Output, Finish]:
-    """(multiplier of real numbers, the output's numbers, how sums end) where results are computed in steps of float8."""
+def folded_float8(out: Output, made: Epilogue) -> tuple[float, Output, PostOps]:
+    """(multiplier of real numbers, the output's numbers, how accumulators end) where results are computed in steps of float8."""
     per, (kind, low, high) = out.per_step, made.finish.activation
-    return per, Output(1.0, 0.0, out.add_step * per, 0.0), Finish((kind, low * per, high), made.finish.residual)
+    return per, Output(1.0, 0.0, out.add_step * per, 0.0), PostOps((kind, low * per, high), made.finish.residual)
 
 
-def folded(out: Output, made: Ending, stored: str) -> tuple[float, float, Output, Finish]:
+def folded(out: Output, made: Epilogue, stored: str) -> tuple[float, float, Output, PostOps]:
     """(multiplier, shift) that bring real numbers to [0, 1] over the range of results, the output's numbers and the activation for kernels with
     FOLD. Of SiLU the numbers are in parts of the range, 0 at 0; the activation has the factor of the exponent and the place of 0."""
     bottom, top = (0, 255) if stored == "u8" else (-128, 127)
@@ -117,7 +117,7 @@ def folded(out: Output, made: Ending, stored: str) -> tuple[float, float, Output
         span = float(top - bottom)
         per, zero, late = out.per_step / span, (out.zero - bottom) / span, made.finish.residual == 2
         more = out.add_shift * per
-        silu = Finish(("silu", -float(np.log2(np.e)) / per, zero + (more if late else 0.0)), made.finish.residual)
+        silu = PostOps(("silu", -float(np.log2(np.e)) / per, zero + (more if late else 0.0)), made.finish.residual)
         return per, 0.0 if late else more, Output(span, 12582912.0 + bottom, out.add_step * per, 0.0), silu
     _, low, high = made.finish.activation
     ends = np.clip(np.array([low, high]) * out.per_step, -1e6, 1e6)
@@ -147,7 +147,7 @@ class Factors:
         return self.classes.size > 0
 
 
-def factors(parts: Parts, made: Ending, weights: np.ndarray, shape: ConvShape, bias: Tensor | None) -> Factors:
+def factors(parts: Parts, made: Epilogue, weights: np.ndarray, shape: ConvShape, bias: Tensor | None) -> Factors:
     """For integer `weights` [k, c, r, s]. Padding is the real 0, in memory the integer 0: where it is read, the zero point is not subtracted."""
     x, w, _ = parts.places()
     reads = parts.reads[x]
@@ -205,7 +205,7 @@ def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int
     return factors_at, Scales(factors_at + classes * pitch * 4, classes_at, out.per_step, out.zero, out.add_step, out.add_shift, pitch)
 
 
-def key_of(parts: Parts, made: Ending) -> str:
+def key_of(parts: Parts, made: Epilogue) -> str:
     """What of scales and biases makes packed constants differ."""
     x, w, b = parts.places()
     t, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]

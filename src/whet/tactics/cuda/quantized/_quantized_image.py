@@ -10,9 +10,9 @@ from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._quantized import Parts, take_apart
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import Ending
+from whet.tactics.cuda._device.kernel import Epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.quantized._quantized import EIGHT, conv_shape_of, ending_of, why_not_weighted
+from whet.tactics.cuda.quantized._quantized import INT8_TYPES, conv_shape_of, match_quantized_epilogue, why_not_weighted
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Image:
     """The layer taken apart: its convolution's parts and epilogue, which input is the image, and the step that makes integers of it (or None)."""
 
     parts: Parts
-    made: Ending
+    made: Epilogue
     shape: ConvShape
     image: int
     step: float | None
@@ -39,12 +39,12 @@ def image_parts(layer: Layer, composite: str) -> Image | str:
     parts = take_apart(conv)
     if isinstance(parts, str):
         return parts
-    made = ending_of(parts)
+    made = match_quantized_epilogue(parts)
     if isinstance(made, str):
         return made
     if made.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
         return "takes a convolution of one group, two spatial axes and no residual"
-    if parts.stores is None or parts.stores.dtype.name not in EIGHT:
+    if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
         return "stores integers"
     if reason := why_not_weighted(parts):
         return reason

@@ -12,7 +12,7 @@ from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Float32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, blocks_of, launch
 from whet.tactics.cuda.conv._conv import TYPES
-from whet.tactics.cuda.quantized._quantized import ending_of, parts_of
+from whet.tactics.cuda.quantized._quantized import match_quantized_epilogue, parts_of
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
 
@@ -33,7 +33,7 @@ class QAddArguments(Arguments, kernel="qadd.cu"):
 
 
 @tactic
-class OwnQAdd(QuantizedTactic):
+class QAdd(QuantizedTactic):
     """Operands of the result's shape, row-major or channels last."""
 
     ops = ("Add",)
@@ -44,7 +44,7 @@ class OwnQAdd(QuantizedTactic):
             return "adds integers and stores integers"
         if any(t is None or t.is_constant or t.shape != layer.outputs[0].shape for t in (parts.view.inputs[i] for i in parts.reads)):
             return "a summand is constant, or spread out"
-        made = ending_of(parts)
+        made = match_quantized_epilogue(parts)
         return made if isinstance(made, str) else "what follows the sum is no activation" if made.residual is not None or made.biases else None
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
@@ -58,7 +58,7 @@ class OwnQAdd(QuantizedTactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else ending_of(parts)
+        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(made, str) or parts.stores is None:
             raise PlanRefused(str(made))
         i, j = (parts.place(t) for t in parts.head.inputs)
@@ -83,4 +83,4 @@ class OwnQAdd(QuantizedTactic):
             )
             return [launch("qadd", arguments, constants, (blocks_of(count, 2048), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation="own qadd", rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation="qadd", rtol=0.0)

@@ -12,21 +12,20 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import RTOL, Ending, GpuKernel, ahead, machine_has, packed_array
-from whet.tactics.cuda.conv._conv import ConvShape, Eight, View, pack_weights8, refuses
+from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, ahead, machine_has, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes, View, pack_weights8, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
 from whet.tactics.cuda.conv.conv import as_config, from_config
 from whet.tactics.cuda.quantized._quantized import (
     BYTES,
-    EIGHT,
     FLOAT8,
+    INT8_TYPES,
     Factors,
     Output,
     conv_shape_of,
     count_classes,
-    ending_of,
     factors,
     float8_rtol,
     folded,
@@ -35,6 +34,7 @@ from whet.tactics.cuda.quantized._quantized import (
     folds_float8,
     has_border,
     key_of,
+    match_quantized_epilogue,
     packed_factors,
     parts_of,
     signatures_of,
@@ -48,7 +48,7 @@ MAX_CONFIGS = 30
 
 
 @tactic
-class OwnQConv(QuantizedTactic):
+class QConv(QuantizedTactic):
     """Group 1, two spatial axes, input channels in sixteens; zero points at padding by a bias that depends on the pixel."""
 
     ops = ("Conv",)
@@ -106,20 +106,20 @@ def refuses_product(parts: Parts, shape: ConvShape, backend: Backend, axis: int 
     """Why the tensor-core kernel cannot take a product of 8-bit numbers, or None."""
     if not machine_has(backend, "wgmma"):
         return "needs Hopper's tensor cores (sm_90a)"
-    made = ending_of(parts, axis)
+    made = match_quantized_epilogue(parts, axis)
     return made if isinstance(made, str) else refuses(shape, made.residual is None, 1)
 
 
-def kinds_of(parts: Parts, made: Ending, signature: Signature, shape: ConvShape) -> Eight:
+def kinds_of(parts: Parts, made: Epilogue, signature: Signature, shape: ConvShape) -> EightBitTypes:
     """The types of an instance."""
     x = parts.source_place()
     other = "" if made.residual is None else signature.inputs[made.residual].dtype.name
     stored = signature.outputs[0].dtype.name
     fold = folds(made, stored) or folds_float8(made, stored, Output.of(parts, made))
-    return Eight(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), fold)
+    return EightBitTypes(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), fold)
 
 
-def storable(tile: ConvConfig, eight: Eight, shape: ConvShape) -> bool:
+def storable(tile: ConvConfig, eight: EightBitTypes, shape: ConvShape) -> bool:
     """Whether a tile can store such results: through shared memory go 8-bit ones, residual too, in rows of 16 bytes; any number directly."""
     if shape.k % 8:
         return bool(tile.direct) and tile.sk == 1
@@ -131,7 +131,7 @@ def product_configs(
     parts: Parts, shape: ConvShape, signature: Signature, found: list[ConvConfig], backend: Backend, axis: int = 1
 ) -> Sequence[Config]:
     """The first of `found` that can run and store this; tiles that would go through shared memory and cannot go directly."""
-    made = ending_of(parts, axis)
+    made = match_quantized_epilogue(parts, axis)
     if isinstance(made, str):
         return []
     eight = kinds_of(parts, made, signature, shape)
@@ -156,7 +156,7 @@ def product_plan(
     axis: int = 1,
 ) -> GpuKernel:
     """The kernel of a Conv, Gemm or MatMul; `array` gives its integer weights as [k, c, r, s]."""
-    made, tile, single = ending_of(parts, axis), from_config(config), shape
+    made, tile, single = match_quantized_epilogue(parts, axis), from_config(config), shape
     shape = pairs(shape)
     reason = made if isinstance(made, str) else refuses(shape, made.residual is None, 1) or fits(tile, shape)
     if reason or isinstance(made, str):
@@ -213,7 +213,7 @@ def product_plan(
             )
         ]
 
-    rtol = 0.0 if eight.result in EIGHT else RTOL.get(eight.result, 0.0)
+    rtol = 0.0 if eight.result in INT8_TYPES else RTOL.get(eight.result, 0.0)
     if FLOAT8 in (eight.source, eight.result):
         rtol = max(rtol, float8_rtol(single.r * single.s * single.c))
-    return GpuKernel(layer, signature, make, implementation=f"own wgmma {eight.source} {tile}", packed=packed, rtol=rtol)
+    return GpuKernel(layer, signature, make, implementation=f"wgmma {eight.source} {tile}", packed=packed, rtol=rtol)

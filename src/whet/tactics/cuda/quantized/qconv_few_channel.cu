@@ -4,7 +4,7 @@
 // Pixels outside the image become the zero point before the products, so one bias does for all.
 // Constants: C (bytes of a pixel, 32 or 64), KC (channels out), R, S, STRIDE, PAD_H, PAD_W (in front), BN (results of a row of the tile), TALL
 // (passes of 64 / KC rows of results), RESIDUAL (0 none, 3 i8, 4 u8), LATE (it is added behind the activation), IN8, TO, ACT, FOLD 1, BLOCKS,
-// TALL_WEIGHTS 1.
+// WEIGHTS_AS_A 1.
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
@@ -63,7 +63,7 @@ DEV void multiply(int (&acc)[BN / 2], const u32 (&weights)[STEPS][4], u32 patch,
     mma_wait<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qnarrow(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qconv_few_channel(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const u32 base = shared_address(raw), patch = (base + 1023) & ~1023u, bar = patch + SIDES * PART_BYTES + 2 * STAGE;
     u8* stages = raw + (patch - base) + SIDES * PART_BYTES;

@@ -21,13 +21,21 @@ from whet.tactics.cuda._device.arguments import (
     TensorMap,
     UInt32,
 )
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, Ending, GpuKernel, ahead, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, Epilogue, GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
 from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, held, launches, registers_of, widths
-from whet.tactics.cuda.quantized._quantized import EIGHT, conv_shape_of, ending_of, folds, parts_of, weight_bytes, why_not_weighted
+from whet.tactics.cuda.quantized._quantized import (
+    INT8_TYPES,
+    conv_shape_of,
+    folds,
+    match_quantized_epilogue,
+    parts_of,
+    weight_bytes,
+    why_not_weighted,
+)
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.stem.qstem import first_numbers
+from whet.tactics.cuda.stem.qstem import stem_factors
 
 _MOST_TAPS = 16
 
@@ -55,7 +63,7 @@ class QConvFewChannelArguments(Arguments, kernel="qconv_few_channel.cu"):
 
 
 @tactic
-class OwnQNarrow(QuantizedTactic):
+class QConvFewChannel(QuantizedTactic):
     """One group, strides of 1 or 2, no dilation; as many columns as the stride divides; integers out, a residual of integers."""
 
     ops = ("Conv",)
@@ -63,19 +71,19 @@ class OwnQNarrow(QuantizedTactic):
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
             return "takes images of two spatial axes, one group"
-        if parts.stores is None or parts.stores.dtype.name not in EIGHT:
+        if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return "stores integers"
-        made = ending_of(parts)
+        made = match_quantized_epilogue(parts)
         if isinstance(made, str):
             return made
         if not folds(made, parts.stores.dtype.name):
             return "ends with a clip or SiLU"
-        if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in EIGHT):
+        if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in INT8_TYPES):
             return "adds integers"
         return why_not_weighted(parts)
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
-        made, stores = ending_of(parts), parts.stores
+        made, stores = match_quantized_epilogue(parts), parts.stores
         assert not isinstance(made, str)
         assert stores is not None
         given = {i: Operand("nhwc", parts.reads[i].dtype) for i in (parts.source_place(), made.residual) if i is not None}
@@ -85,12 +93,12 @@ class OwnQNarrow(QuantizedTactic):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         parts = parts_of(layer)
-        return parts if isinstance(parts, str) else narrow_reason8(conv_shape_of(parts))
+        return parts if isinstance(parts, str) else few_channel_integer_reason(conv_shape_of(parts))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
-        made = ending_of(parts)
+        made = match_quantized_epilogue(parts)
         assert not isinstance(made, str)
         fit = [t for t in tiles8(conv_shape_of(parts)) if t.fits(made.residual is not None)]
         good = [t for t in fit if replace(t, blocks=t.blocks + 2) not in fit]  # as many blocks as fit, and one less
@@ -99,21 +107,21 @@ class OwnQNarrow(QuantizedTactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else ending_of(parts)
+        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
         s = conv_shape_of(parts)
-        if reason := narrow_reason8(s):
+        if reason := few_channel_integer_reason(s):
             raise PlanRefused(reason)
         x, w, _ = parts.places()
-        tile, weights = NarrowTile8(s, *(int(v) for _, v in config)), parts.view.inputs[w]
+        tile, weights = FewChannelIntegerTile(s, *(int(v) for _, v in config)), parts.view.inputs[w]
         constants = tile.constants(parts, made)
         tiles_y, tiles_x = -(-s.p // tile.lines), -(-s.q // tile.wide)
         tiles, stride = s.n * tiles_y * tiles_x, s.stride[0]
-        numbers, out, finish = first_numbers(parts, made, s, signature.outputs[0].dtype.name)
+        numbers, out, finish = stem_factors(parts, made, s, signature.outputs[0].dtype.name)
         outside = (parts.reads[x].zero & 0xFF) * 0x01010101
         rows = packed_array(
-            f"{weights.weight.digest}|narrow 8 bits {stride}", tile.steps * THREADS * 16, lambda: narrow_registers(weight_bytes(weights), s)
+            f"{weights.weight.digest}|narrow 8 bits {stride}", tile.steps * THREADS * 16, lambda: few_channel_registers(weight_bytes(weights), s)
         )
 
         def make(args: Args) -> list:
@@ -124,14 +132,14 @@ class OwnQNarrow(QuantizedTactic):
             sizes = (s.h, s.w // stride, s.p, s.q, tiles_y, tiles_x, tiles)
             ends = (finish.activation[1:], out.per_step, out.zero, out.add_step, outside & 0xFFFFFFFF)
             arguments = QConvFewChannelArguments(pixels, WeightFields.of(args, s.k), residual, args.outputs[0], *sizes, *ends)
-            return launches("qnarrow", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
+            return launches("qconv_few_channel", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
 
-        name = f"own narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}"
+        name = f"narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=(rows, numbers), rtol=0.0)
 
 
 @dataclass(frozen=True)
-class NarrowTile8:
+class FewChannelIntegerTile:
     """Sizes of an instance of qconv_few_channel.cu: columns of results, passes of 64 / channels rows, blocks on a multiprocessor."""
 
     shape: ConvShape
@@ -173,11 +181,11 @@ class NarrowTile8:
         return 1024 + self.shape.stride[0] * part + 2 * self.side * self.wide * self.shape.k + 8
 
     def fits(self, added: bool) -> bool:
-        """Whether a multiprocessor holds it: registers for sums, weights, a residual, addresses."""
+        """Whether a multiprocessor holds it: registers for accumulators, weights, a residual, addresses."""
         registers = self.wide // 2 + self.steps * 4 + 44 + (-(-self.wide * 4 // THREADS) * 4 if added else 0)
         return max(self.columns, self.rows) <= 256 and held(registers, self.shared, self.blocks)
 
-    def constants(self, parts: Parts, made: Ending) -> dict[str, int]:
+    def constants(self, parts: Parts, made: Epilogue) -> dict[str, int]:
         """The macros of the instance."""
         s, stores = self.shape, parts.stores
         assert stores is not None
@@ -185,25 +193,33 @@ class NarrowTile8:
         return {
             "C": s.c, "KC": s.k, "R": s.r, "S": s.s, "STRIDE": s.stride[0], "PAD_H": s.pad[0], "PAD_W": s.pad[1], "BN": self.wide,
             "TALL": self.tall, "RESIDUAL": other, "LATE": int(made.finish.residual == 2), "IN8": TYPES[parts.reads[parts.source_place()].dtype.name],
-            "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[made.finish.activation[0]], "FOLD": 1, "BLOCKS": self.blocks, "TALL_WEIGHTS": 1,
+            "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[made.finish.activation[0]], "FOLD": 1, "BLOCKS": self.blocks, "WEIGHTS_AS_A": 1,
         }  # fmt: skip
 
 
-def narrow_reason8(s: ConvShape) -> str | None:
+def few_channel_integer_reason(s: ConvShape) -> str | None:
     """Why the kernel cannot compute a convolution, or None."""
     if s.c not in (32, 64) or s.k not in (32, 64):
         return f"{s.c} input and {s.k} output channels: 32 or 64"
     if s.stride not in ((1, 1), (2, 2)) or s.dilation != (1, 1) or s.w % s.stride[1] or not 1 < s.r * s.s <= _MOST_TAPS:
         return f"filter {s.r} x {s.s}, strides {s.stride}, {s.w} columns: 2 to {_MOST_TAPS} taps, strides of 1 or 2 that divide them, no dilation"
-    return None if any(t.fits(True) for t in tiles8(s)) else "weights and sums do not fit into registers, or the image's tile into shared memory"
+    return (
+        None if any(t.fits(True) for t in tiles8(s)) else "weights and accumulators do not fit into registers, or the image's tile into shared memory"
+    )
 
 
-def tiles8(s: ConvShape) -> list[NarrowTile8]:
+def tiles8(s: ConvShape) -> list[FewChannelIntegerTile]:
     """What to look at."""
-    return [NarrowTile8(s, w, tall, blocks) for w in widths(s.q) for tall in (1, 2, 4) for blocks in (1, 2, 3, 4) if tall * (64 // s.k) < 2 * s.p]
+    return [
+        FewChannelIntegerTile(s, w, tall, blocks)
+        for w in widths(s.q)
+        for tall in (1, 2, 4)
+        for blocks in (1, 2, 3, 4)
+        if tall * (64 // s.k) < 2 * s.p
+    ]
 
 
-def narrow_registers(weights: np.ndarray, s: ConvShape) -> np.ndarray:
+def few_channel_registers(weights: np.ndarray, s: ConvShape) -> np.ndarray:
     """Filters [k, c, r, s] of i8 as registers of the tall operand: K runs over rows of the image, taps, channels."""
     side, step = 64 // s.k, s.stride[0]
     depth = (side - 1) * step + s.r

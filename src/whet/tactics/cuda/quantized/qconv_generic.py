@@ -13,12 +13,12 @@ from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
 from whet.tactics.cuda.conv._conv import refuses as no_tensor_cores
 from whet.tactics.cuda.conv.conv_generic import ConvGenericArguments
 from whet.tactics.cuda.quantized._quantized import (
-    EIGHT,
+    INT8_TYPES,
     Factors,
     Output,
     conv_shape_of,
-    ending_of,
     key_of,
+    match_quantized_epilogue,
     packed_factors,
     parts_of,
     signatures_of,
@@ -30,7 +30,7 @@ from whet.tactics.cuda.quantized.qgemm import matrix, rows_of, why_not_rows
 
 
 @tactic
-class OwnQDirect(QuantizedTactic):
+class QConvGeneric(QuantizedTactic):
     """Conv of two spatial axes with any groups; Gemm and MatMul with a constant matrix."""
 
     ops = ("Conv", "Gemm", "MatMul")
@@ -49,7 +49,7 @@ class OwnQDirect(QuantizedTactic):
         if isinstance(parts, str):
             return parts
         conv = parts.head.op == "Conv"
-        made = ending_of(parts, 1 if conv else layer.outputs[0].type.rank - 1)
+        made = match_quantized_epilogue(parts, 1 if conv else layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             return made
         group = int(parts.head.attrs["group"]) if conv else 1
@@ -63,7 +63,7 @@ class OwnQDirect(QuantizedTactic):
         if isinstance(parts, str):
             raise PlanRefused(parts)
         conv = parts.head.op == "Conv"
-        made = ending_of(parts, 1 if conv else layer.outputs[0].type.rank - 1)
+        made = match_quantized_epilogue(parts, 1 if conv else layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             raise PlanRefused(made)
         s: ConvShape = conv_shape_of(parts) if conv else rows_of(parts)
@@ -106,4 +106,4 @@ class OwnQDirect(QuantizedTactic):
             )
             return [launch("direct", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation="own direct", packed=packed, rtol=0.0 if stored in EIGHT else RTOL[stored])
+        return GpuKernel(layer, signature, make, implementation="direct", packed=packed, rtol=0.0 if stored in INT8_TYPES else RTOL[stored])

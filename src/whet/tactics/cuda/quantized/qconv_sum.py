@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, packed_array, same
-from whet.tactics.cuda.conv._conv import Between, Eight, Scales, Second, View, bias_count, pack_weights8, refuses
+from whet.tactics.cuda.conv._conv import Between, EightBitTypes, Scales, SecondInput, View, bias_count, pack_weights8, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, large_batch_configs, step_channels, varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv.conv import as_config, from_config
@@ -37,11 +37,11 @@ class _Sum:
         """K steps of both."""
         return self.first.shape.steps(bk) + self.last.shape.steps(bk)
 
-    def eight(self) -> Eight:
+    def eight(self) -> EightBitTypes:
         """Types of the product: the first one's integers are what is added."""
         source = self.last.reads
         assert source is not None
-        return Eight(source.dtype.name, self.last.stored, self.first.stored, False, True)
+        return EightBitTypes(source.dtype.name, self.last.stored, self.first.stored, False, True)
 
     def weights(self, bk: int) -> np.ndarray:
         """Rows of the first behind which lie those of the second."""
@@ -51,7 +51,7 @@ class _Sum:
 
 
 @tactic
-class OwnQConvPair(Tactic):
+class QConvSum(Tactic):
     """What the pass fuse_quantized_sum makes: one group, input channels in sixteens, results in 32s, one type of integers in."""
 
     ops = ("*",)
@@ -89,7 +89,7 @@ class OwnQConvPair(Tactic):
         steps = found.steps(bk)
         every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _able(c))
         order = varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
-        kind, finish = Second.kind(s), found.last.ends()[3]
+        kind, finish = SecondInput.kind(s), found.last.ends()[3]
         how = Features(im2col=not found.first.shape.plain, activation=finish.activation[0], eight=found.eight(), pair=kind, between=True)
         ahead(backend, [conv_source(c, how) for c in order])
         return [as_config(c) for c in order]
@@ -100,7 +100,7 @@ class OwnQConvPair(Tactic):
             raise PlanRefused(found)
         a, b, steps = found.first.shape, found.last.shape, found.steps(tile.bk)
         if not _able(tile) or tile.hold not in (0, steps):
-            raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs with sums of their own")
+            raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs with accumulators of their own")
         (_, _, inner, _), (_, _, out, finish) = found.first.ends(), found.last.ends()
         key = "+".join(h.parts.view.inputs[h.parts.places()[1]].weight.digest for h in (found.first, found.last))
         rows = -(-b.k // 32) * 32 * steps * tile.bk
@@ -125,18 +125,18 @@ class OwnQConvPair(Tactic):
                         finish=finish,
                         eight=found.eight(),
                         scales=Scales(found.last.factor(numbers), 0, out.per_step, out.zero, out.add_step, out.add_shift, bias_count(b.k)),
-                        second=Second(b, View(args.inputs[found.y], b.c), between),
+                        second=SecondInput(b, View(args.inputs[found.y], b.c), between),
                     ),
                     multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             ]
 
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma {found.eight().source} pair {tile}", packed=packed, rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma {found.eight().source} pair {tile}", packed=packed, rtol=0.0)
 
 
 def _able(tile: ConvConfig) -> bool:
-    """Whether conv.cu has two sums in such a tile: a block by itself, results in 32s, no residual that comes ahead; two rows of tiles would spill."""
+    """Whether conv.cu supports two accumulators in such a tile: no cluster, outputs in 32s, no residual ahead of time, one row of 64 (two spill)."""
     return tile.sk == 1 and not tile.halo and not tile.once and tile.bn % 32 == 0 and tile.outs < 3 and tile.mi == 1
 
 

@@ -16,7 +16,7 @@ from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Both8, both_
 
 
 @tactic
-class OwnQConvProduct(Tactic):
+class QConvThenPointwise(Tactic):
     """Quantized ConvThenPointwise: stride 1, no dilation, one group; channels of both in multiples of 64; u8 or i8 by i8."""
 
     ops = ("*",)
@@ -77,7 +77,7 @@ class OwnQConvProduct(Tactic):
             return [product_launch(tile, s, k, addresses, residual, between.activation, finish, False, layer.name, integers)]
 
         packed = (*both.first.packed(), *both.product.packed())
-        return GpuKernel(layer, signature, make, implementation=f"own wgmma then wgmma {both.first.stored} {tile}", packed=packed, rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma then wgmma {both.first.stored} {tile}", packed=packed, rtol=0.0)
 
 
 def _types(both: Both8) -> Integers:

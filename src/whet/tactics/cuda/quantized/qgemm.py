@@ -20,7 +20,7 @@ from whet.tactics.cuda.quantized.qconv import product_configs, product_plan, ref
 
 
 @tactic
-class OwnQGemm(QuantizedTactic):
+class QGemm(QuantizedTactic):
     """Row-major operands, inner size in sixteens; the second matrix constant."""
 
     ops = ("Gemm", "MatMul")
@@ -69,8 +69,8 @@ def why_not_rows(parts: Parts) -> str | None:
 def matrix(parts: Parts) -> np.ndarray:
     """The integers of the second matrix as filters [k, c, 1, 1]."""
     given = weight_bytes(parts.view.inputs[parts.places()[1]])
-    turned = parts.head.op == "MatMul" or not parts.head.attrs.get("transB")
-    return (given.T if turned else given)[:, :, None, None]
+    transposed = parts.head.op == "MatMul" or not parts.head.attrs.get("transB")
+    return (given.T if transposed else given)[:, :, None, None]
 
 
 def rows_of(parts: Parts) -> ConvShape:

@@ -10,9 +10,9 @@ from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Pointer, UInt32
-from whet.tactics.cuda._device.kernel import HALF, GpuKernel, blocks_of, launch
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, blocks_of, launch
 from whet.tactics.cuda.conv._conv import TYPES
-from whet.tactics.cuda.quantized._quantized import EIGHT, parts_of
+from whet.tactics.cuda.quantized._quantized import INT8_TYPES, parts_of
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
 
@@ -32,13 +32,13 @@ class QMulArguments(Arguments, kernel="qmul.cu"):
 
 
 @tactic
-class OwnQMul(QuantizedTactic):
+class QMul(QuantizedTactic):
     """Images channels last, channels in eights; numbers of any float type, [images, channels, 1, 1]."""
 
     ops = ("Mul",)
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        if parts.stores is None or parts.stores.dtype.name not in EIGHT or parts.posts or layer.outputs[0].type.rank != 4:
+        if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES or parts.posts or layer.outputs[0].type.rank != 4:
             return "gates integer images and stores integers"
         x, gate = _places(parts)
         if x is None or gate is None:
@@ -55,7 +55,7 @@ class OwnQMul(QuantizedTactic):
         if parts.stores is None or x is None or gate is None or number is None:
             return []
         found = []
-        for real in (*HALF, number.dtype):
+        for real in (*FLOAT16_TYPES, number.dtype):
             stored = {x: Operand("nhwc", parts.reads[x].dtype), gate: Operand("nhwc", real)}
             found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", parts.stores.dtype),)))
         return found
@@ -85,7 +85,7 @@ class OwnQMul(QuantizedTactic):
             )
             return [launch("qmul", arguments, constants, (blocks_of(sizes[0], 1024), 1, 1), 256)]
 
-        return GpuKernel(layer, signature, make, implementation="own qmul", rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation="qmul", rtol=0.0)
 
 
 def _places(parts: Parts) -> tuple[int | None, int | None]:

@@ -14,7 +14,7 @@ from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
 
 @tactic
-class OwnQPool(QuantizedTactic):
+class QPool(QuantizedTactic):
     """AveragePool and GlobalAveragePool of integers into integers, of e4m3 into e4m3."""
 
     ops = ("AveragePool", "GlobalAveragePool")
@@ -56,4 +56,4 @@ class OwnQPool(QuantizedTactic):
         def make(args: Args) -> list:
             return [launch(entry, PoolArguments(args.inputs[x], args.outputs[0], sizes, *numbers), constants, grid, 256)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own {entry} of integers", rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"{entry} of integers", rtol=0.0)

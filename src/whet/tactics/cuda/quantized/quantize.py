@@ -17,7 +17,7 @@ from whet.tactics.cuda.quantized._quantized import BYTES, FLOAT8
 
 
 @tactic
-class OwnQuantize(Tactic):
+class Quantize(Tactic):
     """Between f32 (stored in 32 or 16 bits) and i8, u8 or e4m3."""
 
     ops = ("QuantizeLinear", "DequantizeLinear")
@@ -67,4 +67,4 @@ class OwnQuantize(Tactic):
             arguments = ReformatArguments(args.inputs[0], args.outputs[0], prod(shape), rows, columns, 1.0 / step if quantizes else step, shift)
             return [launch(entry, arguments, constants, grid, 256)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own {entry}", rtol=0.0 if quantizes else None)
+        return GpuKernel(layer, signature, make, implementation=f"{entry}", rtol=0.0 if quantizes else None)

@@ -13,7 +13,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import Kernel, Launch, Module
 from whet.tactics.cuda._device.source import ACTIVATIONS
-from whet.tactics.cuda.conv._conv import AS_SUMMED, TYPES, ConvShape, Finish, View, pack_weights
+from whet.tactics.cuda.conv._conv import NO_POST_OPS, TYPES, ConvShape, PostOps, View, pack_weights
 from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES, compress, pair_rows, register_metadata
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._tile import SparseTile
@@ -95,7 +95,7 @@ def pack_floats(tile: SparseTile, bias: np.ndarray, factor: np.ndarray | None = 
     return out
 
 
-def sparse_constants(tile: SparseTile, types: Types, im2col: bool, finish: Finish) -> dict[str, int]:
+def sparse_constants(tile: SparseTile, types: Types, im2col: bool, finish: PostOps) -> dict[str, int]:
     """The macros of an instance."""
     size, residual = types.out_size, finish.residual > 0
     return {
@@ -141,7 +141,7 @@ def sparse_launch(
     types: Types,
     *,
     residual: View | None = None,
-    finish: Finish = AS_SUMMED,
+    finish: PostOps = NO_POST_OPS,
     scales: Scales | None = None,
     multiprocessors: int = 132,
     label: str = "",
@@ -187,7 +187,7 @@ def sparse_launch(
         n8.add_shift,
     )  # fmt: skip
     grid = min(units_m * tiles_n, multiprocessors * tile.blocks // tile.cluster) * tile.cluster
-    finish = finish if residual is not None else Finish(finish.activation)
+    finish = finish if residual is not None else PostOps(finish.activation)
     constants = sparse_constants(tile, types, not shape.plain, finish)
     kernel = _loaded(tuple(sorted(constants.items())), tile.shared(size, types.out_size, residual is not None))
     return Launch(kernel, (grid, 1, 1), tile.threads, args + bytes(-len(args) % 64), cluster=tile.cluster, label=label)

@@ -9,8 +9,8 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Packed, PlanRefused
-from whet.tactics.cuda._device.kernel import Ending, ahead, packed_array
-from whet.tactics.cuda.conv._conv import ConvShape, Finish, View
+from whet.tactics.cuda._device.kernel import Epilogue, ahead, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, View
 from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES, find_violation
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._launch import (
@@ -68,7 +68,7 @@ def unfit_shape(shape: ConvShape, types: Types) -> str | None:
     return None
 
 
-def sparse_configs(shape: ConvShape, types: Types, finish: Finish, backend: Backend) -> Sequence[Config]:
+def sparse_configs(shape: ConvShape, types: Types, finish: PostOps, backend: Backend) -> Sequence[Config]:
     """Tiles for a shape, the most promising first; a real GPU's backend compiles them in the background."""
     steps = shape.steps(step_elements(types.in_size))
     found = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, finish.residual > 0, backend.capabilities.multiprocessors)
@@ -117,8 +117,8 @@ def launch_of(
     shape: ConvShape,
     types: Types,
     x: int,
-    made: Ending,
-    finish: Finish,
+    made: Epilogue,
+    finish: PostOps,
     args: Args,
     backend: Backend,
     scales: Scales | None = None,

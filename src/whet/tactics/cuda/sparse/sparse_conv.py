@@ -11,7 +11,7 @@ from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
-from whet.tactics.cuda._device.kernel import Ending, GpuKernel, all_static, ending, machine_has
+from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, all_static, machine_has, match_epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_reason, conv_shape, conv_signatures
 from whet.tactics.cuda.sparse._launch import Types
@@ -40,9 +40,9 @@ class SparseTactic(Tactic):
         """The axis of the output channels."""
         raise NotImplementedError
 
-    def ending(self, layer: Layer) -> Ending | str:
+    def match_epilogue(self, layer: Layer) -> Epilogue | str:
         """The epilogue, or why the kernel cannot compute it."""
-        return ending(layer, epilogue(layer), self.channel_axis(layer))
+        return match_epilogue(layer, epilogue(layer), self.channel_axis(layer))
 
     def why_not(self, layer: Layer) -> str | None:
         reason = super().why_not(layer) or self.unfit(layer)
@@ -51,15 +51,15 @@ class SparseTactic(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        end = self.ending(layer)
+        end = self.match_epilogue(layer)
         return end if isinstance(end, str) else unfit_shape(self.shape(layer), _types(signature.outputs[0].dtype))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        end = self.ending(layer)
+        end = self.match_epilogue(layer)
         return [] if isinstance(end, str) else sparse_configs(self.shape(layer), _types(signature.outputs[0].dtype), end.finish, backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        end, shape, dtype = self.ending(layer), self.shape(layer), signature.outputs[0].dtype
+        end, shape, dtype = self.match_epilogue(layer), self.shape(layer), signature.outputs[0].dtype
         types = _types(dtype)
         reason = end if isinstance(end, str) else unfit_shape(shape, types)
         if reason or isinstance(end, str):

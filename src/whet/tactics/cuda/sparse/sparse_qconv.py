@@ -11,20 +11,20 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import FLOAT8, Parts
-from whet.tactics.cuda._device.kernel import RTOL, Ending, GpuKernel, machine_has
+from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, machine_has
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized._quantized import (
     BYTES,
-    EIGHT,
+    INT8_TYPES,
     Output,
     conv_shape_of,
-    ending_of,
     factors,
     float8_rtol,
     folded,
     folded_float8,
     has_border,
     key_of,
+    match_quantized_epilogue,
     parts_of,
     signatures_of,
     why_not_weighted,
@@ -78,7 +78,7 @@ class SparseQuantizedTactic(QuantizedTactic):
         return self._unfit_parts(layer, parts, signature)
 
     def _unfit_parts(self, layer: Layer, parts: Parts, signature: Signature) -> str | None:
-        end = ending_of(parts, self.channel_axis(layer))
+        end = match_quantized_epilogue(parts, self.channel_axis(layer))
         if isinstance(end, str):
             return end
         shape = self.shape(parts)
@@ -89,15 +89,15 @@ class SparseQuantizedTactic(QuantizedTactic):
             return f"a residual of {types.residual} and results of {types.result}: the kernel takes both of one size"
         return unfit_shape(shape, types)
 
-    def _types(self, parts: Parts, end: Ending, signature: Signature) -> Types:
+    def _types(self, parts: Parts, end: Epilogue, signature: Signature) -> Types:
         eight = kinds_of(parts, end, signature, self.shape(parts))
         return Types(eight.source, eight.result, eight.residual, eight.fold)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
-        end = ending_of(parts, self.channel_axis(layer))
-        assert isinstance(end, Ending)
+        end = match_quantized_epilogue(parts, self.channel_axis(layer))
+        assert isinstance(end, Epilogue)
         return sparse_configs(self.shape(parts), self._types(parts, end, signature), end.finish, backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -105,8 +105,8 @@ class SparseQuantizedTactic(QuantizedTactic):
         reason = parts if isinstance(parts, str) else self._unfit_parts(layer, parts, signature)
         if reason or isinstance(parts, str):
             raise PlanRefused(str(reason))
-        end = ending_of(parts, self.channel_axis(layer))
-        assert isinstance(end, Ending)
+        end = match_quantized_epilogue(parts, self.channel_axis(layer))
+        assert isinstance(end, Epilogue)
         shape, types = self.shape(parts), self._types(parts, end, signature)
         tile = tile_of(config, types, end.residual is not None)
         x, w, b = parts.places()
@@ -130,7 +130,7 @@ class SparseQuantizedTactic(QuantizedTactic):
         def make(args: Args) -> list:
             return launch_of(layer, tile, shape, types, x, end, finish, args, backend, scales)
 
-        rtol = 0.0 if types.result in EIGHT else RTOL.get(types.result, 0.0)
+        rtol = 0.0 if types.result in INT8_TYPES else RTOL.get(types.result, 0.0)
         if FLOAT8 in (types.source, types.result):
             rtol = max(rtol, float8_rtol(shape.r * shape.s * shape.c))
         return GpuKernel(layer, signature, make, implementation=f"sparse wgmma {types.source} {tile}", packed=packed, rtol=rtol)

@@ -9,28 +9,28 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import Ending, GpuKernel, ahead, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, ahead, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source as text
-from whet.tactics.cuda.conv._conv import TYPES, ConvShape, Finish, bias_count, pack_weights8
+from whet.tactics.cuda.conv._conv import TYPES, ConvShape, PostOps, bias_count, pack_weights8
 from whet.tactics.cuda.quantized._quantized import (
-    EIGHT,
+    INT8_TYPES,
     Factors,
     Output,
     conv_shape_of,
-    ending_of,
     folded,
     folds,
     key_of,
+    match_quantized_epilogue,
     packed_factors,
     parts_of,
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.stem.stem import _TILES, PooledFields, StemArguments, StemSizes, _shared, _taps, first_constants
+from whet.tactics.cuda.stem.stem import _TILES, PooledFields, StemArguments, StemSizes, _shared, _taps, stem_constants
 
 
 @tactic
-class OwnQFirst(QuantizedTactic):
+class QStem(QuantizedTactic):
     """Up to 4 input channels, filter rows up to 16 taps, up to 128 output channels, no dilation, no residual; integers in and out."""
 
     ops = ("Conv",)
@@ -39,14 +39,14 @@ class OwnQFirst(QuantizedTactic):
         head = parts.head
         if head.inputs[0].type.rank != 4 or head.attrs["group"] != 1 or head.inputs[0].shape[1] not in (1, 2, 3, 4):
             return "is for first layers: at most 4 input channels, one group"
-        if parts.stores is None or parts.stores.dtype.name not in EIGHT:
+        if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return "stores integers"
         return why_not_weighted(parts)
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         if parts.stores is None:
             return []
-        x, made = parts.source_place(), ending_of(parts)
+        x, made = parts.source_place(), match_quantized_epilogue(parts)
         if isinstance(made, str) or made.residual is not None:
             return []
         found = []
@@ -59,29 +59,29 @@ class OwnQFirst(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
-        return first_refuses(conv_shape_of(parts), backend)
+        return integer_stem_reason(conv_shape_of(parts), backend)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else ending_of(parts)
+        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         assert isinstance(parts, Parts)
         assert not isinstance(made, str)
-        found, stores = first_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
+        found, stores = integer_stem_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
         source = signature.inputs[parts.source_place()]
         tiles = ({k: int(v) for k, v in c} for c in found)
-        ahead(backend, [text("stem.cu", first_constants8(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
+        ahead(backend, [text("stem.cu", integer_stem_constants(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else ending_of(parts)
+        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
         x = parts.source_place()
-        return first_kernel(layer, parts, made, signature, config, backend, x)
+        return integer_stem_kernel(layer, parts, made, signature, config, backend, x)
 
 
-def first_configs(s: ConvShape) -> list[Config]:
+def integer_stem_configs(s: ConvShape) -> list[Config]:
     """Tiles that fit a multiprocessor."""
     found: list[Config] = []
     for th, tw in _TILES:
@@ -89,12 +89,12 @@ def first_configs(s: ConvShape) -> list[Config]:
             threads = th * tw * 2
             pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) // threads) * s.c
             registers = _columns(s) + pixels + 48
-            if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and first_shared8(s, th, tw) * blocks < 220 * 1024:
+            if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and integer_stem_shared(s, th, tw) * blocks < 220 * 1024:
                 found.append((("th", th), ("tw", tw), ("blocks", blocks)))
     return found
 
 
-def first_refuses(s: ConvShape, backend: Backend) -> str | None:
+def integer_stem_reason(s: ConvShape, backend: Backend) -> str | None:
     """Why the kernel does not do a convolution of these sizes, or None."""
     if not machine_has(backend, "wgmma"):
         return "needs Hopper's tensor cores (sm_90a)"
@@ -103,42 +103,42 @@ def first_refuses(s: ConvShape, backend: Backend) -> str | None:
     return None
 
 
-def first_kernel(
-    layer: Layer, parts: Parts, made: Ending, signature: Signature, config: Config, backend: Backend, image: int, step: float | None = None
+def integer_stem_kernel(
+    layer: Layer, parts: Parts, made: Epilogue, signature: Signature, config: Config, backend: Backend, image: int, step: float | None = None
 ) -> GpuKernel:
     """The kernel that reads input `image`, which is integers, or floats that become such of this `step`."""
     s, tile, stored = conv_shape_of(parts), {k: int(v) for k, v in config}, signature.outputs[0].dtype.name
-    packed, out, finish = first_packed8(parts, made, s, stored)
-    row = first_row8(s)
-    constants = first_constants8(parts, made, s, tile, signature.inputs[image], stored, floats=step is not None)
+    packed, out, finish = packed_integer_stem(parts, made, s, stored)
+    row = integer_stem_row(s)
+    constants = integer_stem_constants(parts, made, s, tile, signature.inputs[image], stored, floats=step is not None)
     tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
     tiles = s.n * tiles_h * tiles_w
 
     def make(args: Args) -> list:
         box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
         arguments = integer_arguments(parts, finish, s, out, args, args.inputs[image], StemSizes.of(s, tiles_h, tiles_w), box, step)
-        grid, shared = min(tiles, backend.capabilities.multiprocessors * tile["blocks"]), first_shared8(s, tile["th"], tile["tw"])
-        return [launch("first", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
+        grid, shared = min(tiles, backend.capabilities.multiprocessors * tile["blocks"]), integer_stem_shared(s, tile["th"], tile["tw"])
+        return [launch("stem", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
 
-    name = f"own first of integers{' from floats' if step is not None else ''} {tile['th']}x{tile['tw']} b{tile['blocks']}"
+    name = f"first of integers{' from floats' if step is not None else ''} {tile['th']}x{tile['tw']} b{tile['blocks']}"
     return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
 
 
-def first_row8(s: ConvShape) -> int:
+def integer_stem_row(s: ConvShape) -> int:
     """Bytes of a packed filter: whole rows of 128."""
     return _chunks(s) * 128
 
 
-def first_shared8(s: ConvShape, th: int, tw: int) -> int:
+def integer_stem_shared(s: ConvShape, th: int, tw: int) -> int:
     """Bytes of shared memory for tiles of th x tw results; mirrors stem.cu."""
     return _shared(_wide(s), th, tw, _taps(s))
 
 
-def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, Finish]:
+def packed_integer_stem(parts: Parts, made: Epilogue, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, PostOps]:
     """Filters and factors as stem.cu reads them, the numbers of the output, and the activation."""
     weights = parts.view.inputs[parts.places()[1]]
     assert weights is not None
-    row, filters = first_row8(s), _columns(s)
+    row, filters = integer_stem_row(s), _columns(s)
 
     def permuted() -> np.ndarray:
         given = np.asarray(weights.array(), np.int8)  # [k, c, r, s]
@@ -148,11 +148,11 @@ def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tupl
         out[:, : side[0].size] = side.reshape(s.k, -1)
         return pack_weights8(out[:, :, None, None], row)
 
-    numbers, out, finish = first_numbers(parts, made, s, stored)
+    numbers, out, finish = stem_factors(parts, made, s, stored)
     return (packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, finish
 
 
-def first_numbers(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tuple[Packed, Output, Finish]:
+def stem_factors(parts: Parts, made: Epilogue, s: ConvShape, stored: str) -> tuple[Packed, Output, PostOps]:
     """Biases and factors (bias_count(k) floats each), the numbers of the output, and the activation, where pixels outside are the zero point."""
     x, w, b = parts.places()
     weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
@@ -173,7 +173,7 @@ def first_numbers(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tupl
 
 def integer_arguments(
     parts: Parts,
-    finish: Finish,
+    finish: PostOps,
     s: ConvShape,
     out: Output,
     args: Args,
@@ -209,15 +209,15 @@ def _wide(s: ConvShape) -> ConvShape:
     return ConvShape(s.n, s.h, s.w, s.c, _columns(s), s.r, s.s, s.stride, s.pad, s.dilation)
 
 
-def first_constants8(
-    parts: Parts, made: Ending, s: ConvShape, tile: dict[str, int], source: Operand | None, stores: str, *, floats: bool = False
+def integer_stem_constants(
+    parts: Parts, made: Epilogue, s: ConvShape, tile: dict[str, int], source: Operand | None, stores: str, *, floats: bool = False
 ) -> dict[str, int]:
     """The macros of an instance; `floats`: of an image that becomes integers on its way."""
     kind = TYPES[parts.reads[parts.source_place()].dtype.name]
     fixed = {"BN": _columns(s), "TAPS": _taps(s), "PAIRS": 0, "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
     if floats:
         fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}
-    return {**first_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}
+    return {**stem_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}
 
 
 def _chunks(s: ConvShape) -> int:

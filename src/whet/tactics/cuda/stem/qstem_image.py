@@ -8,13 +8,13 @@ from whet.tactics._base import Config, Operand, PlanRefused, Signature, Tactic, 
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, same
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
-from whet.tactics.cuda.stem.qstem import first_configs, first_constants8, first_kernel, first_refuses
+from whet.tactics.cuda.stem.qstem import integer_stem_configs, integer_stem_constants, integer_stem_kernel, integer_stem_reason
 
 _COMPOSITE = "QuantizeThenConv"
 
 
 @tactic
-class OwnQFirstImage(Tactic):
+class QStemImage(Tactic):
     """What the pass fuse_quantize_then_conv makes: a float image of up to 4 channels, up to 128 output channels, integers out."""
 
     ops = ("*",)
@@ -36,18 +36,18 @@ class OwnQFirstImage(Tactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = image_parts(layer, _COMPOSITE)
-        return found if isinstance(found, str) else first_refuses(found.shape, backend)
+        return found if isinstance(found, str) else integer_stem_reason(found.shape, backend)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = image_parts(layer, _COMPOSITE)
         assert isinstance(found, Image)
-        configs, source, stores = first_configs(found.shape), signature.inputs[found.image], signature.outputs[0].dtype.name
+        configs, source, stores = integer_stem_configs(found.shape), signature.inputs[found.image], signature.outputs[0].dtype.name
         tiles = ({k: int(v) for k, v in c} for c in configs)
-        ahead(backend, [text("stem.cu", first_constants8(found.parts, found.made, found.shape, t, source, stores, floats=True)) for t in tiles])
+        ahead(backend, [text("stem.cu", integer_stem_constants(found.parts, found.made, found.shape, t, source, stores, floats=True)) for t in tiles])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found = image_parts(layer, _COMPOSITE)
         if isinstance(found, str):
             raise PlanRefused(found)
-        return first_kernel(layer, found.parts, found.made, signature, config, backend, found.image, found.step)
+        return integer_stem_kernel(layer, found.parts, found.made, signature, config, backend, found.image, found.step)

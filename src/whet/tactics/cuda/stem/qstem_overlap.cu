@@ -3,11 +3,11 @@
 // place. The convolution then is one of stride 1 over TY x TX places, and eight places that follow each other are eight rows of a K-major
 // operand without a swizzle, whose halves of 16 bytes may lie anywhere: windows overlap where they lie, nothing is copied for them.
 // Weights are the tall operand and stay in registers: a sum's row is a channel, its column a pixel, so a thread has two channels and pairs
-// of neighbouring pixels. Maxima are taken of the sums (scales are not negative and a clip never falls, so rounding may come behind), and
+// of neighbouring pixels. Maxima are taken of the accumulators (scales are not negative and a clip never falls, so rounding may come behind), and
 // bytes turn to channels last as they go to shared memory.
 // Constants: C (channels, at most 4), TY, TX (places of a window), BN (results of a row of the tile, multiple of 16), KC (channels out, 32 or
 // 64; of 32 the tall operand holds two rows of results), TALL (rows of the tile: of maxima, or passes of 64 / KC rows of results), POOL, Q
-// (columns of the convolution, with POOL), IN8, TO (3 i8, 4 u8), ACT, FOLD (as in conv.cu), BLOCKS, TALL_WEIGHTS 1.
+// (columns of the convolution, with POOL), IN8, TO (3 i8, 4 u8), ACT, FOLD (as in conv.cu), BLOCKS, WEIGHTS_AS_A 1.
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
@@ -93,7 +93,7 @@ DEV void multiply(int (&acc)[BN / 2], const u32 (&weights)[STEPS][4], u32 patch,
     mma_wait<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qstem(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qstem_overlap(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const u32 base = shared_address(raw), patch = (base + 1023) & ~1023u;
     u8* stages = raw + (patch - base) + (PLACES * 16 + 127) / 128 * 128;

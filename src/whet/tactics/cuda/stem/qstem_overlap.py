@@ -17,7 +17,7 @@ from whet.tactics.cuda.conv._conv import TYPES, ConvShape
 from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, held, launches, registers_of, widths
 from whet.tactics.cuda.quantized._quantized import folds
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
-from whet.tactics.cuda.stem.qstem import first_numbers
+from whet.tactics.cuda.stem.qstem import stem_factors
 from whet.tactics.cuda.stem.stem_pool import _window
 
 _COMPOSITES = ("ConvPool", "QuantizeThenConv")
@@ -49,7 +49,7 @@ class QStemOverlapArguments(Arguments, kernel="qstem_overlap.cu"):
 
 
 @tactic
-class OwnQStem(Tactic):
+class QStemOverlap(Tactic):
     """What fuse_quantized_pool and fuse_quantize_then_conv make of an image of floats: up to 4 channels in, 32 or 64 out, filters up to 8 x 8."""
 
     ops = ("*",)
@@ -95,7 +95,7 @@ class OwnQStem(Tactic):
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_y, tiles_x = -(-p // tile.stored_rows), -(-s.q // tile.wide)
         tiles = s.n * tiles_y * tiles_x
-        numbers, out, finish = first_numbers(parts, found.made, s, signature.outputs[0].dtype.name)
+        numbers, out, finish = stem_factors(parts, found.made, s, signature.outputs[0].dtype.name)
         weights = parts.view.inputs[parts.places()[1]]
         assert weights is not None
         step, zero = found.step, parts.reads[parts.source_place()].zero
@@ -107,9 +107,9 @@ class OwnQStem(Tactic):
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
             ends = (finish.activation[1:], out.per_step, out.zero, 1.0 / step, zero)
             arguments = QStemOverlapArguments(WeightFields.of(args, s.k), args.inputs[found.image], args.outputs[0], *sizes, *ends)
-            return launches("qstem", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
+            return launches("qstem_overlap", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
 
-        name = f"own stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
+        name = f"stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
 
 
@@ -145,7 +145,7 @@ class _Tile:
         return 1024 + -(-(lines + ty - 1) * (self.wide + tx - 1) * 16 // 128) * 128 + 2 * stage
 
     def fits(self) -> bool:
-        """Whether so many blocks run on a multiprocessor: registers for sums, weights, maxima and addresses, and shared memory."""
+        """Whether so many blocks run on a multiprocessor: registers for accumulators, weights, maxima and addresses, and shared memory."""
         registers = self.wide // 2 + self.steps * 4 + (self.wide // 4 if self.pooled else 0) + 40
         return held(registers, self.shared, self.blocks)
 
@@ -180,7 +180,7 @@ def _size_reason(layer: Layer, found: Image) -> str | None:
     if s.k != 64 or s.q > 128:
         return f"{s.k} channels and {s.q} columns in front of a pooling: 64, at most 128"
     if found.made.finish.activation[0] != "clip" or any(np.any(scales[i].scale < 0) for i in found.parts.places()[:2]):
-        return "maxima of sums are those of results where neither the activation falls nor a scale is negative"
+        return "maxima of accumulators are those of results where neither the activation falls nor a scale is negative"
     return None
 
 
@@ -233,5 +233,5 @@ def _constants(layer: Layer, found: Image, signature: Signature, tile: _Tile) ->
     return {
         "C": s.c, "TY": ty, "TX": tx, "BN": tile.wide, "KC": s.k, "TALL": tile.tall,
         "POOL": int(tile.pooled), "Q": s.q if tile.pooled else 0, "IN8": kind, "TO": TYPES[stores],
-        "ACT": ACTIVATIONS[found.made.finish.activation[0]], "FOLD": int(folds(found.made, stores)), "BLOCKS": tile.blocks, "TALL_WEIGHTS": 1,
+        "ACT": ACTIVATIONS[found.made.finish.activation[0]], "FOLD": int(folds(found.made, stores)), "BLOCKS": tile.blocks, "WEIGHTS_AS_A": 1,
     }  # fmt: skip

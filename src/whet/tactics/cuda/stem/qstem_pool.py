@@ -10,13 +10,13 @@ from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, launc
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
-from whet.tactics.cuda.stem.qstem import first_constants8, first_packed8, first_row8, first_shared8, integer_arguments
+from whet.tactics.cuda.stem.qstem import integer_arguments, integer_stem_constants, integer_stem_row, integer_stem_shared, packed_integer_stem
 from whet.tactics.cuda.stem.stem import PooledFields, StemSizes
 from whet.tactics.cuda.stem.stem_pool import _TILES, _tile, _window, _window_reason
 
 
 @tactic
-class OwnQFirstPool(Tactic):
+class QStemPool(Tactic):
     """What the pass fuse_quantized_pool makes: up to 4 input channels, 64 output channels, integers out; square windows and strides."""
 
     ops = ("*",)
@@ -72,24 +72,24 @@ class OwnQFirstPool(Tactic):
         constants, shared, threads = _constants(layer, found, signature, config), _shared(s, pool, ph, pw), _tile(pool, ph, pw)[2]
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_h, tiles_w = -(-p // ph), -(-q // pw)
-        tiles, row = s.n * tiles_h * tiles_w, first_row8(s)
-        packed, out, finish = first_packed8(parts, made, s, signature.outputs[0].dtype.name)
+        tiles, row = s.n * tiles_h * tiles_w, integer_stem_row(s)
+        packed, out, finish = packed_integer_stem(parts, made, s, signature.outputs[0].dtype.name)
 
         def make(args: Args) -> list:
             box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
             sizes = StemSizes.of(s, tiles_h, tiles_w)
             arguments = integer_arguments(parts, finish, s, out, args, args.inputs[found.image], sizes, box, found.step, PooledFields(p, q))
             grid = (min(tiles, backend.capabilities.multiprocessors * blocks), 1, 1)
-            return [launch("first", arguments, constants, grid, threads, shared=shared, label=layer.name)]
+            return [launch("stem", arguments, constants, grid, threads, shared=shared, label=layer.name)]
 
-        name = f"own first of integers{' from floats' if found.step is not None else ''} pooled {ph}x{pw} b{blocks}"
+        name = f"first of integers{' from floats' if found.step is not None else ''} pooled {ph}x{pw} b{blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
 
 
 def _shared(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
     """Bytes of shared memory; mirrors stem.cu."""
     th, tw, threads = _tile(pool, ph, pw)
-    return first_shared8(s, th, tw) + 128 + threads // 2 * 64
+    return integer_stem_shared(s, th, tw) + 128 + threads // 2 * 64
 
 
 def _constants(layer: Layer, found: Image, signature: Signature, config: Config) -> dict[str, int]:
@@ -97,6 +97,6 @@ def _constants(layer: Layer, found: Image, signature: Signature, config: Config)
     (ph, pw, blocks), pool = (int(v) for _, v in config), _window(layer)
     th, tw, _ = _tile(pool, ph, pw)
     source, stores, tile = signature.inputs[found.image], signature.outputs[0].dtype.name, {"th": th, "tw": tw, "blocks": blocks}
-    own = first_constants8(found.parts, found.made, found.shape, tile, source, stores, floats=found.step is not None)
+    own = integer_stem_constants(found.parts, found.made, found.shape, tile, source, stores, floats=found.step is not None)
     more = {"POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}
     return {**own, **more}

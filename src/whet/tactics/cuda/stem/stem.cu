@@ -51,7 +51,7 @@ DEV u32 larger(u32 a, u32 b) {
 
 #include "stem_image.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u, patch = base + CHUNKS * BN * 128, bar = patch + (PATCH_BYTES + 15) / 16 * 16;
 #if POOL
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
             from[0] = patch + window_of(m) + lane / 16 * 16;
             from[1] = from[0] + lane / 16 * (COLUMNS - TAPS) * 8;
         }
-        Sum acc[BN / 2];
+        Accumulator acc[BN / 2];
         u32 f[2][DEEP][4];
 #pragma unroll
         for (int s = 0; s < STEPS; s += DEEP) {
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
                 activate_two<ACT>(x, y, a.act);
                 v[i] = pack(x, y);
             }
-            turn_quad(v, lane);
+            transpose_quad(v, lane);
             const int item = b * 4 + lane % 4, col = item % (BN / 8) * 8, m = row + item / (BN / 8) * 8;
             const int p = here.ty * DOWN - POOL_PAD + m / TW, q = here.tx * RIGHT - POOL_PAD + m % TW;
 #if POOL

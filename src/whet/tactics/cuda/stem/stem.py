@@ -25,7 +25,7 @@ from whet.tactics.cuda._device.arguments import (
     TensorMap,
     When,
 )
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, ahead, ending, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
@@ -83,13 +83,13 @@ class StemArguments(Arguments, kernel="stem.cu"):
 
 
 @tactic
-class OwnFirst(FirstLayer):
+class Stem(FirstLayer):
     """Up to 4 input channels, filter rows up to 16 taps, up to 128 output channels, no dilation."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if s.c > 4 or s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16:
@@ -103,18 +103,18 @@ class OwnFirst(FirstLayer):
             for blocks in (1, 2, 3, 4):
                 threads = th * tw * 2
                 pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + float_taps(s)) // threads) * s.c
-                registers = _columns(s) * 3 // 4 + pixels + 30  # sums and biases, the next pixels, fragments and addresses
+                registers = _columns(s) * 3 // 4 + pixels + 30  # accumulators and biases, the next pixels, fragments and addresses
                 if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(s, th, tw, float_taps(s)) * blocks < 220 * 1024:
                     found.append((("th", th), ("tw", tw), ("blocks", blocks)))
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         source = signature.inputs[source_place(layer)]
         if not isinstance(made, str):
             kind, dtype = made.finish.activation[0], signature.outputs[0].dtype.name
-            ahead(backend, [text("stem.cu", first_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
+            ahead(backend, [text("stem.cu", stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
         s, tile = conv_shape(layer), {k: int(v) for k, v in config}
@@ -123,9 +123,9 @@ class OwnFirst(FirstLayer):
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
         assert weights is not None
-        row = first_row(s)
-        packed = (first_filters(s, weights, dtype), packed_bias(made, own, s.k))
-        constants = first_constants(s, tile, made.finish.activation[0], source, dtype.name)
+        row = stem_row(s)
+        packed = (stem_filters(s, weights, dtype), packed_bias(made, own, s.k))
+        constants = stem_constants(s, tile, made.finish.activation[0], source, dtype.name)
         tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
         tiles = s.n * tiles_h * tiles_w
 
@@ -136,19 +136,19 @@ class OwnFirst(FirstLayer):
                 box, args.packed[1], args.inputs[x], args.outputs[0], StemSizes.of(s, tiles_h, tiles_w), act=made.finish.activation[1:]
             )
             grid = min(tiles, backend.capabilities.multiprocessors * tile["blocks"])
-            return [launch("first", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
+            return [launch("stem", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
-        name = f"own first wgmma {tile['th']}x{tile['tw']} b{tile['blocks']}"
+        name = f"first wgmma {tile['th']}x{tile['tw']} b{tile['blocks']}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=rtol)
 
 
-def first_row(s: ConvShape) -> int:
+def stem_row(s: ConvShape) -> int:
     """Elements of a packed filter of floats: whole rows of 64."""
     return _chunks(s, float_taps(s)) * 64
 
 
-def first_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
+def stem_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
     """Filters of floats as stem.cu reads them: rows of taps of four channels."""
     taps = float_taps(s)
 
@@ -156,14 +156,14 @@ def first_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
         given = np.asarray(weights.array(), np.float32)  # [k, c, r, s]
         side = np.zeros((s.k, s.r, taps, 4), np.float32)
         side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
-        out = np.zeros((s.k, first_row(s)), dtype.numpy)
+        out = np.zeros((s.k, stem_row(s)), dtype.numpy)
         out[:, : side[0].size] = side.reshape(s.k, -1)
         return out
 
-    return packed_array(f"{weights.weight.digest}|first {taps} {first_row(s)} {dtype}", s.k * first_row(s) * 2, filters)
+    return packed_array(f"{weights.weight.digest}|first {taps} {stem_row(s)} {dtype}", s.k * stem_row(s) * 2, filters)
 
 
-def first_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:
+def stem_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:
     """The macros of an instance for floats."""
     taps = float_taps(s)
     even = s.stride[1] % 2 == 0 and s.w % 2 == 0 and s.pad[1] % 2 == 0 and taps % 2 == 0  # tiles, rows and the image's rows begin at even pixels

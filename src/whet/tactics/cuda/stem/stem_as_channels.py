@@ -19,22 +19,24 @@ from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Ta
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
-    HALF,
+    FLOAT16_TYPES,
     RTOL,
     TYPE,
     GpuKernel,
+    ahead,
     all_static,
     blocks_of,
-    ending,
     float_types,
     launch,
     machine_has,
+    match_epilogue,
     packed_array,
     same,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for
-from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, ended_launch, from_config, packed_bias
+from whet.tactics.cuda.conv._conv_launch import Features, conv_source
+from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, from_config, launch_with_epilogue, packed_bias
 
 MAX_CONFIGS = 12
 
@@ -99,7 +101,7 @@ class FirstLayer(Tactic):
         if any(p.other is not None and not layer.inputs[p.other].is_constant for p in posts or ()):
             return []
         found = []
-        for dtype in float_types([head.inputs[0], layer.outputs[0]], HALF):
+        for dtype in float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
             for source in dict.fromkeys((head.inputs[0].dtype, dtype)):
                 for form in ("linear", "nhwc"):
                     found.append(same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))
@@ -107,13 +109,13 @@ class FirstLayer(Tactic):
 
 
 @tactic
-class OwnStem(FirstLayer):
+class StemAsChannels(FirstLayer):
     """Convolutions of up to 8 input channels, group 1; reads the image as it comes: f32 or 16-bit, channels first or last."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, shape = ending(layer, epilogue(layer)), conv_shape(layer)
+        made, shape = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if shape.dilation[1] != 1:
@@ -123,11 +125,15 @@ class OwnStem(FirstLayer):
         return refuses(replace(Wide.of(shape).shape, c=8))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s = Wide.of(conv_shape(layer)).shape
-        return [as_config(c) for c in configs_for(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]]
+        s, made = Wide.of(conv_shape(layer)).shape, match_epilogue(layer, epilogue(layer))
+        found = configs_for(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        if not isinstance(made, str):
+            how = Features(True, made.finish.activation[0], signature.outputs[0].dtype.name == "bf16", odd=s.k % 8 != 0)
+            ahead(backend, [conv_source(c, how) for c in found])
+        return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = ending(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
         shape, tile = conv_shape(layer), from_config(config)
@@ -170,8 +176,8 @@ class OwnStem(FirstLayer):
             image = StemAsChannelsArguments(args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide=wide.row, left=shape.pad[1])
             return [
                 launch("widen", image, constants, grid, 256),
-                ended_launch(tile, seen, View(args.scratch, wide.channels), args, made, dtype, backend, layer.name, input_map=windows),
+                launch_with_epilogue(tile, seen, View(args.scratch, wide.channels), args, made, dtype, backend, layer.name, input_map=windows),
             ]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
-        return GpuKernel(layer, signature, make, implementation=f"own stem wgmma {tile}", packed=packed, scratch=wide.nbytes(), rtol=rtol)
+        return GpuKernel(layer, signature, make, implementation=f"stem wgmma {tile}", packed=packed, scratch=wide.nbytes(), rtol=rtol)

@@ -2,10 +2,10 @@
 // Stands behind Args and Tile of stem.cu; its constants.
 #if TO
 typedef u32 Number;
-typedef int Sum;
+typedef int Accumulator;
 #else
 typedef float Number;
-typedef float Sum;
+typedef float Accumulator;
 #endif
 
 #if TO

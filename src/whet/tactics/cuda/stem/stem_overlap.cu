@@ -1,8 +1,8 @@
 // A first convolution (up to 3 input channels) whose windows begin at every other column, straight from the image: two neighbouring pixels of four channels
 // are 16 bytes of shared memory, a place, so the windows of eight neighbouring results are eight places in a row: rows of a K-major operand without a
 // swizzle, which the tensor cores read where they lie. Nothing is gathered, no fragment is loaded; K runs over the filter's places, two a step.
-// The fourth channel of every pixel is 1, outside the image too: its weights in the first two taps are the bias, in two parts. Rows of the weights are dealt out
-// in 32s so that a thread's sums are eight neighbouring channels of a pixel, which it stores as they are. Weights of SiLU are halved (HALVED).
+// The fourth channel of every pixel is 1, outside the image too: its weights in the first two taps are the bias, in two parts. Rows of the weights are permuted
+// in 32s so that a thread's accumulators are eight neighbouring channels of a pixel, which it stores as they are. Weights of SiLU are halved (HALVED).
 // A block takes 64 columns x TH rows of results, its warpgroups rows in turns; the pixels of its next tile are on their way meanwhile.
 // Constants: C (at most 3), R, TX (places of a filter row), STRIDE_H, LEAD (places of a row in front of the first window), TH, WGS, BN (multiple of 32),
 // BLOCKS, FROM (0 f32, else the type of the results), ACT, HALVED, BF16.
@@ -21,7 +21,7 @@ static_assert(C <= 3 && TH % WGS == 0 && BN % 32 == 0 && LEAD < 2, "tile");
 
 // Where place i of a window lies behind its first.
 DEV constexpr int place(int i) { return i / TX * PITCH + i % TX * 16; }
-// Eight windows in a row, and so on by 128 bytes; the second half of K lies `apart` bytes behind the first.
+// EightBitTypes windows in a row, and so on by 128 bytes; the second half of K lies `apart` bytes behind the first.
 DEV u64 windows(u32 address, int apart) { return (u64)((address & 0x3ffff) >> 4) | ((u64)(apart >> 4) << 16) | (8ull << 32); }
 
 struct Tile {
@@ -69,7 +69,7 @@ struct Pixels {  // this thread's of a tile
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first_places(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem_overlap(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u, patch = base + CHUNKS * BN * 128, bar = patch + ROWS * PITCH;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;  // the shuffle tells the compiler: equal in a warp

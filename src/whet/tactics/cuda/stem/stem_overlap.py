@@ -13,9 +13,9 @@ from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Int32, Pointer, TensorMap
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Ending, GpuKernel, ahead, ending, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Epilogue, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.conv._conv import ConvShape, Finish, dealt_rows
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, permute_rows
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
 from whet.tactics.cuda.conv._few_channel import halved
 from whet.tactics.cuda.conv.conv import conv_shape
@@ -46,7 +46,7 @@ class StemOverlapArguments(Arguments, kernel="stem_overlap.cu"):
 
 
 @dataclass(frozen=True, order=True)
-class PlacesTile:
+class OverlapTile:
     """One instance of stem_overlap.cu: rows of results of a block, its warpgroups, resident blocks."""
 
     th: int
@@ -58,7 +58,7 @@ class PlacesTile:
         """What an engine stores of it."""
         return (("th", self.th), ("wgs", self.wgs), ("blocks", self.blocks))
 
-    def constants(self, s: ConvShape, finish: Finish, source: DType, dtype: DType) -> dict[str, int]:
+    def constants(self, s: ConvShape, finish: PostOps, source: DType, dtype: DType) -> dict[str, int]:
         """The macros of the instance."""
         kind = ACTIVATIONS[finish.activation[0]]
         own = {"TH": self.th, "WGS": self.wgs, "BLOCKS": self.blocks}
@@ -73,7 +73,7 @@ class PlacesTile:
     def unfit(self, s: ConvShape, source: DType) -> str | None:
         """Why a multiprocessor cannot hold it, or None."""
         units = -(-((self.th - 1) * s.stride[0] + s.r) * (-(-(lead(s) + 63 + places(s)) // 2)) // (128 * self.wgs))
-        registers = columns(s) + units * s.c * (4 if source == F32 else 2) + 37  # two rows of sums, pixels on their way, addresses
+        registers = columns(s) + units * s.c * (4 if source == F32 else 2) + 37  # two rows of accumulators, pixels on their way, addresses
         if registers * self.blocks * self.wgs * 128 > REGISTERS or registers > 240 or self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024:
             return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
         return None
@@ -91,13 +91,13 @@ class PlacesTile:
 
 
 @tactic
-class OwnFirstPlaces(FirstLayer):
+class StemOverlap(FirstLayer):
     """Up to 3 input channels, stride 2 along rows, image rows of a multiple of 4 pixels, filters up to 8 x 8, up to 128 output channels."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
         image = signature.inputs[source_place(layer)]
         if isinstance(made, str):
             return made
@@ -110,17 +110,17 @@ class OwnFirstPlaces(FirstLayer):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s, image = conv_shape(layer), signature.inputs[source_place(layer)]
-        made, dtype = ending(layer, epilogue(layer)), signature.outputs[0].dtype
+        made, dtype = match_epilogue(layer, epilogue(layer)), signature.outputs[0].dtype
         if image is None or isinstance(made, str):
             return []
-        every = [PlacesTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
+        every = [OverlapTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
         able = [t for t in every if t.unfit(s, image.dtype) is None]
         found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
         ahead(backend, [source("stem_overlap.cu", t.constants(s, made.finish, image.dtype, dtype)) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), PlacesTile(**{k: int(v) for k, v in config})
+        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), OverlapTile(**{k: int(v) for k, v in config})
         x, dtype = source_place(layer), signature.outputs[0].dtype
         image = signature.inputs[x]
         if isinstance(made, str) or image is None or tile.unfit(s, image.dtype):
@@ -134,16 +134,16 @@ class OwnFirstPlaces(FirstLayer):
             sizes = (s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1] + s.pad[1] % 2 + 2 * lead(s), tiles_h, tiles_w, tiles)
             arguments = StemOverlapArguments(filters, args.inputs[x], args.outputs[0], *sizes, act=made.finish.activation[1:])
             grid = (min(tiles, backend.capabilities.multiprocessors * tile.blocks), 1, 1)
-            return [launch("first_places", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
+            return [launch("stem_overlap", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
 
         weights, own = constants_of(layer)
         packed = (packed_filters(s, weights, own, made, dtype),)
         rtol = RTOL[dtype.name] * (1.5 if image.dtype == F32 else 1)  # the image is rounded too
-        return GpuKernel(layer, signature, make, implementation=f"own first places {tile}", packed=packed, rtol=rtol)
+        return GpuKernel(layer, signature, make, implementation=f"first places {tile}", packed=packed, rtol=rtol)
 
 
-def packed_filters(s: ConvShape, weights: Tensor, own: Tensor | None, made: Ending, dtype: DType) -> Packed:
-    """Filters as stem_overlap.cu reads them: [columns][row of taps of four channels], rows dealt out, the bias in the fourth channel of two taps."""
+def packed_filters(s: ConvShape, weights: Tensor, own: Tensor | None, made: Epilogue, dtype: DType) -> Packed:
+    """Filters as stem_overlap.cu reads them: [columns][row of taps of four channels], rows permuted, the bias in the fourth channel of two taps."""
 
     def filters() -> np.ndarray:
         odd, taps, scale = s.pad[1] % 2, 2 * places(s), np.float32(0.5 if halved(made.finish) else 1)
@@ -155,7 +155,7 @@ def packed_filters(s: ConvShape, weights: Tensor, own: Tensor | None, made: Endi
         side[: s.k, 0, 1, 3] = bias - side[: s.k, 0, 0, 3].astype(np.float32)
         out = np.zeros((columns(s), row(s)), dtype.numpy)
         out[:, : side[0].size] = side.reshape(columns(s), -1)
-        return dealt_rows(out)
+        return permute_rows(out)
 
     key = f"{weights.weight.digest} {'' if own is None else own.weight.digest} {made.key}|first places {s.pad[1] % 2} {row(s)} {dtype}"
     return packed_array(f"{key} {halved(made.finish)}", columns(s) * row(s) * 2, filters)

@@ -9,11 +9,11 @@ from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, is_quantized, source_place
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import HALF, RTOL, GpuKernel, ahead, all_static, ending, float_types, launch, machine_has, same
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, RTOL, GpuKernel, ahead, all_static, float_types, launch, machine_has, match_epilogue, same
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
-from whet.tactics.cuda.stem.stem import PooledFields, StemArguments, StemSizes, first_constants, first_filters, first_row, float_taps
+from whet.tactics.cuda.stem.stem import PooledFields, StemArguments, StemSizes, float_taps, stem_constants, stem_filters, stem_row
 from whet.tactics.cuda.stem.stem import _shared as shared_of_first
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
@@ -21,7 +21,7 @@ _TILES = ((8, 7), (3, 8), (4, 6), (4, 7), (5, 8), (2, 12), (7, 8), (3, 7))  # ro
 
 
 @tactic
-class OwnFirstPool(FirstLayer):
+class StemPool(FirstLayer):
     """What the pass fuse_conv_pool makes: up to 4 input channels, up to 64 output channels; square windows and strides."""
 
     ops = ("*",)
@@ -43,7 +43,7 @@ class OwnFirstPool(FirstLayer):
         if any(p.other is not None and not conv.inputs[p.other].is_constant for p in posts or ()):
             return []
         x, found = _image(layer, conv), []
-        for dtype in float_types([layer.inputs[x], layer.outputs[0]], HALF):
+        for dtype in float_types([layer.inputs[x], layer.outputs[0]], FLOAT16_TYPES):
             for source in dict.fromkeys((head.inputs[0].dtype, dtype)):
                 found += [same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)) for form in ("linear", "nhwc")]
         return found
@@ -52,7 +52,7 @@ class OwnFirstPool(FirstLayer):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         conv = _conv(layer)
-        made, s = ending(conv, epilogue(conv)), conv_shape(conv)
+        made, s = match_epilogue(conv, epilogue(conv)), conv_shape(conv)
         if isinstance(made, str):
             return made
         if s.c > 4 or s.k > 64 or s.k % 8 or s.k <= 48 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
@@ -67,18 +67,18 @@ class OwnFirstPool(FirstLayer):
                 config: Config = (("ph", ph), ("pw", pw), ("blocks", blocks))
                 th, tw, threads = _tile(pool, ph, pw)
                 pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + s.s) // threads) * s.c
-                registers = 100 + pixels  # sums, biases, fragments, addresses, the next tile's pixels
+                registers = 100 + pixels  # accumulators, biases, fragments, addresses, the next tile's pixels
                 fits = threads <= 1024 and blocks * threads <= 2048 and registers <= 65536 // (blocks * threads)
                 if fits and _shared(s, pool, ph, pw) * blocks < 220 * 1024:
                     found.append(config)
-        made = ending(conv, epilogue(conv))
+        made = match_epilogue(conv, epilogue(conv))
         if not isinstance(made, str):
             ahead(backend, [text("stem.cu", _constants(layer, signature, c)) for c in found])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         conv = _conv(layer)
-        made = ending(conv, epilogue(conv))
+        made = match_epilogue(conv, epilogue(conv))
         if isinstance(made, str):
             raise PlanRefused(made)
         if reason := _window_reason(layer):
@@ -91,7 +91,7 @@ class OwnFirstPool(FirstLayer):
         constants, shared = _constants(layer, signature, config), _shared(s, _window(layer), ph, pw)
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_h, tiles_w = -(-p // ph), -(-q // pw)
-        tiles, row = s.n * tiles_h * tiles_w, first_row(s)
+        tiles, row = s.n * tiles_h * tiles_w, stem_row(s)
         threads = _tile(_window(layer), ph, pw)[2]
 
         def make(args: Args) -> list:
@@ -99,11 +99,11 @@ class OwnFirstPool(FirstLayer):
             addresses = (args.packed[1], args.inputs[place], args.outputs[0])
             arguments = StemArguments(box, *addresses, StemSizes.of(s, tiles_h, tiles_w), act=made.finish.activation[1:], pooled=PooledFields(p, q))
             grid = min(tiles, backend.capabilities.multiprocessors * blocks)
-            return [launch("first", arguments, constants, (grid, 1, 1), threads, shared=shared, label=layer.name)]
+            return [launch("stem", arguments, constants, (grid, 1, 1), threads, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
-        packed = (first_filters(s, weights, dtype), packed_bias(made, own, s.k))
-        return GpuKernel(layer, signature, make, implementation=f"own first wgmma pooled {ph}x{pw} b{blocks}", packed=packed, rtol=rtol)
+        packed = (stem_filters(s, weights, dtype), packed_bias(made, own, s.k))
+        return GpuKernel(layer, signature, make, implementation=f"first wgmma pooled {ph}x{pw} b{blocks}", packed=packed, rtol=rtol)
 
 
 def _conv(layer: Layer) -> Layer:
@@ -148,10 +148,10 @@ def _shared(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
 def _constants(layer: Layer, signature: Signature, config: Config) -> dict[str, int]:
     """The macros of an instance."""
     conv, (ph, pw, blocks) = _conv(layer), (int(v) for _, v in config)
-    made, pool = ending(conv, epilogue(conv)), _window(layer)
+    made, pool = match_epilogue(conv, epilogue(conv)), _window(layer)
     assert not isinstance(made, str)
     source = next(o for o in signature.inputs if o is not None)
     th, tw, _ = _tile(pool, ph, pw)
     tile = {"th": th, "tw": tw, "blocks": blocks}
-    own = first_constants(conv_shape(conv), tile, made.finish.activation[0], source, signature.outputs[0].dtype.name)
+    own = stem_constants(conv_shape(conv), tile, made.finish.activation[0], source, signature.outputs[0].dtype.name)
     return {**own, "BN": 64, "POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}

@@ -100,7 +100,7 @@ template <class Use> DEV void pool_row(const float (&acc)[BN / 2], int lane, boo
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128, BLOCKS) first_rows(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(128, BLOCKS) stem_rows(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const u32 ring = (shared_address(raw) + 127) & ~127u;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;

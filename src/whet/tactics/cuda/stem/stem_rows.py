@@ -13,11 +13,11 @@ from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, ConstUint4Pointer, Int32, Pointer
-from whet.tactics.cuda._device.kernel import RTOL, TYPE, Ending, GpuKernel, ahead, ending, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import RTOL, TYPE, Epilogue, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.stem.stem_pool import OwnFirstPool, _conv, _image, _window
+from whet.tactics.cuda.stem.stem_pool import StemPool, _conv, _image, _window
 
 _ROWS = (1, 2, 4, 7, 8, 14, 28)  # pooled rows of a block
 _RING = 16  # rows of the image that a block keeps
@@ -61,7 +61,7 @@ class Columns:
 
 
 @tactic
-class OwnFirstRows(OwnFirstPool):
+class StemRows(StemPool):
     """At most 3 input channels, 64 output channels, 14 x 7 taps, strides of 2; windows of 3x3, 2 apart, padding 1; a clip at most behind it."""
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -71,7 +71,7 @@ class OwnFirstRows(OwnFirstPool):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         conv = _conv(layer)
-        made, s = ending(conv, epilogue(conv)), conv_shape(conv)
+        made, s = match_epilogue(conv, epilogue(conv)), conv_shape(conv)
         if isinstance(made, str):
             return made
         if made.finish.activation[0] != "clip":
@@ -102,7 +102,7 @@ class OwnFirstRows(OwnFirstPool):
         if reason := self.refuses(layer, signature, backend):
             raise PlanRefused(reason)
         conv = _conv(layer)
-        made, s, place = ending(conv, epilogue(conv)), conv_shape(conv), _image(layer, conv)
+        made, s, place = match_epilogue(conv, epilogue(conv)), conv_shape(conv), _image(layer, conv)
         assert not isinstance(made, str)
         weights, own = constants_of(conv)
         source, dtype = signature.inputs[place], signature.outputs[0].dtype
@@ -116,10 +116,10 @@ class OwnFirstRows(OwnFirstPool):
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.k, p, q, rows, strips, wide, columns.tiles)
             arguments = StemRowsArguments(args.packed[0], args.inputs[place], args.outputs[0], *sizes, act=made.finish.activation[1:])
-            return [launch("first_rows", arguments, constants, (s.n * strips * columns.tiles, 1, 1), 128, shared=shared, label=layer.name)]
+            return [launch("stem_rows", arguments, constants, (s.n * strips * columns.tiles, 1, 1), 128, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
-        name = f"own first wgmma pooled by rows {rows}x{wide} b{blocks}"
+        name = f"first wgmma pooled by rows {rows}x{wide} b{blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=(_fragments(s, weights, made, own, dtype),), rtol=rtol)
 
 
@@ -140,7 +140,7 @@ def _halves(s: ConvShape) -> int:
     return max(-(-(s.s + s.pad[1] % 2) // 4), -(-_lead(s) // 4))
 
 
-def _fragments(s: ConvShape, weights: Tensor, made: Ending, own: Tensor | None, dtype: DType) -> Packed:
+def _fragments(s: ConvShape, weights: Tensor, made: Epilogue, own: Tensor | None, dtype: DType) -> Packed:
     """Filters in the order of the tensor cores' registers: [step, warp, lane, 4 registers of two numbers].
 
     The fourth channel of three taps is the bias. A lane's two rows of the operand are two neighbouring channels of the result.
@@ -176,7 +176,7 @@ def _shared(s: ConvShape, columns: Columns) -> int:
 
 
 def _registers(s: ConvShape, columns: Columns) -> int:
-    """What a thread needs: sums, weights, the maxima of the row above, the rest. The compiler was seen to need 165 for 112 columns and 7 x 7."""
+    """Registers of a thread: accumulators, weights, the maxima of the row above, the rest. NVRTC reports 165 for 112 columns and 7 x 7."""
     return columns.bn // 2 + 4 * s.r * _halves(s) + columns.bn // 8 + 42
 
 

@@ -5,7 +5,7 @@
 // 0 first, row by row, so that a step's second tap always lies behind its first.
 // Pixels are rounded to TF32 on their way, weights by the host. The fourth channel of every pixel is 1, outside the image too: its weights in the first three
 // taps are the bias, in three parts. Where the number of taps is odd the last step reads its tap twice, with half of its weights each.
-// Rows of the weights are dealt out in 16s so that a thread's sums are four neighbouring channels, 16 bytes that it stores as they are.
+// Rows of the weights are permuted in 16s so that a thread's accumulators are four neighbouring channels, 16 bytes that it stores as they are.
 // A block takes 64 columns x TH rows of results, its warpgroups rows in turns; the next tile's piece is on its way meanwhile. Pieces begin at columns that are
 // multiples of four, LEAD pixels in front of the first window: the copy engine takes no others (it calls them an illegal instruction).
 // Constants: C (at most 3), R, S, STRIDE_H, STRIDE_W (1 or 2), LEAD, TH, WGS, BN (multiple of 16), BLOCKS, ACT, TERMS (1).
@@ -45,7 +45,7 @@ DEV void put(u32 to, float r, float g, float b) {
     store_shared_f4(to, __uint_as_float(to_tf32(r)), C > 1 ? __uint_as_float(to_tf32(g)) : 0.f, C > 2 ? __uint_as_float(to_tf32(b)) : 0.f, 1.f);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first_tf32(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem_tf32(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u, patch = base + CHUNKS * BN * 128, piece = patch + (STRIDE_W * PLANE + 127) / 128 * 128;
     const u32 held = piece + C * PIECE, full = held + 8;

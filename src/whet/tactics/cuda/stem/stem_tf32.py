@@ -15,23 +15,23 @@ from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, FloatPointer, Int32, TensorMap
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
-    Ending,
+    Epilogue,
     GpuKernel,
     ahead,
     all_static,
-    ending,
     float_types,
     launch,
     machine_has,
+    match_epilogue,
     packed_array,
     same,
 )
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
-from whet.tactics.cuda.conv._tf32 import cut_to_tf32, dealt_by_16, sizes_of
+from whet.tactics.cuda.conv._tf32 import cut_to_tf32, permute_by_16, sizes_of
 from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.conv.conv_tf32 import OwnTf32
+from whet.tactics.cuda.conv.conv_tf32 import ConvTf32
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
 _TILES = tuple((wgs * mine, wgs) for wgs in (1, 2) for mine in (1, 2, 3, 4, 5, 6, 8))  # rows of results of a block, warpgroups
@@ -57,7 +57,7 @@ class StemTf32Arguments(Arguments, kernel="stem_tf32.cu"):
 
 
 @dataclass(frozen=True, order=True)
-class FirstTile:
+class StemTile:
     """One instance of stem_tf32.cu: rows of results of a block, its warpgroups, resident blocks."""
 
     th: int
@@ -70,11 +70,11 @@ class FirstTile:
         return (("th", self.th), ("wgs", self.wgs), ("blocks", self.blocks), ("math", "tf32"))
 
     @staticmethod
-    def of(config: Config) -> FirstTile:
+    def of(config: Config) -> StemTile:
         """The instance that an engine names."""
-        return FirstTile(**sizes_of(config))
+        return StemTile(**sizes_of(config))
 
-    def constants(self, s: ConvShape, finish: Finish) -> dict[str, int]:
+    def constants(self, s: ConvShape, finish: PostOps) -> dict[str, int]:
         """The macros of the instance."""
         own = {"TH": self.th, "WGS": self.wgs, "BLOCKS": self.blocks, "BN": columns(s), "ACT": ACTIVATIONS[finish.activation[0]], "TERMS": 1}
         return {**own, "C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
@@ -90,7 +90,7 @@ class FirstTile:
 
     def unfit(self, s: ConvShape) -> str | None:
         """Why a multiprocessor cannot hold it, or None."""
-        registers = columns(s) * min(2, self.th // self.wgs) // 2 + 48  # rows of sums, addresses
+        registers = columns(s) * min(2, self.th // self.wgs) // 2 + 48  # rows of accumulators, addresses
         large = max(self.patch(s)) > 256 or registers * self.blocks * self.wgs * 128 > REGISTERS
         if large or self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024:
             return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
@@ -110,7 +110,7 @@ class FirstTile:
 
 
 @tactic
-class OwnFirstTf32(FirstLayer):
+class StemTf32(FirstLayer):
     """Up to 3 input channels, strides of 1 or 2 along rows of a multiple of 4 pixels, filters up to 11 x 11, up to 128 output channels in fours."""
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -123,7 +123,7 @@ class OwnFirstTf32(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if made.residual is not None:
@@ -134,7 +134,7 @@ class OwnFirstTf32(FirstLayer):
         return None if any(t.unfit(s) is None for t in _every()) else "the weights do not fit beside an image's tile"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        s, made = conv_shape(layer), ending(layer, epilogue(layer))
+        s, made = conv_shape(layer), match_epilogue(layer, epilogue(layer))
         if isinstance(made, str):
             return []
         able = [t for t in _every() if t.unfit(s) is None]
@@ -143,7 +143,7 @@ class OwnFirstTf32(FirstLayer):
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), FirstTile.of(config)
+        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), StemTile.of(config)
         if isinstance(made, str) or tile.unfit(s):
             raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
         x = source_place(layer)
@@ -161,18 +161,18 @@ class OwnFirstTf32(FirstLayer):
             sizes = (s.p, s.q, s.k, s.pad[0], s.pad[1] + lead(s), tiles_h, tiles_w, tiles)
             arguments = StemTf32Arguments(filters, image, args.outputs[0], *sizes, act=made.finish.activation[1:])
             grid = (min(tiles, backend.capabilities.multiprocessors * tile.blocks), 1, 1)
-            return [launch("first_tf32", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
+            return [launch("stem_tf32", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
 
-        packed = (first_filters(s, weights, made, own),)
-        return GpuKernel(layer, signature, make, implementation=f"own first wgmma tf32 {tile}", packed=packed, rtol=OwnTf32.rtol)
-
-
-def _every() -> list[FirstTile]:
-    return [FirstTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
+        packed = (stem_filters(s, weights, made, own),)
+        return GpuKernel(layer, signature, make, implementation=f"first wgmma tf32 {tile}", packed=packed, rtol=ConvTf32.rtol)
 
 
-def first_filters(s: ConvShape, weights: Tensor, made: Ending, own: Tensor | None) -> Packed:
-    """Filters as rows of taps of four channels in stem_tf32.cu's order, dealt out in 16s; the fourth channel of the first three taps is the bias."""
+def _every() -> list[StemTile]:
+    return [StemTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
+
+
+def stem_filters(s: ConvShape, weights: Tensor, made: Epilogue, own: Tensor | None) -> Packed:
+    """Filters as rows of taps of four channels in stem_tf32.cu's order, permuted in 16s; the fourth channel of the first three taps is the bias."""
     order = taps_in_order(s)
 
     def filters() -> np.ndarray:
@@ -188,7 +188,7 @@ def first_filters(s: ConvShape, weights: Tensor, made: Ending, own: Tensor | Non
             side[:, -2:] = side[:, -2:-1] / 2
         out = np.zeros((columns(s), row(s)), np.float32)
         out[:, : side[0].size] = side.reshape(columns(s), -1)
-        return dealt_by_16(cut_to_tf32(out))
+        return permute_by_16(cut_to_tf32(out))
 
     bias = "" if own is None else own.weight.digest
     key = f"{weights.weight.digest} {bias} {made.key}|first tf32 {lead(s)} {s.stride[1]} {row(s)} {columns(s)}"

@@ -1,4 +1,4 @@
-"""Joined images and the 1x1 convolution that reads both: what is packed, in which order, and where the builder takes it."""
+"""ConcatInput images and the 1x1 convolution that reads both: what is packed, in which order, and where the builder takes it."""
 
 
 import numpy as np
@@ -10,7 +10,7 @@ from whet.builder import BuildConfig, build
 from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
 from whet.tactics import tactics_of
-from whet.tactics.cuda.conv.concat_input_conv import joined_conv
+from whet.tactics.cuda.conv.concat_input_conv import match_concat_input
 from whet.tactics.cuda.conv.conv import from_config
 
 HOPPER = CompileOnlyGpu()
@@ -27,7 +27,7 @@ def steps_of(x, bk):
 @pytest.mark.parametrize("i", SAMPLES)
 def test_packed_weights_meet_the_channels_of_both_images(i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
-    found = joined_conv(layer)
+    found = match_concat_input(layer)
     signature = TACTIC.signatures(layer, HOPPER)[0]
     config = TACTIC.configs(layer, signature, HOPPER)[0]
     kernel, tile = TACTIC.plan(layer, signature, config, HOPPER), from_config(config)
@@ -38,7 +38,7 @@ def test_packed_weights_meet_the_channels_of_both_images(i):
         w = kernel.packed[0].make().view(signature.outputs[0].dtype.numpy).reshape(k, wide).astype(np.float64)
     else:
         packed = kernel.packed[0].make().view(np.int8).reshape(-1, wide).astype(np.float64)
-        w = packed.reshape(-1, 4, 4, 2, wide).transpose(0, 2, 1, 3, 4).reshape(-1, wide)[:k]  # rows lie in 32s, dealt out to lanes
+        w = packed.reshape(-1, 4, 4, 2, wide).transpose(0, 2, 1, 3, 4).reshape(-1, wide)[:k]  # rows lie in 32s, distributed to lanes
     plain = np.concatenate([np.moveaxis(x, 1, -1).reshape(rows.shape[0], -1) for x in (a, b)], axis=1).astype(np.float64)
     wanted = plain @ np.asarray(found.weights.array(), np.float64).reshape(k, -1).T
     np.testing.assert_allclose(rows @ w.T, wanted, rtol=1e-3, atol=1e-2 * np.abs(wanted).max())
@@ -49,7 +49,7 @@ def test_packed_weights_meet_the_channels_of_both_images(i):
 def test_its_parts_compute_the_same(i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     (want,) = run_regions(layer, arrays)
-    assert want.shape[1] == joined_conv(layer).shape.k
+    assert want.shape[1] == match_concat_input(layer).shape.k
     assert np.unique(want).size > 20
 
 

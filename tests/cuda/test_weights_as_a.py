@@ -11,15 +11,22 @@ from test_compile import sass
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.launch import MAX_SHARED
-from whet.tactics.cuda.conv._conv import ConvShape, Finish
-from whet.tactics.cuda.conv._weights_as_a_conv import Upright, pack_upright, unfit_shape, upright_constants, upright_source, uprights
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps
+from whet.tactics.cuda.conv._weights_as_a_conv import (
+    WeightsAsATile,
+    pack_weights_as_a,
+    unfit_shape,
+    weights_as_a_constants,
+    weights_as_a_source,
+    weights_as_a_tiles,
+)
 
 STAGE = ConvShape(128, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1))
 
 
 @pytest.mark.parametrize("shape", [STAGE, replace(STAGE, k=56)])
 def test_candidates_fit_and_make_every_row(shape):
-    found = uprights(shape, True)
+    found = weights_as_a_tiles(shape, True)
     assert {t.rows for t in found} == ({4} if shape is STAGE else {1, 2, 3}), "what is staged has no pixels beyond the tile; registers"
     for t in found:
         assert t.bn(shape) % 8 == 0
@@ -41,7 +48,7 @@ def test_what_does_not_fit_says_so():
 
 def test_a_lanes_two_rows_are_neighbouring_channels():
     weights = np.arange(72, dtype=np.float32)[:, None, None, None] * np.ones((1, 64, 1, 1), np.float32)
-    packed = pack_upright(weights, np.dtype(np.float16))
+    packed = pack_weights_as_a(weights, np.dtype(np.float16))
     assert packed.shape == (128, 1, 1, 64)
     rows = packed[:, 0, 0, 0].reshape(8, 2, 8)  # sixteens, row g and row g + 8
     for sixteen, g in np.ndindex(4, 8):
@@ -52,17 +59,17 @@ def test_a_lanes_two_rows_are_neighbouring_channels():
 @pytest.mark.parametrize(
     ("tile", "k", "residual", "activation"),
     [
-        (Upright(4, 2), 64, 0, "clip"),
-        (Upright(4, 2), 64, 1, "clip"),
-        (Upright(4, 2), 64, 2, "silu"),
-        (Upright(3, 4), 56, 1, "clip"),
-        (Upright(4, 3), 40, 0, "clip"),
+        (WeightsAsATile(4, 2), 64, 0, "clip"),
+        (WeightsAsATile(4, 2), 64, 1, "clip"),
+        (WeightsAsATile(4, 2), 64, 2, "silu"),
+        (WeightsAsATile(3, 4), 56, 1, "clip"),
+        (WeightsAsATile(4, 3), 40, 0, "clip"),
     ],
 )
 def test_products_are_as_wide_as_the_tile(tile, k, residual, activation, tmp_path):
     shape = replace(STAGE, k=k)
-    made = upright_constants(tile, shape, Finish((activation, 0.0, np.inf), residual), False)
-    text = sass(compile_cubin(upright_source(made), cached=False), tmp_path)
+    made = weights_as_a_constants(tile, shape, PostOps((activation, 0.0, np.inf), residual), False)
+    text = sass(compile_cubin(weights_as_a_source(made), cached=False), tmp_path)
     assert text.count("HGMMA") == 36, "nine taps of four products"
     assert f"HGMMA.64x{tile.bn(shape)}x16" in text
     assert "UTMALDG.4D" in text, "inputs come by bulk copies"

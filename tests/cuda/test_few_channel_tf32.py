@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_first_conv import check
-from test_narrow_conv import layer_of
+from test_few_channel_conv import layer_of
+from test_stem import check
 from test_tactics import HOPPER, compute
 from test_tf32 import undealt
 
@@ -16,9 +16,9 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.ops import run_regions
 from whet.tactics import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.conv.few_channel_conv_tf32 import NarrowTile
+from whet.tactics.cuda.conv.few_channel_conv_tf32 import FewChannelTile
 
 TACTIC = get_tactic("cuda/few_channel_conv_tf32")
 #: image, filters, attributes of the convolution, and whether an image is added behind the activation
@@ -61,7 +61,7 @@ def test_every_tap_of_a_tile_lies_in_its_piece(case):
     layer, _, signature, s = planned(case)
     step, before = s.stride[1], -(-s.pad[1] // s.stride[1])
     for config in TACTIC.configs(layer, signature, HOPPER):
-        tile = NarrowTile.of(config)
+        tile = FewChannelTile.of(config)
         assert tile.unfit(s) is None
         wide, tall = tile.box(s)
         assert tall == (tile.th - 1) * s.stride[0] + s.r
@@ -85,7 +85,7 @@ def test_what_it_does_not_take_is_said():
         layer, _ = layer_of(*case)
         assert said in TACTIC.refuses(layer, TACTIC.signatures(layer, HOPPER)[0], HOPPER)
     layer, _, signature, _ = planned(CASES[0])
-    for config, said in [(NarrowTile(16, 32, 32, 8, 1).config, "cannot hold"), (NarrowTile(8, 8, 32, 1, 1).config[:-1], "tf32")]:
+    for config, said in [(FewChannelTile(16, 32, 32, 8, 1).config, "cannot hold"), (FewChannelTile(8, 8, 32, 1, 1).config[:-1], "tf32")]:
         with pytest.raises(PlanRefused, match=said):
             TACTIC.plan(layer, signature, config, HOPPER)
 
@@ -93,15 +93,15 @@ def test_what_it_does_not_take_is_said():
 @pytest.mark.parametrize(
     ("s", "tile", "residual"),
     [
-        (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(16, 16, 32, 4, 1), 2),
-        (ConvShape(8, 320, 320, 32, 64, 3, 3, (2, 2), (1, 1, 1, 1)), NarrowTile(8, 8, 64, 3, 1), 0),
-        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(8, 8, 64, 3, 1), 1),
+        (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), FewChannelTile(16, 16, 32, 4, 1), 2),
+        (ConvShape(8, 320, 320, 32, 64, 3, 3, (2, 2), (1, 1, 1, 1)), FewChannelTile(8, 8, 64, 3, 1), 0),
+        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), FewChannelTile(8, 8, 64, 3, 1), 1),
     ],
     ids=str,
 )
 def test_its_machine_code_is_what_was_meant(s, tile, residual, tmp_path):
     assert tile.unfit(s) is None
-    silu = Finish(("silu", 0.0, 0.0), residual)
+    silu = PostOps(("silu", 0.0, 0.0), residual)
     text = sass(compile_cubin(source("few_channel_tf32.cu", tile.constants(s, silu)), cached=False), tmp_path)
     products = re.findall(rf"HGMMA\.64x{tile.bn}x8\.F32\.TF32", text)
     assert len(products) == s.r * s.s * s.c // 8, "every product once, unrolled"
@@ -137,5 +137,5 @@ def test_every_instance_matches_the_reference(gpu, case):
     for config in TACTIC.configs(layer, signature, gpu):
         got, _ = compute(gpu, layer, arrays, signature, TACTIC.plan(layer, signature, config, gpu))
         error = np.linalg.norm(got[0] - want) / np.linalg.norm(want)
-        print(f"{NarrowTile.of(config)}: {error:.2e}, worst {np.abs(got[0] - want).max() / np.abs(want).max():.2e}")
+        print(f"{FewChannelTile.of(config)}: {error:.2e}, worst {np.abs(got[0] - want).max() / np.abs(want).max():.2e}")
         assert error <= 4e-4, "operands are rounded to nearest: no shrinking"

@@ -20,8 +20,8 @@ from whet.ops import OPS, sample_layer
 from whet.ops._base import Sample
 from whet.ops._samples import sample_arrays
 from whet.tactics import PlanRefused, get_tactic
-from whet.tactics.cuda.conv._conv import ConvShape, Finish
-from whet.tactics.cuda.conv._few_channel import NarrowTile, chunks, lead, narrow_reason, narrow_tiles
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps
+from whet.tactics.cuda.conv._few_channel import FewChannelTile, chunks, few_channel_reason, few_channel_tiles, lead
 from whet.tactics.cuda.conv.conv import conv_shape
 
 TACTIC = get_tactic("cuda/few_channel_conv")
@@ -58,7 +58,7 @@ def layer_of(image, filters, attrs, add):
 
 
 def undealt(weights):
-    """Rows as they were before they were dealt out to threads."""
+    """Rows as they were before they were distributed to threads."""
     return weights.reshape(-1, 4, 4, 2, weights.shape[1]).swapaxes(1, 2).reshape(weights.shape)
 
 
@@ -67,9 +67,9 @@ def test_packed_filters_meet_the_pixels_of_their_taps(case):
     layer, arrays = layer_of(*case)
     s, signature = conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
     config = TACTIC.configs(layer, signature, HOPPER)[0]
-    kernel, dealt = TACTIC.plan(layer, signature, config, HOPPER), NarrowTile(**dict(config)).dealt
+    kernel, permuted = TACTIC.plan(layer, signature, config, HOPPER), FewChannelTile(**dict(config)).permuted
     rows = kernel.packed[0].make().view(np.float16).reshape(-1, chunks(s) * 64).astype(np.float64)
-    rows = 2 * (undealt(rows) if dealt else rows)[: s.k]  # of SiLU: halved
+    rows = 2 * (undealt(rows) if permuted else rows)[: s.k]  # of SiLU: halved
     x = np.pad(arrays[0].astype(np.float64), ((0, 0), (0, 0), (s.pad[0], s.pad[2]), (s.pad[1], s.pad[3])))
     window = np.concatenate([x[0, :, i, j] for i in range(s.r) for j in range(s.s)])  # of the first result, taps in order, channels within
     want = (arrays[1].astype(np.float64) * x[0, :, : s.r, : s.s]).sum(axis=(1, 2, 3))
@@ -81,7 +81,7 @@ def test_packed_filters_meet_the_pixels_of_their_taps(case):
 def test_every_tile_that_is_offered_fits(case):
     layer, _ = layer_of(*case)
     s, signature = conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
-    found = narrow_tiles(s)
+    found = few_channel_tiles(s)
     assert found
     assert len(TACTIC.configs(layer, signature, HOPPER)) == len(found) == len(set(found))
     for t in found:
@@ -104,7 +104,7 @@ def test_every_tile_that_is_offered_fits(case):
     ],
 )
 def test_it_says_what_it_does_not_take(shape, words):
-    assert words in narrow_reason(shape)
+    assert words in few_channel_reason(shape)
 
 
 def test_a_tile_that_does_not_fit_is_refused():
@@ -117,15 +117,15 @@ def test_a_tile_that_does_not_fit_is_refused():
 @pytest.mark.parametrize(
     ("shape", "tile", "residual"),
     [
-        (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(8, 16, 32, 2, 4), 2),
-        (ConvShape(8, 320, 320, 32, 64, 3, 3, (2, 2), (1, 1, 1, 1)), NarrowTile(8, 16, 64, 1, 2), 0),
-        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(16, 16, 64, 1, 1), 1),
-        (ConvShape(1, 40, 40, 16, 16, 5, 5, (1, 1), (2, 2, 2, 2)), NarrowTile(4, 16, 16, 2, 6), 0),
-        (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(8, 16, 32, 2, 3, front=True), 2),
-        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(8, 16, 64, 1, 1, front=True), 2),
-        (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(16, 16, 32, 1, 1, 4, 4, front=True), 2),
-        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(8, 16, 64, 1, 1, 2, 3, front=True), 2),
-        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(4, 16, 64, 1, 1, 1, 5, front=True), 2),
+        (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), FewChannelTile(8, 16, 32, 2, 4), 2),
+        (ConvShape(8, 320, 320, 32, 64, 3, 3, (2, 2), (1, 1, 1, 1)), FewChannelTile(8, 16, 64, 1, 2), 0),
+        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), FewChannelTile(16, 16, 64, 1, 1), 1),
+        (ConvShape(1, 40, 40, 16, 16, 5, 5, (1, 1), (2, 2, 2, 2)), FewChannelTile(4, 16, 16, 2, 6), 0),
+        (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), FewChannelTile(8, 16, 32, 2, 3, front=True), 2),
+        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), FewChannelTile(8, 16, 64, 1, 1, front=True), 2),
+        (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), FewChannelTile(16, 16, 32, 1, 1, 4, 4, front=True), 2),
+        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), FewChannelTile(8, 16, 64, 1, 1, 2, 3, front=True), 2),
+        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), FewChannelTile(4, 16, 64, 1, 1, 1, 5, front=True), 2),
     ],
     ids=str,
 )
@@ -137,7 +137,7 @@ def test_its_machine_code_is_what_was_meant(shape, tile, residual, tmp_path):
     assert tile.unfit(shape) is None
     silu = ("silu", 0.0, 0.0)
     own = residual > 0 and tile.run > 1  # what is added is the input
-    text = sass(compile_cubin(tile.source(shape, Finish(silu, residual), False, silu if tile.front else None, own), cached=False), tmp_path)
+    text = sass(compile_cubin(tile.source(shape, PostOps(silu, residual), False, silu if tile.front else None, own), cached=False), tmp_path)
     front = tile.front * shape.c // 16
     products, read = shape.r * shape.s * shape.c // 16 * tile.run, (shape.r + tile.run - 1) * shape.s * shape.c // 16
     assert text.count("HGMMA") in (products + front, products + 2 * front), "every product once, unrolled; the 1x1 at most twice"

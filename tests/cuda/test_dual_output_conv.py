@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_joined_conv import HOPPER, steps_of
+from test_concat_input_conv import HOPPER, steps_of
 
 from support.standin_gpu import StandInGpu
 from whet.backends.cuda.compile import compile_cubin
@@ -18,11 +18,11 @@ from whet.inspector.facts import layer_facts
 from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cuda.conv._conv import Fork
+from whet.tactics.cuda.conv._conv import SecondOutput
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.conv import from_config
-from whet.tactics.cuda.conv.dual_output_conv import forked_conv
+from whet.tactics.cuda.conv.dual_output_conv import match_dual_output
 
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "DualOutputConv"]
 TACTIC = get_tactic("cuda/dual_output_conv")
@@ -31,7 +31,7 @@ TACTIC = get_tactic("cuda/dual_output_conv")
 @pytest.mark.parametrize("i", SAMPLES)
 def test_packed_weights_are_those_of_both(i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
-    found, signature = forked_conv(layer), TACTIC.signatures(layer, HOPPER)[0]
+    found, signature = match_dual_output(layer), TACTIC.signatures(layer, HOPPER)[0]
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
     rows = np.concatenate([steps_of(arrays[i], found.bk) for i in found.images], axis=1)
     assert rows.shape[1] == found.steps * found.bk
@@ -46,11 +46,11 @@ def test_packed_weights_are_those_of_both(i):
 @pytest.mark.parametrize("i", SAMPLES)
 def test_no_panel_of_a_tile_belongs_to_both(i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
-    found, signature = forked_conv(layer), TACTIC.signatures(layer, HOPPER)[0]
+    found, signature = match_dual_output(layer), TACTIC.signatures(layer, HOPPER)[0]
     tiles = [from_config(c) for c in TACTIC.configs(layer, signature, HOPPER)]
     assert len(tiles) > 4
     for tile in tiles:
-        panel = Fork.panel(found.at, tile)
+        panel = SecondOutput.panel(found.at, tile)
         assert panel in (16, 32, 64)
         assert not tile.bn % panel
         assert not found.at % panel
@@ -68,7 +68,7 @@ def test_no_panel_of_a_tile_belongs_to_both(i):
     ids=str,
 )
 def test_its_machine_code_is_what_was_meant(tile, pair, tmp_path):
-    text = sass(compile_cubin(conv_source(tile, Features(activation="silu", pair=pair, fork=Fork.panel(32, tile))), cached=False), tmp_path)
+    text = sass(compile_cubin(conv_source(tile, Features(activation="silu", pair=pair, fork=SecondOutput.panel(32, tile))), cached=False), tmp_path)
     stores = len(re.findall(r"\bUTMASTG\b", text))
     assert stores >= 2 if not tile.direct and tile.sk == 1 else stores == 0, "of a tile's panels each goes where its channels are kept"
     assert "MUFU.TANH" in text

@@ -14,7 +14,7 @@ from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.ops import OPS, Sample, sample_layer
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv_transpose import Transposed
-from whet.tactics.cuda.conv.conv_transpose import OwnConvTranspose, tap_rows
+from whet.tactics.cuda.conv.conv_transpose import ConvTranspose, tap_rows
 from whet.tactics.cuda.conv.conv_transpose_generic import by_taps
 
 IMAGES = [s for s in OPS["ConvTranspose"].samples if str(s.inputs[0]).count(",") == 3 and not str(s.inputs[0]).startswith("extreme")]
@@ -76,7 +76,7 @@ def test_machine_code_of_affine(last, tmp_path):
 
 
 def test_refusals_say_why():
-    tactic = OwnConvTranspose()
+    tactic = ConvTranspose()
     _, grouped, _ = sample_layer("ConvTranspose", Sample(["f32[1,16,4,4]", "const f32[16,8,2,2]", None], {"group": 2}))
     signature = tactic.signatures(grouped, HOPPER)[0]
     assert "groups" in tactic.refuses(grouped, signature, HOPPER)

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from test_narrow_conv import layer_of
+from test_few_channel_conv import layer_of
 from test_tactics import HOPPER, compute, judge, reference
 
 from support.compiling import first_configs
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic
 from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.stem.stem import first_constants, float_taps
+from whet.tactics.cuda.stem.stem import float_taps, stem_constants
 
 TACTIC = get_tactic("cuda/stem")
 POOLED = get_tactic("cuda/stem_pool")
@@ -34,7 +34,7 @@ def test_rows_of_taps_are_filled_as_little_as_products_allow(case):
     assert float_taps(s) == taps
     for signature in TACTIC.signatures(layer, HOPPER):
         image = signature.inputs[0]
-        made = first_constants(s, {"th": 8, "tw": 16, "blocks": 2}, "silu", image, signature.outputs[0].dtype.name)
+        made = stem_constants(s, {"th": 8, "tw": 16, "blocks": 2}, "silu", image, signature.outputs[0].dtype.name)
         assert made["PAIRS"] == (pairs and image.format == "linear" and image.dtype.name == "f32")
         kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
         rows = kernel.packed[0].make().view(signature.outputs[0].dtype.numpy).reshape(s.k, -1)[:, : s.r * taps * 4].reshape(s.k, s.r, taps, 4)

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_first_conv import check
-from test_narrow_conv import layer_of
+from test_few_channel_conv import layer_of
+from test_stem import check
 from test_tactics import HOPPER, compute
 from test_tf32 import undealt
 
@@ -18,12 +18,12 @@ from whet.ops import run_regions
 from whet.tactics import PlanRefused, get_tactic
 from whet.tactics._fused import source_place
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.stem.stem_tf32 import FirstTile, columns, lead, row, taps_in_order
+from whet.tactics.cuda.stem.stem_tf32 import StemTile, columns, lead, row, taps_in_order
 
 TACTIC = get_tactic("cuda/stem_tf32")
-SILU = Finish(("silu", 0.0, 0.0))
+SILU = PostOps(("silu", 0.0, 0.0))
 #: image, filters, attributes
 CASES = [
     ((2, 3, 40, 72), (32, 6, 6), {"pads": (2, 2, 2, 2), "strides": (2, 2)}),
@@ -79,7 +79,7 @@ def test_packed_filters_meet_the_places_of_a_window(case):
 def test_a_bias_keeps_its_bits():
     layer, arrays = layer_of(*CASES[0], False)
     s = conv_shape(layer)
-    packed = TACTIC.plan(layer, signature_of(layer), FirstTile(2, 1, 1).config, HOPPER).packed[0].make().view(np.float32).reshape(columns(s), row(s))
+    packed = TACTIC.plan(layer, signature_of(layer), StemTile(2, 1, 1).config, HOPPER).packed[0].make().view(np.float32).reshape(columns(s), row(s))
     parts = undealt(packed).reshape(columns(s), -1, 4)[: s.k, :3, 3]
     np.testing.assert_array_equal(parts.astype(np.float64).sum(axis=1), arrays[2].astype(np.float64))
 
@@ -96,7 +96,7 @@ def test_a_bias_keeps_its_bits():
 )
 def test_a_second_tap_of_a_step_lies_behind_its_first(s):
     """As `place` in stem_tf32.cu: the descriptor's distance has no sign."""
-    tall, wide = FirstTile(4, 1, 1).patch(s)
+    tall, wide = StemTile(4, 1, 1).patch(s)
     pitch = wide // s.stride[1] * 16
     places = [(t // s.s, lead(s) + t % s.s) for t in taps_in_order(s)]
     at = [x % s.stride[1] * tall * pitch + y * pitch + x // s.stride[1] * 16 for y, x in places]
@@ -107,7 +107,7 @@ def test_a_second_tap_of_a_step_lies_behind_its_first(s):
 def test_a_multiprocessor_holds_what_is_offered():
     layer, _ = layer_of(*CASES[0], False)
     s, signature = conv_shape(layer), signature_of(layer)
-    found = [FirstTile.of(c) for c in TACTIC.configs(layer, signature, HOPPER)]
+    found = [StemTile.of(c) for c in TACTIC.configs(layer, signature, HOPPER)]
     assert 4 <= len(found) <= 12
     assert all(t.unfit(s) is None for t in found)
     assert all(("math", "tf32") in t.config for t in found), "the judge and the table of layers know it by this"
@@ -130,11 +130,11 @@ def test_what_it_does_not_take_is_said():
 @pytest.mark.parametrize(
     ("tile", "s"),
     [
-        (FirstTile(4, 1, 3), ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))),
-        (FirstTile(8, 2, 2), ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))),
-        (FirstTile(2, 1, 4), ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))),
-        (FirstTile(2, 1, 2), ConvShape(8, 224, 224, 3, 64, 7, 7, (2, 2), (3, 3, 3, 3))),
-        (FirstTile(4, 1, 4), ConvShape(8, 32, 32, 3, 16, 3, 3, (1, 1), (1, 1, 1, 1))),
+        (StemTile(4, 1, 3), ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))),
+        (StemTile(8, 2, 2), ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))),
+        (StemTile(2, 1, 4), ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))),
+        (StemTile(2, 1, 2), ConvShape(8, 224, 224, 3, 64, 7, 7, (2, 2), (3, 3, 3, 3))),
+        (StemTile(4, 1, 4), ConvShape(8, 32, 32, 3, 16, 3, 3, (1, 1), (1, 1, 1, 1))),
     ],
     ids=str,
 )
@@ -165,7 +165,7 @@ def test_every_instance_of_a_real_size_matches_the_reference(gpu):
     for config in TACTIC.configs(layer, signature, gpu):
         got, _ = compute(gpu, layer, arrays, signature, TACTIC.plan(layer, signature, config, gpu))
         error = np.linalg.norm(got[0] - want) / np.linalg.norm(want)
-        print(f"{FirstTile.of(config)}: {error:.2e}, worst {np.abs(got[0] - want).max() / np.abs(want).max():.2e}")
+        print(f"{StemTile.of(config)}: {error:.2e}, worst {np.abs(got[0] - want).max() / np.abs(want).max():.2e}")
         assert error <= 4e-4, "operands are rounded to nearest: no shrinking"
 
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_first_conv import check
-from test_narrow_conv import layer_of, undealt
+from test_few_channel_conv import layer_of, undealt
+from test_stem import check
 from test_tactics import HOPPER
 
 from whet.backends.cuda.compile import compile_cubin
@@ -17,9 +17,9 @@ from whet.ops import run_regions
 from whet.tactics import get_tactic
 from whet.tactics._fused import source_place
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.stem.stem_overlap import PlacesTile, columns, lead, places, row
+from whet.tactics.cuda.stem.stem_overlap import OverlapTile, columns, lead, places, row
 
 TACTIC = get_tactic("cuda/stem_overlap")
 #: image, filters, attributes
@@ -78,11 +78,11 @@ def test_what_it_does_not_take_is_said():
         assert said in TACTIC.refuses(layer, TACTIC.signatures(layer, HOPPER)[0], HOPPER)
 
 
-@pytest.mark.parametrize(("tile", "image"), [(PlacesTile(4, 1, 4), F32), (PlacesTile(8, 2, 2), F32), (PlacesTile(8, 1, 2), F16)], ids=str)
+@pytest.mark.parametrize(("tile", "image"), [(OverlapTile(4, 1, 4), F32), (OverlapTile(8, 2, 2), F32), (OverlapTile(8, 1, 2), F16)], ids=str)
 def test_its_machine_code_is_what_was_meant(tile, image, tmp_path):
     s = ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))
     assert tile.unfit(s, image) is None
-    text = sass(compile_cubin(source("stem_overlap.cu", tile.constants(s, Finish(("silu", 0.0, 0.0)), image, F16)), cached=False), tmp_path)
+    text = sass(compile_cubin(source("stem_overlap.cu", tile.constants(s, PostOps(("silu", 0.0, 0.0)), image, F16)), cached=False), tmp_path)
     assert text.count("HGMMA") == 9 * tile.th // tile.wgs, "18 places, two a step, for every row of a warpgroup"
     assert not re.search(r"\b(LDSM|SHFL\.BFLY)\b", text), "operands are read where they lie, results are stored as they are"
     assert text.count("STG.E.128") == 2 * tile.th // tile.wgs

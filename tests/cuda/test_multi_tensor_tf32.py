@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_first_conv import check
-from test_forked_conv import built
-from test_joined_conv import HOPPER, steps_of
+from test_concat_input_conv import HOPPER, steps_of
+from test_dual_output_conv import built
+from test_stem import check
 from test_tf32 import undealt
 
 from whet.backends.cuda.compile import compile_cubin
