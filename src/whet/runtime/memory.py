@@ -79,7 +79,7 @@ class WeightStore:
         def create() -> np.ndarray:
             got = self._prepacked.get(weight.key)
             if got is None or got.nbytes != weight.nbytes:
-                got = weight.create()
+                got = weight.make()
             if got.nbytes != weight.nbytes:
                 raise BackendError(f"a packed weight has {got.nbytes} bytes instead of the planned {weight.nbytes}..")
             return got
