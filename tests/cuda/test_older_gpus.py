@@ -22,7 +22,7 @@ from whet.tactics.cuda._device.source import source
 AMPERE = CompileOnlyGpu("sm_80")
 #: their kernels are wgmma and bulk copies through and through
 HOPPER_ONLY = {"conv", "stem", "gemm", "stem_as_channels", "qconv", "qstem", "group_conv"}
-OURS = [t for t in tactics_of("cuda") if t.name.startswith("cuda/own_")]
+OURS = [t for t in tactics_of("cuda") if ".library." not in type(t).__module__]
 SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024}  # bytes that a block can have
 EACH = 2  # samples of a tactic, and instances of a kernel's file, that are looked at
 
