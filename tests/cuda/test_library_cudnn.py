@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from test_tactics import HOPPER, compute, judge, reference
+from test_tactics import HOPPER, compute, judge, reach, reference
 
 from whet.backends.cuda import driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
@@ -285,7 +285,7 @@ def test_every_engine_matches_the_reference(gpu, op, i, name):
                 got, fed = compute(gpu, layer, arrays, signature, kernel)
             try:
                 for g, w, o in zip(got, reference(layer, fed), signature.outputs, strict=True):
-                    judge(g, w, kernel.rtol, o.dtype, kernel.implementation)
+                    judge(g, w, kernel.rtol, o.dtype, kernel.implementation, reach(layer, fed))
             except AssertionError:
                 wrong.append((kernel.implementation, str(signature), config))
             ran.append(kernel.implementation)

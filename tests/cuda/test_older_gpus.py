@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from whet.backends import get_backend
 from whet.backends.cuda import CudaBackend
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
-from whet.builder import build as building_module
 from whet.errors import BackendError
 from whet.network import Network, parse_type
 from whet.ops import OPS, sample_layer
@@ -131,7 +131,7 @@ def test_users_are_told_what_never_ran(monkeypatch):
     assert device((9, 0)).caution == ""
     assert "8.6: whet's kernels were never run there" in device((8, 6)).caution
     assert "Nothing was compiled" in device((12, 0)).caution
-    null = building_module.get_backend("null")
+    null = get_backend("null")
     monkeypatch.setattr(type(null), "caution", device((8, 0)).caution, raising=False)
     net = Network("net")
     net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[2,3]"))), "y")
