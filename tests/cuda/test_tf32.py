@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -147,6 +148,10 @@ def test_a_switch_is_a_tactic_before_it_is_a_family():
     assert not {name for name in off("-OWN") if "cublaslt" in name or "host" in name}
 
 
+def with_tf32_operands(own, layer, x, w, *rest):
+    return own(layer, cut_to_tf32(x), cut_to_tf32(w), *rest)
+
+
 def test_tf32_operands_stay_within_the_bound_of_its_tactics(monkeypatch):
     """Every sample with operands rounded as tensor cores read them: the judge of the kernels accepts that, and refuses ten times the error."""
     bounded, tf32 = set(), get_tactic("cuda/conv_tf32")
@@ -157,8 +162,7 @@ def test_tf32_operands_stay_within_the_bound_of_its_tactics(monkeypatch):
         want = reference(layer, arrays)
         with monkeypatch.context() as patch:
             for name in ("Conv", "Gemm", "MatMul"):
-                own = OPS[name].reference
-                patch.setitem(OPS, name, replace(OPS[name], reference=lambda node, x, w, *rest, own=own: own(node, cut_to_tf32(x), cut_to_tf32(w), *rest)))
+                patch.setitem(OPS, name, replace(OPS[name], reference=partial(with_tf32_operands, OPS[name].reference)))
             got = reference(layer, arrays)
         accumulators = reach(layer, arrays)
         for g, w in zip(got, want, strict=True):
