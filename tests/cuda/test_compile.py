@@ -240,7 +240,7 @@ def test_convolutions_on_integers_feed_products(shape, k2, tile, types, tmp_path
     assert "R2UR" not in text[text.index("IGMMA") : text.rindex("IGMMA")], "descriptors stay in uniform registers"
 
 
-@pytest.mark.parametrize(("config", "eight", "im2col", "activation"), EIGHTS, ids=lambda v: str(v))
+@pytest.mark.parametrize(("config", "types8", "im2col", "activation"), EIGHTS, ids=lambda v: str(v))
 def test_products_of_8_bits_use_what_hopper_has(config, types8, im2col, activation, tmp_path):
     assert config.valid()
     text = sass(compile_cubin(conv_source(config, Features(im2col, activation, types8=types8)), cached=False), tmp_path)
