@@ -35,8 +35,8 @@ TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (["--calibData=bad.npz"], "sample 5 of 'input' holds NaN or infinite values"),
-    (["--calibData=none.npz"], "none.npz holds no samples"),
+    (["--calibData=bad.npz"], "sample 5 of 'input' has NaN or infinite values"),
+    (["--calibData=none.npz"], "none.npz has no samples"),
     ([*TAYLOR, "--labels=floats.npy"], "labels must be a vector of class indices, one per sample, not float64"),
     ([*TAYLOR, "--labels=few.npy"], "there are 3 labels for 12 samples"),
     ([*TAYLOR, "--labels=far.npy"], "labels range from 90 to 99"),

@@ -23,9 +23,9 @@ from whet.precision.scaling import rescaled
 from whet.precision.steps import SAMPLES as STEP_SAMPLES
 from whet.precision.steps import find_corrections, find_scalings
 
-_LEAST_GAIN_DB = 0.3  # that steps have to gain at the outputs of a few samples, so that others see it too
+_LEAST_GAIN_DB = 0.3  # required gain at the outputs of a few samples, so that it holds on others
 _LEAST_SAMPLES = 4
-_INVENTED = 4.0  # largest magnitude of every tensor when there are no data, as trtexec invents it
+_INVENTED = 4.0  # largest magnitude of every tensor without calibration data, like trtexec
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Calibration:
     """The source of ranges: a cache that exists, else samples (an iterable of inputs by name), else invented ranges.
 
     `cache` is written after calibrating. `method` and `forced` as in precision.calibrate; `steps` of precision.scaling.STEPS are tried
-    and kept where they lower the error.
+    and kept if they lower the error.
     """
 
     samples: Callable[[], Iterable[Mapping[str, np.ndarray]]] | None = None
@@ -114,8 +114,8 @@ def _improved(
 ) -> tuple[Ranges, list[CalibrationStep]]:
     """The best of: no step; the kept scalings; either of them with the kept bias corrections. Judged at the network's outputs.
 
-    A step that helps the layer behind it may still hurt the network, and one that fits the samples may saturate on others: so each kind
-    has to raise the outputs' SNR on samples that neither it nor its ranges have seen. What is kept is then calibrated on all of them.
+    A step that improves a layer may still degrade the network, and one fitted to the samples may saturate on others. Each kind must therefore
+    raise the output SNR on held-out samples. The kept steps are then calibrated on all samples.
     """
     assert calibration.samples is not None
     count = sum(1 for _ in calibration.samples())

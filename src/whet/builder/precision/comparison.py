@@ -1,4 +1,4 @@
-"""Is a lower precision faster? Whole engines compared, and the layers whose quantized form took as long as the floating-point one."""
+"""Compares whole engines of several precisions, and finds layers whose quantized form is not faster than the floating-point form."""
 
 from __future__ import annotations
 

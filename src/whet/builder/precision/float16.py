@@ -45,7 +45,7 @@ def build_floats_within(
     """An engine of `net` in floating point within `budget`; `made` is the network that accuracy is judged on (batch norms folded).
 
     First as permitted; if that misses the budget, with the most sensitive layers in FP32; if that misses it too, in FP32 throughout.
-    The plan's report says under "accuracy" what was found. Raises what `build` and Budget.judge raise.
+    The result is in the plan's report under "accuracy". Raises what `build` and Budget.judge raise.
     """
     if config.lock:
         return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs)), None

@@ -29,7 +29,7 @@ from whet.precision import Ranges, find_places, quantize
 from whet.precision.budget import Budget
 from whet.precision.float8 import kept_out, pack_rounding, unpack_rounding
 
-_NAMED = 4  # layers that a sentence names
+_NAMED = 4  # layers named in a message
 
 
 def build_float8(
@@ -43,10 +43,10 @@ def build_float8(
     inputs: Mapping[str, np.ndarray] | None = None,
 ) -> EnginePlan:
     """The fastest engine of a floating-point network with FP8 permitted, within `budget`; `other` is the engine that it competes with
-    (default: floating point). Where the backend has no FP8 kernels that one is given back, with a note.
+    (default: floating point). Without FP8 kernels on the backend, `other` is returned with a note.
 
-    Raises CalibrationError, BuildError under `strict` where FP8 cannot be used, and what `build` raises. The plan's report says under
-    "precision_choice" what was timed, under "fp8" which layers stay out and why.
+    Raises CalibrationError, BuildError under `strict` if FP8 cannot be used, and the errors of `build`. The plan's report lists the timed
+    engines under "precision_choice", and the layers not in FP8 with reasons under "fp8".
     """
     net, said = with_sparsity(net, config)
     if config.lock:
@@ -142,7 +142,7 @@ def _without_float8(floats: EnginePlan, why: str, config: BuildConfig) -> Engine
 
 
 def is_float8_lock(config: BuildConfig) -> bool:
-    """Whether the lock that a build obeys holds an engine in FP8."""
+    """True if the build's lock describes an FP8 engine."""
     found = read_lock(config.lock).get("quantized") if config.lock else None
     return isinstance(found, dict) and found.get("kind") == "fp8"
 
@@ -165,7 +165,7 @@ def _locked(net: Network, config: BuildConfig, progress: Progress | None, inputs
 
 
 def _left_out(left: Mapping[str, str]) -> str:
-    """Which layers are not in FP8, by their reasons."""
+    """A message that lists the layers not in FP8 by reason."""
     names: dict[str, list[str]] = {}
     for name, why in left.items():
         names.setdefault(why, []).append(name)

@@ -23,9 +23,9 @@ from whet.precision.budget import Budget
 from whet.precision.calibrate import content_digest
 from whet.precision.float8 import adapted_weights, corrected, kept_out, skip_sums
 
-ENOUGH_DB = 30.0  # of the outputs' signal over FP8's noise, on calibration samples: docs/design/precision.md has what less of it costs
+ENOUGH_DB = 30.0  # output SNR in FP8 on calibration samples; docs/design/precision.md has the effect of lower values
 LEAST_DB = 28.0
-_JUDGES = 16  # samples that FP8's choices are judged on
+_JUDGES = 16  # samples for judging FP8 alternatives
 _LEAST_SAMPLES = 2 * _JUDGES
 _LEAST_GAIN_DB = 0.3
 

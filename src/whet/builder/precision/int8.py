@@ -54,10 +54,10 @@ def build_int8(
     progress: Progress | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
 ) -> EnginePlan:
-    """The fastest engine of a floating-point network with INT8 permitted, within `budget`. `config.precisions` names what else is.
+    """The fastest engine of a floating-point network with INT8 permitted, within `budget`. `config.precisions` lists the other permitted types.
 
-    Raises CalibrationError, BuildError for a layer that --layerPrecisions demands in INT8 under obey and that cannot be, and what `build`
-    raises. The plan's report says under "precision_choice" what was timed, under "accuracy" which layers the budget keeps out of INT8.
+    Raises CalibrationError, BuildError for a layer that --layerPrecisions demands in INT8 under obey and that cannot be, and the errors
+    of `build`. The plan's report lists the timed engines under "precision_choice", and layers excluded by the budget under "accuracy".
     """
     net, said = with_sparsity(net, config)
 
@@ -130,7 +130,7 @@ class Int8(Strategy):
     """INT8 in a precision search. `tables`: activations are looked up."""
 
     name, title = "int8", "INT8"
-    pruning_rounds, least_gain = 2, 0.003  # less cannot be told from noise
+    pruning_rounds, least_gain = 2, 0.003  # smaller gains are within the noise
     fitting_rounds = 3
     refines_finalists, reports_accuracy = True, True
 
@@ -203,7 +203,7 @@ class Int8(Strategy):
         return EngineCandidate(what, plan, verdict=verdict, judged_on="engine")
 
     def _can_use_tables(self, search: PrecisionSearch) -> bool:
-        """Whether the backend has a kernel for tables, and the network an activation for it."""
+        """True if the backend has a table kernel and the network an activation for it."""
         if not any(TABLE in t.composites for t in tactics_of(search.config.backend)):
             return False
         return insert_tables(quantize(search.prepared, search.ranges, skip=demanded_floats(search.config)), search.ranges) > 0

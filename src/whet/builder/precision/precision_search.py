@@ -2,7 +2,7 @@
 
 INT8 and FP8 share its steps: build a baseline and engine candidates with Q/DQ inserted, leave out layers that do not get faster, keep layers
 in floating point that the accuracy budget asks for, compare the engines interleaved, select the fastest that holds the budget, report.
-What differs is in a `Strategy` (int8.py, float8.py).
+A `Strategy` (int8.py, float8.py) implements the differences.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from whet.network import Layer, Network
 from whet.precision import Ranges, chosen_samples
 from whet.precision.budget import Budget, Verdict
 
-_FINALIST = 1.15  # times the fastest engine's time: the most that choosing kernels in the network has gained
+_FINALIST = 1.15  # times the fastest engine's time: the largest gain observed from selecting kernels in the network
 
 
 @dataclass
@@ -43,18 +43,18 @@ class EngineCandidate:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether it holds the budget, as far as it was judged."""
+        """True if it meets the budget or was not judged."""
         return self.verdict is None or self.verdict.holds
 
 
 class Strategy(ABC):
-    """What a precision decides in a `PrecisionSearch`."""
+    """The precision-specific decisions of a `PrecisionSearch`."""
 
-    name: str  # as in the names of candidates: "int8"
-    title: str  # as in sentences: "INT8"
-    pruning_rounds: int  # how often layers that do not get faster are left out
-    least_gain: float  # share of the engine's time that leaving them out has to promise
-    fitting_rounds: int  # how often more layers are dropped when an engine misses the budget that its emulation held
+    name: str  # in names of candidates: "int8"
+    title: str  # in messages: "INT8"
+    pruning_rounds: int  # rounds of leaving out layers that do not get faster
+    least_gain: float  # least predicted gain of leaving them out, as a share of the engine's time
+    fitting_rounds: int  # rounds of dropping layers if an engine misses the budget that its emulation met
     refines_finalists: bool  # whether a GPU's kernels are chosen in the network for the finalists only: that takes seconds for each engine
     reports_accuracy: bool  # whether the budget is reported, and fitted where nothing is timed
     demanded: frozenset[str] = frozenset()  # layers that the user demands in this precision
@@ -231,7 +231,7 @@ class PrecisionSearch:
         return self._report(kept.plan)
 
     def _build_untimed(self) -> EnginePlan:
-        """Low precision wherever it is possible and the budget allows it, where nothing is timed."""
+        """Low precision for all layers that permit it within the budget; used if nothing is timed."""
         fit = Fit()
         if self.judge is not None and self.strategy.reports_accuracy:
             fit = self.judge.fit([x.name for x in self.layers], {}, self.strategy.demanded)
@@ -250,5 +250,5 @@ class PrecisionSearch:
 
 
 def _allowed(candidates: Sequence[EngineCandidate]) -> list[int]:
-    """Indices of the candidates that hold the budget; the baseline's where none does."""
+    """Indices of the candidates that meet the budget, or of the baseline if none does."""
     return [i for i, c in enumerate(candidates) if c.is_allowed] or [0]

@@ -1,4 +1,4 @@
-"""Work of the host while a GPU runs: the reference judges one layer on a core of its own while the next layer runs."""
+"""Host work overlapped with the GPU: the reference checks one layer on a CPU thread while the next layer runs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_MOST = 8  # threads; each holds the arrays of what it works on
+_MOST = 8  # threads; each holds the arrays of its layer
 
 
 class Beside:
     """Runs functions on its own threads, or immediately if nothing overlaps with them. A context manager: exit waits for all.
 
-    NumPy lets go of Python's lock in all that takes long, so threads do for the reference.
+    NumPy releases the GIL in long operations, so threads suffice for the reference.
     """
 
     def __init__(self, many: bool):
         workers = min(_MOST, len(os.sched_getaffinity(0))) if many else 1
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="beside") if workers > 1 else None
-        self._most = 2 * workers  # results that wait
+        self._most = 2 * workers  # pending results
         self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
 
     def early(self, make: Callable[[], T]) -> Callable[[], T]:
