@@ -31,9 +31,12 @@ VARIANTS = {"own": ("-CUBLASLT",), "default": (), "+CUDNN": ("+CUDNN",)}
 ROUNDING = {"fp16": (("fp16",), ()), "tf32": ((), ()), "f32": ((), ("-TF32",))}
 
 
-def best_of(rows: list, word: str) -> float | None:
-    """Microseconds of the fastest timed candidate whose tactic's name has `word`."""
-    times = [c.ms * 1e3 for c in rows if word in c.tactic and c.ms is not None]
+LIBRARIES = ("cublaslt", "cudnn")
+
+
+def best_of(rows: list, library: str) -> float | None:
+    """Microseconds of the fastest timed candidate of a library, or of whet's kernels ("own")."""
+    times = [c.ms * 1e3 for c in rows if next((x for x in LIBRARIES if x in c.tactic), "own") == library and c.ms is not None]
     return round(min(times), 2) if times else None
 
 
@@ -55,7 +58,7 @@ def row_of(name: str, batch: int, rounding: str, variant: str, net) -> dict:
         rows = plan.report.candidates.get(layer.name, [])
         if anchor(layer).op in ("Conv", "ConvTranspose"):
             shown = {"layer": layer.name, "chosen": rows[0].tactic, "implementation": rows[0].implementation}
-            convolutions.append({**shown, **{k: best_of(rows, w) for k, w in (("own", "own_"), ("cublaslt", "cublaslt"), ("cudnn", "cudnn"))}})
+            convolutions.append({**shown, **{k: best_of(rows, k) for k in ("own", *LIBRARIES)}})
     both = [c for c in convolutions if c["own"] and c["cudnn"]]
     return {
         **row,

@@ -152,7 +152,7 @@ def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
                 View(y, s.k),
                 finish=FINISH,
                 bf16=case.kind == "bf16",
-                eight=eight_of(case),
+                types8=eight_of(case),
                 scales8=steps,
             )
         )

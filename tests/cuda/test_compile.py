@@ -240,11 +240,11 @@ def test_convolutions_on_integers_feed_products(shape, k2, tile, types, tmp_path
     assert "R2UR" not in text[text.index("IGMMA") : text.rindex("IGMMA")], "descriptors stay in uniform registers"
 
 
-@pytest.mark.parametrize(("config", "eight", "im2col", "activation"), EIGHTS, ids=lambda v: str(v))
-def test_products_of_8_bits_use_what_hopper_has(config, eight, im2col, activation, tmp_path):
+@pytest.mark.parametrize(("config", "types8", "im2col", "activation"), EIGHTS, ids=lambda v: str(v))
+def test_products_of_8_bits_use_what_hopper_has(config, types8, im2col, activation, tmp_path):
     assert config.valid()
-    text = sass(compile_cubin(conv_source(config, Features(im2col, activation, eight=eight)), cached=False), tmp_path)
-    product = "QGMMA" if eight.source == "f8e4m3" else "IGMMA"
+    text = sass(compile_cubin(conv_source(config, Features(im2col, activation, types8=types8)), cached=False), tmp_path)
+    product = "QGMMA" if types8.source == "f8e4m3" else "IGMMA"
     assert product in text, "8-bit products run on the tensor cores"
     assert "HGMMA" not in text, "and nothing else does"
     assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text, "inputs come by bulk copies"
@@ -255,9 +255,9 @@ def test_products_of_8_bits_use_what_hopper_has(config, eight, im2col, activatio
 
 @pytest.mark.parametrize("pair", [1, 2])
 def test_a_second_product_of_8_bits_has_sums_of_its_own(pair, tmp_path):
-    config, eight = ConvConfig(1, 1, 64, bk=64, stages=2, blocks=3, outs=2, size=1), EightBitTypes("u8", "u8", "i8", fold=True)
+    config, types8 = ConvConfig(1, 1, 64, bk=64, stages=2, blocks=3, outs=2, size=1), EightBitTypes("u8", "u8", "i8", fold=True)
     assert config.valid()
-    text = sass(compile_cubin(conv_source(config, Features(eight=eight, pair=pair, between=True)), cached=False), tmp_path)
+    text = sass(compile_cubin(conv_source(config, Features(types8=types8, pair=pair, between=True)), cached=False), tmp_path)
     assert text.count("IGMMA") >= 4, "two steps of 32 channels of each"
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
     assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"

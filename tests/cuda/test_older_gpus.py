@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from whet.backends import get_backend
 from whet.backends.cuda import CudaBackend
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
-from whet.builder import build as building_module
 from whet.errors import BackendError
 from whet.network import Network, parse_type
 from whet.ops import OPS, sample_layer
@@ -22,7 +22,7 @@ from whet.tactics.cuda._device.source import source
 AMPERE = CompileOnlyGpu("sm_80")
 #: their kernels are wgmma and bulk copies through and through
 HOPPER_ONLY = {"conv", "stem", "gemm", "stem_as_channels", "qconv", "qstem", "group_conv"}
-OURS = [t for t in tactics_of("cuda") if t.name.startswith("cuda/own_")]
+OURS = [t for t in tactics_of("cuda") if ".library." not in type(t).__module__]
 SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024}  # bytes that a block can have
 EACH = 2  # samples of a tactic, and instances of a kernel's file, that are looked at
 
@@ -131,7 +131,7 @@ def test_users_are_told_what_never_ran(monkeypatch):
     assert device((9, 0)).caution == ""
     assert "8.6: whet's kernels were only run on 9.0" in device((8, 6)).caution
     assert "Nothing was compiled" in device((12, 0)).caution
-    null = building_module.get_backend("null")
+    null = get_backend("null")
     monkeypatch.setattr(type(null), "caution", device((8, 0)).caution, raising=False)
     net = Network("net")
     net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[2,3]"))), "y")

@@ -1,12 +1,14 @@
 """What users meet where the GPU, the driver or the machine is another than expected: words, safe tactics, rows of a profile."""
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from support.standin_gpu import StandInGpu
 from whet.backends import get_backend
 from whet.backends.cuda import CudaBackend, driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
@@ -116,7 +118,9 @@ def test_layers_are_measured_against_the_units_that_compute_them():
     assert kind((("nhwc", "f8e4m3"),)) == "f8"
 
 
-# On a GPU
+def before_hopper(capabilities):
+    """The capabilities with the features of an A100: tactics refuse what needs Hopper's tensor cores and bulk copies."""
+    return replace(capabilities, features=AMPERE.capabilities.features)
 
 
 def convolutions():
@@ -131,6 +135,47 @@ def convolutions():
     return net
 
 
+@pytest.mark.parametrize("library", [False, True])
+def test_a_build_for_a_gpu_before_hopper_selects_no_tactic_that_it_refuses(monkeypatch, standin_gpu, library):
+    monkeypatch.setattr(_cublaslt, "library", lambda: object() if library else None)
+    monkeypatch.setattr(_cublaslt, "version", lambda: "cublasLt of the test")
+    net = convolutions()
+
+    def selected():
+        plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1, verify=False))
+        return {c.tactic for c in plan.choices.values()}
+
+    assert "cuda/conv" in selected(), "the same network on Hopper"
+    monkeypatch.setattr(StandInGpu, "capabilities", before_hopper(StandInGpu.capabilities))
+    there = selected()
+    assert not there & {"cuda/conv", "cuda/conv_sum", "cuda/gemm"}, there
+    assert ("cuda/cublaslt_older" in there) == library, there
+    assert ("cuda/conv_generic" in there) or library, there
+
+
+def test_an_engine_of_hopper_loads_with_safe_tactics_before_hopper(monkeypatch, standin_gpu):
+    monkeypatch.setattr(_cublaslt, "library", lambda: None)
+    plan = build(convolutions(), BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1, verify=False))
+    replaced = {c.tactic for c in plan.choices.values() if "conv" in c.tactic}
+    assert replaced
+    other = get_backend("cuda")
+    other.capabilities = before_hopper(other.capabilities)
+    plan.machine, plan.machine_key = {**plan.machine, "model": "NVIDIA H100 elsewhere"}, "another GPU"
+    with pytest.raises(EngineError, match="tuned on other hardware"):
+        Runtime(other).load(plan, require_same_hardware=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        context = Runtime(other).load(plan).create_context()
+        context.run({"x": np.zeros((4, 16, 20, 20), np.float16)})
+    text = " ".join(str(w.message) for w in caught if issubclass(w.category, EngineWarning))
+    assert "tuned elsewhere" in text
+    assert "cuda/conv_generic" in text
+    assert all(tactic in text for tactic in replaced)
+
+
+# On a GPU
+
+
 @pytest.mark.gpu
 def test_an_engine_of_another_gpu_runs_on_safe_tactics_and_says_so():
     if driver.available():
@@ -139,7 +184,7 @@ def test_an_engine_of_another_gpu_runs_on_safe_tactics_and_says_so():
     plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1))
     assert any("conv" in c.tactic for c in plan.choices.values())
     other = get_backend("cuda")
-    other.features = frozenset({"sm_80"})  # as if its tensor cores were not those of Hopper
+    other.capabilities = before_hopper(other.capabilities)
     plan.machine, plan.machine_key = {**plan.machine, "model": "NVIDIA H100 elsewhere"}, "another GPU"
     with pytest.raises(EngineError, match="tuned on other hardware"):
         Runtime(other).load(plan, require_same_hardware=True)
@@ -168,7 +213,7 @@ def test_a_network_is_built_for_a_gpu_before_hopper(monkeypatch, library):
 
     def older(self, *args, **named):
         begin(self, *args, **named)
-        self.features = frozenset({"sm_80"})
+        self.capabilities = before_hopper(self.capabilities)
 
     monkeypatch.setattr(CudaBackend, "__init__", older)
     if not library:

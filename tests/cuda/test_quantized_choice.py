@@ -74,7 +74,7 @@ def test_calibrates_on_the_cpu_and_chooses_on_the_gpu(model, standin_gpu):
     assert "INVENTED" not in out
     assert "permitted but used by 0" not in out, "16 bits that INT8 left nothing to do are no cause for alarm"
     assert plan.backend == "cuda"
-    assert all(plan.choices[n].tactic.startswith("cuda/own_q") for n in quantized(plan))
+    assert all(plan.choices[n].tactic.startswith("cuda/q") for n in quantized(plan))
     assert len(quantized(plan)) > 6
     data = json.loads((model / "c.json").read_text())
     assert data["samples"] == 4  # of two images each: the model's batch

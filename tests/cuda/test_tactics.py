@@ -1,5 +1,6 @@
 """CUDA tactics against the contract: on any machine what they list and pack, on a GPU every sample against the op's reference."""
 
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,7 +114,33 @@ def compute(gpu, layer, arrays, signature, kernel):
     return got, fed
 
 
-def judge(got, want, rtol, dtype, where):
+def slope(layer):
+    """The steepest slope of an activation whose result is bounded; 0 for other operations."""
+    return {"Clip": 1.0, "HardSigmoid": layer.attrs.get("alpha", 0.2), "Sigmoid": 0.25, "Tanh": 1.0}.get(layer.op, 0.0)
+
+
+def reach(layer, arrays):
+    """Largest magnitude of the accumulators that a bounded activation receives at the end of a fused layer, times its slope; 0 elsewhere.
+
+    A kernel's bound holds for its accumulators: operands rounded to TF32 change sums of up to 67 by 0.014, and Sigmoid passes on a quarter of it,
+    which is 0.0034 of a result that cannot exceed 1.
+    """
+    last = layer.regions["body"].outputs[0].maker if layer.op == "Fused" else layer
+    if layer.op != "Fused" or not slope(last):
+        return 0.0
+    own = OPS[last.op].reference
+
+    def linear(node, x, *bounds):
+        return slope(node) * x if node is last else own(node, x, *bounds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(OPS, last.op, replace(OPS[last.op], reference=linear))
+        accumulators = np.abs(reference(layer, arrays)[0].astype(np.float64))
+    return accumulators[np.isfinite(accumulators)].max(initial=0.0)
+
+
+def judge(got, want, rtol, dtype, where, accumulators=0.0):
+    """Largest error and error in the Euclidean norm against the reference. `accumulators`: `reach` of the layer, for the largest error."""
     got, want = got.astype(np.float64), want.astype(np.float64)
     limit = {"f16": 65504.0, "bf16": 3.3e38}.get(dtype.name, np.inf)
     ordinary = np.isfinite(want) & (np.abs(want) < limit)
@@ -121,7 +148,7 @@ def judge(got, want, rtol, dtype, where):
     got, want = got[ordinary], want[ordinary]
     if want.size:
         scale = max(np.abs(want).max(), 1e-30)
-        assert np.abs(got - want).max() / scale <= rtol, where
+        assert np.abs(got - want).max() / max(scale, accumulators) <= rtol, where
         assert np.linalg.norm((got - want) / scale) <= rtol * max(np.linalg.norm(want / scale), 1e-30), where
 
 
@@ -140,4 +167,4 @@ def test_samples_match_the_reference(gpu, op, i):
                 quantizes = w.dtype.itemsize == 1 and layer.op in ("Fused", "QuantizeLinear")  # a number between two integers may go either way
                 assert np.abs(g.astype(np.int64) - w.astype(np.int64)).max(initial=0) <= int(quantizes)
             else:
-                judge(g, w, max(kernel.rtol, 0.0), o.dtype, f"{t.name} {signature} {config}")
+                judge(g, w, max(kernel.rtol, 0.0), o.dtype, f"{t.name} {signature} {config}", reach(layer, fed))

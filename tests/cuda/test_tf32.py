@@ -1,20 +1,24 @@
 """f32 tensors on tensor cores: packing against the way a thread reads its inputs, machine code, and on a GPU the error of real layer sizes."""
 
 import re
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_tactics import HOPPER, SAMPLES, compute, judge, planned, reference
+from test_tactics import HOPPER, SAMPLES, compute, judge, planned, reach, reference
 from test_tactics import sample_layer as sample_at
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder.candidates.tactic_sources import tactics_for
 from whet.builder.verify.emulation import rounded_tf32
 from whet.cli._exec_config import _sources
-from whet.ops import Sample, sample_layer
+from whet.network import F32
+from whet.ops import OPS, Sample, sample_layer
+from whet.tactics import get_tactic
 from whet.tactics.cuda.conv._tf32 import Tf32Config, configs_for, cut_to_tf32, kernel_source, pack, places
 
 
@@ -129,7 +133,45 @@ def test_no_tf32_switches_off_every_tactic_that_rounds_so():
     assert {"cuda/stem_tf32", "cuda/few_channel_conv_tf32", "cuda/multi_tensor_conv_tf32", "cuda/conv_tf32"} <= rounding
     left = {t.name for t in tactics_for("cuda", _sources({"backend": "cuda", "tacticSources": "+CUDNN", "noTF32": "noTF32"}))}
     assert not left & rounding
-    assert not {name for name in left if "tf32" in name}
+    split = {"cuda/conv_3xtf32", "cuda/conv_transpose_3xtf32"}  # operands are sums of TF32 parts, as accurate as f32
+    assert split <= left
+    assert not {name for name in left - split if "tf32" in name}
+
+
+def test_a_switch_is_a_tactic_before_it_is_a_family():
+    def off(*switches):
+        return {t.name for t in tactics_for("cuda")} - {t.name for t in tactics_for("cuda", switches)}
+
+    assert off("-conv") == {"cuda/conv"}
+    assert off("-CONV") >= {"cuda/conv", "cuda/conv_sum", "cuda/conv_tf32"}
+    assert off("-OWN") >= {"cuda/conv", "cuda/few_channel_conv", "cuda/qgemm", "cuda/reformat"}
+    assert not {name for name in off("-OWN") if "cublaslt" in name or "host" in name}
+
+
+def with_tf32_operands(own, layer, x, w, *rest):
+    return own(layer, cut_to_tf32(x), cut_to_tf32(w), *rest)
+
+
+def test_tf32_operands_stay_within_the_bound_of_its_tactics(monkeypatch):
+    """Every sample with operands rounded as tensor cores read them: the judge of the kernels accepts that, and refuses ten times the error."""
+    bounded, tf32 = set(), get_tactic("cuda/conv_tf32")
+    for op, i in SAMPLES:
+        layer, arrays = sample_at(op, i)
+        if tf32.why_not(layer) or any(a is not None and not np.isfinite(a).all() for a in arrays):
+            continue
+        want = reference(layer, arrays)
+        with monkeypatch.context() as patch:
+            for name in ("Conv", "Gemm", "MatMul"):
+                patch.setitem(OPS, name, replace(OPS[name], reference=partial(with_tf32_operands, OPS[name].reference)))
+            got = reference(layer, arrays)
+        accumulators = reach(layer, arrays)
+        for g, w in zip(got, want, strict=True):
+            judge(g, w, tf32.rtol, F32, f"{op} {i}", accumulators)
+            if accumulators:
+                bounded.add(next(x.op for x in layer.regions["body"].layers if x.output is layer.regions["body"].outputs[0]))
+                with pytest.raises(AssertionError):
+                    judge(w + 10 * (g - w), w, tf32.rtol, F32, f"{op} {i}", accumulators)
+    assert "Sigmoid" in bounded
 
 
 @pytest.mark.parametrize("terms", [1, 3])

@@ -8,21 +8,27 @@ from whet.errors import UsageError
 from whet.registry import nearest
 from whet.tactics import Tactic, tactics_of
 
-TF32 = "TF32"  # a family across libraries and own kernels: what `--noTF32` switches off
+TF32 = "TF32"  # a family across libraries and whet's kernels: `--noTF32` switches it off
+LIBRARIES = {"CUBLASLT", "CUDNN", "HOST", "NUMPY", "ONEDNN"}  # first words of the names of tactics that call other code than whet's kernels
+OWN = "OWN"  # the family of whet's kernels
 
 
 def family(t: Tactic) -> str:
-    """ONEDNN for cpu/onednn_conv: what a tactic's file name begins with."""
+    """The library that a tactic calls, by the first word of its file's name (ONEDNN for cpu/onednn_conv), or OWN for whet's kernels."""
+    return _first_word(t) if _first_word(t) in LIBRARIES else OWN
+
+
+def _first_word(t: Tactic) -> str:
     return t.name.rpartition("/")[2].partition("_")[0].upper()
 
 
 def _families(t: Tactic) -> set[str]:
-    return {family(t), *({TF32} if t.name.endswith("_tf32") else ())}
+    return {family(t), _first_word(t), *({TF32} if t.name.endswith("_tf32") else ())}
 
 
 def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
-    """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or a family (CUBLAS_LT is CUBLASLT; TF32 is all that
-    compute in it).
+    """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or else a family: the first word of
+    files' names (CUBLAS_LT is CUBLASLT), OWN for whet's kernels, TF32 for all that compute in it.
 
     A tactic that is there for those who ask for it (`opt_in`) is left out until then. Raises UsageError for a name that none has.
     """
@@ -30,7 +36,8 @@ def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
     chosen = {t.name for t in everything if not t.opt_in}
     for s in switches:
         name = s.lstrip("+-")
-        hit = {t.name for t in everything if name in (t.name, t.name.rpartition("/")[2]) or name.upper().replace("_", "") in _families(t)}
+        hit = {t.name for t in everything if name in (t.name, t.name.rpartition("/")[2])}  # `-conv` is that tactic, not all of the family CONV
+        hit = hit or {t.name for t in everything if name.upper().replace("_", "") in _families(t)}
         if not hit:
             names = sorted({f for t in everything for f in _families(t)} | {t.name for t in everything})
             raise UsageError(f"no tactic or family of tactics is called {name!r}.{nearest(name, names)} There are {', '.join(names)}.")

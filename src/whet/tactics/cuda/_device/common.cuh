@@ -1,4 +1,4 @@
-// Shared by all kernels: number types, activations, and the PTX instructions that CUDA C++ has no words for.
+// Shared by all kernels: value types, activations, and wrappers for PTX instructions without a CUDA C++ intrinsic.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -7,7 +7,7 @@ typedef unsigned long long u64;
 
 struct alignas(64) TensorMap { u64 words[16]; };  // filled by the host: cuTensorMapEncode*
 
-// ---- 16-bit numbers, two to a register (element 0 in the low half) ----
+// ---- pairs of 16-bit floats in a register (element 0 in the low half) ----
 #if BF16
 DEV float2 unpack(u32 v) { return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)); }
 DEV u32 pack(float a, float b) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
@@ -23,7 +23,7 @@ DEV u32 pack(float a, float b) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r
 // ---- activations; max.NaN and min.NaN keep a NaN, as ONNX does ----
 DEV float max_nan(float a, float b) { float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 DEV float min_nan(float a, float b) { float r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
-// Two special functions and three plain instructions: in their exact forms either function also looks after numbers below 2^-126, which add nothing to 1.
+// Two special functions and three plain instructions: the exact forms of both functions also handle values below 2^-126, which are negligible next to 1.
 DEV float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 DEV float reciprocal(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 DEV float sigmoid(float x) { return reciprocal(1.f + exp2_fast(x * -1.4426950408889634f)); }
@@ -43,14 +43,14 @@ template <int KIND> DEV float activate(float x, Act p) {
     return x;
 }
 
-// Two numbers that become 16-bit ones. SiLU as half of x * (1 + tanh(x / 2)): one special function instead of two (16 a clock and multiprocessor, the narrow place
+// Converts two values to 16-bit floats. SiLU as half of x * (1 + tanh(x / 2)): one special function instead of two (16 a clock and multiprocessor, the limit
 // of SiLU). The instruction's tanh is off by at most 2^-11 of itself, so a result by 2^-12 of x: no more than rounding x to 16 bits.
 DEV float silu_of_half(float x) { float t; asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(x)); return fmaf(x, t, x); }
-// With FLOAT16_TYPES the two are half of what they stand for, which the host has made of weights and biases: a multiplication less.
-template <int KIND, bool FLOAT16_TYPES = false> DEV void activate_two(float& x, float& y, Act p) {
+// With HALF_INPUTS the host has halved weights and biases, so both inputs are half of their value: a multiplication less.
+template <int KIND, bool HALF_INPUTS = false> DEV void activate_two(float& x, float& y, Act p) {
     if (KIND == 1) {
-        x = silu_of_half(FLOAT16_TYPES ? x : x * .5f);
-        y = silu_of_half(FLOAT16_TYPES ? y : y * .5f);
+        x = silu_of_half(HALF_INPUTS ? x : x * .5f);
+        y = silu_of_half(HALF_INPUTS ? y : y * .5f);
         return;
     }
     x = activate<KIND>(x, p);
@@ -125,7 +125,7 @@ DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memo
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 DEV u32 remote_address(u32 a, u32 rank) { u32 r; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(rank)); return r; }
-DEV void store_remote(u32 a, float x, float y, u32 bar) {  // counts its bytes down on `bar`, which lies in the same block
+DEV void store_remote(u32 a, float x, float y, u32 bar) {  // reports its bytes to `bar`, which is in the same block
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(a), "f"(x), "f"(y), "r"(bar) : "memory");
 }
 DEV void store_remote4(u32 a, float x, float y, float z, float w, u32 bar) {  // twice as fast as two stores of eight bytes
@@ -148,7 +148,7 @@ DEV void transpose_quad(u32 (&v)[4], int lane) {
     }
 }
 
-// Four 8x8 matrices of 16-bit numbers, each lane giving the address of a row (16 bytes): an operand's fragment of 16 x 16.
+// Four 8x8 matrices of 16-bit values, each lane giving the address of a row (16 bytes): an operand's fragment of 16 x 16.
 DEV void load_fragment(u32 (&f)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(at));
 }

@@ -1,6 +1,6 @@
 // Tensor cores by warps of 32 threads (mma.sync), for 16-bit operands. Constant: BF16 (0: f16).
 
-// Four 8 x 8 matrices from shared memory, each thread naming a row of eight numbers; `transposed`: as their transposes.
+// Four 8 x 8 matrices from shared memory, each thread giving the address of a row of eight values; `transposed`: as their transposes.
 DEV void matrices(u32 (&r)[4], u32 address, bool transposed) {
     if (transposed) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                              : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");

@@ -12,9 +12,9 @@ class UnfusedTactic(Tactic):
     constants = ""
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         if layer.op == "Fused":
             return "takes single layers, not fused ones"
         computed = self.constants and any(t is not None and not t.is_constant for t in layer.inputs[1:])

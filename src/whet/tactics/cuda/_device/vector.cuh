@@ -1,4 +1,4 @@
-// EightBitTypes elements of any type as float registers: 16-byte accesses for 16-bit types, two for f32, 8 bytes for integers.
+// Eight elements of any type as float registers: 16-byte accesses for 16-bit types, two for f32, 8 bytes for integers.
 // Types: 0 f32, 1 f16, 2 bf16, 3 i8, 4 u8, 5 f8e4m3. Integers are rounded (ties to even) and saturated when stored.
 template <int KIND> struct Element { static constexpr int BYTES = KIND == 0 ? 4 : KIND >= 3 ? 1 : 2; };
 struct Vec8 { float v[8]; };
@@ -15,19 +15,19 @@ template <int KIND> DEV u32 pack_as(float a, float b) {
     else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
     return r;
 }
-// Byte i of a word as a float, by the bits of 2^23 + byte: two instructions at full rate, where a conversion has a quarter of it.
+// Byte i of a word as a float, by the bits of 2^23 + byte: two instructions at full rate; a conversion runs at a quarter of it.
 template <int KIND> DEV float byte_as_float(u32 w, int i) {
     const u32 bits = __byte_perm(KIND == 3 ? w ^ 0x80808080u : w, 0x4b000000u, 0x7440 + i);
     return __uint_as_float(bits) - (KIND == 3 ? 8388736.f : 8388608.f);
 }
-// Rounded and saturated; NaN becomes the lowest number.
+// Rounded and saturated; NaN becomes the lowest value.
 template <int KIND> DEV u32 float_as_byte(float x) {
     const float low = KIND == 3 ? -128.f : 0.f, high = KIND == 3 ? 127.f : 255.f;
-    return __float_as_uint(fminf(fmaxf(x, low), high) + 12582912.f);  // 1.5 * 2^23: the integer stands in the low bits
+    return __float_as_uint(fminf(fmaxf(x, low), high) + 12582912.f);  // 1.5 * 2^23: the integer is in the low bits
 }
-// FOLD: v into [0, 1], the range of results. A clip's limits are those of the range. For SiLU v is in parts of the range; act.a makes the exponent
-// of 2 from it, late[e] is the place of 0 in the range and what is added behind. Two numbers share a reciprocal: special functions are the narrow
-// place of SiLU (16 a clock and multiprocessor). Beyond an exponent of 60 nothing is left of a number.
+// FOLD: v into [0, 1], the range of results. A clip's limits are those of the range. For SiLU v is a fraction of the range; act.a is the factor of the exponent
+// of 2, late[e] is the position of 0 in the range and the residual after the activation. Two values share a reciprocal: special functions are the bottleneck
+// of SiLU (16 a clock and multiprocessor). Beyond an exponent of 60 the result is 0.
 template <int KIND, int N> DEV void fold(float (&v)[N], Act act, const float (&late)[N]) {
     if (KIND != 1) {
 #pragma unroll
@@ -41,7 +41,7 @@ template <int KIND, int N> DEV void fold(float (&v)[N], Act act, const float (&l
         v[e + 1] = __saturatef(fmaf(v[e + 1], r * a, late[e + 1]));
     }
 }
-// Four integers from numbers in [0, 1]: span and base (1.5 * 2^23 + lowest) put them into the low bits. The limits cost nothing: products saturate.
+// Four integers from values in [0, 1]: span and base (1.5 * 2^23 + lowest) put them into the low bits. The limits cost nothing: products saturate.
 DEV u32 steps_of(float a, float b, float c, float d, float span, float base) {
     const u32 low = __byte_perm(__float_as_uint(fmaf(a, span, base)), __float_as_uint(fmaf(b, span, base)), 0x0040);
     const u32 high = __byte_perm(__float_as_uint(fmaf(c, span, base)), __float_as_uint(fmaf(d, span, base)), 0x0040);
@@ -93,7 +93,7 @@ template <int KIND> DEV Vec8 load8(const u8* base, long long element) {
     }
     return r;
 }
-// EightBitTypes elements as they lie, or `fill` in every 32-bit word: several loads can be on their way before the first is unpacked.
+// Eight elements unconverted, or `fill` in every 32-bit word: several loads can be in flight before the first is unpacked.
 template <int KIND> struct Raw { uint4 a, b; };
 template <int KIND> DEV Raw<KIND> load_raw(const u8* base, long long element, bool inside, u32 fill = 0) {
     Raw<KIND> r;

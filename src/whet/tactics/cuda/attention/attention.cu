@@ -1,8 +1,8 @@
 // Attention of one head: out = softmax(scale * q @ k^T + mask) @ v, accumulators and softmax in f32, scores never leave the registers (Dao et al. 2022).
 // A block has WR * MI * 16 rows of q and WR * WK warps. Keys and values come by asynchronous copies in chunks of KC * WK, the next while these are multiplied;
 // warp (r, w) works on MI * 16 rows and the w-th KC keys of each chunk, with its own maximum and sum; the WK parts of a row are put together at the end.
-// Two times sixteen rows a warp (MI 2) read keys and values from shared memory once for both, which is what bounds long sequences.
-// q, k, v and out are read and written where they lie: rows of D elements with strides for batch, head and row. TRANSPOSED: k lies as [D][keys].
+// With MI 2 a warp takes 32 rows and reads keys and values from shared memory once for both halves; shared memory bounds long sequences.
+// q, k, v and out are accessed in place: rows of D elements with strides for batch, head and row. TRANSPOSED: k is [D][keys].
 // Constants: TYPE (1 f16, 2 bf16), BF16, D, KC, WR, WK, MI, STAGES, TRANSPOSED, MASK (-1 none and a scale above 0, 0 f32, TYPE: its type),
 // SAME (rows have one mask).
 #include "common.cuh"
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
 #pragma unroll
                     for (int m = 0; m < MI; ++m) { multiply(s[m][j], rows[m][i], b[0], b[1]); multiply(s[m][j + 1], rows[m][i], b[2], b[3]); }
                 }
-            if (MASK < 0 && key0 + KC > p.keys)   // the last keys; what is masked looks for itself
+            if (MASK < 0 && key0 + KC > p.keys)   // the last keys; masked ones are checked separately
 #pragma unroll
                 for (int j = 0; j < TILES; ++j)
 #pragma unroll
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
                         if (MASK >= 0) {
                             const int key = key0 + j * 8 + lane % 4 * 2 + e % 2;
                             const float x = s[m][j][e] * p.scale + load1<MASK < 0 ? 0 : MASK>(masks[SAME ? 0 : m * 2 + e / 2], min(key, p.keys - 1) * p.mask_key);
-                            const float y = x * LOG2E;   // a mask of the lowest number is no infinity: a row of such masks is a mean
+                            const float y = x * LOG2E;   // a mask of the lowest finite value is not infinite: a row of such masks is a mean
                             s[m][j][e] = key >= p.keys ? -INFINITY_F : MASK != 1 && x > -INFINITY_F ? fmaxf(y, -3.4028235e38f) : y;
                         }
                         top[e / 2] = fmaxf(top[e / 2], s[m][j][e]);

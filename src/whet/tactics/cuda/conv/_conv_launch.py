@@ -150,7 +150,7 @@ class Features:
     bf16: bool = False
     out_f32: bool = False
     odd: bool = False  # any number of output channels
-    eight: EightBitTypes | None = None
+    types8: EightBitTypes | None = None
     grouped: bool = False
     pair: int = 0  # a second input: 1 of stride 1, 2 of any stride
     between: bool = False
@@ -164,7 +164,7 @@ def conv_source(config: ConvConfig, features: Features) -> str:
     more = {"GROUPED": int(f.grouped), "SECOND_INPUT": f.pair, "BETWEEN": int(f.between), "DUAL_OUTPUT": f.fork}
     if f.between:
         made["CHAINS"] = 1  # both accumulators are in registers at once
-    return source("conv.cu", {**made, **({} if f.eight is None else f.eight.constants()), **{k: v for k, v in more.items() if v}})
+    return source("conv.cu", {**made, **({} if f.types8 is None else f.types8.constants()), **{k: v for k, v in more.items() if v}})
 
 
 @per_device
@@ -210,7 +210,7 @@ class ConvProblem:
     bf16: bool = False
     out_f32: bool = False
     input_map: bytes | None = None  # replaces the tensor map of the input; its window positions must be those of `shape`
-    eight: EightBitTypes | None = None
+    types8: EightBitTypes | None = None
     scales: Scales | None = None
     groups: Groups | None = None  # weights packed by group_conv
     second: SecondInput | None = None
@@ -224,7 +224,7 @@ class ConvProblem:
             bf16=self.bf16,
             out_f32=self.out_f32,
             odd=self.shape.k % 8 != 0,
-            eight=self.eight,
+            types8=self.types8,
             grouped=self.groups is not None,
             pair=0 if self.second is None else SecondInput.kind(self.second.shape),
             between=self.second is not None and self.second.between is not None,
@@ -289,7 +289,7 @@ def _maps(config: ConvConfig, problem: ConvProblem, halo: Halo, steps: int) -> t
         a = tensormap.tiled(p.input.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
     else:
         a = window_map(whole, p.input, config, dtype)
-    filters = -(-shape.k // 32) * 32 if p.eight else shape.k
+    filters = -(-shape.k // 32) * 32 if p.types8 else shape.k
     b = tensormap.tiled(p.weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn))
     if config.sk > 1 or config.direct:
         return a, b, bytes(128), bytes(128)  # the kernel uses plain addresses
@@ -302,7 +302,7 @@ def _maps(config: ConvConfig, problem: ConvProblem, halo: Halo, steps: int) -> t
 
 def _copied_as(problem: ConvProblem) -> str:
     """The type of the operands in tensor maps."""
-    return "u8" if problem.eight else "bf16" if problem.bf16 else "f16"
+    return "u8" if problem.types8 else "bf16" if problem.bf16 else "f16"
 
 
 def _output_box(config: ConvConfig, problem: ConvProblem) -> tuple[int, int]:

@@ -207,7 +207,7 @@ class Integers:
 
 def product_source(tile: Tile, shape: ConvShape, inner: str, activation: str, bf16: bool, integers: Integers | None = None) -> str:
     """The kernel's complete text; `inner` is the activation between the two."""
-    eight = {"IN8": 0} if integers is None else {"IN8": TYPES[integers.source], "ADD": TYPES[integers.residual], "WEIGHTS_AS_A": 1}
+    types8 = {"IN8": 0} if integers is None else {"IN8": TYPES[integers.source], "ADD": TYPES[integers.residual], "WEIGHTS_AS_A": 1}
     return source(
         "conv_then_pointwise.cu",
         {
@@ -223,7 +223,7 @@ def product_source(tile: Tile, shape: ConvShape, inner: str, activation: str, bf
             "ACT": ACTIVATIONS[inner],
             "ACT2": ACTIVATIONS[activation],
             "BF16": int(bf16),
-            **eight,
+            **types8,
         },
     )
 

@@ -82,9 +82,9 @@ class TransposedTactic(Tactic):
     kinds: tuple[DType, ...] = ()
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         head = anchor(layer)
         return conv_reason(layer, head)
 

@@ -126,18 +126,18 @@ class FewChannelTile:
             return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
         return None
 
-    def source(self, s: ConvShape, finish: PostOps, bf16: bool, front: Activation | None = None, own: bool = False) -> str:
+    def source(self, s: ConvShape, finish: PostOps, bf16: bool, front: Activation | None = None, adds_input: bool = False) -> str:
         """The kernel's complete text."""
-        return source("few_channel.cu", self.constants(s, finish, bf16, front, own))
+        return source("few_channel.cu", self.constants(s, finish, bf16, front, adds_input))
 
-    def constants(self, s: ConvShape, finish: PostOps, bf16: bool, front: Activation | None = None, own: bool = False) -> dict[str, int]:
+    def constants(self, s: ConvShape, finish: PostOps, bf16: bool, front: Activation | None = None, adds_input: bool = False) -> dict[str, int]:
         """The macros of the instance; `front` is the activation of the 1x1 convolution, `adds_input`: the residual is its input."""
         tile = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
         shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
         more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(halved(PostOps(front))), "BN2": s.c}
         ends = {"ACT": ACTIVATIONS[finish.activation[0]], "HALVED": int(halved(finish)), "RESIDUAL": finish.residual}
         if self.run > 1:
-            more |= {"RUN": self.run, "OWN": int(own and self.permuted)}
+            more |= {"RUN": self.run, "OWN": int(adds_input and self.permuted)}
         if self.groups > 1:
             more |= {"GROUPS": self.groups}
         return {**tile, **shape, **more, **ends, "BF16": int(bf16)}

@@ -129,9 +129,9 @@ class ConcatInputConv(Tactic):
         good = configs_of_steps(m, k, steps, found.bk, processors, found.size)
         able = [c for c in good if (c.outs < 3 or found.residual is not None) and (found.parts is None or c.bn % 32 == 0)]
         order = varied(able, MAX_CONFIGS)
-        eight, _, finish = _ends(found, signature)[:3]
+        types8, _, finish = _ends(found, signature)[:3]
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        ahead(backend, [conv_source(c, Features(activation=finish.activation[0], bf16=bf16, eight=eight, pair=1)) for c in order])
+        ahead(backend, [conv_source(c, Features(activation=finish.activation[0], bf16=bf16, types8=types8, pair=1)) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -142,7 +142,7 @@ class ConcatInputConv(Tactic):
         if tile.halo or tile.bk != found.bk or tile.hold not in (0, steps):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs")
         (a, b), (first, last) = found.shapes(), found.images
-        eight, out, finish, numbers = _ends(found, signature)
+        types8, out, finish, numbers = _ends(found, signature)
         digest, k = found.weights.weight.digest, found.shape.k
         packed: tuple[Packed, ...]
         if numbers is None:
@@ -157,7 +157,7 @@ class ConcatInputConv(Tactic):
 
         def make(args: Args) -> list:
             residual = None if found.residual is None else View(args.inputs[found.residual], k)
-            biases, scales = steps_of(out, args.packed[1], args.packed[2], 1, k) if eight else (args.packed[1], None)
+            biases, scales = steps_of(out, args.packed[1], args.packed[2], 1, k) if types8 else (args.packed[1], None)
             return [
                 conv_launch(
                     tile,
@@ -170,7 +170,7 @@ class ConcatInputConv(Tactic):
                         residual=residual,
                         finish=finish,
                         bf16=dtype.name == "bf16",
-                        eight=eight,
+                        types8=types8,
                         scales=scales,
                         second=SecondInput(b, View(args.inputs[last], b.c)),
                     ),
@@ -179,8 +179,8 @@ class ConcatInputConv(Tactic):
                 )
             ]
 
-        name = f"wgmma {eight.source + ' ' if eight else ''}joined {tile}"
-        return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if eight else RTOL[dtype.name])
+        name = f"wgmma {types8.source + ' ' if types8 else ''}joined {tile}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if types8 else RTOL[dtype.name])
 
 
 def _signature(layer: Layer, found: ConcatInput, image: Operand, result: Operand) -> Signature:
@@ -203,13 +203,13 @@ def _ends(found: ConcatInput, signature: Signature) -> tuple[EightBitTypes | Non
     fold, out, per, shift, finish = folds(made, stored), Output.of(parts, made), 1.0, 0.0, made.finish
     if fold:
         per, shift, out, finish = folded(out, made, stored)
-    eight = EightBitTypes(parts.reads[x].dtype.name, stored, other, False, fold)
+    types8 = EightBitTypes(parts.reads[x].dtype.name, stored, other, False, fold)
 
     def numbers() -> Factors:
         weights = weight_bytes(found.weights).reshape(found.shape.k, -1, 1, 1)
         return factors(parts, made, weights, found.shape, found.bias).times(per, shift)
 
-    return eight, out, finish, (f"{key_of(parts, made)} {per} {shift}", numbers)
+    return types8, out, finish, (f"{key_of(parts, made)} {per} {shift}", numbers)
 
 
 @functools.lru_cache(maxsize=8)

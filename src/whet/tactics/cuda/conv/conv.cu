@@ -5,13 +5,13 @@
 // With DIRECT (few tiles: latency counts) results go from registers to memory, else through shared memory and TMA.
 // With HALO (stride 1, SK > 1 or DIRECT) a tile is some rows of one image, each `wide` = width + taps_w - 1 long: the input pixels of all
 // filter taps are loaded once a channel step, and a tap is the same matrix shifted by r * wide + s rows; the ends of rows are not stored.
-// With ONCE (the K steps of a block, which makes one tile) every step has a slot of its own: none is given back, and products are issued without waiting.
+// With ONCE (the K steps of a block, which computes one tile) every step has a slot: no slot is reused, and products are issued without waiting.
 // With HOLD (all K steps; SK == 1) a block keeps its output channels and their weights, and only inputs stream.
 // With GROUPED (a convolution of several groups) a tile of output channels reads the window of input channels that its groups have, and K runs over
 // that window alone; weights within it that belong to no pair of a group are zeros.
 // With SECOND_INPUT the sum goes on over a second input, a 1x1 convolution of its own to the same output (1: stride 1, 2: any stride); its weights follow.
 // With BETWEEN (integers; SECOND_INPUT, no cluster, FOLD) the second input has accumulators of its own: those of the first become integers of type ADD, as if they were
-// stored, which stay in registers and are what is added at the end.
+// stored; they stay in registers as the residual of the second.
 // With DW (a stride; needs HALO and a 1x1 product) the product's input is a depthwise convolution of DW_R x DW_S taps that this kernel computes itself: a
 // K step's input tile holds the pixels of all taps, and the multiplying warps make their rows of the operand from it, DW_ROWS a thread, ended by DW_ACT.
 // With DUAL_OUTPUT (floats of 16 bits; how many channels of both results a panel has) the output channels are those of two results: from second_from on, of the second.
@@ -46,7 +46,7 @@
 constexpr int BM = 64 * MI * WGS, ROW = BK * (IN8 ? 1 : 2);
 constexpr int SIZE = IN8 ? Element<TO>::BYTES : OUT_F32 ? 4 : 2;           // bytes of a result
 constexpr int A_BYTES = BM * ROW, B_BYTES = (BN * ROW + 1023) / 1024 * 1024;
-constexpr int WIDEST = DUAL_OUTPUT ? DUAL_OUTPUT : 128 / SIZE;                            // the output tile lies in panels of PW columns
+constexpr int WIDEST = DUAL_OUTPUT ? DUAL_OUTPUT : 128 / SIZE;                            // the output tile consists of panels of PW columns
 constexpr int PW = BN % WIDEST == 0 ? WIDEST : BN % (WIDEST / 2) == 0 ? WIDEST / 2 : WIDEST / 4, PANELS = BN / PW, PROW = PW * SIZE;
 constexpr int PANEL_BYTES = 64 * PROW, OUT_BYTES = BM * BN * SIZE;
 constexpr int PITCH = BN + 8;                                              // floats between rows of a partial sum: no bank conflicts
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     const u32 base = (shared_address(raw) + 1023) & ~1023u;
     const u32 a_bytes = HALO ? p.slot_bytes : A_BYTES;
     const u32 ring_a = base, ring_b = base + (HALO ? HALO : STAGES) * a_bytes, made = ring_b + (HOLD ? HOLD : STAGES) * B_BYTES;
-    const u32 extra = made + (DW ? 2 * A_BYTES : 0);  // DW: two operands take turns in `made`
+    const u32 extra = made + (DW ? 2 * A_BYTES : 0);  // DW: two operands alternate in `made`
     const u32 bias_s = extra + EXTRA_BYTES, bars = bias_s + FACTOR_BYTES;
     const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8, a_full = res_full + WGS * OUTS * 8, a_empty = a_full + HALO * 8;
     const u32 parts = a_empty + HALO * 8, held = parts + 8;
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #endif
         float4 bias[ITEMS][2];
         int target[ITEMS];  // the pixel that an item is stored to, or -1
-        if (SK > 1) {  // what finishes this block's rows, fetched before it is needed
+        if (SK > 1) {  // bias and factors of this block's rows, fetched ahead of time
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
                 const int item = threadIdx.x + i * WORKERS, col = first % p.tiles_n * BN + item % (BN / 8) * 8;
@@ -207,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             const int own_out = OUTS == 3 ? turn % 3 : OUTS == 2 ? turn & 1 : 0;
             const u32 place = extra + own_out * OUT_BYTES, res_bar = res_full + 8 * (group * OUTS + own_out);
             const int res_parity = (OUTS == 3 ? turn / 3 : OUTS == 2 ? turn >> 1 : turn) & 1;
-            auto ask_residual = [&](int which, u32 to, u32 bar) {  // into the place of the result: the stores before have read it
+            auto ask_residual = [&](int which, u32 to, u32 bar) {  // into the result's slot: the previous stores have read it
                 const int m = which / p.tiles_n * BM, n = which % p.tiles_n * BN;
                 barrier_expect(bar, OUT_BYTES / WGS);
                 for (int i = group * MI; i < group * MI + MI; ++i)
@@ -244,10 +244,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             if (STAGED && OUTS > 1 && warp % 4 == 0 && one) {
                 if (p.has_residual && tile + (OUTS - 1) * stride < p.tiles) {
                     const int other = OUTS == 3 ? (own_out ? own_out - 1 : 2) : own_out ^ 1;
-                    store_wait_read();  // of the other place
+                    store_wait_read();  // of the other slot
                     ask_residual(tile + (OUTS - 1) * stride, extra + other * OUT_BYTES, res_full + 8 * (group * OUTS + other));
                 } else
-                    store_wait_read<OUTS - 1>();  // of this place
+                    store_wait_read<OUTS - 1>();  // of this slot
             }
 
 #if IN8

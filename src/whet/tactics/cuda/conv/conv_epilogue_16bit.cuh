@@ -8,7 +8,7 @@ if (DIRECT && (OUT_F32 || ODD)) {  // no residual
             const int row = pixel[i][j % 2], col = n0 + j / 2 * 8 + lane % 4 * 2;
             const float2 v = make_float2(finish(p, acc[i][j * 2] + bias_pairs[j / 2].x, 0.f), finish(p, acc[i][j * 2 + 1] + bias_pairs[j / 2].y, 0.f));
             const long long to = (long long)row * p.out_pitch + col;
-            if (ODD && row >= 0) {  // channels in no eights: rows begin anywhere
+            if (ODD && row >= 0) {  // channels not a multiple of 8: rows start at any address
                 u16* out = reinterpret_cast<u16*>(p.out) + to;
                 if (col < p.n) out[0] = (u16)pack(v.x, 0.f);
                 if (col + 1 < p.n) out[1] = (u16)pack(v.y, 0.f);

@@ -38,7 +38,7 @@ for (int accumulators = 0; accumulators <= BETWEEN; ++accumulators) {
 #if DW
         depthwise_rows(p, ring_a + a_slot * a_bytes, dw_weights + a_slot * DW_BYTES, made + (k & 1) * A_BYTES, group * MI * 64, t);
         fence_async();
-        mma_wait<0>();  // the product before has read its operand: behind the barrier every warp may write there
+        mma_wait<0>();  // the previous product has read its operand: after the barrier every warp may write there
         named_barrier(1 + group, 128);
         if (t == 0) barrier_arrive(a_empty + 8 * a_slot);
         const u64 a = operand<ROW>(made + (k & 1) * A_BYTES + group * MI * 64 * ROW), b = operand<ROW>(ring_b + (HOLD ? k : slot) * B_BYTES);

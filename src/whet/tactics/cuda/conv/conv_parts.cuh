@@ -1,10 +1,10 @@
-// Parts of conv.cu, which gives the constants and Args: how a result ends, and where a tile and a K step read and write.
+// Parts of conv.cu, which defines the constants and Args: the epilogue of a result, and the addresses that a tile and a K step read and write.
 // The end of every result: v is the sum with its bias, r the residual.
 DEV float finish(const Args& p, float v, float r) {
     const float x = activate<ACT>(p.has_residual == 1 ? v + r : v, p.act);
     return p.has_residual == 2 ? x + r : x;
 }
-// Two of them that become 16-bit numbers.
+// Converts two of them to 16-bit floats.
 DEV u32 finish_two(const Args& p, float x, float y, float2 r) {
     if (ACT != 1) return pack(finish(p, x, r.x), finish(p, y, r.y));
     x = p.has_residual == 1 ? x + r.x : x;
@@ -12,7 +12,7 @@ DEV u32 finish_two(const Args& p, float x, float y, float2 r) {
     activate_two<ACT>(x, y, p.act);
     return p.has_residual == 2 ? pack(x + r.x, y + r.y) : pack(x, y);
 }
-// Where the 16-bit numbers of a pixel begin with output channel `col`.
+// Offset of a pixel's 16-bit values from output channel `col` on.
 DEV u8* result(const Args& p, int row, int col) {
 #if DUAL_OUTPUT
     if (col >= p.second_from) return p.second_out + ((long long)row * p.second_pitch + col - p.second_from) * 2;
@@ -28,7 +28,7 @@ DEV void store_panel(const Args& p, u32 from, int col, int m) {
 }
 
 #if IN8
-// EightBitTypes neighbouring channels of a pixel: accumulators to real numbers, residual, activation, and into the type that is stored.
+// Eight adjacent channels of a pixel: accumulators to real values, residual, activation, and conversion to the stored type.
 DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out, long long to, int left) {
     if (FOLD && TO == 5) {  // in steps of the result: the upper limit is e4m3's own
         if (p.has_residual) {
@@ -120,10 +120,10 @@ DEV float bits(int v) { return __int_as_float(v); }
 DEV float unbits(float v, float) { return v; }
 DEV int unbits(float v, int) { return __float_as_int(v); }
 
-struct Corner {  // where a tile reads its input
+struct Corner {  // input coordinates of a tile
     int m0, n0, image, h, w;
 #if GROUPED
-    int c0;  // the first channel of the groups that the tile makes
+    int c0;  // the first channel of the tile's groups
 #endif
 #if SECOND_INPUT == 2
     int second_image, second_h, second_w;
@@ -163,7 +163,7 @@ struct Corner {  // where a tile reads its input
 #define FIRST_CHANNEL
 #endif
 
-struct Walk {  // where K step k reads the input
+struct Walk {  // input coordinates of K step k
     int c, s, r;
     DEV Walk(const Args& p, int k) { int tap = k / p.csteps; c = k - tap * p.csteps; r = tap / p.taps_w; s = tap - r * p.taps_w; }
     DEV void next(const Args& p) { if (++c == p.csteps) { c = 0; if (++s == p.taps_w) { s = 0; ++r; } } }

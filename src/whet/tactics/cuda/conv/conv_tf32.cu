@@ -40,7 +40,7 @@ DEV float finish(const Args& p, float v, float r) {
     return p.has_residual == 2 ? x + r : x;
 }
 
-// Where four channels of a pixel go.
+// Address of four channels of a pixel.
 DEV float* place_of(const Args& p, int row, int col) {
 #if DUAL_OUTPUT
     if (col >= p.fork) return p.other + ((long long)row * p.other_pitch + col - p.fork);
@@ -48,7 +48,7 @@ DEV float* place_of(const Args& p, int row, int col) {
     return p.out + ((long long)row * p.out_pitch + col);
 }
 
-// Ends four neighbouring channels of a pixel and stores them.
+// Applies the epilogue to four adjacent channels of a pixel and stores them.
 DEV void end_four(const Args& p, int row, int col, float (&v)[4]) {
     const float* from = p.residual + ((long long)row * p.res_pitch + col);
     float r[4] = {0.f, 0.f, 0.f, 0.f};
@@ -69,13 +69,13 @@ DEV void end_four(const Args& p, int row, int col, float (&v)[4]) {
         for (int e = 0; e < 4; ++e) if (col + e < p.n) to[e] = v[e];
 }
 
-struct Corner {  // where a tile reads its input
+struct Corner {  // input coordinates of a tile
     int m0, n0, c0, image, h, w;
     DEV Corner(const Args& p, int tile) {
         const int mt = tile / p.tiles_n;
         m0 = mt * BM;
         n0 = (tile - mt * p.tiles_n) * BN;
-        c0 = GROUPED ? n0 / p.group_k * p.group_c & ~7 : 0;  // the first channel of the groups that the tile makes
+        c0 = GROUPED ? n0 / p.group_k * p.group_c & ~7 : 0;  // the first channel of the tile's groups
         image = h = w = 0;
         if (IM2COL) {
             image = m0 / p.pixels;
@@ -86,13 +86,13 @@ struct Corner {  // where a tile reads its input
     }
 };
 
-struct Walk {  // where K step k reads the input
+struct Walk {  // input coordinates of K step k
     int c, s, r;
     DEV Walk(const Args& p, int k) { int tap = k / p.csteps; c = k - tap * p.csteps; r = tap / p.taps_w; s = tap - r * p.taps_w; }
     DEV void next(const Args& p) { if (++c == p.csteps) { c = 0; if (++s == p.taps_w) { s = 0; ++r; } } }
 };
 
-// The inputs of a K step that this thread multiplies: rows `line` and `line` + 8 of the tile, KEPT neighbouring channels of each.
+// The inputs of a K step that this thread multiplies: rows `line` and `line` + 8 of the tile, KEPT adjacent channels of each.
 #define INFINITE __uint_as_float(0x7f800000)
 struct Inputs { u32 high[INNER][4], low[TERMS == 3 ? INNER : 1][4]; };
 
@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                 for (int j = 0; j < BN / 2; ++j) total[PROMOTE ? j : 0] = 0.f;
             Inputs even, odd;
-            int previous = -1, fresh = 0, since = 0;  // fresh: 0 where accumulators begin anew
+            int previous = -1, fresh = 0, since = 0;  // fresh: 0 if the accumulators start at zero
             const auto step = [&](Inputs& x) {
                 barrier_wait(full + 8 * slot, phase);
                 read_inputs(x, ring_a + slot * A_BYTES, line, lane);

@@ -2,7 +2,7 @@
 // sums 64 output channels of the first convolution over 1/SK of its input channels; the parts of a sum meet in the block that finishes their pixels
 // (st.async, a barrier there counts bytes); it ends them and sends them to all blocks of the cluster, whose shared memory so holds the second
 // product's whole operand; each block makes 64 * MI of its output channels. What lies between the two is never stored.
-// Weights are the tall operand, pixels the wide one: between blocks goes half of what 64 pixels would send, and it is this that takes the time.
+// Weights are operand A, pixels operand B: blocks exchange half of the bytes that tiles of 64 pixels need, and this exchange takes most of the time.
 // Pixels lie as in conv.cu's HALO: a tile is `rows` rows of one image, each `wide` = width + TAPS_W - 1 long, a tap is the same matrix shifted.
 // Weights of both stream through one ring of STAGES slots; as many as fit are asked for before the wait for the kernel in front.
 // Constants: BN (pixels), BK (channels a step of the first), SK, GROUPS (inner channels / 64), CHUNKS (K steps of a tap in a block), MI, TAPS_H, TAPS_W,
@@ -14,10 +14,10 @@
 
 constexpr int SIZE = IN8 ? 1 : 2;                                           // bytes of an element
 constexpr int CL = SK * GROUPS, ROW = BK * SIZE, TAPS = TAPS_H * TAPS_W, INNER = 64 * GROUPS, BN2 = 64 * MI;
-constexpr int WIDE = INNER * SIZE % 128 ? 64 : 128, PANELS = INNER * SIZE / WIDE;  // what lies between, in panels of so many bytes a pixel
+constexpr int WIDE = INNER * SIZE % 128 ? 64 : 128, PANELS = INNER * SIZE / WIDE;  // the value between the products, in panels of so many bytes a pixel
 constexpr int STEPS = CHUNKS * TAPS, ALL = STEPS + PANELS * MI;
 constexpr int SLOT = 64 * 128, PANEL = BN * WIDE;                           // of weights; of a panel
-constexpr int OWN = BN / SK, LINE = OWN * 2 + 4, PARTS = SK * 32 * LINE * 4;  // pixels that a block ends; floats of two channels in a part of a sum
+constexpr int OWN = BN / SK, LINE = OWN * 2 + 4, PARTS = SK * 32 * LINE * 4;  // pixels that a block finishes; floats of two channels in a partial sum
 constexpr int WORKERS = 128, THREADS = WORKERS + 32, ITEMS = (OWN * 8 + 127) / 128, PITCH = BN2 + 4, ENDS = BN * BN2 / 8 / 128;
 #if IN8
 typedef int Accumulator;
@@ -40,7 +40,7 @@ DEV float sum_of(u32 v, float) { return __uint_as_float(v); }
 DEV int sum_of(u32 v, int) { return v; }
 DEV void keep_four(u32 a, Accumulator x, Accumulator y, Accumulator z, Accumulator w) { store_shared_f4(a, __uint_as_float(word(x)), __uint_as_float(word(y)), __uint_as_float(word(z)), __uint_as_float(word(w))); }
 #if IN8
-// EightBitTypes channels from parts of their range to integers.
+// Eight channels from fractions of their range to integers.
 template <int KIND> DEV uint2 integers(float (&v)[8], Act act, float per_step, float zero) {
     const float late[8] = {act.b, act.b, act.b, act.b, act.b, act.b, act.b, act.b};
     fold<KIND>(v, act, late);
@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_then_pointwise(con
         }
     }
     mma_wait<0>();
-    named_barrier(8, WORKERS);  // nobody reads weights any more: accumulators are transposed in their place
+    named_barrier(8, WORKERS);  // the weights are no longer read: accumulators are transposed in their memory
 #pragma unroll
     for (int i = 0; i < MI; ++i)
 #pragma unroll

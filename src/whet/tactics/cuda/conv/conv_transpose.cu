@@ -11,7 +11,7 @@ DEV float finish(const Args& a, float v, float r) {
     const float y = activate<ACT>(a.has_residual == 1 ? v + r : v, a.act);
     return a.has_residual == 2 ? y + r : y;
 }
-// The input row or column that tap `t` brings to place `to`, or -1.
+// The input row or column that tap `t` maps to output `to`, or -1.
 DEV int source(int to, int t, int stride, int pad, int dil, int size) {
     const int at = to + pad - t * dil;
     if (at < 0 || at % stride) return -1;

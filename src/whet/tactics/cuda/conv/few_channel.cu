@@ -36,7 +36,7 @@ constexpr int READ = (RUN - 1 + R) * S * C / 16;                            // f
 constexpr int TALL = (ROWS * COLUMNS + 63) / 64, ROOM = (SLOTS + FRONT) * SLOT;  // FRONT: 64s of pixels; bytes of a group's tiles
 constexpr u32 NOWHERE = ~0u;
 constexpr bool PERMUTED = BN % 32 == 0;
-constexpr int DEEP = 2;                                                     // steps whose fragments are read at once
+constexpr int DEEP = 2;                                                     // steps with fragments read at once
 static_assert(TH * TW % 64 == 0 && BN % 16 == 0 && 64 % C == 0 && C >= 16 && TW * STRIDE_W % PACK == 0, "tile");
 static_assert(RUN == 1 || (STRIDE_H == 1 && TH % RUN == 0 && TW % 16 == 0 && TH * TW % (64 * RUN) == 0), "rows of a warp");
 
@@ -44,9 +44,9 @@ static_assert(RUN == 1 || (STRIDE_H == 1 && TH % RUN == 0 && TW % 16 == 0 && TH 
 
 #include "image_tiles.cuh"
 
-DEV u32 swizzled(u32 at) { return at ^ (at & 0x380) >> 3; }  // the place of sixteen bytes in rows of 128: slots begin at whole patterns, so addresses tell it
+DEV u32 swizzled(u32 at) { return at ^ (at & 0x380) >> 3; }  // index of sixteen bytes in rows of 128: slots start at whole swizzle patterns, so the address determines it
 
-// Sums begin with their biases, those of column j * 8 at `bias` + j * apart (in every four of columns permuted).
+// Accumulators start with their biases, those of column j * 8 at `bias` + j * apart (in every four of columns permuted).
 template <int COUNT> DEV void begin_with(float (&accumulators)[COUNT / 2], u32 bias, int apart) {
 #pragma unroll
     for (int j = 0; j < COUNT / 8; ++j) {
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) few_chann
     };
     const int row = warp * 16 / TW * RUN * TW + warp * 16 % TW, m0 = row + lane % 16;  // of the tile's pixels: the warp's first, and the one whose channels this lane's address gives
     const u32 own = window_of(m0) + LEAD * PIXEL + lane / 16 * 16;
-    auto place_of = [&](int r, int b) {  // where sixteen bytes of this thread go, in sixteens, or NOWHERE
+    auto place_of = [&](int r, int b) {  // destination of this thread's sixteen bytes, in units of sixteen, or NOWHERE
         const int item = b * 4 + lane % 4, col = n0 + (PERMUTED ? b / 2 * 32 + lane % 4 * 8 : item % (BN / 8) * 8);
         const int m = row + lane / 4 + (PERMUTED ? b % 2 : item / (BN / 8)) * 8;
         const int p = here.ty * TH + m / TW + r, q = here.tx * TW + m % TW;
@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) few_chann
             if (into != NOWHERE) a.out[into] = make_uint4(v[0], v[1], v[2], v[3]);
         }
         if (OWN) {
-            together();  // everyone has read the tile and what lies between
+            together();  // all threads have read the tile and the value between
             ask_next();
         }
         if (++slot == SLOTS) { slot = 0; phase ^= 1; }

@@ -4,8 +4,8 @@
 // In shared memory 32 channels of a pixel are a row of 128 bytes, sixteens of bytes exchanged by row (the copy engine's own pattern). With a stride of 2 along
 // rows pixels of even and of odd columns lie apart. A product takes 8 x 8 results: eight neighbouring pixels are eight rows in a row, and the next eight
 // of the operand lie a row of the image further, whatever that is in bytes: the pattern follows the address.
-// A block's warpgroups have tiles of their own beside one copy of the weights and never wait for each other, so one multiplies while another ends.
-// Rows of the weights are permuted in 16s so that a thread's accumulators are four neighbouring channels, 16 bytes.
+// A block's warpgroups have separate tiles and share one copy of the weights; they never wait for each other, so one multiplies while another stores.
+// Rows of the weights are permuted in 16s so that a thread's accumulators are four adjacent channels, 16 bytes.
 // Constants: C, R, S, STRIDE_H, STRIDE_W (1 or 2), PAD_W, TH, TW (multiples of 8), BN (multiple of 16), GROUPS, BLOCKS, ACT, RESIDUAL (0 none, 1 before the
 // activation, 2 after it), TERMS (1).
 #define BF16 0
@@ -14,7 +14,7 @@
 #include "wgmma"
 
 constexpr int CHUNKS = C / 32, STEPS = R * S * CHUNKS;                         // 32 channels of a pixel, and of all taps
-constexpr int BEFORE = (PAD_W + STRIDE_W - 1) / STRIDE_W;                     // places in front of a tile's first pixel
+constexpr int BEFORE = (PAD_W + STRIDE_W - 1) / STRIDE_W;                     // cells before a tile's first pixel
 constexpr int COLUMNS = TW + BEFORE + (S - 1 - PAD_W > 0 ? (S - 1 - PAD_W) / STRIDE_W : 0), ROWS = (TH - 1) * STRIDE_H + R;
 constexpr int PITCH = COLUMNS * 128, PLANE = (ROWS * PITCH + 1023) / 1024 * 1024, PIECE = CHUNKS * STRIDE_W * PLANE;
 constexpr int WEIGHTS = STEPS * BN * 128, THREADS = GROUPS * 128;
@@ -26,7 +26,7 @@ constexpr int PIXEL = 128;
 
 #include "image_tiles.cuh"
 
-// Where the pixel of tap (r, s) lies behind the tile's first place.
+// Offset of the pixel of tap (r, s) from the tile's first cell.
 DEV constexpr int place(int r, int s) {
     const int x = s - PAD_W + BEFORE * STRIDE_W;
     return x % STRIDE_W * PLANE + r * PITCH + x / STRIDE_W * 128;
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_channel_tf32(c
                 sum[g * 8 + 4] = sum[g * 8 + 6] = b.z;
                 sum[g * 8 + 5] = sum[g * 8 + 7] = b.w;
             }
-            // Shuffled anew, so that descriptors are made in uniform registers when they are needed, and not all kept.
+            // Shuffled again, so that descriptors are computed in uniform registers when needed, and are not all kept.
             const u32 from = __shfl_sync(~0u, (piece + y * STRIDE_H * PITCH + x * 128) >> 4, 0), weights = __shfl_sync(~0u, base >> 4, 0);
             mma_begin();
 #pragma unroll

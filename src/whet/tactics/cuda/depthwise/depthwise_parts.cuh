@@ -1,14 +1,14 @@
-// Tiles of a depthwise convolution in shared memory: what depthwise_tile.cu (floats) and depthwise_dot.cu (dot products of bytes) share.
+// Tiles of a depthwise convolution in shared memory: shared by depthwise_tile.cu (floats) and depthwise_dot.cu (dot products of bytes).
 // A block loads the input of a tile (RG*TH rows, TW columns, CG channels) by one bulk copy while it computes tiles before; a thread has four
 // channels of a band of TH rows and a strip of WIDE columns. Constants: R, S, STRIDE_H, STRIDE_W, TH, RG, TW, WIDE, CG, STAGES;
-// IN, the bytes of an input, stands in the file that includes this.
+// The including file defines IN, the bytes of an input.
 constexpr int LANES = CG / 4, STRIPS = TW / WIDE, USED = LANES * STRIPS * RG, THREADS = (USED + 31) / 32 * 32;
 constexpr int ROWS = (RG * TH - 1) * STRIDE_H + R, COLUMNS = (TW - 1) * STRIDE_W + S, TILE_BYTES = ROWS * COLUMNS * CG * IN;
 constexpr int SLOT = (TILE_BYTES + 127) / 128 * 128;
 constexpr int SPAN = (WIDE - 1) * STRIDE_W + S, OWN_ROWS = (TH - 1) * STRIDE_H + R;
 constexpr int SUMS = (R + STRIDE_H - 1) / STRIDE_H, TURN = SUMS * STRIDE_H;  // output rows in the making; input rows until they repeat
 
-// Where a tile of a channel group begins: columns, rows, image.
+// Start of a channel group's tile: columns, rows, image.
 struct Place {
     int x, y, n;
     template <class A> DEV Place(const A& a, int tile) { const int line = tile / a.tiles_w; x = (tile - line * a.tiles_w) * TW; n = line / a.tiles_h; y = (line - n * a.tiles_h) * (TH * RG); }

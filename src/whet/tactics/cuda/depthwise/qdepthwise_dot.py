@@ -73,17 +73,17 @@ class QDepthwiseDot(QDepthwise):
     """As qdepthwise, with filters up to 5 x 5, padded inputs without zero point, and a multiple of 16 channels."""
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        said = super().unfit(layer, parts)
-        if said or parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
-            return said or "stores integers"
+        reason = super().unfit(layer, parts)
+        if reason or parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
+            return reason or "stores integers"
         x = parts.source_place()
         padded = any(parts.head.attrs.get("pads") or ())
         return "pads with the integer 0, which is not this input's zero point" if parts.reads[x].zero and padded else None
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        said = super().refuses(layer, signature, backend)
-        if said or not machine_has(backend, "tma"):
-            return said or "needs Hopper's copy engine (sm_90a)"
+        reason = super().refuses(layer, signature, backend)
+        if reason or not machine_has(backend, "tma"):
+            return reason or "needs Hopper's copy engine (sm_90a)"
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         s = conv_shape_of(parts)

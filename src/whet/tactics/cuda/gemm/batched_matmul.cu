@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(128) bmm(const __grid_constant__ Ar
     uint4 next_a[2], next_b[2];
     const auto ask = [&](int k0) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {   // a: 64 rows of 4 eights; b: 32 rows of 8 eights
+        for (int i = 0; i < 2; ++i) {   // a: 64 rows of 4 groups of eight; b: 32 rows of 8 groups of eight
             const int c = t + i * 128, ar = c / 4, ak = k0 + c % 4 * 8, bk = k0 + c / 8, bn = n0 + c % 8 * 8;
             next_a[i] = fetch(p.a, a0 + (long long)(m0 + ar) * p.k + ak, m0 + ar < p.m ? p.k - ak : 0, WIDE_A);
             next_b[i] = fetch(p.b, b0 + (long long)bk * p.n + bn, bk < p.k ? p.n - bn : 0, WIDE_B);

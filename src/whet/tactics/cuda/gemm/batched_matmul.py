@@ -50,9 +50,9 @@ class BatchedMatmul(Tactic):
     ops = ("MatMul",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         head = anchor(layer)
         a, b = head.inputs[0], head.inputs[1]
         where = [outer_input(layer, t) for t in (a, b)]

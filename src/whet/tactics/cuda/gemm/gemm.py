@@ -28,9 +28,9 @@ class Gemm(Tactic):
     ops = ("Gemm", "MatMul")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         return gemm_reason(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

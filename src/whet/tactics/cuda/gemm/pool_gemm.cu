@@ -1,7 +1,7 @@
-// Global average pooling and the product with a constant matrix behind it, for few images: out[n, o] = sum of mean(in[n, :, c]) * w[o, c] + bias[o].
-// A cluster of RANKS blocks makes 64 outputs of all images. Each block takes 32 * I channels: it averages them, all pixels asked for at once, and
-// multiplies with its part of the weights, which its threads hold in registers since before the kernel in front ended; the parts of the accumulators
-// meet in the cluster's shared memory. One block alone is launched without a cluster, where st.async is an illegal instruction: it stores plainly.
+// Global average pooling and the following product with a constant matrix, for few samples: out[n, o] = sum of mean(in[n, :, c]) * w[o, c] + bias[o].
+// A cluster of RANKS blocks computes 64 outputs of all samples. Each block takes 32 * I channels: it averages them, with the loads of all pixels in flight, and
+// multiplies with its part of the weights, which its threads load into registers before the preceding kernel ends; the partial sums
+// are added in the cluster's shared memory. A single block is launched without a cluster, where st.async is an illegal instruction: it uses plain stores.
 // Constants: TYPE (of input and weights), TO (of the result), I, RANKS, IMAGES, PIXELS.
 #include "common.cuh"
 #include "vector.cuh"
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_gemm(const __grid_constan
     for (int n = 0; n < IMAGES; ++n) {
         float acc = 0.f;
 #pragma unroll
-        for (int i = 0; i < I; ++i) {  // the four lanes of an output take eight channels each in turns
+        for (int i = 0; i < I; ++i) {  // the four lanes of an output take groups of eight channels round-robin
             const float4* from = reinterpret_cast<const float4*>(&mean[n][(i * 4 + t % 4) * 8]);
             const float4 x = from[0], y = from[1];
             const float2 w0 = unpack_as<TYPE>(w[i].x), w1 = unpack_as<TYPE>(w[i].y), w2 = unpack_as<TYPE>(w[i].z), w3 = unpack_as<TYPE>(w[i].w);

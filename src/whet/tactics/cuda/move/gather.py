@@ -35,9 +35,9 @@ class Gather(Tactic):
     ops = ("Gather",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         x, at = layer.inputs
         if layer.op == "Fused" or x.dtype.bits % 8 or x.dtype.bits > 64:
             return "takes single layers with elements of 1, 2, 4 or 8 bytes"

@@ -47,9 +47,9 @@ class Reformat(Tactic):
     ops = ("Reformat",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         a = layer.attrs
         if a["source_format"] not in _FORMATS or a["format"] not in _FORMATS:
             return f"takes {' and '.join(_FORMATS)}, not {a['source_format']} to {a['format']}"

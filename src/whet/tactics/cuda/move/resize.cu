@@ -1,5 +1,5 @@
-// Resampling of two neighbouring axes: out[o][a][b][i] = sum over taps of weight_a[a][s] * weight_b[b][t] * in[o][at_a[a][s]][at_b[b][t]][i].
-// An axis that stays as it is has one place and one tap. A first tap of -1: the output lies outside and takes the value `beyond`.
+// Resampling of two adjacent axes: out[o][a][b][i] = sum over taps of weight_a[a][s] * weight_b[b][t] * in[o][at_a[a][s]][at_b[b][t]][i].
+// An unchanged axis has one index and one tap. A first tap of -1: the output is outside and takes the value `beyond`.
 // Constants: TYPE (0 f32, 1 f16, 2 bf16), VEC (8: groups of eight along i, or 1).
 #include "common.cuh"
 #include "vector.cuh"

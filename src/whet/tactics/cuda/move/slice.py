@@ -22,9 +22,9 @@ class Slice(Tactic):
     ops = ("Slice", "Expand", "Gather")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         x = layer.inputs[0]
         if layer.op == "Fused" or x.dtype.bits % 8 or x.dtype.bits > 64:
             return "takes single layers with elements of 1, 2, 4 or 8 bytes"

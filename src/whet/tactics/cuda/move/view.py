@@ -16,9 +16,9 @@ class View(Tactic):
     ops = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         if len(layer.outputs) != 1:
             return "computes no mask"
         later = [t for t in layer.inputs[1:] if t is not None and not t.is_constant]

@@ -1,5 +1,5 @@
 // out = act(in * scale[channel] + shift[channel]), a batch normalization. Constants: TYPE (0 f32, 1 f16, 2 bf16), ACT,
-// LAST (channels last, in eights), VEC (8: a group of eight values a thread; with LAST 0 they have one channel).
+// LAST (channels last, in groups of eight), VEC (8: a group of eight values a thread; with LAST 0 they have one channel).
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(256) affine(const __grid_constant__
     const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
     const bool inside = i < p.count;
     const int channel = inside ? (int)(LAST ? i % p.channels * 8 : i / p.inner % p.channels) : 0;
-    float scale[8], shift[8];   // constants: read before the kernel in front ends
+    float scale[8], shift[8];   // constants: read before the preceding kernel ends
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
         scale[e] = LAST ? p.scale[channel + e] : p.scale[channel];

@@ -49,9 +49,9 @@ class BatchNorm(Tactic):
     ops = ("BatchNormalization",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         where = [outer_input(layer, t) for t in anchor(layer).inputs[1:5]]
         if any(i is None or not layer.inputs[i].is_constant for i in where):
             return "its statistics are computed at run time"

@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(T > 128 ? T : 128) normalize(const 
     }
 }
 
-// Softmax along an axis that is not the last: a thread has one line, its neighbours the lines beside it.
+// Softmax along an axis that is not the last: one line per thread, adjacent lines in adjacent threads.
 
 extern "C" __global__ void __launch_bounds__(128) lines(const __grid_constant__ Lines p) {
     let_next_start();

@@ -1,4 +1,4 @@
-// Reductions over any axes of a row-major tensor: a warp makes one value where many are added, a thread where few are.
+// Reductions over any axes of a row-major tensor: a warp or a block per result for many elements, a thread for few.
 // Constants: TYPE, OP (0 sum, 1 mean, 2 max, 3 min, 4 product, 5 sum of squares, 6 L2, 7 L1, 8 log of the sum, 9 log of the sum of exponentials),
 // T (threads of a result: 1, 32, 256), WIDE (eight neighbouring elements are read at once: 1 all of one result, 2 of eight neighbouring results; the
 // last size and stride count eights there).

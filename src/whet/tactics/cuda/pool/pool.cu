@@ -5,7 +5,7 @@
 
 #include "arguments"
 
-// The larger of two pairs of 16-bit numbers; bytes travel as two words of two.
+// The larger of two pairs of 16-bit values; bytes travel as two words of two.
 DEV u32 larger(u32 a, u32 b) {
     u32 r;
     if (TYPE == 1) asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -18,7 +18,7 @@ DEV u32 larger(u32 a, u32 b) {
     return r;
 }
 
-// Maxima over a known window, 16 bytes of channels a thread: all of the window is asked for, then compared as it lies.
+// Maxima over a window of constant size, 16 bytes of channels a thread: the whole window is loaded, then compared without conversion.
 extern "C" __global__ void __launch_bounds__(256) packed_max(const __grid_constant__ Args a) {
     let_next_start();
     wait_for_previous();
@@ -69,8 +69,8 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
 #pragma unroll
     for (int k = 0; k < 8; ++k) sum.v[k] = MAX ? -__int_as_float(0x7f800000) : 0.f;
     int count = 0, read = 0;
-    const u32 fill = !MAX || TYPE == 4 ? 0 : TYPE == 3 ? 0x80808080u : TYPE == 5 ? 0xfefefefeu : TYPE == 0 ? 0xff800000u : TYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;  // minus infinity, e4m3: its lowest number
-    if (R * S > 0 && R * S <= 25) {  // a known window: all of it is asked for before the first value is used
+    const u32 fill = !MAX || TYPE == 4 ? 0 : TYPE == 3 ? 0x80808080u : TYPE == 5 ? 0xfefefefeu : TYPE == 0 ? 0xff800000u : TYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;  // minus infinity, e4m3: its lowest value
+    if (R * S > 0 && R * S <= 25) {  // a window of constant size: all of it is loaded before the first value is used
         Raw<TYPE> raw[R > 0 ? R : 1][S > 0 ? S : 1];
 #pragma unroll
         for (int r = 0; r < R; ++r)

@@ -57,9 +57,9 @@ class Pool(UnfusedTactic):
     ops = ("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         if len(layer.outputs) != 1 or layer.inputs[0].type.rank != 4:
             return "takes two spatial axes and returns no indices"
         if layer.op == "ReduceMean" and _axes(layer) != (2, 3):

@@ -43,9 +43,9 @@ class PoolGeneric(Tactic):
     fallback = True
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         if layer.op == "Fused" or len(layer.outputs) != 1:
             return "takes single layers and returns no indices"
         return None if 3 <= layer.inputs[0].type.rank <= 5 else "takes one to three spatial axes"

@@ -1,8 +1,8 @@
-// Squeeze and excitation in one launch: out = in * gate(in), gate = act2(W2 act(W1 mean(in) + b1) + b2), a number for each image and channel.
+// Squeeze and excitation in one launch: out = in * gate(in), gate = act2(W2 act(W1 mean(in) + b1) + b2), one gate for each sample and channel.
 // A cluster of CC * CP blocks takes an image: a block has C / CC channels of its share of the pixels, which its threads keep in registers from
-// the means until they are multiplied. A hidden number is linear in the accumulators: each block multiplies its own with W1, and these parts, S
-// numbers of each block to each, are all that goes between blocks. Each block then makes the gates of its channels.
-// Constants: TYPE, G (eights of channels of a block), CC, CP, THREADS, ITEMS (pixels of a thread), S (hidden numbers), PIXELS, ACT, ACT2.
+// the means until they are multiplied. A hidden value is linear in the channel sums: each block multiplies its own with W1, and these parts, S
+// values from each block to each, are all that blocks exchange. Each block then computes the gates of its channels.
+// Constants: TYPE, G (groups of eight channels of a block), CC, CP, THREADS, ITEMS (pixels of a thread), S (hidden values), PIXELS, ACT, ACT2.
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -16,7 +16,7 @@ DEV void store_remote1(u32 a, float x, u32 bar) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(a), "r"(__float_as_uint(x)), "r"(bar) : "memory");
 }
 
-// A number a channel from what each of its PARTS threads has (`mine`): their sum, which `end` finishes. Every thread calls it.
+// One value per channel from the partial sums of its PARTS threads (`mine`), finished by `end`. Every thread calls it.
 template <typename End> DEV void by_channel(float (&accumulators)[ROWS][GC], float mine, float (&to)[GC], int t, End end) {
     if (t < PARTS * GC) accumulators[t / GC][t % GC] = mine;
     __syncthreads();

@@ -101,8 +101,8 @@ class SqueezeExcite(Tactic):
     what = "squeeze and excitation"
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         found = _gate(layer) if all_static(layer) else None
         return found if isinstance(found, str) else None
 

@@ -17,9 +17,9 @@ class QuantizedTactic(Tactic):
     float8 = False  # also takes layers with float8 operands
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts

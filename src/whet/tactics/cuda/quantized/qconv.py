@@ -119,12 +119,12 @@ def kinds_of(parts: Parts, made: Epilogue, signature: Signature, shape: ConvShap
     return EightBitTypes(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), fold)
 
 
-def storable(tile: ConvConfig, eight: EightBitTypes, shape: ConvShape) -> bool:
+def storable(tile: ConvConfig, types8: EightBitTypes, shape: ConvShape) -> bool:
     """True if a tile can store these results: shared memory takes 8-bit results and residuals in rows of 16 bytes, memory any number of channels."""
     if shape.k % 8:
         return bool(tile.direct) and tile.sk == 1
     staged = tile.sk == 1 and not tile.direct
-    return not staged or (eight.result in BYTES and eight.residual in ("", *BYTES) and shape.k % 16 == 0)
+    return not staged or (types8.result in BYTES and types8.residual in ("", *BYTES) and shape.k % 16 == 0)
 
 
 def product_configs(
@@ -134,13 +134,13 @@ def product_configs(
     made = match_quantized_epilogue(parts, axis)
     if isinstance(made, str):
         return []
-    eight = kinds_of(parts, made, signature, shape)
+    types8 = kinds_of(parts, made, signature, shape)
     able = (c for c in found if c.outs < 3 or made.residual is not None)  # the third tile is for a residual in flight
-    direct = (c if storable(c, eight, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
+    direct = (c if storable(c, types8, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
     most = MAX_CONFIGS + (6 if made.residual is not None else 0)
     good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)
     kind, odd = made.finish.activation[0], shape.k % 8 != 0
-    ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, odd=odd, eight=eight)) for c in good])
+    ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, odd=odd, types8=types8)) for c in good])
     return [as_config(c) for c in good]
 
 
@@ -161,12 +161,12 @@ def product_plan(
     reason = made if isinstance(made, str) else refuses(shape, made.residual is None, 1) or fits(tile, shape)
     if reason or isinstance(made, str):
         raise PlanRefused(str(reason))
-    eight = kinds_of(parts, made, signature, shape)
-    if not storable(tile, eight, shape):
-        raise PlanRefused(f"{tile} cannot store {eight.result} with {shape.k} channels and this residual")
+    types8 = kinds_of(parts, made, signature, shape)
+    if not storable(tile, types8, shape):
+        raise PlanRefused(f"{tile} cannot store {types8.result} with {shape.k} channels and this residual")
     x, w, b = parts.places()
     bias = None if b is None else parts.view.inputs[b]
-    classes, key = count_classes(shape) if eight.border else 1, key_of(parts, made)
+    classes, key = count_classes(shape) if types8.border else 1, key_of(parts, made)
     digest = parts.view.inputs[w].weight.digest
     rows = shape.steps(tile.bk) * tile.bk
 
@@ -181,13 +181,13 @@ def product_plan(
 
     out, per, shift = Output.of(parts, made), 1.0, 0.0
     finish = made.finish
-    if eight.fold and eight.result == FLOAT8:
+    if types8.fold and types8.result == FLOAT8:
         per, out, finish = folded_float8(out, made)
-    elif eight.fold:
-        per, shift, out, finish = folded(out, made, eight.result)
+    elif types8.fold:
+        per, shift, out, finish = folded(out, made, types8.result)
     packed = (
         packed_array(f"{digest}|{name} 8 bits {tile.bk} {shape is single}", -(-shape.k // 32) * 32 * rows, lambda: pack_weights8(filters(), tile.bk)),
-        *packed_factors(f"{key}|{name} {shape} {per} {shift}", shape, classes, eight.border, numbers),
+        *packed_factors(f"{key}|{name} {shape} {per} {shift}", shape, classes, types8.border, numbers),
     )
 
     def make(args: Args) -> list:
@@ -205,7 +205,7 @@ def product_plan(
                     output=View(args.outputs[0], shape.k),
                     residual=residual,
                     finish=finish,
-                    eight=eight,
+                    types8=types8,
                     scales=scales,
                 ),
                 multiprocessors=backend.capabilities.multiprocessors,
@@ -213,7 +213,7 @@ def product_plan(
             )
         ]
 
-    rtol = 0.0 if eight.result in INT8_TYPES else RTOL.get(eight.result, 0.0)
-    if FLOAT8 in (eight.source, eight.result):
+    rtol = 0.0 if types8.result in INT8_TYPES else RTOL.get(types8.result, 0.0)
+    if FLOAT8 in (types8.source, types8.result):
         rtol = max(rtol, float8_rtol(single.r * single.s * single.c))
-    return GpuKernel(layer, signature, make, implementation=f"wgmma {eight.source} {tile}", packed=packed, rtol=rtol)
+    return GpuKernel(layer, signature, make, implementation=f"wgmma {types8.source} {tile}", packed=packed, rtol=rtol)

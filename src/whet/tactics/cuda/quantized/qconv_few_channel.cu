@@ -38,7 +38,7 @@ DEV void ask(const Args& a, const Tile& t, u32 patch, u32 bar) {
     for (int side = 0; side < SIDES; ++side) load_box4(patch + side * PART_BYTES, &a.image, bar, side * C, t.x + FIRST, t.y * STRIDE - PAD_H, t.n);
 }
 
-// What lies outside the image, of a tile at its edge.
+// The part of a border tile outside the image.
 DEV void fill_outside(const Args& a, const Tile& t, u32 patch) {
     for (int i = threadIdx.x; i < SIDES * ROWS * COLUMNS; i += THREADS) {
         const int side = i / (ROWS * COLUMNS), rest = i - side * (ROWS * COLUMNS), r = rest / COLUMNS, column = t.x + FIRST + rest - r * COLUMNS;
@@ -49,7 +49,7 @@ DEV void fill_outside(const Args& a, const Tile& t, u32 patch) {
     }
 }
 
-// Sums of row `line` of the tile (and of the next, where the tall operand holds two).
+// Accumulators of row `line` of the tile (and of the next, if operand A holds two).
 DEV void multiply(int (&acc)[BN / 2], const u32 (&weights)[STEPS][4], u32 patch, int line) {
     const u32 at = patch + line * STRIDE * COLUMNS * C;
     mma_begin();
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qconv_few_channel(
                         v[e + 2] = fmaf(y, a.add_step, v[e + 2]);
                     }
                 }
-                __syncwarp();  // what is read here is written next, by others of the warp
+                __syncwarp();  // other threads of the warp overwrite this memory next
 #endif
                 fold<ACT>(v, a.act, late);
 #pragma unroll

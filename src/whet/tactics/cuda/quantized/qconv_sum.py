@@ -37,7 +37,7 @@ class _Sum:
         """K steps of both."""
         return self.first.shape.steps(bk) + self.last.shape.steps(bk)
 
-    def eight(self) -> EightBitTypes:
+    def types8(self) -> EightBitTypes:
         """Types of the product; the first convolution's integers are the residual."""
         source = self.last.reads
         assert source is not None
@@ -59,8 +59,8 @@ class QConvSum(Tactic):
     what = "the sum of two quantized convolutions"
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         found = _sum_of(layer)
         return found if isinstance(found, str) else None
 
@@ -90,7 +90,7 @@ class QConvSum(Tactic):
         every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _able(c))
         order = varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
         kind, finish = SecondInput.kind(s), found.last.ends()[3]
-        how = Features(im2col=not found.first.shape.plain, activation=finish.activation[0], eight=found.eight(), pair=kind, between=True)
+        how = Features(im2col=not found.first.shape.plain, activation=finish.activation[0], types8=found.types8(), pair=kind, between=True)
         ahead(backend, [conv_source(c, how) for c in order])
         return [as_config(c) for c in order]
 
@@ -123,7 +123,7 @@ class QConvSum(Tactic):
                         bias=numbers,
                         output=View(args.outputs[0], b.k),
                         finish=finish,
-                        eight=found.eight(),
+                        types8=found.types8(),
                         scales=Scales(found.last.factor(numbers), 0, out.per_step, out.zero, out.add_step, out.add_shift, bias_count(b.k)),
                         second=SecondInput(b, View(args.inputs[found.y], b.c), between),
                     ),
@@ -132,7 +132,7 @@ class QConvSum(Tactic):
                 )
             ]
 
-        return GpuKernel(layer, signature, make, implementation=f"wgmma {found.eight().source} pair {tile}", packed=packed, rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma {found.types8().source} pair {tile}", packed=packed, rtol=0.0)
 
 
 def _able(tile: ConvConfig) -> bool:

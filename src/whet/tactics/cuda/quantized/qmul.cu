@@ -1,9 +1,9 @@
-// A gate on integers: each channel of each image times a number of its own (squeeze and excitation), channels last, eight values at a time.
-// Constants: FROM, TO (3 i8, 4 u8), GATE (type of the numbers: 0 f32, 1 f16, 2 bf16).
+// A gate on integers: each channel of each sample times a factor (squeeze and excitation), channels last, eight values at a time.
+// Constants: FROM, TO (3 i8, 4 u8), GATE (type of the factors: 0 f32, 1 f16, 2 bf16).
 #include "common.cuh"
 #include "vector.cuh"
 
-constexpr int EACH = 4;  // eights of a thread, a block apart: all are on their way before the first is used
+constexpr int EACH = 4;  // groups of eight of a thread, a block apart: all are in flight before the first is used
 
 #include "arguments"
 

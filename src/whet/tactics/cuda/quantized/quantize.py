@@ -23,9 +23,9 @@ class Quantize(Tactic):
     ops = ("QuantizeLinear", "DequantizeLinear")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         x, y = layer.inputs[0], layer.outputs[0]
         integer, real = (y, x) if layer.op == "QuantizeLinear" else (x, y)
         if layer.op == "Fused" or x is None or x.is_constant:

@@ -40,7 +40,7 @@ struct Args {
     int units, units_m, tiles_n; // clusters of tiles in all and along the channels; pixel tiles
     int group;                   // units along the channels that are computed for one pixel tile after the other: locality in L2
     Act act;
-    float per_step, zero;        // 8-bit results: steps of a real number, zero point
+    float per_step, zero;        // 8-bit results: steps of a real value, zero point
     float add_step, add_shift;   // 8-bit residual: real = integer * step + shift
 };
 
@@ -79,7 +79,7 @@ DEV u32 metadata_word(u32 at, u32& second) {
     else first = second = load_shared(at);
     return first;
 }
-// A use of `value` that never happens, for no shared memory lies at that address: until then it stays in its register.
+// A use of `value` that never happens, as shared memory has no such address: until then it stays in its register.
 DEV void keep(u32 value, u32 base) {
     asm volatile("{ .reg .pred q; setp.eq.u32 q, %1, 0xffffffff; @q st.shared.b32 [%1], %0; }" ::"r"(value), "r"(base) : "memory");
 }

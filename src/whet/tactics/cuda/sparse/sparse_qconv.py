@@ -90,8 +90,8 @@ class SparseQuantizedTactic(QuantizedTactic):
         return unfit_shape(shape, types)
 
     def _types(self, parts: Parts, end: Epilogue, signature: Signature) -> Types:
-        eight = kinds_of(parts, end, signature, self.shape(parts))
-        return Types(eight.source, eight.result, eight.residual, eight.fold)
+        types8 = kinds_of(parts, end, signature, self.shape(parts))
+        return Types(types8.source, types8.result, types8.residual, types8.fold)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         parts = parts_of(layer)

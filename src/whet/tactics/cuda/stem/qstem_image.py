@@ -25,9 +25,9 @@ class QStemImage(Tactic):
     composites = (_COMPOSITE,)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
+        reason = super().why_not(layer)
+        if reason:
+            return reason
         found = image_parts(layer, _COMPOSITE)
         return found if isinstance(found, str) else None
 

@@ -1,12 +1,12 @@
-// A quantized first convolution of stride 2 from a float image, on integers, with the 3x3 max pooling of stride 2 behind it or without.
-// A block makes the integers of its piece of the image and puts two rows and two columns of all channels into 16 bytes of shared memory: a
-// place. The convolution then is one of stride 1 over TY x TX places, and eight places that follow each other are eight rows of a K-major
-// operand without a swizzle, whose halves of 16 bytes may lie anywhere: windows overlap where they lie, nothing is copied for them.
-// Weights are the tall operand and stay in registers: a sum's row is a channel, its column a pixel, so a thread has two channels and pairs
-// of neighbouring pixels. Maxima are taken of the accumulators (scales are not negative and a clip never falls, so rounding may come behind), and
+// A quantized stem convolution of stride 2 from a float image, on integers, with or without the following 3x3 max pooling of stride 2.
+// A block quantizes its tile of the image and stores two rows and two columns of all channels as 16 bytes of shared memory: a
+// cell. The convolution then has stride 1 over TY x TX cells, and eight consecutive cells are eight rows of a K-major
+// operand without a swizzle, whose halves of 16 bytes may have any address: windows overlap in shared memory, nothing is gathered.
+// Weights are operand A and stay in registers: an accumulator's row is a channel, its column a pixel, so a thread has two channels and pairs
+// of adjacent pixels. Maxima are taken of the accumulators (scales are not negative and a clip is monotonic, so rounding can follow), and
 // bytes turn to channels last as they go to shared memory.
-// Constants: C (channels, at most 4), TY, TX (places of a window), BN (results of a row of the tile, multiple of 16), KC (channels out, 32 or
-// 64; of 32 the tall operand holds two rows of results), TALL (rows of the tile: of maxima, or passes of 64 / KC rows of results), POOL, Q
+// Constants: C (channels, at most 4), TY, TX (cells of a window), BN (results of a row of the tile, multiple of 16), KC (channels out, 32 or
+// 64; with 32 operand A holds two rows of results), TALL (rows of the tile: of maxima, or passes of 64 / KC rows of results), POOL, Q
 // (columns of the convolution, with POOL), IN8, TO (3 i8, 4 u8), ACT, FOLD (as in conv.cu), BLOCKS, WEIGHTS_AS_A 1.
 #include "common.cuh"
 #include "vector.cuh"
@@ -18,17 +18,17 @@ constexpr int WIDE = POOL ? BN / 2 : BN;                            // pixels of
 constexpr int LINES = POOL ? 2 * TALL + 1 : TALL * SIDE;           // rows of results of a tile
 constexpr int ROWS = LINES + TY - 1, COLUMNS = BN + TX - 1, PLACES = ROWS * COLUMNS, PITCH = COLUMNS * 16;
 constexpr int DEPTH = TY + SIDE - 1, PAIRS = TX / 2, STEPS = DEPTH * PAIRS + TX % 2 * ((DEPTH + 1) / 2);
-constexpr int EACH = 4;                                            // places of a thread whose pixels are on their way at once
+constexpr int EACH = 4;                                            // cells of a thread whose pixels are in flight at once
 constexpr int LOWEST = -2147483647 - 1;
 static_assert(C <= 4 && (!POOL || (SIDE == 1 && Q <= BN)), "sizes");
 
 #include "arguments"
 
-// The two places of K of a step: where the first lies, and how far behind it the second (a number times 0 where there is none).
+// The two cells of K of a step: the first, and the offset of the second (multiplied by 0 if there is none).
 DEV constexpr int step_place(int s) { return s < DEPTH * PAIRS ? s / (PAIRS ? PAIRS : 1) * COLUMNS + s % (PAIRS ? PAIRS : 1) * 2 : (s - DEPTH * PAIRS) * 2 * COLUMNS + TX - 1; }
 DEV constexpr int step_apart(int s) { return s < DEPTH * PAIRS ? 1 : (s - DEPTH * PAIRS) * 2 + 1 < DEPTH ? COLUMNS : 0; }
 
-// Rows of 16 bytes in eights, without a swizzle: the second half of K lies `apart` rows behind the first.
+// Rows of 16 bytes in groups of eight, without a swizzle: the second half of K is `apart` rows after the first.
 DEV u64 plain_operand(u32 address, int apart) { return (u64)((address & 0x3ffff) >> 4) | ((u64)apart << 16) | (8ull << 32); }
 
 DEV u32 quantized(float x, const Args& a) {  // in the low byte; NaN becomes 0
@@ -37,7 +37,7 @@ DEV u32 quantized(float x, const Args& a) {  // in the low byte; NaN becomes 0
     return y == y ? bits + a.in_zero : 0;
 }
 
-// Two neighbouring pixels, or zeros; as assembly, so that all of a thread's loads go out before the first of them is waited for.
+// Two adjacent pixels, or zeros; as assembly, so that all of a thread's loads are issued before the first is waited for.
 DEV float2 two_pixels(const float* at, bool inside) {
     float2 v;
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %3, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000; @p ld.global.v2.f32 {%0, %1}, [%2]; }"
@@ -48,7 +48,7 @@ DEV float2 two_pixels(const float* at, bool inside) {
 // Four bytes, the low ones of four words.
 DEV u32 word_of(u32 a, u32 b, u32 c, u32 d) { return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410); }
 
-// All places of a tile, whose first result is in row y and column x of the convolution.
+// All cells of a tile with its first result in row y and column x of the convolution.
 DEV void fill(const Args& a, u32 patch, int n, int y, int x) {
     const float* image = a.image + (long long)n * C * a.h * a.w;
     const int plane = a.h * a.w;
@@ -83,7 +83,7 @@ DEV void fill(const Args& a, u32 patch, int n, int y, int x) {
     }
 }
 
-// Sums of row `line` of the tile (and of the next, where the tall operand holds two).
+// Accumulators of row `line` of the tile (and of the next, if operand A holds two).
 DEV void multiply(int (&acc)[BN / 2], const u32 (&weights)[STEPS][4], u32 patch, int line) {
     const u32 at = patch + line * PITCH;
     mma_begin();
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qstem_overlap(cons
                             if (column >= Q) m[at] = LOWEST;
                             if (column + 1 >= Q) m[at + 1] = LOWEST;
                         }
-                        const int behind = i + o ? m[i + o ? at - 3 : 0] : LOWEST;  // the last column of the eight in front
+                        const int behind = i + o ? m[i + o ? at - 3 : 0] : LOWEST;  // the last column of the preceding eight
                         const int left = __shfl_sync(~0u, quad == 3 ? behind : m[at + 1], (lane & ~3) | ((lane + 3) & 3));
                         const int window = max(max(left, m[at]), m[at + 1]);
                         const int all = max(most[i + o][c], window);
@@ -174,6 +174,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qstem_overlap(cons
             flip ^= 1;
         }
 #endif
-        __syncthreads();  // places may be filled again
+        __syncthreads();  // the cells may be overwritten
     }
 }

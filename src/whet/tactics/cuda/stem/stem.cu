@@ -1,14 +1,14 @@
 // A first convolution (few input channels) straight from the image: a block takes TH x TW output pixels, puts the piece of the image that
 // they need into shared memory (16-bit, channels filled to 4), and multiplies with the windows read as register fragments; the weights
 // stay in shared memory. K runs over filter rows, the TAPS of a row, the 4 channels. The next tile's pixels are on their way meanwhile.
-// Where windows begin at even pixels (an even STRIDE_W) two taps are 16 aligned bytes, and one instruction reads a whole fragment.
+// If windows start at even pixels (an even STRIDE_W) two taps are 16 aligned bytes, and one instruction reads a whole fragment.
 // With PAIRS (a f32 image, channels first; tiles and rows begin at even pixels) two pixels of a channel come with one load.
 // Constants: C (channels, at most 4), R, TAPS (multiple of 4; with floats of 2 where R * TAPS is one of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS,
 // TO (0: 16 bits; 3 i8, 4 u8: integers in, products and out; pixels outside are the zero point, which the bias takes back; weight rows are
 // permuted as in conv.cu, BN is a multiple of 32), IN8 (FROM with TO, else 0), FOLD (as in conv.cu, without a residual).
 // With QUANT (FROM a float, IN8 the integers) pixels become integers on their way: round(x * image_per_step) + in_zero, NaN becomes 0.
-// With POOL (BN 64) a block makes the maxima of POOL_H x POOL_W square windows, POOL_STRIDE apart, POOL_PAD results outside; TH and TW
-// are the results that they read, in any number; those on the edge of two blocks are made by both.
+// With POOL (BN 64) a block computes the maxima of POOL_H x POOL_W square windows, POOL_STRIDE apart, POOL_PAD results outside; TH and TW
+// are the results that they read, in any number; results at the border of two blocks are computed by both.
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
@@ -23,7 +23,7 @@ constexpr int FOURS = R * TAPS / 4, STEPS = TO ? (FOURS + 1) / 2 : FOURS, CHUNKS
 constexpr int PIXELS = ROWS * COLUMNS, PIXEL = TO ? 4 : 8, PATCH_BYTES = PIXELS * PIXEL;
 constexpr int UNIT = PAIRS ? 2 : 1, UNITS = PIXELS / UNIT, EACH = (UNITS + THREADS - 1) / THREADS;  // pixels that are fetched together
 constexpr bool WHOLE = !TO && STRIDE_W % 2 == 0 && COLUMNS % 2 == 0;        // fragments by one instruction
-constexpr int DEEP = 2;                                                     // steps whose fragments are read at once
+constexpr int DEEP = 2;                                                     // steps with fragments read at once
 #if POOL
 constexpr int WINDOW = TH - (POOL_H - 1) * POOL_STRIDE;                     // rows and columns of a window
 constexpr int DOWN = POOL_H * POOL_STRIDE, RIGHT = POOL_W * POOL_STRIDE;    // results from tile to tile
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const __grid_
             const int m = TH * TW % 64 == 0 ? row + half * 8 : min(row + half * 8, TH * TW - 1);
             from[half] = patch + window_of(m) + lane % 4 * 4;
         }
-        if (WHOLE) {  // this lane's address gives one pixel's taps, of the second two where the lane is one of the upper half: beside the first two, or a row further on
+        if (WHOLE) {  // this lane's address gives one pixel's taps; lanes of the upper half give the second two: next to the first two, or a row further
             const int m = min(warp % 4 * 16 + warp / 4 * 64 + lane % 16, TH * TW - 1);
             from[0] = patch + window_of(m) + lane / 16 * 16;
             from[1] = from[0] + lane / 16 * (COLUMNS - TAPS) * 8;
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const __grid_
 #if POOL
                     u8* out = raw + (results - shared_address(raw)) + placed(m, col / 16) + (col & 8);
                     constexpr long long to = 0;
-                    constexpr u32 LEAST = TO == 4 ? 0 : 0x80808080u;  // where no window looks
+                    constexpr u32 LEAST = TO == 4 ? 0 : 0x80808080u;  // value outside all windows
                     if ((u32)p >= (u32)a.p || (u32)q >= (u32)a.q) *reinterpret_cast<uint2*>(out) = make_uint2(LEAST, LEAST);
                     else {
 #else

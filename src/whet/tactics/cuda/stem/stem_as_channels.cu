@@ -1,5 +1,5 @@
-// Before a first convolution: an image of few channels becomes [n][h][LEFT + w + right][CP] with zeros around and behind, so that the
-// taps of a filter row lie side by side and count as channels. Constants: FROM, TO (types), CP (4 or 8), NHWC.
+// Before a stem convolution: an image of few channels becomes [n][h][LEFT + w + right][CP] with zeros before and after each row, so that the
+// taps of a filter row are adjacent and count as channels. Constants: FROM, TO (types), CP (4 or 8), NHWC.
 #include "common.cuh"
 #include "vector.cuh"
 

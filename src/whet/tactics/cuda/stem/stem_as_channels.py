@@ -86,9 +86,9 @@ class FirstLayer(Tactic):
 
     def why_not(self, layer: Layer) -> str | None:
         head = anchor(layer)
-        said = super().why_not(layer) or conv_reason(layer, head)
-        if said:
-            return said
+        reason = super().why_not(layer) or conv_reason(layer, head)
+        if reason:
+            return reason
         if head.attrs["group"] != 1:
             return "takes convolutions of one group"
         if not isinstance(head.inputs[0].shape[1], int) or head.inputs[0].shape[1] > 8:

@@ -1,5 +1,5 @@
 // The pixels of the image under a tile of a first convolution, on their way to a thread: as floats, or as integers (TO, and QUANT of a float image).
-// Stands behind Args and Tile of stem.cu; its constants.
+// Included after Args and Tile of stem.cu; uses its constants.
 #if TO
 typedef u32 Number;
 typedef int Accumulator;

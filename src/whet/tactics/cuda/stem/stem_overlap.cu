@@ -1,10 +1,10 @@
-// A first convolution (up to 3 input channels) whose windows begin at every other column, straight from the image: two neighbouring pixels of four channels
-// are 16 bytes of shared memory, a place, so the windows of eight neighbouring results are eight places in a row: rows of a K-major operand without a
-// swizzle, which the tensor cores read where they lie. Nothing is gathered, no fragment is loaded; K runs over the filter's places, two a step.
+// A stem convolution (up to 3 input channels) of stride 2 along rows, straight from the image: two adjacent pixels of four channels
+// are 16 bytes of shared memory, a cell, so the windows of eight adjacent results are eight consecutive cells: rows of a K-major operand without a
+// swizzle, which the tensor cores read in place. Nothing is gathered, no fragment is loaded; K runs over the filter's cells, two a step.
 // The fourth channel of every pixel is 1, outside the image too: its weights in the first two taps are the bias, in two parts. Rows of the weights are permuted
-// in 32s so that a thread's accumulators are eight neighbouring channels of a pixel, which it stores as they are. Weights of SiLU are halved (HALVED).
-// A block takes 64 columns x TH rows of results, its warpgroups rows in turns; the pixels of its next tile are on their way meanwhile.
-// Constants: C (at most 3), R, TX (places of a filter row), STRIDE_H, LEAD (places of a row in front of the first window), TH, WGS, BN (multiple of 32),
+// in 32s so that a thread's accumulators are eight adjacent channels of a pixel, which it stores directly. Weights of SiLU are halved (HALVED).
+// A block takes 64 columns x TH rows of results, its warpgroups alternate rows; the pixels of its next tile are in flight meanwhile.
+// Constants: C (at most 3), R, TX (cells of a filter row), STRIDE_H, LEAD (cells of a row before the first window), TH, WGS, BN (multiple of 32),
 // BLOCKS, FROM (0 f32, else the type of the results), ACT, HALVED, BF16.
 #include "common.cuh"
 #include "wgmma"
@@ -19,9 +19,9 @@ static_assert(C <= 3 && TH % WGS == 0 && BN % 32 == 0 && LEAD < 2, "tile");
 
 #include "arguments"
 
-// Where place i of a window lies behind its first.
+// Offset of cell i of a window from its first.
 DEV constexpr int place(int i) { return i / TX * PITCH + i % TX * 16; }
-// EightBitTypes windows in a row, and so on by 128 bytes; the second half of K lies `apart` bytes behind the first.
+// Eight consecutive windows, the next eight 128 bytes further; the second half of K is `apart` bytes after the first.
 DEV u64 windows(u32 address, int apart) { return (u64)((address & 0x3ffff) >> 4) | ((u64)(apart >> 4) << 16) | (8ull << 32); }
 
 struct Tile {
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem_overlap(const
             mma_begin();
 #pragma unroll
             for (int s = 0; s < STEPS; ++s) {
-                const int apart = 2 * s + 1 < PLACES ? place(2 * s + 1) - place(2 * s) : 0;  // of a last single place: weights of zero
+                const int apart = 2 * s + 1 < PLACES ? place(2 * s + 1) - place(2 * s) : 0;  // a single last cell: weights of zero
                 wgmma(sum, windows(from + y * STRIDE_H * PITCH + place(2 * s), apart), operand<128>(base + s / 4 * BN * 128) + s % 4 * 2, s > 0);
             }
             mma_commit();

@@ -1,6 +1,6 @@
-// A first convolution (few input channels, strides of 2) and the 3x3 max pooling (stride 2, padding 1) behind it, row by row down the image. Weights are
-// the tall operand of the product and stay in registers; a row of the image lies in shared memory as pixels of four 16-bit channels, so the windows of
-// neighbouring results, two pixels or 16 bytes apart, are rows of the other operand as they lie: its core matrices overlap. The fourth channel of every
+// A stem convolution (few input channels, strides of 2) and the following 3x3 max pooling (stride 2, padding 1), row by row down the image. Weights are
+// operand A of the product and stay in registers; a row of the image is in shared memory as pixels of four 16-bit channels, so the windows of
+// adjacent results, two pixels or 16 bytes apart, are rows of operand B in place: its core matrices overlap. The fourth channel of every
 // pixel is 1: three taps of it carry the bias in three parts. Each row of results is pooled in registers.
 // Constants: C (channels, at most 3), R (filter rows), HALVES (fours of taps of a filter row), LEAD (columns in front of a result's, even; the filter row begins
 // there), PAD_H, BN (columns of results of a block), SKIP (8 of them belong to the block on the left, which pools them, too), FROM (type), BLOCKS, BF16.
@@ -27,7 +27,7 @@ DEV u32 smaller(u32 a, u32 b) {
     else asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
 }
-// Windows that overlap: rows of eight of the operand are 16 bytes apart, the next 16 bytes of K are those of the next row, eight rows further is 128 bytes.
+// Overlapping windows: rows of the operand are 16 bytes apart, the next 16 bytes of K are those of the next row, and eight rows are 128 bytes.
 DEV u64 windows(u32 address) { return (u64)((address & 0x3ffff) >> 4) | (1ull << 16) | (8ull << 32); }
 
 struct Place {  // of the block in the image
@@ -86,7 +86,7 @@ DEV void multiply(float (&acc)[BN / 2], const u32 (&weights)[STEPS][4], u32 ring
     }
     mma_commit();
 }
-// Gives use(group, maximum) the maxima of three neighbours; a register holds two channels of a pixel. `edge`: the first group lies outside the image.
+// Calls use(group, maximum) with the maxima of three adjacent results; a register holds two channels of a pixel. `edge`: the first group is outside the image.
 template <class Use> DEV void pool_row(const float (&acc)[BN / 2], int lane, bool edge, Use use) {
     u32 before = LEAST;
 #pragma unroll
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(128, BLOCKS) stem_rows(const __grid
     const Place at{a.input + (long long)n * C * a.h * a.w * (FROM == 0 ? 4 : 2), 2 * (2 * q0 - 8 * SKIP) - LEFT, a.h, a.w};
     const int channel = warp * 16 + lane / 4 * 2, column = q0 + lane % 4 - 4 * SKIP;
     const bool edge = tile == 0;
-    const int end = channel < a.k ? min(a.q, q0 + a.wide) - column : 0;  // groups of four that lie in front of it are stored
+    const int end = channel < a.k ? min(a.q, q0 + a.wide) - column : 0;  // groups of four before this limit are stored
     u8* out = a.out + (((long long)n * a.p + first) * a.q + column) * a.k * 2 + channel * 2;
     const u32 lower = pack(a.act.a, a.act.a), upper = pack(a.act.b, a.act.b);
     float acc[BN / 2];

@@ -1,11 +1,11 @@
 // A first convolution (up to 3 input channels) of a f32 image in TF32, straight from the image: a bulk copy brings the piece of the image that a tile needs,
-// channel by channel, and the block's threads put it together: a pixel of four channels is 16 bytes of shared memory, a place. Pixels of one phase (column
-// modulo STRIDE_W) lie in a plane of their own, so those that one tap meets in eight neighbouring windows are eight places in a row: rows of a K-major operand
-// without a swizzle, which the tensor cores read where they lie. Nothing is gathered, no fragment is loaded. K runs over the taps, two a step: those of phase
-// 0 first, row by row, so that a step's second tap always lies behind its first.
+// channel by channel, and the block's threads interleave it: a pixel of four channels is 16 bytes of shared memory, a cell. Pixels of one phase (column
+// modulo STRIDE_W) have a separate plane, so the pixels of one tap in eight adjacent windows are eight consecutive cells: rows of a K-major operand
+// without a swizzle, which the tensor cores read in place. Nothing is gathered, no fragment is loaded. K runs over the taps, two a step: those of phase
+// 0 first, row by row, so that a step's second tap always follows its first.
 // Pixels are rounded to TF32 on their way, weights by the host. The fourth channel of every pixel is 1, outside the image too: its weights in the first three
-// taps are the bias, in three parts. Where the number of taps is odd the last step reads its tap twice, with half of its weights each.
-// Rows of the weights are permuted in 16s so that a thread's accumulators are four neighbouring channels, 16 bytes that it stores as they are.
+// taps are the bias, in three parts. If the number of taps is odd the last step reads its tap twice, with half of its weights each.
+// Rows of the weights are permuted in 16s so that a thread's accumulators are four adjacent channels, 16 bytes that it stores directly.
 // A block takes 64 columns x TH rows of results, its warpgroups rows in turns; the next tile's piece is on its way meanwhile. Pieces begin at columns that are
 // multiples of four, LEAD pixels in front of the first window: the copy engine takes no others (it calls them an illegal instruction).
 // Constants: C (at most 3), R, S, STRIDE_H, STRIDE_W (1 or 2), LEAD, TH, WGS, BN (multiple of 16), BLOCKS, ACT, TERMS (1).
@@ -27,16 +27,16 @@ static_assert(C <= 3 && TAPS >= 3 && TH % WGS == 0 && BN % 16 == 0 && (STRIDE_W 
 
 #include "image_tiles.cuh"
 
-// Where tap i in the order of K lies behind its window's first place.
+// Offset of tap i, in the order of K, from its window's first cell.
 DEV constexpr int place(int i) {
     for (int phase = 0; phase < STRIDE_W; ++phase) {
-        const int first = (phase + LEAD) % STRIDE_W, across = (S - first + STRIDE_W - 1) / STRIDE_W;  // of the taps of a row that have the phase, and their number
+        const int first = (phase + LEAD) % STRIDE_W, across = (S - first + STRIDE_W - 1) / STRIDE_W;  // taps of a row with this phase: the first, and their number
         if (i < R * across) return phase * PLANE + i / across * PITCH + ((LEAD + first) / STRIDE_W + i % across) * 16;
         i -= R * across;
     }
     return 0;
 }
-// Operands from their addresses in sixteens: eight windows in a row, and so on by 128 bytes, the second half of K `apart` bytes behind the first; rows of weights.
+// Operands from their addresses in units of sixteen: eight windows, the next eight 128 bytes further, the second half of K `apart` bytes after the first; rows of weights.
 DEV u64 windows(u32 at, int apart) { return (u64)(at + (apart << 12)) | (8ull << 32); }
 DEV u64 filters(u32 at) { return (u64)(at + (1 << 16)) | ((64ull | 1ull << 30) << 32); }
 
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem_tf32(const __
             if (warp == 0 && one) ask(here);
         }
         if (fresh) { barrier_wait(held, 0); fresh = false; }
-        // Shuffled anew for every tile, so that descriptors are made in uniform registers when they are needed, and not all kept from tile to tile.
+        // Shuffled again for every tile, so that descriptors are computed in uniform registers when needed, and are not all kept from tile to tile.
         const u32 from = __shfl_sync(~0u, (patch + group * MINE * STRIDE_H * PITCH) >> 4, 0), weights = __shfl_sync(~0u, base >> 4, 0);
         float acc[2][BN / 2];
         auto multiply = [&](int y, float (&sum)[BN / 2]) {
