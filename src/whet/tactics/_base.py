@@ -2,8 +2,8 @@
 
 A tactic answers, in this order:
 
-    signatures(layer, backend)           which formats and storage types it can take and give, and what it may do in place
-    refuses(layer, signature, backend)   why it cannot, or None
+    signatures(layer, backend)           supported formats and storage types, and in-place pairs
+    refuses(layer, signature, backend)   the reason why it cannot, or None
     configs(layer, signature, backend)   the points of its tuning space
     plan(layer, signature, config, backend) -> Kernel
                                          for a layer with static shapes: exact bytes of every operand, of scratch and of packed
@@ -85,13 +85,13 @@ class Args:
 
 
 class Stream(Protocol):
-    """Where launches are recorded: a launch list on the CPU, a graph capture on a GPU."""
+    """A recorder of launches: a launch list on the CPU, a graph capture on a GPU."""
 
     def record(self, call: Call) -> None: ...
 
 
 class Kernel(Protocol):
-    """A planned launch for static shapes. Created without touching operands' memory; holds whatever the library needs."""
+    """A planned launch for static shapes. Created without touching operands' memory; owns the library's objects."""
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -115,7 +115,7 @@ class Kernel(Protocol):
 
     @property
     def deterministic(self) -> bool:
-        """Whether the same inputs give the same bits every time."""
+        """True if equal inputs always give equal bits."""
 
     @property
     def implementation(self) -> str:
@@ -126,7 +126,7 @@ class Kernel(Protocol):
 
 
 class Tactic:
-    """Base of all tactics; subclasses override what differs. `ops` are the anchors it takes ("*" for any op).
+    """Base class of all tactics. `ops` are the root operations that it computes ("*" for any op).
 
     `types` are the storage types it computes in. `version` goes into the timing key: raise it when the kernel changes.
     """
@@ -162,7 +162,7 @@ class Tactic:
         return ""
 
     def why_not(self, layer: Layer) -> str | None:
-        """Why this tactic does not compute the layer with any signature; None when it might."""
+        """Reason why this tactic does not compute the layer with any signature; None if it may."""
         if self.what:
             return None if layer.composite in self.composites else f"computes {self.what}, not {layer.composite or layer.op}"
         a = anchor(layer)
@@ -174,15 +174,15 @@ class Tactic:
         return None
 
     def unavailable(self) -> str | None:
-        """Why this machine cannot run any layer by this tactic (an instruction set, a compiler); None where it can."""
+        """Reason why this machine cannot run the tactic (an instruction set, a compiler); None if it can."""
         return None
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Callable]]:
-        """References by op name that say what the kernel gives for NaN and infinities, where the op's own does not; one table for each variant."""
+        """References by op name for kernels that treat NaN and infinities differently from the op's own reference; one table per variant."""
         return [{}]
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
-        """Why a new fused layer of its composites should stay unfused; None where it may be fused. Called during lowering: shapes may be symbolic.
+        """Reason why a new fused layer of its composites should stay unfused; None if it may be fused. Called in lowering: shapes may be symbolic.
         `permitted` are the storage types that the build may use besides a tensor's own."""
         return None
 

@@ -21,7 +21,7 @@ def anchor(layer: Layer) -> Layer:
 
 
 def is_quantized(layer: Layer) -> bool:
-    """Whether a fused layer dequantizes its inputs, so that its root layer computes on integers with scales."""
+    """True if a fused layer dequantizes its inputs, so that its root layer computes on integers with scales."""
     return layer.op == "Fused" and any(x.op == "DequantizeLinear" for x in layer.regions["body"].layers)
 
 
@@ -36,7 +36,7 @@ class Unquantized:
 
 
 def unquantized(layer: Layer) -> Unquantized | str:
-    """Removes a fused layer's Q and DQ layers, or returns why they are not where a quantized layer has them."""
+    """Removes a fused layer's Q and DQ layers, or returns the reason why their positions are not those of a quantized layer."""
     body = layer.regions["body"]
     inner, outer = list(body.inputs), list(layer.inputs)
     place = {t: i for i, t in enumerate(inner)}

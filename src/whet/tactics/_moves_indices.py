@@ -1,6 +1,6 @@
-"""Places of a result's elements, and of what they are made of, as sums that code can take apart: what depends on the row alone is asked once a row.
+"""Symbolic indices of result and source elements as sums of terms, so that terms that depend only on the row are computed once per row.
 
-A place is a whole number, the same whatever it is written for: the CPU's kernel makes LLVM IR of it, the GPU's C text.
+An index is an integer expression, independent of the target: the CPU kernel translates it to LLVM IR, the GPU kernel to C.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _GIVEN = (ROW, COLUMN, FLAT)
 
 
 class Refused(Exception):
-    """The layer has something in it that has no code."""
+    """The kernel cannot generate code for the layer."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """`offset` and multiples of atoms, added up."""
+    """A linear index: `offset` plus multiples of atoms."""
 
     offset: int = 0
     terms: tuple[tuple[Atom, int], ...] = ()
 
     @staticmethod
     def of(atom: Atom) -> Place:
-        """The place that an atom is."""
+        """The index that consists of one atom."""
         return Place(0, ((atom, 1),))
 
     def plus(self, other: Place | int) -> Place:
-        """The sum; axes that were cut from one place are that place again: x / d * d + x % d is x."""
+        """The sum. A quotient and remainder of the same index are rejoined: x / d * d + x % d is x."""
         if isinstance(other, int):
             return Place(self.offset + other, self.terms)
         found = dict(self.terms)
@@ -44,7 +44,7 @@ class Place:
         return Place(self.offset * by, tuple((a, n * by) for a, n in self.terms))
 
     def cut(self, how: str, by: int, count: int) -> Place:
-        """Its quotient ("div") or rest ("mod") by a number, of which there are `count`."""
+        """Its quotient ("div") or remainder ("mod") by `by`, with `count` possible values."""
         if not self.terms:
             return Place(self.offset // by if how == "div" else self.offset % by)
         if self.offset % by == 0 and all(n % by == 0 for _, n in self.terms):
@@ -53,18 +53,18 @@ class Place:
 
     @property
     def by_column(self) -> bool:
-        """Whether it depends on the column."""
+        """True if it depends on the column."""
         return any(a == COLUMN or (a not in _GIVEN and a[1].by_column) for a, _ in self.terms)
 
     @property
     def step(self) -> int:
-        """How far the next column's is. Raises Refused where that differs from column to column."""
+        """The stride between consecutive columns. Raises Refused if it is not constant."""
         if any(a not in _GIVEN and a[1].by_column for a, _ in self.terms):
             raise Refused("what lies together in a row of the result is cut apart within")
         return dict(self.terms).get(COLUMN, 0)
 
     def fixed(self, atom: Atom, value: int) -> Place:
-        """The place where an atom is known to be `value`."""
+        """The index with an atom fixed to `value`."""
         found = Place(self.offset)
         for a, n in self.terms:
             if a == atom:
@@ -77,12 +77,12 @@ class Place:
 
     @property
     def row(self) -> Place:
-        """What it is in column 0, without the offset."""
+        """Its value in column 0, without the offset."""
         return Place(0, tuple((a, n) for a, n in self.terms if a != COLUMN))
 
 
 def _joined(place: Place) -> Place:
-    """The same number with the fewest divisions: a quotient and the rest beside it, or two rests of one place, become one."""
+    """The same value with the fewest divisions: a quotient and its remainder, or two remainders of one index, are merged."""
     for low, n in place.terms:
         if low[0] != "mod":
             continue
@@ -102,22 +102,22 @@ def _joined(place: Place) -> Place:
 
 
 def order(rank: int, fmt: str) -> list[int]:
-    """Axes as they lie in memory, the outermost first."""
+    """Axes in memory order, outermost first."""
     return [0, *range(2, rank), 1] if fmt == "nhwc" else list(range(rank))
 
 
 def shifted(at: tuple[Place, ...], axis: int, by: int) -> tuple[Place, ...]:
-    """Places along all axes, one of them moved."""
+    """Indices along all axes, with one axis shifted."""
     return (*at[:axis], at[axis].plus(by), *at[axis + 1 :])
 
 
 def spread(at: tuple[Place, ...], shape: Sequence[int]) -> tuple[Place, ...]:
-    """The place in an operand that broadcasts."""
+    """The indices into a broadcast operand."""
     return tuple(Place() if d == 1 else i for d, i in zip(shape, at[len(at) - len(shape) :], strict=True))
 
 
 def flat(at: Sequence[Place], shape: Sequence[int], fmt: str) -> Place:
-    """Where an element lies in memory, in elements."""
+    """Memory offset of an element, in elements."""
     found = Place()
     for axis in order(len(shape), fmt):
         found = found.times(shape[axis]).plus(at[axis] if shape[axis] != 1 else Place())
@@ -125,7 +125,7 @@ def flat(at: Sequence[Place], shape: Sequence[int], fmt: str) -> Place:
 
 
 def axes(whole: Place, shape: Sequence[int]) -> list[Place]:
-    """Places along the axes of a block of this shape, from the place in it."""
+    """Indices along the axes of a block of this shape, from the flat index in it."""
     found = []
     for k, d in enumerate(shape):
         place = whole.cut("div", prod(shape[k + 1 :]), prod(shape[: k + 1]))
@@ -134,7 +134,7 @@ def axes(whole: Place, shape: Sequence[int]) -> list[Place]:
 
 
 def regrouped(at: tuple[Place, ...], after: Sequence[int], before: Sequence[int]) -> tuple[Place, ...]:
-    """Places in the shape before a Reshape: axes go by the smallest groups of equal size, those that stay as they are keep their places."""
+    """Indices in the shape before a Reshape: axes are matched in the smallest groups of equal size; unchanged axes keep their indices."""
     found: list[Place] = []
     i = j = 0
     while i < len(after) or j < len(before):

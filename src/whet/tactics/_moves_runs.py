@@ -45,7 +45,7 @@ def runs(made: Moves, pitches: list[int]) -> list[Run]:
 
 
 class _Reads:
-    """Source and pixel of every row; -1 where they are not known yet."""
+    """Source and pixel of every row; -1: not known yet."""
 
     def __init__(self, made: Moves, pitches: list[int]) -> None:
         self.pitches = pitches
@@ -94,7 +94,7 @@ class _Reads:
 
 
 def value(place: Place, rows: np.ndarray) -> np.ndarray:
-    """A place that depends on the row alone, for each of these rows."""
+    """The values of an index that depends only on the row, for each of these rows."""
     found = np.full(len(rows), place.offset, np.int64)
     for atom, n in place.terms:
         if atom == ROW:

@@ -51,7 +51,7 @@ class Parts:
 
     @property
     def float8(self) -> bool:
-        """Whether any operand is float8."""
+        """True if any operand is float8."""
         return any(s.dtype.name == FLOAT8 for s in (*self.reads.values(), *([self.stores] if self.stores else [])))
 
     def place(self, inner: Tensor | None) -> int | None:

@@ -1,1 +1,1 @@
-"""Tactics of the null machine: formats, in-place pairs and a cost table, no kernels."""
+"""Tactics of the null backend: formats, in-place pairs and a cost table, no kernels."""

@@ -1,4 +1,4 @@
-"""The null machine's kernel and its cost table: bytes at 10 GB/s plus multiply-adds at 100 G/s times what a format makes of it."""
+"""The null backend's kernel and its cost table: bytes at 10 GB/s plus multiply-adds at 100 G/s, times a factor per format."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class NullCall(Call):
         """Does nothing."""
 
     def set_address(self, kind: str, index: int, address: int) -> None:
-        """Nothing reads or writes, so nothing is re-pointed."""
+        """Does nothing: no operand is read or written."""
 
 
 class NullKernel:
-    """A planned launch that costs what the table says. Weights are not packed, so that builds stay quick."""
+    """A planned launch with its cost from the table. Weights are not packed, so that builds stay fast."""
 
     rtol, deterministic = 1e-5, True
     packed: tuple[Packed, ...] = ()
@@ -44,7 +44,7 @@ class NullKernel:
 
 
 def data_operands(layer: Layer, fmt: str) -> tuple[Operand | None, ...] | None:
-    """Inputs stored in `fmt` where their rank has it, else row-major; None for constants. None when an output cannot have it."""
+    """Inputs in `fmt` if their rank supports it, else row-major; None for constants. Returns None if an output does not support it."""
     if not all(format_fits(fmt, t.type.rank) for t in layer.outputs):
         return None
     return tuple(None if t is None or t.is_constant else Operand(format_of(t, fmt), t.dtype) for t in layer.inputs)
@@ -55,13 +55,13 @@ def format_of(t: Tensor, fmt: str) -> str:
 
 
 def signature(layer: Layer, fmt: str, inplace: tuple[tuple[int, int], ...] = ()) -> Signature | None:
-    """All operands in one format, or None when they cannot be."""
+    """All operands in one format, or None if that is impossible."""
     ins = data_operands(layer, fmt)
     return None if ins is None else Signature(ins, tuple(Operand(fmt, t.dtype) for t in layer.outputs), inplace)
 
 
 def product_macs(layer: Layer) -> int:
-    """Multiply-adds of the Conv, Gemm or MatMul that a layer is or is fused around."""
+    """Multiply-adds of the Conv, Gemm or MatMul of a layer or at the root of a fused one."""
     head = anchor(layer)
     out, w = head.outputs[0], head.inputs[1]
     shape = static_shape(w.shape)

@@ -1,4 +1,4 @@
-"""Null for any op, row-major and slow: what nothing else takes."""
+"""Null tactic for any op, row-major and slow: the fallback."""
 
 from __future__ import annotations
 

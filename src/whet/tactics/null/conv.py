@@ -1,4 +1,4 @@
-"""Null convolution: blocked channels are fastest where they come in sixteens, then channels last, then row-major; may add in place."""
+"""Null convolution: blocked channels are fastest for multiples of 16 channels, then channels last, then row-major; may add in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Null pooling, activations and sums: as fast as memory, in any format that all operands can have."""
+"""Null pooling, activations and sums: limited by memory bandwidth, in any format that all operands support."""
 
 from __future__ import annotations
 

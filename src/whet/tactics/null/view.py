@@ -1,4 +1,4 @@
-"""Null views: reshapes in place, for nothing."""
+"""Null views: reshapes in place, at no cost."""
 
 from __future__ import annotations
 
