@@ -35,7 +35,7 @@ def fused_layer() -> Layer:
     return net.add_layer("Fused", [*feeds, net.add_input("z", parse_type(types[3]))], {"composite": "Conv"}, regions={"body": body})
 
 
-def ways(layer: Layer):
+def variants(layer: Layer):
     permissions = Permissions.of(BuildConfig())
     found = list_candidates(layer, [get_tactic("cpu/onednn_conv")], CPU, permissions)
     return found.options, permissions
@@ -49,7 +49,7 @@ def tactics():
 
 def test_a_chain_computes_what_the_fused_layer_does():
     layer, rng = fused_layer(), np.random.default_rng(1)
-    options, permissions = ways(layer)
+    options, permissions = variants(layer)
     assert len({o.signature for o in options}) > 2
     tried = 0
     for best in options:
@@ -83,7 +83,7 @@ def test_a_chain_computes_what_the_fused_layer_does():
 
 def test_times_of_both_go_into_the_cache_and_come_back(tmp_path):
     layer = fused_layer()
-    options, permissions = ways(layer)
+    options, permissions = variants(layer)
     found = []
     for _ in range(2):
         cache = TimingCache(str(tmp_path / "t.sqlite"))
@@ -120,8 +120,8 @@ def test_the_report_has_both_times():
 @pytest.fixture
 def apart_wins(monkeypatch):
     monkeypatch.setattr(UnfusedTime, "wins", property(lambda self: self.ms is not None))
-    real = whole_engine._earliest
-    monkeypatch.setattr(whole_engine, "_earliest", lambda entries: next((e for e in entries if e.unfused), None) or real(entries))
+    real = whole_engine._select_earliest
+    monkeypatch.setattr(whole_engine, "_select_earliest", lambda candidates: next((e for e in candidates if e.unfused), None) or real(candidates))
 
 
 def test_where_the_parts_win_the_engine_has_them_and_a_lock_holds_them(apart_wins, tmp_path, monkeypatch):

@@ -6,8 +6,8 @@ from test_verification import QUICK, only, plant  # noqa: F401 - a fixture
 
 from whet.backends import get_backend
 from whet.builder import build
-from whet.builder.batching.batch_items import NOWHERE, Images, NotPerImage, Places, batch_of, image_places, network_on_images
-from whet.builder.progress import Noting
+from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchItems, NotPerImage, batch_of, find_batch_axes, run_network_on_items
+from whet.builder.progress import ProgressLog
 from whet.builder.verify import verification
 from whet.builder.verify.differences import float8_error
 from whet.builder.verify.emulation import reference_outputs
@@ -52,10 +52,10 @@ def feed(net, seed=1):
 
 
 def test_images_are_the_first_the_last_and_seeded_ones():
-    assert Images.of(128, 0) == Images.of(128, 0)
-    assert Images.of(128, 0) != Images.of(128, 1)
+    assert BatchItems.of(128, 0) == BatchItems.of(128, 0)
+    assert BatchItems.of(128, 0) != BatchItems.of(128, 1)
     for batch in (2, 3, 4, 128):
-        at = Images.of(batch, 5).at
+        at = BatchItems.of(batch, 5).at
         assert (at[0], at[-1], len(at)) == (0, batch - 1, min(batch, 3))
     assert batch_of({"a": (4, 3), "b": (4, 7)}) == 4
     assert batch_of({"a": (4, 3), "b": (2, 7)}) == batch_of({"a": (4, 3), "b": (4,)}) == 1
@@ -64,12 +64,12 @@ def test_images_are_the_first_the_last_and_seeded_ones():
 @pytest.mark.parametrize("widen", [False, True])
 def test_a_few_images_give_what_the_whole_batch_gives(widen):
     net = attention()
-    x, images = feed(net), Images.of(BATCH)
-    few, whole = network_on_images(net, x, images, widen=widen), run_network(net, x, widen=widen)
+    x, images = feed(net), BatchItems.of(BATCH)
+    few, whole = run_network_on_items(net, x, images, widen=widen), run_network(net, x, widen=widen)
     assert few["y"].shape == (3, 40)
     assert few["y"].dtype == whole["y"].dtype
     np.testing.assert_allclose(few["y"], whole["y"][list(images.at)], rtol=1e-12 if widen else 1e-5)
-    axes = image_places(net, {"x": (BATCH, 3, 4, 4)}, BATCH).axis
+    axes = find_batch_axes(net, {"x": (BATCH, 3, 4, 4)}, BATCH).axis
     assert 1 in axes.values(), "the batch stood second for a while"
 
 
@@ -98,8 +98,8 @@ def test_the_reference_of_a_layer_that_stores_float8_are_numbers_of_float8(name,
     want = next(iter(run_network(net, fed).values()))
     assert want.dtype == E4M3
     choice = Choice("cuda/any", (), tuple(("linear", t.dtype.name) for t in layer.inputs), (("linear", "f8e4m3"),))
-    images = Images.of(BATCH) if few else None
-    places = Places({t.name: 0 for t in layer.inputs if not t.is_constant}, {}, frozenset()) if few else NOWHERE
+    images = BatchItems.of(BATCH) if few else None
+    places = BatchAxes({t.name: 0 for t in layer.inputs if not t.is_constant}, {}, frozenset()) if few else NO_BATCH_AXES
     ins = [images.take(a, 0) if few and t.name in places.axis else a for t, a in zip(layer.inputs, arrays, strict=True)]
     (got,) = reference_outputs(layer, choice, ins, images, places)
     want = images.take(want, 0) if few else want
@@ -128,7 +128,7 @@ def mixing(kind):
 def test_what_mixes_images_is_seen_and_judged_whole(kind):
     net = mixing(kind)
     with pytest.raises(NotPerImage):
-        image_places(net, {"x": (BATCH, 4)}, BATCH)
+        find_batch_axes(net, {"x": (BATCH, 4)}, BATCH)
     plan = build(net, QUICK)
     assert plan.report.verification.images is None
     assert any(f"all {BATCH} images" in n for n in plan.report.notes)
@@ -188,7 +188,7 @@ def test_a_network_whose_reference_takes_long_is_judged_on_one_image_its_layers_
     monkeypatch.setattr(verification, "NetworkJudge", Watched)
     for least, many in ((2e9, 3), (0.0, 1)):
         monkeypatch.setattr(verification, "_LONG_MACS", least)
-        right, wrong = (verification.verify_engine(plan, net, get_backend("cpu"), None, QUICK, Noting(None)) for net in (source, other))
+        right, wrong = (verification.verify_engine(plan, net, get_backend("cpu"), None, QUICK, ProgressLog(None)) for net in (source, other))
         assert len(seen[-1].at) == many
         assert set(seen[-1].at) <= set(right.images)
         assert len(right.images) == 3

@@ -10,9 +10,9 @@ from nets import inputs, residual
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, Silent, build
-from whet.builder.progress import Noting
+from whet.builder.progress import ProgressLog
 from whet.builder.select import refine, whole_engine
-from whet.builder.select.engine_candidate import Entry
+from whet.builder.select.engine_candidate import EngineCandidate
 from whet.builder.select.search import Search
 from whet.builder.verify.host_overlap import Beside
 from whet.engine.report import EngineTime
@@ -40,13 +40,13 @@ def cached(tmp_path, monkeypatch):
 @pytest.fixture
 def timed(monkeypatch):
     """Which whole engines are timed, in order; each call a list of what they are."""
-    calls, time = [], whole_engine._time
+    calls, time = [], whole_engine._measure_times
 
-    def noting(search, entries):
-        calls.append([e.what for e in entries])
-        time(search, entries)
+    def noting(search, candidates):
+        calls.append([e.what for e in candidates])
+        time(search, candidates)
 
-    monkeypatch.setattr(whole_engine, "_time", noting)
+    monkeypatch.setattr(whole_engine, "_measure_times", noting)
     return calls
 
 
@@ -70,7 +70,7 @@ def test_a_second_build_times_no_engine_against_another(cached, timed, monkeypat
 def test_times_that_are_not_seen_again_are_taken_anew(timed, monkeypatch):
     """An engine that is remembered to take a nanosecond takes longer now than the others are remembered to: all of them run again, once."""
     monkeypatch.setattr(whole_engine, "_differ", lambda a, b: True)
-    monkeypatch.setattr(EngineHistory, "read_times", lambda _, entries: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(entries))])
+    monkeypatch.setattr(EngineHistory, "read_times", lambda _, candidates: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(candidates))])
     config = dataclasses.replace(QUICK, in_network=False)
     for doubt, calls in ((np.inf, 1), (1.05, 2)):
         timed.clear()
@@ -84,14 +84,14 @@ def test_times_that_are_not_seen_again_are_taken_anew(timed, monkeypatch):
 
 def test_a_busy_moment_is_no_reason_to_doubt():
     """What is remembered was taken on a machine at rest."""
-    entry = Entry("kept", *[None] * 6)
-    best = whole_engine.Best(entry, [EngineTime("", 3.0, 0.0), EngineTime("", 2.0, 0.0), EngineTime("", 4.0, 0.0)], 1.0, recalled=True)
-    assert best.doubtful
-    assert not dataclasses.replace(best, recalled=False).doubtful
-    assert not dataclasses.replace(best, engines=best.engines[:1]).doubtful
-    assert not dataclasses.replace(best, engines=[EngineTime("", 2.05, 0.0), EngineTime("", 2.0, 0.0)]).doubtful
-    entry.disturbed = True
-    assert not best.doubtful
+    candidate = EngineCandidate("kept", *[None] * 6)
+    best = whole_engine.SelectedEngine(candidate, [EngineTime("", 3.0, 0.0), EngineTime("", 2.0, 0.0), EngineTime("", 4.0, 0.0)], 1.0, recalled=True)
+    assert best.is_doubtful
+    assert not dataclasses.replace(best, recalled=False).is_doubtful
+    assert not dataclasses.replace(best, engines=best.engines[:1]).is_doubtful
+    assert not dataclasses.replace(best, engines=[EngineTime("", 2.05, 0.0), EngineTime("", 2.0, 0.0)]).is_doubtful
+    candidate.disturbed = True
+    assert not best.is_doubtful
 
 
 def test_weights_may_differ_and_nothing_else(cached):
@@ -167,14 +167,14 @@ def test_spoiled_rows_change_no_answer(cached, spoil):
 
 
 def test_a_disturbed_moment_is_not_remembered(cached, monkeypatch):
-    time = whole_engine._time
+    time = whole_engine._measure_times
 
-    def disturbed(search, entries):
-        time(search, entries)
-        for e in entries:
+    def disturbed(search, candidates):
+        time(search, candidates)
+        for e in candidates:
             e.disturbed = True
 
-    monkeypatch.setattr(whole_engine, "_time", disturbed)
+    monkeypatch.setattr(whole_engine, "_measure_times", disturbed)
     build(residual(), cached)
     db = sqlite3.connect(cached.timing_cache)
     (rows,) = db.execute("SELECT count(*) FROM timings WHERE about LIKE '%whole engine%'").fetchone()
@@ -191,9 +191,9 @@ def test_seconds_of_all_phases_make_up_the_build():
 
 
 def test_a_build_of_several_engines_adds_their_phases_up():
-    outer = Noting(Silent())
+    outer = ProgressLog(Silent())
     for _ in range(2):
-        inner = Noting(outer)
+        inner = ProgressLog(outer)
         inner.stage("passes", 1)
         inner.note("once")
         inner.seconds()

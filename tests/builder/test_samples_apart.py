@@ -11,10 +11,10 @@ from whet.backends import get_backend
 from whet.backends.cpu import CpuBackend
 from whet.backends.cpu.workers import ParallelLaunch
 from whet.builder import BuildConfig, build, save_lock
-from whet.builder.assemble import dealt
+from whet.builder.assemble import make_sample_parallel
 from whet.builder.batching import per_sample
-from whet.builder.batching.per_profile import joined
-from whet.builder.batching.per_sample_check import batch_differs
+from whet.builder.batching.per_profile import join_plans
+from whet.builder.batching.per_sample_check import find_batch_difference
 from whet.engine import Profile, engine_bytes, read_engine
 from whet.errors import BuildError, EngineError, LockError, ShapeError
 from whet.measure.compare import Ranking
@@ -198,7 +198,7 @@ def test_an_engine_whose_samples_touch_is_refused_when_it_is_opened():
     x = net.add_input("x", parse_type("f32[N,16,8,8]"))
     net.mark_output(net.add("Softmax", x, axis=0), "y")
     one = build(net, config(1, 1, 1, samples="together"))
-    claimed = dealt(one, [Profile({"x": ((1, 16, 8, 8), (4, 16, 8, 8), (4, 16, 8, 8))})], get_backend("cpu", threads=2), 2)
+    claimed = make_sample_parallel(one, [Profile({"x": ((1, 16, 8, 8), (4, 16, 8, 8), (4, 16, 8, 8))})], get_backend("cpu", threads=2), 2)
     with pytest.raises(EngineError, match="may touch: Softmax"):
         engine_bytes(claimed)
     with pytest.raises(EngineError, match="may touch: Softmax"):
@@ -281,7 +281,7 @@ def test_an_arena_of_all_lanes_keeps_the_limit():
 def test_a_deal_that_is_wrong_is_found(way, request):
     """Broken on purpose: a sample of a batch that reads another one."""
     apart = request.getfixturevalue(way)
-    assert batch_differs(apart, get_backend("cpu", threads=2)) is None
+    assert find_batch_difference(apart, get_backend("cpu", threads=2)) is None
     real = SampleParallelEngine.set_address
 
     def other(self, name, address):
@@ -293,7 +293,7 @@ def test_a_deal_that_is_wrong_is_found(way, request):
 
     SampleParallelEngine.set_address = other
     try:
-        assert "sample 2 of a batch of 4" in batch_differs(apart, get_backend("cpu", threads=2))
+        assert "sample 2 of a batch of 4" in find_batch_difference(apart, get_backend("cpu", threads=2))
     finally:
         SampleParallelEngine.set_address = real
 
@@ -305,7 +305,7 @@ def test_profiles_may_differ_in_how_they_run():
     plans = []
     for samples, k in (("apart", 0), ("together", 1)):
         plans.append(build(inception(), dataclasses.replace(given, profiles=given.profiles[k : k + 1], samples=samples)))
-    plan = read_engine(engine_bytes(joined(plans)))
+    plan = read_engine(engine_bytes(join_plans(plans)))
     assert [a.lanes > 0 for a in plan.arenas] == [True, False]
     context = Runtime().load(plan).create_context()
     for batch in (1, 3, 4, 1):

@@ -1,4 +1,4 @@
-"""Which tactics a build may use: all of the backend's, cut by --tacticSources."""
+"""The tactics that a build may use: those of the backend, filtered by --tacticSources."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from whet.errors import UsageError
 from whet.registry import nearest
 from whet.tactics import Tactic, tactics_of
 
-TF32 = "TF32"  # a family across libraries and own kernels: what `--noTF32` switches off
+TF32 = "TF32"  # the family of all TF32 tactics, which `--noTF32` disables
 
 
 def family(t: Tactic) -> str:
-    """ONEDNN for cpu/onednn_conv: what a tactic's file name begins with."""
+    """The family of a tactic, the first part of its file name: ONEDNN for cpu/onednn_conv."""
     return t.name.rpartition("/")[2].partition("_")[0].upper()
 
 
@@ -21,10 +21,10 @@ def _families(t: Tactic) -> set[str]:
 
 
 def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
-    """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or a family (CUBLAS_LT is CUBLASLT; TF32 is all that
-    compute in it).
+    """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or a family (CUBLAS_LT is CUBLASLT; TF32: all
+    tactics that compute in TF32).
 
-    A tactic that is there for those who ask for it (`opt_in`) is left out until then. Raises UsageError for a name that none has.
+    An `opt_in` tactic is excluded unless it is named. Raises UsageError for an unknown name.
     """
     everything = tactics_of(backend)
     chosen = {t.name for t in everything if not t.opt_in}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.backends import Backend, get_backend
-from whet.builder.assemble import assemble, dealt, model_digest
+from whet.builder.assemble import assemble, make_sample_parallel, model_digest
 from whet.builder.batching.profiles import OPT, bound_layers, environment
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.unfuse import unfuse
@@ -171,7 +171,7 @@ def locked_plan(
         choices = {entry["name"]: _read_choice(entry) for entry in lock["layers"]}
         if lanes := _lanes(lock, lowered, profiles, config):  # choices are those of one sample, on one thread or taking turns on all
             single, own = [p.of_one_sample() for p in profiles], backend if lanes == 1 else get_backend(backend.name, threads=1)
-            plan = dealt(_replayed(choices, source, lowered, single, own, config), profiles, backend, lanes)
+            plan = make_sample_parallel(_replayed(choices, source, lowered, single, own, config), profiles, backend, lanes)
             backend.activate()
         else:
             plan = _replayed(choices, source, lowered, profiles, backend, config)
@@ -219,9 +219,9 @@ class _LockedReformats:
     def __init__(self, choices: Mapping[str, Choice], backend: Backend):
         self.choices, self.backend = choices, backend
 
-    def option(self, t: Tensor, source: Operand, target: Operand, *, apart: bool = False) -> Option:
+    def option(self, t: Tensor, source: Operand, target: Operand, *, out_of_place: bool = False) -> Option:
         wanted = ((source.format, source.dtype.name),), ((target.format, target.dtype.name),)
-        same = [c for c in self.choices.values() if (c.inputs, c.outputs) == wanted and not (apart and c.inplace)]
+        same = [c for c in self.choices.values() if (c.inputs, c.outputs) == wanted and not (out_of_place and c.inplace)]
         own = [c for n, c in self.choices.items() if c in same and n == f"{t.name}_{target.format}_{target.dtype}"]
         for c in [*own, *same]:
             tactic = _tactic_of(c)

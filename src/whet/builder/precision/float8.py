@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from whet.builder.build import build
-from whet.builder.candidates.sparse_weights import with_sparsity
+from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import read_lock
 from whet.builder.lock.relock import build_locked, make_recipe, record_request
@@ -20,7 +20,7 @@ from whet.builder.precision.calibration import Calibration, prepared
 from whet.builder.precision.float8_ranges import ENOUGH_DB, LEAST_DB, float8_network, float8_ranges, sensitive_layers
 from whet.builder.precision.permissions import demanded_floats, has_float8
 from whet.builder.precision.precision_search import EngineCandidate, PrecisionSearch, Strategy
-from whet.builder.progress import Noting, Progress
+from whet.builder.progress import Progress, ProgressLog
 from whet.engine.plan import EnginePlan
 from whet.engine.report import Float8Record
 from whet.errors import BuildError, LockError
@@ -48,11 +48,11 @@ def build_float8(
     Raises CalibrationError, BuildError under `strict` where FP8 cannot be used, and what `build` raises. The plan's report says under
     "precision_choice" what was timed, under "fp8" which layers stay out and why.
     """
-    net, said = with_sparsity(net, config)
+    net, said = apply_sparsity(net, config)
     if config.lock:
         plan = _locked(net, config, progress, inputs)
     else:
-        plan = _search_float8(net, config, calibration, budget, other, Noting(progress), inputs)
+        plan = _search_float8(net, config, calibration, budget, other, ProgressLog(progress), inputs)
     plan.report.notes = [*said, *plan.report.notes]
     return plan
 
@@ -63,7 +63,7 @@ def _search_float8(
     calibration: Calibration,
     budget: Budget | None,
     other: EnginePlan | None,
-    progress: Noting,
+    progress: ProgressLog,
     inputs: Mapping[str, np.ndarray] | None,
 ) -> EnginePlan:
     plain = dataclasses.replace(config, precisions=tuple(p for p in config.precisions if p not in ("fp8", "int8")))

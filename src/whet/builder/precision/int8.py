@@ -17,9 +17,9 @@ from time import perf_counter
 
 import numpy as np
 
-from whet.builder.batching.per_sample import as_one, dealt_at_last
+from whet.builder.batching.per_sample import apply_sample_mode, without_sample_mode
 from whet.builder.build import build
-from whet.builder.candidates.sparse_weights import with_sparsity
+from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.relock import build_locked, make_recipe, read_recipe, record_request
 from whet.builder.precision.calibration import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepared
@@ -27,7 +27,7 @@ from whet.builder.precision.comparison import known_as, slow_layers
 from whet.builder.precision.float16 import build_floats_within
 from whet.builder.precision.permissions import demanded_floats, demanded_integers
 from whet.builder.precision.precision_search import EngineCandidate, PrecisionSearch, Strategy
-from whet.builder.progress import Noting, Progress
+from whet.builder.progress import Progress, ProgressLog
 from whet.builder.verify.engine_values import EngineRun
 from whet.builder.verify.verify_selected import build_verified
 from whet.engine.plan import EnginePlan
@@ -59,7 +59,7 @@ def build_int8(
     Raises CalibrationError, BuildError for a layer that --layerPrecisions demands in INT8 under obey and that cannot be, and what `build`
     raises. The plan's report says under "precision_choice" what was timed, under "accuracy" which layers the budget keeps out of INT8.
     """
-    net, said = with_sparsity(net, config)
+    net, said = apply_sparsity(net, config)
 
     def source(plan: EnginePlan) -> Network:
         if plan.report.quantized is None:
@@ -67,12 +67,12 @@ def build_int8(
         ranges, skip, tables = read_recipe(plan.report.quantized)
         return quantized_network(prepared(net, config), ranges, skip, demanded_floats(config), tables=tables)
 
-    began, tell = perf_counter(), Noting(progress)
+    began, log = perf_counter(), ProgressLog(progress)
     with _times_shared(config) as sharing:
-        plan = build_verified(lambda c: _search_int8(net, c, calibration, budget, tell, inputs), source, as_one(sharing), tell, inputs)
-        plan = dealt_at_last(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=tell), tell, inputs)
+        plan = build_verified(lambda c: _search_int8(net, c, calibration, budget, log, inputs), source, without_sample_mode(sharing), log, inputs)
+        plan = apply_sample_mode(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=log), log, inputs)
     plan.report.notes = [*said, *plan.report.notes]
-    plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, tell.seconds()  # of all the engines
+    plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, log.seconds()  # of all the engines
     return record_request(plan, config)
 
 
@@ -91,7 +91,7 @@ def _search_int8(
     config: BuildConfig,
     calibration: Calibration,
     budget: Budget | None,
-    progress: Noting,
+    progress: ProgressLog,
     inputs: Mapping[str, np.ndarray] | None,
 ) -> EnginePlan:
     folded = prepared(net, config)

@@ -19,7 +19,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.precision.accuracy_budget import SAMPLES, Fit, Judge, accuracy_record
 from whet.builder.precision.calibration import Calibration
 from whet.builder.precision.comparison import compare_engines, layer_times, slow_layers
-from whet.builder.progress import Noting
+from whet.builder.progress import ProgressLog
 from whet.engine.plan import EnginePlan
 from whet.engine.report import CalibrationStep, PrecisionCandidate
 from whet.measure.compare import Ranking
@@ -90,7 +90,7 @@ class PrecisionSearch:
     ranges: Ranges
     config: BuildConfig
     layers: list[Layer]  # those that may be quantized
-    progress: Noting
+    progress: ProgressLog
     inputs: Mapping[str, np.ndarray] | None = None
     judge: Judge | None = None
     notes: list[str] = field(default_factory=list)

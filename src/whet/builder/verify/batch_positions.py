@@ -12,28 +12,28 @@ from collections.abc import Mapping
 import numpy as np
 
 from whet.backends import Backend
-from whet.builder.batching.batch_items import Places
+from whet.builder.batching.batch_items import BatchAxes
 from whet.network import F8E4M3, Tensor
 from whet.runtime import BoundEngine
 from whet.runtime.memory import read_bytes, write_bytes
 
 
-def rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], places: Places, batch: int, seed: int = 0):
+def rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], axes: BatchAxes, batch: int, seed: int = 0):
     """(layer, error of its worst output, relative to the largest value) layer by layer; `other` is the same engine over memory of its own.
 
-    Layers with a constant part for each image are left out: `places.fixed`. The turned run gets each layer's actual inputs, turned, so that
+    Layers with a constant part for each image are left out: `axes.fixed`. The turned run gets each layer's actual inputs, turned, so that
     errors do not travel. 0 where the bits are the same.
     """
     shift = 1 + int(np.random.RandomState(seed).randint(0, batch - 1))
     bound.feed(data)
     for i, layer in enumerate(bound.network.layers):
-        axis = places.parts[layer.name] | places.axis
-        if layer.name not in places.fixed:
+        axis = axes.parts[layer.name] | axes.axis
+        if layer.name not in axes.fixed:
             for t in layer.inputs:
                 if t is not None and not t.is_constant:
                     _turn(bound, other, t, axis.get(t.name), shift, batch)
         bound.run_step(i)
-        if layer.name not in places.fixed:
+        if layer.name not in axes.fixed:
             other.run_step(i)
             yield layer, max((_difference(bound, other, t, axis.get(t.name), shift, batch) for t in layer.outputs), default=0.0)
 
