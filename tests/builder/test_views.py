@@ -64,7 +64,7 @@ def test_a_part_elsewhere_is_refused_when_it_is_launched():
     kernel = tactic.plan(layer, tactic.signatures(layer, CPU)[0], (), CPU)
     assert kernel.shifts == (0, 256)
     kernel.enqueue(Args((640, 896), (640,), (), 0), None)
-    with pytest.raises(EngineError, match="part 1->0 does not begin 256 bytes"):
+    with pytest.raises(EngineError, match="part 1->0 is not at offset 256"):
         kernel.enqueue(Args((640, 960), (640,), (), 0), None)
 
 
