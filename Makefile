@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: demo test check lint types bench clean help
+.PHONY: demo test test-kernels check lint types bench clean help
 
 help:
 	@echo "make demo    engine, pruning, recovery and the table they give, on a model trained on real data"
 	@echo "make test    the tests (GPU and data tests skip where there is none)"
+	@echo "make test-kernels  a selection of the tests with the BLAS and oneDNN kernels of other CPUs that this one can run"
 	@echo "make check   ruff, types, tests: what CI runs"
 	@echo "make bench   ONNX Runtime and OpenVINO beside whet on this CPU; writes benchmarks/results/cpu"
 
@@ -43,6 +44,15 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile  # NumPy threads of two workers would fight for two cores
+
+# References must not depend on the BLAS kernels of a CPU, nor oneDNN's tactics on AVX-512. Kernels that this CPU cannot run are left out.
+AVX512 := $(shell grep -qs avx512bw /proc/cpuinfo && echo yes)
+BLAS_KERNELS := Haswell Zen $(if $(AVX512),SkylakeX)
+test-kernels: $(VENV)/.test
+	for kernel in $(BLAS_KERNELS); do echo "BLAS kernels of $$kernel"; \
+	  OPENBLAS_CORETYPE=$$kernel OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) \
+	    tests/ops/test_reference.py tests/ops/test_couples.py tests/passes/test_pass_golden.py || exit 1; done
+	$(if $(AVX512),ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/tactics)
 
 check: lint types test
 

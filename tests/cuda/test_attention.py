@@ -2,14 +2,16 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_tactics import HOPPER, compute, judge, planned, reference
+from test_tactics import HOPPER, compute, judge, reference
 
+from support.compiling import first_configs
 from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
@@ -19,9 +21,9 @@ from whet.composites.attention import attention_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
 from whet.tactics._attention import View, plain_view, taken_apart
-from whet.tactics._base import PlanRefused
+from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.attention import attention_long as long
+from whet.tactics.cuda.attention import attention_fused as fused
 from whet.tactics.cuda.attention.attention import Attention, candidates, shared_bytes
 
 
@@ -34,12 +36,12 @@ def elements(array, view):
     return array.reshape(-1)[view.offset + np.tensordot(np.indices(view.shape), view.strides, (0, 0))]
 
 
-@pytest.mark.parametrize("lies", ["heads", "rows", "stacked"])
-def test_transposes_and_parts_become_strides(lies):
-    layer, arrays = layer_of(2, 3, 24, 24, 32, layout=lies, mask=(2, 1, 1, 24))
+@pytest.mark.parametrize("layout", ["heads", "rows", "stacked"])
+def test_transposes_and_parts_become_strides(layout):
+    layer, arrays = layer_of(2, 3, 24, 24, 32, layout=layout, mask=(2, 1, 1, 24))
     found = taken_apart(layer)
     assert (found.batch, found.heads, found.rows, found.keys, found.size) == (2, 3, 24, 24, 32)
-    assert found.turned == (lies == "heads")
+    assert found.turned == (layout == "heads")
     q, k, v, mask = (elements(arrays[view.place], view) for view in (found.q, found.k, found.v, found.mask))
     scores = (q @ k * found.scale + mask).astype(np.float64)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -132,55 +134,6 @@ def test_machine_code(tile, arch, tmp_path):
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
 
 
-EVEN = [(64, (112, 2, 2, 0)), (128, (80, 2, 3, 1)), (128, (112, 2, 2, 1))]  # keys that are no multiple of 64, shared out evenly
-
-
-def test_keys_are_shared_out_evenly():
-    layer, _ = layer_of(1, 2, 197, 197, 64, layout="rows")
-    found = long.candidates(taken_apart(layer))
-    assert {dict(c)["bn"] for c in found} == {112, 64}
-    assert len(found) == len(set(found))
-    assert {dict(c)["wgs"] for c in found} == {1, 2, 3}
-    layer, _ = layer_of(1, 2, 60, 2048, 128, layout="rows")
-    assert [dict(c) for c in long.candidates(taken_apart(layer))] == [{"bn": 64, "wgs": 1, "stages": 2, "turns": 0}]
-
-
-@pytest.mark.parametrize(("size", "tile"), [*((size, tile) for size, tiles in long.TILES.items() for tile in tiles), *EVEN], ids=str)
-def test_machine_code_of_long_sequences(size, tile, tmp_path):
-    config = tuple(zip(long.NAMES, tile, strict=True))
-    assert long.shared_bytes(size, config) <= long.SHARED
-    keys, turns = tile[0], tile[3]
-    constants = long.tile_constants(size, config)
-    text = sass(compile_cubin(source("attention_long.cu", {**constants, "BF16": 1}), cached=False), tmp_path)
-    products = re.findall(r"HGMMA\S+", text)
-    assert len(products) == 2 * (size // 16 + keys // 16), "both products of the first step and of those that follow, unrolled"
-    assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 4, "products run while the softmax is computed: the compiler waits for none by itself"
-    assert "UTMALDG.4D" in text, "keys and values come by bulk copies"
-    assert ("BAR.ARV" in text) == bool(turns)
-    assert ("USETMAXREG" in text) == bool(constants["DEAL"])
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-
-
-LONG = [
-    ((1, 2, 300, 301, 64), {"lies": "rows", "mask": (1, 1, 300, 301)}, "a mask"),
-    ((1, 2, 300, 304, 64), {"lies": "heads"}, "columns"),
-    ((1, 2, 300, 301, 80), {"lies": "rows"}, "heads of 80"),
-]
-
-
-@pytest.mark.parametrize(("sizes", "how", "why"), LONG, ids=str)
-def test_what_long_sequences_are_refused_for(sizes, how, why):
-    layer, _ = layer_of(*sizes, **how)
-    tactic = long.AttentionLong()
-    signature = tactic.signatures(layer, HOPPER)[0]
-    assert why in tactic.refuses(layer, signature, HOPPER)
-    good, _ = layer_of(1, 2, 300, 301, 64, layout="rows")
-    assert tactic.refuses(good, signature, HOPPER) is None
-    assert "Hopper" in tactic.refuses(good, signature, CompileOnlyGpu("sm_80"))
-    with pytest.raises(PlanRefused, match="no such tile"):
-        tactic.plan(good, signature, (("bn", 100), ("wgs", 2), ("stages", 2), ("turns", 0)), HOPPER)
-
-
 @pytest.mark.parametrize(("name", "options", "layers"), [("vit_b_16", {}, 12), ("bert_base", {"sequence": 128}, 12), ("swin_t", {}, 1)])
 def test_networks_bring_their_attention_in_one_layer_without_transposes(name, options, layers):
     net = network_from_onnx(zoo.build(name, batch=1, **options))
@@ -196,23 +149,179 @@ def test_networks_bring_their_attention_in_one_layer_without_transposes(name, op
         assert sum(x.op == "Transpose" for x in low.layers) <= 1
 
 
+def fused_plan(sizes, how, kind="f16"):
+    """(layer, arrays, heads, signature) of the first signature in this type."""
+    layer, arrays = layer_of(*sizes, **how)
+    heads = taken_apart(layer, grouped=True)
+    signature = next(s for s in fused.AttentionFused().signatures(layer, HOPPER) if s.outputs[0].dtype.name == kind)
+    return layer, arrays, heads, signature
+
+
+def test_constants_that_hide_later_keys_are_causal():
+    for value in (-np.inf, np.finfo(np.float32).min, -65504.0):
+        layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", causal=value)
+        assert taken_apart(layer).causal == 30, "the last row sees all keys"
+    layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", causal=-5.0)
+    assert taken_apart(layer).causal is None, "keys that are only less likely are not hidden"
+    layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", mask=(1, 1, 40, 70), constant=True)
+    assert taken_apart(layer).causal is None
+    layer, _ = layer_of(1, 2, 70, 40, 64, layout="rows", causal=-np.inf)
+    assert taken_apart(layer).causal is None, "the first rows would see no key"
+
+
+def test_heads_that_share_keys():
+    layer, arrays = layer_of(2, 6, 20, 24, 32, layout="rows", group=3, scale="Mul")
+    assert "share one head" in taken_apart(layer)
+    found = taken_apart(layer, grouped=True)
+    assert (found.k.group, found.k.heads, found.v.heads, found.q.heads) == (3, 2, 2, 6)
+    k = arrays[1].reshape(-1)
+    for batch, head in ((0, 0), (0, 2), (1, 3), (1, 5)):
+        step = found.k.steps()
+        rows = found.k.offset + batch * step[0] + head // 3 * step[1] + np.arange(24)[:, None] * found.k.swapped().strides[-2] + np.arange(32)
+        np.testing.assert_array_equal(k[rows], arrays[1][batch, :, head // 3])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how", "why"),
+    [
+        ((1, 2, 300, 304, 64), {"layout": "heads"}, "columns"),
+        ((1, 2, 300, 304, 72), {"layout": "rows"}, "heads of 72"),
+        ((1, 2, 300, 301, 64), {"layout": "rows"}, None),
+        ((1, 6, 300, 301, 80), {"layout": "rows", "mask": (1, 1, 300, 301), "group": 2}, None),
+    ],
+)
+def test_what_fused_attention_takes(sizes, how, why):
+    layer, _ = layer_of(*sizes, **how)
+    said = fused.AttentionFused().why_not(layer)
+    assert said is None if why is None else why in said
+
+
+def test_fused_attention_is_for_hopper_and_mma_sync_for_what_it_does_not_take():
+    layer, _, _, signature = fused_plan((1, 2, 64, 64, 64), {"layout": "rows"})
+    assert "Hopper" in fused.AttentionFused().refuses(layer, signature, CompileOnlyGpu("sm_80"))
+    assert "attention_fused" in Attention().refuses(layer, signature, HOPPER)
+    columns, _ = layer_of(1, 2, 64, 64, 64, layout="heads")
+    assert Attention().refuses(columns, signature, HOPPER) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "form"),
+    [
+        ({"mask": (2, 1, 1, 96)}, fused.MaskForm(fused.KEYS, 1, 192)),
+        ({"mask": (2, 3, 50, 96)}, fused.MaskForm(fused.ROWS, 1, 0, 2)),
+        ({"mask": (96,)}, fused.MaskForm(fused.KEYS, 1, 192)),
+        ({"mask": (1, 3, 50, 96), "constant": True}, fused.MaskForm(fused.TILES, 1)),
+        ({"causal": -np.inf}, fused.MaskForm()),
+        ({}, fused.MaskForm()),
+    ],
+    ids=str,
+)
+def test_how_masks_are_read(how, form):
+    layer, _, heads, signature = fused_plan((2, 3, 50, 96, 64), {"layout": "rows", **how})
+    assert fused.mask_form(heads, layer, signature) == form
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 70, 90), (2, 1, 1, 90), (2, 3, 70, 1)], ids=str)
+def test_constant_masks_are_packed_in_the_order_of_the_accumulators(shape):
+    layer, arrays, heads, signature = fused_plan((2, 3, 70, 90, 32), {"layout": "rows", "mask": shape, "constant": True})
+    tile = fused.Tile(48, 1)
+    kernel = fused.AttentionFused().plan(layer, signature, tile.config, HOPPER)
+    packed = kernel.packed[0].make().view(np.float16).astype(np.float32).reshape(-1, 4, 48 // 16, 32, 8)
+    per_batch, per_head, per_row_tile, _ = fused._tile_steps(heads, heads.mask, tile)
+    mask = np.broadcast_to(arrays[-1].astype(np.float16), (2, 3, 70, 90))
+    for batch, head, row, key in ((0, 0, 0, 0), (1, 2, 69, 89), (0, 1, 33, 50), (1, 0, 8, 47), (1, 1, 17, 64)):
+        values = packed[batch * per_batch + head * per_head + row // 64 * per_row_tile + key // 48, row % 64 // 16]
+        column, lane = key % 48, row % 8 * 4 + key % 8 // 2
+        accumulator = column // 8 * 4 + row % 16 // 8 * 2 + key % 2
+        assert values[accumulator // 8, lane, accumulator % 8] == mask[batch, head, row, key]
+    assert (packed[1, :, 2].reshape(4, 8, 4, 8)[:, :, 1:, 4:] == -np.inf).all(), "keys past the end"
+
+
+FUSED_TILES = [
+    (64, fused.Tile(128, 1, stages=1, blocks=3), fused.MaskForm(fused.KEYS, 1, 256), None),
+    (64, fused.Tile(128, 2, overlap=1, pingpong=1), fused.MaskForm(), 0),
+    (64, fused.Tile(96, 4, stages=3), fused.MaskForm(), None),
+    (64, fused.Tile(96, 2, 2, stages=4, overlap=1), fused.MaskForm(fused.KEYS, 0, 1536), None),
+    (64, fused.Tile(64, 4, stages=8, overlap=1, turns=2), fused.MaskForm(), None),
+    (64, fused.Tile(128, 2, 2, 2, stages=4), fused.MaskForm(fused.TILES, 1), None),
+    (64, fused.Tile(64, 2, overlap=1), fused.MaskForm(fused.ROWS, 0, 0, 1), None),
+    (32, fused.Tile(64, 1, stages=1, blocks=4), fused.MaskForm(fused.TILES, 1), None),
+    (80, fused.Tile(128, 2, overlap=1), fused.MaskForm(), None),
+    (96, fused.Tile(128, 2, overlap=1, pingpong=1), fused.MaskForm(), None),
+    (128, fused.Tile(128, 2, overlap=1, pingpong=1), fused.MaskForm(), 0),
+    (128, fused.Tile(64, 1, cluster=2), fused.MaskForm(fused.KEYS, 2, 256), None),
+]
+
+
+@pytest.mark.parametrize(("size", "tile", "mask", "causal"), FUSED_TILES, ids=str)
+def test_machine_code_of_fused_attention(size, tile, mask, causal, tmp_path):
+    _, _, heads, _ = fused_plan((1, 2, 512, 512, size), {"layout": "rows"})
+    heads = replace(heads, causal=causal)
+    assert fused.tile_unfit(heads, mask, tile) is None
+    constants = fused.constants_of(heads, mask, tile, True)
+    text = sass(compile_cubin(source("attention_fused.cu", constants), cached=False), tmp_path)
+    products, copies = re.findall(r"HGMMA\S+", text), 2 if tile.overlap else 1
+    assert len(products) == copies * (size // 16 + tile.bn // 16), "both products, unrolled"
+    assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 2 * copies, "the compiler adds no waits of its own"
+    assert "UTMALDG.4D" in text
+    assert ("UBLKCP" in text) == (mask.kind == fused.KEYS), "a row of keys comes by one bulk copy"
+    assert ("BAR.ARV" in text) == bool(tile.pingpong)
+    assert ("UCGABAR" in text) == (tile.cluster > 1)
+    assert ("USETMAXREG" in text) == bool(constants["TAKE"])
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how"),
+    [
+        ((1, 12, 128, 128, 64), {"mask": (1, 1, 1, 128)}),
+        ((32, 12, 197, 197, 64), {}),
+        ((64, 3, 49, 49, 32), {"mask": (1, 3, 49, 49), "constant": True}),
+        ((8, 32, 512, 512, 128), {"causal": -np.inf}),
+        ((1, 1, 1, 17, 16), {}),
+        ((4, 16, 2048, 2048, 96), {}),
+    ],
+    ids=str,
+)
+def test_tiles_of_fused_attention_fit(sizes, how):
+    layer, _, heads, signature = fused_plan(sizes, {"layout": "rows", **how})
+    tactic = fused.AttentionFused()
+    tiles = fused.candidates(heads, fused.mask_form(heads, layer, signature))
+    assert 1 <= len(tiles) <= 16
+    assert len(set(tiles)) == len(tiles)
+    for tile in tiles:
+        assert fused.tile_of(tile.config) == tile
+        assert tactic.plan(layer, signature, tile.config, HOPPER)
+    for wrong in ((("bn", 100),), (("bn", 64), ("wgs", 9)), (("bn", 64), ("wgs", 2), ("cluster", 3)), ()):
+        with pytest.raises(PlanRefused):
+            tactic.plan(layer, signature, wrong, HOPPER)
+
+
 # On a GPU
 
 SIZES = [
-    ((1, 12, 128, 128, 64), {"lies": "rows", "mask": (1, 1, 1, 128)}),
-    ((2, 4, 197, 197, 64), {"lies": "stacked"}),
-    ((5, 3, 49, 49, 32), {"lies": "stacked", "mask": (1, 3, 49, 49), "constant": True}),
-    ((1, 2, 300, 301, 80), {"lies": "rows"}),
+    ((1, 12, 128, 128, 64), {"layout": "rows", "mask": (1, 1, 1, 128)}),
+    ((2, 4, 197, 197, 64), {"layout": "stacked"}),
+    ((5, 3, 49, 49, 32), {"layout": "stacked", "mask": (1, 3, 49, 49), "constant": True}),
+    ((1, 2, 300, 301, 80), {"layout": "rows"}),
     ((1, 2, 65, 520, 96), {"mask": (1, 1, 65, 520)}),
-    ((1, 2, 257, 1000, 128), {"lies": "rows", "mask": (1, 2, 1, 1000)}),
-    ((1, 1, 1, 77, 16), {"lies": "rows", "scale": ""}),
-    ((2, 8, 700, 700, 64), {"lies": "rows"}),
-    ((1, 9, 600, 600, 96), {"lies": "stacked"}),
-    ((1, 3, 200, 1030, 128), {"lies": "rows"}),
-    ((2, 2, 513, 65, 128), {"lies": "rows", "scale": "Mul"}),
-    ((3, 2, 129, 384, 64), {"lies": "rows"}),
-    ((2, 3, 197, 197, 128), {"lies": "stacked"}),
+    ((1, 2, 257, 1000, 128), {"layout": "rows", "mask": (1, 2, 1, 1000)}),
+    ((1, 1, 1, 77, 16), {"layout": "rows", "scale": ""}),
+    ((2, 8, 700, 700, 64), {"layout": "rows"}),
+    ((1, 9, 600, 600, 96), {"layout": "stacked"}),
+    ((1, 3, 200, 1030, 128), {"layout": "rows"}),
+    ((2, 2, 513, 65, 128), {"layout": "rows", "scale": "Mul"}),
+    ((3, 2, 129, 384, 64), {"layout": "rows"}),
+    ((2, 3, 197, 197, 128), {"layout": "stacked"}),
 ]
+
+
+def kernels_of(layer, backend, names=("cuda/attention", "cuda/attention_fused"), most=None):
+    """(tactic, signature, configuration, kernel); of mma.sync kernels also those that are for older GPUs."""
+    for t in map(get_tactic, names):
+        for signature in () if t.why_not(layer) else t.signatures(layer, backend):
+            for config in first_configs(t, layer, signature, backend, most):
+                yield t, signature, config, t.plan(layer, signature, config, backend)
 
 
 @pytest.mark.gpu
@@ -220,13 +329,59 @@ SIZES = [
 def test_every_tile_matches_the_reference(gpu, sizes, how):
     layer, arrays = layer_of(*sizes, **how)
     ran: Counter[str] = Counter()
-    for t, signature, config, kernel in planned(layer, gpu, most=14):
-        if t.name in ("cuda/attention", "cuda/attention_long"):
-            got, fed = compute(gpu, layer, arrays, signature, kernel)
-            judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
-            ran[t.name] += 1
+    for t, signature, config, kernel in kernels_of(layer, gpu, most=14):
+        got, fed = compute(gpu, layer, arrays, signature, kernel)
+        judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
+        ran[t.name] += 1
     assert ran["cuda/attention"] >= 4
-    assert (ran["cuda/attention_long"] >= 2) == ("mask" not in how and how.get("lies", "heads") != "heads" and sizes[-1] in (64, 128))
+    assert (ran["cuda/attention_fused"] >= 2) == (how.get("layout", "heads") != "heads")
+
+
+FUSED_SIZES = [
+    ((2, 3, 130, 130, 64), {"layout": "rows", "causal": -np.inf}),
+    ((1, 6, 100, 190, 128), {"layout": "rows", "causal": float(np.finfo(np.float32).min), "group": 3}),
+    ((40, 6, 128, 128, 64), {"layout": "rows", "mask": (40, 1, 1, 128)}),
+    ((3, 60, 70, 300, 32), {"layout": "rows", "mask": (1, 60, 70, 300), "constant": True}),
+    ((2, 4, 33, 200, 96), {"layout": "rows", "mask": (2, 1, 33, 200), "group": 2}),
+    ((1, 200, 197, 197, 64), {"layout": "stacked"}),
+    ((2, 80, 130, 300, 48), {"layout": "rows", "mask": (300,)}),
+    ((1, 180, 65, 600, 112), {"layout": "rows", "mask": (1, 1, 65, 600), "constant": True}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("sizes", "how"), FUSED_SIZES, ids=str)
+def test_every_tile_of_fused_attention_matches_the_reference(gpu, sizes, how):
+    layer, arrays = layer_of(*sizes, **how)
+    tactic = get_tactic("cuda/attention_fused")
+    for signature in tactic.signatures(layer, gpu):
+        want, configs = None, first_configs(tactic, layer, signature, gpu)
+        assert len(configs) >= 2
+        for config in configs:
+            kernel = tactic.plan(layer, signature, config, gpu)
+            with np.errstate(over="ignore"):  # the lowest number of f32 is -infinity in 16 bits
+                got, fed = compute(gpu, layer, arrays, signature, kernel)
+                again, _ = compute(gpu, layer, arrays, signature, kernel)
+            want = reference(layer, fed)[0] if want is None else want
+            judge(got[0], want, kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
+            np.testing.assert_array_equal(again[0], got[0], err_msg=f"{signature} {config} depends on timing")
+
+
+@pytest.mark.gpu
+def test_padding_leaves_steps_out_but_never_all(gpu):
+    """Batch items that see some keys, one key, and none: a row of lowest values is a mean, one of -infinity (as in 16 bits) NaN."""
+    layer, arrays = layer_of(4, 3, 70, 512, 64, layout="rows", mask=(4, 1, 1, 512))
+    arrays[-1] = np.zeros((4, 1, 1, 512), np.float32)
+    for item, visible in enumerate((512, 130, 1, 0)):
+        arrays[-1][item, ..., visible:] = np.finfo(np.float32).min
+    tactic = get_tactic("cuda/attention_fused")
+    for signature in tactic.signatures(layer, gpu):
+        for config in first_configs(tactic, layer, signature, gpu):
+            kernel = tactic.plan(layer, signature, config, gpu)
+            with np.errstate(all="ignore"):
+                got, fed = compute(gpu, layer, arrays, signature, kernel)
+                want = reference(layer, fed)[0]
+            judge(got[0], want, kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
 
 
 @pytest.mark.gpu
@@ -239,13 +394,13 @@ def test_masks_that_hide_keys_and_whole_rows(gpu):
     mask[0, 0, 7] = -np.inf
     mask[0, 0, 8, :70] = -np.inf
     arrays[-1] = mask
-    for t, signature, config, kernel in planned(layer, gpu, most=14):
-        if t.name == "cuda/attention" and signature.inputs[-1].dtype.name == "f32":
+    for t, signature, config, kernel in kernels_of(layer, gpu, most=14):
+        if signature.inputs[-1].dtype.name == "f32":
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             with np.errstate(all="ignore"):
                 want = reference(layer, fed)[0]
             assert np.isnan(want[:, 7]).all()
-            judge(got[0], want, kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
+            judge(got[0], want, kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
 
 
 def test_machines_are_asked_nothing_that_they_have_not():

@@ -124,7 +124,7 @@ OTHERS = [
 ]  # fmt: skip
 #: whose machine code is looked at by tests of their own
 ELSEWHERE = {
-    "test_attention.py": {"attention.cu", "attention_long.cu"}, "test_stem_rows.py": {"stem_rows.cu"}, "test_weights_as_a.py": {"weights_as_a.cu"},
+    "test_attention.py": {"attention.cu", "attention_fused.cu"}, "test_stem_rows.py": {"stem_rows.cu"}, "test_weights_as_a.py": {"weights_as_a.cu"},
     "test_few_channel_conv.py": {"few_channel.cu"}, "test_stem_overlap.py": {"stem_overlap.cu"}, "test_stem_tf32.py": {"stem_tf32.cu"},
     "test_few_channel_tf32.py": {"few_channel_tf32.cu"},
     "test_pad_pool.py": {"pad.cu", "pool_generic.cu"},

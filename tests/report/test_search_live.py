@@ -75,4 +75,4 @@ def test_a_line_says_all_that_was_done_to_the_original():
     from whet.search.recipe.space import Candidate
 
     c = Candidate(budget=0.3, precision="int8", two_four=True, fusion="-fuse_conv_add", batch=4, removed=("a",))
-    assert _words({"candidate": c.to_plain()}) == "int8, batch 4, 2:4, passes -fuse_conv_add, 30 % of the layers' time, 1 branches out"
+    assert _words({"candidate": c.to_plain()}) == "int8, batch 4, 2:4, passes -fuse_conv_add, latency budget 30 %, 1 branches removed"

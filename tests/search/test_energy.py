@@ -50,7 +50,7 @@ def test_net_energy_is_without_what_the_device_draws_at_rest(tick, monkeypatch):
     assert found["net_mj"] == pytest.approx(200 * 4 / 8, rel=0.03)
     assert found["watts"] == pytest.approx(300, rel=0.02)
     assert found["idle_watts"] == meter.idle
-    assert "net of 100 W that the device drew at rest" in found["about"]
+    assert "net of 100 W idle power" in found["about"]
 
 
 def test_a_device_that_has_just_worked_cools_down_first(monkeypatch):
@@ -68,7 +68,7 @@ def test_a_device_that_others_use_has_no_net_energy(monkeypatch):
     found = meter.of(device.run, 1, 0.5)
     assert found["mj"] == pytest.approx(1200, rel=0.02)
     assert found["net_mj"] is None
-    assert "no net energy: the device drew 320 W before the load and 300 W under it" in found["about"]
+    assert "no net energy: the device drew 320 W before the load and 300 W under load" in found["about"]
 
 
 def test_a_counter_that_stands_still_is_not_waited_for(monkeypatch):
@@ -84,7 +84,7 @@ def test_rest_is_said_where_it_was_not_measured(monkeypatch):
     found = device.meter(monkeypatch).of(device.run, 1, 0.5)
     assert found["net_mj"] is None
     assert found["mj"] == pytest.approx(1200, rel=0.02)
-    assert "power at rest was not measured" in found["about"]
+    assert "idle power was not measured" in found["about"]
 
 
 class Nvml:
@@ -123,7 +123,7 @@ def test_a_gpus_energy_is_its_counters_difference(gpu, asked, monkeypatch):
     first = read()
     assert read() - first == pytest.approx(1.5)  # joules
     monkeypatch.setitem(sys.modules, "pynvml", Nvml("no driver"))
-    assert energy.meter(gpu) == (None, "not measurable: NVML's energy counter does not answer (no driver)")
+    assert energy.meter(gpu) == (None, "not measurable: NVML's energy counter is not available (no driver)")
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert energy.meter(gpu)[0] is None
     assert "pip install 'whet[cuda]'" in energy.meter(gpu)[1]

@@ -75,9 +75,9 @@ def test_a_dry_run_takes_every_form(home):
 
 
 @pytest.mark.parametrize(("rows", "text"), [
-    ("images/cat/0.png,cat\n", r"the label of images/cat/0\.png is 'cat'; labels are the numbers of classes"),
-    ("images/cat/0.png,0\nimages/cat/77.png,1\n", r"there is no file .*77\.png \(row 2 of 2\)"),
-    ("path,label\n", "names no files"),
+    ("images/cat/0.png,cat\n", r"the label of images/cat/0\.png is 'cat'; labels are class indices"),
+    ("images/cat/0.png,0\nimages/cat/77.png,1\n", r"no such file: .*77\.png \(row 2 of 2\)"),
+    ("path,label\n", "lists no files"),
     ("images/cat/0.png\n", "has images without labels"),
 ])  # fmt: skip
 def test_files_that_do_not_fit_are_refused(home, rows, text):

@@ -128,7 +128,7 @@ def test_what_is_deployed_has_the_trained_ranges_and_its_lock_builds_it(trained,
 
     out, data, _ = trained
     deploy = out / "deploy"
-    assert "The lock was tried: it builds this very engine again" in (deploy / "README.md").read_text()
+    assert "Verified: the lock reproduces this engine" in (deploy / "README.md").read_text()
     net = network_from_onnx(deploy / "model.int8.onnx")
     scales = {x.inputs[0].name: float(x.inputs[1].array().reshape(-1)[0]) for x in net.layers if x.op == "QuantizeLinear"}
     ranges = json.loads((deploy / "calibration.json").read_text())["tensors"]
@@ -156,7 +156,7 @@ def test_a_calibrated_engine_that_is_not_trained_says_why_and_its_lock_builds_it
     assert "not trained for INT8: the recipe gives no data.train" in data["notes"]
     assert [s["step"].partition(" ")[0] for s in data["steps"]] == ["original", "engine"]
     words = (found.folder.deploy / "README.md").read_text()
-    assert "The lock was tried: it builds this very engine again" in words
+    assert "Verified: the lock reproduces this engine" in words
     assert "--onnx=model.onnx" in words
     assert (found.folder.deploy / "model.int8.onnx").is_file(), "for other runtimes"
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_trained_is_said(case, tmp_path):
     assert why_not(recipe, c, plan) == "the recipe gives no data.train"
     with_data = recipe_with(case, tmp_path, data__train="score.npz")
     assert why_not(with_data, c, plan) is None
-    assert "not those of FP8" in why_not(with_data, Candidate(precision="fp8"), plan)
+    assert "not FP8" in why_not(with_data, Candidate(precision="fp8"), plan)
     assert why_not(recipe_with(case, tmp_path, qat="never"), c, plan) == "the recipe says qat: never"
     floats = engine_plan(net, build_config(net, recipe, Candidate(), 0), {}, tmp_path)
     assert "the engine computes in floating point" in why_not(with_data, c, floats)
@@ -225,7 +225,7 @@ def test_a_checkpoint_that_does_not_fit_is_thrown_away_and_said(tmp_path):
 
     path.touch()
     assert going_on(path, train, notes) == "trained"
-    assert notes == ["trained from the beginning again: the checkpoint is of another model"]
+    assert notes == ["training restarted: the checkpoint is of another model"]
 
     def broken():
         raise TrainingError("the loss is nan")

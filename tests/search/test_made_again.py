@@ -59,7 +59,7 @@ def test_its_recipe_is_told_from_those_of_searches_and_of_pruning(deployed):
     from whet.pruning import load_recipe as pruning_recipe
     from whet.search import load_recipe
 
-    with pytest.raises(UsageError, match="`whet rebuild` of its folder makes that engine again"):
+    with pytest.raises(UsageError, match="`whet rebuild` of its folder rebuilds that engine"):
         load_recipe(deployed / "recipe.json")
     with pytest.raises(PruneError, match=r"in the folder that whet auto deploys it is pruning\.json"):
         pruning_recipe(deployed / "recipe.json")
@@ -84,7 +84,7 @@ def test_a_moved_project_is_named(deployed, tmp_path):
     moved = Path(shutil.copytree(deployed.parents[1], tmp_path / "moved"))
     hidden = deployed.parents[1].rename(tmp_path / "elsewhere")
     try:
-        with pytest.raises(UsageError, match=r"'model': there is no file .*name that folder with --project"):
+        with pytest.raises(UsageError, match=r"'model': no such file: .*give the new folder with --project"):
             rebuild(moved / "work" / "deploy", tmp_path / "a")
         assert rebuild(moved / "work" / "deploy", tmp_path / "b", project=moved).digest == lock_of(moved / "work" / "deploy")["digest"]
     finally:
@@ -96,18 +96,18 @@ def test_other_contents_and_folders_that_are_none_are_refused(deployed, tmp_path
     deploy = project / "work" / "deploy"
     with np.load(project / "calibrate.npz") as f:
         np.savez(project / "calibrate.npz", x=f["x"][::-1])
-    with pytest.raises(UsageError, match=r"^data.calibrate: the contents are not those that the search had"):
+    with pytest.raises(UsageError, match=r"^data.calibrate: the contents changed since the search"):
         rebuild(deploy, tmp_path / "a", project=project)
-    with pytest.raises(UsageError, match="is no deploy folder of whet auto"):
+    with pytest.raises(UsageError, match="is not a deploy folder of whet auto"):
         rebuild(project, tmp_path / "a")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         rebuild(deployed, project)
-    with pytest.raises(UsageError, match="--project=nowhere: there is no such folder"):
+    with pytest.raises(UsageError, match="--project=nowhere: no such folder"):
         rebuild(deployed, tmp_path / "a", project="nowhere")
     held = json.loads((deploy / "recipe.json").read_text())
     del held["contents"]
     (deploy / "recipe.json").write_text(json.dumps(held))
-    with pytest.raises(UsageError, match="is of an older whet"):
+    with pytest.raises(UsageError, match="was written by an older whet"):
         rebuild(deploy, tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
@@ -118,7 +118,7 @@ def test_weights_that_come_out_otherwise_are_told_with_how_much(deployed, tmp_pa
     t = net.constants["b1"]
     t.weight = type(t.weight)(t.array() * np.float32(1 + 1e-5), t.weight.origin)
     save_onnx(net, deploy / "model.onnx")
-    with pytest.raises(LockError, match=r"1 of 6 weights made again differ from the lock's model, by at most 1e-05 of the largest in each: recovery"):
+    with pytest.raises(LockError, match=r"1 of 6 rebuilt weights differ from the lock's model, by at most 1e-05 of the largest in each: recovery"):
         rebuild(deploy, tmp_path / "again")
     assert (tmp_path / "again" / "model.onnx").is_file(), "it is kept"
     assert not (tmp_path / "again" / "model.engine").exists()

@@ -61,7 +61,7 @@ def test_files_that_a_power_cut_left_short_are_made_again(project):
         os.truncate(short, 100)
     assert jobs_of(project) == ["baselines/fp32-b1", "scouts/0001", f"survivors/{engine.parent.name}", "final"]
     assert j.result_of(work / "scouts" / "0001")["state"] == "done"
-    assert "it builds this very engine again" in (work / "deploy" / "README.md").read_text()
+    assert "reproduces this engine" in (work / "deploy" / "README.md").read_text()
 
 
 def test_engines_of_another_version_are_built_again_and_that_is_said(project, monkeypatch):
@@ -72,12 +72,12 @@ def test_engines_of_another_version_are_built_again_and_that_is_said(project, mo
     assert again[0] == "baselines/fp32-b1"
     assert again[-1] == "final"
     assert not any(job.startswith("scouts") for job in again)
-    assert "2 trials were measured by another whet" in (project / "work" / "deploy" / "report.json").read_text()
+    assert "2 trials were measured with another whet" in (project / "work" / "deploy" / "report.json").read_text()
 
 
 def test_what_was_searched_may_not_change_but_a_recipe_that_nothing_was_measured_of_may(project, case, tmp_path):
     (project / "score.npz").write_bytes((project / "judge.npz").read_bytes())
-    with pytest.raises(UsageError, match=r"another recipe \(changed: data\.score; files and functions count by their content\)"):
+    with pytest.raises(UsageError, match=r"another recipe \(changed: data\.score; files and functions are compared by content\)"):
         search(recipe_with(project, project / "work", **SMALL))
     with WorkFolder(tmp_path / "w").opened(recipe_with(case, tmp_path / "w")) as resumed:
         assert not resumed
@@ -89,7 +89,7 @@ def test_what_was_searched_may_not_change_but_a_recipe_that_nothing_was_measured
 def test_a_damaged_identity_is_said_and_can_be_thrown_away(project):
     work, recipe = project / "work", recipe_with(project, project / "work", **SMALL)
     os.truncate(work / IDENTITY, 10)
-    with pytest.raises(UsageError, match=r"search\.json is damaged or gone.*--fresh"), WorkFolder(work).opened(recipe):
+    with pytest.raises(UsageError, match=r"search\.json is damaged or missing.*--fresh"), WorkFolder(work).opened(recipe):
         pass
     with WorkFolder(work).opened(recipe, fresh=True) as resumed:
         assert not resumed
@@ -154,13 +154,13 @@ def test_waiting_for_the_device_is_said_and_counts_against_no_limit(tmp_path, mo
         p = subprocess.Popen([sys.executable, "-uc", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         said.append(p.stdout.readline().strip())
     said += p.communicate()[0].split()
-    assert said == [f"process {os.getpid()} times on it", "None", "had"]
+    assert said == [f"process {os.getpid()} is timing", "None", "had"]
     folder = tmp_path / "job"
     folder.mkdir()
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen([sys.executable, "-c", "import time; time.sleep(600)"], **more))
     with LocalWorkers(1, job_timeout=0.5) as workers:
-        (folder / STAGE).write_text(f"{WAITING} (process 1 times on it)")
+        (folder / STAGE).write_text(f"{WAITING} (process 1 is timing)")
         workers.start(folder)
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
@@ -168,7 +168,7 @@ def test_waiting_for_the_device_is_said_and_counts_against_no_limit(tmp_path, mo
             time.sleep(0.05)
         (folder / STAGE).write_text("building")
         assert until(lambda: bool(said.extend(workers.finished()) or len(said) > 3))
-    assert said[-1][1].startswith("took longer than search.trial_timeout")
+    assert said[-1][1].startswith("exceeded search.trial_timeout")
 
 
 def test_a_lock_that_nobody_holds_names_nobody(tmp_path):
@@ -192,9 +192,9 @@ def test_a_long_wait_is_a_line_where_there_is_no_screen(tmp_path, monkeypatch):
     out = io.StringIO()
     live = search_live.SearchLive(live=False, console=Console(file=out, width=200))
     (tmp_path / "0003").mkdir()
-    (tmp_path / "0003" / STAGE).write_text(f"{WAITING} (process 7 times on it)")
+    (tmp_path / "0003" / STAGE).write_text(f"{WAITING} (process 7 is timing)")
     live.running[tmp_path / "0003"] = ("int8", 0.0)
     for _ in range(4):
         live.tick()
         time.sleep(0.01)
-    assert out.getvalue().count("0003: waiting for the device (process 7 times on it)") == 1
+    assert out.getvalue().count("0003: waiting for the device (process 7 is timing)") == 1

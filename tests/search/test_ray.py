@@ -21,4 +21,4 @@ def test_a_search_on_a_cluster_of_this_machine(case, tmp_path):
         if t.same_as is None:
             assert result_of(tmp_path / "work" / "scouts" / f"{t.number:04d}")["state"] == "done"
     assert (found.folder.deploy / "model.engine").stat().st_size > 0
-    assert "The lock was tried" in (found.folder.deploy / "README.md").read_text()
+    assert "Verified: the lock" in (found.folder.deploy / "README.md").read_text()

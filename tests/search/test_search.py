@@ -86,7 +86,7 @@ def test_the_deploy_folder_runs(finished, case):
     deploy, data = out / "deploy", json.loads(done.stdout)
     for name in ("model.engine", "model.onnx", "lock.json", "recipe.json", "report.html", "report.json", "README.md"):
         assert (deploy / name).stat().st_size > 0
-    assert "The lock was tried: it builds this very engine again" in (deploy / "README.md").read_text()
+    assert "Verified: the lock reproduces this engine" in (deploy / "README.md").read_text()
     import whet
 
     with np.load(case / "judge.npz") as f:
@@ -170,9 +170,9 @@ def test_a_trial_whose_process_dies_fails_with_the_reason(case, tmp_path):
             if folder.parent.name == "scouts":
                 (tmp_path / "die").touch()
 
-    with pytest.raises(BuildError, match="all 1 trials failed; the first: the trial's process was ended by SIGABRT"):
+    with pytest.raises(BuildError, match="all 1 trials failed; first failure: the trial's process was killed by SIGABRT"):
         search(recipe, watcher=KillsScouts())
-    assert result_of(tmp_path / "work" / "scouts" / "0000")["reason"].startswith("the trial's process was ended by SIGABRT")
+    assert result_of(tmp_path / "work" / "scouts" / "0000")["reason"].startswith("the trial's process was killed by SIGABRT")
 
 
 def test_for_a_survivor_that_fails_the_next_best_goes_on(case, tmp_path):
@@ -196,8 +196,8 @@ def test_for_a_survivor_that_fails_the_next_best_goes_on(case, tmp_path):
 
     found = search(recipe, watcher=RefusesTheFirst())
     verdicts = [t["verdict"] for t in json.loads((found.folder.deploy / "report.json").read_text())["trials"]]
-    assert sum(v.startswith("went on, but failed with full effort: ValueError: not this one") for v in verdicts) == 1
+    assert sum(v.startswith("survivor, but failed with full effort: ValueError: not this one") for v in verdicts) == 1
     states = [result_of(p)["state"] for p in sorted((tmp_path / "work" / "survivors").iterdir())]
     assert sorted(states) == ["done", "failed"]
     assert len(found.final["rows"]) == 2
-    assert any("did not survive: ValueError: not this one" in note for note in found.notes)
+    assert any("failed as a survivor: ValueError: not this one" in note for note in found.notes)

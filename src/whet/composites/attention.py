@@ -29,16 +29,24 @@ def attention_sample(
     scale: str = "Div",
     mask: tuple[int, ...] = (),
     constant: bool = False,
+    causal: float | None = None,
+    group: int = 1,
 ) -> Sample:
     """softmax(q @ k^T / sqrt(size) + mask) @ v. `layout`: "heads" (q, k, v as the MatMuls read them), "rows" (heads within a row, as a
-    projection writes them; the body has the transposes, the result's too), "stacked" (q, k and v in one tensor of rows)."""
+    projection writes them; the body has the transposes, the result's too), "stacked" (q, k and v in one tensor of rows). `causal`: the mask is
+    a constant that adds this value to the keys after the row (the last row sees all keys). `group` ("rows" only): heads of q that share a head of
+    k and v, which the body expands."""
     stacked: list[str | np.ndarray] = [f"f32[{batch},{rows},3,{heads},{size}]", np.array(0), np.array(1), np.array(2)]
-    separate: list[str | np.ndarray] = [f"f32[{batch},{n},{heads},{size}]" for n in (rows, keys, keys)]
+    separate: list[str | np.ndarray] = [f"f32[{batch},{n},{h},{size}]" for n, h in ((rows, heads), (keys, heads // group), (keys, heads // group))]
     plain: list[str | np.ndarray] = [f"f32[{batch},{heads},{a},{b}]" for a, b in ((rows, size), (size, keys), (keys, size))]
     inputs: list[str | np.ndarray | None] = [*{"heads": plain, "rows": separate, "stacked": stacked}[layout]]
     factor = size**0.5 if scale == "Div" else size**-0.5
     inputs += [np.array(factor, np.float32)] if scale else []
     inputs += [f"{'const ' if constant else ''}f32[{','.join(map(str, mask))}]"] if mask else []
+    if causal is not None:
+        inputs.append(np.where(np.arange(keys) > np.arange(rows)[:, None] + keys - rows, np.float32(causal), np.float32(0)))
+    shapes = [np.array([2]), np.array([batch, heads // group, group, keys, size]), np.array([batch, heads, keys, size])] if group > 1 else []
+    inputs += shapes
 
     def regions() -> Regions:
         body, own = new_body(inputs)
@@ -46,7 +54,14 @@ def attention_sample(
         if layout == "heads":
             q, k, v = own[:3]
         elif layout == "rows":
-            q, k, v = (body.add("Transpose", t, perm=perm) for t, perm in zip(own[:3], ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)), strict=True))
+            order = ((0, 2, 1, 3), (0, 2, 1, 3) if group > 1 else (0, 2, 3, 1), (0, 2, 1, 3))
+            q, k, v = (body.add("Transpose", t, perm=perm) for t, perm in zip(own[:3], order, strict=True))
+            if group > 1:
+                for t, array in zip(own[-3:], shapes, strict=True):
+                    t.shape_value = tuple(array.tolist())
+                axis, expanded, merged = own[-3:]
+                k, v = (body.add("Reshape", body.add("Expand", body.add("Unsqueeze", t, axis), expanded), merged) for t in (k, v))
+                k = body.add("Transpose", k, perm=(0, 1, 3, 2))
         else:
             x = body.add("Transpose", own[0], perm=(2, 0, 3, 1, 4))
             q, k, v = (body.add("Gather", x, i, axis=0) for i in own[1:4])
@@ -54,8 +69,8 @@ def attention_sample(
         x = body.add("MatMul", q, k)
         if scale:
             x = body.add(scale, x, rest[0])
-        if mask:
-            x = body.add("Add", x, rest[-1])
+        if mask or causal is not None:
+            x = body.add("Add", x, rest[1 if scale else 0])
         y = body.add("MatMul", body.add("Softmax", x, axis=-1), v)
         body.mark_output(y if layout == "heads" else body.add("Transpose", y, perm=(0, 2, 1, 3)))
         return {"body": body}
@@ -76,6 +91,9 @@ ATTENTION = composite(
         attention_sample(1, 2, 20, 150, 80, layout="rows", scale=""),
         attention_sample(1, 1, 70, 9, 128, layout="rows", mask=(9,)),
         attention_sample(1, 2, 90, 150, 64, layout="rows"),
+        attention_sample(2, 2, 130, 130, 64, layout="rows", causal=-np.inf),
+        attention_sample(1, 6, 40, 70, 128, layout="rows", causal=float(np.finfo(np.float32).min), group=3),
+        attention_sample(2, 4, 30, 100, 96, layout="rows", mask=(2, 1, 1, 100), group=2),
         attention_sample(2, 2, 18, 32, 16, mask=(2, 1, 18, 32)),
     ],
 )

@@ -162,9 +162,9 @@ def _words(r: Mapping[str, Any]) -> str:
     if c.get("fusion", "all") != "all":
         parts.append(f"passes {c['fusion']}")
     if c.get("budget") is not None:
-        parts.append(f"{100 * c['budget']:.0f} % of the layers' time")
+        parts.append(f"latency budget {100 * c['budget']:.0f} %")
     if c["removed"]:
-        parts.append(f"{len(c['removed'])} branches out")
+        parts.append(f"{len(c['removed'])} branches removed")
     if cuts:
         parts.append(f"{100 * sum(cuts) / len(c['widths']):.0f} % cut on average")
     return ", ".join(parts)

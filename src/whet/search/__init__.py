@@ -1,8 +1,8 @@
-"""The loop that finds the best model for a machine: search, prune, recover, build, measure, until the target is met. `whet auto` runs it.
+"""The automated search for the best model on a machine: prune, recover, build and measure until the target is met. `whet auto` runs it.
 
     from whet.search import load_recipe, search
-    found = search(load_recipe("recipe.yaml"))
-    found.met, found.folder.deploy
+    result = search(load_recipe("recipe.yaml"))
+    result.met, result.folder.deploy
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The loop: baselines, scouts that Optuna draws, survivors that get the full treatment, all of them in turns, the choice.
+"""The search loop: baselines, scouts sampled by Optuna, survivors with full recovery, an interleaved comparison, the choice.
 
-Everything that is known is in files (folder.py), so the loop holds no state that a kill could take: each step looks at what is there
-and does what is missing.
+All state is in files (folder.py), so a killed search resumes: each step reads the existing results and computes the missing ones.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ class Loop:
         self.jobs = Running(recipe, folder, workers, watcher)
         self.net: Network = network_from_onnx(recipe.model)
         _must_be_floating(self.net, recipe)
-        self.space = search_space(self.net, recipe, [b.name for b in branches(self.net)])  # a baseline will rank the branches
+        self.space = search_space(self.net, recipe, [b.name for b in branches(self.net)])  # a baseline ranks the branches
         if self.space.dimensions:
-            optuna_module()  # that it is missing is said before anything is built
+            optuna_module()  # a missing Optuna is reported before anything is built
         self.batches: tuple[int, ...] = self._values("batch")
         self.types = baseline_types(recipe, self._values("precision"))
 
     def run(self, resumed: bool) -> SearchResult:
-        """From wherever the folder stands to the end. Raises BuildError when the original itself cannot be built, or all trials failed."""
+        """Runs the search to its end from the folder's current state. Raises BuildError when the original cannot be built or all trials failed."""
         self.jobs.event("resume" if resumed else "begin")
         facts = self.facts(resumed)
         self.jobs.watch.plan(facts)
@@ -71,7 +70,7 @@ class Loop:
         )
 
     def facts(self, resumed: bool) -> dict[str, Any]:
-        """What a dry run prints, and a watcher is told first."""
+        """Facts that a dry run prints and a watcher receives first."""
         r, s = self.recipe, self.space
         return {
             "model": r.model, "device": r.device, "target": self.jobs.plain["target"], "prefer": r.prefer, "trials": r.search.trials,
@@ -85,7 +84,7 @@ class Loop:
     # the phases
 
     def baseline_rows(self) -> list[tuple[str, int]]:
-        """The original in FP32 at each batch, then in the other types at the first one."""
+        """(precision, batch) of the original: FP32 at each batch, then the other types at the first batch."""
         return [("fp32", b) for b in self.batches] + [(p, self.batches[0]) for p in self.types if p != "fp32"]
 
     def baselines(self) -> dict[str, dict[str, Any]]:
@@ -94,22 +93,22 @@ class Loop:
         self.jobs.watch.phase("baselines", len(rows))
         for part in ([r for r in rows if r[0] == "fp32"], [r for r in rows if r[0] != "fp32"]):
             self.jobs.do([(self.folder.baseline(p, b), self._baseline_job(p, b)) for p, b in part])
-        found = {f"{p}-b{b}": j.result_of(self.folder.baseline(p, b)) or {} for p, b in rows}
-        for name, r in found.items():
+        results = {f"{p}-b{b}": j.result_of(self.folder.baseline(p, b)) or {} for p, b in rows}
+        for name, r in results.items():
             if r["state"] != "done":
                 if name.startswith("fp32"):
-                    raise BuildError(f"the original cannot be built and judged ({name}): {r['reason']}")
+                    raise BuildError(f"the original cannot be built and scored ({name}): {r['reason']}")
                 self.jobs.note(f"the original in {name.partition('-')[0]}: {r['reason']}")
-        for text in advice.on_original(self.recipe, found[f"fp32-b{self.batches[0]}"]):
+        for text in advice.on_original(self.recipe, results[f"fp32-b{self.batches[0]}"]):
             self.jobs.note(text)
-        return {name: r for name, r in found.items() if r["state"] == "done"}
+        return {name: r for name, r in results.items() if r["state"] == "done"}
 
     def scouts(self, judging: Judging) -> list[Trial]:
-        """All trials of the study, run until the budget is used."""
+        """Runs trials until the budget is used and returns all trials of the study."""
         self.jobs.watch.phase("scouts", self.recipe.search.trials)
         if self.space.dimensions:
             return Scouting(self.recipe, self.folder, self.space, judging, self.jobs).run()
-        self.jobs.note("there is nothing to search over: the space has one point")
+        self.jobs.note("nothing to search: the space has one point")
         trial = Trial(0, self.space.candidate({}))
         folder = self.folder.scout(0)
         self.jobs.do([(folder, self.jobs.job("scout", trial, self.space, self.recipe.scout))])
@@ -117,16 +116,16 @@ class Loop:
         return [trial]
 
     def survivors(self, trials: list[Trial], judging: Judging) -> list[Trial]:
-        """The scouts that go on, prepared and built with full effort; those of them that came through. Raises BuildError: all failed.
+        """Builds the selected scouts with full effort and returns those that succeeded. Raises BuildError when all failed.
 
-        For one that fails the next best goes on, at most as many as there were to be.
+        A failed survivor is replaced by the next best scout; at most `survivors.count` replacements are tried.
         """
         count = self.recipe.survivor.count
         picked = pick(trials, judging, 2 * count)
         self.jobs.watch.phase("survivors", min(count, len(picked)))
         if trials and not picked:
             first = next((t.result["reason"] for t in trials if t.result and t.result["state"] == "failed"), "")
-            raise BuildError(f"all {sum(t.same_as is None for t in trials)} trials failed; the first: {first}")
+            raise BuildError(f"all {sum(t.same_as is None for t in trials)} trials failed; first failure: {first}")
         s = self.recipe.survivor
         effort = Effort(s.samples, s.rows, s.level, s.seconds)
         alive: list[Trial] = []
@@ -138,38 +137,38 @@ class Loop:
                 if result.get("state") == "done":
                     alive.append(t)
                 else:
-                    self.jobs.note(f"trial {t.number} did not survive: {result.get('reason', 'no result')}")
+                    self.jobs.note(f"trial {t.number} failed as a survivor: {result.get('reason', 'no result')}")
         return alive
 
     def comparison(self, alive: list[Trial]) -> dict[str, Any]:
-        """The originals and the survivors in turns, judged on data that nothing else has seen, where there are such."""
+        """Interleaved timing of the originals and the survivors, scored on data.judge where it is given."""
         originals = [self.folder.baseline(p, b) for p, b in self.baseline_rows()]
         folders = [p for p in originals if (j.result_of(p) or {}).get("state") == "done"]
         folders += [self.folder.survivor(t.number) for t in alive]
         self.jobs.watch.phase("comparison", 1)
         effort = {"samples": self.recipe.survivor.samples, "seconds": self.recipe.survivor.seconds}
-        made = "".join(str(p.stat().st_mtime_ns) for p in (f / j.RESULT for f in folders))  # engines that were made anew are compared anew
-        job = j.Job("final", f"comparison {hash_of(made)}", self.jobs.plain, Candidate(batch=self.batches[0]).to_plain(), effort=effort,
+        timestamps = "".join(str(p.stat().st_mtime_ns) for p in (f / j.RESULT for f in folders))  # rebuilt engines are compared again
+        job = j.Job("final", f"comparison {hash_of(timestamps)}", self.jobs.plain, Candidate(batch=self.batches[0]).to_plain(), effort=effort,
                     folders=[str(p) for p in folders], made_by=self.jobs.made_by)  # fmt: skip
         self.jobs.do([(self.folder.final, job)])
-        found = j.result_of(self.folder.final) or {}
-        if found.get("state") != "done":
-            raise BuildError(f"the last comparison failed: {found.get('reason', 'no result')}")
-        return found
+        result = j.result_of(self.folder.final) or {}
+        if result.get("state") != "done":
+            raise BuildError(f"the final comparison failed: {result.get('reason', 'no result')}")
+        return result
 
     def originals(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """For each compared row the original's FP32 row at the same batch; the rows' ratios are made to be of that one."""
+        """For each compared row the original's FP32 row at the same batch; rescales the rows' ratios to that row."""
         by_name = {r["folder"]: r for r in rows}
-        found = [by_name[f"fp32-b{self._batch_of(r['folder'])}"] for r in rows]
+        references = [by_name[f"fp32-b{self._batch_of(r['folder'])}"] for r in rows]
         ratio = {r["folder"]: r["latency"]["ratio"] for r in rows}
-        for r, own in zip(rows, found, strict=True):
-            r["latency"] = {**r["latency"], "ratio": ratio[r["folder"]] / ratio[own["folder"]]}
-        return found
+        for r, reference in zip(rows, references, strict=True):
+            r["latency"] = {**r["latency"], "ratio": ratio[r["folder"]] / ratio[reference["folder"]]}
+        return references
 
     # inside
 
     def _values(self, name: str) -> tuple:
-        """What the space has of a dimension, be it one value."""
+        """All values of a dimension, also of one that is not searched."""
         return next((d.values for d in self.space.dimensions if d.name == name), (self.space.fixed.get(name),))
 
     def _baseline_job(self, precision: str, batch: int) -> j.Job:
@@ -180,13 +179,13 @@ class Loop:
                      made_by=self.jobs.made_by)  # fmt: skip
 
     def _batch_of(self, name: str) -> int:
-        """The batch of a compared folder: of `int8-b8` 8, else that of the survivor's job."""
+        """The batch of a compared folder: 8 for `int8-b8`, for a survivor the batch of its job."""
         if "-b" in name:
             return int(name.rpartition("-b")[2])
         return int((j.read_json(self.folder.survivor(int(name)) / j.JOB) or {})["candidate"]["batch"])
 
     def _seconds(self, trials: list[Trial]) -> float:
-        """What all finished jobs took together: the search's length, however often it was interrupted (with one worker)."""
+        """Sum of the durations of all finished jobs; with one worker the length of the search, interruptions excluded."""
         results = [t.result for t in trials if t.same_as is None and t.result]
         for folder in ("baselines", "survivors"):
             results += [j.result_of(p) or {} for p in sorted((self.folder.path / folder).glob("*"))]
@@ -195,31 +194,31 @@ class Loop:
 
 
 def _must_be_floating(net: Network, recipe: AutoRecipe) -> None:
-    """Raises UsageError where something is to be cut of a network that is quantized already."""
+    """Raises UsageError if the space prunes a network that is quantized already."""
     try:
         check_order(net, "prune", insist=recipe.space.width is None and not recipe.space.depth)
     except PruneError:
         raise UsageError(
-            "'model' is quantized already (Q/DQ nodes or a calibration), and cutting it changes the activations that its ranges were measured on. "
-            "Give the floating-point model: the search calibrates what it cuts. To search without cutting: `space.width: false` and "
+            "'model' is already quantized (Q/DQ nodes or a calibration), and pruning changes the activations on which its ranges were measured. "
+            "Give the floating-point model: the search calibrates pruned networks. To search without pruning: `space.width: false` and "
             "`space.depth: false`."
         ) from None
 
 
 def pick(trials: list[Trial], judging: Judging, count: int) -> list[Trial]:
-    """Which scouts go on: those nearest to the target; of equal ones (all that meet it) the Pareto set first, then by what is preferred."""
+    """Selects survivors: scouts nearest to the target; ties (all that meet it) are ordered by Pareto set, then by `prefer`."""
     done = [t for t in trials if t.result is not None and t.result["state"] == "done" and t.same_as is None]
     points = [judging.trial_point(t) for t in done]
     front = set(pareto(points))
-    away = [distance(judging.trial_checks(t)) for t in done]
+    misses = [distance(judging.trial_checks(t)) for t in done]
     if judging.recipe.prefer == "accuracy":
         points = [(loss, cost) for cost, loss in points]
-    order = sorted(range(len(done)), key=lambda i: (away[i], i not in front, points[i]))
+    order = sorted(range(len(done)), key=lambda i: (misses[i], i not in front, points[i]))
     return [done[i] for i in order[:count]]
 
 
 def hash_of(text: str) -> str:
-    """A short digest."""
+    """The first digits of a SHA-256 digest."""
     import hashlib
 
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -233,22 +232,22 @@ def search(
     ray: str | None = None,
     deploy: bool = True,
 ) -> SearchResult:
-    """Runs or goes on with the search of a recipe, or of a file that holds one; `deploy` also writes the deploy folder. The Python form of
+    """Starts or resumes the search of a recipe or a recipe file; with `deploy` also writes the deploy folder. The Python form of
     `whet auto`.
 
-    `ray` is "auto" or the address of a Ray cluster whose processes and machines run the trials. Raises UsageError (recipe, work folder
-    in use or of another recipe), BuildError (the original cannot be built, all trials failed).
+    `ray` is "auto" or the address of a Ray cluster that runs the trials. Raises UsageError (bad recipe, work folder in use or of another
+    recipe) and BuildError (the original cannot be built, all trials failed).
     """
     recipe = recipe if isinstance(recipe, AutoRecipe) else load_recipe(recipe)
     folder, watch = WorkFolder(recipe.out or "whet.auto"), watcher or Silent()
     with ExitStack() as stack:
         resumed = stack.enter_context(folder.opened(recipe, fresh))
         workers: Any = stack.enter_context(_workers(recipe, ray))
-        found = Loop(recipe, folder, workers, watch).run(resumed)
+        result = Loop(recipe, folder, workers, watch).run(resumed)
         if deploy:
             watch.phase("deploy", 1)
-            write_deploy(found)
-        return found
+            write_deploy(result)
+        return result
 
 
 def _workers(recipe: AutoRecipe, ray: str | None) -> Any:
@@ -260,7 +259,7 @@ def _workers(recipe: AutoRecipe, ray: str | None) -> Any:
 
 
 def dry_run(recipe: AutoRecipe) -> dict[str, Any]:
-    """What a search would do: space, baselines, budget; the data and the metric's function are looked at, nothing is built or written."""
+    """Space, baselines and budget of a search; loads the data and the metric function, builds and writes nothing."""
     from whet.search.stages.build_engine import input_shapes
 
     loop = Loop(recipe, WorkFolder(recipe.out or "whet.auto"), workers_for(recipe), Silent())

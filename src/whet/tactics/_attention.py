@@ -19,6 +19,7 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int = 0
+    group: int = 1  # consecutive heads that read the same head of the input (grouped-query attention)
 
     def turned(self, perm: Sequence[int]) -> View:
         """The view after a Transpose."""
@@ -31,11 +32,50 @@ class View:
         return replace(self.turned(kept), offset=self.offset + index * self.strides[axis])
 
     def leading(self, batch: int, heads: int) -> tuple[int, int] | None:
-        """Strides of batch and head; 0 for a broadcast axis. None for other leading axes."""
+        """Strides of batch and head; 0 for a broadcast axis. None for other leading axes, or where heads share one head of the input."""
+        return self.steps() if self.group == 1 and self.fits(batch, heads) else None
+
+    def fits(self, batch: int, heads: int) -> bool:
+        """Whether the leading axes are batch and heads, each whole or broadcast."""
+        return len(self.shape) <= 4 and all(d in (1, n) for d, n in zip((1, 1, *self.shape[:-2])[-2:], (batch, heads), strict=True))
+
+    def steps(self) -> tuple[int, int]:
+        """Strides of batch and of a head of the input; 0 for a broadcast axis."""
         shape, strides = (1, 1, *self.shape[:-2])[-2:], (0, 0, *self.strides[:-2])[-2:]
-        if len(self.shape) > 4 or any(d not in (1, n) for d, n in zip(shape, (batch, heads), strict=True)):
-            return None
         return strides[0] if shape[0] > 1 else 0, strides[1] if shape[1] > 1 else 0
+
+    @property
+    def batches(self) -> int:
+        """Batch items of the input."""
+        return (1, 1, *self.shape)[-4]
+
+    @property
+    def heads(self) -> int:
+        """Heads of the input."""
+        return (1, 1, *self.shape)[-3] // self.group
+
+    def swapped(self) -> View:
+        """The view with the last two axes exchanged."""
+        return self.turned((*range(len(self.shape) - 2), len(self.shape) - 1, len(self.shape) - 2))
+
+    def inserted(self, axes: Sequence[int]) -> View:
+        """The view after an Unsqueeze."""
+        rank = len(self.shape) + len(axes)
+        at, kept = {a % rank for a in axes}, iter(zip(self.shape, self.strides, strict=True))
+        pairs = [(1, 0) if i in at else next(kept) for i in range(rank)]
+        return replace(self, shape=tuple(d for d, _ in pairs), strides=tuple(s for _, s in pairs))
+
+    def expanded(self, shape: Sequence[int]) -> View:
+        """The view after an Expand to `shape`, which has this rank."""
+        strides = tuple(0 if d == 1 else s for d, s in zip(self.shape, self.strides, strict=True))
+        return replace(self, shape=tuple(shape), strides=strides)
+
+    def merged(self, shape: Sequence[int]) -> View | None:
+        """The view after a Reshape that merges heads [.., heads, group, rows, elements] with a repeated group axis; None for any other."""
+        *lead, heads, group, rows, size = self.shape if len(self.shape) >= 4 else (0, 0, 0, 0)
+        if self.group > 1 or self.strides[-3] != 0 or tuple(shape) != (*lead, heads * group, rows, size):
+            return None
+        return replace(self, shape=tuple(shape), strides=(*self.strides[:-3], *self.strides[-2:]), group=group)
 
 
 @dataclass(frozen=True)
@@ -54,10 +94,11 @@ class Heads:
     keys: int
     size: int
     scale: float
+    causal: int | None = None  # the mask is a constant that hides exactly the keys after row + causal: a kernel may skip them and not read it
 
 
-def taken_apart(layer: Layer) -> Heads | str:
-    """The structure of an Attention layer, or why the kernels do not support it."""
+def taken_apart(layer: Layer, *, grouped: bool = False) -> Heads | str:
+    """The structure of an Attention layer, or why the kernels do not support it. `grouped`: several heads of q may share a head of k and v."""
     body = layer.regions["body"]
     views: dict[Tensor, View] = {t: plain_view(i, static_shape(t.shape)) for i, t in enumerate(body.inputs)}
     waiting, products = [], [x for x in body.layers if x.op == "MatMul"]
@@ -67,6 +108,8 @@ def taken_apart(layer: Layer) -> Heads | str:
             views[x.output] = source_view.turned(x.attrs.get("perm") or tuple(range(len(source_view.shape)))[::-1])
         elif x.op == "Gather" and source_view is not None and (index := _index(layer, x)) is not None:
             views[x.output] = source_view.taken(x.attrs.get("axis", 0), index)
+        elif source_view is not None and (shared := _shared_heads(layer, x, source_view)) is not None:
+            views[x.output] = shared
         else:
             waiting.append(x)
     if len(products) != 2 or waiting[0] is not products[0]:
@@ -104,10 +147,24 @@ def taken_apart(layer: Layer) -> Heads | str:
         running = x.output
     if q is None or k is None or v is None or out is None or body.outputs != [running]:
         return "is not a chain between two matrix products"
-    return _heads(q, k, v, mask, out, scale)
+    heads = _heads(q, k, v, mask, out, scale, grouped)
+    if isinstance(heads, str) or heads.mask is None or not layer.inputs[heads.mask.place].is_constant:
+        return heads
+    return replace(heads, causal=_diagonal(layer.inputs[heads.mask.place], heads.mask))
 
 
-def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float) -> Heads | str:
+def _shared_heads(layer: Layer, x: Layer, view: View) -> View | None:
+    """The view after a layer that lets heads of k and v serve several heads of q (Unsqueeze, Expand, Reshape); None for other layers."""
+    shape = static_shape(x.output.shape)
+    if x.op == "Unsqueeze":
+        axes = x.attrs.get("axes") or _constant(layer, x.inputs[1])
+        return None if axes is None else view.inserted([int(a) for a in np.ravel(axes)])
+    if x.op == "Expand":
+        return view.expanded(shape) if len(shape) == len(view.shape) else None
+    return view.merged(shape) if x.op == "Reshape" else None
+
+
+def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float, grouped: bool) -> Heads | str:
     shape = (1, 1, *out.shape)[-4:] if len(out.shape) <= 4 else ()
     if not shape or len(q.shape) < 2:
         return "more than four axes"
@@ -117,8 +174,9 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
     turned = k.strides[-1] == 1
     found = Heads(q, k, v, mask, out, turned, shape[0], shape[1], rows, keys, size, scale)
     for name, view, line in (("q", q, -1), ("k", k, -1 if turned else -2), ("v", v, -1), ("the output", out, -1)):
-        lead = view.leading(found.batch, found.heads)
-        if lead is None:
+        if view.group > 1 and not (grouped and name in "kv"):
+            return f"several heads share one head of {name}"
+        if not view.fits(found.batch, found.heads):
             return f"{name} is broadcast along some of its axes only"
         if view.strides[line] != 1 or any(s % 8 for i, s in enumerate(view.strides) if i - len(view.strides) != line) or view.offset % 8:
             return f"rows of {name} are not aligned to 16 bytes"
@@ -153,8 +211,38 @@ def _index(layer: Layer, gather: Layer) -> int | None:
 
 def _one_number(layer: Layer, t: Tensor) -> float | None:
     """The value of a constant with one element; None for other tensors."""
+    array = None if prod(static_shape(t.shape)) != 1 else _constant(layer, t)
+    return None if array is None else float(np.asarray(array, np.float64).reshape(-1)[0])
+
+
+def _constant(layer: Layer, t: Tensor | None) -> np.ndarray | None:
+    """The array of a constant that the body reads."""
     body = layer.regions["body"]
     outer = next((layer.inputs[i] for i, x in enumerate(body.inputs) if x is t), t)
-    if outer is None or not outer.is_constant or prod(static_shape(outer.shape)) != 1:
+    return np.asarray(outer.array()) if outer is not None and outer.is_constant else None
+
+
+HIDES = -3e4
+"""A mask value from here down hides its key: next to any ordinary score, exp of the difference is 0 in f32."""
+
+
+def _diagonal(t: Tensor, mask: View) -> int | None:
+    """d, where the constant mask is 0 for keys 0 .. row + d and hides those after; None for other masks."""
+    if mask.shape[:2] != (1, 1) or mask.shape[-2] == 1 or mask.shape[-1] == 1:
         return None
-    return float(np.asarray(outer.array(), np.float64).reshape(-1)[0])
+    return _diagonal_of(t.weight.digest, t, mask) if t.weight is not None else None
+
+
+_diagonals: dict[tuple[str, View], int | None] = {}
+
+
+def _diagonal_of(digest: str, t: Tensor, mask: View) -> int | None:
+    if (digest, mask) not in _diagonals:
+        rows, keys = mask.shape[-2:]
+        at = mask.offset + np.arange(rows)[:, None] * mask.strides[-2] + np.arange(keys) * mask.strides[-1]
+        array = np.asarray(t.array(), np.float32).reshape(-1)[at]
+        hidden = array <= HIDES
+        diagonal = keys - 1 if not hidden[0].any() else int(hidden[0].argmax()) - 1
+        exact = diagonal >= 0 and bool((hidden == (np.arange(keys) > np.arange(rows)[:, None] + diagonal)).all())
+        _diagonals[digest, mask] = diagonal if exact and hidden.any() and not array[~hidden].any() else None
+    return _diagonals[digest, mask]

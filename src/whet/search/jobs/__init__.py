@@ -1,1 +1,1 @@
-"""Jobs in processes of their own, locally or on Ray."""
+"""Jobs in child processes, locally or on Ray."""

@@ -1,6 +1,6 @@
-"""A job in a process of its own: `python -m whet.search.jobs.child FOLDER`. It dies with its parent; a crash costs this candidate and nothing else.
+"""A job in a child process: `python -m whet.search.jobs.child FOLDER`. It exits with its parent; a crash costs this candidate only.
 
-The parent holds the other end of standard input: when the parent is gone, however it went, reading it ends, and so does this process.
+The parent holds the write end of the child's standard input: when the parent exits for any reason, the child reads end-of-file and exits.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from whet.search.jobs.device_locks import file_lock
 
 
 def main(argv: list[str]) -> int:
-    """Runs the job in the folder and leaves result.json, also when it fails."""
+    """Runs the job in the folder and writes result.json, also on failure."""
     folder = Path(argv[0]).resolve()
     if "--watch" in argv:
         threading.Thread(target=_until_parent_dies, daemon=True).start()
-    with file_lock(folder / j.LOCK):  # one that lost its parent and is still dying holds this
-        todo = j.Job.read(folder)
+    with file_lock(folder / j.LOCK):  # held by an orphaned child that is still exiting
+        job = j.Job.read(folder)
         for leftover in folder.iterdir():
             if leftover.is_file() and leftover.name not in (j.JOB, j.LOG, j.LOCK) and leftover.suffix != j.CHECKPOINT:
                 leftover.unlink()
-        where = todo.recipe.get("folder", ".")
+        where = job.recipe.get("folder", ".")
         if os.path.isdir(where):
             os.chdir(where)
             sys.path.insert(0, where)
         try:
             from whet.search.jobs.work import run_job
 
-            found = run_job(todo, folder)
+            result = run_job(job, folder)
         except WhetError as e:
-            found = j.failed(vars(todo), f"{type(e).__name__}: {e}")
+            result = j.failed(vars(job), f"{type(e).__name__}: {e}")
         except MemoryError:
-            found = j.failed(vars(todo), "out of memory")
-        except Exception as e:  # noqa: BLE001 - a user's metric or data function may raise anything; the trial fails with its words
+            result = j.failed(vars(job), "out of memory")
+        except Exception as e:  # noqa: BLE001 - a user's metric or data function may raise anything; the trial fails with that message
             traceback.print_exc()
-            found = j.failed(vars(todo), f"{type(e).__name__}: {e} (the whole story is in {folder / j.LOG})")
-        j.sealed(folder, found)
-        if found["state"] == "done":
+            result = j.failed(vars(job), f"{type(e).__name__}: {e} (full log: {folder / j.LOG})")
+        j.sealed(folder, result)
+        if result["state"] == "done":
             for checkpoint in folder.glob(f"*{j.CHECKPOINT}"):
                 checkpoint.unlink()
     return 0
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 def _until_parent_dies() -> None:
     while os.read(0, 4096):
         pass
-    if os.getpgrp() == os.getpid():  # this process leads: what it has begun ends with it
+    if os.getpgrp() == os.getpid():  # group leader: child processes end with it
         os.killpg(0, signal.SIGKILL)
     os._exit(3)
 

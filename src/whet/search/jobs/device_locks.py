@@ -1,7 +1,7 @@
-"""One timing at a time on a device: file locks, which the system drops when a process dies however it dies.
+"""File locks that allow one timing at a time per device; the operating system releases them when a process exits for any reason.
 
-Timing (and building, which times kernels) takes a device alone. Other work of a search that loads the same processor (recovery, scoring)
-shares it, so that it never runs beside a timing. A second file, the turnstile, keeps those that share from starving those that time.
+Timing (and building, which times kernels) holds the lock exclusively. Other work that loads the same processor (recovery, scoring) holds it
+shared, so it never overlaps a timing. A second lock file, a turnstile, keeps shared holders from starving exclusive ones.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from whet.errors import BackendError
 
 
 class DeviceLock:
-    """The lock of a device of this machine, the same file for all searches of this user. `folder` is for tests.
+    """The lock of a device of this machine, shared by all searches of this user. `folder` is for tests.
 
-    `waiting` is told who holds the device, in words, where it must be waited for; and None when it is had.
+    `waiting` is called with a description of the holder while the lock is unavailable, and with None once it is acquired.
     """
 
     def __init__(self, device: str, folder: str | os.PathLike[str] | None = None, waiting: Callable[[str | None], object] = lambda _: None):
@@ -29,21 +29,21 @@ class DeviceLock:
         self.folder = Path(folder) if folder is not None else Path(user_cache_dir("whet")) / "locks"
         gpu = physical_gpu(device)
         self.name = "cpu" if gpu is None else f"{device.partition(':')[0]}-{uuid_of(gpu)}"
-        self.shares = gpu is None  # what loads the CPU does not disturb a GPU's graph
+        self.shares = gpu is None  # CPU load does not disturb the timing of a CUDA graph
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise BackendError(f"the folder of the timing locks, {self.folder}, cannot be made: {e.strerror}. Set XDG_CACHE_HOME.") from e
+            raise BackendError(f"cannot create the folder of the timing locks, {self.folder}: {e.strerror}. Set XDG_CACHE_HOME.") from e
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """Alone on the device."""
+        """Holds the device exclusively."""
         with self._held(fcntl.LOCK_EX):
             yield
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Beside other work, never beside a timing. On a GPU nothing is held: this work runs on the CPU."""
+        """Holds the device shared: overlaps other work, never a timing. No lock for a GPU, since this work runs on the CPU."""
         if not self.shares:
             yield
             return
@@ -52,7 +52,7 @@ class DeviceLock:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Fine-tuning: as other work on a CPU, alone on a GPU, which it keeps as busy as a timing does."""
+        """Holds the device for fine-tuning: shared on a CPU, exclusively on a GPU."""
         with self.working() if self.shares else self.timing():
             yield
 
@@ -73,13 +73,13 @@ class DeviceLock:
         finally:
             os.close(held)
 
-    def _taken(self, f: int, how: int, held: int) -> bool:
-        """Takes a lock; gives whether it had to be waited for."""
+    def _taken(self, f: int, how: int, lock: int) -> bool:
+        """Acquires a lock; returns True if it had to wait."""
         try:
             fcntl.flock(f, how | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(held, 20, 0).decode()
-            self.waiting(f"process {holder} times on it" if holder else "others compute on it")
+            holder = os.pread(lock, 20, 0).decode()
+            self.waiting(f"process {holder} is timing" if holder else "other processes are computing")
             fcntl.flock(f, how)
             return True
         return False
@@ -87,15 +87,15 @@ class DeviceLock:
 
 @contextmanager
 def file_lock(path: str | os.PathLike[str], how: int = fcntl.LOCK_EX) -> Iterator[bool]:
-    """Holds a lock file; with LOCK_NB gives False instead of waiting. Closing the file, also by dying, lets go."""
+    """Holds a lock file; with LOCK_NB yields False instead of waiting. Closing the file, also by process exit, releases the lock."""
     f = _open(Path(path))
     try:
         try:
             fcntl.flock(f, how)
-            got = True
+            acquired = True
         except BlockingIOError:
-            got = False
-        yield got
+            acquired = False
+        yield acquired
     finally:
         os.close(f)
 
@@ -105,7 +105,7 @@ def _open(path: Path) -> int:
 
 
 def uuid_of(gpu: str) -> str:
-    """A GPU's UUID, so that one search that calls it by number and one that calls it by UUID share a lock; `gpu` as it is where NVML does not say."""
+    """A GPU's UUID, so that a search that names it by number and one that names it by UUID share a lock; `gpu` unchanged without NVML."""
     try:
         import pynvml
     except ImportError:
@@ -119,7 +119,7 @@ def uuid_of(gpu: str) -> str:
 
 
 def physical_gpu(device: str) -> str | None:
-    """The name (number or UUID) that the machine has for the GPU, whatever CUDA_VISIBLE_DEVICES renames it to; None for a CPU."""
+    """The GPU's physical number or UUID, with CUDA_VISIBLE_DEVICES resolved; None for a CPU."""
     kind, _, ordinal = device.partition(":")
     if not capabilities_of(kind).numbered_devices:
         return None

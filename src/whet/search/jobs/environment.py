@@ -1,4 +1,4 @@
-"""A job's surroundings in its child process: recipe, data, locks, meter, and what it is busy with, for who watches."""
+"""A job's environment in its child process: recipe, data, locks, energy meter, and the current stage for watchers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from whet.search.stages.energy import Meter
 
 
 class Worker:
-    """What the steps of a job share."""
+    """State shared by the steps of a job."""
 
     def __init__(self, job: Job, folder: Path):
         self.job, self.folder = job, folder
@@ -35,16 +35,16 @@ class Worker:
         self._data: dict[str, Labelled] = {}
         self.meter = Meter(physical_gpu(self.recipe.device))
 
-    def say(self, what: str) -> None:
-        """Notes what is done now (stage.txt), and how long each kind of work took."""
-        now, kind = perf_counter(), what.split(" ")[0]
+    def say(self, stage: str) -> None:
+        """Writes the current stage to stage.txt and accumulates the duration of each kind of work."""
+        now, kind = perf_counter(), stage.split(" ")[0]
         if self._stage:
             self.stages[self._stage] = self.stages.get(self._stage, 0.0) + now - self._since
-        self._stage, self._since, self._said = kind, now, what
-        (self.folder / STAGE).write_text(what)
+        self._stage, self._since, self._said = kind, now, stage
+        (self.folder / STAGE).write_text(stage)
 
     def _waits(self, holder: str | None) -> None:
-        """Says that the device is waited for, and afterwards what was said before."""
+        """Writes a waiting stage while the device lock is unavailable, then restores the previous stage."""
         if holder is None:
             self.say(self._before)
         elif not self._said.startswith(WAITING):
@@ -63,7 +63,7 @@ class Worker:
 
     @property
     def last_data(self) -> str:
-        """What the last comparison is scored on: "judge" where there are data that the trials are not scored on, else "score"."""
+        """The data set of the final comparison: "judge" where the recipe gives it, else "score"."""
         if self.recipe.metric == "top1":
             return "judge" if self.recipe.data.judge else "score"
         return "judge" if knows_which(own_function(self.recipe.metric, "metric")) else "score"
@@ -73,23 +73,23 @@ class Worker:
         return get_backend(self.recipe.backend, threads=self.recipe.threads)
 
     def load(self, path: Path) -> Engine:
-        """An engine file on the recipe's device."""
+        """Loads an engine file on the recipe's device."""
         return Runtime(backend=self.recipe.backend, threads=self.recipe.threads).load(path)
 
     @property
     def energy_seconds(self) -> float:
-        """How long energy is measured: as long as the device's counter needs, less where the effort is small."""
+        """Duration of an energy measurement: at least the counter's need, less with a small effort."""
         return min(capabilities_of(self.recipe.backend).energy_seconds, 4 * self.effort.seconds)
 
     def rest(self) -> None:
-        """Measures what the device draws while it is left alone, with this process's context on it. Asks for the timing lock."""
+        """Measures the device's idle power with this process's context open. Acquires the timing lock."""
         self.say("resting")
         self.backend()
         self.meter.rest(self.energy_seconds)
 
 
 class Stages:
-    """A builder's progress, told as the stage of the job."""
+    """Reports a builder's progress as the stage of the job."""
 
     def __init__(self, w: Worker):
         self.w, self.name, self.total, self.done, self.last = w, "", 1, 0, 0.0
@@ -104,4 +104,4 @@ class Stages:
             self.w.say(f"building {self.name} {self.done}{f'/{self.total}' if self.total else ''}")
 
     def note(self, text: str) -> None:
-        """Notes stand in the plan's report."""
+        """Ignored: the plan's report holds the notes."""

@@ -1,4 +1,4 @@
-"""A job is a folder: job.json says what to do, result.json what came of it. Files appear whole or not at all, so a kill costs one job at most."""
+"""A job is a folder with job.json (the task) and result.json (the outcome). Files are written atomically, so a kill costs one job at most."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from whet.files import replacing
 from whet.report.stage import STAGE
 
 JOB, RESULT, LOG, LOCK = "job.json", "result.json", "log.txt", "lock"
-CHECKPOINT = ".safetensors"  # how the name of a training's checkpoint ends, which a killed job goes on from
-#: keys of the recipe that a job does not depend on; what `model`, `data` and `metric` name is the search's identity (contents.py), wherever it lies
+CHECKPOINT = ".safetensors"  # suffix of training checkpoints, from which a killed job resumes
+#: recipe keys on which no job depends; the files named by `model`, `data` and `metric` count by content (fingerprint.py)
 _ELSEWHERE = ("target", "search", "prefer", "survivor", "scout", "out", "folder", "timing_cache", "model", "data")
-_TRAINING = ("finetune", "qat")  # and those that survivors alone depend on
+_TRAINING = ("finetune", "qat")  # recipe keys on which only survivors depend
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a child process does, in the `role` of baseline, scout, survivor or final. `reference` is the folder of the
-    original's FP32 baseline at the same batch (none: this is it).
+    """The task of a child process; `role` is baseline, scout, survivor or final. `reference` is the folder of the original's FP32 baseline at the
+    same batch (None for that baseline itself).
 
-    `kept` are channels by group; `allowed` is the drop that the target permits, which says whether a survivor is trained for INT8; a `final`
-    job compares the engines in `folders`. `made_by` is the version of whet, and the processor where that is known: engines and times of
-    another count no more.
+    `kept` is the number of channels by group; `allowed` is the target's accuracy drop, which decides on INT8 training of a survivor; a `final`
+    job compares the engines in `folders`. `made_by` is the version of whet and the processor where known: results of another are discarded.
     """
 
     role: str
@@ -42,58 +41,58 @@ class Job:
     made_by: str = ""
 
     def write(self, folder: Path) -> None:
-        """Makes the folder; an unfinished one is used again."""
+        """Creates the folder and writes job.json; an unfinished folder is reused."""
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / JOB, asdict(self))
 
     def same_as(self, folder: Path) -> bool:
-        """Whether the folder holds this very job; how long the search goes on and what its target is make no difference."""
-        found = read_json(folder / JOB)
-        if not isinstance(found, dict):
+        """True if the folder holds this job; the search's budget and target are ignored."""
+        stored = read_json(folder / JOB)
+        if not isinstance(stored, dict):
             return False
-        apart = _ELSEWHERE if self.role == "survivor" else _ELSEWHERE + _TRAINING
-        return _compared(asdict(self), apart) == _compared({"allowed": None, "made_by": "", **found}, apart)
+        ignored = _ELSEWHERE if self.role == "survivor" else _ELSEWHERE + _TRAINING
+        return _compared(asdict(self), ignored) == _compared({"allowed": None, "made_by": "", **stored}, ignored)
 
     @staticmethod
     def read(folder: Path) -> Job:
         """Raises UsageError for a folder that holds no job."""
-        found = read_json(folder / JOB)
-        if not isinstance(found, dict):
-            raise UsageError(f"{folder} holds no job ({JOB})")
-        return Job(**found)
+        stored = read_json(folder / JOB)
+        if not isinstance(stored, dict):
+            raise UsageError(f"{folder} contains no job ({JOB})")
+        return Job(**stored)
 
 
-def _compared(job: Mapping[str, Any], apart: tuple[str, ...]) -> str:
-    """What two jobs are compared by. Other jobs go by the names of their folders, so that a moved search is the same."""
-    recipe = {k: v for k, v in job.get("recipe", {}).items() if k not in apart}
+def _compared(job: Mapping[str, Any], ignored: tuple[str, ...]) -> str:
+    """The comparison key of a job. Referenced jobs count by folder name, so that a moved search compares equal."""
+    recipe = {k: v for k, v in job.get("recipe", {}).items() if k not in ignored}
     reference = Path(job["reference"]).name if job.get("reference") else None
     names = {"reference": reference, "folders": [Path(p).name for p in job.get("folders", [])]}
     return json.dumps({**job, "recipe": recipe, **names}, sort_keys=True)
 
 
-def sealed(folder: Path, found: dict[str, Any]) -> None:
-    """Writes the result after everything else in the folder has reached the disk, with the sizes of those files: power may go at any moment."""
+def sealed(folder: Path, result: dict[str, Any]) -> None:
+    """Writes the result with the sizes of the folder's other files after those are synced to disk, so that a power failure leaves no torn result."""
     files = [p for p in folder.iterdir() if p.is_file() and p.name not in (JOB, LOG, STAGE, LOCK, RESULT)]
     for path in files:
         with path.open("rb") as f:
             os.fsync(f.fileno())
-    write_json(folder / RESULT, {**found, "files": {p.name: p.stat().st_size for p in files if p.suffix != CHECKPOINT}})
+    write_json(folder / RESULT, {**result, "files": {p.name: p.stat().st_size for p in files if p.suffix != CHECKPOINT}})
 
 
-def whole(folder: Path, found: Mapping[str, Any]) -> bool:
-    """Whether the files that a result was sealed with are there, none of them cut off."""
-    sizes: Mapping[str, int] = found.get("files", {})
+def whole(folder: Path, result: Mapping[str, Any]) -> bool:
+    """True if all files recorded in a result exist with their recorded sizes."""
+    sizes: Mapping[str, int] = result.get("files", {})
     return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes.items())
 
 
 def result_of(folder: Path) -> dict[str, Any] | None:
-    """The result, or None while there is none."""
-    found = read_json(folder / RESULT)
-    return found if isinstance(found, dict) else None
+    """The result, or None if there is none."""
+    result = read_json(folder / RESULT)
+    return result if isinstance(result, dict) else None
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Writes to a file beside it and renames: readers see the old or the new file, never a part."""
+    """Writes JSON atomically (temporary file, then rename)."""
     with replacing(path) as part, part.open("w") as f:
         json.dump(data, f, indent=1, allow_nan=False)
         f.flush()
@@ -101,7 +100,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Parsed JSON; None for a file that is missing or no JSON."""
+    """Parsed JSON; None for a missing or malformed file."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -109,5 +108,5 @@ def read_json(path: Path) -> Any:
 
 
 def failed(job: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    """The result of a job that did not come to an end."""
+    """The result of a failed job."""
     return {"state": "failed", "role": job["role"], "name": job["name"], "candidate": job["candidate"], "reason": " ".join(reason.split())}

@@ -1,8 +1,8 @@
-"""Jobs on Ray: processes, GPUs and machines of a cluster. A job travels as bytes and comes back as bytes, so no folder need be shared.
+"""Jobs on a Ray cluster. Jobs and results are sent as bytes, so no shared file system is needed.
 
-On the other side the same child process does the same work (child.py): it holds that machine's device lock and fills that machine's timing
-cache. Files that the recipe names (model, .npz and .npy data) and the Python modules beside the recipe go along; folders of data and
-installed packages must be there.
+The remote machine runs the same child process (child.py), which holds that machine's device lock and fills that machine's timing cache.
+Files named by the recipe (model, .npz and .npy data) and the Python modules in the recipe's folder are sent along; data folders and
+installed packages must exist on the remote machine.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from whet.search.jobs.workers import end_session
 from whet.search.recipe.fingerprint import SOURCES
 from whet.search.recipe.recipe import AutoRecipe
 
-_STAYS = (j.LOCK, STAGE)  # files of a job's folder that need not come back
+_STAYS = (j.LOCK, STAGE)  # files of a job's folder that are not sent back
 
 
 class RayWorkers:
-    """Workers on a Ray cluster: `auto` is one that runs, else one of this machine's own; otherwise its address. A context manager.
+    """Workers on a Ray cluster, as a context manager. `address` is the cluster's address, or `auto`: a running cluster, else a local one.
 
-    Raises UsageError when Ray is not installed or the cluster does not answer.
+    Raises UsageError when Ray is not installed or the cluster does not respond.
     """
 
     def __init__(self, recipe: AutoRecipe, address: str):
@@ -53,7 +53,7 @@ class RayWorkers:
             try:
                 ray.init(None if self.address in ("auto", "local") else self.address, log_to_driver=False, include_dashboard=False, **options)
             except (ConnectionError, ValueError, RuntimeError) as e:
-                raise UsageError(f"--ray={self.address}: the cluster does not answer: {e}") from e
+                raise UsageError(f"--ray={self.address}: the cluster does not respond: {e}") from e
             self._ours = True
         cpu = not capabilities_of(self.recipe.backend).numbered_devices
         nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
@@ -63,7 +63,7 @@ class RayWorkers:
         self.slots = self.recipe.search.workers or places
         shared = self._files()
         self._shared = ray.put(shared)
-        # one job a machine on CPUs (two would only wait for each other's times), one a GPU
+        # one job per machine on CPUs (two would wait for each other's timings), one per GPU
         share = {"num_cpus": max(1, int(min(n["CPU"] for n in nodes if n.get("CPU", 0)))) if not self.recipe.search.workers else 1}
         remote = ray.remote(max_retries=2, **(share if cpu else {"num_cpus": 1, "num_gpus": 1}))
         self._run = remote(run_remote)
@@ -75,7 +75,7 @@ class RayWorkers:
             self.ray.shutdown()
 
     def start(self, folder: Path) -> None:
-        """Begins a job: its own files and those of the baselines that it refers to go along."""
+        """Starts a job and sends its files and those of the baselines it refers to."""
         job = j.read_json(folder / j.JOB)
         files = {f"{Path(p).name}/{f.name}": f.read_bytes() for p in (job["reference"], *job["folders"]) if p for f in sorted(Path(p).iterdir())
                  if f.is_file() and f.name not in _STAYS}  # fmt: skip
@@ -83,49 +83,49 @@ class RayWorkers:
         self._running[ref] = folder
 
     def finished(self) -> list[tuple[Path, str | None]]:
-        """Jobs that ended, their files written into their folders, the result last."""
-        found: list[tuple[Path, str | None]] = []
+        """Jobs that ended since the last call; their files are written into their folders, the result last."""
+        ended: list[tuple[Path, str | None]] = []
         done, _ = self.ray.wait(list(self._running), num_returns=len(self._running), timeout=0) if self._running else ([], [])
         for ref in done:
             folder = self._running.pop(ref)
             try:
                 files: Mapping[str, bytes] = self.ray.get(ref)
             except self.ray.exceptions.RayError as e:
-                found.append((folder, f"Ray lost the trial: {' '.join(str(e).split())[:300]}"))
+                ended.append((folder, f"Ray lost the trial: {' '.join(str(e).split())[:300]}"))
                 continue
             for name, data in sorted(files.items(), key=lambda x: x[0] == j.RESULT):
                 part = folder / f"{name}.part"
                 part.write_bytes(data)
                 os.replace(part, folder / name)
             problem = None if j.RESULT in files else files.get("problem", b"the trial left no result").decode()
-            found.append((folder, problem))
-        return found
+            ended.append((folder, problem))
+        return ended
 
     def stop(self) -> None:
-        """Ends what runs; those jobs begin anew when the search goes on."""
+        """Cancels running jobs; they restart when the search resumes."""
         for ref in self._running:
             self.ray.cancel(ref, force=True)
         self._running.clear()
 
     def _files(self) -> dict[str, bytes]:
-        """Files that every job needs, each in a folder that says what it is: `model/`, with its external weights, `data.score/`, `modules/`."""
-        beside = Path(self.recipe.model).resolve().parent
-        found = {f"model/{p.relative_to(beside)}": p.read_bytes() for p in external_files(self.recipe.model)}
+        """Files needed by every job, by path: `model/` with external weights, `data.score/`, ..., `modules/`."""
+        model_folder = Path(self.recipe.model).resolve().parent
+        files = {f"model/{p.relative_to(model_folder)}": p.read_bytes() for p in external_files(self.recipe.model)}
         for key, path in _named(self.recipe.to_plain()).items():
-            if os.path.isfile(path) and not path.endswith(".csv"):  # the images that it names stay where they are
-                found[f"{key}/{Path(path).name}"] = Path(path).read_bytes()
+            if os.path.isfile(path) and not path.endswith(".csv"):  # the images listed in a CSV file are not sent
+                files[f"{key}/{Path(path).name}"] = Path(path).read_bytes()
         for module in sorted(Path(self.recipe.folder).glob("*.py")):
-            found[f"modules/{module.name}"] = module.read_bytes()
-        return found
+            files[f"modules/{module.name}"] = module.read_bytes()
+        return files
 
 
 def _named(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """What a recipe, as plain data, names that may be a file."""
+    """Recipe entries that may name files, by key."""
     return {"model": recipe["model"]} | {f"data.{n}": v for n in (*SOURCES, "preprocess") if (v := recipe["data"].get(n))}
 
 
 def run_remote(job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-    """A job on the machine where Ray runs this: the files of its folder, or {"problem": why} when its process left no result."""
+    """Runs a job on the Ray worker's machine; returns the files of its folder, or {"problem": reason} if its process left no result."""
     base = Path(tempfile.mkdtemp(prefix="whet-"))
     try:
         folder = _unpacked(base, job, files, shared)
@@ -138,18 +138,18 @@ def run_remote(job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[
                 code = child.wait(timeout)
             except subprocess.TimeoutExpired:
                 end_session(child)
-                return {"problem": f"took longer than search.trial_timeout, {timeout:g} s, and was ended".encode()}
+                return {"problem": f"exceeded search.trial_timeout ({timeout:g} s) and was terminated".encode()}
         if not (folder / j.RESULT).is_file():
             tail = (folder / j.LOG).read_text(errors="replace").strip().splitlines()[-1:]
             said = tail[0] if tail else "it said nothing"
-            return {"problem": f"the trial's process ended with code {code} after {time.monotonic() - began:.0f} s: {said}".encode()}
+            return {"problem": f"the trial's process exited with code {code} after {time.monotonic() - began:.0f} s: {said}".encode()}
         return {f.name: f.read_bytes() for f in folder.iterdir() if f.is_file() and f.name not in (*_STAYS, j.JOB)}
     finally:
         shutil.rmtree(base, ignore_errors=True)
 
 
 def _unpacked(base: Path, job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[str, bytes]) -> Path:
-    """Writes everything under `base` and the job with paths that are right there; gives the job's folder."""
+    """Writes all files under `base` and the job with paths adapted to it; returns the job's folder."""
     for name, data in (*((f"refers/{n}", d) for n, d in files.items()), *shared.items()):
         target = base / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Jobs on the workers: begun, waited for, their results read; what is there already is not done again."""
+"""Runs jobs on the workers: start, wait, read results; finished jobs are not repeated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLL = 0.1
 
 
 class Running:
-    """The workers with the recipe's jobs; each begin and end is a line of events.jsonl."""
+    """Runs a recipe's jobs on workers; each start and end is a line of events.jsonl."""
 
     def __init__(self, recipe: AutoRecipe, folder: WorkFolder, workers: Workers, watcher: Watcher):
         self.recipe, self.folder, self.workers, self.watch = recipe, folder, workers, watcher
@@ -36,7 +36,7 @@ class Running:
         return self.workers.slots
 
     def job(self, role: str, trial: Trial, space: SearchSpace, effort: Effort) -> j.Job:
-        """The job of a trial; a survivor that had a budget keeps what was chosen for it as a scout."""
+        """The job of a trial; a survivor with a latency budget keeps the channels chosen for its scout."""
         c, kept = trial.candidate, space.kept(trial.candidate)
         if role == "survivor" and c.budget is not None and trial.result is not None:
             c, kept = dataclasses.replace(c, removed=tuple(trial.result["removed"])), trial.result["kept"]
@@ -45,22 +45,22 @@ class Running:
         return j.Job(role, f"trial {trial.number}", self.plain, c.to_plain(), kept, dataclasses.asdict(effort), reference, allowed=allowed,
                      made_by=self.made_by)  # fmt: skip
 
-    def begin(self, folder: Path, what: str) -> None:
-        """Starts a job that is written in its folder."""
+    def begin(self, folder: Path, text: str) -> None:
+        """Starts the job stored in a folder."""
         self.event("begin", folder)
-        self.watch.begun(folder, what)
+        self.watch.begun(folder, text)
         self.workers.start(folder)
 
     def do(self, jobs: Iterable[tuple[Path, j.Job]]) -> None:
-        """Runs the jobs that are not done (or whose folder holds another job), as many at once as there are workers.
+        """Runs the jobs without a result (or whose folder holds another job), one per worker at a time.
 
-        One that failed in an earlier call is tried again: its cause may have been mended.
+        A job that failed in an earlier call is repeated, since its cause may be fixed.
         """
         waiting, running = [], 0
         for folder, job in jobs:
-            found = j.result_of(folder) if job.same_as(folder) else None
-            if found is not None and found["state"] == "done" and j.whole(folder, found):
-                self.watch.ended(folder, found, True)
+            result = j.result_of(folder) if job.same_as(folder) else None
+            if result is not None and result["state"] == "done" and j.whole(folder, result):
+                self.watch.ended(folder, result, True)
             else:
                 (folder / j.RESULT).unlink(missing_ok=True)
                 job.write(folder)
@@ -74,36 +74,36 @@ class Running:
                 self.watch.ended(folder, self.result(folder, problem), False)
 
     def wait(self) -> list[tuple[Path, str | None]]:
-        """Jobs that ended, with what went wrong; waits for one."""
+        """Waits until a job ends; returns ended jobs with the failure reason or None."""
         while True:
-            found = self.workers.finished()
+            ended = self.workers.finished()
             self.watch.tick()
-            if found:
-                return found
+            if ended:
+                return ended
             time.sleep(_POLL)
 
     def result(self, folder: Path, problem: str | None) -> dict[str, Any]:
-        """A job's result; where its process left none, that is written as its result."""
-        found = j.result_of(folder)
-        if found is None:
-            found = j.failed(j.read_json(folder / j.JOB), problem or "no result")
-            j.write_json(folder / j.RESULT, found)
+        """A job's result; a failed result is written if its process left none."""
+        result = j.result_of(folder)
+        if result is None:
+            result = j.failed(j.read_json(folder / j.JOB), problem or "no result")
+            j.write_json(folder / j.RESULT, result)
         self.event("end", folder)
-        return found
+        return result
 
     def note(self, text: str) -> None:
-        """Something the user should know; it stands in the report too."""
+        """Reports a note to the watcher and keeps it for the report."""
         self.notes.append(text)
         self.watch.note(text)
 
-    def event(self, what: str, folder: Path | None = None) -> None:
-        """A line of events.jsonl: when what began and ended, across kills."""
+    def event(self, name: str, folder: Path | None = None) -> None:
+        """Appends a line to events.jsonl, which survives kills."""
         job = None if folder is None else str(folder.relative_to(self.folder.path))
         with (self.folder.path / "events.jsonl").open("a") as f:
-            f.write(json.dumps({"time": time.time(), "event": what, "job": job}) + "\n")
+            f.write(json.dumps({"time": time.time(), "event": name, "job": job}) + "\n")
 
 
 def made_by(recipe: AutoRecipe, workers: Workers) -> str:
-    """What engines and times are of: this version of whet, and this machine's processor where it runs the trials (a GPU is not opened here)."""
+    """Identity of engines and times: whet's version, and the local processor where it runs the trials (GPUs are not opened here)."""
     here = capabilities_of(recipe.backend).workers and isinstance(workers, LocalWorkers)
     return f"whet {__version__}" + (f" on {get_backend(recipe.backend, threads=recipe.threads).describe().get('model')}" if here else "")

@@ -1,4 +1,4 @@
-"""What a job does, in its child process: a candidate from the model to a measured engine, or the last comparison of all survivors in turns."""
+"""The work of a job in its child process: a candidate from model to measured engine, or the final interleaved comparison of all survivors."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from whet.search.stages.measure import ready, time_engines
 from whet.search.stages.prepare import flops_of, prepared, within_budget
 
 SCORES = "scores.npy"
-_CALIBRATE = 64  # samples that INT8 ranges come from
+_CALIBRATE = 64  # samples for INT8 ranges
 
 
 def run_job(job: Job, folder: Path) -> dict[str, Any]:
-    """The result of a job. Raises what building, pruning, data and the metric raise."""
+    """Runs a job and returns its result. Propagates errors of building, pruning, data and the metric."""
     w = Worker(job, folder)
     if job.role == "rebuild":
         from whet.search.outcome.rebuild import made_again
@@ -41,7 +41,7 @@ def run_job(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def _candidate(w: Worker) -> dict[str, Any]:
-    """A baseline, scout or survivor: from the model to a measured engine."""
+    """Takes a baseline, scout or survivor from the model to a measured engine."""
     recipe, c, job = w.recipe, w.candidate, w.job
     kept = job.kept
     with w.lock.working():
@@ -50,7 +50,7 @@ def _candidate(w: Worker) -> dict[str, Any]:
         data = unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)
     if c.budget is not None and not kept and not c.removed:
         with w.lock.timing():
-            w.say("sharing out")
+            w.say("distributing the latency budget")
             config = build_config(net, recipe, c, w.effort.level)
             kept, c = within_budget(net, c, config, recipe, data, say=w.say)
     with w.lock.working():
@@ -60,17 +60,17 @@ def _candidate(w: Worker) -> dict[str, Any]:
             def rate(step: Network) -> dict[str, Any]:
                 return w.score(predictor(quick_engine(step, recipe).create_context()), step).to_plain()
 
-        made = prepared(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed)
+        pruned = prepared(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed)
     if rate is not None:
         with w.lock.training():
-            fine_tuned(made, net, recipe, c, w.folder, say=w.say, rate=rate)
-    calibrated = first_engine(w, made.network, {n: a[:_CALIBRATE] for n, a in data.items()}, net)
+            fine_tuned(pruned, net, recipe, c, w.folder, say=w.say, rate=rate)
+    calibrated = first_engine(w, pruned.network, {n: a[:_CALIBRATE] for n, a in data.items()}, net)
     original = _score_of(Path(job.reference)) if job.reference else calibrated.score
-    trained, qat = trained_engine(w, calibrated, made, net, original) if job.role == "survivor" else (None, None)
+    trained, qat = trained_engine(w, calibrated, pruned, net, original) if job.role == "survivor" else (None, None)
     kept_engine = trained if trained is not None and qat is not None and qat["kept"] == "trained" else calibrated
     figures = measured(w, [e for e in (calibrated, trained) if e is not None], kept_engine, data)
     if trained is not None and qat is not None:
-        kept_engine = keep(w, calibrated, trained, qat, made)
+        kept_engine = keep(w, calibrated, trained, qat, pruned)
     plan, score, path = kept_engine.plan, kept_engine.score, kept_engine.path
     if score.each is not None:
         np.save(w.folder / SCORES, score.each)
@@ -78,42 +78,43 @@ def _candidate(w: Worker) -> dict[str, Any]:
         "state": "done", "role": job.role, "name": job.name, "candidate": job.candidate, "kept": kept, "removed": list(c.removed),
         "metric": score.to_plain(), "drop": drop(original, score, recipe.higher_is_better),
         **figures, "engine_bytes": os.path.getsize(path), "build_seconds": kept_engine.seconds,
-        "params": count_params(made.network), "flops": flops_of(made.network), "steps": made.steps, "qat": qat,
+        "params": count_params(pruned.network), "flops": flops_of(pruned.network), "steps": pruned.steps, "qat": qat,
         "branches": _branch_order(w, net, data) if job.role == "baseline" and c == Candidate(batch=c.batch) else [],
-        "notes": [*made.notes, *plan.report.notes, *plan.report.info], "precision": _precision(plan), "layers": layers_of(plan),
+        "notes": [*pruned.notes, *plan.report.notes, *plan.report.info], "precision": _precision(plan), "layers": layers_of(plan),
     }  # fmt: skip
     if job.role == "scout":
         path.unlink()
     else:
         kept_engine.save(w.folder)
-    if made.recipe is not None:
-        save_recipe(made.recipe, w.folder / PRUNING)
+    if pruned.recipe is not None:
+        save_recipe(pruned.recipe, w.folder / PRUNING)
     w.say("done")
     return result | {"stages": w.stages, "seconds": perf_counter() - w.started}
 
 
 def _branch_order(w: Worker, net: Network, data: dict[str, np.ndarray]) -> list[str]:
-    """Residual branches that can be removed, those first that add least to what they are added to (norms on the data, mean over samples)."""
-    found = branches(net)
-    if not found or not w.recipe.space.depth:
+    """Removable residual branches, sorted by the norm of the branch relative to its sum (mean over samples), ascending."""
+    removable = branches(net)
+    if not removable or not w.recipe.space.depth:
         return []
     layers = {layer.name: layer for layer in net.layers}
-    ends = {b.name: (layers[b.name].inputs[b.place], layers[b.name].output) for b in found}
+    ends = {b.name: (layers[b.name].inputs[b.place], layers[b.name].output) for b in removable}
     watched = net.clone()
     watched.outputs = []
     for name in dict.fromkeys(t.name for pair in ends.values() for t in pair if t is not None):
         watched.mark_output(watched.tensor(name))
-    got = predictor(quick_engine(watched, w.recipe).create_context())(data)
+    values = predictor(quick_engine(watched, w.recipe).create_context())(data)
 
     def share(name: str) -> float:
-        branch, total = (np.linalg.norm(got[t.name].reshape(len(got[t.name]), -1).astype(np.float64), axis=1) for t in ends[name] if t is not None)
+        pair = (values[t.name] for t in ends[name] if t is not None)
+        branch, total = (np.linalg.norm(v.reshape(len(v), -1).astype(np.float64), axis=1) for v in pair)
         return float(np.mean(branch / np.maximum(total, 1e-30)))
 
     return sorted(ends, key=share)
 
 
 def _compare(w: Worker) -> dict[str, Any]:
-    """Engines of `folders` in turns (the first is the original), and scored on data that the search has not seen where there are such."""
+    """Times the engines of `folders` interleaved (the first is the original) and scores them on data.judge where given."""
     recipe, folders = w.recipe, [Path(p) for p in w.job.folders]
     which = w.last_data
     w.say("reading")
@@ -146,23 +147,23 @@ def _compare(w: Worker) -> dict[str, Any]:
 
 
 def _score_of(folder: Path) -> Score:
-    """The score of a finished job."""
-    found = read_json(folder / "result.json")["metric"]
+    """Reads the score of a finished job."""
+    metric = read_json(folder / "result.json")["metric"]
     each = np.load(folder / SCORES, allow_pickle=False) if (folder / SCORES).is_file() else None
-    return Score(found["value"], found["low"], found["high"], found["samples"], each)
+    return Score(metric["value"], metric["low"], metric["high"], metric["samples"], each)
 
 
 def _precision(plan: EnginePlan) -> dict[str, int]:
-    """Layers by the type that their first stored operand has."""
-    found: dict[str, int] = {}
+    """Number of layers by the storage type of their first stored operand."""
+    counts: dict[str, int] = {}
     for c in plan.choices.values():
         kind = next((o[1] for o in (*c.inputs, *c.outputs) if o is not None), "f32")
-        found[kind] = found.get(kind, 0) + 1
-    return found
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
 
 
 def layers_of(plan: EnginePlan) -> list[dict[str, Any]]:
-    """The engine's layers for the report: name, source nodes, tactic, formats, ms as timed in the build."""
+    """The engine's layers for the report: name, source nodes, tactic, formats, time in ms measured by the builder."""
     times = plan.report.layer_ms
     shown = ("type", "tactic", "formats")
     return [

@@ -1,4 +1,4 @@
-"""Who runs jobs: processes of this machine, one for each job, started afresh (never forked); Ray in ray_workers.py keeps the same promise."""
+"""Local workers: one spawned (never forked) process per job. ray_workers.py implements the same protocol on Ray."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from whet.backends import capabilities_of
 from whet.report.stage import WAITING, stage_of
 from whet.search.jobs import job as j
 
-#: libraries that spin threads of their own beside those that engines run on; one each, unless the user says otherwise
+#: thread counts of libraries with their own pools, which would compete with the engine's threads; 1 unless the user sets them
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Workers(Protocol):
-    """`start` a job folder, ask which are `finished`: each with None, or why its process left no result."""
+    """Runs job folders. `finished` returns ended jobs, each with None or the reason why its process left no result."""
 
     slots: int
 
@@ -36,20 +36,20 @@ class Workers(Protocol):
 class _Running:
     process: subprocess.Popen
     log: IO[bytes]
-    begun: float  # later by what it waited for the device
+    begun: float  # start time, shifted by the time spent waiting for the device
     device: str | None
     seen: float
 
 
 class LocalWorkers:
-    """Up to `slots` processes at once. A context manager: leaving it ends them; if this process is killed, they end by themselves."""
+    """Up to `slots` concurrent processes. A context manager that terminates them on exit; if this process is killed, they exit by themselves."""
 
     def __init__(self, slots: int, job_timeout: float, devices: tuple[str, ...] = ()):
         self.slots, self.timeout, self.devices = slots, job_timeout, devices
         self._running: dict[Path, _Running] = {}
 
     def start(self, folder: Path) -> None:
-        """Begins a job."""
+        """Starts a job."""
         log = (folder / j.LOG).open("ab")
         environment = {**os.environ, **{n: os.environ.get(n, "1") for n in _ONE_THREAD}, "PYTHONUNBUFFERED": "1"}
         taken = [r.device for r in self._running.values()]
@@ -57,14 +57,14 @@ class LocalWorkers:
         if device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = device
         command = [sys.executable, "-m", "whet.search.jobs.child", str(folder), "--watch"]
-        # a session of its own, so that what a metric function has started ends with it
+        # a new session, so that processes started by a metric function are terminated with it
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True)
         now = time.monotonic()
         self._running[folder] = _Running(process, log, now, device, now)
 
     def finished(self) -> list[tuple[Path, str | None]]:
-        """Jobs that ended since the last call, with what went wrong where no result was left."""
-        found: list[tuple[Path, str | None]] = []
+        """Jobs that ended since the last call, with the failure reason or None."""
+        ended: list[tuple[Path, str | None]] = []
         for folder, r in list(self._running.items()):
             code, now = r.process.poll(), time.monotonic()
             if stage_of(folder).startswith(WAITING):
@@ -80,15 +80,15 @@ class LocalWorkers:
             if r.process.stdin is not None:
                 r.process.stdin.close()
             if j.result_of(folder) is not None:
-                found.append((folder, None))
+                ended.append((folder, None))
             elif late and code is None:
-                found.append((folder, f"took longer than search.trial_timeout, {self.timeout:g} s, and was ended"))
+                ended.append((folder, f"exceeded search.trial_timeout ({self.timeout:g} s) and was terminated"))
             else:
-                found.append((folder, _words(r.process.returncode, folder)))
-        return found
+                ended.append((folder, _words(r.process.returncode, folder)))
+        return ended
 
     def stop(self) -> None:
-        """Ends what runs; those jobs begin anew when the search goes on."""
+        """Terminates running jobs; they restart when the search resumes."""
         for r in self._running.values():
             end_session(r.process)
             r.log.close()
@@ -104,7 +104,7 @@ class LocalWorkers:
 
 
 def end_session(process: subprocess.Popen) -> None:
-    """Ends a process that was begun in a session of its own, and all that it has begun."""
+    """Terminates a process that leads a session, with its descendants."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -112,17 +112,17 @@ def end_session(process: subprocess.Popen) -> None:
 
 
 def _words(code: int, folder: Path) -> str:
-    """What a process that left no result died of."""
+    """The reason why a process left no result."""
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-        why = " (perhaps out of memory)" if name == "SIGKILL" else ""
-        return f"the trial's process was ended by {name}{why}; see {folder.name}/{j.LOG}"
+        why = " (possibly out of memory)" if name == "SIGKILL" else ""
+        return f"the trial's process was killed by {name}{why}; see {folder.name}/{j.LOG}"
     tail = (folder / j.LOG).read_text(errors="replace").strip().splitlines()[-1:] if (folder / j.LOG).is_file() else []
-    return f"the trial's process ended with code {code}: {tail[0] if tail else 'it said nothing'}"[:400]
+    return f"the trial's process exited with code {code}: {tail[0] if tail else 'no output'}"[:400]
 
 
 def gpus(device: str) -> tuple[str, ...]:
-    """Numbers of the GPUs that a device such as `cuda` stands for (all), or the one of `cuda:N`; () for a CPU."""
+    """GPU numbers of a device: all for `cuda`, one for `cuda:N`, () for a CPU."""
     kind, _, ordinal = device.partition(":")
     if not capabilities_of(kind).numbered_devices:
         return ()
@@ -145,7 +145,7 @@ def _count_gpus() -> int:
 
 
 def workers_for(recipe: Any) -> LocalWorkers:
-    """Local workers as the recipe wants them: by default one on a CPU (two would disturb each other's times), one a GPU."""
+    """Local workers of a recipe: by default one on a CPU (two would disturb each other's timings), one per GPU."""
     devices = gpus(recipe.device)
     slots = recipe.search.workers or max(1, len(devices))
     return LocalWorkers(slots, recipe.search.trial_timeout, devices)

@@ -1,4 +1,4 @@
-"""The deploy folder: the engine, the model as ONNX, how it was pruned, the lock, the report, and how to run it. It appears whole."""
+"""The deploy folder: engine, ONNX model, pruning recipe, lock, report and README. It is written atomically."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from whet.search.stages.finetune import FINETUNED
 PAGE, DATA, README = "report.html", "report.json", "README.md"
 
 
-def write_deploy(found: SearchResult) -> dict[str, Any]:
-    """Writes the folder beside the old one and swaps them; returns the summary that report.json holds."""
-    folder = found.folder
-    name = found.final["rows"][found.chosen]["folder"]
+def write_deploy(result: SearchResult) -> dict[str, Any]:
+    """Writes the folder to a temporary path and swaps it in; returns the summary in report.json."""
+    folder = result.folder
+    name = result.final["rows"][result.chosen]["folder"]
     source = folder.path / ("baselines" if "-b" in name else "survivors") / name
     new, old = folder.path / "deploy.new", folder.path / "deploy.old"
     for leftover in (new, old):
@@ -37,26 +37,26 @@ def write_deploy(found: SearchResult) -> dict[str, Any]:
     for file in (ENGINE, ONNX, QUANTIZED, PRUNING, CALIBRATION, LOCK):
         if (source / file).is_file():
             shutil.copyfile(source / file, new / file)
-    made = summary(found)
-    made["commands"] = commands(found, source)
-    j.write_json(new / RECIPE, recipe_of_deploy(found.recipe, _candidate(source), source))
-    j.write_json(new / DATA, made)
-    (new / PAGE).write_text(search_page(made), encoding="utf-8")
-    (new / README).write_text(_readme(found, made, source, new), encoding="utf-8")
+    report = summary(result)
+    report["commands"] = commands(result, source)
+    j.write_json(new / RECIPE, recipe_of_deploy(result.recipe, _candidate(source), source))
+    j.write_json(new / DATA, report)
+    (new / PAGE).write_text(search_page(report), encoding="utf-8")
+    (new / README).write_text(_readme(result, report, source, new), encoding="utf-8")
     if folder.deploy.exists():
         os.replace(folder.deploy, old)
     os.replace(new, folder.deploy)
     shutil.rmtree(old, ignore_errors=True)
-    return made
+    return report
 
 
 def _candidate(source: Path) -> Candidate:
     return Candidate.from_plain((j.result_of(source) or {})["candidate"])
 
 
-def commands(found: SearchResult, source: Path) -> list[str]:
-    """How to run the engine, look into it, and build it again under its lock: from the deployed model, and from the original one."""
-    flags = build_flags(found, source)
+def commands(result: SearchResult, source: Path) -> list[str]:
+    """Commands to run and inspect the engine, and to rebuild it under its lock from the deployed model and from the original."""
+    flags = build_flags(result, source)
     model = locked_model(source)
     return [
         f"whet exec --loadEngine={ENGINE}",
@@ -67,25 +67,25 @@ def commands(found: SearchResult, source: Path) -> list[str]:
 
 
 def _made_of(source: Path) -> str:
-    """What `whet rebuild` does anew, in words."""
-    held = j.result_of(source) or {}
+    """Description of the steps that `whet rebuild` repeats."""
+    stored = j.result_of(source) or {}
     steps = ["cut and recovered"] if (source / PRUNING).is_file() else []
-    steps += ["2:4 written"] if held["candidate"]["two_four"] else []
-    steps += ["fine-tuned"] if any(s["step"] == FINETUNED for s in held["steps"]) else []
+    steps += ["2:4 written"] if stored["candidate"]["two_four"] else []
+    steps += ["fine-tuned"] if any(s["step"] == FINETUNED for s in stored["steps"]) else []
     steps += ["trained for INT8"] if locked_model(source) == QUANTIZED else []
     return ", ".join(steps) or "nothing was cut"
 
 
 def locked_model(source: Path) -> str:
-    """Which of the networks the lock is of: the one with trained ranges, else the floating-point one (calibrated ranges are in the lock)."""
+    """The model file the lock belongs to: the one with trained ranges, else the floating-point one (calibrated ranges are in the lock)."""
     qat = (j.result_of(source) or {}).get("qat")
     return QUANTIZED if qat and qat["kept"] == "trained" else ONNX
 
 
-def build_flags(found: SearchResult, source: Path) -> list[str]:
-    """The flags of `whet exec` that build this engine's configuration."""
+def build_flags(result: SearchResult, source: Path) -> list[str]:
+    """The flags of `whet exec` for this engine's configuration."""
     c = _candidate(source)
-    config = build_config(found.net, found.recipe, c, found.recipe.survivor.level)
+    config = build_config(result.net, result.recipe, c, result.recipe.survivor.level)
     flags = [f"--backend={config.backend}"] if config.backend != BuildConfig().backend else []
     if config.threads:
         flags.append(f"--numThreads={config.threads}")
@@ -101,55 +101,55 @@ def build_flags(found: SearchResult, source: Path) -> list[str]:
     return flags
 
 
-def _readme(found: SearchResult, made: dict[str, Any], source: Path, folder: Path) -> str:
-    rows = made["rows"]
-    original, chosen = rows[0], rows[made["chosen"]]
-    about = {
+def _readme(result: SearchResult, report: dict[str, Any], source: Path, folder: Path) -> str:
+    rows = report["rows"]
+    original, chosen = rows[0], rows[report["chosen"]]
+    descriptions = {
         ENGINE: "the engine, for this machine (`whet retune` tunes it for another)",
-        ONNX: "the model that it was built from, in floating point",
-        QUANTIZED: "the same with the Q/DQ nodes that the engine computes",
-        PRUNING: "which channels of which groups were kept: `whet prune MODEL --applyRecipe=pruning.json` applies it to the original",
-        CALIBRATION: "the ranges that INT8 was calibrated with",
-        LOCK: "the tactic lock: builds under it give the same engine, or say what moved",
-        RECIPE: "the recipe of the search, and the point that was chosen",
-        PAGE: "everything that was tried, in one page",
+        ONNX: "the floating-point model it was built from",
+        QUANTIZED: "the same model with the engine's Q/DQ nodes",
+        PRUNING: "the channels kept in each group: `whet prune MODEL --applyRecipe=pruning.json` applies it to the original",
+        CALIBRATION: "the INT8 calibration ranges",
+        LOCK: "the tactic lock: a build under it gives the same engine or reports what changed",
+        RECIPE: "the recipe of the search and the chosen point",
+        PAGE: "report page with all trials",
         DATA: "the same as data",
     }
-    listed = [f"- `{name}`: {what}" for name, what in about.items() if (folder / name).is_file()]
+    listed = [f"- `{name}`: {what}" for name, what in descriptions.items() if (folder / name).is_file()]
     lines = [
-        f"# {Path(found.recipe.model).stem}, by whet auto", "",
-        "The target is met." if found.met else "The target is NOT met; this is the nearest engine that was found.", "",
+        f"# {Path(result.recipe.model).stem}, by whet auto", "",
+        "The target is met." if result.met else "The target is NOT met; this is the nearest engine.", "",
         *(f"- {'met' if c['met'] else 'MISSED'}: {c['text']}" for c in chosen["checks"]),
         f"- {chosen['what']}",
-        f"- {original['latency']['median_ms']:.3g} -> {chosen['latency']['median_ms']:.3g} ms a run (median, in turns), "
-        f"{made['metric']} {original['metric']['value']:.4g} -> {chosen['metric']['value']:.4g}", "",
-        "```sh", *made["commands"], "```", "", _lock_words(found, source), "", *listed, "",
+        f"- {original['latency']['median_ms']:.3g} -> {chosen['latency']['median_ms']:.3g} ms per run (median, interleaved), "
+        f"{report['metric']} {original['metric']['value']:.4g} -> {chosen['metric']['value']:.4g}", "",
+        "```sh", *report["commands"], "```", "", _lock_words(result, source), "", *listed, "",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
-def _lock_words(found: SearchResult, source: Path) -> str:
-    """Whether building again from the files here gives the engine here: tried, not promised."""
+def _lock_words(result: SearchResult, source: Path) -> str:
+    """States whether a build from this folder's files reproduces this folder's engine; the build is run."""
     try:
-        same = rebuilt_digest(found, source) == plan_digest(read_engine(source / ENGINE))
+        same = rebuilt_digest(result, source) == plan_digest(read_engine(source / ENGINE))
     except WhetError as e:
-        return f"The lock does not build this engine again from the files here: {' '.join(str(e).split())[:300]}"
+        return f"The lock does not reproduce this engine from the files in this folder: {' '.join(str(e).split())[:300]}"
     if same:
-        return "The lock was tried: it builds this very engine again from the files here."
-    return "The lock builds another engine from the files here."
+        return "Verified: the lock reproduces this engine from the files in this folder."
+    return "The lock builds a different engine from the files in this folder."
 
 
-def rebuilt_digest(found: SearchResult, source: Path) -> str:
-    """The digest of the engine that the model and the lock in `source` give. Raises LockError, FrontendError."""
+def rebuilt_digest(result: SearchResult, source: Path) -> str:
+    """Builds the model in `source` under its lock and returns the engine's digest. Raises LockError, FrontendError."""
     import dataclasses
 
     from whet.frontends import network_from_onnx
 
     model = locked_model(source)
-    config = build_config(found.net, found.recipe, _candidate(source), found.recipe.survivor.level)
+    config = build_config(result.net, result.recipe, _candidate(source), result.recipe.survivor.level)
     return plan_digest(again(network_from_onnx(source / model), dataclasses.replace(config, lock=str(source / LOCK))))
 
 
 def deploy_data(folder: Path) -> dict[str, Any]:
-    """report.json of a deploy folder."""
+    """Reads report.json of a deploy folder."""
     return json.loads((folder / DATA).read_text())

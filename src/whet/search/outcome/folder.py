@@ -1,7 +1,7 @@
-"""The work folder of a search: what is in it, that one process at a time works there, and that it belongs to one recipe.
+"""The work folder of a search: its layout, its exclusive lock, and the check that it belongs to one recipe.
 
     search.json      the recipe's identity         baselines/ scouts/ survivors/ final/   jobs (job.py)
-    study.sqlite3    Optuna's trials               deploy/                                what comes out
+    study.sqlite3    Optuna's trials               deploy/                                the deployable result
 """
 
 from __future__ import annotations
@@ -51,52 +51,52 @@ class WorkFolder:
 
     @contextmanager
     def opened(self, recipe: AutoRecipe, fresh: bool = False) -> Iterator[bool]:
-        """Takes the folder for this process; gives whether a search goes on in it. Raises UsageError: in use, or another recipe's.
+        """Locks the folder for this process; yields True if a search is resumed. Raises UsageError if it is in use or belongs to another recipe.
 
-        `fresh` throws away what a search has left there.
+        `fresh` deletes the results of an earlier search.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise UsageError(f"the work folder {self.path} cannot be made: {e.strerror}") from e
-        with file_lock(self.path / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as got:
-            if not got:
-                raise UsageError(f"another search works in {self.path}: wait for it, end it, or name another folder with --out")
+            raise UsageError(f"cannot create the work folder {self.path}: {e.strerror}") from e
+        with file_lock(self.path / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as acquired:
+            if not acquired:
+                raise UsageError(f"another search is running in {self.path}: wait for it, stop it, or give another folder with --out")
             if fresh:
                 self._clear()
             yield self._belongs(recipe)
 
     def _belongs(self, recipe: AutoRecipe) -> bool:
-        identity, found = recipe.identity(), j.read_json(self.path / IDENTITY)
-        if not isinstance(found, dict):
+        identity, stored = recipe.identity(), j.read_json(self.path / IDENTITY)
+        if not isinstance(stored, dict):
             if (self.path / IDENTITY).exists() or self.study.exists():
                 raise UsageError(
-                    f"{self.path / IDENTITY} is damaged or gone, and nothing else says which recipe the search in this folder is of: "
-                    "--fresh throws the search away, --out names another folder"
+                    f"{self.path / IDENTITY} is damaged or missing, so the recipe of the search in this folder is unknown: "
+                    "--fresh deletes the search, --out selects another folder"
                 )
             if strangers := [p.name for p in self.path.iterdir() if p.name != "lock" and p.suffix != ".part"]:
-                raise UsageError(f"{self.path} holds something else ({', '.join(sorted(strangers)[:4])}): name an empty folder with --out")
+                raise UsageError(f"{self.path} contains other files ({', '.join(sorted(strangers)[:4])}): give an empty folder with --out")
             j.write_json(self.path / IDENTITY, identity)
             return False
-        moved = [k for k in {**identity, **found} if found.get(k) != identity.get(k)]
+        moved = [k for k in {**identity, **stored} if stored.get(k) != identity.get(k)]
         if moved and self._begun():
             raise UsageError(
-                f"{self.path} holds a search of another recipe (changed: {', '.join(moved)}; files and functions count by their content): "
-                "--fresh throws it away, --out names another folder"
+                f"{self.path} contains a search of another recipe (changed: {', '.join(moved)}; files and functions are compared by content): "
+                "--fresh deletes it, --out selects another folder"
             )
         if moved:
             j.write_json(self.path / IDENTITY, identity)
         return True
 
     def _begun(self) -> bool:
-        """Whether anything was measured that another recipe would make worthless."""
+        """True if the folder has results that another recipe would invalidate."""
         results = (j.result_of(p) for p in (self.path / "baselines").glob("*"))
         return self.study.exists() or any(r is not None and r["state"] == "done" for r in results)
 
     def _clear(self) -> None:
         ours = (self.path / IDENTITY).exists() or self.study.exists()
         if not ours and [p for p in self.path.iterdir() if p.name != "lock"]:
-            raise UsageError(f"{self.path} holds no search: --fresh deletes only what a search has left")
+            raise UsageError(f"{self.path} contains no search: --fresh deletes only a search's files")
         for name in _OURS:
             target = self.path / name
             if target.is_dir():

@@ -1,4 +1,4 @@
-"""What a search tells while it works; the terminal's view, JSON lines and tests listen."""
+"""Progress events of a search; implemented by the terminal view, JSON lines and tests."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any, Protocol
 
 
 class Watcher(Protocol):
-    """Told by the loop, from its own thread."""
+    """Receives progress events on the loop's thread."""
 
     def plan(self, facts: Mapping[str, Any]) -> None:
-        """Before anything runs: `trials`, `survivors`, `baselines`, `resumed`, `space`, `target`, `left_out`, `done` (of an earlier call)."""
+        """Called first with `trials`, `survivors`, `baselines`, `resumed`, `space`, `target`, `left_out`, `done` (in an earlier call)."""
 
     def phase(self, name: str, total: int) -> None:
-        """A phase begins: baselines, scouts, survivors, comparison, deploy; with how many jobs."""
+        """A phase starts (baselines, scouts, survivors, comparison, deploy) with `total` jobs."""
 
     def begun(self, folder: Path, what: str) -> None:
-        """A job begins; `folder`/stage.txt says what it is busy with."""
+        """A job starts; `folder`/stage.txt holds its current stage."""
 
     def ended(self, folder: Path, result: Mapping[str, Any], again: bool) -> None:
-        """A job has a result; `again`: it is the same as that of an earlier job, or was found finished."""
+        """A job has a result; `again`: it duplicates an earlier job or was already finished."""
 
     def tick(self) -> None:
         """Called about five times a second while jobs run."""
 
     def note(self, text: str) -> None:
-        """Something the user should know."""
+        """A note for the user."""
 
 
 class Silent:
-    """Keeps the notes and says nothing."""
+    """Collects notes and prints nothing."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

@@ -1,7 +1,7 @@
-"""The engine of a deploy folder made again from the original model and its data: cut, recovered and trained anew, built under the folder's lock.
+"""Rebuilds the engine of a deploy folder from the original model and its data: pruned, recovered, trained, built under the folder's lock.
 
-What was chosen (channels, branches, steps, roundings) stands in the folder's recipe.json; what was computed from data is computed again, in a
-process like the search's own (workers.py), so that sums have the same order. The lock judges: other weights are another model for it.
+Decisions (channels, branches, steps, quantization sites) are read from the folder's recipe.json; values computed from data are recomputed in a
+process like the search's (workers.py), so that sums have the same order. The lock refuses a model with other weights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WORK, _POLL = "work", 0.05
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """The folder with the files made again (`model.onnx`, `model.engine`), and the engine's digest: that of the lock."""
+    """The folder with the rebuilt files (`model.onnx`, `model.engine`) and the engine's digest, equal to the lock's."""
 
     folder: Path
     digest: str
@@ -54,7 +54,7 @@ class Rebuilt:
 
 
 def recipe_of_deploy(recipe: AutoRecipe, candidate: Candidate, source: Path) -> dict[str, Any]:
-    """What recipe.json holds: the search's recipe, the chosen point, and what `rebuild` needs to make it again."""
+    """Contents of recipe.json: the search's recipe, the chosen point, and the data that `rebuild` needs."""
     result = j.result_of(source) or {}
     by_training = (result.get("qat") or {}).get("kept") == "trained"
     return {
@@ -68,52 +68,52 @@ def rebuild(
     deploy: str | os.PathLike[str], out: str | os.PathLike[str], *, project: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Rebuilt:  # fmt: skip
-    """Makes the engine of a deploy folder again, into the new folder `out`. The Python form of `whet rebuild`.
+    """Rebuilds the engine of a deploy folder into the new folder `out`. The Python form of `whet rebuild`.
 
-    `project` is where the folder of the search's recipe lies now, if it was moved. Raises UsageError (no deploy folder, `out` in use, model or
-    data gone or changed), BuildError where a step fails, LockError where it comes to another model or engine than the lock's.
+    `project` is the new location of the search recipe's folder, if it was moved. Raises UsageError (no deploy folder, `out` in use, model or
+    data missing or changed), BuildError if a step fails, LockError if the model or engine differs from the lock's.
     """
     deploy, out = Path(deploy).resolve(), Path(out).resolve()
-    held = _held(deploy)
-    recipe = _moved(held, project)
-    _must_be_the_same(held, recipe)
+    stored = _held(deploy)
+    recipe = _moved(stored, project)
+    _must_be_the_same(stored, recipe)
     if out.exists() and (not out.is_dir() or [p.name for p in out.iterdir()] not in ([], [_WORK])):
-        raise UsageError(f"{out} is there already: name a new folder with --out")
-    shutil.rmtree(out / _WORK, ignore_errors=True)  # of a rebuild that was ended, or failed
+        raise UsageError(f"{out} exists already: give a new folder with --out")
+    shutil.rmtree(out / _WORK, ignore_errors=True)  # left by an interrupted or failed rebuild
     survivor = {k: v for k, v in dataclasses.asdict(recipe.survivor).items() if k != "count"}
     work = out / _WORK
-    j.Job("rebuild", "rebuild", recipe.to_plain(), held["candidate"], effort=survivor, folders=[str(deploy)]).write(work)
+    j.Job("rebuild", "rebuild", recipe.to_plain(), stored["candidate"], effort=survivor, folders=[str(deploy)]).write(work)
     start = time.monotonic()
     result = _run(recipe, work, progress)
     if result["state"] != "done":
-        raise BuildError(f"the engine could not be made again: {result['reason']}")
+        raise BuildError(f"the engine could not be rebuilt: {result['reason']}")
     for name in (ONNX, QUANTIZED, ENGINE):
         if (work / name).is_file():
             os.replace(work / name, out / name)
     if result["differs"] is not None:
-        raise LockError(f"{result['differs']} The model made again is {out / ONNX}; the lock's engine comes from {deploy / result['model']}.")
+        raise LockError(f"{result['differs']} The rebuilt model is {out / ONNX}; the lock's engine comes from {deploy / result['model']}.")
     shutil.rmtree(work)
     return Rebuilt(out, result["digest"], time.monotonic() - start)
 
 
 def _held(deploy: Path) -> dict[str, Any]:
-    """recipe.json of a deploy folder. Raises UsageError."""
-    found = j.read_json(deploy / RECIPE)
-    if not isinstance(found, dict) or found.get("format") != DEPLOYED:
-        raise UsageError(f"{deploy} is no deploy folder of whet auto: it has no {RECIPE} of one. Give the folder that a search left (deploy/).")
-    if "contents" not in found:
-        raise UsageError(f"{deploy / RECIPE} is of an older whet, which did not keep what a rebuild needs: let `whet auto` end once more (it writes "
-                         "the folder again), or build from the folder's own model under its lock, as its README.md says.")  # fmt: skip
-    return found
+    """Reads recipe.json of a deploy folder. Raises UsageError."""
+    data = j.read_json(deploy / RECIPE)
+    if not isinstance(data, dict) or data.get("format") != DEPLOYED:
+        raise UsageError(f"{deploy} is not a deploy folder of whet auto: it has no {RECIPE} of one. Give the deploy/ folder of a search.")
+    if "contents" not in data:
+        raise UsageError(f"{deploy / RECIPE} was written by an older whet without the data for a rebuild: run `whet auto` again (it rewrites the "
+                         "folder), or build from the folder's model under its lock, as described in its README.md.")  # fmt: skip
+    return data
 
 
-def _moved(held: Mapping[str, Any], project: str | os.PathLike[str] | None) -> AutoRecipe:
-    """The recipe, its paths below the old project folder taken to be below `project`. Raises UsageError for a file that is not there."""
-    plain = dict(held["recipe"])
+def _moved(stored: Mapping[str, Any], project: str | os.PathLike[str] | None) -> AutoRecipe:
+    """The recipe with paths below the old project folder moved to `project`. Raises UsageError for a missing file."""
+    plain = dict(stored["recipe"])
     if project is not None:
         old, new = str(plain.get("folder", ".")), Path(project).resolve()
         if not new.is_dir():
-            raise UsageError(f"--project={project}: there is no such folder")
+            raise UsageError(f"--project={project}: no such folder")
 
         def at(path: Any) -> Any:
             below = isinstance(path, str) and not path.startswith("python:") and Path(path).is_relative_to(old)
@@ -125,21 +125,21 @@ def _moved(held: Mapping[str, Any], project: str | os.PathLike[str] | None) -> A
     try:
         return recipe_from(plain)
     except UsageError as e:
-        where = f"The search was of files below {plain.get('folder')}: if they lie elsewhere now, name that folder with --project"
+        where = f"The search used files below {plain.get('folder')}: if they were moved, give the new folder with --project"
         raise UsageError(f"{e}. {where}") from None
 
 
-def _must_be_the_same(held: Mapping[str, Any], recipe: AutoRecipe) -> None:
-    """Raises UsageError naming what has other contents than the search had."""
+def _must_be_the_same(stored: Mapping[str, Any], recipe: AutoRecipe) -> None:
+    """Raises UsageError naming sources whose contents changed since the search."""
     now = contents(recipe)
     needed = ["model", "data.calibrate", "data.preprocess", *(k for k in now if k.startswith("space.importance")), "data.train"]
-    if changed := [k for k in needed if held["contents"].get(k) != now.get(k)]:
-        raise UsageError(f"{', '.join(changed)}: the contents are not those that the search had, and other data give another engine. Bring back "
-                         "what it had (--project names the folder), or search again.")  # fmt: skip
+    if changed := [k for k in needed if stored["contents"].get(k) != now.get(k)]:
+        raise UsageError(f"{', '.join(changed)}: the contents changed since the search, and other data give another engine. Restore the "
+                         "original contents (--project gives the folder), or search again.")  # fmt: skip
 
 
 def _run(recipe: AutoRecipe, work: Path, progress: Callable[[str], None] | None) -> dict[str, Any]:
-    """The job's result, from a process of its own."""
+    """Runs the job in a child process and returns its result."""
     with workers_for(recipe) as workers:
         workers.start(work)
         while not (ended := workers.finished()):
@@ -150,31 +150,31 @@ def _run(recipe: AutoRecipe, work: Path, progress: Callable[[str], None] | None)
     return j.result_of(work) or {"state": "failed", "reason": problem}
 
 
-# what the child does
+# in the child process
 
 
 def made_again(w: Worker) -> dict[str, Any]:
-    """The job "rebuild": the network and, where it is the lock's model, the engine."""
+    """The job "rebuild": the network and, if it is the lock's model, the engine."""
     deploy = Path(w.job.folders[0])
-    w.backend().key()  # PyTorch would otherwise load OpenMP first, with other waiting than the lock's machine has
-    held = j.read_json(deploy / RECIPE)
-    made, original = _prepared(w, held)
-    if held["finetuned"]:
+    w.backend().key()  # otherwise PyTorch loads OpenMP first, with another wait policy than in the search
+    stored = j.read_json(deploy / RECIPE)
+    pruned, original = _prepared(w, stored)
+    if stored["finetuned"]:
         with w.lock.training():
-            made.network = trained(made.network, original, w.recipe, w.candidate, w.folder, say=w.say, notes=made.notes).network
+            pruned.network = trained(pruned.network, original, w.recipe, w.candidate, w.folder, say=w.say, notes=pruned.notes).network
     locked = ONNX
-    if held["roundings"] is not None:
+    if stored["roundings"] is not None:
         with w.lock.training():
-            config = build_config(made.network, w.recipe, w.candidate, w.effort.level)
-            roundings = recipe_from_data(held["roundings"], "roundings")
-            got = trained_for_int8(made, original, roundings, config, w.recipe, w.candidate, w.folder, say=w.say)
-        made.network, locked = got.floating, QUANTIZED
-        save_onnx(got.quantized, w.folder / QUANTIZED)
-    save_onnx(made.network, w.folder / ONNX)
-    net, was = network_from_onnx(w.folder / locked), network_from_onnx(deploy / locked)
+            config = build_config(pruned.network, w.recipe, w.candidate, w.effort.level)
+            roundings = recipe_from_data(stored["roundings"], "roundings")
+            qat = trained_for_int8(pruned, original, roundings, config, w.recipe, w.candidate, w.folder, say=w.say)
+        pruned.network, locked = qat.floating, QUANTIZED
+        save_onnx(qat.quantized, w.folder / QUANTIZED)
+    save_onnx(pruned.network, w.folder / ONNX)
+    net, locked_net = network_from_onnx(w.folder / locked), network_from_onnx(deploy / locked)
     result: dict[str, Any] = {"state": "done", "role": w.job.role, "name": w.job.name, "model": locked, "differs": None, "digest": None}
-    if model_digest(net) != model_digest(was):
-        return result | {"differs": _difference(net, was, held)}
+    if model_digest(net) != model_digest(locked_net):
+        return result | {"differs": _difference(net, locked_net, stored)}
     config = dataclasses.replace(build_config(net, w.recipe, w.candidate, w.effort.level), lock=str(deploy / LOCK))
     with w.lock.timing():
         w.say("building")
@@ -183,12 +183,12 @@ def made_again(w: Worker) -> dict[str, Any]:
     return result | {"digest": plan_digest(plan)}
 
 
-def _prepared(w: Worker, held: Mapping[str, Any]) -> tuple[Prepared, Network]:
-    """The candidate's network cut as it was and recovered anew, and the original."""
+def _prepared(w: Worker, stored: Mapping[str, Any]) -> tuple[Prepared, Network]:
+    """The candidate's network, pruned as recorded and recovered again, and the original."""
     with w.lock.working():
         w.say("reading")
         net = network_from_onnx(w.recipe.model)
-        decided = recipe_from_json(held["pruning"]) if held["pruning"] is not None else None
+        decided = recipe_from_json(stored["pruning"]) if stored["pruning"] is not None else None
         if decided is None and not w.candidate.two_four:
             return Prepared(net), net
         with modules_of(w.recipe.folder):
@@ -196,18 +196,18 @@ def _prepared(w: Worker, held: Mapping[str, Any]) -> tuple[Prepared, Network]:
         return prepared(net, w.candidate, {}, data, w.effort, say=w.say, seed=w.recipe.search.seed, decided=decided), net
 
 
-def _difference(made: Network, was: Network, held: Mapping[str, Any]) -> str:
-    """What is another in the network made again, how much, and why that may be."""
-    theirs = {name: t.array() for name, t in was.constants.items()}
-    ours = {name: t.array() for name, t in made.constants.items()}
-    if {n: a.shape for n, a in ours.items()} != {n: a.shape for n, a in theirs.items()}:
-        return "The network made again has weights of other shapes than the lock's: the deploy folder is not of this model."
-    away = {n: float(np.abs(ours[n].astype(np.float64) - a).max() / max(np.abs(a).max(), 1e-30)) for n, a in theirs.items() if a.size}
-    other = {n: d for n, d in away.items() if d}
-    what = "training" if held["finetuned"] or held["roundings"] is not None else "recovery"
-    by = f" ({held['made_by']} made the folder, this is whet {__version__})" if held["made_by"] != f"whet {__version__}" else ""
+def _difference(rebuilt: Network, locked: Network, stored: Mapping[str, Any]) -> str:
+    """Describes how the rebuilt network differs from the lock's model, and the likely cause."""
+    expected = {name: t.array() for name, t in locked.constants.items()}
+    actual = {name: t.array() for name, t in rebuilt.constants.items()}
+    if {n: a.shape for n, a in actual.items()} != {n: a.shape for n, a in expected.items()}:
+        return "The rebuilt network has weights of other shapes than the lock's: the deploy folder belongs to another model."
+    deviations = {n: float(np.abs(actual[n].astype(np.float64) - a).max() / max(np.abs(a).max(), 1e-30)) for n, a in expected.items() if a.size}
+    changed = {n: d for n, d in deviations.items() if d}
+    step = "training" if stored["finetuned"] or stored["roundings"] is not None else "recovery"
+    by = f" ({stored['made_by']} wrote the folder, this is whet {__version__})" if stored["made_by"] != f"whet {__version__}" else ""
     return (
-        f"{len(other)} of {len(away)} weights made again differ from the lock's model, by at most {max(other.values(), default=0.0):.1g} of the "
-        f"largest in each: {what} repeats its bits only on the same processor, number of threads and versions of libraries{by}. So the lock cannot "
-        "hold."
+        f"{len(changed)} of {len(deviations)} rebuilt weights differ from the lock's model, by at most {max(changed.values(), default=0.0):.1g} of "
+        f"the largest in each: {step} is bit-identical only on the same processor with the same threads and library versions{by}. So the lock does "
+        "not apply."
     )

@@ -1,4 +1,4 @@
-"""What a search found, for those who deploy it and tell of it."""
+"""The result of a search, read by deployment and reports."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from whet.search.recipe.targets import Check, met
 
 @dataclass
 class SearchResult:
-    """What a search found. `final["rows"]` are the compared engines (the original first), `chosen` one of them; `checks` and `points`
-    (cost, loss) belong to them."""
+    """The result of a search. `final["rows"]` are the compared engines (the original first), `chosen` the index of the chosen one; `checks`
+    and `points` (cost, loss) have one item per row."""
 
     recipe: AutoRecipe
     folder: WorkFolder
@@ -29,9 +29,9 @@ class SearchResult:
     checks: list[list[Check]]
     points: list[tuple[float, float]]
     notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0  # of work on trials, over all calls
+    seconds: float = 0.0  # work on trials, summed over all calls
 
     @property
     def met(self) -> bool:
-        """Whether the chosen engine meets the target."""
+        """True if the chosen engine meets the target."""
         return met(self.checks[self.chosen])

@@ -1,4 +1,4 @@
-"""A search's result as plain data: what report.json holds, and what the page and the terminal are made of."""
+"""A search's result as plain data: the contents of report.json, rendered by the report page and the terminal."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from whet.search.outcome.verdicts import Trial
 from whet.search.recipe.space import Candidate
 from whet.search.recipe.targets import Check, dominates, pareto
 
-_EIGHT_BITS = ("i8", "u8", "f8")  # how the names of stored types begin
+_EIGHT_BITS = ("i8", "u8", "f8")  # prefixes of stored types' names
 _VERSIONS = ("numpy", "onnx", "onednn-cpu-gomp", "optuna", "ray", "torch", "llvmlite")
 
 
-def summary(found: SearchResult) -> dict[str, Any]:
-    """Plain data of a finished search; report/search_page.py says how they are shown."""
-    r = found.recipe
-    best = set(pareto(found.points))
-    rows = [_row(found, i) | {"front": i in best} for i in range(len(found.final["rows"]))]
-    trials = _trials(found, rows)
+def summary(search: SearchResult) -> dict[str, Any]:
+    """Plain data of a finished search; report/search_page.py renders them."""
+    r = search.recipe
+    best = set(pareto(search.points))
+    rows = [_row(search, i) | {"front": i in best} for i in range(len(search.final["rows"]))]
+    trials = _trials(search, rows)
     machine = get_backend(r.backend, threads=r.threads).describe()
-    chosen = _result(found, rows[found.chosen]["folder"])
+    chosen = _result(search, rows[search.chosen]["folder"])
     return {
         "whet": __version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -37,20 +37,20 @@ def summary(found: SearchResult) -> dict[str, Any]:
         "device": str(machine.get("model", machine.get("name", r.device))),
         "metric": "top-1 %" if r.metric == "top1" else r.metric.rpartition(":")[2],
         "higher_is_better": r.higher_is_better,
-        "met": found.met,
-        "chosen": found.chosen,
+        "met": search.met,
+        "chosen": search.chosen,
         "rows": rows,
-        "scored_on": found.final["scored_on"],
-        "load": found.final["load"],
+        "scored_on": search.final["scored_on"],
+        "load": search.final["load"],
         "trials": trials,
-        "limits": _limits(found),
-        "cost_name": f"time a {'sample' if found.judging.cost_a_sample else 'run'}, of the original's in FP32",
+        "limits": _limits(search),
+        "cost_name": f"time per {'sample' if search.judging.cost_a_sample else 'run'}, relative to the FP32 original",
         "steps": _steps(chosen),
-        "layers": layer_pairs(_result(found, rows[0]["folder"])["layers"], chosen["layers"]) if found.chosen else [],
-        "left_out": [list(x) for x in found.space.left_out],
-        "warnings": _warnings(found, trials),
-        "notes": [*found.notes, *chosen["notes"]],
-        "seconds": found.seconds,
+        "layers": layer_pairs(_result(search, rows[0]["folder"])["layers"], chosen["layers"]) if search.chosen else [],
+        "left_out": [list(x) for x in search.space.left_out],
+        "warnings": _warnings(search, trials),
+        "notes": [*search.notes, *chosen["notes"]],
+        "seconds": search.seconds,
         "recipe": r.to_plain(),
         "recipe_text": json.dumps(r.to_plain(), indent=1),
         "machine_text": json.dumps({"machine": machine, "python": sys.version.split()[0], "versions": _versions()}, indent=1, default=str),
@@ -58,18 +58,18 @@ def summary(found: SearchResult) -> dict[str, Any]:
     }
 
 
-def _result(found: SearchResult, name: str) -> dict[str, Any]:
+def _result(search: SearchResult, name: str) -> dict[str, Any]:
     """The result of a compared engine."""
-    return j.result_of(found.folder.path / ("baselines" if "-b" in name else "survivors") / name) or {}
+    return j.result_of(search.folder.path / ("baselines" if "-b" in name else "survivors") / name) or {}
 
 
-def _row(found: SearchResult, i: int) -> dict[str, Any]:
-    r = found.final["rows"][i]
-    own, checked = _result(found, r["folder"]), found.checks[i]
+def _row(search: SearchResult, i: int) -> dict[str, Any]:
+    r = search.final["rows"][i]
+    own, checked = _result(search, r["folder"]), search.checks[i]
     original = "-b" in r["folder"]
     c = Candidate.from_plain(own["candidate"])
     return {
-        **r, "kind": "original" if original else "survivor", "cost": found.points[i][0] / _original_cost(found),
+        **r, "kind": "original" if original else "survivor", "cost": search.points[i][0] / _original_cost(search),
         "met": all(x.met for x in checked), "checks": plain_checks(checked),
         "name": f"original, {c.precision}" + (f", batch {c.batch}" if c.batch != 1 else "") if original else f"trial {int(r['folder'])}",
         "what": ("as it is" if original else c.words()) + _not_paid(own) + _int8_words(own.get("qat")), "qat": own.get("qat"),
@@ -78,15 +78,15 @@ def _row(found: SearchResult, i: int) -> dict[str, Any]:
 
 
 def _not_paid(result: Mapping[str, Any]) -> str:
-    """Where 8 bits were permitted and the builder kept none: that the engine computes in floating point."""
+    """A remark if 8 bits were permitted but the engine computes in floating point."""
     asked = result["candidate"]["precision"]
     if asked not in ("int8", "fp8") or any(kind.startswith(_EIGHT_BITS) for kind in result["precision"]):
         return ""
-    return f" (computes in floating point: {asked.upper()} did not pay)"
+    return f" (computes in floating point: {asked.upper()} was not faster)"
 
 
 def _int8_words(qat: Mapping[str, Any] | None) -> str:
-    """What training for INT8 gave, beside what calibration alone had given."""
+    """Scores with INT8 training and with calibration alone."""
     if not qat or qat["trained"] is None:
         return ""
     values = {k: f"{qat[k]['value']:.4g}" for k in ("trained", "calibrated")}
@@ -96,43 +96,43 @@ def _int8_words(qat: Mapping[str, Any] | None) -> str:
 
 
 def plain_checks(checked: Sequence[Check]) -> list[dict[str, Any]]:
-    """Checks of the target as JSON holds them."""
+    """Checks of the target as JSON data."""
     return [{"text": c.text, "met": c.met, "value": c.value, "limit": c.limit} for c in checked]
 
 
-def _trials(found: SearchResult, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _trials(search: SearchResult, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     kept = {r["folder"]: r for r in rows if r["kind"] == "survivor"}
-    done = [t for t in found.trials if t.result is not None and t.result["state"] == "done" and t.same_as is None]
-    points = {t.number: found.judging.trial_point(t) for t in done}
+    done = [t for t in search.trials if t.result is not None and t.result["state"] == "done" and t.same_as is None]
+    points = {t.number: search.judging.trial_point(t) for t in done}
     order = list(points)
     front = {order[i] for i in pareto([points[n] for n in order])}
-    made = []
-    for t in found.trials:
+    table = []
+    for t in search.trials:
         r = t.result or {"state": "failed", "reason": "its result is gone", "seconds": 0.0}
         row: dict[str, Any] = {"number": t.number, "what": t.candidate.words(), "candidate": t.candidate.to_plain(), "state": r["state"],
                                "same_as": t.same_as, "seconds": r.get("seconds"), "kept": False, "met": False, "front": False}  # fmt: skip
         if r["state"] == "done":
-            checked = found.judging.trial_checks(t)
+            checked = search.judging.trial_checks(t)
             row |= {k: r[k] for k in ("metric", "drop", "latency", "throughput", "memory_bytes", "engine_bytes", "energy", "build_seconds", "load")}
             row |= {"met": all(c.met for c in checked), "checks": plain_checks(checked), "what": row["what"] + _not_paid(r)}
             if t.same_as is None:
-                row |= {"cost": points[t.number][0] / _original_cost(found), "front": t.number in front}
+                row |= {"cost": points[t.number][0] / _original_cost(search), "front": t.number in front}
         row["kept"] = t.same_as is None and f"{t.number:04d}" in kept
-        full = j.result_of(found.folder.survivor(t.number)) if t.same_as is None else None
+        full = j.result_of(search.folder.survivor(t.number)) if t.same_as is None else None
         if full is not None and full["state"] == "failed":
-            row["verdict"] = f"went on, but failed with full effort: {full['reason']}"
+            row["verdict"] = f"survivor, but failed with full effort: {full['reason']}"
         else:
-            row["verdict"] = _verdict(t, row, kept.get(f"{t.number:04d}"), points, rows[found.chosen])
-        made.append(row)
-    return made
+            row["verdict"] = _verdict(t, row, kept.get(f"{t.number:04d}"), points, rows[search.chosen])
+        table.append(row)
+    return table
 
 
 def _verdict(
     t: Trial, row: Mapping[str, Any], survived: Mapping[str, Any] | None, points: Mapping[int, tuple[float, float]], chosen: Any
 ) -> str:
-    """What became of a trial, and why."""
+    """The outcome of a trial with its reason."""
     if t.same_as is not None:
-        return f"the same engine as trial {t.same_as}: not built again"
+        return f"same engine as trial {t.same_as}: not built again"
     if row["state"] != "done":
         return f"failed: {(t.result or {}).get('reason', 'no result')}"
     misses = "; ".join(c["text"] for c in row["checks"] if not c["met"])
@@ -140,17 +140,17 @@ def _verdict(
         if survived is chosen:
             return "chosen"
         after = "; ".join(c["text"] for c in survived["checks"] if not c["met"])
-        return f"went on; with full recovery it misses {after}" if after else "went on; meets the target, another was preferred"
+        return f"survivor; with full recovery it misses {after}" if after else "survivor; meets the target, another was preferred"
     if misses:
         return f"rejected: {misses}"
     better = next((n for n, p in points.items() if dominates(p, points[t.number])), None)
     if better is not None:
         return f"meets the target; trial {better} is better in both"
-    return "meets the target; others were nearer to what is preferred"
+    return "meets the target; others rank higher by `prefer`"
 
 
 def _steps(chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The steps of the chosen engine, the engine itself at the end."""
+    """The steps of the chosen engine, the engine last."""
     types = ", ".join(f"{n} {p}" for p, n in sorted(chosen["precision"].items(), key=lambda x: -x[1]))
     last = {"step": f"engine (layers: {types})", "params": chosen["params"], "flops": chosen["flops"], "metric": chosen["metric"],
             "ms": chosen["latency"]["median_ms"], "seconds": chosen["build_seconds"]}  # fmt: skip
@@ -158,7 +158,7 @@ def _steps(chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def layer_pairs(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Layers of two engines side by side, matched by the model's nodes that they compute; what only one has stands alone."""
+    """Layers of two engines paired by the model nodes they compute; unmatched layers form rows with one side empty."""
 
     def nodes(x: Mapping[str, Any]) -> frozenset[str]:
         return frozenset(x["sources"]) or frozenset((x["name"],))
@@ -168,65 +168,65 @@ def layer_pairs(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
     for b in before:
         if b["type"] == "Reformat" and not b["sources"]:
             continue
-        own = [a for a in left if nodes(a) & nodes(b)]
-        for a in own:
+        partners = [a for a in left if nodes(a) & nodes(b)]
+        for a in partners:
             left.remove(a)
         pairs.append({"name": b["name"], "before": f"{b['tactic']} {b['formats']}", "before_ms": b["ms"],
-                      "after": ", ".join(dict.fromkeys(f"{a['tactic']} {a['formats']}" for a in own)),
-                      "after_ms": sum(a["ms"] or 0.0 for a in own) if own else None})  # fmt: skip
+                      "after": ", ".join(dict.fromkeys(f"{a['tactic']} {a['formats']}" for a in partners)),
+                      "after_ms": sum(a["ms"] or 0.0 for a in partners) if partners else None})  # fmt: skip
     rest = sum(a["ms"] or 0.0 for a in left)
     if left:
-        pairs.append({"name": f"{len(left)} others: reformats, quantizing", "before": "", "before_ms": None, "after": "", "after_ms": rest})
+        pairs.append({"name": f"{len(left)} others: reformats, quantize layers", "before": "", "before_ms": None, "after": "", "after_ms": rest})
     return pairs
 
 
-def _original_cost(found: SearchResult) -> float:
-    """Cost of the original in FP32 at the first batch: the unit of the plot, the same however busy the machine was."""
-    return found.judging.point(found.judging.original(found.judging.batches[0]), found.judging.batches[0])[0]
+def _original_cost(search: SearchResult) -> float:
+    """Cost of the FP32 original at the first batch: the unit of the plot, independent of external load."""
+    return search.judging.point(search.judging.original(search.judging.batches[0]), search.judging.batches[0])[0]
 
 
-def _limits(found: SearchResult) -> dict[str, float | None]:
-    """The target as lines in the plot, where it says something of its axes."""
-    t, original = found.recipe.target, found.final["rows"][0]
+def _limits(search: SearchResult) -> dict[str, float | None]:
+    """The target's limits on the plot's axes; None where it has none."""
+    t, original = search.recipe.target, search.final["rows"][0]
     cost = None
-    if t.latency is not None and not found.judging.cost_a_sample:
+    if t.latency is not None and not search.judging.cost_a_sample:
         cost = t.latency.value / (1.0 if t.latency.relative else original["latency"]["median_ms"])
-    sign = 1 if found.recipe.higher_is_better else -1
+    sign = 1 if search.recipe.higher_is_better else -1
     metric = None if t.accuracy_drop is None else original["metric"]["value"] - sign * t.accuracy_drop
     return {"cost": cost, "metric": metric}
 
 
-def _warnings(found: SearchResult, trials: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a reader must know before trusting the numbers."""
-    said = []
+def _warnings(search: SearchResult, trials: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Warnings on the validity of the measurements."""
+    warnings = []
     done = [t for t in trials if t["state"] == "done" and t["same_as"] is None]
     busy = sum(t["load"]["disturbed"] for t in done)
     if busy:
-        said.append(f"Other processes loaded the machine in {busy} of {len(done)} trials: times are too long there; ratios are taken in turns.")
-    if (beside := neighbours([found.final["load"], *(t["load"] for t in done)])) is not None:
-        said.append(beside)
-    row, allowed = found.final["rows"][found.chosen], found.recipe.target.accuracy_drop
+        warnings.append(f"Other processes loaded the machine in {busy} of {len(done)} trials and lengthened their times; ratios are interleaved.")
+    if (beside := neighbours([search.final["load"], *(t["load"] for t in done)])) is not None:
+        warnings.append(beside)
+    row, allowed = search.final["rows"][search.chosen], search.recipe.target.accuracy_drop
     drop = row["drop"]
     if drop.get("high") is not None and allowed is not None and drop["high"] > allowed:
-        room = f"{row['metric']['samples']} samples leave room up to {drop['high']:.2g} (95 %)"
-        said.append(f"The drop is {drop['value']:.2g}, but {room}: more samples would say more.")
-    if found.final["scored_on"] == "score":
-        own = found.recipe.metric != "top1"
-        why = "The metric function takes no `which`, so it had no other data at last" if own else "No data.judge was given"
-        said.append(f"{why}: the chosen engine is judged on the data that it was chosen by, which flatters it.")
-    return said
+        margin = f"{row['metric']['samples']} samples allow a drop up to {drop['high']:.2g} (95 % interval)"
+        warnings.append(f"The drop is {drop['value']:.2g}, but {margin}: more samples would narrow the interval.")
+    if search.final["scored_on"] == "score":
+        own = search.recipe.metric != "top1"
+        why = "The metric function takes no `which`, so the final comparison used the same data" if own else "No data.judge was given"
+        warnings.append(f"{why}: the chosen engine is scored on the data used to choose it, which is optimistic.")
+    return warnings
 
 
 def neighbours(loads: Sequence[Mapping[str, Any]]) -> str | None:
-    """Other processes that held the GPU while it was timed, in words; None where there were none (or no GPU)."""
+    """Describes other processes on the GPU during timing; None if there were none (or no GPU)."""
     beside = [load["gpu_processes"] for load in loads if load.get("gpu_processes")]
     if not beside:
         return None
     pids = sorted({p for some in beside for p in some})
     named = ", ".join(map(str, pids[:6])) + (", ..." if len(pids) > 6 else "")
     return (
-        f"Other processes held the GPU in {len(beside)} of {len(loads)} timings (process {named}): if they computed meanwhile, times are too long "
-        "there. Ratios are taken in turns; end those processes, or give another device, for times to be trusted."
+        f"Other processes used the GPU in {len(beside)} of {len(loads)} timings (process {named}): if they were computing, those times are too "
+        "long. Ratios come from interleaved runs; for reliable times stop those processes or use another device."
     )
 
 

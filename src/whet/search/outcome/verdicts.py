@@ -1,4 +1,4 @@
-"""What measured rows mean: their place in the plane of cost and metric, and what of the target they miss."""
+"""Evaluation of measured rows: cost, loss and missed targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Trial:
-    """A scout: its number, its candidate, and its result once there is one. `same_as`: it came to the engine of another trial."""
+    """A scout: number, candidate and, once finished, its result. `same_as`: number of the trial with the same engine."""
 
     number: int
     candidate: Candidate
@@ -25,7 +25,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Judging:
-    """`baselines` are results of the original by `precision-bN`; `batches` those that are searched over."""
+    """Evaluates rows. `baselines` are results of the original by `precision-bN`; `batches` are the searched batch sizes."""
 
     recipe: AutoRecipe
     baselines: Mapping[str, Row]
@@ -33,28 +33,28 @@ class Judging:
 
     @property
     def cost_a_sample(self) -> bool:
-        """Whether cost is milliseconds a sample (throughput or several batches are asked for) and not a run."""
+        """True if cost is in ms per sample (a throughput target or several batches), False if per run."""
         return len(self.batches) > 1 or (self.recipe.target.throughput is not None and self.recipe.target.latency is None)
 
     def original(self, batch: int) -> Row:
-        """The original in FP32 at a batch."""
+        """The FP32 original at a batch."""
         return self.baselines[f"fp32-b{batch}"]
 
     def point(self, row: Row, batch: int) -> tuple[float, float]:
-        """(cost, loss), both the smaller the better. Cost is the ratio to the original, taken in turns, times the original's own time.
+        """(cost, loss), both lower is better. Cost is the interleaved ratio to the original times the original's time in ms.
 
-        So a busy hour does not count against a trial.
+        External load therefore does not count against a trial.
         """
         ms = row["latency"]["ratio"] * self.original(batch)["latency"]["median_ms"]
         value = row["metric"]["value"]
         return (ms / batch if self.cost_a_sample else ms), (-value if self.recipe.higher_is_better else value)
 
     def trial_point(self, trial: Trial) -> tuple[float, float]:
-        """The same of a trial that is done."""
+        """`point` of a finished trial."""
         assert trial.result is not None
         return self.point(trial.result, trial.candidate.batch)
 
     def trial_checks(self, trial: Trial) -> list[Check]:
-        """What the target says of a trial that is done."""
+        """Target checks of a finished trial."""
         assert trial.result is not None
         return checks(self.recipe.target, trial.result, self.original(trial.candidate.batch))

@@ -1,6 +1,6 @@
-"""Reading plain data (YAML, JSON) into frozen dataclasses: every error names the key, and for an unknown one the nearest that is known.
+"""Reads plain data (YAML, JSON) into frozen dataclasses. Every error names the key; for an unknown key it suggests the nearest known one.
 
-A field says how it is read by its metadata: `key(kind, ...)`, where `kind(value, where)` returns the value or raises UsageError.
+A field's reader is in its metadata: `key(kind, ...)`, where `kind(value, where)` returns the value or raises UsageError.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ _RATE = {"": 1.0, "/s": 1.0}
 
 @dataclass(frozen=True)
 class Amount:
-    """A number of a unit, or (`relative`) that many times what the original has."""
+    """A value in base units, or (`relative`) a multiple of the original's value."""
 
     value: float
     relative: bool = False
 
     def of(self, original: float | None) -> float | None:
-        """The absolute value; None when it is relative to something that was not measured."""
+        """The absolute value; None if it is relative to a missing measurement."""
         if not self.relative:
             return self.value
         return None if original is None else self.value * original
 
     def to_plain(self) -> Any:
-        """What `amount` reads back."""
+        """Plain data that `amount` reads back."""
         return f"{self.value:g}x" if self.relative else self.value
 
 
 def key(kind: Kind, default: Any = dataclasses.MISSING, factory: Any = dataclasses.MISSING) -> Any:
-    """A dataclass field that is read with `kind`."""
+    """A dataclass field read by `kind`."""
     if factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=factory, metadata={"kind": kind})
     return dataclasses.field(default=default, metadata={"kind": kind})
 
 
 def read(cls: type[T], data: Any, where: str = "") -> T:
-    """`cls` from a mapping. Raises UsageError naming the key: unknown (with the nearest), missing, or with a value that does not fit."""
+    """Reads `cls` from a mapping. Raises UsageError naming the key that is unknown (with the nearest known one), missing, or has a bad value."""
     if not isinstance(data, Mapping):
         raise UsageError(f"{where or 'the recipe'}: expected keys with values, not {_shown(data)}")
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in data:
         if name not in fields:
-            raise UsageError(f"there is no key '{_at(where, str(name))}'.{nearest(str(name), fields)} The keys there are {', '.join(fields)}.")
-    found = {}
+            raise UsageError(f"unknown key '{_at(where, str(name))}'.{nearest(str(name), fields)} Known keys: {', '.join(fields)}.")
+    values = {}
     for name, f in fields.items():
         at = _at(where, name)
         if name in data:
-            found[name] = f.metadata["kind"](data[name], at)
+            values[name] = f.metadata["kind"](data[name], at)
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise UsageError(f"the key '{at}' is missing")
-    return cls(**found)
+    return cls(**values)
 
 
 def section(cls: type[T], off: Any = dataclasses.MISSING) -> Kind:
-    """Keys of `cls`; with `off`, `false` gives that and `true` the defaults."""
+    """Reader of a mapping with the keys of `cls`; if `off` is given, `false` reads as `off` and `true` as the defaults."""
 
     def kind(value: Any, where: str) -> Any:
         if off is not dataclasses.MISSING and isinstance(value, bool):
@@ -78,23 +78,23 @@ def section(cls: type[T], off: Any = dataclasses.MISSING) -> Kind:
 
 
 def text(value: Any, where: str) -> str:
-    """A text that is not empty."""
+    """Reads a non-empty string."""
     if callable(value):
-        raise UsageError(f"'{where}': a function is named python:MODULE:FUNCTION, since trials run in processes of their own; put it into a module")
+        raise UsageError(f"'{where}': a function is given as python:MODULE:FUNCTION, since trials run in child processes; put it into a module")
     if not isinstance(value, str) or not value:
-        raise UsageError(f"'{where}' is a text, not {_shown(value)}")
+        raise UsageError(f"'{where}' is a string, not {_shown(value)}")
     return value
 
 
 def flag(value: Any, where: str) -> bool:
-    """true or false."""
+    """Reads true or false."""
     if not isinstance(value, bool):
         raise UsageError(f"'{where}' is true or false, not {_shown(value)}")
     return value
 
 
 def one_of(*choices: str) -> Kind:
-    """One of some words; an unknown one is answered with the nearest."""
+    """Reader of one of `choices`; the error suggests the nearest."""
 
     def kind(value: Any, where: str) -> str:
         if value not in choices:
@@ -105,18 +105,18 @@ def one_of(*choices: str) -> Kind:
 
 
 def whole(low: int) -> Kind:
-    """A whole number of at least `low`."""
+    """Reader of an integer of at least `low`."""
 
     def kind(value: Any, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise UsageError(f"'{where}' is a whole number of at least {low}, not {_shown(value)}")
+            raise UsageError(f"'{where}' is an integer of at least {low}, not {_shown(value)}")
         return value
 
     return kind
 
 
 def number(low: float, high: float = float("inf"), *, open_low: bool = False) -> Kind:
-    """A number from `low` to `high`; `open_low`: above `low`."""
+    """Reader of a number from `low` to `high`; with `open_low` strictly above `low`."""
 
     def kind(value: Any, where: str) -> float:
         good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high and not (open_low and value == low)
@@ -129,59 +129,59 @@ def number(low: float, high: float = float("inf"), *, open_low: bool = False) ->
 
 
 def many(kind: Kind) -> Kind:
-    """A list of something, none twice; a single one counts as a list of one."""
+    """Reader of a list of distinct values; a single value counts as a list of one."""
 
     def kinds(value: Any, where: str) -> tuple:
         values = value if isinstance(value, list | tuple) else [value]
-        found = tuple(kind(v, f"{where}[{i}]" if len(values) > 1 else where) for i, v in enumerate(values))
-        if not found or len(set(found)) != len(found):
+        parsed = tuple(kind(v, f"{where}[{i}]" if len(values) > 1 else where) for i, v in enumerate(values))
+        if not parsed or len(set(parsed)) != len(parsed):
             raise UsageError(f"'{where}' is a list of different values, at least one, not {_shown(value)}")
-        return found
+        return parsed
 
     return kinds
 
 
 def amount(units: Mapping[str, float], what: str, *, relative: bool = True) -> Kind:
-    """A number with a unit of `units` (factor to the base unit), or `0.5x`: a multiple of the original's."""
+    """Reader of a number with a unit of `units` (factor to the base unit), or of `0.5x`, a multiple of the original's value."""
 
     def kind(value: Any, where: str) -> Amount:
-        found = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-zA-Z/]*)\s*", str(value)) if not isinstance(value, bool) else None
-        unit = found[2].lower() if found else ""
-        if found and unit == "x" and relative:
-            made = Amount(float(found[1]), True)
-        elif found and unit in units:
-            made = Amount(float(found[1]) * units[unit])
+        match = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-zA-Z/]*)\s*", str(value)) if not isinstance(value, bool) else None
+        unit = match[2].lower() if match else ""
+        if match and unit == "x" and relative:
+            result = Amount(float(match[1]), True)
+        elif match and unit in units:
+            result = Amount(float(match[1]) * units[unit])
         else:
             raise UsageError(f"'{where}' is {what}, not {_shown(value)}")
-        if made.value <= 0:
+        if result.value <= 0:
             raise UsageError(f"'{where}' is above zero, not {_shown(value)}")
-        return made
+        return result
 
     return kind
 
 
 def shapes(value: Any, where: str) -> dict[str, tuple[int, ...]]:
-    """Shapes by input name: `1x3x224x224` or a list."""
+    """Reads shapes by input name: `1x3x224x224` or a list."""
     if not isinstance(value, Mapping) or not value:
         raise UsageError(f"'{where}' is shapes by input name, such as `input: 1x3x224x224`, not {_shown(value)}")
-    found = {}
-    for name, given in value.items():
-        dims = str(given).split("x") if isinstance(given, str | int) else list(given) if isinstance(given, list | tuple) else []
+    result = {}
+    for name, shape in value.items():
+        dims = str(shape).split("x") if isinstance(shape, str | int) else list(shape) if isinstance(shape, list | tuple) else []
         if not dims or not all(str(d).isdigit() and int(d) > 0 for d in dims):
-            raise UsageError(f"'{where}.{name}' is a shape such as 1x3x224x224, not {_shown(given)}")
-        found[str(name)] = tuple(int(d) for d in dims)
-    return found
+            raise UsageError(f"'{where}.{name}' is a shape such as 1x3x224x224, not {_shown(shape)}")
+        result[str(name)] = tuple(int(d) for d in dims)
+    return result
 
 
 def seconds(value: Any, where: str) -> float:
-    """A time: `90`, `90 s`, `15 min`, `2 h`; in seconds."""
+    """Reads a time such as `90`, `90 s`, `15 min`, `2 h` in seconds."""
     return amount(_SECONDS, "a time such as 90 s, 15 min or 2 h", relative=False)(value, where).value
 
 
-latency = amount(_MS, "a time such as 3 ms, or a share of the original's such as 0.5x")
-throughput = amount(_RATE, "samples a second such as 200, or a multiple of the original's such as 2x")
-size = amount(_BYTES, "a size such as 5 MiB, or a share of the original's such as 0.5x")
-energy = amount(_MJ, "an energy such as 10 mJ, or a share of the original's such as 0.5x")
+latency = amount(_MS, "a time such as 3 ms, or a multiple of the original's such as 0.5x")
+throughput = amount(_RATE, "samples per second such as 200, or a multiple of the original's such as 2x")
+size = amount(_BYTES, "a size such as 5 MiB, or a multiple of the original's such as 0.5x")
+energy = amount(_MJ, "an energy such as 10 mJ, or a multiple of the original's such as 0.5x")
 
 
 def _at(where: str, name: str) -> str:

@@ -1,7 +1,7 @@
-"""What a search is of, by content: a moved folder goes on, and a changed model, changed labels or a changed function do not slip in.
+"""Content digests of a search's inputs: a moved search resumes; a changed model, data set or function is detected.
 
-Files count by their bytes (a model with those of its external data), a folder by the names and sizes of the files in it, python:MODULE:FUNCTION
-by its text and the bytes of the module beside the recipe. Where they lie makes no difference.
+Files count by their bytes (a model with its external data), a folder by the names and sizes of its files, python:MODULE:FUNCTION by its text
+and the bytes of the module in the recipe's folder. Paths are ignored.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ SOURCES = ("calibrate", "score", "judge", "train")  # keys of `data`
 
 
 def contents(recipe: AutoRecipe) -> dict[str, str]:
-    """A digest for each thing that the recipe names, by its key. Raises FrontendError for a model that is none, OSError."""
+    """A digest of each input named by the recipe, by key. Raises FrontendError for a malformed model, OSError."""
     from whet.frontends import external_files
 
-    found = {"model": _files([Path(recipe.model), *external_files(recipe.model)])}
+    digests = {"model": _files([Path(recipe.model), *external_files(recipe.model)])}
     for name in SOURCES:
         if source := getattr(recipe.data, name):
-            found[f"data.{name}"] = _source(source, recipe.folder)
+            digests[f"data.{name}"] = _source(source, recipe.folder)
     if recipe.data.preprocess and Path(recipe.data.preprocess).is_file():
-        found["data.preprocess"] = _files([Path(recipe.data.preprocess)])
-    found["metric"] = _source(recipe.metric, recipe.folder)
+        digests["data.preprocess"] = _files([Path(recipe.data.preprocess)])
+    digests["metric"] = _source(recipe.metric, recipe.folder)
     for name in recipe.space.importance:
         if name.startswith(OWN):
-            found[f"space.importance {name}"] = _source(name, recipe.folder)
-    return found
+            digests[f"space.importance {name}"] = _source(name, recipe.folder)
+    return digests
 
 
 def module_file(source: str, folder: str) -> Path | None:
-    """The file of the module of python:MODULE:FUNCTION beside the recipe; None for one that is installed."""
+    """The module file of python:MODULE:FUNCTION in the recipe's folder; None for an installed module."""
     way = Path(folder, *source.split(":")[1].split("."))
     return next((p for p in (way.with_suffix(".py"), way / "__init__.py") if p.is_file()), None)
 

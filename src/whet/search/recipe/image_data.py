@@ -1,4 +1,4 @@
-"""Images as data of a search: a folder of them, one with a subfolder for each class, or a CSV file of paths and labels."""
+"""Image data of a search: a folder of images, a folder with one subfolder per class, or a CSV file of paths and labels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from whet.precision import Preprocessing
 from whet.precision.data import IMAGES, image_sample
 
 T = TypeVar("T")
-Listed = list[tuple[Path, int | None]]  # files, and the number of the class where it is known
+Listed = list[tuple[Path, int | None]]  # (file, class index or None)
 
 
 def listed(source: str) -> Listed | None:
-    """Images in a folder (no labels), in its subfolders (classes, numbered in the order of their names), or in a CSV file of `path,label`.
+    """Images of a folder (no labels), of its subfolders (classes, numbered by sorted name), or of a CSV file of `path,label`.
 
-    None for sources of another kind. Raises CalibrationError for a CSV file that is none, or names no files.
+    None for sources of another kind. Raises CalibrationError for a malformed or empty CSV file.
     """
     path = Path(source)
     if path.suffix.lower() == ".csv" and path.is_file():
@@ -35,14 +35,14 @@ def listed(source: str) -> Listed | None:
 
 
 def arrays(files: Sequence[Path], net: Network, preprocess: str | None) -> dict[str, np.ndarray]:
-    """The images as the network's only input, stacked. Raises CalibrationError for what is no image, or a network that takes none."""
+    """The images stacked as the network's only input. Raises CalibrationError for a file or network that is not for images."""
     settings = Preprocessing.parse(preprocess) if preprocess else Preprocessing()
     samples = [image_sample(p, net, settings) for p in files]
     return {n: np.concatenate([s[n] for s in samples]) for n in samples[0]}
 
 
 def spread(items: Sequence[T], count: int) -> list[T]:
-    """`count` of them, evenly spread: the first ones of a list in the order of classes would all be of one."""
+    """`count` evenly spaced items: the first ones of a list sorted by class would all be of one class."""
     if len(items) <= count:
         return list(items)
     return [items[round(i)] for i in np.linspace(0, len(items) - 1, count)]
@@ -53,7 +53,7 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _rows(path: Path) -> Listed:
-    """`path,label` in each line, paths relative to the file; a first line that names no file is a heading."""
+    """Reads lines of `path,label`, paths relative to the CSV file; a first line whose path does not exist is a header."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as f:
             rows = [[cell.strip() for cell in row] for row in csv.reader(f) if any(cell.strip() for cell in row)]
@@ -61,14 +61,14 @@ def _rows(path: Path) -> Listed:
         raise CalibrationError(f"{path} cannot be read as a CSV file of paths and labels: {e}") from e
     if rows and not (path.parent / rows[0][0]).is_file():
         rows = rows[1:]
-    found: Listed = []
+    rows_: Listed = []
     for k, row in enumerate(rows):
         file = path.parent / row[0]
         if not file.is_file():
-            raise CalibrationError(f"{path}: there is no file {file} (row {k + 1} of {len(rows)}); paths are relative to the CSV file")
+            raise CalibrationError(f"{path}: no such file: {file} (row {k + 1} of {len(rows)}); paths are relative to the CSV file")
         if len(row) > 1 and not row[1].isdigit():
-            raise CalibrationError(f"{path}: the label of {row[0]} is {row[1]!r}; labels are the numbers of classes, from 0")
-        found.append((file, int(row[1]) if len(row) > 1 else None))
-    if not found:
-        raise CalibrationError(f"{path} names no files: each row is path,label")
-    return found
+            raise CalibrationError(f"{path}: the label of {row[0]} is {row[1]!r}; labels are class indices from 0")
+        rows_.append((file, int(row[1]) if len(row) > 1 else None))
+    if not rows_:
+        raise CalibrationError(f"{path} lists no files: each row is path,label")
+    return rows_

@@ -1,4 +1,4 @@
-"""Targets and choices: what a candidate misses, the Pareto set, and which engine is taken."""
+"""Targets and selection: missed targets, the Pareto set, and the choice of the engine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from whet.search.recipe.recipe import Target
 
 Row = Mapping[str, Any]
-_SMALL_DROP = 0.01  # scale of a miss where no drop at all is allowed: a hundredth of the original's metric
+_SMALL_DROP = 0.01  # scale of a miss if no drop is allowed: a hundredth of the original's metric
 
 
 @dataclass(frozen=True)
 class Check:
-    """One key of the target for one candidate: `miss` is 0 where it is met, else the relative distance; None where nothing was measured."""
+    """One key of the target for one candidate: `miss` is 0 if it is met, else the relative distance; None if it was not measured."""
 
     name: str
     value: float | None
@@ -28,18 +28,18 @@ class Check:
 
 
 def checks(target: Target, row: Row, original: Row) -> list[Check]:
-    """What the target says of a measured row; `original` is the FP32 row at the same batch."""
-    found = []
+    """Target checks of a measured row; `original` is the FP32 row at the same batch."""
+    result = []
     ratio = row["latency"]["ratio"]
     if target.latency is not None:
         relative = target.latency.relative
-        found.append(_most("latency", ratio if relative else row["latency"]["median_ms"], target.latency.value, "x" if relative else " ms"))
+        result.append(_most("latency", ratio if relative else row["latency"]["median_ms"], target.latency.value, "x" if relative else " ms"))
     if target.throughput is not None:
         relative = target.throughput.relative
         value = 1 / ratio if relative else row["throughput"]
         limit = target.throughput.value
         text = f"throughput {value:.3g}{'x' if relative else '/s'} (at least {limit:g}{'x' if relative else '/s'})"
-        found.append(Check("throughput", value, limit, max(0.0, limit / value - 1), text))
+        result.append(Check("throughput", value, limit, max(0.0, limit / value - 1), text))
     for name, amount, of, unit, scale in (
         ("memory", target.memory, "memory_bytes", " MiB", 2.0**20),
         ("engine_size", target.engine_size, "engine_bytes", " MiB", 2.0**20),
@@ -47,43 +47,43 @@ def checks(target: Target, row: Row, original: Row) -> list[Check]:
         if amount is not None:
             most = amount.of(original[of])
             assert most is not None
-            found.append(_most(name.replace("_", " "), row[of] / scale, most / scale, unit))
+            result.append(_most(name.replace("_", " "), row[of] / scale, most / scale, unit))
     for name, amount, of in (("energy", target.energy, "mj"), ("net energy", target.net_energy, "net_mj")):
         if amount is not None:
             mj, limit_mj = row["energy"].get(of), amount.of(original["energy"].get(of))
             if mj is None or limit_mj is None:
-                found.append(Check(name, None, limit_mj, None, f"{name} not measurable"))  # why stands once beside the table
+                result.append(Check(name, None, limit_mj, None, f"{name} not measurable"))  # the report gives the reason once, next to the table
             else:
-                found.append(_most(name, mj, limit_mj, " mJ"))
+                result.append(_most(name, mj, limit_mj, " mJ"))
     if target.accuracy_drop is not None:
         drop, allowed = row["drop"]["value"], target.accuracy_drop
         scale = allowed or abs(original["metric"]["value"]) * _SMALL_DROP or 1.0
         text = f"drop {drop:.3g} (at most {allowed:g})"
-        found.append(Check("accuracy drop", drop, allowed, max(0.0, (drop - allowed) / scale) if drop > allowed + 1e-9 else 0.0, text))
-    return found
+        result.append(Check("accuracy drop", drop, allowed, max(0.0, (drop - allowed) / scale) if drop > allowed + 1e-9 else 0.0, text))
+    return result
 
 
 def _most(name: str, value: float, limit: float, unit: str) -> Check:
     return Check(name, value, limit, max(0.0, value / limit - 1), f"{name} {value:.3g}{unit} (at most {limit:.4g}{unit})")
 
 
-def met(found: Sequence[Check]) -> bool:
-    """Whether everything that was asked for is met; what cannot be measured is not."""
-    return all(c.met for c in found)
+def met(checked: Sequence[Check]) -> bool:
+    """True if all targets are met; a target that cannot be measured is not met."""
+    return all(c.met for c in checked)
 
 
-def distance(found: Sequence[Check]) -> float:
-    """How far from the target: the misses together; what cannot be measured counts as no miss, the same for all candidates."""
-    return sum(c.miss or 0.0 for c in found)
+def distance(checked: Sequence[Check]) -> float:
+    """Distance from the target: the sum of misses; unmeasured targets count as 0 for all candidates alike."""
+    return sum(c.miss or 0.0 for c in checked)
 
 
 def dominates(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    """Whether (cost, loss) `a` is at least as good in both and better in one."""
+    """True if (cost, loss) `a` is at least as good as `b` in both and better in one."""
     return a[0] <= b[0] and a[1] <= b[1] and a != b
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indexes of the points (cost, loss; both the smaller the better) that no other dominates, by rising cost; of equal ones the first."""
+    """Indices of the non-dominated points (cost, loss; lower is better), by ascending cost; the first of equal points."""
     order = sorted(range(len(points)), key=lambda i: (points[i], i))
     front: list[int] = []
     for i in order:
@@ -93,7 +93,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def choose(candidates: Sequence[tuple[float, float, Sequence[Check]]], prefer: str) -> int:
-    """The candidate to take, of (cost, loss, checks): of those that meet the target the fastest (or the most accurate); else the nearest."""
+    """Index of the chosen (cost, loss, checks): the fastest (or most accurate) that meets the target; else the nearest to it."""
     good = [i for i, (_, _, c) in enumerate(candidates) if met(c)]
     if good:
         return min(good, key=lambda i: candidates[i][:2] if prefer == "latency" else (candidates[i][1], candidates[i][0]))

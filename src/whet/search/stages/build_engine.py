@@ -1,4 +1,4 @@
-"""Building and running a candidate's engine: options from the recipe, inputs at the engine's batch, predictions for a metric."""
+"""Builds and runs a candidate's engine: builder options from the recipe, input shapes for the batch, predictions for a metric."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ Feeds = Mapping[str, np.ndarray]
 
 
 def input_shapes(net: Network, recipe: AutoRecipe, batch: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of all inputs for `batch` samples. Raises UsageError when the recipe must say more."""
-    given = recipe.shapes or {}
-    unknown = [n for n in given if n not in {t.name for t in net.inputs}]
+    """Shapes of all inputs for `batch` samples. Raises UsageError if the recipe leaves a dimension undefined."""
+    shapes = recipe.shapes or {}
+    unknown = [n for n in shapes if n not in {t.name for t in net.inputs}]
     if unknown:
         raise UsageError(f"'shapes': the model has no input {unknown[0]!r}; its inputs: {', '.join(f'{t.name} {t.type}' for t in net.inputs)}")
-    found = {}
+    result = {}
     for t in net.inputs:
-        dims = list(given.get(t.name, ()))
+        dims = list(shapes.get(t.name, ()))
         if dims and len(dims) != t.type.rank:
             raise UsageError(f"'shapes.{t.name}' has {len(dims)} dimensions, the input is {t.type}")
-        made: list[int] = []
+        shape: list[int] = []
         for i, d in enumerate(t.shape):
             if isinstance(d, int):
-                made.append(d)
+                shape.append(d)
             elif i == 0:
-                made.append(batch)
+                shape.append(batch)
             elif dims:
-                made.append(dims[i])
+                shape.append(dims[i])
             else:
-                raise UsageError(f"the input {t.name} {t.type} leaves more than its batch open: give `shapes: {{{t.name}: ...}}`")
-        found[t.name] = tuple(made)
-    return found
+                raise UsageError(f"the input {t.name} {t.type} has more dynamic dimensions than its batch: give `shapes: {{{t.name}: ...}}`")
+        result[t.name] = tuple(shape)
+    return result
 
 
 def build_config(net: Network, recipe: AutoRecipe, candidate: Candidate, level: int) -> BuildConfig:
-    """The builder's options for a candidate. 8 bits on a GPU permit FP16 beside them: there 16 bits cost no more than what stays in floats needs."""
+    """The builder's options for a candidate. On a GPU, 8-bit precisions also permit FP16 for the layers that stay in floating point."""
     name = candidate.precision
     also = capabilities_of(recipe.backend).with_8_bits if name in ("int8", "fp8") else ()
     permitted = () if name == "fp32" else (*also, name)  # in the flags' order
@@ -72,7 +72,7 @@ def build_config(net: Network, recipe: AutoRecipe, candidate: Candidate, level: 
 
 
 def engine_plan(net: Network, config: BuildConfig, calibration: Feeds, folder: Path, progress: Any = None) -> EnginePlan:
-    """The engine of a network; in INT8 and FP8 with ranges from `calibration` (stacked samples), kept as calibration.json in `folder`."""
+    """Builds a network's engine; in INT8 and FP8 with ranges from `calibration` (stacked samples), saved as calibration.json in `folder`."""
     if not {"int8", "fp8"} & set(config.precisions):
         return build(net, config, progress=progress)
     samples = [{n: a[i : i + 1] for n, a in calibration.items()} for i in range(len(next(iter(calibration.values()))))]
@@ -84,14 +84,14 @@ def engine_plan(net: Network, config: BuildConfig, calibration: Feeds, folder: P
 
 
 def again(net: Network, config: BuildConfig) -> EnginePlan:
-    """The engine of `config.lock` from the network that it was built of (with Q/DQ, or in floating point). Raises LockError."""
+    """Builds the engine of `config.lock` from its network (with Q/DQ, or in floating point). Raises LockError."""
     if is_explicit(net) or not {"int8", "fp8"} & set(config.precisions):
         return build(net, config)
-    return (build_int8 if "int8" in config.precisions else build_float8)(net, config, Calibration())  # the lock has the ranges, if there are any
+    return (build_int8 if "int8" in config.precisions else build_float8)(net, config, Calibration())  # ranges come from the lock
 
 
 def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan) -> Network | None:
-    """The network with Q/DQ that a calibrated INT8 plan was built of; None where the plan is of floating point or FP8 (its lock has all)."""
+    """The Q/DQ network of a calibrated INT8 plan; None for floating-point and FP8 plans (their lock is complete)."""
     if "int8" not in config.precisions or plan.report.quantized is None:
         return None
     ranges, skip, tables = read_recipe(plan.report.quantized)
@@ -100,7 +100,7 @@ def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan) -> Net
 
 
 def quick_engine(net: Network, recipe: AutoRecipe, batch: int = 1) -> Engine:
-    """An engine in which nothing is timed, on the CPU: to score a network between steps."""
+    """A CPU engine built without timing, to score a network between steps."""
     shapes = input_shapes(net, recipe, batch)
     dynamic = any(not t.type.static for t in net.inputs)
     config = BuildConfig(
@@ -111,7 +111,7 @@ def quick_engine(net: Network, recipe: AutoRecipe, batch: int = 1) -> Engine:
 
 
 def predictor(context: Context) -> Predict:
-    """Runs any number of samples through a context of a fixed batch; the last one is filled up with the last sample."""
+    """Returns a function that runs any number of samples in a context of fixed batch; the last batch is padded with the last sample."""
     shapes = context.input_shapes()
     batch = next((s[0] for s in shapes.values() if s), 1)
 
@@ -132,10 +132,10 @@ def predictor(context: Context) -> Predict:
 
 
 def sample_feed(context: Context, data: Feeds) -> dict[str, np.ndarray]:
-    """The first samples of `data` at the context's shapes, repeated where there are too few."""
-    found = {}
+    """The first samples of `data` at the context's shapes, repeated if there are too few."""
+    feed = {}
     for name, shape in context.input_shapes().items():
         a = data[name]
         n = shape[0] if shape else 1
-        found[name] = np.ascontiguousarray(np.concatenate([a] * -(-n // len(a)))[:n])
-    return found
+        feed[name] = np.ascontiguousarray(np.concatenate([a] * -(-n // len(a)))[:n])
+    return feed

@@ -1,4 +1,4 @@
-"""The engines of a candidate: built, scored, timed in turns; a survivor's in INT8 also with trained ranges, and the better one kept."""
+"""Builds, scores and times a candidate's engines; an INT8 survivor is also built with trained ranges, and the better engine is kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from whet.search.stages.qat import loses_too_much, trained_for_int8, why_not
 
 ENGINE, ONNX, QUANTIZED = "model.engine", "model.onnx", "model.int8.onnx"
 LOCK, CALIBRATION, PRUNING = "lock.json", "calibration.json", "pruning.json"
-ROUNDINGS = "roundings.json"  # what a training for INT8 rounded
+ROUNDINGS = "roundings.json"  # quantization sites of INT8 training
 _TRAINED = "trained.engine"
 
 Feeds = dict[str, np.ndarray]
@@ -38,21 +38,21 @@ Feeds = dict[str, np.ndarray]
 
 @dataclass
 class Built:
-    """An engine file, the network in floating point that it was built of, and what is known of it."""
+    """An engine file with its floating-point network, score and build data."""
 
     path: Path
     network: Network
     config: BuildConfig
     plan: EnginePlan
-    seconds: float  # of building
+    seconds: float  # build time
     score: Score
-    ranges: Ranges | None = None  # the trained ones, where the plan is of the network with Q/DQ in QUANTIZED
+    ranges: Ranges | None = None  # trained ranges, if the plan was built from the Q/DQ network in QUANTIZED
     times: dict[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """The networks, the lock and the ranges that build this engine again."""
+        """Writes the networks, the lock and the ranges needed to rebuild this engine."""
         save_onnx(self.network, folder / ONNX)
-        if self.ranges is not None:  # QUANTIZED is there: the engine was built from it
+        if self.ranges is not None:  # QUANTIZED exists: the engine was built from it
             write_cache(folder / CALIBRATION, self.ranges)
         else:
             (folder / QUANTIZED).unlink(missing_ok=True)
@@ -63,7 +63,7 @@ class Built:
 
 
 def first_engine(w: Worker, network: Network, calibration: Feeds, original: Network) -> Built:
-    """The candidate's engine, scored; in INT8 and FP8 with calibrated ranges."""
+    """Builds and scores the candidate's engine; in INT8 and FP8 with calibrated ranges."""
     config = build_config(network, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():
         w.rest()
@@ -72,49 +72,49 @@ def first_engine(w: Worker, network: Network, calibration: Feeds, original: Netw
     return Built(w.folder / ENGINE, network, config, plan, seconds, _scored(w, w.folder / ENGINE, original))
 
 
-def trained_engine(w: Worker, first: Built, made: Prepared, original: Network, reference: Score) -> tuple[Built | None, dict[str, Any] | None]:
-    """The same candidate trained for INT8 where `first`, its calibrated engine, loses too much; and why, as plain data for the report.
+def trained_engine(w: Worker, first: Built, prepared: Prepared, original: Network, reference: Score) -> tuple[Built | None, dict[str, Any] | None]:
+    """Trains the candidate for INT8 if `first`, its calibrated engine, loses too much; returns the engine and report data with the reason.
 
-    `reference` is the original's score. (None, None) for a candidate that is not in 8 bits.
+    `reference` is the original's score. (None, None) for a candidate without 8-bit precision.
     """
     if w.candidate.precision not in ("int8", "fp8"):
         return None, None
     why = why_not(w.recipe, w.candidate, first.plan)
     if why is not None:
-        made.notes.append(f"not trained for {w.candidate.precision.upper()}: {why}")
+        prepared.notes.append(f"not trained for {w.candidate.precision.upper()}: {why}")
         return None, None
     assert w.recipe.qat is not None
     sign = 1 if w.recipe.higher_is_better else -1
-    lost = sign * (made.metric["value"] - first.score.value)
+    lost = sign * (prepared.metric["value"] - first.score.value)
     dropped = sign * (reference.value - first.score.value)
     train, why = loses_too_much(w.recipe.qat, w.job.allowed, lost, dropped, reference.value)
     if not train:
-        made.notes.append(f"not trained for INT8: {why}")
+        prepared.notes.append(f"not trained for INT8: {why}")
         return None, {"why": why, "kept": "calibrated", "calibrated": first.score.to_plain(), "trained": None}
     start = perf_counter()
     with w.lock.training():
         roundings = first.plan.report.quantized
         assert roundings is not None, "why_not refuses other engines"
         write_json(w.folder / ROUNDINGS, encode(roundings))
-        got = trained_for_int8(made, original, roundings, first.config, w.recipe, w.candidate, w.folder, say=w.say)
-    quantized = network_from_onnx(save_onnx(got.quantized, w.folder / QUANTIZED))  # what is deployed is what is built: a lock is of one file
+        trained = trained_for_int8(prepared, original, roundings, first.config, w.recipe, w.candidate, w.folder, say=w.say)
+    quantized = network_from_onnx(save_onnx(trained.quantized, w.folder / QUANTIZED))  # from the deployed file: a lock belongs to one file
     config = build_config(quantized, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():
         w.say("building")
         plan, seconds = _written(w, _TRAINED, lambda: build(quantized, config, progress=Stages(w)))
     score = _scored(w, w.folder / _TRAINED, original)
-    about = {"why": why, "calibrated": first.score.to_plain(), "trained": score.to_plain(), "epochs": w.recipe.qat["epochs"],
-             "seconds": perf_counter() - start, "resumed_at": got.resumed_at}  # fmt: skip
-    about["kept"] = "trained" if better(score.value, first.score.value, w.recipe) else "calibrated"
-    return Built(w.folder / _TRAINED, got.floating, config, plan, seconds, score, got.ranges), about
+    report = {"why": why, "calibrated": first.score.to_plain(), "trained": score.to_plain(), "epochs": w.recipe.qat["epochs"],
+             "seconds": perf_counter() - start, "resumed_at": trained.resumed_at}  # fmt: skip
+    report["kept"] = "trained" if better(score.value, first.score.value, w.recipe) else "calibrated"
+    return Built(w.folder / _TRAINED, trained.floating, config, plan, seconds, score, trained.ranges), report
 
 
-def keep(w: Worker, first: Built, trained: Built, qat: dict[str, Any], made: Prepared) -> Built:
-    """The better of the two, in the place of the candidate's engine; both become steps of the report."""
+def keep(w: Worker, first: Built, trained: Built, qat: dict[str, Any], prepared: Prepared) -> Built:
+    """Keeps the better engine as the candidate's engine; both become steps of the report."""
     counts = {"params": count_params(first.network), "flops": flops_of(first.network)}
     word = "" if qat["kept"] == "trained" else " (not better, not used)"
     for name, e, seconds in (("calibrated for INT8", first, first.seconds), (f"trained for INT8{word}", trained, qat["seconds"])):
-        made.steps.append({"step": name, **counts, "metric": e.score.to_plain(), "ms": e.times["median_ms"], "seconds": seconds})
+        prepared.steps.append({"step": name, **counts, "metric": e.score.to_plain(), "ms": e.times["median_ms"], "seconds": seconds})
     qat |= {"calibrated_ms": first.times["median_ms"], "trained_ms": trained.times["median_ms"]}
     if qat["kept"] == "calibrated":
         trained.path.unlink()
@@ -125,7 +125,7 @@ def keep(w: Worker, first: Built, trained: Built, qat: dict[str, Any], made: Pre
 
 
 def measured(w: Worker, engines: Sequence[Built], kept: Built, data: Feeds) -> dict[str, Any]:
-    """Times of all engines compared with the original; memory and energy of the kept one."""
+    """Times all engines against the original; measures memory and energy of the kept one."""
     with w.lock.timing():
         w.say("timing")
         loaded = [w.load(e.path) for e in engines]
@@ -145,7 +145,7 @@ def measured(w: Worker, engines: Sequence[Built], kept: Built, data: Feeds) -> d
 
 
 def _written(w: Worker, name: str, make: Callable[[], EnginePlan]) -> tuple[EnginePlan, float]:
-    """A plan in its file, and the seconds that it took."""
+    """Builds a plan and writes its file; returns it with the seconds taken."""
     start = perf_counter()
     plan = make()
     seconds = perf_counter() - start

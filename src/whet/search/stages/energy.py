@@ -1,6 +1,6 @@
-"""Energy meters: NVIDIA's counter (NVML) and the processor's (RAPL), what a run spends and what of it the idle device would have spent anyway.
+"""Energy meters on NVIDIA's counter (NVML) and the processor's (RAPL): gross energy of a run, and net of the idle power.
 
-Where there is no meter, the reason instead of a guess.
+Without a counter the reason is reported; energy is never estimated.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from time import perf_counter, sleep
 from typing import Any
 
 POWERCAP = Path("/sys/class/powercap")
-_TICK = 0.3  # seconds that a counter is waited for until it moves: NVML's is renewed every 20 to 100 ms, RAPL's every one
-_SETTLED = 0.97  # an idle device whose power falls by less from one window to the next has settled
+_TICK = 0.3  # seconds to wait for a counter update: NVML updates every 20 to 100 ms, RAPL every ms
+_SETTLED = 0.97  # ratio of successive windows' idle power above which it counts as settled
 _WINDOWS = 6
 _WARM = 0.25
 
@@ -20,9 +20,9 @@ Read = Callable[[], float]
 
 
 class Meter:
-    """One device's energy counter, and the power that it draws at rest. `about` says what is read, or why nothing is.
+    """One device's energy counter and idle power. `about` names the counter, or the reason why there is none.
 
-    `gpu` is a number or UUID as NVML knows it, None for the processor.
+    `gpu` is an NVML index or UUID, None for the processor.
     """
 
     def __init__(self, gpu: str | None, powercap: Path = POWERCAP):
@@ -30,9 +30,9 @@ class Meter:
         self.idle: float | None = None  # watts
 
     def rest(self, seconds: float) -> None:
-        """Measures the power of the device while this process leaves it alone; to be called before the load, with its context open.
+        """Measures the device's idle power; to be called before the load, with its context open.
 
-        A GPU that has just computed cools down first: windows follow each other until the power has settled.
+        A GPU that was just busy cools down first: windows are repeated until the power has settled.
         """
         if self.read is None:
             return
@@ -44,33 +44,33 @@ class Meter:
             last = self.idle
 
     def of(self, run: Callable[[], object], batch: int, seconds: float) -> dict[str, Any]:
-        """Energy of one sample of a `run` over `batch` of them, measured for at least `seconds`.
+        """Energy per sample of `run`, which processes `batch` samples; measured for at least `seconds`.
 
-        Keys: `mj`, millijoules of the whole device (gross); `net_mj`, without what it draws at rest; `watts`, `idle_watts`; `about`.
-        What could not be measured is None, and `about` says why.
+        Keys: `mj`, millijoules of the whole device (gross); `net_mj`, net of idle power; `watts`, `idle_watts`; `about`.
+        Values that could not be measured are None, with the reason in `about`.
         """
         if self.read is None:
             return {"mj": None, "net_mj": None, "about": self.about}
-        found = per_run(run, self.read, seconds)
-        about = f"{self.about}; {found['runs']:.0f} runs in {found['seconds']:.1f} s"
+        measured = per_run(run, self.read, seconds)
+        about = f"{self.about}; {measured['runs']:.0f} runs in {measured['seconds']:.1f} s"
         net = None
         if self.idle is None:
-            about += "; power at rest was not measured"
-        elif self.idle >= found["watts"]:
-            about += f"; no net energy: the device drew {self.idle:.0f} W before the load and {found['watts']:.0f} W under it, so others use it too"
+            about += "; idle power was not measured"
+        elif self.idle >= measured["watts"]:
+            about += f"; no net energy: the device drew {self.idle:.0f} W before the load and {measured['watts']:.0f} W under load, so others use it"
         else:
-            net = found["mj"] * (1 - self.idle / found["watts"]) / batch
-            about += f"; net of {self.idle:.0f} W that the device drew at rest, before the load"
-        return {"mj": found["mj"] / batch, "net_mj": net, "watts": found["watts"], "idle_watts": self.idle, "about": about}
+            net = measured["mj"] * (1 - self.idle / measured["watts"]) / batch
+            about += f"; net of {self.idle:.0f} W idle power before the load"
+        return {"mj": measured["mj"] / batch, "net_mj": net, "watts": measured["watts"], "idle_watts": self.idle, "about": about}
 
 
 def meter(gpu: str | None, powercap: Path = POWERCAP) -> tuple[Read | None, str]:
-    """A function that reads joules since some start, and what it measures; or None and why there is none. `gpu` as Meter takes it."""
+    """A function that reads a joule counter, with its description; or None with the reason. `gpu` as in Meter."""
     return _rapl(powercap) if gpu is None else _nvml(gpu)
 
 
 def idle_power(read: Read, seconds: float) -> float:
-    """Watts over at least `seconds` in which this process does nothing, from one move of the counter to another."""
+    """Watts over at least `seconds` in which this process sleeps, measured between counter updates."""
     first, start = _moved(read, sleep_a_little)
     sleep(seconds)
     last, end = _moved(read, sleep_a_little)
@@ -78,10 +78,10 @@ def idle_power(read: Read, seconds: float) -> float:
 
 
 def per_run(run: Callable[[], object], read: Read, seconds: float) -> dict[str, float]:
-    """Joules of one `run` over at least `seconds`, from one move of the counter to another: a coarse counter cuts no run short.
+    """Energy of one `run` over at least `seconds`, measured between counter updates, so that a coarse counter truncates no run.
 
-    A quarter of that time goes by under load first: clocks, power and the counter itself follow a load only after some tenths of a second.
-    Keys: `mj` (millijoules, all that the device drew), `watts`, `seconds`, `runs`.
+    A quarter of that time is warm-up: clocks, power and the counter follow a load only after some tenths of a second.
+    Keys: `mj` (millijoules of the whole device), `watts`, `seconds`, `runs`.
     """
     runs = 0
 
@@ -102,13 +102,13 @@ def per_run(run: Callable[[], object], read: Read, seconds: float) -> dict[str, 
 
 
 def _moved(read: Read, meanwhile: Callable[[], None]) -> tuple[float, float]:
-    """(joules, time) when the counter has just moved; after _TICK seconds as it stands. `meanwhile` keeps the device as it is."""
+    """(joules, time) right after a counter update, or after _TICK seconds without one. `meanwhile` is called in between to maintain the load."""
     before, began = read(), perf_counter()
     while True:
         meanwhile()
-        found, now = read(), perf_counter()
-        if found != before or now - began > _TICK:
-            return found, now
+        start, now = read(), perf_counter()
+        if start != before or now - began > _TICK:
+            return start, now
 
 
 def sleep_a_little() -> None:
@@ -117,7 +117,7 @@ def sleep_a_little() -> None:
 
 
 def _rapl(folder: Path) -> tuple[Read | None, str]:
-    packages = sorted(p for p in folder.glob("intel-rapl:*") if p.name.count(":") == 1)  # AMD's counters have Intel's name too
+    packages = sorted(p for p in folder.glob("intel-rapl:*") if p.name.count(":") == 1)  # AMD's counters also carry Intel's name
     if not packages:
         return None, f"not measurable: {folder} has no RAPL counters (a virtual machine hides them)"
     counters = []
@@ -151,5 +151,5 @@ def _nvml(gpu: str) -> tuple[Read | None, str]:
         handle = pynvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(gpu)
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except pynvml.NVMLError as e:
-        return None, f"not measurable: NVML's energy counter does not answer ({e})"
+        return None, f"not measurable: NVML's energy counter is not available ({e})"
     return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, "NVML's energy counter of the whole GPU"

@@ -1,4 +1,4 @@
-"""Fine-tuning of a survivor with labels, where the recipe gives some and PyTorch is installed; kept only if it scores better."""
+"""Supervised fine-tuning of a survivor, if the recipe has data.train and PyTorch is installed; kept only if it scores better."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from whet.training import Finetuned
 
 T = TypeVar("T")
-CHECKPOINT = "finetune.safetensors"  # what a killed job goes on from
-FINETUNED = "fine-tuned with labels"  # the step's name where its result is used
+CHECKPOINT = "finetune.safetensors"  # a killed job resumes from it
+FINETUNED = "fine-tuned with labels"  # the step's name if its result is kept
 
 
-def fine_tuned(made: Prepared, original: Network, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say, rate: Rate) -> None:
-    """Trains `made.network` on data.train, the original as its teacher, or notes why not. Raises TrainingError, UsageError."""
+def fine_tuned(prepared: Prepared, original: Network, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say, rate: Rate) -> None:
+    """Trains `prepared.network` on data.train with the original as teacher, or notes the reason why not. Raises TrainingError, UsageError."""
     why = _why_not(recipe, c)
     if why is not None:
-        made.notes.append(f"not fine-tuned: {why}")
+        prepared.notes.append(f"not fine-tuned: {why}")
         return
     start = perf_counter()
-    result = trained(made.network, original, recipe, c, folder, say=say, notes=made.notes)
-    before, after = made.metric, rate(result.network)
+    result = trained(prepared.network, original, recipe, c, folder, say=say, notes=prepared.notes)
+    before, after = prepared.metric, rate(result.network)
     used = not better(before["value"], after["value"], recipe)
     row = {"params": count_params(result.network), "flops": flops_of(result.network), "seconds": perf_counter() - start, "metric": after}
-    made.steps.append({"step": FINETUNED + ("" if used else " (worse, not used)"), "used": used, **row})
+    prepared.steps.append({"step": FINETUNED + ("" if used else " (worse, not used)"), "used": used, **row})
     if used:
-        made.network = result.network
+        prepared.network = result.network
 
 
 def trained(
     net: Network, original: Network, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say, notes: list[str]
 ) -> Finetuned:
-    """`net` trained as `recipe.finetune` says; goes on from the checkpoint that a killed job left in `folder`. Raises TrainingError, UsageError."""
+    """Trains `net` with `recipe.finetune`; resumes from a killed job's checkpoint in `folder`. Raises TrainingError, UsageError."""
     from whet.training import finetune
 
     assert recipe.finetune is not None
@@ -57,25 +57,25 @@ def trained(
 
 
 def training_set(recipe: AutoRecipe, net: Network) -> Any:
-    """data.train as whet.training takes it; a CSV file of images as whet.search does."""
+    """data.train in the form of whet.training; CSV files of images are read here."""
     from whet.precision import Preprocessing
     from whet.training import TrainingData, training_data
 
     assert recipe.data.train is not None
     if recipe.data.train.lower().endswith(".csv"):
-        made = labelled(recipe.data.train, net, "data.train", recipe.data.preprocess)
-        return TrainingData(made.inputs, made.labels)
+        dataset = labelled(recipe.data.train, net, "data.train", recipe.data.preprocess)
+        return TrainingData(dataset.inputs, dataset.labels)
     prepare = Preprocessing.parse(recipe.data.preprocess) if recipe.data.preprocess else None
     return training_data(recipe.data.train, net, prepare)
 
 
 def better(a: float, b: float, recipe: AutoRecipe) -> bool:
-    """Whether the metric `a` is better than `b`; equal ones are not."""
+    """True if the metric `a` is strictly better than `b`."""
     return a > b if recipe.higher_is_better else a < b
 
 
 def steps_of(say: Say, kind: str) -> Callable[[int, int, str], None]:
-    """A training's progress, told as the stage of the job."""
+    """A callback that reports training progress as the stage of the job."""
     told = [perf_counter()]
 
     def tell(done: int, total: int, what: str) -> None:
@@ -87,9 +87,9 @@ def steps_of(say: Say, kind: str) -> Callable[[int, int, str], None]:
 
 
 def going_on(checkpoint: Path, train: Callable[[], T], notes: list[str]) -> T:
-    """What `train` gives, which goes on from a checkpoint that is there; one that does not fit any more is thrown away, and said.
+    """Runs `train`, which resumes from an existing checkpoint; a mismatched checkpoint is deleted with a note.
 
-    It stays after the training, so that a job that is killed later does not train again; child.py removes it when the job is done.
+    The checkpoint is kept after training, so that a job killed later does not train again; child.py removes it when the job is done.
     """
     there = checkpoint.exists()
     try:
@@ -98,7 +98,7 @@ def going_on(checkpoint: Path, train: Callable[[], T], notes: list[str]) -> T:
         if not there:
             raise
         checkpoint.unlink(missing_ok=True)
-        notes.append(f"trained from the beginning again: {e}")
+        notes.append(f"training restarted: {e}")
         return train()
 
 
@@ -113,5 +113,5 @@ def _why_not(recipe: AutoRecipe, c: Candidate) -> str | None:
 
 
 def no_torch() -> str | None:
-    """Why nothing can be trained here, or None."""
+    """The reason why training is impossible on this machine, or None."""
     return None if find_spec("torch") is not None else "PyTorch is not installed (pip install 'whet[train]')"

@@ -15,7 +15,7 @@ from whet.search.stages.build_engine import Feeds, sample_feed
 
 
 def ready(context: Context, data: Feeds) -> Callable[[], None]:
-    """Binds real inputs and the outputs; calling the result runs the engine once."""
+    """Binds inputs from `data` and the outputs; returns a function that runs the engine once."""
     for name, a in sample_feed(context, data).items():
         array = context.input_array(name)
         array[...] = a

@@ -1,4 +1,4 @@
-"""From a candidate to a network: cut, 2:4, recovery without labels, fine-tuning with them; what each step left is kept."""
+"""From a candidate to a network: pruning, 2:4 sparsity, label-free recovery, fine-tuning; each step's result is recorded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Rate = Callable[[Network], dict[str, Any]]  # a network -> its metric as plain d
 
 @dataclass
 class Prepared:
-    """The network to build, the pruning recipe (None: nothing was cut), and a row for each step."""
+    """The network to build, the pruning recipe (None: not pruned), and a row for each step."""
 
     network: Network
     recipe: Recipe | None = None
@@ -49,7 +49,7 @@ class Prepared:
 
     @property
     def metric(self) -> dict[str, Any]:
-        """What `network` scores: the last step's metric that was used."""
+        """The metric of `network`, from the last step that was kept."""
         return next(s["metric"] for s in reversed(self.steps) if s.get("used", True))
 
 
@@ -57,61 +57,61 @@ def prepared(
     net: Network, candidate: Candidate, kept: Mapping[str, int], data: Mapping[str, np.ndarray], effort: Effort,
     *, say: Say, rate: Rate | None = None, seed: int = 0, decided: Recipe | None = None,
 ) -> Prepared:  # fmt: skip
-    """`net` cut to `kept` channels of each group, the most important ones, and recovered on `data` (inputs by name, no labels).
+    """Prunes `net` to the `kept` most important channels of each group and recovers it on `data` (inputs by name, no labels).
 
-    `decided` says which channels these are, so that nothing is scored. `rate` scores the network after each step, for the report.
-    Raises PruneError for a cut that is impossible.
+    `decided` gives the channels instead of importance scores. `rate` scores the network after each step, for the report.
+    Raises PruneError for an impossible cut.
     """
-    made = Prepared(net)
+    result = Prepared(net)
 
     def step(name: str, start: float) -> None:
-        row = {"step": name, "params": count_params(made.network), "flops": flops_of(made.network), "seconds": perf_counter() - start}
-        made.steps.append(row | ({"metric": rate(made.network)} if rate is not None else {}))
+        row = {"step": name, "params": count_params(result.network), "flops": flops_of(result.network), "seconds": perf_counter() - start}
+        result.steps.append(row | ({"metric": rate(result.network)} if rate is not None else {}))
 
     step("original", perf_counter())
     if candidate.pruned:
         start = perf_counter()
-        say("cutting")
-        found = groups(net)
+        say("pruning")
+        coupled = groups(net)
         check_order(net, "prune")
         if decided is not None:
             at = decided.kept()
         else:
-            chosen = [g for g in found if g.name in kept]
+            chosen = [g for g in coupled if g.name in kept]
             samples = Samples(data) if candidate.importance in NEED_DATA else None
             scores = importance(chosen, candidate.importance, seed, net=net, samples=samples)
             at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.name]]) for g in chosen}
-        made.network = cut(net, at, found, removed=candidate.removed)
-        note(made.network, "prune", by="whet auto", importance=candidate.importance)
-        about = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "budget": candidate.budget}
-        made.recipe = recipe_of(net, at, about=about, found=found, removed=candidate.removed)
-        words = ["channels cut"] if at else []
-        words += [f"{len(candidate.removed)} residual branches removed"] if candidate.removed else []
-        step(", ".join(words) or "nothing was left to cut", start)
+        result.network = cut(net, at, coupled, removed=candidate.removed)
+        note(result.network, "prune", by="whet auto", importance=candidate.importance)
+        info = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "budget": candidate.budget}
+        result.recipe = recipe_of(net, at, about=info, found=coupled, removed=candidate.removed)
+        done_steps = ["channels pruned"] if at else []
+        done_steps += [f"{len(candidate.removed)} residual branches removed"] if candidate.removed else []
+        step(", ".join(done_steps) or "nothing to prune", start)
         start = perf_counter()
 
         def tell(done: int, total: int, what: str) -> None:
             say(f"recovering {done}/{total}")
 
-        made.network = recover(made.network, net, at, data, RecoveryConfig(rows=effort.rows, seed=seed), tell)
-        note(made.network, "recover")
+        result.network = recover(result.network, net, at, data, RecoveryConfig(rows=effort.rows, seed=seed), tell)
+        note(result.network, "recover")
         step("recovered without labels", start)
     if candidate.two_four:
         from whet.sparsity import force_two_four
 
         start = perf_counter()
-        made.network, done, left = force_two_four(made.network)
-        made.notes.append(f"2:4 was written into {len(done)} layers; {len(left)} cannot be 2:4")
+        result.network, done, left = force_two_four(result.network)
+        result.notes.append(f"2:4 applied to {len(done)} layers; {len(left)} layers cannot be 2:4")
         step("2:4", start)
-    return made
+    return result
 
 
 def within_budget(
     net: Network, candidate: Candidate, config: BuildConfig, recipe: AutoRecipe, data: Mapping[str, np.ndarray], *, say: Say
 ) -> tuple[dict[str, int], Candidate]:
-    """Channels to keep by group, and the candidate with the branches that go: the least important for a share of the layers' time.
+    """Channels to keep by group and the candidate with its removed branches, chosen to fit a share of the layers' time.
 
-    Layers are timed where the latency table (one a user and device, shared by all searches) has no row yet. Raises PruneError.
+    Layers are timed if the latency table (one per user and device, shared by all searches) has no row for them. Raises PruneError.
     """
     assert candidate.budget is not None
     width = recipe.space.width or Width()
@@ -121,14 +121,14 @@ def within_budget(
         target=Target("latency", ratio=candidate.budget), importance=candidate.importance, multiple=width.multiple, depth=recipe.space.depth,
         seed=recipe.search.seed, build=config, table=str(table), engines=False, recovery=None, skip=tuple(sorted(stay_whole(net, recipe.space.skip))),
     )  # fmt: skip
-    seen = data if candidate.importance in NEED_DATA else None
-    made = prune(net, pruning, seen, progress=lambda done, total, what: say(f"sharing {done}/{total}"))
-    kept = {name: len(e.kept) for name, e in made.recipe.groups.items()}
-    return kept, dataclasses.replace(candidate, removed=tuple(made.recipe.removed))
+    samples = data if candidate.importance in NEED_DATA else None
+    pruned = prune(net, pruning, samples, progress=lambda done, total, what: say(f"latency budget {done}/{total}"))
+    kept = {name: len(e.kept) for name, e in pruned.recipe.groups.items()}
+    return kept, dataclasses.replace(candidate, removed=tuple(pruned.recipe.removed))
 
 
 def flops_of(net: Network) -> int | None:
-    """FLOPs at batch 1; None where a symbol stands where 1 makes no sense."""
+    """FLOPs at batch 1; None if a symbolic dimension cannot be 1."""
     try:
         return count_flops(net)
     except WhetError:

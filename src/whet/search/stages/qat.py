@@ -1,8 +1,7 @@
-"""Training for INT8 of a survivor whose calibrated engine loses too much: short, from the calibrated ranges, on the layers that pay in INT8.
+"""INT8 training of a survivor whose calibrated engine loses too much: short, from the calibrated ranges, on the layers built in INT8.
 
-The builder has said by the clock which layers compute in INT8 (the others stay in floating point), so nothing is trained for roundings that
-the engine does not do. What comes out is the network with Q/DQ nodes and trained ranges; the caller builds and scores it beside the
-calibrated one.
+The builder selected the INT8 layers by measured time (the others stay in floating point), so training emulates only the engine's roundings.
+The result is the network with Q/DQ nodes and trained ranges; the caller builds it and compares its score with the calibrated engine's.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from whet.search.stages.finetune import going_on, no_torch, steps_of, training_s
 from whet.search.stages.prepare import Prepared, Say
 from whet.search.stages.training_options import as_config, qat_settings
 
-CHECKPOINT = "qat.safetensors"  # what a killed job goes on from
-_SHARE = 0.5  # of the drop that the target allows: what calibration may lose before training is worth its time
-_WITHOUT_TARGET = 0.005  # of the original's metric, where the target allows no drop or says nothing of it
+CHECKPOINT = "qat.safetensors"  # a killed job resumes from it
+_SHARE = 0.5  # share of the allowed drop that calibration may lose without training
+_WITHOUT_TARGET = 0.005  # the same as a share of the original's metric, if the target allows no drop or gives none
 
 
 @dataclass(frozen=True)
 class TrainedForInt8:
-    """`floating` is the trained network, `quantized` the same with Q/DQ, `ranges` those of both kinds of layers.
+    """The trained network: `floating` without and `quantized` with Q/DQ nodes, and its `ranges`.
 
-    `resumed_at` is the step that a checkpoint of a killed job was at, 0 without one.
+    `resumed_at` is the step of the checkpoint from which training resumed, 0 without one.
     """
 
     floating: Network
@@ -48,22 +47,22 @@ class TrainedForInt8:
 
 
 def why_not(recipe: AutoRecipe, c: Candidate, plan: EnginePlan) -> str | None:
-    """Why a survivor cannot be trained for INT8, or None."""
+    """The reason why a survivor cannot be trained for INT8, or None."""
     if recipe.qat is None:
         return "the recipe says qat: never"
     if c.precision != "int8":
-        return f"training emulates the roundings of INT8 alone, not those of {c.precision.upper()}"
+        return f"training emulates INT8 rounding only, not {c.precision.upper()}"
     if plan.report.quantized is None:
-        return "INT8 did not pay: the engine computes in floating point"
+        return "INT8 was not faster: the engine computes in floating point"
     if recipe.data.train is None:
         return "the recipe gives no data.train"
     return no_torch()
 
 
 def loses_too_much(qat: Mapping[str, Any], allowed: float | None, lost: float, drop: float, original: float) -> tuple[bool, str]:
-    """Whether a calibrated engine is to be trained, and why (or why not), in words.
+    """Decides whether a calibrated engine is trained; returns the decision and its reason.
 
-    `lost` is what calibration cost, `drop` all that is lost against the `original` metric, `allowed` what the target permits of that.
+    `lost` is the loss by calibration, `drop` the total loss against the `original` metric, `allowed` the target's limit on `drop`.
     """
     limit = qat.get("threshold")
     if limit is None:
@@ -71,16 +70,17 @@ def loses_too_much(qat: Mapping[str, Any], allowed: float | None, lost: float, d
     if qat["when"] == "always":
         return True, f"qat: always; calibration lost {lost:.3g}"
     if allowed is not None and drop > allowed and lost > 0:
-        return True, f"in all {drop:.3g} were lost (at most {allowed:g}), {lost:.3g} of them by calibration"
+        return True, f"total loss {drop:.3g} (at most {allowed:g}), {lost:.3g} of it by calibration"
     return lost > limit, f"calibration lost {lost:.3g}, {'more' if lost > limit else 'no more'} than {limit:.3g}"
 
 
 def trained_for_int8(
-    made: Prepared, original: Network, roundings: QuantizationRecipe, config: BuildConfig, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say
+    pruned: Prepared, original: Network, roundings: QuantizationRecipe, config: BuildConfig, recipe: AutoRecipe, c: Candidate, folder: Path,
+    *, say: Say,
 ) -> TrainedForInt8:  # fmt: skip
-    """Trains `made.network` with the `roundings` of the engine that calibration gave (its report's "quantized"): its ranges, its layers in INT8.
+    """Trains `pruned.network` with the calibrated engine's `roundings` (its report's "quantized"): its ranges and INT8 layers.
 
-    Goes on from the checkpoint that a killed job left. Raises TrainingError, CalibrationError.
+    Resumes from a killed job's checkpoint. Raises TrainingError, CalibrationError.
     """
     from whet.training import quantization_aware
 
@@ -93,14 +93,14 @@ def trained_for_int8(
 
     def train() -> Any:
         return quantization_aware(
-            made.network, data, settings, ranges=ranges, skip=lambda x: _left_out(x, skip), teacher=original, progress=steps_of(say, "qat")
+            pruned.network, data, settings, ranges=ranges, skip=lambda x: _left_out(x, skip), teacher=original, progress=steps_of(say, "qat")
         )  # fmt: skip
 
-    found = going_on(path, train, made.notes)
-    learned = dataclasses.replace(ranges, model=model_digest(found.floating), tensors={**ranges.tensors, **found.ranges.tensors})
-    quantized = quantized_network(prepared(found.floating, config), learned, skip, tables=tables)
-    note(quantized, "calibrate", by="quantization-aware training", steps=found.training.steps)
-    return TrainedForInt8(found.floating, quantized, learned, found.training.resumed_at)
+    trained = going_on(path, train, pruned.notes)
+    learned = dataclasses.replace(ranges, model=model_digest(trained.floating), tensors={**ranges.tensors, **trained.ranges.tensors})
+    quantized = quantized_network(prepared(trained.floating, config), learned, skip, tables=tables)
+    note(quantized, "calibrate", by="quantization-aware training", steps=trained.training.steps)
+    return TrainedForInt8(trained.floating, quantized, learned, trained.training.resumed_at)
 
 
 def _left_out(layer: Layer, skip: frozenset[str]) -> bool:

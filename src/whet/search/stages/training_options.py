@@ -1,4 +1,4 @@
-"""How a recipe says what training survivors get: `finetune` and `qat` are settings of whet.training over defaults that suit a search."""
+"""Training options of a recipe: `finetune` and `qat` override the search's defaults for whet.training."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from whet.registry import nearest
 from whet.search.recipe import fields as f
 
 FINETUNE: dict[str, Any] = {"epochs": 10.0, "distill": 0.5}
-#: a short training at a low rate: it starts from what fine-tuning reached, and folded weights differ widely in size, which AdamW takes well
+#: short training at a low rate: it starts from the fine-tuned weights; AdamW because folded weights differ widely in magnitude
 QAT: dict[str, Any] = {
     "when": "auto", "epochs": 2.0, "lr": 1e-4, "optimizer": "adamw", "weight_decay": 0.0, "warmup": 0.0, "distill": 0.5,
 }  # fmt: skip
 WHEN = ("auto", "always", "never")
-_OURS = ("checkpoint", "checkpoint_seconds", "masks")  # the search sets these
+_OURS = ("checkpoint", "checkpoint_seconds", "masks")  # set by the search
 _NOT_SETTINGS = ("when", "threshold")
-#: what the data and the machine ask for, so that `qat` has it from `finetune`
+#: settings determined by data and machine, which `qat` inherits from `finetune`
 _SHARED = ("augment", "batch", "channels_last", "device", "graph", "label_smoothing", "loss", "precision", "seed", "temperature")
 
 
@@ -38,18 +38,18 @@ def quantization_training(value: Any, where: str) -> dict[str, Any] | None:
     f.one_of(*WHEN)(value.get("when", "auto"), f"{where}.when" if "when" in value and len(value) > 1 else where)
     if value.get("threshold") is not None:
         f.number(0)(value["threshold"], f"{where}.threshold")
-    made = _settings(value, where, QAT, f"{', '.join(WHEN)}, or settings", _NOT_SETTINGS)
-    return None if made["when"] == "never" else made
+    settings = _settings(value, where, QAT, f"{', '.join(WHEN)}, or settings", _NOT_SETTINGS)
+    return None if settings["when"] == "never" else settings
 
 
 def qat_settings(qat: Mapping[str, Any], finetune: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The FinetuneConfig's settings of `qat`; what it does not say of loss, batch, augmentation and device is as `finetune` has it."""
+    """FinetuneConfig settings of `qat`; loss, batch, augmentation and device default to those of `finetune`."""
     shared = {k: v for k, v in (finetune or {}).items() if k in _SHARED}
     return {**shared, **{k: v for k, v in qat.items() if k not in _NOT_SETTINGS}}
 
 
 def as_config(settings: Mapping[str, Any], **more: Any) -> Any:
-    """Settings as a FinetuneConfig; lists of plain data become the tuples that it has."""
+    """Settings as a FinetuneConfig; lists become tuples."""
     from whet.training.config import FinetuneConfig
 
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
@@ -57,7 +57,7 @@ def as_config(settings: Mapping[str, Any], **more: Any) -> Any:
 
 
 def _settings(value: Any, where: str, defaults: Mapping[str, Any], what: str, more: tuple[str, ...] = ()) -> dict[str, Any]:
-    """`value` over `defaults`, each key one of FinetuneConfig's (or of `more`). Raises UsageError naming the key."""
+    """`value` merged over `defaults`; each key is a field of FinetuneConfig (or in `more`). Raises UsageError naming the key."""
     from whet.training.config import FinetuneConfig
 
     known = [*more, *(x.name for x in dataclasses.fields(FinetuneConfig) if x.name not in _OURS)]
@@ -65,10 +65,10 @@ def _settings(value: Any, where: str, defaults: Mapping[str, Any], what: str, mo
         raise UsageError(f"'{where}' is {what} ({', '.join(known)}), not {value!r}")
     for name in value:
         if name not in known:
-            raise UsageError(f"there is no key '{where}.{name}'.{nearest(str(name), known)} The keys there are {', '.join(known)}.")
-    made = {**defaults, **value}
+            raise UsageError(f"unknown key '{where}.{name}'.{nearest(str(name), known)} Known keys: {', '.join(known)}.")
+    settings = {**defaults, **value}
     try:
-        as_config({k: v for k, v in made.items() if k not in more})
+        as_config({k: v for k, v in settings.items() if k not in more})
     except (UsageError, TypeError) as e:
         raise UsageError(f"'{where}': {e}") from None
-    return made
+    return settings

@@ -1,4 +1,4 @@
-"""Scouting: Optuna draws points, child processes work them out, the study is told. It goes on from whatever a killed process left."""
+"""Scouting: Optuna samples points, child processes evaluate them, and the study records the values. Resumes after a kill."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate, SearchSpace
 from whet.search.study.study import Study
 
-_SAME_IN_A_ROW = 200  # points drawn without a new one: the space is used up
+_SAME_IN_A_ROW = 200  # consecutive duplicate points after which the space counts as exhausted
 
 
 class Scouting:
-    """The trials of one study. `trials` holds those that were told or are running, by number."""
+    """The trials of one study. `trials` holds finished and running trials by number."""
 
     def __init__(self, recipe: AutoRecipe, folder: WorkFolder, space: SearchSpace, judging: Judging, jobs: Running):
         self.recipe, self.folder, self.space, self.judging, self.jobs = recipe, folder, space, judging, jobs
         budget = recipe.search
-        startup = max(4, min(10, budget.trials // 3))  # drawn at random before the sampler learns
+        startup = max(4, min(10, budget.trials // 3))  # random trials before the sampler uses its model
         self.study = Study(folder.study, space, higher_is_better=recipe.higher_is_better, sampler=budget.sampler, seed=budget.seed, startup=startup)
         self.study.enqueue(space.seeds()[: max(1, budget.trials // 2)])
         self.trials: dict[int, Trial] = {}
-        self.known: dict[str, Trial] = {}  # by what they come to
+        self.known: dict[str, Trial] = {}  # by candidate key
         self.running: dict[Path, Trial] = {}
         self.drawn_again = 0
 
     def run(self) -> list[Trial]:
-        """All trials, run until the budget is used."""
+        """Runs trials until the budget is used and returns all of them."""
         lost = self._read()
         timeout = self.recipe.search.timeout
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -56,7 +56,7 @@ class Scouting:
                     twin.result = trial.result
                     self._tell(twin, found=True)
         if self.drawn_again >= _SAME_IN_A_ROW:
-            self.jobs.note(f"no new point was drawn {_SAME_IN_A_ROW} times in a row: the space of {self.space.size()} points is used up")
+            self.jobs.note(f"{_SAME_IN_A_ROW} duplicate points were drawn in a row: the space of {self.space.size()} points is exhausted")
         return [self.trials[n] for n in sorted(self.trials)]
 
     def _enough(self, deadline: float | None) -> bool:
@@ -65,7 +65,7 @@ class Scouting:
         return late or of_their_own >= self.recipe.search.trials or self.drawn_again >= _SAME_IN_A_ROW
 
     def _begin(self, number: int, params: Mapping[str, Any]) -> None:
-        """Starts a trial, unless its result is there already: its own, left by a killed process, or that of another trial."""
+        """Starts a trial unless it has a result: its own from a killed process, or that of an identical trial."""
         trial = Trial(number, self.space.candidate(params))
         folder, key = self.folder.scout(number), self.space.key(trial.candidate)
         trial.result = j.result_of(folder)
@@ -76,7 +76,7 @@ class Scouting:
             self._tell(trial, found=True)
             return
         twin = next((t for t in self.running.values() if self.space.key(t.candidate) == key), None)
-        if twin is not None:  # told when that one's result is there
+        if twin is not None:  # reported when that trial has a result
             trial.same_as = twin.number
             self.trials[number] = trial
             self.drawn_again += 1
@@ -87,25 +87,25 @@ class Scouting:
         self.jobs.begin(folder, trial.candidate.words())
 
     def _read(self) -> list[int]:
-        """Trials that were told, with their results from their folders; gives those whose result is damaged or gone, which run again."""
+        """Reads the finished trials' results from their folders; returns the trials to repeat, whose result is damaged or missing."""
         lost, others = [], 0
         for number, state in self.study.numbers().items():
             if state == "running":
                 continue
-            about = self.study.attributes(number)
-            same = about.get("same_as")
+            attributes = self.study.attributes(number)
+            same = attributes.get("same_as")
             result = j.result_of(self.folder.scout(number if same is None else same))
             if result is None and same is None:
                 lost.append(number)
                 continue
-            trial = Trial(number, Candidate.from_plain(about["candidate"]), result, same)
+            trial = Trial(number, Candidate.from_plain(attributes["candidate"]), result, same)
             self.trials[number] = trial
             if result is not None and same is None:
                 self.known.setdefault(self.space.key(trial.candidate), trial)
                 self.jobs.watch.ended(self.folder.scout(number), result, True)
                 others += (j.read_json(self.folder.scout(number) / j.JOB) or {}).get("made_by") != self.jobs.made_by
         if others:
-            self.jobs.note(f"{others} trials were measured by another whet or on another processor; originals and survivors are built again")
+            self.jobs.note(f"{others} trials were measured with another whet version or processor; originals and survivors are rebuilt")
         return lost
 
     def _tell(self, trial: Trial, found: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""The Optuna study: which point comes next, and what came of each. One process writes it; it outlives a kill at any moment.
+"""The Optuna study: selects the next point and records the values. One process writes it; it survives a kill at any time.
 
-Nothing is in memory only: a trial exists once Optuna's SQLite file says so, its parameters are written one by one as they are drawn,
-and its values in one transaction when its job has left a result. After a kill a trial that is still marked as running is either
-finished in its folder (then its values are told) or not (then the same trial runs again).
+No state is in memory only: a trial exists once it is in Optuna's SQLite file, its parameters are written one by one as they are drawn,
+and its values in one transaction when its job has a result. After a kill, a trial marked as running either has a result in its folder
+(which is then recorded) or runs again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = "whet"
 
 
 class Study:
-    """Ask and tell. `misses` of a finished trial, kept as constraints, steer the sampler towards the target."""
+    """Ask-and-tell interface. `misses` of finished trials are constraints that steer the sampler towards the target."""
 
     def __init__(self, path: Path, space: SearchSpace, *, higher_is_better: bool, sampler: str, seed: int, startup: int):
         self.optuna, self.space, self.path = optuna_module(), space, path
@@ -37,7 +37,7 @@ class Study:
 
     @contextlib.contextmanager
     def _stored(self) -> Iterator[None]:
-        """Optuna's notes on what is experimental in it are not for our users. Raises BuildError where its file cannot be read or written."""
+        """Suppresses Optuna's warnings on experimental features. Raises BuildError if the study file cannot be read or written."""
         from sqlalchemy.exc import SQLAlchemyError
 
         with warnings.catch_warnings():
@@ -47,8 +47,8 @@ class Study:
             except (self.optuna.exceptions.StorageInternalError, SQLAlchemyError) as e:
                 why = str(getattr(e.__cause__ or e, "orig", None) or e).splitlines()[0]
                 raise BuildError(
-                    f"the study {self.path} cannot be read or written: {why}. Make room, or mend it; then the same command goes on, and "
-                    "loses one trial at most. (--fresh begins anew.)"
+                    f"the study {self.path} cannot be read or written: {why}. Free disk space or repair the file; the same command then "
+                    "resumes and loses at most one trial. (--fresh restarts.)"
                 ) from e
 
     def _distribution(self, d: Dimension) -> Any:
@@ -58,44 +58,44 @@ class Study:
         return self.optuna.distributions.FloatDistribution(d.least, round(top, 9), step=d.step)
 
     def enqueue(self, points: Sequence[Mapping[str, Any]]) -> None:
-        """Points to try first; those that are there already are left alone."""
+        """Queues points to try first; points already in the study are skipped."""
         with self._stored():
             for p in points:
                 self.study.enqueue_trial(dict(p), skip_if_exists=True)
 
     def ask(self) -> tuple[int, dict[str, Any]]:
-        """A new trial's number and parameters."""
+        """Starts a trial and returns its number and parameters."""
         with self._stored():
             trial = self.study.ask()
             return trial.number, self._drawn(trial)
 
     def unfinished(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Trials that were begun and not told: those of a killed process. Parameters that it had not drawn are drawn now."""
+        """Running trials without values, left by a killed process; missing parameters are drawn now."""
         with self._stored():
             running = self.study.get_trials(deepcopy=False, states=(self.optuna.trial.TrialState.RUNNING,))
-        for found in running:
+        for trials in running:
             with self._stored():
-                trial = self.optuna.trial.Trial(self.study, found._trial_id)
+                trial = self.optuna.trial.Trial(self.study, trials._trial_id)
                 drawn = self._drawn(trial)
-            yield found.number, drawn
+            yield trials.number, drawn
 
     def _drawn(self, trial: Any) -> dict[str, Any]:
-        made = {}
+        params = {}
         for name, d in self.distributions.items():
             if isinstance(d, self.optuna.distributions.CategoricalDistribution):
-                made[name] = trial.suggest_categorical(name, d.choices)
+                params[name] = trial.suggest_categorical(name, d.choices)
             else:
-                made[name] = trial.suggest_float(name, d.low, d.high, step=d.step)
-        return made
+                params[name] = trial.suggest_float(name, d.low, d.high, step=d.step)
+        return params
 
-    def tell(self, number: int, values: tuple[float, float] | None, about: Mapping[str, Any]) -> None:
-        """What came of a trial: (cost, metric), or None when it failed. `about` becomes its attributes; telling twice changes nothing."""
+    def tell(self, number: int, values: tuple[float, float] | None, attributes: Mapping[str, Any]) -> None:
+        """Records a trial's (cost, metric), or None for a failure. `attributes` becomes its attributes; repeated calls have no effect."""
         with self._stored():
             trials = self.study.get_trials(deepcopy=False)
             if trials[number].state.is_finished():
                 return
             trial = self.optuna.trial.Trial(self.study, trials[number]._trial_id)
-            for name, value in about.items():
+            for name, value in attributes.items():
                 trial.set_user_attr(name, value)
             if values is None:
                 self.study.tell(number, state=self.optuna.trial.TrialState.FAIL)
@@ -103,12 +103,12 @@ class Study:
                 self.study.tell(number, values=list(values))
 
     def numbers(self) -> dict[int, str]:
-        """State of all trials that were begun, by number: `running`, `complete`, `fail`."""
+        """State of all started trials by number: `running`, `complete`, `fail`."""
         with self._stored():
             return {t.number: t.state.name.lower() for t in self.study.get_trials(deepcopy=False) if t.state.name != "WAITING"}
 
     def params(self, number: int) -> dict[str, Any]:
-        """The parameters of a trial that was drawn."""
+        """The parameters of a trial."""
         with self._stored():
             return dict(self.study.get_trials(deepcopy=False)[number].params)
 
@@ -118,12 +118,12 @@ class Study:
 
 
 def _misses(trial: Any) -> tuple[float, ...]:
-    """Optuna's constraints: the misses of a trial; above zero is not wanted."""
+    """Optuna's constraints: a trial's misses; values above zero are violations."""
     return tuple(trial.user_attrs.get("misses") or (0.0,))
 
 
 def _sampler(optuna: Any, name: str, seed: int, startup: int) -> Any:
-    """The sampler of a name; one that draws the same after a kill as without one."""
+    """A sampler by name, deterministic across kills."""
     from whet.search.study.samplers import Make, Repeatable
 
     made: dict[str, Make] = {

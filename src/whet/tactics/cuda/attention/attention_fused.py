@@ -1,0 +1,446 @@
+"""Attention of 16-bit tensors in one launch on Hopper (wgmma and TMA): masks, causal, any number of rows and keys, heads of 16 to 128 elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.backends import Backend
+from whet.backends.cuda import tensormap
+from whet.network import Layer
+from whet.network.types import F32
+from whet.tactics._attention import Heads, View, taken_apart
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, TensorMap, UInt32
+from whet.tactics.cuda._device.kernel import (
+    FLOAT16_TYPES,
+    TYPE,
+    GpuKernel,
+    ahead,
+    all_static,
+    blocks_of,
+    float_types,
+    launch,
+    machine_has,
+    packed_array,
+    same,
+)
+from whet.tactics.cuda._device.source import source
+
+SHARED = 227 * 1024  # bytes of shared memory per block, and per multiprocessor less 1 KiB for each resident block
+NO_MASK, KEYS, ROWS, TILES = range(4)  # MASK of attention_fused.cu
+MOST_MASK_BYTES = 8192  # a row of keys that is copied to shared memory
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One configuration: keys per step, warpgroups, warpgroups and blocks that share the keys of the same rows, stages of the ring, resident blocks
+    per multiprocessor, products that overlap with the softmax, alternating warpgroups, and row tiles that a warpgroup processes per
+    unit."""
+
+    bn: int
+    wgs: int
+    split: int = 1
+    cluster: int = 1
+    stages: int = 2
+    blocks: int = 1
+    overlap: int = 0
+    pingpong: int = 0
+    turns: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Row tiles that a block processes at the same time."""
+        return self.wgs // self.split
+
+    @property
+    def parts(self) -> int:
+        """Shares of the keys."""
+        return self.split * self.cluster
+
+    @property
+    def config(self) -> Config:
+        """The tile as a point of the tuning space."""
+        return tuple(vars(self).items())
+
+
+@dataclass(frozen=True)
+class MaskForm:
+    """How the kernel reads the mask: MASK and MASK_TYPE of attention_fused.cu, bytes of a row of keys (KEYS), keys per load (ROWS)."""
+
+    kind: int = NO_MASK
+    type: int = 0
+    bytes: int = 0
+    pairs: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionFusedArguments(Arguments, kernel="attention_fused.cu"):
+    """Arguments of attention_fused.cu. `by_...` are the reciprocals of divisors (`reciprocal`)."""
+
+    q: TensorMap  # (D, rows or keys, heads, batch)
+    k: TensorMap
+    v: TensorMap
+    out: Pointer
+    mask: ConstPointer
+    out_batch: Int64  # strides in elements
+    out_head: Int64
+    out_row: Int64
+    mask_batch: Int64  # strides in elements; MASK 3: in tiles of 64 x BN, `mask_row` from row tile to row tile
+    mask_head: Int64
+    mask_row: Int64
+    mask_key: Int64
+    heads: Int32
+    units: Int32
+    row_blocks: Int32
+    pairs: Int32  # batch items times heads
+    row_turns: Int32
+    rows: Int32
+    keys: Int32
+    by_heads: UInt32
+    by_row_blocks: UInt32
+    by_pairs: UInt32
+    by_k_group: UInt32  # of query heads per head of k
+    by_v_group: UInt32
+    k_batch: Int32  # 0: one batch item of k for all, else 1
+    v_batch: Int32
+    diagonal: Int32  # CAUSAL: row i sees keys 0 .. i + diagonal
+    mask_bytes: Int32  # MASK 1: bytes of a row of keys, a multiple of 16
+    scale: Float32  # of scores, above 0, times log2(e)
+    mask_scale: Float32  # of the mask: 1 / (scale without log2(e))
+
+
+@tactic
+class AttentionFused(Tactic):
+    """The layers that recognize_attention and fuse_attention_transposes make. q, k and v come by TMA, so their heads are rows in memory."""
+
+    ops = ("*",)
+    composites = ("Attention",)
+    what = "attention"
+
+    def why_not(self, layer: Layer) -> str | None:
+        if said := super().why_not(layer):
+            return said
+        if not all_static(layer):
+            return None
+        heads = taken_apart(layer, grouped=True)
+        return heads if isinstance(heads, str) else unfit(heads)
+
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        heads = taken_apart(layer, grouped=True) if all_static(layer) else ""
+        if isinstance(heads, str):
+            return []
+        read = {v.place for v in (heads.q, heads.k, heads.v)}
+        mask = heads.mask.place if heads.mask is not None and not layer.inputs[heads.mask.place].is_constant else None
+        signatures = []
+        for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], FLOAT16_TYPES):
+            stored = {i: Operand("linear", t) for i in read}
+            if mask is None:
+                signatures.append(same(layer, stored, Operand("linear", t)))
+                continue
+            for kind in (t, F32) if layer.inputs[mask].dtype == F32 else (t,):
+                signatures.append(same(layer, {**stored, mask: Operand("linear", kind)}, Operand("linear", t)))
+        return signatures
+
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
+            return "needs Hopper's tensor cores (wgmma, sm_90a)"
+        heads = taken_apart(layer, grouped=True)
+        return heads if isinstance(heads, str) else unfit(heads)
+
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
+        heads = taken_apart(layer, grouped=True)
+        if isinstance(heads, str):
+            return []
+        mask = mask_form(heads, layer, signature)
+        tiles = candidates(heads, mask, backend.capabilities.multiprocessors)
+        bf16 = signature.outputs[0].dtype.name == "bf16"
+        ahead(backend, [source("attention_fused.cu", constants_of(heads, mask, t, bf16)) for t in tiles])
+        return [t.config for t in tiles]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        heads = taken_apart(layer, grouped=True)
+        reason = self.refuses(layer, signature, backend)
+        if isinstance(heads, str) or reason:
+            raise PlanRefused(str(reason or heads))
+        mask, tile = mask_form(heads, layer, signature), tile_of(config)
+        if said := tile_unfit(heads, mask, tile):
+            raise PlanRefused(f"{config}: {said}")
+        kind, causal = signature.outputs[0].dtype.name, heads.causal is not None
+        constants, shared = constants_of(heads, mask, tile, kind == "bf16"), shared_bytes(heads, mask, tile)
+        row_blocks = blocks_of(heads.rows, 64 * tile.groups * tile.turns)
+        pairs = heads.batch * heads.heads
+        units = row_blocks * pairs
+        if units * max(heads.heads, row_blocks, pairs) >= 1 << 32:
+            raise PlanRefused(f"{units} row blocks are too many")
+        grid = units * tile.cluster if tile.parts > 1 else min(units, backend.capabilities.multiprocessors * tile.blocks)
+        packed = [_packed_tiles(layer, heads, mask, tile)] if mask.kind == TILES else []
+
+        def tensor_map(view: View, args: Args, lines: int, box: int) -> bytes:
+            batches, count = view.batches, view.heads
+            batch, head, row = (2 * step for step in (*view.steps(), view.strides[-2]))
+            steps = (row, head or row * lines, batch or row * lines)
+            address, dims = args.inputs[view.place] + 2 * view.offset, (heads.size, lines, count, batches)
+            return tensormap.tiled(address, kind, dims, steps, (_row_bytes(heads) // 2, box, 1, 1))
+
+        def make(args: Args) -> list:
+            address = 0
+            mask_steps: tuple[int, ...] = (0, 0, 0, 0)
+            if mask.kind == TILES:
+                assert heads.mask is not None
+                address, mask_steps = args.packed[0], _tile_steps(heads, heads.mask, tile)
+            elif heads.mask is not None and mask.kind:
+                address = args.inputs[heads.mask.place] + heads.mask.offset * (2 if mask.type else 4)
+                mask_steps = heads.mask.strides
+            out_batch, out_head = heads.out.steps()
+            arguments = AttentionFusedArguments(
+                q=tensor_map(heads.q, args, heads.rows, 64),
+                k=tensor_map(heads.k.swapped(), args, heads.keys, tile.bn),
+                v=tensor_map(heads.v, args, heads.keys, tile.bn),
+                out=args.outputs[0] + 2 * heads.out.offset,
+                mask=address,
+                out_batch=out_batch,
+                out_head=out_head,
+                out_row=heads.out.strides[-2],
+                mask_batch=mask_steps[0],
+                mask_head=mask_steps[1],
+                mask_row=mask_steps[2],
+                mask_key=mask_steps[3],
+                heads=heads.heads,
+                units=units,
+                row_blocks=row_blocks,
+                pairs=pairs,
+                row_turns=tile.turns,
+                rows=heads.rows,
+                keys=heads.keys,
+                by_heads=reciprocal(heads.heads),
+                by_row_blocks=reciprocal(row_blocks),
+                by_pairs=reciprocal(pairs),
+                by_k_group=reciprocal(heads.heads // heads.k.heads),
+                by_v_group=reciprocal(heads.heads // heads.v.heads),
+                k_batch=int(heads.k.batches > 1),
+                v_batch=int(heads.v.batches > 1),
+                diagonal=heads.causal or 0,
+                mask_bytes=mask.bytes,
+                scale=heads.scale * math.log2(math.e),
+                mask_scale=1 / heads.scale,
+            )
+            threads = 128 * tile.wgs + (128 if constants["TAKE"] else 32)
+            return [launch("attention_fused", arguments, constants, (grid, 1, 1), threads, shared=shared, cluster=tile.cluster, label=layer.name)]
+
+        words = [f"attention wgmma {64 * tile.groups * tile.turns}x{tile.bn}"]
+        words += [f"keys over {tile.parts} parts"] * (tile.parts > 1) + ["ping-pong"] * tile.pingpong + ["causal"] * causal
+        return GpuKernel(layer, signature, make, implementation=", ".join(words), packed=packed)
+
+
+def reciprocal(divisor: int) -> int:
+    """ceil(2^32 / divisor), 0 for 1: the kernel divides n by the upper half of a product (n * divisor below 2^32)."""
+    return 0 if divisor == 1 else -(-(1 << 32) // divisor)
+
+
+def unfit(heads: Heads) -> str | None:
+    """Why the kernel does not take these heads."""
+    if heads.turned:
+        return "keys are columns in memory: TMA reads them as rows"
+    if heads.scale <= 0:
+        return "a scale that is not above 0"
+    if any(n > 1 and step == 0 for n, step in zip((heads.batch, heads.heads), heads.q.steps(), strict=True)):
+        return "q is broadcast along batch or heads"
+    return None
+
+
+def mask_form(heads: Heads, layer: Layer, signature: Signature) -> MaskForm:
+    """How the kernel reads the mask of these heads."""
+    if heads.mask is None or heads.causal is not None:
+        return MaskForm()
+    view = heads.mask
+    t = layer.inputs[view.place]
+    if t.is_constant:
+        array = np.asarray(t.array(), np.float32)
+        return MaskForm(TILES, 1 if np.abs(array[np.isfinite(array)]).max(initial=0) < 6e4 else 0)
+    kind = TYPE[signature.needs(view.place).dtype.name]
+    size = 2 if kind else 4
+    batch, head, row, key = view.strides
+    whole = all(step * size % 16 == 0 for step in (batch, head, view.offset, heads.keys))
+    if row == 0 and key == 1 and whole and heads.keys * size <= MOST_MASK_BYTES:
+        return MaskForm(KEYS, kind, heads.keys * size)
+    pairs = key == 1 and heads.keys >= 2 and all(step % 2 == 0 for step in (batch, head, row, view.offset, heads.keys))
+    return MaskForm(ROWS, kind, 0, 2 if pairs else 1)
+
+
+def candidates(heads: Heads, mask: MaskForm, multiprocessors: int = 132) -> list[Tile]:
+    """Tiles to time, the most promising first."""
+    tiles = heads.batch * heads.heads * blocks_of(heads.rows, 64)
+    if tiles <= 1.25 * multiprocessors:
+        listed = _few_rows(heads, tiles <= 0.6 * multiprocessors)
+    elif heads.keys <= 256:
+        listed = _few_keys(heads)
+    else:
+        listed = _many_rows_and_keys(heads)
+    return list(dict.fromkeys(t for t in listed if tile_unfit(heads, mask, t) is None))
+
+
+def _few_rows(heads: Heads, fewest: bool) -> list[Tile]:
+    """Fewer row tiles than multiprocessors: warpgroups, then blocks, share the keys of a row tile."""
+    tiles = []
+    for most in (128, 96, 64):
+        for split in (2, 3, 4):
+            bn = _even(heads.keys, most, split)
+            steps = blocks_of(heads.keys, bn)
+            tiles.append(Tile(bn, split, split, stages=min(steps, 2 * split), overlap=int(steps > split)))
+    bn = _even(heads.keys, 128)
+    stages = min(2, blocks_of(heads.keys, bn))
+    clusters = [Tile(64, 1, cluster=2), Tile(bn, 1, cluster=2, overlap=1), Tile(bn, 2, 2, cluster=2, stages=4)]
+    wide = [Tile(bn, 1, stages=stages), Tile(64, 2, stages=4, overlap=1), Tile(bn, 2, stages=stages, overlap=stages - 1)]
+    return [wide[0], *tiles, *clusters, *wide[1:]] if fewest else [*wide, *clusters, *tiles]
+
+
+def _few_keys(heads: Heads) -> list[Tile]:
+    """Many heads of few keys: several blocks per multiprocessor, so that loads, products and softmax of different units overlap."""
+    turns = min(8, blocks_of(heads.rows, 64))
+    tiles = []
+    for bn in dict.fromkeys((_even(heads.keys, 128), _even(heads.keys, 64))):
+        steps = blocks_of(heads.keys, bn)
+        tiles += [Tile(bn, 1, stages=steps, blocks=blocks) for blocks in (3, 4, 2)]
+        tiles += [Tile(bn, 1, stages=steps, blocks=3, overlap=int(steps > 1), turns=t) for t in (turns, 1)]
+        tiles += [Tile(bn, wgs, stages=min(8, 2 * steps), overlap=int(steps > 1)) for wgs in (4, 2)]
+        tiles += [Tile(bn, 2, stages=steps, overlap=int(steps > 1), turns=blocks_of(turns, 2))]
+    whole = _even(heads.keys, 256)
+    tiles += [Tile(whole, 1, stages=1, blocks=2, turns=t) for t in (turns, 1)]
+    return [*tiles, Tile(whole, 2, stages=1, turns=blocks_of(turns, 2))]
+
+
+def _many_rows_and_keys(heads: Heads) -> list[Tile]:
+    """Long sequences: the tensor cores of a multiprocessor are kept busy by three or four warpgroups, or by two that overlap products and softmax."""
+    rows = blocks_of(heads.rows, 64)
+    tiles = []
+    for bn in dict.fromkeys(_even(heads.keys, most) for most in (128, 96, 64)):
+        steps = blocks_of(heads.keys, bn)
+        stages = min(3, steps)
+        tiles += [Tile(bn, 2, stages=2, overlap=1, pingpong=1), Tile(bn, 4, stages=stages), Tile(bn, 3, stages=2, overlap=1)]
+        tiles += [Tile(bn, wgs, stages=steps, overlap=1, turns=blocks_of(rows, wgs)) for wgs in (3, 4) if steps <= 8 and wgs < rows]
+    tiles += [Tile(_even(heads.keys, 192), 3, stages=3), Tile(64, 1, blocks=2, overlap=1)]
+    return [*tiles, *(Tile(64, wgs, stages=3, overlap=1) for wgs in (3, 2))]
+
+
+def _even(keys: int, most: int, parts: int = 1) -> int:
+    """Keys per step, at most `most`, so that `parts` shares have the same number of steps and the last step has few keys too many."""
+    steps = parts * blocks_of(keys, most * parts)
+    return 16 * blocks_of(blocks_of(keys, steps), 16)
+
+
+def tile_of(config: Config) -> Tile:
+    """The tile of a configuration. Raises PlanRefused when its names or values are not a tile's."""
+    try:
+        return Tile(**{k: int(v) for k, v in config})
+    except (TypeError, ValueError):
+        raise PlanRefused(f"no such tile: {config}") from None
+
+
+def tile_unfit(heads: Heads, mask: MaskForm, tile: Tile) -> str | None:
+    """Why the kernel does not run with this tile."""
+    steps, rows = blocks_of(heads.keys, tile.bn), blocks_of(heads.rows, 64)
+    listed = tile.bn % 16 == 0 and 16 <= tile.bn <= 256 and 1 <= tile.wgs <= 4 and 1 <= tile.split <= 4 and tile.cluster in (1, 2, 4)
+    if not listed or not 1 <= tile.stages <= 8 or not 1 <= tile.blocks <= 4 or tile.overlap not in (0, 1) or tile.pingpong not in (0, 1):
+        return "no such tile"
+    if tile.wgs % tile.split or not 1 <= tile.turns <= 8:
+        return "no such tile"
+    if tile.pingpong and (tile.wgs != 2 or tile.parts > 1 or not tile.overlap or tile.turns > 1):
+        return "two warpgroups of different rows alternate"
+    if tile.turns > 1 and (tile.parts > 1 or steps > tile.stages):
+        return "several row tiles need all keys in shared memory"
+    if tile.parts > 1 and (tile.stages < tile.split or tile.parts > steps):
+        return "more shares of the keys than steps"
+    if 64 * tile.groups * tile.turns >= 64 * rows + 64 * tile.groups:
+        return "row tiles without rows"
+    if shared_bytes(heads, mask, tile) > min(SHARED, (228 * 1024) // tile.blocks - 1024):
+        return "shared memory"
+    launch, take = registers(heads, mask, tile)
+    if register_need(heads, mask, tile) > (take or launch) or tile.bn // 2 + 28 > launch:  # ptxas allocates an instruction's operands as launched
+        return "registers"
+    return None
+
+
+def register_need(heads: Heads, mask: MaskForm, tile: Tile) -> int:
+    """Registers of a multiplying thread: accumulators, scores, weights, mask values, addresses and counters."""
+    words = (0, tile.bn // 32, *[tile.bn // (4 if mask.type else 2)] * 2)[mask.kind]
+    weights = tile.bn // 4 if tile.overlap else 0
+    return heads.size // 2 + tile.bn // 2 + weights + words + 28
+
+
+def registers(heads: Heads, mask: MaskForm, tile: Tile) -> tuple[int, int]:
+    """(registers of a thread at launch, of a multiplying thread after setmaxnreg; 0: as launched).
+
+    A multiprocessor has four register files of 16,384; a warp's registers are in one of them. For threads that need more, the producer becomes a
+    warpgroup of its own and releases its registers.
+    """
+    plain = min(248, 512 // blocks_of(tile.blocks * (4 * tile.wgs + 1), 4) // 8 * 8)
+    if register_need(heads, mask, tile) <= plain:
+        return plain, 0
+    threads = 128 * (tile.wgs + 1)
+    launch = min(248, 65536 // tile.blocks // threads // 8 * 8)
+    take = min(240, (launch * threads - 24 * 128) // (128 * tile.wgs) // 8 * 8)
+    return (launch, take) if take > plain else (plain, 0)
+
+
+def shared_bytes(heads: Heads, mask: MaskForm, tile: Tile) -> int:
+    """Bytes of dynamic shared memory; mirrors attention_fused.cu."""
+    slabs, buffers = blocks_of(heads.size, 64), tile.groups * _q_buffers(tile)
+    own_rows = tile.groups * 64 // tile.cluster
+    partials = tile.parts * own_rows * ((heads.size + 8) * 4 + 8) if tile.parts > 1 else 0
+    barriers = 16 * buffers + 32 * tile.stages + 16
+    return 1024 + slabs * _row_bytes(heads) * (64 * buffers + 2 * tile.stages * tile.bn) + barriers + partials + buffers * mask.bytes
+
+
+def _row_bytes(heads: Heads) -> int:
+    """Bytes of a row of q, k or v in shared memory."""
+    return 64 if heads.size <= 32 else 128
+
+
+def _q_buffers(tile: Tile) -> int:
+    return 1 if tile.parts > 1 else 2
+
+
+def constants_of(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[str, int]:
+    """The constants of attention_fused.cu."""
+    launch, take = registers(heads, mask, tile)
+    return {
+        "D": heads.size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split, "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
+        "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None), "MASK": mask.kind, "MASK_TYPE": mask.type,
+        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take,
+    }  # fmt: skip
+
+
+def _tile_steps(heads: Heads, view: View, tile: Tile) -> tuple[int, int, int, int]:
+    """Tiles of 64 rows x bn keys from batch item to batch item, head to head, row tile to row tile of the packed mask."""
+    steps = blocks_of(heads.keys, tile.bn)
+    tiles = steps * (blocks_of(heads.rows, 64) if view.shape[-2] > 1 else 1)
+    batch, head = view.shape[:2]
+    return tiles * head if batch > 1 else 0, tiles if head > 1 else 0, steps if view.shape[-2] > 1 else 0, 0
+
+
+def _packed_tiles(layer: Layer, heads: Heads, mask: MaskForm, tile: Tile) -> Packed:
+    """A constant mask in the order of the accumulators: [batch, heads, row tiles, steps, warps, vectors, lanes, values]; -inf past the last key."""
+    assert heads.mask is not None
+    t, view = layer.inputs[heads.mask.place], heads.mask
+    batch, count, rows, _ = view.shape
+    steps, tiles = blocks_of(heads.keys, tile.bn), blocks_of(rows, 64)
+    kind, vector = (np.float16, 8) if mask.type else (np.float32, 4)
+    shape = (batch, count, tiles, steps, 4, tile.bn // (2 * vector), 32, vector)
+
+    def make() -> np.ndarray:
+        given = np.asarray(t.array(), np.float32).reshape(-1)
+        at = view.offset + np.tensordot(np.indices(view.shape), view.strides, (0, 0))
+        full = np.zeros((batch, count, tiles * 64, steps * tile.bn), np.float32)
+        full[..., heads.keys :] = -np.inf
+        full[:, :, : rows if rows > 1 else None, : heads.keys] = given[at]
+        # row = tile, warp, half, quad; key = step, column tile, lane of a quad, pair; an accumulator is (column tile, half, pair)
+        split = full.reshape(batch, count, tiles, 4, 2, 8, steps, tile.bn // 8, 4, 2).transpose(0, 1, 2, 6, 3, 5, 8, 7, 4, 9)
+        values = split.reshape(batch, count, tiles, steps, 4, 32, tile.bn // 2 // vector, vector)
+        with np.errstate(over="ignore"):
+            return values.transpose(0, 1, 2, 3, 4, 6, 5, 7).astype(kind)
+
+    return packed_array(f"{t.weight.digest}|attention mask {tile.bn} {np.dtype(kind).name} {view}", math.prod(shape) * np.dtype(kind).itemsize, make)
