@@ -94,9 +94,7 @@ def run_network_on_items(
         bound = bind_layer(layer, env)
         twins = {b: t for t, b in zip((*layer.inputs, *layer.outputs), (*bound.inputs, *bound.outputs), strict=True) if b is not None}
         here: Axes = {b: axes[t] for b, t in twins.items() if t in axes}
-        arrays = [
-            None if t is None else read(layer, t, values[t]) if t in values else convert(read(layer, t, t.array())) for t in layer.inputs
-        ]
+        arrays = [None if t is None else read(layer, t, values[t]) if t in values else convert(read(layer, t, t.array())) for t in layer.inputs]
         outs = run_on_items(bound, arrays, here, items, widen)
         for b, i in follow(bound, here, items.batch).items():
             if twins[b] in layer.outputs:

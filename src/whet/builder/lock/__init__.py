@@ -1,1 +1,1 @@
-"""The tactic lock: pins everything that makes an engine what it is."""
+"""The tactic lock: pins every decision of a build."""

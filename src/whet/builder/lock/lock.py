@@ -60,7 +60,7 @@ def save_lock(plan: EnginePlan, path: str | Path) -> None:
 
 
 def lock_of(plan: EnginePlan) -> dict[str, Any]:
-    """The lock as data; profiles that were tuned apart have a lock each, those after the first under "further"."""
+    """The lock as data; profiles with plans of their own have a lock each, those after the first under "further"."""
     first, *others = (_lock_of(p) for p in plan.by_profile())
     return first | ({"further": others} if others else {})
 
@@ -201,14 +201,14 @@ def _replayed(choices: dict[str, Choice], source: Network, lowered: Network, pro
     picked = {}
     for name, layer in layers.items():
         if name not in choices:
-            raise LockError(_text([f"the lowered network has a layer '{name}' that the lock has not"]))
+            raise LockError(_text([f"the lowered network has a layer '{name}' that the lock does not have"]))
         picked[name] = _option(choices[name], layer, backend)
     reformats = {name: c for name, c in choices.items() if name not in layers}
     net, chosen = with_reformats(lowered, picked, _LockedReformats(reformats, backend))  # type: ignore[arg-type]
     moved = bound_layers(net, environment(net, profiles[0], OPT))
     for name in chosen.keys() - picked.keys():
         if name not in reformats:
-            raise LockError(_text([f"the engine needs a reformat '{name}' that the lock has not"]))
+            raise LockError(_text([f"the engine needs a reformat '{name}' that the lock does not have"]))
         chosen[name] = _option(reformats[name], moved[name], backend)
     return assemble(net, chosen, profiles, backend, config, source)
 
@@ -226,7 +226,7 @@ class _LockedReformats:
         for c in [*own, *same]:
             tactic = _tactic_of(c)
             return Option(tactic, Signature((source,), (target,), c.inplace), c.config, _Named(c), 0)  # type: ignore[arg-type]
-        raise LockError(_text([f"%{t.name} needs a reformat from {source} to {target} that the lock has not"]))
+        raise LockError(_text([f"%{t.name} needs a reformat from {source} to {target} that the lock does not have"]))
 
 
 class _Named:
@@ -278,7 +278,7 @@ def _text(moved: list[str]) -> str:
 
 
 def _short(v: Any, other: Any) -> str:
-    """A value in at most 160 characters, from shortly before the place where it differs from the other one."""
+    """A value in at most 160 characters, from shortly before its first difference from the other one."""
     text, their = (x if isinstance(x, str) else json.dumps(x) for x in (v, other))
     if len(text) == 64 and " " not in text:
         return text[:16] + "..."
@@ -310,7 +310,7 @@ def _read_choice(entry: Mapping[str, Any]) -> Choice:
 
 
 def _plain(v: Any) -> Any:
-    """Tuples become lists, so that a value equals what JSON gives back."""
+    """Converts tuples to lists, so that a value equals its JSON round trip."""
     if isinstance(v, Mapping):
         return {str(k): _plain(x) for k, x in v.items()}
     if isinstance(v, list | tuple):

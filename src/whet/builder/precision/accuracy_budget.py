@@ -1,8 +1,8 @@
 """Low precision within an accuracy budget: the layers that have to stay in floating point, by sensitivity per saved millisecond.
 
-Layers are ranked by the noise that each alone makes at the outputs against the time that it saves. Whole sets are judged, never sums of
-single harms: bisection finds how many of the worst must go, then each of those is offered its place again. All of it runs in emulation
-(precision.emulated), without timing; the engine that comes out is judged once more by itself.
+Layers are ranked by the output noise of each alone per saved millisecond. Whole sets are evaluated, never sums of single sensitivities:
+bisection finds the number of layers to drop, then dropped layers are readmitted one by one if the budget still holds. All of this runs in
+emulation (precision.emulated), without timing; the resulting engine is evaluated once more.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from whet.precision.sensitivity import Analysis, Feeds, Harm
 from whet.runtime import Runtime
 
 SAMPLES = 32  # on which outputs are compared
-_READMITTED = 16  # layers that are offered their place again
-_NOTHING_MS = 1e-5  # what a layer saves at least, so that harm can be divided by it
+_READMITTED = 16  # dropped layers that are tried again in low precision
+_NOTHING_MS = 1e-5  # a lower bound on the time a layer saves, to divide by
 
 
 @dataclass
@@ -112,14 +112,14 @@ class Judge:
         gone = order[:holds]
         fit.verdict = self.low([n for n in start if n not in set(gone)])
         if fit.verdict.holds:
-            gone = self._readmitted(start, gone, by, fit)
+            gone = self._readmit(start, gone, by, fit)
         for n in gone:
             saved = f", saves {saved_ms[n]:.4f} ms" if n in saved_ms else ""
             fit.dropped[n] = f"alone it leaves {by[n].alone_db:.1f} dB of output SNR{saved}"
         fit.judged = self.judged
         return fit
 
-    def _readmitted(self, start: list[str], gone: list[str], by: Mapping[str, Harm], fit: Fit) -> list[str]:
+    def _readmit(self, start: list[str], gone: list[str], by: Mapping[str, Harm], fit: Fit) -> list[str]:
         """The dropped layers, less the least sensitive ones that can return to low precision within the budget."""
         left = list(gone)
         for n in sorted(gone, key=lambda n: by[n].noise)[:_READMITTED]:
@@ -133,20 +133,20 @@ class Judge:
 class PlanRun:
     """An engine plan as run(feeds) -> outputs by name.
 
-    An engine of a fixed larger batch takes single samples too: each fills the batch, and the first of the outputs is given back.
+    An engine of a fixed larger batch takes single samples too: each fills the batch, and the first of the outputs is returned.
     """
 
     def __init__(self, plan: EnginePlan, config: BuildConfig):
         self.context = Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan).create_context()
         batches = {shapes[0][0] if shapes[0] else 0 for p in plan.profiles for shapes in p.shapes.values()}
-        self.batch = batches.pop() if len(batches) == 1 else 0  # the least that all inputs take
+        self.batch = batches.pop() if len(batches) == 1 else 0  # the min batch of all inputs
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if self.batch <= 1 or any(np.shape(a)[:1] != (1,) for a in feeds.values()):
             return self.context.run(feeds)
         got = self.context.run({n: np.repeat(a, self.batch, axis=0) for n, a in feeds.items()})
         if any(a.shape[:1] != (self.batch,) for a in got.values()):
-            raise ShapeError(f"the engine takes {self.batch} samples at once, and its outputs do not say which is which")
+            raise ShapeError(f"the engine takes {self.batch} samples at once, and its outputs have no batch axis")
         return {n: a[:1] for n, a in got.items()}
 
 

@@ -1,7 +1,7 @@
-"""FP8 (e4m3) from a floating-point network: calibrate, correct, insert Q/DQ, and keep FP8 only where it is faster.
+"""FP8 (e4m3) from a floating-point network: calibrate, correct, insert Q/DQ, and keep FP8 only for layers that are faster in it.
 
-Engine candidates: floating point (or the INT8 engine, where that is permitted too), FP8, FP8 without the layers that were slower in it, and one
-that holds the accuracy budget (precision_search.py). In a tie the earlier one is kept.
+Engine candidates: floating point (or the INT8 engine, if that is permitted too), FP8, FP8 without the layers that were slower in it, and one
+within the accuracy budget (precision_search.py). In a tie the earlier one is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whet.builder.lock.relock import build_locked, make_recipe, record_request
 from whet.builder.precision.calibration import Calibration, prepared
 from whet.builder.precision.float8_ranges import ENOUGH_DB, LEAST_DB, float8_network, float8_ranges, sensitive_layers
 from whet.builder.precision.permissions import demanded_floats, has_float8
-from whet.builder.precision.precision_search import EngineCandidate, PrecisionSearch, Strategy
+from whet.builder.precision.precision_search import PrecisionEngine, PrecisionSearch, Strategy
 from whet.builder.progress import Progress, ProgressLog
 from whet.engine.plan import EnginePlan
 from whet.engine.report import Float8Record
@@ -29,7 +29,7 @@ from whet.precision import Ranges, find_places, quantize
 from whet.precision.budget import Budget
 from whet.precision.float8 import kept_out, pack_rounding, unpack_rounding
 
-_NAMED = 4  # layers that a sentence names
+_NAMED = 4  # layers named in a note
 
 
 def build_float8(
@@ -43,17 +43,17 @@ def build_float8(
     inputs: Mapping[str, np.ndarray] | None = None,
 ) -> EnginePlan:
     """The fastest engine of a floating-point network with FP8 permitted, within `budget`; `other` is the engine that it competes with
-    (default: floating point). Where the backend has no FP8 kernels that one is given back, with a note.
+    (default: floating point), which is returned with a note if the backend has no FP8 kernels.
 
-    Raises CalibrationError, BuildError under `strict` where FP8 cannot be used, and what `build` raises. The plan's report says under
-    "precision_choice" what was timed, under "fp8" which layers stay out and why.
+    Raises CalibrationError, BuildError under `strict` if FP8 cannot be used, and the errors of `build`. The plan's report lists the timed engines
+    under "precision_choice", and under "fp8" the layers that are not in FP8 with reasons.
     """
-    net, said = apply_sparsity(net, config)
+    net, notes = apply_sparsity(net, config)
     if config.lock:
         plan = _locked(net, config, progress, inputs)
     else:
         plan = _search_float8(net, config, calibration, budget, other, ProgressLog(progress), inputs)
-    plan.report.notes = [*said, *plan.report.notes]
+    plan.report.notes = [*notes, *plan.report.notes]
     return plan
 
 
@@ -67,7 +67,7 @@ def _search_float8(
     inputs: Mapping[str, np.ndarray] | None,
 ) -> EnginePlan:
     plain = dataclasses.replace(config, precisions=tuple(p for p in config.precisions if p not in ("fp8", "int8")))
-    baseline = EngineCandidate(
+    baseline = PrecisionEngine(
         "floating point" if other is None else "int8 or floating point", other or build(net, plain, progress=progress, inputs=inputs)
     )
     folded = prepared(net, config)
@@ -75,7 +75,7 @@ def _search_float8(
     left_out = {**kept_out(folded), **{x.name: "--layerPrecisions" for x in find_places(folded).layers if stays_float(x)}}
     layers = [x for x in find_places(folded).layers if x.name not in left_out]
     if not layers or not has_float8(config):
-        why = "this backend has no FP8 kernels, only an emulation (whet debug precision --fp8)" if layers else "no layer is one that FP8 takes"
+        why = "this backend has no FP8 kernels, only an emulation (whet debug precision --fp8)" if layers else "no layer can be computed in FP8"
         if config.strict:
             raise BuildError(f"--fp8 cannot be used: {why}. Leave out --strict to build without it.")
         return _without_float8(baseline.plan, f"--fp8 is permitted but not used: {why}.", config)
@@ -86,7 +86,7 @@ def _search_float8(
         left_out |= sensitive_layers(folded, search.ranges, calibration, config, left_out, progress=progress)
         search.layers = [x for x in layers if x.name not in left_out]
     if not search.layers:
-        return _without_float8(baseline.plan, f"--fp8 is not used: no layer of it leaves the outputs {LEAST_DB:g} dB.", config)
+        return _without_float8(baseline.plan, f"--fp8 is not used: every layer in FP8 leaves the outputs less than {LEAST_DB:g} dB.", config)
     search.set_budget(budget, calibration)
     return record_request(search.run(), config)
 
@@ -99,13 +99,13 @@ class Float8(Strategy):
     fitting_rounds = 0
     refines_finalists, reports_accuracy = False, False
 
-    def __init__(self, baseline: EngineCandidate, left_out: Mapping[str, str]):
+    def __init__(self, baseline: PrecisionEngine, left_out: Mapping[str, str]):
         self.baseline, self.left_out = baseline, left_out
 
-    def first_candidates(self, search: PrecisionSearch) -> list[EngineCandidate]:
+    def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
         return [self.baseline, self.build(search, "fp8", frozenset())]
 
-    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> EngineCandidate:
+    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
         precisions = (*(p for p in search.config.precisions if p not in ("fp8", "int8")), "fp8")
         excluded = float_layers | set(self.left_out)
         with search.progress.making(what):
@@ -115,17 +115,17 @@ class Float8(Strategy):
             )  # fmt: skip
         rounded = pack_rounding(search.prepared, search.ranges.rounded)
         plan.report.quantized = make_recipe(search.ranges, excluded, kind="fp8", rounded=rounded)
-        return EngineCandidate(what, plan, float_layers)
+        return PrecisionEngine(what, plan, float_layers)
 
-    def rebuild(self, search: PrecisionSearch, candidate: EngineCandidate) -> EngineCandidate:
+    def rebuild(self, search: PrecisionSearch, candidate: PrecisionEngine) -> PrecisionEngine:
         is_baseline = candidate.plan is self.baseline.plan
         return candidate if is_baseline else self.build(search, candidate.what, candidate.float_layers)
 
-    def preference(self, candidates: Sequence[EngineCandidate], allowed: Sequence[int]) -> list[int]:
-        """In the order of building, so that the baseline wins a tie."""
+    def preference(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
+        """In build order, so that the baseline wins a tie."""
         return list(allowed)
 
-    def describe(self, search: PrecisionSearch, candidates: Sequence[EngineCandidate], kept: int, shown: str) -> None:
+    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
         candidates[kept].plan.report.fp8 = Float8Record(dict(self.left_out), sorted(search.ranges.float_sums))
         if kept == 0:
             search.info.append(f"--fp8 is permitted but does not pay here: {shown}.")
@@ -142,30 +142,30 @@ def _without_float8(floats: EnginePlan, why: str, config: BuildConfig) -> Engine
 
 
 def is_float8_lock(config: BuildConfig) -> bool:
-    """Whether the lock that a build obeys holds an engine in FP8."""
-    found = read_lock(config.lock).get("quantized") if config.lock else None
-    return isinstance(found, dict) and found.get("kind") == "fp8"
+    """True if the config's lock describes an FP8 engine."""
+    recipe = read_lock(config.lock).get("quantized") if config.lock else None
+    return isinstance(recipe, dict) and recipe.get("kind") == "fp8"
 
 
 def _locked(net: Network, config: BuildConfig, progress: Progress | None, inputs: Mapping[str, np.ndarray] | None) -> EnginePlan:
-    """The engine that the lock holds: its ranges, corrections and layers in FP8, or an engine in floating point."""
+    """The engine of the lock: FP8 with its ranges, corrections and layers, or floating point."""
     packed = (read_lock(str(config.lock)).get("quantized") or {}).get("rounded", {})
 
     def low(ranges: Ranges, skip: frozenset[str], tables: bool) -> EnginePlan:
-        made = prepared(net, config)
+        folded = prepared(net, config)
         try:
-            careful = dataclasses.replace(ranges, rounded=unpack_rounding(made, packed))
+            restored = dataclasses.replace(ranges, rounded=unpack_rounding(folded, packed))
         except (KeyError, ValueError) as e:
             raise LockError(f"the lock {config.lock} is damaged: {e!r}. Write it again with --saveLock.") from e
-        plan = build(quantize(made, careful, skip=skip, kind="fp8"), config, progress=progress, inputs=inputs)
+        plan = build(quantize(folded, restored, skip=skip, kind="fp8"), config, progress=progress, inputs=inputs)
         plan.report.quantized = make_recipe(ranges, skip, tables, "fp8", packed)
         return plan
 
-    return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs), low)
+    return build_locked(config, lambda locked: build(net, locked, progress=progress, inputs=inputs), low)
 
 
 def _left_out(left: Mapping[str, str]) -> str:
-    """Which layers are not in FP8, by their reasons."""
+    """A sentence naming the layers that are not in FP8, by reason."""
     names: dict[str, list[str]] = {}
     for name, why in left.items():
         names.setdefault(why, []).append(name)

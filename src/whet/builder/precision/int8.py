@@ -1,9 +1,9 @@
-"""INT8 from a floating-point network: calibrate, insert Q/DQ, and keep integers only where they are faster.
+"""INT8 from a floating-point network: calibrate, insert Q/DQ, and keep INT8 only for layers that are faster in it.
 
-Engine candidates: floating point as permitted; every layer that can be quantized in INT8; the same with activations looked up in tables, where
+Engine candidates: floating point as permitted; every layer that can be quantized in INT8; the same with table lookups for activations, if
 the backend has a kernel for that (precision.tables); the faster one without the layers that were slower than in floating point; and, under an
-accuracy budget, one that holds it (precision_search.py). In a tie the engine with fewer integers is kept. Layers that --layerPrecisions
-demands in INT8 stay in all of them. Where 16-bit floats are permitted too (--best), each engine is tried without them as well
+accuracy budget, one within it (precision_search.py). In a tie the engine with fewer INT8 layers is kept. Layers that --layerPrecisions
+requires in INT8 are in INT8 in all of them. If 16-bit floats are permitted too (--best), each engine is also tried without them
 (builder/select/whole_engine.py).
 """
 
@@ -26,7 +26,7 @@ from whet.builder.precision.calibration import Calibration, calibrated_ranges, i
 from whet.builder.precision.comparison import known_as, slow_layers
 from whet.builder.precision.float16 import build_floats_within
 from whet.builder.precision.permissions import demanded_floats, demanded_integers
-from whet.builder.precision.precision_search import EngineCandidate, PrecisionSearch, Strategy
+from whet.builder.precision.precision_search import PrecisionEngine, PrecisionSearch, Strategy
 from whet.builder.progress import Progress, ProgressLog
 from whet.builder.verify.engine_values import EngineRun
 from whet.builder.verify.verify_selected import build_verified
@@ -54,12 +54,12 @@ def build_int8(
     progress: Progress | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
 ) -> EnginePlan:
-    """The fastest engine of a floating-point network with INT8 permitted, within `budget`. `config.precisions` names what else is.
+    """The fastest engine of a floating-point network with INT8 permitted, within `budget`. `config.precisions` names further permissions.
 
-    Raises CalibrationError, BuildError for a layer that --layerPrecisions demands in INT8 under obey and that cannot be, and what `build`
-    raises. The plan's report says under "precision_choice" what was timed, under "accuracy" which layers the budget keeps out of INT8.
+    Raises CalibrationError, BuildError for a layer that cannot be in INT8 as --layerPrecisions requires under obey, and the errors of `build`.
+    The plan's report lists the timed engines under "precision_choice", and under "accuracy" the layers that the budget keeps out of INT8.
     """
-    net, said = apply_sparsity(net, config)
+    net, notes = apply_sparsity(net, config)
 
     def source(plan: EnginePlan) -> Network:
         if plan.report.quantized is None:
@@ -68,17 +68,17 @@ def build_int8(
         return quantized_network(prepared(net, config), ranges, skip, demanded_floats(config), tables=tables)
 
     began, log = perf_counter(), ProgressLog(progress)
-    with _times_shared(config) as sharing:
+    with _shared_timing_cache(config) as sharing:
         plan = build_verified(lambda c: _search_int8(net, c, calibration, budget, log, inputs), source, without_sample_mode(sharing), log, inputs)
         plan = apply_sample_mode(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=log), log, inputs)
-    plan.report.notes = [*said, *plan.report.notes]
+    plan.report.notes = [*notes, *plan.report.notes]
     plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, log.seconds()  # of all the engines
     return record_request(plan, config)
 
 
 @contextmanager
-def _times_shared(config: BuildConfig) -> Iterator[BuildConfig]:
-    """The same build with a timing cache for as long as it lasts where it has none: its engines share most of their layers."""
+def _shared_timing_cache(config: BuildConfig) -> Iterator[BuildConfig]:
+    """The config with a temporary timing cache if it has none, since the engines of the build share most of their layers."""
     if config.timing_cache != "" or config.optimization_level == 0:
         yield config
         return
@@ -114,7 +114,7 @@ def _search_int8(
 
 
 def _build_locked(search: PrecisionSearch) -> EnginePlan:
-    """The engine of the config's lock, from the ranges and layers that the lock holds."""
+    """The engine of the config's lock, from its ranges and layers."""
 
     def quantized(ranges: Ranges, float_layers: frozenset[str], tables: bool) -> EnginePlan:
         search.ranges = ranges
@@ -130,15 +130,15 @@ class Int8(Strategy):
     """INT8 in a precision search. `tables`: activations are looked up."""
 
     name, title = "int8", "INT8"
-    pruning_rounds, least_gain = 2, 0.003  # less cannot be told from noise
+    pruning_rounds, least_gain = 2, 0.003  # smaller gains are within the noise
     fitting_rounds = 3
     refines_finalists, reports_accuracy = True, True
 
     def __init__(self, demanded: frozenset[str] = frozenset(), tables: bool = False):
         self.demanded, self.tables = demanded, tables
 
-    def first_candidates(self, search: PrecisionSearch) -> list[EngineCandidate]:
-        """Floating point, or INT8 only where it is demanded; then all layers in INT8, without and with tables, the faster one last."""
+    def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
+        """Floating point, or INT8 only for the required layers; then all layers in INT8, without and with tables, the faster one last."""
         candidates = []
         if self.demanded:
             others = frozenset(x.name for x in search.layers) - self.demanded
@@ -151,19 +151,19 @@ class Int8(Strategy):
             self.tables = table_ms <= computed_ms
             if not self.tables:
                 quantized.reverse()
-        if not candidates:  # built last: the time that floating point has to beat is known
+        if not candidates:  # built last, when the time of its competitor is known
             candidates.append(self._build_floats(search, quantized[-1].plan.report.latency_ms))
         return [*candidates, *quantized]
 
-    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> EngineCandidate:
+    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
         net = quantized_network(search.prepared, search.ranges, float_layers, demanded_floats(search.config), tables=self.tables)
         name = f"{what}{_LOOKED_UP}" if self.tables else what
         with search.progress.making(name):
             plan = build(net, search.config, progress=search.progress, inputs=search.inputs)
         plan.report.quantized = make_recipe(search.ranges, float_layers, self.tables)
-        return EngineCandidate(name, plan, float_layers, tables=self.tables)
+        return PrecisionEngine(name, plan, float_layers, tables=self.tables)
 
-    def rebuild(self, search: PrecisionSearch, candidate: EngineCandidate) -> EngineCandidate:
+    def rebuild(self, search: PrecisionSearch, candidate: PrecisionEngine) -> PrecisionEngine:
         self.tables = candidate.tables
         if candidate.plan.report.quantized is None:
             return self._build_floats(search)
@@ -172,11 +172,11 @@ class Int8(Strategy):
             search.set_verdict(built)
         return built
 
-    def preference(self, candidates: Sequence[EngineCandidate], allowed: Sequence[int]) -> list[int]:
+    def preference(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
         """The baseline first, then by the number of layers in floating point, descending."""
         return sorted(allowed, key=lambda i: (i > 0, -len(candidates[i].float_layers)))
 
-    def describe(self, search: PrecisionSearch, candidates: Sequence[EngineCandidate], kept: int, shown: str) -> None:
+    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
         left = len(candidates[kept].float_layers)
         if not any(c.is_allowed for c in candidates):
             text = f"No engine holds the accuracy budget: {shown}. The first one is kept; the demands for INT8 or 16 bits leave no other."
@@ -189,21 +189,21 @@ class Int8(Strategy):
             floats = f"; {left} of {len(search.layers)} quantizable layers stay in floating point" if left else ""
             search.info.append(f"INT8 pays: {shown}{floats}.")
 
-    def _build_floats(self, search: PrecisionSearch, incumbent_ms: float | None = None) -> EngineCandidate:
-        """The engine in floating point, within the budget where 16 bits are permitted; `incumbent_ms` as in `build`."""
+    def _build_floats(self, search: PrecisionSearch, incumbent_ms: float | None = None) -> PrecisionEngine:
+        """The engine in floating point, within the budget if 16 bits are permitted; `incumbent_ms` as in `build`."""
         config, what = without_int8(search.config), "floating point"
         with search.progress.making(what):
             if search.judge is None or not config.precisions:
                 plan = build(search.net, config, progress=search.progress, inputs=search.inputs, incumbent_ms=incumbent_ms)
-                return EngineCandidate(what, plan)
+                return PrecisionEngine(what, plan)
             budget, samples = search.judge.budget, search.judge.analysis.samples
             plan, verdict = build_floats_within(
                 search.net, search.prepared, config, budget, samples, progress=search.progress, inputs=search.inputs
             )  # fmt: skip
-        return EngineCandidate(what, plan, verdict=verdict, judged_on="engine")
+        return PrecisionEngine(what, plan, verdict=verdict, judged_on="engine")
 
     def _can_use_tables(self, search: PrecisionSearch) -> bool:
-        """Whether the backend has a kernel for tables, and the network an activation for it."""
+        """True if the backend has a table kernel and the network an activation for it."""
         if not any(TABLE in t.composites for t in tactics_of(search.config.backend)):
             return False
         return insert_tables(quantize(search.prepared, search.ranges, skip=demanded_floats(search.config)), search.ranges) > 0
@@ -224,22 +224,22 @@ def _with_progress(calibration: Calibration, progress: Progress) -> Calibration:
 
 
 def _demanded_layers(net: Network, layers: list[Layer], config: BuildConfig, notes: list[str]) -> frozenset[str]:
-    """The layers that stay in INT8 because the user says so. Raises BuildError under obey for one that cannot be."""
-    wanted = demanded_integers(config)
-    able = {x.name for x in layers}
+    """The layers that the user requires in INT8. Raises BuildError under obey for a layer that cannot be quantized."""
+    is_required = demanded_integers(config)
+    quantizable = {x.name for x in layers}
     for layer in net.layers:
-        if wanted(layer) and layer.name not in able and layer.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        if is_required(layer) and layer.name not in quantizable and layer.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
             text = f"--layerPrecisions demands int8 for '{layer.name}' ({layer.op}), which has no quantized form (constant float weights)"
             if config.precision_constraints == "obey":
                 raise BuildError(f"{text}. Leave it out, or use --precisionConstraints=prefer.")
             notes.append(text)
-    return frozenset(x.name for x in layers if wanted(x))
+    return frozenset(x.name for x in layers if is_required(x))
 
 
 def quantized_network(
     net: Network, ranges: Ranges, float_layers: frozenset[str], stays_float: Callable[[Layer], bool] = lambda layer: False, *, tables: bool = False
 ) -> Network:
-    """`net` (prepared) with Q/DQ but for the layers that `float_layers` names or `stays_float` accepts; `tables`: before activations too."""
+    """`net` (prepared) with Q/DQ, except for the layers in `float_layers` and those that `stays_float` accepts. `tables`: with table activations."""
     quantized = quantize(net, ranges, skip=lambda x: stays_float(x) or x.name in float_layers or bool(float_layers & known_as(x)))
     if tables:
         insert_tables(quantized, ranges)
@@ -247,7 +247,7 @@ def quantized_network(
 
 
 def without_int8(config: BuildConfig) -> BuildConfig:
-    """The same build without INT8, and without demands for it."""
+    """The config without INT8 permissions and requirements."""
     return dataclasses.replace(
         config, precisions=tuple(p for p in config.precisions if p != "int8"),
         layer_precisions=tuple((n, p) for n, p in config.layer_precisions if p != "int8"),

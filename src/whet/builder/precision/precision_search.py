@@ -1,8 +1,8 @@
 """The search for the fastest engine of a network with a low precision permitted, within an accuracy budget.
 
 INT8 and FP8 share its steps: build a baseline and engine candidates with Q/DQ inserted, leave out layers that do not get faster, keep layers
-in floating point that the accuracy budget asks for, compare the engines interleaved, select the fastest that holds the budget, report.
-What differs is in a `Strategy` (int8.py, float8.py).
+in floating point as the accuracy budget requires, compare the engines interleaved, select the fastest within the budget, report.
+A `Strategy` has the differences (int8.py, float8.py).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from whet.network import Layer, Network
 from whet.precision import Ranges, chosen_samples
 from whet.precision.budget import Budget, Verdict
 
-_FINALIST = 1.15  # times the fastest engine's time: the most that choosing kernels in the network has gained
+_FINALIST = 1.15  # times the fastest engine's time: the largest gain observed from selecting kernels in the network
 
 
 @dataclass
-class EngineCandidate:
+class PrecisionEngine:
     """One engine of a search. `float_layers`: quantizable layers that it leaves in floating point. `tables`: activations are looked up."""
 
     what: str
@@ -43,53 +43,53 @@ class EngineCandidate:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether it holds the budget, as far as it was judged."""
+        """True if it holds the budget or was not evaluated."""
         return self.verdict is None or self.verdict.holds
 
 
 class Strategy(ABC):
-    """What a precision decides in a `PrecisionSearch`."""
+    """The precision-specific parts of a `PrecisionSearch`."""
 
     name: str  # as in the names of candidates: "int8"
     title: str  # as in sentences: "INT8"
     pruning_rounds: int  # how often layers that do not get faster are left out
-    least_gain: float  # share of the engine's time that leaving them out has to promise
-    fitting_rounds: int  # how often more layers are dropped when an engine misses the budget that its emulation held
-    refines_finalists: bool  # whether a GPU's kernels are chosen in the network for the finalists only: that takes seconds for each engine
-    reports_accuracy: bool  # whether the budget is reported, and fitted where nothing is timed
-    demanded: frozenset[str] = frozenset()  # layers that the user demands in this precision
+    least_gain: float  # the least predicted gain of leaving them out, as a share of the engine's time
+    fitting_rounds: int  # how often more layers are dropped if an engine misses the budget although its emulation held it
+    refines_finalists: bool  # on GPUs select kernels in the network only for finalists, since it takes seconds per engine
+    reports_accuracy: bool  # report the budget, and fit it also if nothing is timed
+    demanded: frozenset[str] = frozenset()  # layers required by the user in this precision
 
     @abstractmethod
-    def first_candidates(self, search: PrecisionSearch) -> list[EngineCandidate]:
+    def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
         """The baseline, then the engines with every layer in the low precision; further ones are derived from the last."""
 
     @abstractmethod
-    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> EngineCandidate:
+    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
         """The engine with every quantizable layer in the low precision but `float_layers`."""
 
     @abstractmethod
-    def rebuild(self, search: PrecisionSearch, candidate: EngineCandidate) -> EngineCandidate:
+    def rebuild(self, search: PrecisionSearch, candidate: PrecisionEngine) -> PrecisionEngine:
         """The candidate built again under the search's present config."""
 
     @abstractmethod
-    def preference(self, candidates: Sequence[EngineCandidate], allowed: Sequence[int]) -> list[int]:
+    def preference(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
         """Indices of the allowed candidates; in a tie the first is kept."""
 
     @abstractmethod
-    def describe(self, search: PrecisionSearch, candidates: Sequence[EngineCandidate], kept: int, shown: str) -> None:
-        """Adds to the search's notes and info what was decided; `shown` lists the candidates with their times."""
+    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
+        """Adds the decision to the search's notes and info; `shown` lists the candidates with their times."""
 
 
 @dataclass
 class PrecisionSearch:
-    """The engines of one build. `prepared`: the source network `net` after the passes up to the folding of weights, which Q/DQ goes into."""
+    """The engines of one build. `prepared`: the source network `net` after the passes up to weight folding, into which Q/DQ is inserted."""
 
     strategy: Strategy
     net: Network
     prepared: Network
     ranges: Ranges
     config: BuildConfig
-    layers: list[Layer]  # those that may be quantized
+    layers: list[Layer]  # quantizable
     progress: ProgressLog
     inputs: Mapping[str, np.ndarray] | None = None
     judge: Judge | None = None
@@ -122,19 +122,19 @@ class PrecisionSearch:
         return self._keep(candidates, ranking, fit)
 
     def names_in_low_precision(self, float_layers: frozenset[str]) -> list[str]:
-        """The quantizable layers but `float_layers`."""
+        """The quantizable layers except `float_layers`."""
         return [x.name for x in self.layers if x.name not in float_layers]
 
-    def set_verdict(self, candidate: EngineCandidate) -> None:
-        """Judges an engine, or its emulation where its shapes do not take the samples. Needs a judge."""
+    def set_verdict(self, candidate: PrecisionEngine) -> None:
+        """Evaluates an engine, or its emulation if the samples do not fit its shapes. Needs a judge."""
         assert self.judge is not None
         candidate.verdict, candidate.judged_on = self.judge.engine(candidate.plan, self.config), "engine"
         if candidate.verdict is None:
             names = self.names_in_low_precision(candidate.float_layers)
             candidate.verdict, candidate.judged_on = self.judge.low(names), "emulation"
 
-    def _leave_out_slow_layers(self, candidates: list[EngineCandidate]) -> None:
-        """Adds engines without the layers whose low-precision form takes as long as the baseline's."""
+    def _leave_out_slow_layers(self, candidates: list[PrecisionEngine]) -> None:
+        """Adds engines without the layers that are not faster than in the baseline."""
         baseline = candidates[0].plan
         for _ in range(self.strategy.pruning_rounds):
             last = candidates[-1]
@@ -147,8 +147,8 @@ class PrecisionSearch:
                 return
             candidates.append(self.strategy.build(self, f"{self.strategy.name} without {len(float_layers)} layers that do not pay", float_layers))
 
-    def _fit_budget(self, candidates: list[EngineCandidate]) -> Fit:
-        """Judges the candidates; adds one that holds the budget where the last does not."""
+    def _fit_budget(self, candidates: list[PrecisionEngine]) -> Fit:
+        """Evaluates the candidates; adds one within the budget if the last misses it."""
         judge, demanded = self.judge, self.strategy.demanded
         assert judge is not None
         times = layer_times(candidates[0].plan, candidates[1].plan, self.layers) if self.strategy.reports_accuracy else {}
@@ -167,18 +167,18 @@ class PrecisionSearch:
             float_layers = candidates[-1].float_layers | frozenset(more)
             if not more or len(float_layers) >= len(self.layers):
                 break
-            fit.dropped.update(dict.fromkeys(more, "the engine missed the budget that its emulation held; next in harm"))
+            fit.dropped.update(dict.fromkeys(more, "the engine missed the budget that its emulation held; next in sensitivity"))
             candidates.append(self._build_within_budget(float_layers))
             self.set_verdict(candidates[-1])
         if self.strategy.reports_accuracy:
             self._report_budget(judge.budget, fit)
         return fit
 
-    def _build_within_budget(self, float_layers: frozenset[str]) -> EngineCandidate:
+    def _build_within_budget(self, float_layers: frozenset[str]) -> PrecisionEngine:
         return self.strategy.build(self, f"{self.strategy.name} without {len(float_layers)} layers, within the budget", float_layers)
 
     def _report_budget(self, budget: Budget, fit: Fit) -> None:
-        """Adds a sentence about the budget: to the notes where it is missed or was not judged, else to the info."""
+        """Adds a sentence about the budget: to the notes if it is missed or was not evaluated, else to the info."""
         text = f"Accuracy: {budget.text}; {fit.verdict.text if fit.verdict else 'not judged'}"
         if fit.dropped:
             named = "; ".join(f"'{n}': {why}" for n, why in list(fit.dropped.items())[:3])
@@ -188,15 +188,15 @@ class PrecisionSearch:
             text += f": nothing has to leave {self.strategy.title} for it."
         (self.info if fit.holds else self.notes).append(text)
 
-    def _compare(self, candidates: Sequence[EngineCandidate]) -> Ranking:
+    def _compare(self, candidates: Sequence[PrecisionEngine]) -> Ranking:
         self.progress.stage("comparing engines", 1)
         backend = get_backend(self.config.backend, threads=max(self.config.threads, 0))
         ranking = compare_engines([c.plan for c in candidates], backend, self.config)
         self.progress.step("done")
         return ranking
 
-    def _refine_finalists(self, candidates: list[EngineCandidate], ranking: Ranking) -> list[EngineCandidate]:
-        """The candidates, the fastest allowed one in floating point and in low precision built again where they are near the fastest."""
+    def _refine_finalists(self, candidates: list[PrecisionEngine], ranking: Ranking) -> list[PrecisionEngine]:
+        """The candidates, with the fastest allowed ones in floating point and in low precision rebuilt if they are near the fastest."""
         allowed = _allowed(candidates)
         is_low = [c.plan.report.quantized is not None for c in candidates]
         refined = list(candidates)
@@ -208,7 +208,7 @@ class PrecisionSearch:
                     refined[best] = again
         return refined
 
-    def _keep(self, candidates: Sequence[EngineCandidate], ranking: Ranking, fit: Fit) -> EnginePlan:
+    def _keep(self, candidates: Sequence[PrecisionEngine], ranking: Ranking, fit: Fit) -> EnginePlan:
         """The fastest allowed engine, with the comparison in its report."""
         index = ranking.select(self.strategy.preference(candidates, _allowed(candidates)))
         times_ms = [1e3 * ranking.seconds(i) for i in range(len(candidates))]
@@ -231,7 +231,7 @@ class PrecisionSearch:
         return self._report(kept.plan)
 
     def _build_untimed(self) -> EnginePlan:
-        """Low precision wherever it is possible and the budget allows it, where nothing is timed."""
+        """The engine without timing: low precision for all layers that the budget allows."""
         fit = Fit()
         if self.judge is not None and self.strategy.reports_accuracy:
             fit = self.judge.fit([x.name for x in self.layers], {}, self.strategy.demanded)
@@ -249,6 +249,6 @@ class PrecisionSearch:
         return plan
 
 
-def _allowed(candidates: Sequence[EngineCandidate]) -> list[int]:
-    """Indices of the candidates that hold the budget; the baseline's where none does."""
+def _allowed(candidates: Sequence[PrecisionEngine]) -> list[int]:
+    """Indices of the candidates within the budget; that of the baseline if none is."""
     return [i for i, c in enumerate(candidates) if c.is_allowed] or [0]

@@ -21,8 +21,8 @@ from whet.runtime.memory import read_bytes, write_bytes
 def rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], axes: BatchAxes, batch: int, seed: int = 0):
     """(layer, error of its worst output, relative to the largest value) layer by layer; `other` is the same engine over memory of its own.
 
-    Layers with a constant part for each image are left out: `axes.fixed`. The turned run gets each layer's actual inputs, turned, so that
-    errors do not travel. 0 where the bits are the same.
+    Layers with a constant part for each item (`axes.fixed`) are left out. The second run gets each layer's actual inputs, rotated, so that
+    errors do not propagate. 0 for equal bits.
     """
     shift = 1 + int(np.random.RandomState(seed).randint(0, batch - 1))
     bound.feed(data)
@@ -31,7 +31,7 @@ def rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[s
         if layer.name not in axes.fixed:
             for t in layer.inputs:
                 if t is not None and not t.is_constant:
-                    _turn(bound, other, t, axis.get(t.name), shift, batch)
+                    _copy_rotated(bound, other, t, axis.get(t.name), shift, batch)
         bound.run_step(i)
         if layer.name not in axes.fixed:
             other.run_step(i)
@@ -45,7 +45,7 @@ def _pieces(bound: BoundEngine, name: str, shift: int, batch: int) -> list[tuple
     return [(at + cut, at, nbytes - cut), (at, at + nbytes - cut, cut)]
 
 
-def _turn(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, shift: int, batch: int) -> None:
+def _copy_rotated(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, shift: int, batch: int) -> None:
     """Copies a tensor to the other arena, rotated along its batch axis."""
     if axis in (None, 0):
         at, nbytes = bound.place(t.name)

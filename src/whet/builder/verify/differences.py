@@ -33,7 +33,7 @@ def float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
         return np.inf, "NaN in other places than the reference"
     a, b = a[~np.isnan(a)], np.clip(b[~np.isnan(b)], -448, 448)
     e, largest = np.abs(a - b), float(np.abs(b).max(initial=0.0))
-    if largest == 448:  # what saturates may be larger than is seen, and errors go with it
+    if largest == 448:  # the true magnitude of saturated values is unknown, and so is their error
         largest *= _SATURATED
     if not e.any():
         return 0.0, ""
@@ -51,7 +51,7 @@ def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
     a, b = got.astype(np.float64).reshape(-1), np.asarray(ref, np.float64).reshape(-1)
     limit = float(np.finfo(np.float32).max) if got.dtype.itemsize >= 4 or got.dtype.name == "bfloat16" else float(np.finfo(np.float16).max)
     if got.dtype != np.float64:
-        b = np.where(np.abs(b) > limit, np.copysign(np.inf, b), b)  # what overflows in the output's type
+        b = np.where(np.abs(b) > limit, np.copysign(np.inf, b), b)  # overflows of the output's type
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return np.inf, "NaN or infinite values in other places than the reference"

@@ -19,8 +19,8 @@ from whet.tactics.cpu.onednn._api.library import library
 class EngineRun:
     """A network's values by an FP32 engine of fixed kernels on one thread: the same bits for the same sample under any load.
 
-    Where oneDNN is not installed (a machine for GPUs may be without), NumPy's reference computes: the same numbers but for their last bits, slower.
-    Q/DQ and casts stand as layers of their own, so a network from precision.emulated computes its roundings in FP32.
+    If oneDNN is not installed (as on some GPU machines), the NumPy reference computes: slower, equal up to rounding.
+    Q/DQ and casts are separate layers, so a network from precision.emulated computes its roundings in FP32.
     """
 
     def __init__(self, net: Network, names: Iterable[str]):

@@ -48,7 +48,7 @@ class Checked:
     network_bound: float = FLOOR
     emulation_error: float | None = None
     images: tuple[int, ...] | None = None  # of the batch, compared with the reference; None: all
-    turned: float = 0.0  # largest difference between an image's results at two places of the batch
+    turned: float = 0.0  # largest difference between an item's results at two indices of the batch
     probe_outputs: dict[str, np.ndarray] = field(default_factory=dict)
 
     def take(self, c: Compared) -> None:
@@ -89,7 +89,7 @@ class Compared:
 def compare_layer(
     layer: Layer, choice: Choice, ins: list, outs: list[np.ndarray], images: BatchItems | None = None, axes: BatchAxes = NO_BATCH_AXES
 ) -> Compared:
-    """Compares one layer's outputs with the reference on its actual inputs (`ins` as stored; of some images where those are given)."""
+    """Compares one layer's outputs with the reference on its actual inputs (`ins` as stored; of the items `images` if given)."""
     if choice.tactic.rpartition("/")[2] == "numpy_reference":
         return Compared(layer.name)  # it is the reference itself
     errors = []
@@ -117,7 +117,7 @@ def layer_bound(layer: Layer, choice: Choice, dtype: str) -> float:
 class NetworkJudge:
     """Judges the outputs against the source network in float64.
 
-    FP32 is judged by the source network's own error in FP32, which no pass can touch. Where the engine stores smaller types, the
+    FP32 is judged by the source network's own error in FP32, which no pass can change. If the engine stores smaller types, the
     lowered network must first pass that same test in float64; then the emulation's own roundings are allowed for on top.
     """
 
@@ -157,6 +157,7 @@ class NetworkJudge:
                 found.emulation_error = worst_error(self.emulated(), lowered)
                 found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
         if found.network_error > found.network_bound and has_ties(self.source):
+
             def run(net: Network) -> dict[str, np.ndarray]:
                 return _reference(net, self.inputs, self.images, widen=True)
 
@@ -174,5 +175,5 @@ class NetworkJudge:
 
 
 def _reference(net: Network, inputs: Mapping[str, np.ndarray], images: BatchItems | None, *, widen: bool = False) -> dict[str, np.ndarray]:
-    """Outputs of a network by the reference, for the judged batch items."""
+    """Outputs of a network by the reference, for the verified batch items."""
     return run_network(net, inputs, widen=widen) if images is None else run_network_on_items(net, inputs, images, widen=widen)

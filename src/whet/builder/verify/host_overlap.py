@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_MOST = 8  # threads; each holds the arrays of what it works on
+_MOST = 8  # threads; each holds the arrays of its layer
 
 
 class Beside:
@@ -21,7 +21,7 @@ class Beside:
     def __init__(self, many: bool):
         workers = min(_MOST, len(os.sched_getaffinity(0))) if many else 1
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="beside") if workers > 1 else None
-        self._most = 2 * workers  # results that wait
+        self._most = 2 * workers  # pending results
         self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
 
     def early(self, make: Callable[[], T]) -> Callable[[], T]:

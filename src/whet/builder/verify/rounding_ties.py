@@ -28,7 +28,7 @@ def has_ties(net: Network) -> bool:
 def nudged_outputs(
     net: Network, inputs: Mapping[str, np.ndarray], run: Callable[[Network], Mapping[str, np.ndarray]] | None = None
 ) -> Iterator[list[np.ndarray]]:
-    """The outputs in float64 (or what `run` gives) with the scales of all QuantizeLinear layers nudged up, then down."""
+    """The outputs in float64 (or of `run`) with the scales of all QuantizeLinear layers nudged up, then down."""
     for sign in (1, -1):
         made = net.clone()
         for layer in made.layers:

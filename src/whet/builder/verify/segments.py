@@ -44,7 +44,7 @@ class SegmentedRuns:
         self.own = _segments(net, self.cuts, self.outputs) or []
         self._engines: dict[_Segment, EngineRun] = {}
         self._samples = list(samples)  # they stay alive, so that nothing else is taken for one of them
-        self._known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # of each: what crosses each cut
+        self._known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # of each: the tensors at each cut
         self._bytes = 0
 
     def __call__(self, net: Network, names: list[str]) -> EngineRun | _SegmentedRun:
@@ -63,7 +63,7 @@ class SegmentedRuns:
         return found
 
     def known(self, feeds: Values, most: int) -> tuple[int, dict[str, np.ndarray]]:
-        """How many segments, at most `most`, of the network itself were run for a sample, and what they left."""
+        """The number of leading segments (at most `most`) of the unmodified network already run for a sample, and their results."""
         before = self._known.get(id(feeds), [])[:most]
         return len(before), dict(before[-1]) if before else dict(feeds)
 

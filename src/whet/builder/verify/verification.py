@@ -1,8 +1,8 @@
-"""Verification: are the kernels right, and is the network? Two questions, never mixed (see the design notes).
+"""Verification of the kernels and of the network, by separate checks (see the design notes).
 
 Kernels: each layer of the engine against the reference of that same layer on its actual inputs, in float64, within the tactic's
-bound; exact for integers, where quantized outputs may differ by one in a tie. Network: against the source network in float64, at
-most 4 times the error of the same network in FP32, or of an emulation that rounds where the engine rounds; with a floor of 1e-5.
+bound; exact for integers, except that quantized outputs may differ by one in a tie. Network: against the source network in float64, at
+most 4 times the error of the same network in FP32, or of an emulation that rounds like the engine; with a floor of 1e-5.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from whet.network import Layer, Network
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime import BoundEngine, WeightStore, bind
 
-_LONG_MACS = 2e9  # multiply-adds of an image that the reference in NumPy takes seconds for
+_LONG_MACS = 2e9  # multiply-adds of one item; the NumPy reference takes seconds for them
 
 
 def verify_engine(
@@ -36,8 +36,8 @@ def verify_engine(
 ) -> Checked:
     """Runs both checks at the first profile's opt shapes. The network is not judged when a layer fails.
 
-    Of a batch of more than a few images, where each layer keeps them apart, some are compared with the reference and all with
-    themselves at other places of the batch: see builder/batching/batch_items.py and builder/verify/batch_positions.py.
+    In a batch of more than a few items that no layer mixes, some items are compared with the reference, and all with their own results at other
+    indices of the batch: see builder/batching/batch_items.py and builder/verify/batch_positions.py.
     """
     log.stage("verification", len(plan.network.layers) + 2)
     shapes = probe_shapes(plan)
@@ -96,14 +96,14 @@ def _few(
         find_batch_axes(source, shapes, batch)
         axes = find_batch_axes(plan.network, shapes, batch)
     except NotPerImage as e:
-        log.note(f"verification compares all {batch} images with the reference, which takes its time: {e}")
+        log.note(f"verification compares all {batch} images with the reference, which is slow: {e}")
         return None, NO_BATCH_AXES
     return BatchItems.of(batch, config.seed), axes
 
 
 def _for_the_network(images: BatchItems, source: Network, shapes: Mapping[str, tuple[int, ...]]) -> BatchItems:
-    """The images that the network as a whole is judged on: those of the layers, or one of them where the reference takes long for an image. That
-    kernels treat all places alike is asked of the layers; the whole says how roundings add up, and one large image says it."""
+    """The items on which the whole network is verified: those of the layers, or one of them if the reference is slow. Index-dependent errors are
+    found in the layers; the network check measures accumulated rounding, for which one large item is enough."""
     env = bind_symbols([(t.name, t.type) for t in source.inputs], shapes)
     if sum(macs(bind_layer(x, env)) for x in source.layers) < _LONG_MACS * images.batch:
         return images
@@ -111,7 +111,7 @@ def _for_the_network(images: BatchItems, source: Network, shapes: Mapping[str, t
 
 
 def _reader(bound: BoundEngine, axes: BatchAxes, images: BatchItems) -> Callable[[Layer, str], np.ndarray]:
-    """Reads the judged images of a layer's tensor, or all of one that has no image axis."""
+    """Reads the verified items of a tensor, or all of a tensor without a batch axis."""
 
     def read(layer: Layer, name: str) -> np.ndarray:
         axis = axes.axis.get(name)
@@ -168,7 +168,7 @@ def ban_failures(search: Any, checked: Checked, best: Any, log: ProgressLog) -> 
 def ban_nearest(search: Any, checked: Checked, best: Any, log: ProgressLog) -> bool:
     """Bans the tactic of the layer nearest to its bound, when the network's error is too large although each layer is within its bound.
 
-    Whether there was one to ban: no reformat, no layer without any error, and one that other kernels compute too.
+    Returns True if there was one: not a reformat, with a nonzero error, and with other kernels.
     """
     layer, error, bound = checked.worst
     if not error or layer not in search.kind_of:

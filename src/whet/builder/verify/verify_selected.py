@@ -26,8 +26,8 @@ def build_verified(
 ) -> EnginePlan:
     """The engine that `make` builds for `config`, verified against the source network that `source` returns for it.
 
-    `make` chooses among engines that nobody verified; if the chosen one fails, it is called again with verification on, which bans
-    what computes wrongly from each engine while it is built.
+    `make` selects among engines that were not verified. If the selected one fails, `make` is called again with verification on, which bans wrong
+    kernels from each engine while it is built.
     """
     if not config.verify or config.lock:
         return make(config)
