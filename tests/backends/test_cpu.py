@@ -146,7 +146,7 @@ def test_large_memory_may_lie_in_huge_pages_and_is_no_childs():
 
 
 def test_more_memory_than_there_is_is_refused_not_promised():
-    with pytest.raises(BackendError, match=r"MiB are needed in one piece.*--memPoolSize"):
+    with pytest.raises(BackendError, match=r"MiB are needed in one block.*--memPoolSize"):
         get_backend("cpu").allocate(info.total_memory() * 2)
     for wrong in ((-1, 64), (10, 3), (10, 8192)):
         with pytest.raises(BackendError, match="cannot allocate"):

@@ -83,7 +83,7 @@ def test_the_shapes_choose_the_profile(plan, source):
             ran = {s.tactic for s in context.launches().shaped.steps}
             assert (CONV in ran) == (profile == 0)
         assert [r.name.endswith("[profile 1]") for r in context.profile(inputs(NET, N=2), 2)] == [True] * len(plan.others[0].network.layers)
-        with pytest.raises(ShapeError, match=r"9x3x10x10, which no profile takes. Profiles: 0: x 1x3x10x10 to 1x.*; 1: x 2x3x10x10 to 8x"):
+        with pytest.raises(ShapeError, match=r"9x3x10x10, which no profile accepts. Profiles: 0: x 1x3x10x10 to 1x.*; 1: x 2x3x10x10 to 8x"):
             context.run(inputs(NET, N=9))
     with pytest.raises(ShapeError, match="Profile 1 takes it"):
         engine.create_context(0).run(inputs(NET, N=2))

@@ -168,12 +168,12 @@ def test_what_an_engine_cannot_hold_is_said():
     m = loop(True)
     del m.graph.initializer[-1]
     m.graph.input.append(value("M", N))
-    with pytest.raises(UnsupportedError, match="how many turns there are is computed at run time"):
+    with pytest.raises(UnsupportedError, match="the number of iterations is computed at run time"):
         network_from_onnx(m)
     m = growing()
     del m.graph.initializer[-1]
     m.graph.input.append(value("M", N))
-    with pytest.raises(UnsupportedError, match="changes its shape from turn to turn; a loop is unrolled for 1 to 64 turns"):
+    with pytest.raises(UnsupportedError, match="change shape between iterations; a loop is unrolled for 1 to 64 iterations"):
         network_from_onnx(m)
 
 

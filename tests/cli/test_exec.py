@@ -100,7 +100,7 @@ def test_two_profiles_are_tuned_apart_and_chosen_by_the_shapes(folder):
     assert "[profile 1]" in said
     assert "Optimization profile 1." in whet(*run, "--useProfile=1", cwd=folder)
     assert "profile 0 takes 1 to 1" in whet(*run, "--useProfile=0", "--shapes=input:5x1x32x32", cwd=folder, code=1)
-    assert "no profile takes. Profiles: 0: input 1x1x32x32 to 1x1x32x32; 1:" in whet(*run, "--shapes=input:9x1x32x32", cwd=folder, code=1)
+    assert "no profile accepts. Profiles: 0: input 1x1x32x32 to 1x1x32x32; 1:" in whet(*run, "--shapes=input:9x1x32x32", cwd=folder, code=1)
     for k in (0, 1):
         said = whet("explain", "two.engine", f"--profile={k}", cwd=folder)
         assert "1: input 2x1x32x32 to 8x1x32x32, tuned for 8x1x32x32" in " ".join(said.split())

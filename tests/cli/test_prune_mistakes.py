@@ -39,7 +39,7 @@ TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
     (["--calibData=none.npz"], "none.npz holds no samples"),
     ([*TAYLOR, "--labels=floats.npy"], "labels must be a vector of class indices, one per sample, not float64"),
     ([*TAYLOR, "--labels=few.npy"], "there are 3 labels for 12 samples"),
-    ([*TAYLOR, "--labels=far.npy"], "the labels go from 90 to 99"),
+    ([*TAYLOR, "--labels=far.npy"], "labels range from 90 to 99"),
     ([*TAYLOR, "--labels=nothing.npy"], "--labels=nothing.npy: No such file"),
     ([*TAYLOR, "--labels=m.onnx"], "--labels=m.onnx is no .npy file of numbers"),
     ([*TAYLOR, "--labels=good.npz"], "--labels=good.npz is no .npy file of numbers"),
@@ -51,14 +51,14 @@ TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
     (["--fp16"], "--fp16 has nothing to say here: nothing is built or timed"),
     (["--flops=0.5x", "--latencyTable=t.json"], "--latencyTable has nothing to say here"),
     (["--noDepth"], "--depth has nothing to say here: with --ratio alone no branch goes"),
-    (["--skip=conv2.wieght"], "nothing that could be cut is called 'conv2.wieght'. Did you mean 'conv2.weight'"),
+    (["--skip=conv2.wieght"], "no prunable group, branch or layer is called 'conv2.wieght'. Did you mean 'conv2.weight'"),
     (["--width=conv2.weight"], "--width=conv2.weight: write GROUP=N"),
     (["--width=conv2.weight=-3"], "write GROUP=N, the units that stay"),
     (["--width=conv2.wieght=8"], "which is not a prunable group. Did you mean 'conv2.weight'"),
     (["--width=conv2.weight=17"], "the width 17 is invalid for 'conv2.weight' with 16 units: give 1 to 16"),
     (["--width=conv2.weight=0"], "the width 0 is invalid"),
     (["--width=conv2.weight=8", "--flops=0.5x"], "--width has nothing to say here: --flops chooses the widths"),
-    (["--skip=onv2"], "Names with it: /conv2/Conv, conv2.weight."),
+    (["--skip=onv2"], "Names that contain it: /conv2/Conv, conv2.weight."),
     (["-o", "m.onnx"], "--output=m.onnx would take the place of a file that is read here"),
     (["--recipe=m.onnx"], "--recipe=m.onnx would take the place"),
     (["--calibData=good.npz", "--weights=good.npz"], "--weights=good.npz would take the place"),
@@ -93,7 +93,7 @@ def test_widths_that_are_given_are_kept(home, monkeypatch):
     assert json.loads((home / "w.json").read_text())["about"]["widths"] == {"conv1.weight": 5, "conv2.weight": 16}
     with pytest.raises(PruneError, match=r"the width 2\.5 is invalid .* give 1 to 6"):
         prune(network_from_onnx("m.onnx"), PruneConfig(widths={"conv1.weight": 2.5}))
-    with pytest.raises(PruneError, match="with a target widths are chosen for it"):
+    with pytest.raises(PruneError, match="with a target widths are selected automatically"):
         prune(network_from_onnx("m.onnx"), PruneConfig(target=Target("flops", ratio=0.5), widths={"conv1.weight": 5}))
 
 
@@ -128,7 +128,7 @@ def test_a_missing_library_is_said_before_the_work(home, monkeypatch):
 @pytest.mark.parametrize(("call", "said"), [
     (lambda net: prune("m.onnx"), "not str: whet.network_from_onnx reads one from a file"),
     (lambda net: prune(net, None, np.zeros((4, 1, 32, 32), np.float32)), "data must be arrays by input name"),
-    (lambda net: prune(net, PruneConfig(skip="conv9")), "nothing that could be cut is called 'conv9'"),
+    (lambda net: prune(net, PruneConfig(skip="conv9")), "no prunable group, branch or layer is called 'conv9'"),
 ])  # fmt: skip
 def test_arguments_of_other_kinds_are_named(call, said, home):
     with pytest.raises(PruneError, match=said):

@@ -40,7 +40,7 @@ def test_a_table_then_a_target(model, tmp_path):
     assert f"{rows} rows that" in shared
     assert "0 of them new" in shared
     assert json.loads((tmp_path / "mine.json").read_text()) == json.loads(table.read_text())
-    with pytest.raises(CacheError, match="is no latency table"):
+    with pytest.raises(CacheError, match="is not a latency table"):
         CliRunner().invoke(latency_table, [str(model), f"--add={tmp_path / 'r.json'}", *map(str, null)], catch_exceptions=False)
     out = run(prune, model, "--latency=0.7x", f"--latencyTable={table}", "--recipe", tmp_path / "r.json", *null)
     assert re.search(r"FLOPs -\d+ %, parameters -\d+ %, predicted -3\d %", out)

@@ -116,7 +116,7 @@ def test_groups_that_cross_a_level_are_refused():
     _, layer, _ = sample_layer("Fused", detector_head_sample(1, 1, 80, (2, 3), (2, 5)))
     formats = {i: "nhwc" for i, t in enumerate(layer.inputs) if not t.is_constant}
     assert MovesCode(layer, formats, "linear", True, 2).row == 85
-    with pytest.raises(Refused, match="4 rows"):
+    with pytest.raises(Refused, match="4 consecutive rows"):
         MovesCode(layer, formats, "linear", True, 4)
 
 

@@ -78,7 +78,7 @@ def test_a_driver_that_is_missing_or_too_old_is_told(start):
 
 def test_a_gpu_that_is_not_there_is_counted(start):
     start(Binding(count=2))
-    with pytest.raises(BackendError, match=r"no GPU number 2: this machine shows 2 \(0 to 1\)"):
+    with pytest.raises(BackendError, match=r"no GPU number 2: this machine has 2 \(0 to 1\)"):
         driver.Device(2)
 
 

@@ -89,7 +89,7 @@ def test_machine_code(name, constants, tmp_path):
 
 def test_refusals_say_why():
     _, around, _ = sample_layer("Pad", Sample(["f32[3,4]", np.array([0, -2, 0, 3])], {"mode": "wrap"}))
-    assert "goes around once" in Pad().refuses(around, Pad().signatures(around, HOPPER)[0], HOPPER)
+    assert "at most one period" in Pad().refuses(around, Pad().signatures(around, HOPPER)[0], HOPPER)
     _, flat, _ = sample_layer("Pad", Sample(["f32[1,1,1,1,1,1,2]"], {"pads": (0,) * 13 + (1,)}))
     assert "six axes" in Pad().why_not(flat) or "6 axes" in Pad().why_not(flat)
     _, norm, _ = sample_layer("Softmax", OPS["Softmax"].samples[0])

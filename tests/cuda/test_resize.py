@@ -44,7 +44,7 @@ def test_all_float_samples_have_a_kernel():
 def test_refusals_say_why():
     tactic = Resize()
     _, cube, _ = sample_layer("Resize", Sample(["f32[1,2,4,4,4]"], {"scales": (1.0, 1.0, 2.0, 2.0, 2.0), "mode": "linear"}))
-    assert "two neighbours" in tactic.refuses(cube, tactic.signatures(cube, HOPPER)[0], HOPPER)
+    assert "two adjacent" in tactic.refuses(cube, tactic.signatures(cube, HOPPER)[0], HOPPER)
     _, channels, _ = sample_layer("Resize", Sample(["f32[1,2,4,4]"], {"scales": (1.0, 2.0, 2.0, 1.0), "mode": "linear"}))
     last = next(s for s in tactic.signatures(channels, HOPPER) if s.outputs[0].format == "nhwc")
     assert "height and width" in tactic.refuses(channels, last, HOPPER)

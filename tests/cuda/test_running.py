@@ -267,7 +267,7 @@ def test_no_memory_is_told_with_the_plans_sizes(dynamic):
 
     free, _ = engine.backend.device.free_memory()
     context._arena_bytes = free + 2**30
-    with pytest.raises(BackendError, match=r"no memory for a context: its arena takes \d+.*packed weights.*MiB of GPU memory were asked for"):
+    with pytest.raises(BackendError, match=r"no memory for a context: its arena takes \d+.*packed weights.*MiB of GPU memory were requested"):
         context.run({"x": feed(4)})
 
 

@@ -33,7 +33,7 @@ def test_text_round_trip(name, i):
         ("const %w: f32[-1] = seed(1)", "needs a static shape"),
         ("const %w: f32[N] = seed(1)", "needs a static shape"),
         ("const %w: f32[1] = sha256:0000", "were not given"),
-        ("%y = Relu(%nothing)", "%nothing is read before it is made"),
+        ("%y = Relu(%nothing)", "%nothing is used before it is computed"),
         ("%y = Relu(%x, axis=)", "expected a value"),
         ("%y = Rleu(%x)", "Rleu"),
         ("%y: f64[N,4] = Relu(%x)", "%y"),

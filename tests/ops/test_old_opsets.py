@@ -133,7 +133,7 @@ REFUSED = {
     "dropping": ("Dropout", 12, [f(3), np.array(0.5, np.float32), np.array(True)], {}, "evaluation mode"),
     "argmax": ("MaxPool", 12, [f(1, 2, 4, 4)], {"kernel_shape": [2, 2]}, "output 1", 2),
     "nonzero": ("NonZero", 13, [f(3)], {}, "depends on the data"),
-    "nms": ("NonMaxSuppression", 11, [f(1, 4, 4), f(1, 1, 4)], {}, "suppress in your program", 1, 2),
+    "nms": ("NonMaxSuppression", 11, [f(1, 4, 4), f(1, 1, 4)], {}, "run it outside the model", 1, 2),
     "random": ("RandomNormalLike", 13, [f(3)], {}, "random numbers"),
     "reshape": ("Reshape", 13, [f(6), i(2, 3)], {}, "computed from data at run time", 1, 2),
 }

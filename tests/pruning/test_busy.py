@@ -101,7 +101,7 @@ def test_one_that_stays_busy_says_how_much_of_the_choice_that_touches(machine, n
     marked, of, others = report.doubtful
     assert 10 < marked == of
     assert others == 1.25
-    said = f"{marked} of {marked} layer times behind this were taken while {OTHERS} used up to 1.2 CPUs. A latency table"
+    said = f"{marked} of {marked} layer times were measured while {OTHERS} used up to 1.2 CPUs. A latency table"
     assert said in report.lines()[2]
 
 
@@ -168,7 +168,7 @@ def test_the_commands_say_it(machine, tmp_path):
     out = CliRunner().invoke(latency_table, [str(model), f"--export={table}", *null], catch_exceptions=False).output
     assert f"{LatencyTable(table).busy} rows were timed while {OTHERS} used the CPUs: the next run that finds the machine quiet" in out
     target = [str(model), "--latency=0.7x", f"--latencyTable={table}", "-o", str(tmp_path / "s.onnx"), *null]
-    assert f"layer times behind this were taken while {OTHERS} used up to 1.0 CPUs" in CliRunner().invoke(prune_command, target).output
+    assert f"layer times were measured while {OTHERS} used up to 1.0 CPUs" in CliRunner().invoke(prune_command, target).output
     machine.others = 0.0
     out = CliRunner().invoke(prune_command, target, catch_exceptions=False).output
     assert "layer times behind this" not in out

@@ -1,4 +1,4 @@
-"""Costs without cutting: what they say of any widths is what counting the really cut network gives; shrunk layers are its layers."""
+"""Costs without cutting: predictions for any widths equal the costs of the network after a real cut; shrunk layers equal its layers."""
 
 from dataclasses import replace
 
@@ -139,12 +139,12 @@ def test_a_stopped_measurement_goes_on(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "is not JSON"),
-        ("[]", "is no latency table"),
+        ("{", "is not valid JSON"),
+        ("[]", "is not a latency table"),
         ('{"format": "whet.pruning.latency_table", "version": 7}', "has version 7"),
         ('{"format": "whet.pruning.latency_table", "version": 1, "rows": {"a": {"ms": 1}}}', "damaged row"),
         ('{"format": "whet.pruning.latency_table", "version": 1, "rows": {"a": {"device": "", "precisions": "", "conditions": "", "layer": "",'
-         ' "tactic": "", "ms": -1, "spread_ms": 0}}}', "no number from 0 on"),
+         ' "tactic": "", "ms": -1, "spread_ms": 0}}}', "not a finite number >= 0"),
     ],
 )  # fmt: skip
 def test_damaged_tables(tmp_path, text, why):
@@ -155,12 +155,12 @@ def test_damaged_tables(tmp_path, text, why):
 
 
 def test_shrinking_a_layer_that_counts_on_its_size_is_refused():
-    from whet.pruning.shrink import shrunk
+    from whet.pruning.shrink import shrink_layer
 
     base = static_layers(net_of("resnet18"), NULL)
     conv = next(x for x in base.values() if x.composite == "Conv" or x.op == "Conv")
     with pytest.raises(NetworkError):
-        shrunk(conv, {("out", 0, 1): 7})
+        shrink_layer(conv, {("out", 0, 1): 7})
 
 
 def test_step_edges():

@@ -137,7 +137,7 @@ def test_labels_make_it_the_loss():
         change = loss(zeroed(net, {g.name: [k for k in range(g.size) if k != unit]})) - loss(net)
         z = seen.z[g.name][:, unit]
         assert np.abs(change + z).max() <= 0.5 * np.abs(z).max() + 1e-6
-    with pytest.raises(PruneError, match="labels need an output of classes"):
+    with pytest.raises(PruneError, match=r"labels need an output \[samples, classes\]"):
         gates(net, [g], [], {"x": x}, np.array([0, 1, 2, 3]))
     with pytest.raises(PruneError, match="2 labels for 4 samples"):
         gates(net, [g], [], {"x": x}, labels[:2])

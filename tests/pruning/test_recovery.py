@@ -101,8 +101,8 @@ def test_what_is_redundant_is_recovered_exactly():
     after = np.abs(run_network(made, data)["y"] - want).max()
     assert after < 1e-4 < 0.1 < before
     assert [n[:2] for n in notes] == [(k, 7) for k in range(1, 8)]
-    assert "c1: exact already" in notes[0][2]
-    assert "-> 0.000 of its output" in notes[2][2]
+    assert "c1: already exact" in notes[0][2]
+    assert notes[2][2].endswith("-> 0.000")
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -164,7 +164,7 @@ def test_the_cut_network_is_left_alone_and_others_are_refused():
     recover(small, net, kept, data)
     assert str(small) == before
     other = parse_network(REDUNDANT.replace("%p", "%q"))
-    with pytest.raises(PruneError, match="layers that the original has not"):
+    with pytest.raises(PruneError, match="layers that the original lacks"):
         recover(small, other, kept, data)
 
 
@@ -216,7 +216,7 @@ def test_prune_does_all_of_it():
 
 def test_what_cannot_be_pruned():
     net = parse_network(REDUNDANT)
-    with pytest.raises(PruneError, match=r"nothing that could be cut is called 'w9'\. The groups are w1, w2\."):
+    with pytest.raises(PruneError, match=r"no prunable group, branch or layer is called 'w9'\. The groups are w1, w2\."):
         prune(net, PruneConfig(skip=("w9",)))
     with pytest.raises(PruneError, match="no channels that can be cut"):
         prune(net, PruneConfig(skip=("w1", "w2")))

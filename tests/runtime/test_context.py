@@ -260,7 +260,7 @@ def test_two_threads_in_one_context(engine, monkeypatch):
     thread = threading.Thread(target=context.run, args=({"x": image()},))
     thread.start()
     assert inside.wait(5)
-    with pytest.raises(ContextError, match="in use by another thread; make one per thread"):
+    with pytest.raises(ContextError, match="in use by another thread; create one per thread"):
         context.run({"x": image()})
     go.set()
     thread.join()

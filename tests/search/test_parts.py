@@ -568,7 +568,7 @@ def test_what_is_named_stays_whole(case, tmp_path):
     assert branch.name not in space.branches
     assert len(space.branches) == len(branches(net)) - 1
     assert any("are not pruned" in why for _, why in space.left_out)
-    with pytest.raises(UsageError, match=r"'space\.skip': nothing that could be cut is called .*Did you mean"):
+    with pytest.raises(UsageError, match=r"'space\.skip': no prunable group, branch or layer is called .*Did you mean"):
         search_space(net, recipe_with(case, tmp_path, space={"skip": layer + "x"}))
 
 

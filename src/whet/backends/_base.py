@@ -38,17 +38,17 @@ class Capabilities:
     executes: bool = True  # False: kernels are planned and their cost is estimated; outputs are not computed
     host_memory: bool = True  # buffers are host memory: NumPy views and kernels in Python can use them
     workers: bool = False  # the number of threads can be chosen, and several launch lists can run in parallel, one thread each (`parallel_launch`)
-    overlapping_launches: bool = False  # a launch may start while its predecessor runs, so a kernel's cost is known only within the network
-    compiles_ahead: bool = False  # kernels are compiled from source before their first launch, and `compile_ahead` starts that in the background
-    cold_cache_clock: bool = False  # `cold_seconds` times a run that does not find its operands in the L2 cache
-    measures_load: bool = False  # `watch` measures what other programs use of the device
+    overlapping_launches: bool = False  # a launch may start while its predecessor runs, so a kernel must be timed within the network
+    compiles_ahead: bool = False  # kernels are compiled from source before their first launch; `compile_ahead` compiles in the background
+    cold_cache_clock: bool = False  # `cold_seconds` times a run whose operands are not in the L2 cache
+    measures_load: bool = False  # `watch` measures the load that other programs put on the device
     user_streams: bool = False  # `enqueue` starts a run on a user's stream and returns before it is done
     numbered_devices: bool = False  # there may be several devices, chosen by number: `--device=N`, `cuda:N`
     dlpack_device: int = 1  # device type of its memory in DLPack: 1 is the CPU (kDLCPU), 2 CUDA (kDLCUDA)
     unsupported_types: frozenset[str] = frozenset()  # storage types that no kernel uses here ("f16", "f8e4m3"), by whet's names of types
     with_8_bits: tuple[str, ...] = ()  # precisions that `whet auto` permits together with "int8" and "fp8", for layers that stay in floating point
-    flag_sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # flag of `whet exec` -> the --tacticSources switches it stands for
-    energy_seconds: float = 1.0  # how long energy must be measured: the update interval of the device's energy counter sets it
+    flag_sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # flag of `whet exec` -> the equivalent --tacticSources switches
+    energy_seconds: float = 1.0  # minimum duration of an energy measurement, from the update interval of the device's counter
 
 
 @dataclass
@@ -63,10 +63,10 @@ class Buffer:
 
 @dataclass
 class Load:
-    """CPU time that other programs used while something was timed: `others` in CPUs (0.5 is half a core), None where it was not measured.
+    """CPU time that other programs used during a timing: `others` in CPUs (0.5 is half a core), None if not measured.
 
-    `stolen` is the part of it during which a hypervisor let other guests of the same host run although this virtual machine had work (steal time,
-    proc_stat(5)). What such guests take of shared caches, memory bandwidth or the sibling hyperthread is not included.
+    `stolen` is the steal time in it (proc_stat(5)): a hypervisor ran other virtual machines of the same host although this one had work. Their use of
+    shared caches, memory bandwidth or the sibling hyperthread is not included.
     """
 
     others: float | None = None
@@ -83,7 +83,7 @@ class Load:
 
     @property
     def disturbed(self) -> bool:
-        """Whether more than a fifth of a CPU was used by others; never for less than 0.1 s, as /proc counts in ticks of 10 ms."""
+        """True if others used more than a fifth of a CPU; never for less than 0.1 s, as /proc counts in ticks of 10 ms."""
         return self.others is not None and self.seconds >= 0.1 and self.others > 0.2
 
 
@@ -99,7 +99,7 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """The larger of max|a-b|/max|b| and ||a-b||/||b||; infinite where NaN or infinities differ."""
+        """The larger of max|a-b|/max|b| and ||a-b||/||b||; infinite if NaN or infinities differ."""
         if self.odd:
             return float("inf")
         if self.worst == 0:
@@ -108,7 +108,7 @@ class Difference:
 
 
 class Call:
-    """One recorded launch; base class of what kernels put on a stream."""
+    """One recorded launch; base class of the work that kernels put on a stream."""
 
     #: (function, a, b, c, d): five machine words for a loop in machine code; None: `run` is called
     native: tuple[int, int, int, int, int] | None = None
@@ -144,13 +144,13 @@ class Executable(Protocol):
     """Recorded launches that run again and again."""
 
     def run(self) -> None:
-        """Runs all launches and returns when the results are there. Raises BackendError when a kernel fails."""
+        """Runs all launches and returns when the results are complete. Raises BackendError when a kernel fails."""
 
     def run_timed(self) -> list[float]:
-        """Runs launch by launch; seconds of each (for the profiler; slower as a whole)."""
+        """Runs launch by launch and returns the seconds of each (for the profiler; slower in total)."""
 
     def refresh(self) -> None:
-        """Called after operands of recorded launches got other addresses."""
+        """Called after addresses of operands of recorded launches have changed."""
         return None
 
 
@@ -159,17 +159,17 @@ class Completion(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the outputs are there. Raises BackendError when a kernel failed."""
+        """True if the outputs are complete. Raises BackendError when a kernel failed."""
 
     def synchronize(self) -> None:
         """Waits for the outputs. Raises BackendError when a kernel failed."""
 
     def close(self) -> None:
-        """Releases what it holds."""
+        """Releases its resources."""
 
 
 class Backend(Protocol):
-    """A device with memory, recorded launches and a clock. Derive from it: methods with a body below are defaults.
+    """A device with memory, recorded launches and a clock. Derive from it: methods with a body are defaults.
 
     `name` is its folder's name, set by `@backend`. `threads` is the number of CPU threads that kernels are planned for (1 on a GPU). The
     constructor takes `threads` (0: the backend chooses) and ignores keywords that it does not know; it raises BackendError when the device, its
@@ -195,11 +195,11 @@ class Backend(Protocol):
         raise NotImplementedError
 
     def key(self) -> str:
-        """Everything about the device that can change a time or a result: model, features, threads, driver and compiler versions."""
+        """All properties of the device that can change a time or a result: model, features, threads, driver and compiler versions."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """The device for people and for engines' headers: "backend", "model" and more, as plain data."""
+        """Description of the device for reports and engine headers: "backend", "model" and more, as JSON data."""
         raise NotImplementedError
 
     # threads of the calling process
@@ -210,12 +210,12 @@ class Backend(Protocol):
 
     @property
     def caution(self) -> str:
-        """What users of this device should know before they trust times or kernels; "" for nothing."""
+        """A warning about times or kernels on this device; "" for none."""
         return ""
 
     @property
     def lost(self) -> str:
-        """Why the process's context on the device is gone, after which no buffer of it can be used; "" while it works."""
+        """Reason why the process lost its context on the device, which invalidates all its buffers; "" while the context is valid."""
         return ""
 
     # memory that the host cannot address: required where `host_memory` is False
@@ -225,11 +225,11 @@ class Backend(Protocol):
         self._missing("read")
 
     def write(self, buffer: Buffer, offset: int, data: np.ndarray) -> None:
-        """Copies bytes (uint8) into a buffer; returns when they are there."""
+        """Copies bytes (uint8) into a buffer; returns when the copy is complete."""
         self._missing("write")
 
     def copy(self, target: Buffer, to: int, source: Buffer, at: int, nbytes: int) -> None:
-        """Copies `nbytes` from offset `at` of `source` to offset `to` of `target`; returns when they are there."""
+        """Copies `nbytes` from offset `at` of `source` to offset `to` of `target`; returns when the copy is complete."""
         self.write(target, to, self.read(source, at, nbytes))
 
     def difference(self, a: Buffer, at: int, b: Buffer, to: int, nbytes: int, dtype: str) -> Difference:
@@ -240,7 +240,7 @@ class Backend(Protocol):
 
     @property
     def device_number(self) -> int:
-        """The number of the device, where they are numbered."""
+        """The number of the device, for backends with `numbered_devices`."""
         return 0
 
     def read_address(self, address: int, nbytes: int) -> np.ndarray:
@@ -248,11 +248,11 @@ class Backend(Protocol):
         self._missing("read_address")
 
     def write_address(self, address: int, data: np.ndarray) -> None:
-        """Copies bytes to memory that belongs to another library; returns when they are there."""
+        """Copies bytes to memory that belongs to another library; returns when the copy is complete."""
         self._missing("write_address")
 
     def copy_address(self, to: int, source: int, nbytes: int) -> None:
-        """Copies bytes from one address on the device to another; returns when they are there."""
+        """Copies bytes from one address on the device to another; returns when the copy is complete."""
         self._missing("copy_address")
 
     # users' streams: required where `user_streams` is True
@@ -262,30 +262,30 @@ class Backend(Protocol):
         self._missing("enqueue")
 
     def after_default_stream(self, executable: Any) -> None:
-        """Makes the next run of `executable` wait for the work that other libraries have put on the device's default stream."""
+        """Makes the next run of `executable` wait for the work of other libraries on the device's default stream."""
         self._missing("after_default_stream")
 
     # several launch lists at once: required where `workers` is True
 
     def why_not_parallel(self, calls: Sequence[Any]) -> str | None:
-        """Why launches that were recorded for one thread cannot run next to others; None where they can."""
+        """Reason why launches recorded for one thread cannot run in parallel with others; None if they can."""
         return f"the backend '{self.name}' runs one launch list at a time"
 
     def parallel_launch(self, launch_lists: Sequence[Sequence[Any]]) -> Call:
-        """One launch that runs several launch lists in parallel, one thread each. Raises BackendError where `why_not_parallel` says so."""
+        """One launch that runs several launch lists in parallel, one thread each. Raises BackendError if `why_not_parallel` gives a reason."""
         raise BackendError(f"launch lists cannot run in parallel: {self.why_not_parallel(())}.")
 
     # measuring
 
     def seconds_in_row(self, executables: Sequence[Any]) -> list[float]:
-        """Seconds of one run of each executable, back to back, so that the time to launch one is hidden by the run of its predecessor.
+        """Seconds of one run of each executable, back to back, so that launch overhead is hidden by the preceding run.
 
-        On a GPU the clock otherwise counts the microseconds in which the host launches, as many as a layer of a small network takes.
+        On a GPU the launch overhead of the host would otherwise be measured too; it is as long as a layer of a small network.
         """
         return [self.seconds(executable, 1)[0] for executable in executables]
 
     def cold_seconds(self, executable: Any, before: Any | None, other: Buffer) -> float:
-        """Seconds of a run that finds only what a run of `before` left in the L2 cache; `other` is memory larger than that cache."""
+        """Seconds of a run with an L2 cache that holds only data left by a run of `before`; `other` is memory larger than that cache."""
         self._missing("cold_seconds")
 
     def warm(self, array: np.ndarray) -> None:
@@ -293,7 +293,7 @@ class Backend(Protocol):
         return None
 
     def evict(self, pieces: Iterable[tuple[int, int]]) -> bool:
-        """Removes memory (address, bytes) from all caches; False, and nothing is done, where the device has no fast way to."""
+        """Removes memory (address, bytes) from all caches; returns False without effect if the device has no fast instruction for it."""
         return False
 
     def watch(self) -> AbstractContextManager[Load]:
@@ -301,15 +301,15 @@ class Backend(Protocol):
         return _not_measured()
 
     def compile_ahead(self, sources: Iterable[str]) -> None:
-        """Starts to compile kernels that are timed soon, in the background."""
+        """Starts background compilation of kernels that will be timed soon."""
         return None
 
     def peaks(self) -> dict[str, float]:
-        """Peak rates of the hardware: "bytes" a second and operations a second by type ("f16", ...); {} where they are unknown."""
+        """Peak rates of the hardware: "bytes" a second and operations a second by type ("f16", ...); {} if unknown."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Clocks (MHz), power (W), temperature (degrees Celsius) and other processes at this moment; {} where the device does not report them."""
+        """Clocks (MHz), power (W), temperature (degrees Celsius) and other processes at this moment; {} if the device does not report them."""
         return {}
 
     def _missing(self, method: str) -> NoReturn:
@@ -347,5 +347,5 @@ def capabilities_of(name: str) -> Capabilities:
 
 
 def get_backend(name: str = "cpu", **options: Any) -> Backend:
-    """A backend by name. Raises BackendError for an unknown one, or one whose device, driver or library is missing."""
+    """A backend by name. Raises BackendError for an unknown name, or if the device, driver or library is missing."""
     return backend_class(name)(**options)

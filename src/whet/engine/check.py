@@ -32,7 +32,7 @@ class _Life:
 def check_plan(plan: EnginePlan) -> None:
     """Raises EngineError (naming layer or tensor) when choices, profiles or arenas do not fit the network."""
     if len(plan.arenas) != max(len(plan.profiles), 1):
-        raise EngineError(f"the engine has {len(plan.profiles)} profiles and {len(plan.arenas)} arenas: it contradicts itself")
+        raise EngineError(f"the engine has {len(plan.profiles)} profiles and {len(plan.arenas)} arenas: it is inconsistent")
     if plan.others:
         _check_others(plan)
     stored = _storage(plan)
@@ -69,10 +69,10 @@ def _check_others(plan: EnginePlan) -> None:
         return [(t.name, str(t.type)) for t in (*p.network.inputs, *p.network.outputs)]
 
     if len(plan.others) != len(plan.profiles) - 1:
-        raise EngineError(f"the engine has {len(plan.profiles)} profiles and {len(plan.others)} plans of further ones: it contradicts itself")
+        raise EngineError(f"the engine has {len(plan.profiles)} profiles and {len(plan.others)} plans of further ones: it is inconsistent")
     for k, other in enumerate(plan.others, 1):
         if (other.profiles, other.arenas, other.others) != ([plan.profiles[k]], [plan.arenas[k]], []):
-            raise EngineError(f"profile {k} and its own plan have other shapes or arenas: the engine contradicts itself")
+            raise EngineError(f"profile {k} and its own plan have other shapes or arenas: the engine is inconsistent")
         if outside(other) != outside(plan):
             raise EngineError(f"the network of profile {k} has other inputs or outputs than that of profile 0")
         if (other.backend, other.machine_key, other.threads) != (plan.backend, plan.machine_key, plan.threads):
@@ -105,7 +105,7 @@ def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
     names = {layer.name for layer in net.layers}
     if names != set(plan.choices):
         odd = sorted(names ^ set(plan.choices))[0]
-        raise EngineError(f"'{odd}' has a layer but no choice, or a choice but no layer: the engine contradicts itself")
+        raise EngineError(f"'{odd}' has a layer but no choice, or a choice but no layer: the engine is inconsistent")
     found: dict[str, tuple[str, str]] = {}
     for layer in net.layers:
         c = plan.choices[layer.name]

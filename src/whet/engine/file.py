@@ -49,7 +49,7 @@ def write_engine(plan: EnginePlan, path: str | os.PathLike, *, packed_weights: M
     """Writes a plan to `path`: into a temporary file in the same folder, read back, then renamed, so that a failure loses nothing.
 
     `packed_weights` (see `Engine.packed_weights`) make the file larger and its loading on the same machine faster.
-    Raises EngineError: the plan contradicts itself, no space, no permission.
+    Raises EngineError: the plan is inconsistent, no space, no permission.
     """
     check_plan(plan)
     sections = _sections(plan, packed_weights or {})

@@ -84,7 +84,7 @@ class Reader:
         return f"{self.parent.path}[{self.key if isinstance(self.key, int) else repr(self.key[:60])}]"
 
     def fail(self, expected: str) -> EngineError:
-        return EngineError(f"{self.path} should be {expected}, it is {str(self.value)[:60]!r}: the engine is damaged or contradicts itself")
+        return EngineError(f"{self.path} should be {expected}, it is {str(self.value)[:60]!r}: the engine is damaged or inconsistent")
 
     def object(self, *keys: str) -> Reader:
         """Checks that this is an object with exactly these keys."""

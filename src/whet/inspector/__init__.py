@@ -1,4 +1,4 @@
-"""What an engine is and why: JSON in TensorRT's shape, layer tables, explanations."""
+"""Engine inspection: JSON in TensorRT's format, layer tables, explanations of the selection."""
 
 from whet.inspector.explain import explain
 from whet.inspector.facts import LayerFacts, find_layer, layer_facts

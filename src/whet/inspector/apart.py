@@ -13,35 +13,35 @@ _IN_PLACE = ("Reshape", "Slice")
 
 
 def apart(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[int, int]]:
-    """(operations, bytes) of a layer, or of each layer in its body where it was made around several that compute: convolutions in a row.
+    """(operations, bytes) of a layer, or of each compute layer in the body of a composite such as consecutive convolutions.
 
-    What lies between them counts as written and read in the layer's own storage type. `also` are composites of others to take apart ("Moves"), of
-    whose bodies the layers that need move nothing (a Reshape, a Slice: what follows reads there) don't count.
+    Intermediate tensors count as written and read in the layer's own storage type. `also` lists further composites to split ("Moves"); their
+    Reshape and Slice layers do not count, since consumers can read their input in place.
     """
     layer, choice = facts.layer, facts.choice
     if not _counts_parts(layer) and layer.composite not in also:
         return [(facts.flops, facts.bytes)]
     body = layer.regions["body"]
-    narrow = next(o[1] for o in (*choice.inputs, *choice.outputs) if o is not None)
+    storage = next(o[1] for o in (*choice.inputs, *choice.outputs) if o is not None)
     stored = {t: o[1] for t, o in (*zip(body.inputs, choice.inputs, strict=True), *zip(body.outputs, choice.outputs, strict=True)) if o is not None}
 
     def nbytes(t: Tensor) -> int:
-        kind = DTYPES[stored.get(t, narrow)]
+        kind = DTYPES[stored.get(t, storage)]
         return evaluate(TensorType(kind if t.dtype.is_float and kind.is_float else t.dtype, t.shape).nbytes, {})
 
-    def counted(x: Layer) -> list[tuple[int, int]]:
+    def count(x: Layer) -> list[tuple[int, int]]:
         if x.composite in also:
-            return [n for y in x.regions["body"].layers if y.op not in _IN_PLACE for n in counted(y)]
+            return [n for y in x.regions["body"].layers if y.op not in _IN_PLACE for n in count(y)]
         if _counts_parts(x):
-            return [n for y in x.regions["body"].layers for n in counted(y)]
+            return [n for y in x.regions["body"].layers for n in count(y)]
         return [(operations(x), sum(nbytes(t) for t in (*x.inputs, *x.outputs) if t is not None))]
 
     if layer.composite in also:
-        return counted(layer)
-    return [n for x in body.layers for n in counted(x)]
+        return count(layer)
+    return [n for x in body.layers for n in count(x)]
 
 
 def _counts_parts(layer: Layer) -> bool:
-    """Whether each layer in the body computes and counts; a Concat that is read in place costs nothing."""
+    """True if the layers of the body are counted one by one; a Concat that is read in place costs nothing."""
     described = composite_of(layer)
     return described is not None and described.counts_parts

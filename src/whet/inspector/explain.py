@@ -51,7 +51,7 @@ def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
         "choice": {} if plan.report.choice is None else _selection(plan.report.choice),
         "engines": encode(plan.report.engines),
         "slowest": [_summary(f, total) for f in slowest],
-        "by_tactic": _grouped(facts, total),
+        "by_tactic": _group_by_tactic(facts, total),
         "passes_fired": fired,
         "passes_that_did_not_fire": [n for n, k in fired.items() if not k],
         "skips": [{"pass": p, "layer": x, "reason": why} for p, x, why in passes.skipped],
@@ -63,7 +63,7 @@ def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
 
 
 def _selection(record: SelectionRecord) -> dict[str, Any]:
-    """The record with the cost that each search method reached as a key of its own, `METHOD ms`."""
+    """The record, with the cost reached by each search method under the key `METHOD ms`."""
     data: dict[str, Any] = encode(record)
     return {k: v for k, v in data.items() if k != "tried_ms"} | {f"{method} ms": ms for method, ms in record.tried_ms.items()}
 
@@ -81,7 +81,7 @@ def _summary(f: LayerFacts, total: float) -> dict[str, Any]:
     }
 
 
-def _grouped(facts: list[LayerFacts], total: float) -> list[dict[str, Any]]:
+def _group_by_tactic(facts: list[LayerFacts], total: float) -> list[dict[str, Any]]:
     groups: dict[str, list[LayerFacts]] = {}
     for f in facts:
         groups.setdefault(f.choice.tactic, []).append(f)
@@ -138,15 +138,15 @@ def _why(f: LayerFacts) -> str:
         return "The engine keeps no candidates: it was locked, or built without timing."
     if chosen is None or chosen.ms is None:
         return f"Nothing was timed; {f.choice.tactic} is the first that takes the layer."
-    mine = _alone(chosen.ms, f.cold(chosen))
+    own = _alone(chosen.ms, f.cold(chosen))
     if runner is None or runner.ms is None:
-        return f"Only {f.choice.tactic} computes it in these formats: {mine}."
+        return f"Only {f.choice.tactic} computes it in these formats: {own}."
     other = _alone(runner.ms, f.cold(runner))
     if runner.ms < chosen.ms:
         why = runner.reason or "its formats would cost more around it"
-        return f"{mine}; {runner.tactic} took {other}, but: {why}."
+        return f"{own}; {runner.tactic} took {other}, but: {why}."
     more = (runner.ms / chosen.ms - 1) * 100 if chosen.ms else 0.0
-    return f"{mine}, the fastest; {runner.tactic} took {more:.0f} % more: {other}."
+    return f"{own}, the fastest; {runner.tactic} took {more:.0f} % more: {other}."
 
 
 def _alone(ms: float, cold: float | None) -> str:

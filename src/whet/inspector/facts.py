@@ -14,13 +14,13 @@ from whet.ops import bind_layer, bind_symbols
 from whet.ops._cost import operations
 from whet.registry import nearest
 
-_LAUNCH_MS = 0.005  # a layer this short does little but start: thread wake-up and call
-_BUSY = 0.35  # of the best rate of this engine: below it, a short layer waits for its launch
+_LAUNCH_MS = 0.005  # layers up to this time are dominated by thread wake-up and call overhead
+_BUSY = 0.35  # fraction of the best rate of this engine: a short layer below it is launch-bound
 
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """One layer. `bytes`: memory traffic, weights included. `flops`: a multiply-add counts as two. `ms`: None when it was not timed."""
+    """One layer. `bytes`: memory traffic, weights included. `flops`: a multiply-add counts as two. `ms`: None if the layer was not timed."""
 
     name: str
     layer: Layer  # static
@@ -34,7 +34,7 @@ class LayerFacts:
     cold_ms: tuple[float | None, ...] = ()  # of the first candidates, with weights out of the L2 cache
 
     def cold(self, c: Candidate | None) -> float | None:
-        """Milliseconds of a candidate with cold weights (outside the L2 cache); None when that was not measured."""
+        """Milliseconds of a candidate with cold weights (outside the L2 cache); None if not measured."""
         return None if c is None else next((ms for mine, ms in zip(self.candidates, self.cold_ms, strict=False) if mine is c), None)
 
     @property
@@ -45,14 +45,14 @@ class LayerFacts:
 
     @property
     def chosen(self) -> Candidate | None:
-        """The chosen one among the candidates."""
+        """The selected candidate."""
         return next((c for c in self.candidates if _same(c, self.choice)), None)
 
     @property
     def refused(self) -> list[Candidate]:
         """Candidates that were not timed, with reasons; tactics without a signature for this layer come last."""
-        found = [c for c in self.candidates if c.ms is None and c.reason and not _same(c, self.choice)]
-        return sorted(found, key=lambda c: not c.signature)
+        refused = [c for c in self.candidates if c.ms is None and c.reason and not _same(c, self.choice)]
+        return sorted(refused, key=lambda c: not c.signature)
 
 
 def _same(c: Candidate, choice: Choice) -> bool:
@@ -91,7 +91,7 @@ def layer_facts(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None =
 
 
 def _traffic(layer: Layer, choice: Choice, env: Mapping[str, int]) -> tuple[int, int]:
-    """(bytes of all operands, those of weights among them). A packed weight counts in the layer's storage type."""
+    """(bytes of all operands, bytes of the weights among them). A packed weight counts in the layer's storage type."""
     total = weights = 0
     stored = next((o[1] for o in (*choice.inputs, *choice.outputs) if o is not None), "f32")
     for t, o in (*zip(layer.inputs, choice.inputs, strict=True), *zip(layer.outputs, choice.outputs, strict=True)):
@@ -100,8 +100,8 @@ def _traffic(layer: Layer, choice: Choice, env: Mapping[str, int]) -> tuple[int,
         if o is not None:
             n = evaluate(format_bytes(t.type.with_dtype(DTYPES[o[1]]), o[0]), env)
         else:
-            narrow = DTYPES[stored] if t.dtype.is_float and DTYPES[stored].is_float else t.dtype
-            n = evaluate(TensorType(narrow, t.shape).nbytes, env)
+            storage = DTYPES[stored] if t.dtype.is_float and DTYPES[stored].is_float else t.dtype
+            n = evaluate(TensorType(storage, t.shape).nbytes, env)
         total += n
         weights += n if t.is_constant else 0
     return total, weights
@@ -116,18 +116,18 @@ def _with_bounds(rows: list[LayerFacts], plan: EnginePlan) -> list[LayerFacts]:
         return rows
     flops = plan.machine.get("peak_flops_per_s") or max(r.flops / r.ms for r in timed if r.ms) * 1e3 or 1.0
     moved = plan.machine.get("bytes_per_s") or max(r.bytes / r.ms for r in timed if r.ms) * 1e3 or 1.0
-    found = []
+    bounded = []
     for r in rows:
         if not r.ms:
-            found.append(r)
+            bounded.append(r)
             continue
         compute, memory = 1e3 * r.flops / flops, 1e3 * r.bytes / moved
         if r.ms <= _LAUNCH_MS and max(compute, memory) < _BUSY * r.ms:
             bound = "launch"
         else:
             bound = "compute" if compute >= memory else "memory"
-        found.append(replace(r, bound=bound))
-    return found
+        bounded.append(replace(r, bound=bound))
+    return bounded
 
 
 def find_layer(rows: list[LayerFacts], wanted: str) -> LayerFacts:

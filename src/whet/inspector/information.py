@@ -1,4 +1,4 @@
-"""The engine as JSON in the shape of TensorRT 10's `IEngineInspector`, and as lines for a terminal."""
+"""The engine as JSON in the format of TensorRT 10's `IEngineInspector`, and as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ VERBOSITIES = ("layer_names_only", "detailed", "none")
 def engine_information(
     plan: EnginePlan, verbosity: str = "detailed", *, shapes: Mapping[str, tuple[int, ...]] | None = None, profile: int | None = None
 ) -> dict[str, Any]:
-    """The JSON of `--exportLayerInfo`: names only, every key, or none; of one profile, or of all as TensorRT lists them.
+    """The JSON of `--exportLayerInfo`: layer names, all keys, or nothing; for one profile, or for all profiles in TensorRT's order.
 
     `shapes` are those of the first profile listed (default: its opt shapes). Names of profile N > 0 end in ` [profile N]`.
-    Raises UsageError for another verbosity.
+    Raises UsageError for an unknown verbosity.
     """
     if verbosity not in VERBOSITIES:
         raise UsageError(f"profiling verbosity {verbosity!r} is none of {', '.join(VERBOSITIES)}")
@@ -59,7 +59,7 @@ _RIGHT = {"ms", "share", "GFLOP/s", "MB"}
 
 
 def layer_rows(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None = None) -> list[dict[str, str]]:
-    """The layer table: one dict of short texts per layer, keys as in COLUMNS. Untimed layers have empty texts."""
+    """The layer table: one dict of strings per layer, with the keys of COLUMNS. Times of untimed layers are empty."""
     from whet.inspector.words import layer_type
 
     facts = layer_facts(plan, shapes)

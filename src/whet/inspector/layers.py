@@ -29,7 +29,7 @@ def layer_object(f: LayerFacts) -> dict[str, Any]:
     if head_op(f.layer) in ("Conv", "ConvTranspose"):
         for t in (*ins, *outs):
             t["Dimensions"] += [1] * (len(t["Dimensions"]) == 3)
-    made: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "Name": f.name,
         "LayerType": layer_type(f.layer, f.choice),
         "Inputs": ins,
@@ -40,7 +40,7 @@ def layer_object(f: LayerFacts) -> dict[str, Any]:
         "StreamId": 0,
         "Metadata": _SEPARATOR.join(f"[ONNX Layer: {s}]" for s in f.layer.sources),
     }
-    return made | _own(f)
+    return keys | _additional_keys(f)
 
 
 def _tensor(t: Tensor, o: tuple[str, str] | None) -> dict[str, Any]:
@@ -56,8 +56,8 @@ def _tensor(t: Tensor, o: tuple[str, str] | None) -> dict[str, Any]:
     }
 
 
-def _own(f: LayerFacts) -> dict[str, Any]:
-    """The keys that TensorRT does not have: time, memory traffic, operations, bound, runner-up and refusals."""
+def _additional_keys(f: LayerFacts) -> dict[str, Any]:
+    """Keys that TensorRT's inspector lacks: time, memory traffic, operations, bound, runner-up and refusals."""
     runner = f.runner_up
     return {
         "Tactic": f.choice.tactic,
@@ -81,16 +81,16 @@ def _candidate(f: LayerFacts, c: Candidate) -> dict[str, Any]:
 
 
 def _parameters(f: LayerFacts) -> dict[str, Any]:
-    """The keys of the layer's kind."""
+    """The keys specific to the layer type."""
     op, kind = head_op(f.layer), layer_type(f.layer, f.choice)
     if kind in ("NoOp", "Constant"):
-        return {}  # readers drop these by LayerType, and count them as kept when there is a ParameterType
+        return {}  # tools drop these by LayerType, and keep layers that have a ParameterType
     if op in ("Conv", "ConvTranspose"):
         return _convolution(f)
     if op in ("Gemm", "MatMul"):
         return _product(f)
     if kind == "CaskPooling":
-        return _pooling(anchor(_in_floats(f.layer)))
+        return _pooling(anchor(_dequantized(f.layer)))
     if kind == "Reformat":
         a = f.layer.attrs
         return {"ParameterType": "Reformat", "Origin": "REFORMAT" if a["source_dtype"] == a["dtype"] else "CAST"}
@@ -111,11 +111,11 @@ def _parameters(f: LayerFacts) -> dict[str, Any]:
 
 
 def _convolution(f: LayerFacts) -> dict[str, Any]:
-    layer = _in_floats(f.layer)
+    layer = _dequantized(f.layer)
     head = anchor(layer)
     a, w = head.attrs, head.needs(1)
     r = w.type.rank - 2
-    flat = int(r == 1)  # TensorRT runs, and shows, convolutions of one axis as those of two
+    flat = int(r == 1)  # TensorRT represents 1-D convolutions as 2-D
     kernel = [int(d) for d in w.shape[2:]]
     pads = [int(p) for p in a.get("pads") or (0,) * 2 * r]
     out = head.op == "ConvTranspose"
@@ -125,7 +125,7 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
     activation, residual, dynamic = _epilogue_facts(layer)
     stored = _stored_type(f)
     return {
-        "ParameterType": "Convolution",  # of ConvTranspose too: readers tell it by LayerType
+        "ParameterType": "Convolution",  # also for ConvTranspose, which tools recognize by LayerType
         "Kernel": kernel + [1] * flat,
         "PaddingMode": "kEXPLICIT_ROUND_DOWN",
         "PrePadding": pads[:r] + [0] * flat,
@@ -151,31 +151,31 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
 
 
 def _product(f: LayerFacts) -> dict[str, Any]:
-    layer = _in_floats(f.layer)
+    layer = _dequantized(f.layer)
     head = anchor(layer)
     b = head.needs(1)
     weight = _outer_constant(layer, b)
     activation, residual, extra = _epilogue_facts(layer)
     c = head.input(2)
-    turned = bool(head.attrs.get("transB"))
-    made: dict[str, Any] = {
+    transposed = bool(head.attrs.get("transB"))
+    keys: dict[str, Any] = {
         "ParameterType": "MatrixMultiply",
         "MatrixOpA": "kTRANSPOSE" if head.attrs.get("transA") else "kNONE",
-        "MatrixOpB": "kTRANSPOSE" if turned else "kNONE",
+        "MatrixOpB": "kTRANSPOSE" if transposed else "kNONE",
         "Alpha": float(head.attrs.get("alpha", 1.0)),
         "Beta": float(head.attrs.get("beta", 1.0)) if c is not None else 0.0,
         "HasBias": int(c is not None),
         "HasReLU": int(activation == "RELU"),
         "HasResidual": int(residual is not None),
-        "HasSparseWeights": int(weight is not None and two_of_four(weight.array(), -1 if turned else -2)),
+        "HasSparseWeights": int(weight is not None and two_of_four(weight.array(), -1 if transposed else -2)),
         "Activation": activation,
         **extra,
     }
     if weight is not None:
-        made["Weights"] = {"Type": _weight_type(weight, _stored_type(f)), "Count": _count(b)}
+        keys["Weights"] = {"Type": _weight_type(weight, _stored_type(f)), "Count": _count(b)}
     if c is not None:
-        made["Bias"] = {"Type": _weight_type(_outer_constant(layer, c), _stored_type(f)), "Count": _count(c)}
-    return made
+        keys["Bias"] = {"Type": _weight_type(_outer_constant(layer, c), _stored_type(f)), "Count": _count(c)}
+    return keys
 
 
 def _pooling(layer: Layer) -> dict[str, Any]:
@@ -241,14 +241,14 @@ def _scales(layer: Layer) -> list[float]:
     return [b / a if a else 0.0 for a, b in zip(x, y, strict=True)]
 
 
-def _in_floats(layer: Layer) -> Layer:
-    """A quantized layer as what it computes on real numbers; any other as it is."""
-    found = unquantized(layer) if is_quantized(layer) else layer
-    return layer if isinstance(found, str | Layer) else found.layer
+def _dequantized(layer: Layer) -> Layer:
+    """The floating-point layer that a quantized layer implements; other layers unchanged."""
+    result = unquantized(layer) if is_quantized(layer) else layer
+    return layer if isinstance(result, str | Layer) else result.layer
 
 
 def _epilogue_facts(layer: Layer) -> tuple[str, int | None, dict[str, Any]]:
-    """(activation in TensorRT's word, input index of a residual, the whole epilogue in whet's words)."""
+    """(TensorRT's name of the activation, input index of the residual, keys with the whole epilogue)."""
     steps = epilogue(layer)
     if not steps:
         return "NONE", None, {}
@@ -259,19 +259,19 @@ def _epilogue_facts(layer: Layer) -> tuple[str, int | None, dict[str, Any]]:
 
 
 def _weight_type(t: Tensor | None, computed: str) -> str:
-    """The type of integer weights; for floating point the type that the kernel computes in (float for quantized layers)."""
+    """The type of integer weights; for floating-point weights the compute type of the kernel (float for quantized layers)."""
     if t is not None and t.weight is not None and not t.weight.type.dtype.is_float:
         return type_word(t.weight.type.dtype.name)
     return type_word(computed if computed in ("f32", "f16", "bf16", "f64") else "f32")
 
 
 def _stored_type(f: LayerFacts) -> str:
-    """The type that the kernel computes in: that of its first stored operand."""
+    """The compute type of the kernel: that of its first stored operand."""
     return next((o[1] for o in (*f.choice.inputs, *f.choice.outputs) if o is not None), "f32")
 
 
 def _outer_constant(layer: Layer, inner: Tensor) -> Tensor | None:
-    """The constant that an inner tensor of a fused layer is fed with; None when it is no constant."""
+    """The constant bound to an inner tensor of a fused layer; None if it is not constant."""
     try:
         i = outer_input(layer, inner)
     except BuildError:

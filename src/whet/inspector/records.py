@@ -33,17 +33,17 @@ def profile_records(rows: Sequence[LayerTimes]) -> list[dict[str, Any]]:
 
 
 def times_records(rows: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
-    """`--exportTimes`: each query's eight stamps in ms since the start, and the four durations made of them."""
-    made = []
+    """`--exportTimes`: each query's eight time stamps in ms since the start, and the four durations between them."""
+    records = []
     for r in rows:
         row = {k: float(r[k]) for k in _TIMES}
         h2d, compute, d2h = (row[f"end{x}Ms"] - row[f"start{x}Ms"] for x in ("H2d", "Compute", "D2h"))
-        made.append({**row, "h2dMs": h2d, "computeMs": compute, "d2hMs": d2h, "latencyMs": h2d + compute + d2h})
-    return made
+        records.append({**row, "h2dMs": h2d, "computeMs": compute, "d2hMs": d2h, "latencyMs": h2d + compute + d2h})
+    return records
 
 
 def output_records(outputs: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """`--exportOutput`: name, dimensions as text with x, values flat in logical order (not finite ones as null: JSON has no NaN)."""
+    """`--exportOutput`: name, dimensions as text with x, values flat in logical order (NaN and infinities as null, since JSON lacks them)."""
     return [
         {"name": name, "dimensions": "x".join(map(str, np.shape(a))) or "scalar", "values": [_number(v) for v in np.asarray(a).reshape(-1)]}
         for name, a in outputs.items()

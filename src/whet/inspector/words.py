@@ -17,13 +17,13 @@ _LINEAR = {
     "i8": "Row major Int8 format", "i32": "Row major linear Int32", "i64": "Row major linear Int64 format", "bool": "Row major linear BOOL",
     "u8": "Row major linear UInt8 format", "f8e4m3": "Row major linear FP8 format", "f8e5m2": "Row major linear FP8 format",
 }  # fmt: skip
-_CHANNEL_MAJOR = {  # type -> its word, the multiples that TensorRT names, whether it names the format without one
+_CHANNEL_MAJOR = {  # type -> (TensorRT's name, multiples that have format names, True if the format without a multiple has one)
     "f32": ("FP32", (4,), True), "f16": ("FP16", (8, 4, 2), True), "bf16": ("BFloat16", (8, 4, 2), False), "i8": ("Int8", (4,), True),
     "u8": ("UInt8", (), True),
 }  # fmt: skip
 _POOLS = frozenset("MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool".split())
 _SHUFFLES = frozenset("Reshape Transpose Flatten Squeeze Unsqueeze DepthToSpace SpaceToDepth".split())
-_ELSE = {
+_OTHER_TYPES = {
     "Reformat": "Reformat", "Identity": "NoOp", "Dropout": "NoOp", "Slice": "Slice", "Split": "Slice", "Resize": "Resize",
     "Upsample": "Resize", "Softmax": "SoftMax", "LogSoftmax": "SoftMax", "Concat": "Concatenation", "Gather": "Gather", "Cast": "Cast",
     "Pad": "Slice", "Expand": "Slice", "Tile": "Slice", "BatchNormalization": "Scale", "LayerNormalization": "Normalization",
@@ -35,16 +35,16 @@ _ELSE = {
 
 
 def head_op(layer: Layer) -> str:
-    """The op a layer is about: its own, or what a fused one is fused around."""
+    """The layer's op, or the composite kind of a fused layer."""
     return layer.composite or layer.op
 
 
 def layer_type(layer: Layer, choice: Choice | None = None) -> str:
-    """TensorRT's LayerType. A layer whose kernel records nothing (a view) is a NoOp."""
+    """TensorRT's LayerType. A layer without a kernel launch (a view) is a NoOp."""
     op = head_op(layer)
     if choice is not None and choice.inplace and len(layer.outputs) == 1 and sum(o is not None for o in choice.inputs) == 1:
         if op in _SHUFFLES or choice.tactic.endswith("_view"):
-            return "NoOp"  # its readers fold these away, so it has one input and one output
+            return "NoOp"  # tools remove NoOps, which therefore have one input and one output
     if op == "Conv":
         inner = [x.op for x in layer.regions["body"].layers] if layer.op == "Fused" else []
         if any(o in _POOLS for o in inner):
@@ -53,7 +53,7 @@ def layer_type(layer: Layer, choice: Choice | None = None) -> str:
         return "CudaDepthwiseConvolution" if w is not None and w.shape[1] == 1 and anchor(layer).attrs["group"] > 1 else "CaskConvolution"
     if op in _POOLS:
         return "CaskPooling"
-    if op in ("Silu", "GELU") or (op in OPS and OPS[op].pointwise and op not in _ELSE):
+    if op in ("Silu", "GELU") or (op in OPS and OPS[op].pointwise and op not in _OTHER_TYPES):
         return "PointWiseV2"
     if op in _SHUFFLES:
         return "Shuffle"
@@ -61,11 +61,11 @@ def layer_type(layer: Layer, choice: Choice | None = None) -> str:
         return "Reduce"
     if layer.composite in COMPOSITES and layer.composite not in OPS:
         return COMPOSITES[layer.composite].layer_type
-    return _ELSE.get(op, "kgen")
+    return _OTHER_TYPES.get(op, "kgen")
 
 
 def format_words(fmt: str, dtype: str, shape: tuple[int, ...]) -> str:
-    """The `Format/Datatype` text. Where TensorRT has no such format its plain type name, which its readers know too."""
+    """The `Format/Datatype` text. The type name alone for formats that TensorRT lacks; its tools accept that."""
     if fmt == "linear":
         return _LINEAR.get(dtype, TYPE.get(dtype, dtype))
     channels = shape[1] if len(shape) > 1 else 1
@@ -82,5 +82,5 @@ def format_words(fmt: str, dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def type_word(dtype: str) -> str:
-    """`Half`, `Float`, ...: the Type of weights."""
+    """TensorRT's name of a weight type: `Half`, `Float`, ..."""
     return TYPE.get(dtype, dtype)

@@ -223,7 +223,7 @@ def _read_layer(net: Network, s: _Scanner, lines: deque, known: MutableMapping[s
 
 def _lookup(known: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in known:
-        raise NetworkError(f"%{name} is read before it is made")
+        raise NetworkError(f"%{name} is used before it is computed")
     return known[name]
 
 

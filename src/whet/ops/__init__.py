@@ -1,4 +1,4 @@
-"""What ops mean: attributes, output types, NumPy reference, samples, which axes are cut together. One file each."""
+"""Op definitions: attributes, output types, NumPy reference, samples, coupled axes. One file each."""
 
 from whet.ops._base import OPS, REQUIRED, Couple, Op, Sample, get_op, given, given_ints, infer_layer, known_ints, known_values, op
 from whet.ops._images import Axes, NotPerImage, follow, fused_layers, fused_results

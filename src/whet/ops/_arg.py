@@ -1,4 +1,4 @@
-"""What ArgMax and ArgMin share."""
+"""Shared by ArgMax and ArgMin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def infer(layer: Layer) -> TensorType:
 
 
 def arg(name: str, f: Callable[..., np.ndarray]):
-    """Registers the index along `axis` that f (np.argmax, np.argmin) finds, the first of equals or the last."""
+    """Registers an op returning the index of f (np.argmax, np.argmin) along `axis`: the first of equal elements, or the last."""
 
     def reference(layer, x):
         axis, keep = layer.attrs["axis"], bool(layer.attrs["keepdims"])

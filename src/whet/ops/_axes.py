@@ -1,4 +1,4 @@
-"""What ops that move whole axes share: reshape's coupled blocks, axes given as input or attribute, older opsets' attributes."""
+"""Shared by ops that move whole axes: coupled blocks of reshapes, axes as input or attribute, attributes of older opsets."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from whet.ops._types import axis_of
 
 
 def axes_given(layer: Layer, rank: int, i: int = 1) -> tuple[int, ...] | None:
-    """The axes (attribute `axes`, else input `i`), counted from the front, sorted; None when not given."""
+    """The axes (attribute `axes`, else input `i`) as sorted non-negative indices; None if not given."""
     got = given_ints(layer, "axes", i)
     if got is None:
         return None
     axes = sorted(axis_of(a, rank) for a in got)
     if len(set(axes)) != len(axes):
-        raise NetworkError(f"{layer.op} '{layer.name}': axes {got} name one axis twice")
+        raise NetworkError(f"{layer.op} '{layer.name}': axes {got} repeat an axis")
     return tuple(axes)
 
 
-def mapped(x: Tensor, y: Tensor, places: dict[int, int]) -> list[Couple]:
+def mapped(x: Tensor, y: Tensor, axes: dict[int, int]) -> list[Couple]:
     """Axis a of x tied to axis places[a] of y."""
-    return [Couple(x, a, y, b) for a, b in places.items()]
+    return [Couple(x, a, y, b) for a, b in axes.items()]
 
 
 def attributes_as_inputs(node, g: Network, names: Sequence[str], dtype=np.int64, first: int = 1) -> list[Tensor | None]:
-    """The node's inputs, where attributes `names` of an older opset stand in as constants from input `first` on."""
+    """The node's inputs, with the attributes `names` of an older opset as constants from input `first` on."""
     inputs = list(node.inputs) + [None] * (first - len(node.inputs))
     if len(inputs) > first or not any(n in node.attrs for n in names):
         return inputs
@@ -41,7 +41,7 @@ def attributes_as_inputs(node, g: Network, names: Sequence[str], dtype=np.int64,
 
 
 def inputs_of_attributes(*names: str, first: int = 1):
-    """`to_onnx` of an op whose attributes `names` are inputs from `first` on in ONNX."""
+    """`to_onnx` of an op whose attributes `names` are ONNX inputs from `first` on."""
 
     def to_onnx(layer: Layer, w) -> None:
         inputs = [w.name(t) for t in layer.inputs]
@@ -58,41 +58,41 @@ def inputs_of_attributes(*names: str, first: int = 1):
 
 
 def needs_opset(layer: Layer, w, opset: int, what: str) -> None:
-    """For `to_onnx`: raises UnsupportedError when the opset that is written is older."""
+    """For `to_onnx`: raises UnsupportedError if the target opset is older."""
     if w.opset < opset:
-        raise UnsupportedError(f"{layer.op} '{layer.name}': {what} is not in opset {w.opset}; write opset {opset} or newer")
+        raise UnsupportedError(f"{layer.op} '{layer.name}': {what} is not available in opset {w.opset}; write opset {opset} or newer")
 
 
 def block_couples(x: Tensor, y: Tensor, level: int | None = None) -> list[Couple]:
-    """Couples of a reshape: dimensions fall into groups of equal product; in each, the outermost axes hold equal blocks.
+    """Couples of a reshape: dimensions form groups of equal product; within a group the outermost axes have equal blocks.
 
-    With a `level`, an axis that is split into several (or made of several) is tied to the one of them that stands `level` places
-    before the innermost, or to the outermost where there are fewer. Where several axes become several others (batch and heads times width
-    becoming batch times heads and width), level 0 ties the innermost ones.
+    With a `level`, an axis split into (or merged from) several axes is coupled to the one `level` positions before the innermost, or to
+    the outermost if there are fewer. Where several axes become several others (batch, heads * width to batch * heads, width), level 0
+    couples the innermost ones.
     """
-    made = []
+    couples = []
     for xs, ys in groups(x.shape, y.shape):
         a, b = _outermost(x.shape, xs), _outermost(y.shape, ys)
         if a is None or b is None:
             continue
         if level is not None and (factor := _factor(x, y, xs, ys, level)) is not None:
-            made.append(factor)
+            couples.append(factor)
             continue
         if level == 0 and (inner := _innermost(x, y, xs, ys)) is not None:
-            made.append(inner)
+            couples.append(inner)
             continue
         n, m = x.shape[a], y.shape[b]
         if n == m:
-            made.append(Couple(x, a, y, b))
+            couples.append(Couple(x, a, y, b))
         elif isinstance(n, int) and isinstance(m, int):
             units = gcd(n, m)
             if units > 1 and n and m:
-                made.append(Couple(x, a, y, b, a_block=n // units, b_block=m // units, count=units))
-    return made
+                couples.append(Couple(x, a, y, b, a_block=n // units, b_block=m // units, count=units))
+    return couples
 
 
 def _factor(x: Tensor, y: Tensor, xs: Sequence[int], ys: Sequence[int], level: int) -> Couple | None:
-    """One axis against the factor of it that `level` names; None where not exactly one side is a single axis of known size."""
+    """Couple of one axis and its factor at `level`; None unless exactly one side is a single axis of known size."""
     ones = [[i for i in axes if t.shape[i] != 1] for t, axes in ((x, xs), (y, ys))]
     single = 0 if len(ones[0]) == 1 else 1
     (whole,), parts = (ones[0], ones[1]) if single == 0 else (ones[1], ones[0]) if len(ones[1]) == 1 else ((None,), [])
@@ -106,7 +106,7 @@ def _factor(x: Tensor, y: Tensor, xs: Sequence[int], ys: Sequence[int], level: i
 
 
 def _innermost(x: Tensor, y: Tensor, xs: Sequence[int], ys: Sequence[int]) -> Couple | None:
-    """The last axes of two runs of several: entries of the same remainder by what both sizes are multiples of."""
+    """Couple of the last axes of two runs: entries are coupled by their index modulo the common divisor of both sizes."""
     a, b = ([i for i in axes if t.shape[i] != 1] for t, axes in ((x, xs), (y, ys)))
     if len(a) < 2 or len(b) < 2:
         return None
@@ -116,8 +116,8 @@ def _innermost(x: Tensor, y: Tensor, xs: Sequence[int], ys: Sequence[int]) -> Co
 
 
 def groups(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[list[int], list[int]]]:
-    """Smallest runs of axes of `a` and `b` with equal products, from the front; an unclear rest is one run."""
-    found: list[tuple[list[int], list[int]]] = []
+    """Smallest runs of axes of `a` and `b` with equal products, from the front; an undecidable remainder is one run."""
+    runs: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(a) or j < len(b):
         xs: list[int] = []
@@ -136,18 +136,18 @@ def groups(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[list[int], list[int
                 q, ys, j = q * b[j], [*ys, j], j + 1
             else:
                 break
-        found.append((xs, ys))
-    return found
+        runs.append((xs, ys))
+    return runs
 
 
 def _less(p: Dim, q: Dim) -> bool:
-    """Whether p must grow to meet q: it holds fewer symbols, or is the smaller number where every symbol is 1."""
+    """True if p must grow to match q: it has fewer symbols, or is smaller with every symbol set to 1."""
     if isinstance(p, int) and isinstance(q, int):
         return p < q
-    mine, others = symbols(p), symbols(q)
-    if mine != others:
-        return mine < others
-    ones = dict.fromkeys(mine, 1)
+    own_symbols, other_symbols = symbols(p), symbols(q)
+    if own_symbols != other_symbols:
+        return own_symbols < other_symbols
+    ones = dict.fromkeys(own_symbols, 1)
     return evaluate(p, ones) < evaluate(q, ones)
 
 

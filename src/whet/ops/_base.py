@@ -1,4 +1,4 @@
-"""What an op is: meaning and nothing about speed. One op, one file in this folder; `op(...)` registers it."""
+"""The definition of an op: semantics, independent of speed. One file per op in this folder; `op(...)` registers it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whet.registry import nearest
 
 @dataclass(frozen=True)
 class Kind:
-    """Stands for the default of an attribute that has none: what its value must be, and whether it must be given."""
+    """Declaration of an attribute without a default: its type, and whether it is required."""
 
     name: str
     required: bool = False
@@ -38,12 +38,12 @@ _KIND_TEXT = {
     "float": "a number",
     "string": "text",
     "dtype": "an element type",
-    "ints": "whole numbers in a tuple",
+    "ints": "a tuple of integers",
     "floats": "numbers in a tuple",
     "strings": "texts in a tuple",
 }
 _KIND_OF = {bool: "int", int: "int", float: "float", str: "string", tuple: "ints", DType: "dtype"}
-MAX_VALUES = 64  # elements of a tensor whose values are followed before run time
+MAX_VALUES = 64  # largest tensor (elements) whose values are tracked at build time
 
 Infer = Callable[[Layer], "TensorType | Sequence[TensorType]"]
 Kept = Mapping[tuple[Tensor, int], np.ndarray]
@@ -52,17 +52,17 @@ Reference = Callable[..., "np.ndarray | Sequence[np.ndarray]"]
 
 @dataclass(frozen=True)
 class Couple:
-    """Axes cut together: unit i is `a[a_at + i*a_block :][:a_block]` along `a_axis` and the same of `b`, for i < count.
+    """Axes that must be pruned together: unit i is `a[a_at + i*a_block :][:a_block]` along `a_axis`, likewise for `b`, for i < count.
 
-    With `a_repeat` > 1 that pattern stands `a_repeat` times one after the other, and a unit takes its place in each: unit i is
+    With `a_repeat` > 1 the pattern repeats `a_repeat` times, and a unit includes its range in each repetition: unit i is
     `a[a_at + (r*count + i)*a_block :][:a_block]` for all r < a_repeat (one head of q, k and v in a fused projection).
-    `count` None means all units. Concat ties its input to a range of its output (`b_at`), Flatten ties a channel to H*W
-    features (`b_block`). An axis that no couple of a reading or making layer names may not be cut there.
-    A couple of an axis with itself says that it may be cut with nothing else (what ReduceSum adds up). A unit of a named axis
-    that no couple covers is free too (Pad's padding, what Slice leaves out). What an attribute or a constant input says about
-    sizes follows by the op's `recut`.
-    `summed` says that the op adds up over these axes (products of a's and b's entries, or a's own where b is a): what is left out must
-    have been a zero in one of them.
+    `count` None means all units. Concat couples its input to a range of its output (`b_at`), Flatten a channel to H*W
+    features (`b_block`). An axis that appears in no couple of its producer or a consumer must not be pruned there.
+    A couple of an axis with itself may be pruned independently (a reduced axis of ReduceSum). Units of a coupled axis that no
+    couple covers are free too (Pad's padding, elements dropped by Slice). Sizes in attributes and constant inputs are updated by
+    the op's `recut`.
+    `summed`: the op sums over these axes (products of a's and b's entries, or a's entries if b is a), so that removed entries must be
+    zero in one of them.
     """
 
     a: Tensor
@@ -79,7 +79,7 @@ class Couple:
     summed: bool = False
 
     def indexes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Indexes of each unit along `a_axis` and along `b_axis`: int64 [count, places], for an `a` of static size."""
+        """Indices of each unit along `a_axis` and along `b_axis`: int64 [count, indices per unit], for an `a` of static size."""
         n = self.count if self.count is not None else (int(self.a.shape[self.a_axis]) - self.a_at) // (self.a_block * self.a_repeat)
         return _units(self.a_at, n, self.a_block, self.a_repeat), _units(self.b_at, n, self.b_block, self.b_repeat)
 
@@ -90,13 +90,13 @@ def _units(at: int, count: int, block: int, repeat: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs and attributes that an op is tested with, by every tactic too.
+    """Inputs and attributes for contract tests of an op and of all its tactics.
 
-    An input is "f32[2,8]" (normal numbers), "const f32[4,3]" (the same, as a constant), "extreme f32[2,8]" (with NaN, infinities,
-    zeros of both signs, denormals, largest values), "nonfinite f32[2,8]" (extreme without the largest values: whether partial sums of
-    those overflow depends on the order of summation, which is a kernel's own), "full i8[2,8]" (every integer), "positive f32[8]", a NumPy
+    An input is "f32[2,8]" (normally distributed), "const f32[4,3]" (the same, as a constant), "extreme f32[2,8]" (with NaN, infinities,
+    zeros of both signs, denormals, largest values), "nonfinite f32[2,8]" (extreme without the largest values, since overflow of
+    their partial sums depends on the kernel's summation order), "full i8[2,8]" (every integer), "positive f32[8]", a NumPy
     array (constant), or None (absent).
-    `regions` builds what If/Loop/Fused hold.
+    `regions` builds the bodies of If, Loop and Fused.
     """
 
     inputs: Sequence[str | np.ndarray | None]
@@ -109,17 +109,17 @@ class Op:
     """An op: `infer(layer) -> type(s)`, `reference(layer, *arrays) -> array(s)`, samples, attributes with defaults.
 
     `shape_value(layer) -> [tuple of dims | None per output]` folds small integer tensors symbolically.
-    `couples(layer) -> [Couple]` says which axes are cut together (default: nothing may be cut).
-    `inner(layer, level) -> [Couple]` says the same where an axis holds a product of sizes (heads times width, groups times channels of
-    a group) and its factor `level`, counted from the innermost, is what is cut: another reading of the same layer.
-    `recut(layer, kept) -> {attribute: value, input position: int array or None}` gives what must change when axes are cut:
-    `kept[tensor, axis]` are the kept indexes (sorted) of each cut axis of this layer's inputs and outputs. An attribute value
-    None removes it. Ops without it need no change.
-    `onnx` reads a node of the ONNX op(s) `onnx_ops` (see frontends/onnx.py); None: inputs and attributes are taken as they are.
-    `to_onnx` writes one when that is not one node with the same attributes.
-    `zeros` says that a unit of an output is zero where all inputs tied to it are; it names the inputs that are added (a bias), which must be
-    tied to it too. None: not so, or not known. Pointwise ops need none: they are tried.
-    `pointwise` marks an op that computes each element from the elements at the same (broadcast) place.
+    `couples(layer) -> [Couple]` declares coupled axes (default: nothing may be pruned).
+    `inner(layer, level) -> [Couple]` declares the couples for pruning one factor of a composite axis (heads * width, groups * channels
+    per group); `level` counts factors from the innermost.
+    `recut(layer, kept) -> {attribute: value, input position: int array or None}` returns the changes after pruning:
+    `kept[tensor, axis]` holds the sorted kept indices of each pruned axis of this layer's inputs and outputs. An attribute value
+    None removes the attribute. Ops without it need no change.
+    `onnx` reads a node of the ONNX op(s) `onnx_ops` (see frontends/onnx.py); None: inputs and attributes are copied.
+    `to_onnx` writes the layer if that is not one node with the same attributes.
+    `zeros`: a unit of an output is zero if all inputs coupled to it are; lists the added inputs (a bias), which must be coupled too.
+    None: false or unknown. Not needed for pointwise ops, which are evaluated.
+    `pointwise` marks an op that computes each element from the elements at the same (broadcast) index.
     """
 
     name: str
@@ -143,41 +143,41 @@ OPS: dict[str, Op] = {}
 
 
 def op(name: str, infer: Infer, reference: Reference, *, samples=(), onnx_ops: Sequence[str] | None = None, **rest: Any) -> Op:
-    """Registers an op. A second owner of a name is refused. Samples may be (inputs, attrs) pairs."""
+    """Registers an op. Raises NetworkError for a duplicate name. Samples may be (inputs, attrs) pairs."""
     if name in OPS:
-        raise NetworkError(f"op {name} has two owners")
-    made = tuple(s if isinstance(s, Sample) else Sample(*s) for s in samples)
-    o = OPS[name] = Op(name, infer, reference, made, onnx_ops=tuple(onnx_ops if onnx_ops is not None else (name,)), **rest)
+        raise NetworkError(f"op {name} is registered twice")
+    registered = tuple(s if isinstance(s, Sample) else Sample(*s) for s in samples)
+    o = OPS[name] = Op(name, infer, reference, registered, onnx_ops=tuple(onnx_ops if onnx_ops is not None else (name,)), **rest)
     return o
 
 
 def get_op(name: str) -> Op:
     """The op called `name`. Raises UnsupportedError with the nearest name."""
     if name not in OPS:
-        raise UnsupportedError(f"there is no op {name}.{nearest(name, OPS)} To add it, write src/whet/ops/<name>.py.")
+        raise UnsupportedError(f"unknown op {name}.{nearest(name, OPS)} To add it, write src/whet/ops/<name>.py.")
     return OPS[name]
 
 
 def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | None]]:
     """Output types and known values (flat, as dims) of a layer; fills in default attributes.
 
-    Raises UnsupportedError for an unknown op, NetworkError (naming the layer) when inputs or attributes do not fit.
+    Raises UnsupportedError for an unknown op, NetworkError (naming the layer) for invalid inputs or attributes.
     """
     o = get_op(layer.op)
     where = f"{layer.op} '{layer.name}'"
     _check_attributes(o, layer, where)
     try:
-        got = o.infer(layer)
-        types = [got] if isinstance(got, TensorType) else list(got)
+        inferred = o.infer(layer)
+        types = [inferred] if isinstance(inferred, TensorType) else list(inferred)
         if any(isinstance(d, int) and d < 0 for t in types for d in t.shape):
-            raise NetworkError(f"{where} would make {', '.join(map(str, types))} of {[str(t and t.type) for t in layer.inputs]}")
+            raise NetworkError(f"{where} would produce {', '.join(map(str, types))} from {[str(t and t.type) for t in layer.inputs]}")
         values: list[tuple[Dim, ...] | None] = [None] * len(types)
         if o.shape_value is not None:
             values = list(o.shape_value(layer))
         if any(v is None for v in values) and not layer.regions:
             values = [v if v is not None else w for v, w in zip(values, _evaluated(o, layer, types), strict=True)]
     except (IndexError, AttributeError, TypeError, KeyError, ValueError) as e:
-        raise NetworkError(f"{where} cannot take {[str(t and t.type) for t in layer.inputs]} {layer.attrs}: {e}") from e
+        raise NetworkError(f"{where} does not accept {[str(t and t.type) for t in layer.inputs]} {layer.attrs}: {e}") from e
     except NetworkError as e:
         if where in str(e):
             raise
@@ -186,7 +186,7 @@ def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | 
 
 
 def _check_attributes(o: Op, layer: Layer, where: str) -> None:
-    """Unknown, missing and impossible attributes are refused; defaults are filled in, None is taken out, lists become tuples."""
+    """Raises NetworkError for unknown, missing and invalid attributes; fills in defaults, removes None, converts lists to tuples."""
     for key, value in list(layer.attrs.items()):
         if value is None:
             del layer.attrs[key]
@@ -208,7 +208,7 @@ def _check_attributes(o: Op, layer: Layer, where: str) -> None:
 
 
 def known_values(t: Tensor | None) -> tuple[Dim, ...] | None:
-    """The elements of a small tensor, flat, as dims, when they are whole numbers known before run time; else None."""
+    """The elements of a small tensor, flat, as dims, if they are integers known at build time; else None."""
     if t is None:
         return None
     if t.shape_value is not None or t.weight is None:
@@ -218,7 +218,7 @@ def known_values(t: Tensor | None) -> tuple[Dim, ...] | None:
 
 
 def known_array(t: Tensor | None) -> np.ndarray | None:
-    """The values of a small tensor as an array of its shape: of its NumPy type, or of dims (objects) where some are symbolic."""
+    """The values of a small tensor as an array of its shape: of its NumPy type, or of dims (objects) if some are symbolic."""
     if t is None:
         return None
     if t.weight is not None:
@@ -233,29 +233,29 @@ def known_array(t: Tensor | None) -> np.ndarray | None:
 
 
 def folded(layer: Layer, data: int = 2**31) -> list[tuple[Dim, ...] | None]:
-    """`shape_value` of an op whose reference works on arrays of dims too (it moves, adds or multiplies): runs it on them.
+    """`shape_value` of an op whose reference also works on arrays of dims (it moves, adds or multiplies): runs the reference on them.
 
-    Only its first `data` inputs may hold symbols; the others say where and must be numbers.
+    Only the first `data` inputs may have symbols; the others are indices and must be numbers.
     """
     arrays = [known_array(t) for t in layer.inputs]
     if any(a is None and t is not None for a, t in zip(arrays, layer.inputs, strict=True)):
         return [None]
     if any(a is not None and a.dtype == object for a in arrays[data:]):
         return [None]
-    if any(a is not None and a.dtype == object for a in arrays):  # dims meet whole numbers only
+    if any(a is not None and a.dtype == object for a in arrays):  # dims combine with integers only
         for i, a in enumerate(arrays):
             if a is not None and a.dtype.kind == "f":
                 whole = _whole(a)
                 if whole is None:
                     return [None]
                 arrays[i] = np.array(whole, object).reshape(a.shape)
-    got = get_op(layer.op).reference(layer, *arrays)
-    outs = [np.asarray(a) for a in (got if isinstance(got, list | tuple) else [got])]
+    results = get_op(layer.op).reference(layer, *arrays)
+    outs = [np.asarray(a) for a in (results if isinstance(results, list | tuple) else [results])]
     return [tuple(a.reshape(-1)) if a.dtype == object else _whole(a) for a in outs]
 
 
 def unchanged(layer: Layer) -> list[tuple[Dim, ...] | None]:
-    """`shape_value` of an op that leaves the elements and their order as they are."""
+    """`shape_value` of an op that preserves the elements and their order."""
     return [known_values(layer.inputs[0])]
 
 
@@ -268,34 +268,34 @@ def _whole(a: np.ndarray) -> tuple[int, ...] | None:
 
 
 def _evaluated(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[Dim, ...] | None]:
-    """Known values of the outputs of any op whose inputs are all small and known."""
+    """Known output values of any op whose inputs are all small and known."""
     nothing: list[tuple[Dim, ...] | None] = [None] * len(types)
     arrays = [known_array(t) for t in layer.inputs]
     small = all(t.static and t.elements <= MAX_VALUES and t.dtype.kind != "string" for t in types)  # type: ignore[operator]
     if not small or any(t is not None and (a is None or a.dtype == object) for t, a in zip(layer.inputs, arrays, strict=True)):
         return nothing
     with np.errstate(all="ignore"):
-        got = o.reference(layer, *arrays)
-    return [_whole(np.asarray(a)) for a in (got if isinstance(got, list | tuple) else [got])]
+        results = o.reference(layer, *arrays)
+    return [_whole(np.asarray(a)) for a in (results if isinstance(results, list | tuple) else [results])]
 
 
-# What infer functions and references share about values that are inputs in ONNX and attributes in a lowered network.
+# Shared by infer functions and references: values that are inputs in ONNX and attributes in a lowered network.
 
 
 def known_ints(layer: Layer, i: int, what: str) -> tuple[Dim, ...]:
-    """Input `i`'s values as dims. Raises UnsupportedError when they are known only at run time."""
-    got = known_values(layer.input(i))
-    if got is None:
+    """Values of input `i` as dims. Raises UnsupportedError if they are known only at run time."""
+    values = known_values(layer.input(i))
+    if values is None:
         raise UnsupportedError(
-            f"{layer.op} '{layer.name}': its {what} is computed from data at run time; whet needs it known from constants and shapes"
+            f"{layer.op} '{layer.name}': its {what} is computed from data at run time; it must be known from constants and shapes"
         )
-    return got
+    return values
 
 
 def given(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
-    """What newer opsets give as input `i` and a lowered network as attribute `name`: its values as dims, None when absent.
+    """Values of attribute `name` (lowered networks) or input `i` (newer opsets) as dims; None if absent.
 
-    Raises UnsupportedError when they are known only at run time.
+    Raises UnsupportedError if they are known only at run time.
     """
     if layer.attrs.get(name) is not None:
         return tuple(layer.attrs[name])
@@ -308,20 +308,20 @@ def given(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
 
 
 def numbers(given: Any) -> list[int]:
-    """For references: what `given` names, as an array (input) or tuple (attribute), in plain integers."""
+    """For references: the values named by `given`, an array (input) or tuple (attribute), as Python integers."""
     return [int(v) for v in np.reshape(given, -1)]
 
 
 def given_ints(layer: Layer, name: str, i: int) -> tuple[int, ...] | None:
-    """`given`, where no symbol may stand."""
-    got = given(layer, name, i)
-    if got is not None and any(isinstance(v, Expr) for v in got):
-        raise UnsupportedError(f"{layer.op} '{layer.name}': its {name} {got} must not depend on a dynamic dimension")
-    return got  # type: ignore[return-value]
+    """`given` without symbols. Raises UnsupportedError for a symbolic value."""
+    values = given(layer, name, i)
+    if values is not None and any(isinstance(v, Expr) for v in values):
+        raise UnsupportedError(f"{layer.op} '{layer.name}': its {name} {values} must not depend on a dynamic dimension")
+    return values  # type: ignore[return-value]
 
 
 def regiven(layer: Layer, name: str, i: int, values: Sequence[Dim]) -> dict[str | int, Any]:
-    """For `recut`: new values for what `given` reads, in the form that it has (a symbolic or computed one becomes an attribute)."""
+    """For `recut`: new values for those read by `given`, in the same form (symbolic or computed values become an attribute)."""
     t = layer.input(i)
     if t is not None and t.is_constant and all(isinstance(v, int) for v in values):
         return {i: np.array(values, np.int64)}

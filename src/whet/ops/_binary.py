@@ -1,4 +1,4 @@
-"""What elementwise ops of two inputs share: type, coupled axes, samples."""
+"""Shared by elementwise ops of two inputs: type, coupled axes, samples."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def infer_compare(layer: Layer) -> TensorType:
 
 
 def infer_integers(layer: Layer) -> TensorType:
-    got = infer_binary(layer)
-    if got.dtype.kind not in ("int", "uint"):
-        raise NetworkError(f"takes integers, not {got.dtype}")
-    return got
+    dtype = infer_binary(layer)
+    if dtype.dtype.kind not in ("int", "uint"):
+        raise NetworkError(f"takes integers, not {dtype.dtype}")
+    return dtype
 
 
 def infer_variadic(layer: Layer) -> TensorType:
@@ -43,7 +43,7 @@ def infer_variadic(layer: Layer) -> TensorType:
 
 
 def shape_value_by(pick: Callable[[Dim, Dim], Dim]) -> Callable[[Layer], list[tuple[Dim, ...] | None]]:
-    """The shape values of an op of any number of inputs that takes `pick` of each two dims; None where an input's are not known."""
+    """`shape_value` of a variadic op that reduces dims with `pick`; None if an input's values are unknown."""
 
     def shape_value(layer: Layer) -> list[tuple[Dim, ...] | None]:
         values = [v for t in layer.inputs if (v := known_values(t)) is not None]
@@ -58,17 +58,17 @@ def shape_value_by(pick: Callable[[Dim, Dim], Dim]) -> Callable[[Layer], list[tu
 
 
 def binary_couples(layer: Layer) -> list[Couple]:
-    """Each input axis that is not broadcast is tied to the output's axis at the same place counted from the back.
+    """Couples each input axis that is not broadcast to the output's axis at the same position from the back.
 
-    So is one of unknown size: it may turn out to be as long as the output's, which then must not lose a part.
+    Axes of unknown size are coupled too, since they may equal the output's size at run time.
     """
     y = layer.output
-    made = []
+    couples = []
     for x in layer.inputs:
         if x is not None:
             lead = y.type.rank - x.type.rank
-            made += [Couple(x, i, y, i + lead) for i, d in enumerate(x.shape) if stretches_to(d, y.shape[i + lead])]
-    return made
+            couples += [Couple(x, i, y, i + lead) for i, d in enumerate(x.shape) if stretches_to(d, y.shape[i + lead])]
+    return couples
 
 
 FLOAT_SAMPLES: tuple[Any, ...] = (
@@ -84,7 +84,7 @@ BOOL_SAMPLES: tuple[Any, ...] = ((["bool[2,3,4]", "bool[2,3,4]"], {}), (["bool[5
 
 
 def compare(name: str, f: Callable[[Any, Any], np.ndarray], samples: Sequence[Any] = (*FLOAT_SAMPLES, *INT_SAMPLES)):
-    """Registers an op that gives a truth value for each pair."""
+    """Registers a comparison with boolean results."""
     return op(name, infer_compare, lambda layer, a, b: f(a, b), samples=samples, couples=binary_couples, pointwise=True)
 
 

@@ -1,4 +1,4 @@
-"""What normalizations with per-channel inputs share: their check and their coupled axes."""
+"""Shared by normalizations with per-channel inputs: type check and coupled axes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from whet.ops._types import may_equal, one_float_type
 
 
 def infer_channels(layer: Layer, least: int = 2) -> TensorType:
-    """x's type; inputs from 1 on must hold one number per channel of it."""
+    """x's type; inputs from 1 on must have one value per channel."""
     x = layer.inputs[0]
     one_float_type(layer, *range(1, len(layer.inputs)))
     if x.type.rank < least:
         raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, ...] of rank {least} or more, not {x.type}")
     for t in layer.inputs[1:]:
         if not may_equal(t.shape, (x.shape[1],)):
-            raise NetworkError(f"{layer.op} '{layer.name}': {t} is not one number per channel of {x.type}")
+            raise NetworkError(f"{layer.op} '{layer.name}': {t} is not one value per channel of {x.type}")
     return x.type
 
 
 def channel_couples(layer: Layer) -> list[Couple]:
-    """Samples stay apart; a channel is cut from x, all per-channel inputs and y."""
+    """The batch axis is independent; a channel is pruned from x, all per-channel inputs and y."""
     x, y = layer.inputs[0], layer.output
     return [Couple(x, 0, y, 0), Couple(x, 1, y, 1), *(Couple(t, 0, y, 1) for t in layer.inputs[1:])]
 

@@ -1,7 +1,7 @@
-"""How many arithmetic operations a layer takes: what FLOP counts, roofs and pruning's budgets are computed from.
+"""Arithmetic operations per layer, for FLOP counts, rooflines and pruning budgets.
 
-A multiply-add counts as two; each element of a pointwise op as one whatever it computes, comparisons and exponentials included;
-moving data (Reshape, Transpose, Concat, Gather, Reformat, ...) counts as none. Padding counts as data, as in published tables.
+A multiply-add counts as two; each element of a pointwise op as one, comparisons and exponentials included;
+data movement (Reshape, Transpose, Concat, Gather, Reformat, ...) counts as zero. Padding counts as data, as in published tables.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from whet.ops._base import get_op
 Env = Mapping[str, int]
 
 FUSED_OPERATIONS: dict[str, Callable[[Layer, Env], int]] = {}
-"""Rules of fused layers, by composite kind, whose kernels need other operations than their bodies (`register_fused_kind`)."""
+"""Operation counts of fused layers whose kernels differ from their bodies, by composite kind (`register_fused_kind`)."""
 
 
 def operations(layer: Layer, env: Env | None = None) -> int:
-    """Operations of one layer at the symbols' values in `env`. Of an If the more expensive branch counts, of a Loop or Scan one iteration.
+    """Operations of one layer with the symbol values in `env`. An If counts its more expensive branch, a Loop or Scan one iteration.
 
-    Raises NetworkError when a symbol has no value.
+    Raises NetworkError if a symbol has no value.
     """
     e = env or {}
     if layer.op == "Fused":
@@ -50,7 +50,7 @@ _MOVES = frozenset({"Identity", "Cast", "CastLike", "Dropout", "Where"})
 
 def _sizes(t: Tensor | None, env: Env) -> tuple[int, ...]:
     if t is None:
-        raise NetworkError("an input that operations are counted from is absent")
+        raise NetworkError("an input needed for the operation count is absent")
     return tuple(evaluate(d, env) for d in t.shape)
 
 
@@ -108,7 +108,7 @@ def _recurrent(gates: int) -> Callable[[Layer, Env], int]:
 
 
 def _of_input(times: int) -> Callable[[Layer, Env], int]:
-    """So many operations for each element of input 0."""
+    """`times` operations per element of input 0."""
     return lambda layer, env: times * _elements(layer.inputs[0], env)
 
 

@@ -1,4 +1,4 @@
-"""The error function on arrays: Taylor steps from a table, since NumPy has none."""
+"""The error function on arrays, by Taylor expansion around table points (NumPy has none)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import cache
 
 import numpy as np
 
-_STEP = 1 / 128  # the series leaves out terms below (1/256)^7, less than one rounding
+_STEP = 1 / 128  # truncated terms are below (1/256)^7, less than one rounding
 _LAST = 6.0  # 1 - erf(6) is 2e-17
-_CHUNK = 1 << 15  # elements at a time: temporaries stay in the cache
+_CHUNK = 1 << 15  # elements per block, so that temporaries stay in the cache
 
 
 @cache
@@ -20,7 +20,7 @@ def _table() -> tuple[np.ndarray, np.ndarray]:
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """erf(x) in x's type, right to about one unit in float64's last place."""
+    """erf(x) in x's type, accurate to about one ulp of float64."""
     values, slopes = _table()
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
@@ -30,7 +30,7 @@ def erf(x: np.ndarray) -> np.ndarray:
         k = np.rint(np.where(np.isnan(a), 0, a) / _STEP).astype(np.intp)
         c = k * _STEP
         d, s = a - c, c * c
-        # derivatives of erf at c over its first one: -2c, 4c^2-2, ... (Hermite polynomials), each over n!
+        # derivatives of erf at c divided by the first: -2c, 4c^2-2, ... (Hermite polynomials), each over n!
         series = 1 + d * (
             -c + d * ((2 * s - 1) / 3 + d * (c * (3 - 2 * s) / 6 + d * ((4 * s * s - 12 * s + 3) / 30 + d * (c * (20 * s - 4 * s * s - 15) / 90))))
         )

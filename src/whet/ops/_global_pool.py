@@ -1,4 +1,4 @@
-"""What poolings over all spatial axes share."""
+"""Shared by pooling over all spatial axes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def infer(layer: Layer) -> TensorType:
     x = layer.inputs[0]
     float_input(layer)
     if layer.attrs.get("p", 1) < 1:
-        raise NetworkError(f"{layer.op} '{layer.name}': p is {layer.attrs['p']}; it starts at 1")
+        raise NetworkError(f"{layer.op} '{layer.name}': p is {layer.attrs['p']}; it must be at least 1")
     if x.type.rank < 3:
         raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")
     return x.type.with_shape((*x.shape[:2], *(1,) * (x.type.rank - 2)))
 
 
 def global_pool(name: str, f: Callable[..., Any], attrs: dict[str, Any] | None = None):
-    """Registers y = f(x, spatial axes, **attributes), which keeps the axes as 1."""
+    """Registers y = f(x, spatial axes, **attributes), keeping the axes with size 1."""
 
     def reference(layer, x):
         return f(x, tuple(range(2, x.ndim)), **{k: layer.attrs[k] for k in attrs or {}})

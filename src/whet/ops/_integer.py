@@ -1,4 +1,4 @@
-"""What integer products share: zero points of the operands, exact sums in i32."""
+"""Shared by integer products: zero points of the operands, exact i32 accumulation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def check_operands(layer: Layer) -> tuple[Tensor, Tensor]:
 
 
 def check_zero(layer: Layer, i: int, size) -> None:
-    """Zero point `i` is one number, or one for each of `size`."""
+    """Checks that zero point `i` has one value, or `size` values. Raises NetworkError."""
     zero = layer.input(i)
     if zero is not None and zero.shape not in ((), (1,)) and not may_equal(zero.shape, (size,)):
-        raise NetworkError(f"{layer.op} '{layer.name}': the zero point {zero} is not one number, nor one for each of {size}")
+        raise NetworkError(f"{layer.op} '{layer.name}': the zero point {zero} has neither one value nor {size} values")
 
 
 def centred(x: np.ndarray, zero: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
-    """x less its zero point (shaped to broadcast when it is no scalar), in float64: exact, and BLAS multiplies it."""
+    """x minus its zero point (reshaped to broadcast if not scalar) in float64: exact, and usable by BLAS."""
     y = x.astype(np.float64)
     return y if zero is None else y - (zero.reshape(()) if zero.size == 1 else zero.reshape(shape)).astype(np.float64)

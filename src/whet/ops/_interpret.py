@@ -1,4 +1,4 @@
-"""Runs layers and networks with the ops' NumPy references: slow, exact, the judge of every tactic."""
+"""Runs layers and networks with the ops' NumPy references: slow and exact, the reference for every tactic."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def bind_symbols(types: list[tuple[str, TensorType]], shapes: Mapping[str, tuple
     for name, type_ in types:
         if name not in shapes:
             raise ShapeError(f"input '{name}' is missing; the network needs {', '.join(n for n, _ in types)}")
-        got = tuple(shapes[name])
-        if len(got) != type_.rank:
-            raise ShapeError(f"input '{name}' has shape {list(got)}, but {type_} is of rank {type_.rank}")
-        for axis, (want, have) in enumerate(zip(type_.shape, got, strict=True)):
+        shape = tuple(shapes[name])
+        if len(shape) != type_.rank:
+            raise ShapeError(f"input '{name}' has shape {list(shape)}, but {type_} is of rank {type_.rank}")
+        for axis, (want, have) in enumerate(zip(type_.shape, shape, strict=True)):
             if isinstance(want, Expr):
                 text = str(want)
                 if text.isidentifier():
                     if env.setdefault(text, have) != have:
                         raise ShapeError(f"input '{name}', axis {axis}: {text} is {env[text]} elsewhere, {have} here")
             elif want != have:
-                raise ShapeError(f"input '{name}', axis {axis}: the network has {want}, the array {have} (type {type_}, shape {list(got)})")
+                raise ShapeError(f"input '{name}', axis {axis}: the network has {want}, the array {have} (type {type_}, shape {list(shape)})")
     for name, type_ in types:
         for axis, (want, have) in enumerate(zip(type_.shape, shapes[name], strict=True)):
             if isinstance(want, Expr) and evaluate(want, env) != have:
@@ -47,61 +47,61 @@ def _bind_value(v, env: Mapping[str, Dim]):
 
 
 def bind_layer(layer: Layer, env: Mapping[str, Dim]) -> Layer:
-    """`layer` with symbols in its attributes and types replaced from `env`; detached from its network (the original stays as it is)."""
+    """`layer` with symbols in its attributes and types replaced from `env`; detached from its network (the original is unchanged)."""
     regions = {k: _bind_network(r, env) for k, r in layer.regions.items()}
-    made = Layer(layer.op, layer.name, (), {k: _bind_value(v, env) for k, v in layer.attrs.items()}, regions, layer.sources)
-    seen: dict[Tensor, Tensor] = {}
+    bound = Layer(layer.op, layer.name, (), {k: _bind_value(v, env) for k, v in layer.attrs.items()}, regions, layer.sources)
+    tensors: dict[Tensor, Tensor] = {}
 
     def twin(t: Tensor | None, maker: Layer | None) -> Tensor | None:
         if t is None:
             return None
-        if t not in seen:
+        if t not in tensors:
             type_ = t.type.with_shape(substitute(d, env) for d in t.type.shape)
-            seen[t] = new = Tensor(t.name, type_, maker, t.index, t.weight)
+            tensors[t] = new = Tensor(t.name, type_, maker, t.index, t.weight)
             new.shape_value = None if t.shape_value is None else tuple(substitute(d, env) for d in t.shape_value)
-        return seen[t]
+        return tensors[t]
 
-    made.inputs = tuple(twin(t, None) for t in layer.inputs)
-    made.outputs = tuple(twin(t, made) for t in layer.outputs)  # type: ignore[misc]
-    return made
+    bound.inputs = tuple(twin(t, None) for t in layer.inputs)
+    bound.outputs = tuple(twin(t, bound) for t in layer.outputs)  # type: ignore[misc]
+    return bound
 
 
 def _bind_network(net: Network, env: Mapping[str, Dim]) -> Network:
-    """A copy of a region with symbols replaced; captured tensors stay the outer ones."""
+    """A copy of a region with symbols replaced; captured tensors remain those of the outer network."""
     if not env:
         return net
-    made = net.clone()
-    for t in made.tensors():
+    bound = net.clone()
+    for t in bound.tensors():
         t.type = t.type.with_shape(substitute(d, env) for d in t.type.shape)
         t.shape_value = None if t.shape_value is None else tuple(substitute(d, env) for d in t.shape_value)
-    for layer in made.layers:
+    for layer in bound.layers:
         layer.attrs = {k: _bind_value(v, env) for k, v in layer.attrs.items()}
         layer.regions = {k: _bind_network(r, env) for k, r in layer.regions.items()}
-    return made
+    return bound
 
 
 def run_layer(layer: Layer, arrays: list[np.ndarray | None], env: Mapping[str, int] | None = None) -> list[np.ndarray]:
-    """Output arrays of one layer by its reference; `env` gives the symbols of its attributes.
+    """Output arrays of one layer by its reference; `env` gives the symbols in its attributes.
 
-    Raises NetworkError, naming the layer, where the values do not allow a result.
+    Raises NetworkError, naming the layer, for invalid values.
     """
     if any(isinstance(v, Expr | tuple) for v in layer.attrs.values()) and env:
         layer = bind_layer(layer, env)
-    narrow = any(a is not None and a.dtype in _NARROW for a in arrays)
-    if narrow:  # 16 and 8 bit floats compute in float32
+    small_floats = any(a is not None and a.dtype in _NARROW for a in arrays)
+    if small_floats:  # 16 and 8 bit floats compute in float32
         arrays = [a.astype(np.float32) if a is not None and a.dtype in _NARROW else a for a in arrays]
     try:
         with np.errstate(all="ignore"):
-            got = get_op(layer.op).reference(layer, *arrays)
+            results = get_op(layer.op).reference(layer, *arrays)
     except (
         IndexError,
         ValueError,
         ZeroDivisionError,
-    ) as e:  # what only the values tell: an index out of range, nothing to take the largest of
+    ) as e:  # value-dependent errors: an index out of range, the maximum of an empty axis
         shapes = ", ".join("none" if a is None else f"{a.dtype}{list(a.shape)}" for a in arrays)
-        raise NetworkError(f"{layer.op} '{layer.name}' cannot compute with what it got ({shapes}): {e}") from e
-    outs = [np.asarray(o) for o in ([got] if isinstance(got, np.ndarray | np.generic) else got)]
-    if narrow:
+        raise NetworkError(f"{layer.op} '{layer.name}' cannot compute with its inputs ({shapes}): {e}") from e
+    outs = [np.asarray(o) for o in ([results] if isinstance(results, np.ndarray | np.generic) else results)]
+    if small_floats:
         with np.errstate(all="ignore"):
             types = [t.dtype.numpy for t in layer.outputs]
             outs = [o.astype(t) if o.dtype == np.float32 and t in _NARROW else o for o, t in zip(outs, types, strict=True)]
@@ -119,8 +119,8 @@ def run_network(
 ) -> dict[str, np.ndarray]:
     """Outputs of `net` by name.
 
-    `widen` computes all floating point in float64 (the judge's judge). `watch(tensor, array)` sees every value.
-    `outer` holds values that a region captures. Raises ShapeError for inputs that do not fit.
+    `widen` computes all floating point in float64. `watch(tensor, array)` is called for every value.
+    `outer` holds values captured by a region. Raises ShapeError for inputs of a wrong shape.
     """
 
     def prepared(a: np.ndarray) -> np.ndarray:
@@ -144,7 +144,7 @@ def run_network(
     def value(t: Tensor) -> np.ndarray:
         if t not in values:
             if t.weight is None:
-                raise NetworkError(f"%{t.name} is read before it is made")
+                raise NetworkError(f"%{t.name} is used before it is computed")
             values[t] = prepared(t.array())
         return values[t]
 
@@ -165,7 +165,7 @@ def run_network(
 
 
 def _run_regions(layer: Layer, arrays, values, value, widen: bool, env) -> list[np.ndarray]:
-    """A layer with regions: its reference gets `run(region name, *arrays)` to run one of them."""
+    """Runs a layer with regions: its reference is passed `run(region name, *arrays)`."""
     for region in layer.regions.values():
         for t in region.captures():
             value(t)
@@ -173,7 +173,7 @@ def _run_regions(layer: Layer, arrays, values, value, widen: bool, env) -> list[
 
 
 def run_regions(layer: Layer, arrays, *, widen: bool = False, outer=None, env: Mapping[str, int] | None = None) -> list[np.ndarray]:
-    """Output arrays of a layer with regions and static shapes; `outer` holds what the regions capture."""
+    """Output arrays of a layer with regions and static shapes; `outer` holds values captured by the regions."""
 
     def run(name: str, *args: np.ndarray) -> list[np.ndarray]:
         region = layer.regions[name]
@@ -181,15 +181,15 @@ def run_regions(layer: Layer, arrays, *, widen: bool = False, outer=None, env: M
         return list(run_network(region, feed, widen=widen, outer=outer, env=env or {}).values())
 
     with np.errstate(all="ignore"):
-        got = get_op(layer.op).reference(layer, *arrays, run=run)
-    return [got] if isinstance(got, np.ndarray) else list(got)
+        values = get_op(layer.op).reference(layer, *arrays, run=run)
+    return [values] if isinstance(values, np.ndarray) else list(values)
 
 
 def widened(layer: Layer) -> Layer:
-    """The layer with float types among its attributes as f64 (Cast to f32 would round). Float8 stays: what is stored in it are its numbers."""
+    """The layer with float types in its attributes replaced by f64 (Cast to f32 would round). Float8 stays, since its rounding is intended."""
     if not any(v in (F32, F16, BF16) for v in layer.attrs.values() if isinstance(v, DType)):
         return layer
     attrs = {k: F64 if isinstance(v, DType) and v in (F32, F16, BF16) else v for k, v in layer.attrs.items()}
-    made = Layer(layer.op, layer.name, layer.inputs, attrs, layer.regions, layer.sources)
-    made.outputs = layer.outputs
-    return made
+    wide = Layer(layer.op, layer.name, layer.inputs, attrs, layer.regions, layer.sources)
+    wide.outputs = layer.outputs
+    return wide

@@ -1,6 +1,6 @@
-"""Expressions over weights: computing a weight from others while keeping how, and computing it again from the source weights.
+"""Expressions over weights: computes a weight and records its origin, and recomputes it from the source weights.
 
-`literal` weights are numbers that a pass wrote down (an epsilon, a list of axes): their origin holds the values themselves.
+`literal` weights are values created by a pass (an epsilon, a list of axes): their origin holds the values.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from whet.errors import NetworkError
 from whet.network import DType, Network, Origin, Weight, dtype_of
 from whet.ops._interpret import run_layer
 
-_LARGEST_LITERAL = 65536  # elements; more is data, not a number that a pass wrote down
+_LARGEST_LITERAL = 65536  # elements; larger arrays are data, not values created by a pass
 
 
 def literal(array: Any, dtype: DType | None = None) -> Weight:
-    """A weight of given values. Raises NetworkError for one too large to be written into an origin."""
+    """A weight of given values. Raises NetworkError if it is too large for an origin."""
     a = np.asarray(array, dtype.numpy if dtype is not None else None)
     if a.size > _LARGEST_LITERAL:
         raise NetworkError(f"a literal of {a.size} elements is too large; make it a source weight")
@@ -27,7 +27,7 @@ def literal(array: Any, dtype: DType | None = None) -> Weight:
 
 
 def express(op: str, *args: Weight | None, output: int = 0, assumes: tuple[str, ...] = (), **attrs: Any) -> Weight:
-    """The weight `op(args, **attrs)`, by the op's reference, with its origin. Raises NetworkError when the op does not take them."""
+    """The weight `op(args, **attrs)`, computed by the op's reference, with its origin. Raises NetworkError for invalid arguments."""
     net = Network("expression")
     inputs = [None if w is None else net.constant(w, f"w{i}") for i, w in enumerate(args)]
     layer = net.add_layer(op, inputs, attrs)
@@ -38,22 +38,22 @@ def express(op: str, *args: Weight | None, output: int = 0, assumes: tuple[str, 
 
 
 def evaluate_origin(origin: Origin, sources: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The array that `origin` describes, from source weights by name. Raises NetworkError for a source that is missing."""
+    """Computes the array described by `origin` from source weights by name. Raises NetworkError for a missing source."""
     return _evaluate(origin, sources, {})
 
 
-def _evaluate(origin: Origin, sources: Mapping[str, np.ndarray], known: dict[int, np.ndarray]) -> np.ndarray:
-    if id(origin) in known:
-        return known[id(origin)]
+def _evaluate(origin: Origin, sources: Mapping[str, np.ndarray], cache: dict[int, np.ndarray]) -> np.ndarray:
+    if id(origin) in cache:
+        return cache[id(origin)]
     if origin.op == "source":
         if origin.name not in sources:
             raise NetworkError(f"the source weight {origin.name!r} is missing")
-        got = np.asarray(sources[origin.name])
+        results = np.asarray(sources[origin.name])
     elif origin.op == "literal":
-        found = dict(origin.attrs)
-        got = np.array(found["values"], found["dtype"].numpy).reshape(found["shape"])
+        array = dict(origin.attrs)
+        results = np.array(array["values"], array["dtype"].numpy).reshape(array["shape"])
     else:
-        args = [None if a is None else Weight(_evaluate(a, sources, known)) for a in origin.args]
-        got = express(origin.op, *args, output=origin.output, **dict(origin.attrs)).array
-    known[id(origin)] = got
-    return got
+        args = [None if a is None else Weight(_evaluate(a, sources, cache)) for a in origin.args]
+        results = express(origin.op, *args, output=origin.output, **dict(origin.attrs)).array
+    cache[id(origin)] = results
+    return results

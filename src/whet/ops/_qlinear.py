@@ -1,7 +1,7 @@
-"""ONNX Runtime's QLinear ops (domain com.microsoft): read as the op in floating point between DequantizeLinear and QuantizeLinear.
+"""ONNX Runtime's QLinear ops (domain com.microsoft): read as the floating-point op between DequantizeLinear and QuantizeLinear.
 
 Their definitions: docs/ContribOperators.md of microsoft/onnxruntime. `quantize_static(quant_format=QuantFormat.QOperator)` writes them.
-Passes make integer layers of what is read, as of any model with Q/DQ.
+Passes then create integer layers, as for any model with Q/DQ.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ DOMAIN = "com.microsoft."
 
 
 def dequantized(node, g, i: int, what: str, **more: Any):
-    """Inputs i, i + 1, i + 2 (integers, scale, zero point or nothing) as floats."""
+    """Inputs i, i + 1, i + 2 (integers, scale, optional zero point) dequantized."""
     x, scale, zero = node.inputs[i], node.inputs[i + 1], node.input(i + 2)
     return g.add("DequantizeLinear", x, scale, *(() if zero is None else (zero,)), name=f"{node.name}_{what}", sources=(node.name,), **more)
 
 
 def quantized(node, g, y, i: int, like: int = 0):
-    """The node's output: `y` with the scale and zero point of inputs i, i + 1; without a zero point in the type of input `like`."""
+    """The node's output: `y` quantized by the scale and zero point of inputs i, i + 1; without zero point in the type of input `like`."""
     zero = node.input(i + 1)
     if zero is not None:
         return node.add(g, "QuantizeLinear", y, node.inputs[i], zero)
@@ -31,11 +31,11 @@ def quantized(node, g, y, i: int, like: int = 0):
 
 
 def in_floats(node, g, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | None = None, opset: int = 13):
-    """What ONNX's `op` of `opset` makes of `inputs`. `attrs`: the node's own unless others are given."""
+    """The result of ONNX's `op` of `opset` on `inputs`. `attrs`: default the node's."""
     given = dict(node.attrs if attrs is None else attrs)
     if given.pop("channels_last", 0):
         raise node.unsupported(
-            "channels_last=1: ONNX Runtime's optimizer wrote it. Give the model as its quantizer wrote it, or save it with "
+            "channels_last=1 was set by ONNX Runtime's optimizer. Give the model as written by its quantizer, or save it with "
             "the graph optimization level 'disable' or 'basic'"
         )
     view = replace(node, op=op, domain="", opset=opset, name=f"{node.name}_{op.lower()}", inputs=list(inputs), attrs=given)
@@ -45,7 +45,7 @@ def in_floats(node, g, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] 
 
 
 def q_linear(name: str, op: str, operands: int = 1, opset: int = 13, attrs: Mapping[str, Any] | None = None):
-    """Registers the reader of an op with inputs (x, scale, zero point) * operands, y scale, y zero point. `attrs`: defaults that differ."""
+    """Registers the reader of an op with inputs (x, scale, zero point) * operands, y scale, y zero point. `attrs`: defaults that differ from ONNX."""
 
     def read(node, g):
         floats = [dequantized(node, g, 3 * i, f"x{i}") for i in range(operands)]

@@ -1,4 +1,4 @@
-"""What QuantizeLinear and DequantizeLinear share: scales per tensor, per entry of an axis, or per block along it."""
+"""Shared by QuantizeLinear and DequantizeLinear: scales per tensor, per entry of an axis, or per block along it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.ops._types import axis_of, may_equal
 
 
 def check_scale(layer: Layer) -> None:
-    """Raises NetworkError where scale and zero point do not fit x."""
+    """Raises NetworkError if scale or zero point do not match x."""
     x, scale, zero = layer.inputs[0], layer.inputs[1], layer.input(2)
     axis, block = layer.attrs["axis"], layer.attrs["block_size"]
     where = f"{layer.op} '{layer.name}'"
@@ -25,7 +25,7 @@ def check_scale(layer: Layer) -> None:
     elif scale.shape not in ((), (1,)):
         axis = axis_of(axis, x.type.rank)
         if not may_equal(scale.shape, (x.shape[axis],)):
-            raise NetworkError(f"{where}: {scale} is not one number per entry of axis {axis} of {x}")
+            raise NetworkError(f"{where}: {scale} is not one value per entry of axis {axis} of {x}")
 
 
 def spread(v: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
@@ -40,15 +40,15 @@ def spread(v: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.n
 
 
 def scale_couples(layer: Layer) -> list[Couple]:
-    """All axes of x and y, with the scales of the axis that has some; not the axis along which blocks lie."""
+    """Couples all axes of x and y, and the scales with their axis; an axis with blocks is not coupled."""
     x, y, block = layer.inputs[0], layer.output, layer.attrs["block_size"]
     axis = layer.attrs["axis"] % max(x.type.rank, 1)
-    made = [Couple(x, i, y, i) for i in range(y.type.rank) if not (block and i == axis)]
+    couples = [Couple(x, i, y, i) for i in range(y.type.rank) if not (block and i == axis)]
     for t in layer.inputs[1:]:
         if t is None:
             continue
         if block:
-            made += [Couple(t, i, y, i) for i in range(y.type.rank) if i != axis]
+            couples += [Couple(t, i, y, i) for i in range(y.type.rank) if i != axis]
         elif t.shape not in ((), (1,)):
-            made.append(Couple(t, 0, y, axis))
-    return made
+            couples.append(Couple(t, 0, y, axis))
+    return couples

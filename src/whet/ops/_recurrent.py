@@ -1,4 +1,4 @@
-"""What LSTM, GRU and RNN share: shapes, directions, sequence lengths, activations."""
+"""Shared by LSTM, GRU and RNN: shapes, directions, sequence lengths, activations."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ Step = Callable[..., tuple[np.ndarray, ...]]
 
 
 def activations(layer: Layer, defaults: tuple[str, ...]) -> list[list[Callable[..., np.ndarray]]]:
-    """The functions of each direction. Raises UnsupportedError for one that whet has not."""
+    """Activation functions per direction. Raises UnsupportedError for an unknown one."""
     directions = len(DIRECTIONS[layer.attrs["direction"]])
     names = layer.attrs.get("activations") or defaults * directions
     alphas, betas = (iter(layer.attrs.get(k) or ()) for k in ("activation_alpha", "activation_beta"))
-    made: list[Callable[..., np.ndarray]] = []
+    functions: list[Callable[..., np.ndarray]] = []
     for name in names:
         key = name.lower()
         if key not in ACTIVATIONS:
-            raise UnsupportedError(f"{layer.op} '{layer.name}': no activation {name!r}; there are {', '.join(ACTIVATIONS)}")
+            raise UnsupportedError(f"{layer.op} '{layer.name}': unknown activation {name!r}; known: {', '.join(ACTIVATIONS)}")
         takes = {"affine": 2, "hardsigmoid": 2, "leakyrelu": 1}.get(key, 0)
         a = next(alphas, None) if takes else None
         b = next(betas, None) if takes == 2 else None
-        made.append(lambda x, f=ACTIVATIONS[key], a=a, b=b: f(x, a, b).astype(x.dtype, copy=False))
-    if len(made) != len(defaults) * directions:
-        raise NetworkError(f"{layer.op} '{layer.name}' needs {len(defaults) * directions} activations, not {len(made)}")
-    return [made[i * len(defaults) : (i + 1) * len(defaults)] for i in range(directions)]
+        functions.append(lambda x, f=ACTIVATIONS[key], a=a, b=b: f(x, a, b).astype(x.dtype, copy=False))
+    if len(functions) != len(defaults) * directions:
+        raise NetworkError(f"{layer.op} '{layer.name}' needs {len(defaults) * directions} activations, not {len(functions)}")
+    return [functions[i * len(defaults) : (i + 1) * len(defaults)] for i in range(directions)]
 
 
 def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> list[TensorType]:
-    """Types of Y and of the last states."""
+    """Types of Y and of the final states."""
     x, w, r = layer.inputs[:3]
     where = f"{layer.op} '{layer.name}'"
     if layer.attrs["direction"] not in DIRECTIONS:
@@ -66,56 +66,56 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
     if layer.attrs.get("hidden_size") not in (None, h):
         raise NetworkError(f"{where}: hidden_size is {layer.attrs['hidden_size']}, R is {r}")
     if x.type.rank != 3 or not may_equal(w.shape, (d, gates * h, x.shape[2])) or not may_equal(r.shape, (d, gates * h, h)):
-        raise NetworkError(f"{where}: W {w} and R {r} do not fit X {x}, {d} direction(s) and {h} units")
+        raise NetworkError(f"{where}: W {w} and R {r} do not match X {x}, {d} direction(s) and {h} units")
     if layer.input(3) is not None and not may_equal(layer.inputs[3].shape, (d, 2 * gates * h)):
         raise NetworkError(f"{where}: B is {layer.inputs[3]}, it needs shape [{d},{2 * gates * h}]")
     lengths = layer.input(4)
     if lengths is not None and lengths.dtype != I32:
         raise NetworkError(f"{where}: sequence lengths are i32, not {lengths.type}")
     one_float_type(layer, 0, 1, 2, 3, *range(5, len(layer.inputs)))
-    more = layer.input(5 + states)
-    if more is not None and not may_equal(more.shape, (d, 3 * h)):
-        raise NetworkError(f"{where}: peepholes are {more}, they need shape [{d},{3 * h}]")
+    peepholes = layer.input(5 + states)
+    if peepholes is not None and not may_equal(peepholes.shape, (d, 3 * h)):
+        raise NetworkError(f"{where}: peepholes are {peepholes}, they need shape [{d},{3 * h}]")
     batch_first = bool(layer.attrs["layout"])
     activations(layer, defaults)
     n, t = x.shape[:2] if batch_first else x.shape[1::-1]
     if lengths is not None and not may_equal(lengths.shape, (n,)):
-        raise NetworkError(f"{where}: sequence lengths {lengths} are not one for each of {n} sequences")
+        raise NetworkError(f"{where}: sequence lengths {lengths} are not one per sequence of {n}")
     for s in (layer.input(5 + i) for i in range(states)):
         if s is not None and not may_equal(s.shape, (n, d, h) if batch_first else (d, n, h)):
-            raise NetworkError(f"{where}: a first state is {s.type}, it needs {(n, d, h) if batch_first else (d, n, h)}")
+            raise NetworkError(f"{where}: an initial state is {s.type}, it must be {(n, d, h) if batch_first else (d, n, h)}")
     y = (n, t, d, h) if batch_first else (t, d, n, h)
     state = (n, d, h) if batch_first else (d, n, h)
     return [x.type.with_shape(y), *[x.type.with_shape(state)] * states]
 
 
 def couples(layer: Layer, gates: int, states: int) -> list[Couple]:
-    """What X carries goes with W's columns. A unit of the state goes with its rows of W and R, one for each gate, its column of R and its biases;
-    both directions lose the same. Sequences and their steps stay apart, directions whole."""
+    """Features of X are coupled to W's columns. A state unit is coupled to its rows of W and R (one per gate), its column of R and its biases,
+    equally in both directions. Batch and time are independent; directions are not pruned."""
     x, w, r, b = layer.inputs[0], layer.inputs[1], layer.inputs[2], layer.input(3)
     if not all(t.is_constant for t in (w, r, b) if t is not None) or not isinstance(h := r.shape[2], int):
         return []
     rows = {"b_repeat": gates, "count": h}
-    made = [Couple(x, 2, w, 2, summed=True), Couple(r, 2, w, 1, **rows), Couple(r, 2, r, 1, **rows)]
+    result = [Couple(x, 2, w, 2, summed=True), Couple(r, 2, w, 1, **rows), Couple(r, 2, r, 1, **rows)]
     if b is not None:
-        made.append(Couple(r, 2, b, 1, b_repeat=2 * gates, count=h))
-    if (more := layer.input(5 + states)) is not None:  # peepholes
-        made.append(Couple(r, 2, more, 1, b_repeat=3, count=h))
+        result.append(Couple(r, 2, b, 1, b_repeat=2 * gates, count=h))
+    if (peepholes := layer.input(5 + states)) is not None:  # peepholes
+        result.append(Couple(r, 2, peepholes, 1, b_repeat=3, count=h))
     first = [t for i in range(states) if (t := layer.input(5 + i)) is not None]
-    made += [Couple(r, 2, t, t.type.rank - 1) for t in (*layer.outputs, *first)]
+    result += [Couple(r, 2, t, t.type.rank - 1) for t in (*layer.outputs, *first)]
     sample, y_sample, state_sample = (0, 0, 0) if layer.attrs["layout"] else (1, 2, 1)
-    made += [Couple(x, sample, layer.outputs[0], y_sample), *(Couple(x, sample, t, state_sample) for t in (*layer.outputs[1:], *first))]
-    return made if layer.input(4) is None else [*made, Couple(x, sample, layer.inputs[4], 0)]
+    result += [Couple(x, sample, layer.outputs[0], y_sample), *(Couple(x, sample, t, state_sample) for t in (*layer.outputs[1:], *first))]
+    return result if layer.input(4) is None else [*result, Couple(x, sample, layer.inputs[4], 0)]
 
 
 def recut(layer: Layer, kept) -> dict[str | int, Any]:
-    """The attribute that counts units, where it is given."""
+    """Updates the attribute hidden_size, if given."""
     r = layer.inputs[2]
     return {"hidden_size": len(kept[r, 2])} if (r, 2) in kept and layer.attrs.get("hidden_size") is not None else {}
 
 
 def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaults: tuple[str, ...]) -> list[np.ndarray]:
-    """Y and the last states. `step(layer, gates from x, r, recurrent bias, states, functions)` gives the next states, h first."""
+    """Y and the final states. `step(layer, gates from x, r, recurrent bias, states, functions)` returns the next states, h first."""
     if layer.attrs["layout"]:
         x = x.transpose(1, 0, 2)
         first = [None if s is None else s.transpose(1, 0, 2) for s in first]
@@ -130,7 +130,7 @@ def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaul
         y = np.zeros((t, n, h), x.dtype)
         for i in reversed(range(t)) if backwards else range(t):
             new = step(layer, from_x[i], r[d], rb, states, functions)
-            on = (i < lengths)[:, None]  # behind its end a sequence keeps its state and gives zeros
+            on = (i < lengths)[:, None]  # past its end a sequence keeps its state and outputs zeros
             states = [np.where(on, a, old) for a, old in zip(new, states, strict=True)]
             y[i] = np.where(on, new[0], 0)
         ys.append(y)
@@ -142,13 +142,13 @@ def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaul
 
 
 def clipped(layer: Layer, v: np.ndarray) -> np.ndarray:
-    """What goes into activations, held within the attribute `clip`."""
+    """Activation inputs clipped to the attribute `clip`."""
     c = layer.attrs.get("clip")
     return v if c is None else np.clip(v, -c, c)
 
 
 def recurrent(name: str, gates: int, states: int, step: Step, defaults: tuple[str, ...], attrs: dict[str, Any], samples):
-    """Registers a recurrent op whose inputs are X, W, R, B, sequence lengths, first states[, more]."""
+    """Registers a recurrent op whose inputs are X, W, R, B, sequence lengths, initial states[, more]."""
 
     def reference(layer, x, w, r, b=None, lengths=None, *rest):
         first = [rest[i] if i < len(rest) else None for i in range(states)]

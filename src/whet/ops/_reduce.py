@@ -1,4 +1,4 @@
-"""What reductions share: axes as input 1 or attribute, kept or dropped, coupled axes."""
+"""Shared by reductions: axes as input 1 or attribute, keepdims, coupled axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whet.ops._types import numeric_input
 
 
 def reduced(layer: Layer) -> tuple[int, ...]:
-    """The axes that are reduced, from the front."""
+    """The reduced axes as non-negative indices."""
     rank = layer.inputs[0].type.rank
     axes = axes_given(layer, rank)
     if axes:
@@ -23,14 +23,14 @@ def reduced(layer: Layer) -> tuple[int, ...]:
 
 
 def infer(layer: Layer, logical: bool = False) -> TensorType:
-    """x's type without the reduced axes; truth values where `logical`."""
+    """x's type without the reduced axes; also bool if `logical`."""
     x, axes = layer.inputs[0].type if logical else numeric_input(layer), reduced(layer)
     kept = layer.attrs["keepdims"]
     return x.with_shape(1 if i in axes else d for i, d in enumerate(x.shape) if kept or i not in axes)
 
 
 def kept_couples(layer: Layer, axes: tuple[int, ...]) -> list[Couple]:
-    """Axes that are not reduced."""
+    """Couples of the axes that are not reduced."""
     x, y = layer.inputs[0], layer.output
     rest = [i for i in range(x.type.rank) if i not in axes]
     return mapped(x, y, {a: a if layer.attrs["keepdims"] else b for b, a in enumerate(rest)})
@@ -63,8 +63,8 @@ def reduction(
     logical: bool = False,
     **rest: Any,
 ):
-    """Registers y = f(x, axes, keepdims). `zeros_add_nothing`: a reduced axis may be cut where it holds zeros, as they do not change the
-    result. `zeros` None: of zeros it does not make zero. `positive`: samples are above 0. `logical`: takes truth values too."""
+    """Registers y = f(x, axes, keepdims). `zeros_add_nothing`: zeros do not change the result, so they may be pruned from a reduced axis.
+    `zeros` None: the result of zeros is not zero. `positive`: samples are above 0. `logical`: accepts bool too."""
 
     def reference(layer, x, axes=None):
         axes = layer.attrs.get("axes", axes)
@@ -103,10 +103,10 @@ def reduction(
 
 
 def least(dtype: np.dtype) -> Any:
-    """The value below all others of a type."""
+    """The lowest value of a type."""
     return -np.inf if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype).min
 
 
 def most(dtype: np.dtype) -> Any:
-    """The value above all others of a type."""
+    """The highest value of a type."""
     return np.inf if dtype.kind == "f" else True if dtype.kind == "b" else np.iinfo(dtype).max

@@ -1,4 +1,4 @@
-"""Ops that no network of whet's holds: refused by name with the reason and a way out, or read as other ops."""
+"""ONNX ops without a layer in whet: refused with a reason and an alternative, or read as other ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.ops._base import op
 
 
 def refused(name: str, reason: str, onnx_ops: tuple[str, ...] | None = None):
-    """Registers an op that every use of refuses with `reason`."""
+    """Registers an op whose every use raises UnsupportedError with `reason`."""
 
     def infer(layer: Layer):
         raise UnsupportedError(f"{layer.op} '{layer.name}': {reason}")
@@ -26,9 +26,9 @@ def refused(name: str, reason: str, onnx_ops: tuple[str, ...] | None = None):
 
 
 def read_as_others(name: str, read: Callable[..., Any], instead: str, onnx_ops: tuple[str, ...] | None = None):
-    """Registers an ONNX op whose reader makes layers of other ops (`instead` names them). `onnx_ops`: what it is in ONNX, if not `name`."""
+    """Registers an ONNX op whose reader creates layers of other ops (listed in `instead`). `onnx_ops`: its ONNX names, if not `name`."""
 
     def infer(layer: Layer):
-        raise UnsupportedError(f"{layer.op} '{layer.name}' is no layer of whet's: it is read as {instead}")
+        raise UnsupportedError(f"{layer.op} '{layer.name}' is not a layer of whet: it is read as {instead}")
 
     return op(name, infer, lambda layer, *arrays: infer(layer), onnx=read, onnx_ops=onnx_ops, pure=False)

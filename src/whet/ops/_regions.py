@@ -1,4 +1,4 @@
-"""What If, Loop and Scan share: whether a region takes what its layer feeds it."""
+"""Shared by If, Loop and Scan: type check of region inputs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from whet.network import Layer, TensorType
 
 
 def check_feeds(layer: Layer, region: str, feeds: Sequence[TensorType | None]) -> None:
-    """Raises NetworkError when the inputs of a region are not of these types."""
+    """Raises NetworkError if the inputs of a region do not have these types."""
     if region not in layer.regions:
         raise NetworkError(f"has no region '{region}'")
     inner = layer.regions[region].inputs
     if len(inner) != len(feeds):
-        raise NetworkError(f"feeds {len(feeds)} values to its {region}, which takes {len(inner)}")
+        raise NetworkError(f"passes {len(feeds)} values to its {region}, which takes {len(inner)}")
     for t, fed in zip(inner, feeds, strict=True):
         if fed is None or t.type != fed:
-            raise NetworkError(f"its {region} takes %{t.name} as {t.type}, and is fed {fed}")
+            raise NetworkError(f"its {region} takes %{t.name} as {t.type}, but is passed {fed}")

@@ -1,4 +1,4 @@
-"""Resampling one axis at a time: which inputs each output reads, with which weights (ONNX Resize's definitions)."""
+"""Resampling of one axis: input taps and weights of each output (definitions of ONNX Resize)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDING = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 @dataclass(frozen=True)
 class Resampling:
-    """How an axis is resampled; the fields are Resize's attributes."""
+    """Resampling options of an axis; the fields are Resize's attributes."""
 
     mode: str
     coordinates: str
@@ -26,13 +26,13 @@ class Resampling:
     antialias: bool
 
     def positions(self, n: int, out: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
-        """For each output: its place on the input axis, in elements, as float64."""
+        """Input coordinate of each output, in elements, as float64."""
         i = np.arange(out, dtype=np.float64)
         match self.coordinates:
             case "half_pixel":
                 return (i + 0.5) / scale - 0.5
             case "half_pixel_symmetric":
-                shrunk = out / (n * scale)  # how far the output size was rounded
+                shrunk = out / (n * scale)  # rounding ratio of the output size
                 return n / 2 * (1 - shrunk) + (i + 0.5) / scale - 0.5
             case "pytorch_half_pixel":
                 return (i + 0.5) / scale - 0.5 if out > 1 else np.zeros(1)
@@ -45,10 +45,10 @@ class Resampling:
                 if out > 1:
                     return start * (n - 1) + i * (end - start) * (n - 1) / (out - 1)
                 return np.full(1, 0.5 * (start + end) * (n - 1))
-        raise NetworkError(f"no coordinate_transformation_mode {self.coordinates!r}")
+        raise NetworkError(f"unknown coordinate_transformation_mode {self.coordinates!r}")
 
     def taps(self, n: int, out: int, scale: float, roi: tuple[float, float]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """(inputs [out, taps], weights [out, taps] or None for a copy, outputs that lie outside or None)."""
+        """(inputs [out, taps], weights [out, taps] or None for a copy, outputs outside the input or None)."""
         at = self.positions(n, out, scale, roi)
         outside = (at < 0) | (at > n - 1) if self.coordinates == "tf_crop_and_resize" else None
         if self.mode == "nearest":
@@ -76,7 +76,7 @@ class Resampling:
                 return np.floor(at)
             case "ceil":
                 return np.ceil(at)
-        raise NetworkError(f"no nearest_mode {self.rounding!r}")
+        raise NetworkError(f"unknown nearest_mode {self.rounding!r}")
 
     def _cubic(self, d: np.ndarray) -> np.ndarray:
         a = self.cubic
@@ -85,7 +85,7 @@ class Resampling:
         return np.where(d <= 1, near, np.where(d < 2, far, 0))
 
     def apply(self, x: np.ndarray, axis: int, out: int, scale: float, roi: tuple[float, float]) -> tuple[np.ndarray, np.ndarray | None]:
-        """x with `axis` resampled to `out` elements, and which of them lie outside."""
+        """x with `axis` resampled to `out` elements, and a mask of those outside the input."""
         index, weights, outside = self.taps(x.shape[axis], out, scale, roi)
         if weights is None:
             return np.take(x, index[:, 0], axis=axis), outside
@@ -98,12 +98,12 @@ class Resampling:
         return y, outside
 
     def transposed(self, g: np.ndarray, axis: int, n: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
-        """The transpose of `apply`: each output of `g` along `axis` added to the `n` inputs that it reads, with their weights."""
+        """The transpose of `apply`: adds each output of `g` along `axis` to the inputs it reads (of `n`), times their weights."""
         index, weights, outside = self.taps(n, g.shape[axis], scale, roi)
         last = np.moveaxis(g, axis, 0)
         if outside is not None:
             last = np.where(outside.reshape(-1, *(1,) * (g.ndim - 1)), 0, last)
-        made = np.zeros((n, *last.shape[1:]), g.dtype)
+        result = np.zeros((n, *last.shape[1:]), g.dtype)
         for k in range(index.shape[1]):
-            np.add.at(made, index[:, k], last if weights is None else last * weights[:, k].astype(g.dtype).reshape(-1, *(1,) * (g.ndim - 1)))
-        return np.moveaxis(made, 0, axis)
+            np.add.at(result, index[:, k], last if weights is None else last * weights[:, k].astype(g.dtype).reshape(-1, *(1,) * (g.ndim - 1)))
+        return np.moveaxis(result, 0, axis)

@@ -1,4 +1,4 @@
-"""What running sums and products share."""
+"""Shared by cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whet.ops._types import axis_of, numeric_input
 
 
 def running_axis(layer: Layer) -> int:
-    """The axis along which the op runs. Raises NetworkError."""
+    """The cumulated axis. Raises NetworkError."""
     at = given_ints(layer, "axis", 1)
     if at is None or len(at) != 1:
         raise NetworkError(f"{layer.op} '{layer.name}' needs one axis, not {at}")
@@ -27,7 +27,7 @@ def infer(layer: Layer) -> TensorType:
 
 
 def running(f: Callable[..., np.ndarray], start: int) -> Callable[..., Any]:
-    """The reference for np.cumsum or np.cumprod; `start` stands first where the op is exclusive."""
+    """The reference for np.cumsum or np.cumprod; `start` is the first value of an exclusive op."""
 
     def reference(layer, x, at=None):
         at = numbers(layer.attrs.get("axis", at))[0]

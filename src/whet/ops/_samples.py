@@ -11,7 +11,7 @@ from whet.ops._base import OPS, Sample
 
 
 def sample_arrays(sample: Sample, seed: str = "") -> list[np.ndarray | None]:
-    """The sample's input arrays; the same every time."""
+    """The sample's input arrays, deterministic."""
     rng = np.random.default_rng(zlib.crc32(f"{seed}{sample.inputs!s}{sample.attrs!s}".encode()))
     return [_array(spec, rng) for spec in sample.inputs]
 

@@ -1,4 +1,4 @@
-"""What Scatter ops share: how updates meet what stands there."""
+"""Shared by Scatter ops: reductions of updates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check(reduction: str) -> None:
 
 
 def scatter(x: np.ndarray, where, updates: np.ndarray, reduction: str) -> np.ndarray:
-    """A copy of x with updates put, added, ... at `where`."""
+    """A copy of x with `updates` combined at `where` by `reduction`."""
     y = x.copy()
     if reduction == "none":
         y[where] = updates

@@ -1,4 +1,4 @@
-"""What Softmax, LogSoftmax and Hardmax share: opset 13 takes one axis, older ones all axes from it on."""
+"""Shared by Softmax, LogSoftmax and Hardmax: opset 13 normalizes one axis, older opsets all axes from it on."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def infer(layer: Layer) -> TensorType:
 
 
 def couples(layer: Layer) -> list[Couple]:
-    """The normalized axis stays whole."""
+    """Couples all axes but the normalized one."""
     x, y = layer.inputs[0], layer.output
     axis = axis_of(layer.attrs["axis"], y.type.rank)
     return [Couple(x, i, y, i) for i in range(y.type.rank) if i != axis]
 
 
 def read(node, g):
-    """Before opset 13: over all axes from `axis` on at once, which is the same where only one of them is not 1."""
+    """Before opset 13 all axes from `axis` on are normalized jointly, which is equivalent if at most one of them is not 1."""
     x = node.inputs[0]
     axis = node.attrs.get("axis", -1 if node.opset >= 13 else 1)
     if node.opset >= 13:

@@ -1,7 +1,7 @@
-"""Do the samples of a batch touch each other? A proof that each of them gives what it would give alone, or why there is none.
+"""Proves that the samples of a batch are independent, or returns the reason why not.
 
-A batch may then be run sample by sample: by an engine that was planned for one, with several at once on threads of their own
-(runtime/sample_parallel.py). What is not understood counts as touching.
+An independent batch may run sample-parallel: by an engine planned for one sample, with several workers
+(runtime/sample_parallel.py). Ops without a proof count as dependent.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from whet.ops._base import get_op, infer_layer
 from whet.ops._images import Axes, NotPerImage, follow, fused_layers, fused_results
 from whet.ops._interpret import bind_layer, bind_symbols
 
-_MANY = 10_007  # samples: a prime that no other size is likely to be; types say the batch by its symbol besides
-_TARGETS = frozenset({("Reshape", 1), ("Expand", 1)})  # inputs that only say the output's shape, which is looked at by itself
-_IN_BLOCKS = frozenset({"QuantizeLinear", "DequantizeLinear"})  # their scales may have a part for each sample without a tie that says so
-_ALIKE = {"Expand": 0, "ConstantOfShape": None}  # ops that repeat something for each sample, and the input that they repeat
+_MANY = 10_007  # batch size used in the proof: a prime unlikely to equal another size
+_TARGETS = frozenset({("Reshape", 1), ("Expand", 1)})  # inputs that only give the output's shape, which is checked separately
+_IN_BLOCKS = frozenset({"QuantizeLinear", "DequantizeLinear"})  # their scales may be per sample without a couple
+_ALIKE = {"Expand": 0, "ConstantOfShape": None}  # ops that repeat a value per sample, with the index of the repeated input
 
 
 def batch_symbol(net: Network) -> str | None:
-    """The symbol that is the first axis of every input and output, and of none any other; None where there is none such."""
+    """The symbol that is the first axis of every input and output and appears in no other axis; else None."""
     outside = [*net.inputs, *net.outputs]
     if not net.inputs or not net.outputs or any(t.type.rank == 0 for t in outside):
         return None
@@ -34,13 +34,13 @@ def batch_symbol(net: Network) -> str | None:
 
 
 def why_samples_touch(net: Network, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """Why a sample's outputs may depend on the other samples of its batch, on its place, or on how many there are; None: they do not.
+    """The reason why a sample's outputs may depend on other samples, its index or the batch size; None if they do not.
 
-    `shapes` are those of the inputs but for the batch, which may be any: symbols of other axes are taken from them.
+    `shapes` are input shapes that define the symbols of all axes but the batch.
     """
     name = batch_symbol(net)
     if name is None:
-        return "its inputs and outputs do not all begin with one changing batch"
+        return "its inputs and outputs do not all have one dynamic batch as first axis"
     env = bind_symbols([(t.name, t.type) for t in net.inputs], {t.name: (_MANY, *shapes[t.name][1:]) for t in net.inputs})
     known = _Known(name, env)
     known.axes = {t: 0 for t in net.inputs}
@@ -51,12 +51,12 @@ def why_samples_touch(net: Network, shapes: Mapping[str, tuple[int, ...]]) -> st
         return str(e)
     for t in net.outputs:
         if known.axes.get(t) != 0:
-            return f"output %{t.name} has not one part for each sample"
+            return f"output %{t.name} does not have one entry per sample"
     return None
 
 
 class _Known:
-    """What is known of tensors: which axis counts samples; and which hold no samples, but numbers that depend on how many there are."""
+    """Facts about tensors: the batch axis, and values without batch axis that depend on the batch size."""
 
     def __init__(self, batch: str, env: Mapping[str, int]):
         self.batch, self.env = batch, env
@@ -64,7 +64,7 @@ class _Known:
         self.counts: set[Tensor] = set()
 
     def take(self, layer: Layer) -> None:
-        """Notes a layer's outputs. Raises NotPerImage where samples meet in it."""
+        """Records a layer's outputs. Raises NotPerImage if it mixes samples."""
         if layer.op == "Fused":
             for x in fused_layers(layer):
                 self.take(x)
@@ -77,9 +77,9 @@ class _Known:
         reads = [t for t in layer.inputs if t is not None]
         caught = [t for r in layer.regions.values() for t in r.captures()]
         if layer.op != "Reformat" and not get_op(layer.op).pure:
-            raise NotPerImage(f"{layer.op} '{layer.name}' draws other numbers for each run")
+            raise NotPerImage(f"{layer.op} '{layer.name}' draws new random numbers in each run")
         if layer.regions and any(t in self.axes or t in self.counts for t in (*reads, *caught)):
-            raise NotPerImage(f"{layer.op} '{layer.name}' may do anything with the batch")
+            raise NotPerImage(f"{layer.op} '{layer.name}' may use the batch arbitrarily")
         if any(t in self.axes for t in reads) and layer.op != "Shape":
             self._with_samples(layer)
         elif any(t in self.axes or t in self.counts for t in reads) or self._told(layer):
@@ -88,34 +88,34 @@ class _Known:
     def _with_samples(self, layer: Layer) -> None:
         for i, t in enumerate(layer.inputs):
             if t in self.counts and (layer.op, i) not in _TARGETS:
-                raise NotPerImage(f"{layer.op} '{layer.name}' computes with %{t.name}, which depends on how many samples there are")
+                raise NotPerImage(f"{layer.op} '{layer.name}' uses %{t.name}, which depends on the batch size")
         if self._told(layer) and layer.op not in ("Reshape", "Expand"):
-            raise NotPerImage(f"{layer.op} '{layer.name}' depends on how many samples there are")
+            raise NotPerImage(f"{layer.op} '{layer.name}' depends on the batch size")
         bound = bind_layer(layer, self.env)
         twins = {b: t for t, b in zip((*layer.inputs, *layer.outputs), (*bound.inputs, *bound.outputs), strict=True) if b is not None}
-        found = follow(bound, {b: self.axes[t] for b, t in twins.items() if t in self.axes}, _MANY)
-        for b, axis in found.items():
+        inputs = follow(bound, {b: self.axes[t] for b, t in twins.items() if t in self.axes}, _MANY)
+        for b, axis in inputs.items():
             t = twins[b]
             if t is None or t in layer.inputs or not self._one_each(t, axis):
-                raise NotPerImage(f"{layer.op} '{layer.name}' has not one part for each sample")
+                raise NotPerImage(f"{layer.op} '{layer.name}' does not have one entry per sample")
             self.axes[t] = axis
         if self._fixed_parts(bound, twins) or not _fits(bound):
-            raise NotPerImage(f"{layer.op} '{layer.name}' has a constant with parts for so many samples")
+            raise NotPerImage(f"{layer.op} '{layer.name}' has a constant with one entry per sample")
 
     def _fixed_parts(self, bound: Layer, twins: Mapping[Tensor, Tensor | None]) -> bool:
-        """Whether an input without samples has several parts along an axis that is tied to that of the samples."""
+        """True if an input without batch axis has several entries along an axis coupled to the batch."""
         if bound.op == "Reformat":
             return False
         inputs = {t for t in bound.inputs if t is not None and twins[t] not in self.axes}
         if bound.op in _IN_BLOCKS:
             return any(t.type.rank > 1 for t in inputs)
         couples = get_op(bound.op).couples
-        assert couples is not None  # follow() has asked
+        assert couples is not None  # checked by follow()
         ties = [tie for c in couples(bound) for tie in ((c.a, c.a_axis, c.b, c.b_axis), (c.b, c.b_axis, c.a, c.a_axis))]
         return any(t in inputs and t.shape[i] != 1 and y in bound.outputs and self.axes.get(twins[y]) == j for t, i, y, j in ties)
 
     def _without_samples(self, layer: Layer) -> None:
-        """What is made of sizes alone: the same for all samples where they do not say how many there are, or say only how often it is repeated."""
+        """Handles outputs computed from sizes only: equal for all samples unless the batch size is used other than as a repeat count."""
         for t in layer.outputs:
             values = t.shape_value
             if values is not None and not any(self._says(d) for d in (*values, *t.shape)):
@@ -132,7 +132,7 @@ class _Known:
         return str(t.shape[axis]) == self.batch and not any(self._says(d) for i, d in enumerate(t.shape) if i != axis)
 
     def _told(self, layer: Layer) -> bool:
-        """Whether an attribute or an output's shape of a layer names the batch where its inputs' shapes would not tell."""
+        """True if an attribute or an output shape contains the batch symbol without being implied by the input shapes."""
         return any(self._in(v) for v in layer.attrs.values()) or (
             not any(t in self.axes for t in layer.inputs) and any(self._says(d) for t in layer.outputs for d in t.shape)
         )
@@ -145,7 +145,7 @@ class _Known:
 
 
 def _fits(bound: Layer) -> bool:
-    """Whether the layer's types, inferred again with so many samples, are what they were said to be."""
+    """True if the layer's types, inferred again with this batch size, equal the declared ones."""
     if bound.op == "Reformat":
         return True
     try:

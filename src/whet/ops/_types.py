@@ -1,4 +1,4 @@
-"""What many infer functions share: checks of element types, broadcasting and equality of shapes with symbols."""
+"""Shared by infer functions: checks of element types, broadcasting and equality of shapes with symbols."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def float_input(layer: Layer) -> TensorType:
 
 
 def numeric_input(layer: Layer) -> TensorType:
-    """The type of input 0, which must not be truth values or text."""
+    """The type of input 0, which must be numeric."""
     t = layer.inputs[0].type
     if t.dtype.kind in ("bool", "string"):
         raise NetworkError(f"{layer.op} '{layer.name}' takes numbers, not {t}")
     return t
 
 
-def one_float_type(layer: Layer, *places: int) -> DType:
-    """The type of input 0; inputs at `places` must be floating point too, and of one type (16 bits and float32 may meet)."""
+def one_float_type(layer: Layer, *indices: int) -> DType:
+    """The type of input 0; inputs at `indices` must be floating point too, and of one type (16 bits and float32 may mix)."""
     first = float_input(layer).dtype
-    for t in (layer.input(i) for i in places):
+    for t in (layer.input(i) for i in indices):
         if t is not None and (not t.dtype.is_float or (t.dtype != first and F64 in (t.dtype, first))):
             raise NetworkError(f"{layer.op} '{layer.name}' takes tensors of one floating-point type, not {first} and {t}")
     return first
@@ -42,7 +42,7 @@ def one_float_type(layer: Layer, *places: int) -> DType:
 def axis_of(axis: int, rank: int, what: str = "axis") -> int:
     """`axis` counted from the front. Raises NetworkError when it is out of range."""
     if not -rank <= axis < rank:
-        raise NetworkError(f"{what} {axis} is not one of a tensor of rank {rank}")
+        raise NetworkError(f"{what} {axis} is out of range for rank {rank}")
     return axis % rank
 
 
@@ -64,28 +64,28 @@ def broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def may_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes can be the same: of one rank, and different nowhere where both are numbers."""
+    """True if two shapes can be equal: same rank, and no axis with two different numbers."""
     return len(a) == len(b) and all(x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a, b, strict=True))
 
 
 def may_broadcast_to(shape: Sequence[Dim], small: Sequence[Dim]) -> bool:
-    """Whether `small` can broadcast to `shape` without making it larger."""
+    """True if `small` can broadcast to `shape` without enlarging it."""
     lead = len(shape) - len(small)
     return lead >= 0 and all(d == 1 or may_equal((d,), (s,)) for d, s in zip(small, shape[lead:], strict=True))
 
 
 def stretches_to(d: Dim, wide: Dim) -> bool:
-    """Whether an axis of size d, broadcast to `wide`, holds (or may hold, where d is of unknown size) an entry for each of it."""
+    """True if an axis of size d, broadcast to `wide`, has (or, with unknown size, may have) one entry per entry of it."""
     return d != 1 and (d == wide or isinstance(d, Expr))
 
 
 def unify(a: Dim, b: Dim, what: str) -> Dim:
-    """One dimension that two tensors must share: the static one of both. Raises NetworkError when they differ."""
+    """The common dimension of two tensors, the static one if either is. Raises NetworkError if they differ."""
     if isinstance(a, int) and isinstance(b, int) and a != b:
         raise NetworkError(f"{what}: {a} is not {b}")
     return a if isinstance(a, int) else b
 
 
 def same_axes(x: Tensor, y: Tensor) -> list[Couple]:
-    """Every axis of x tied to the same axis of y (pointwise ops of equal shapes)."""
+    """Couples every axis of x to the same axis of y (pointwise ops of equal shapes)."""
     return [Couple(x, i, y, i) for i in range(x.type.rank)]

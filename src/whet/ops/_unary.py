@@ -1,4 +1,4 @@
-"""What elementwise ops of one floating-point input share: their type, samples and coupled axes."""
+"""Shared by elementwise ops of one floating-point input: type, samples and coupled axes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unary(
     infer: Any = None,
     **rest: Any,
 ):
-    """Registers y = f(x), or f(x, **attributes); `samples` are attribute sets to try besides the defaults."""
+    """Registers y = f(x), or f(x, **attributes); `samples` are attribute sets tested in addition to the defaults."""
     names = tuple(attrs or {})
 
     def reference(layer, x):

@@ -1,4 +1,4 @@
-"""What windowed ops share: output sizes from kernel, stride, dilation and padding; windows as strided views."""
+"""Shared by windowed ops: output sizes from kernel, stride, dilation and padding; windows as strided views."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from whet.ops._types import numeric_input
 
 
 def out_size(size: Dim, kernel: int, stride: int, dilation: int, before: int, after: int, ceil: bool = False) -> Dim:
-    """Output length of one spatial axis. Raises NetworkError when the window is larger than the padded input."""
+    """Output length of one spatial axis. Raises NetworkError if the window exceeds the padded input."""
     if stride < 1 or dilation < 1 or kernel < 1:
-        raise NetworkError(f"kernel, stride and dilation are numbers from 1 on, not {kernel}, {stride}, {dilation}")
+        raise NetworkError(f"kernel, stride and dilation must be at least 1, not {kernel}, {stride}, {dilation}")
     span = size + before + after - (dilation * (kernel - 1) + 1)
     if isinstance(span, int) and span < 0:
-        raise NetworkError(f"a window of {kernel} (dilation {dilation}) does not fit into {size} + padding {before} + {after}")
+        raise NetworkError(f"a window of {kernel} (dilation {dilation}) is larger than {size} + padding {before} + {after}")
     if not ceil:
         return floordiv(span, stride) + 1
     n = ceildiv(span, stride) + 1
@@ -31,7 +31,7 @@ def out_size(size: Dim, kernel: int, stride: int, dilation: int, before: int, af
 
 
 def same_pads(sizes: Sequence[Dim], kernel, strides, dilations, upper: bool) -> tuple[int, ...] | None:
-    """Explicit pads for auto_pad SAME_UPPER/SAME_LOWER, or None while a size is symbolic and its stride is not 1."""
+    """Explicit pads for auto_pad SAME_UPPER/SAME_LOWER, or None if a size is symbolic and its stride is not 1."""
     before, after = [], []
     for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
         span = d * (k - 1) + 1
@@ -48,7 +48,7 @@ def same_pads(sizes: Sequence[Dim], kernel, strides, dilations, upper: bool) -> 
 
 
 def explicit_pads(node, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> dict[str, Any]:
-    """The node's attributes with `auto_pad` resolved into pads. Raises UnsupportedError where sizes must be known for that."""
+    """The node's attributes with `auto_pad` resolved into pads. Raises UnsupportedError if a needed size is unknown."""
     attrs = {k: v for k, v in node.attrs.items() if k != "auto_pad"}
     auto, one = node.attrs.get("auto_pad", "NOTSET"), (1,) * len(kernel)
     if auto in ("SAME_UPPER", "SAME_LOWER"):
@@ -94,13 +94,13 @@ class Pool:
         ]
 
     def extra(self, spatial: Sequence[int]) -> list[int]:
-        """Elements behind the trailing padding that windows of ceil mode reach into."""
+        """Elements past the trailing padding that ceil-mode windows cover."""
         r, out = len(self.kernel), self.out(spatial)
         need = [(int(out[i]) - 1) * self.strides[i] + self.dilations[i] * (self.kernel[i] - 1) + 1 for i in range(r)]
         return [max(need[i] - n - self.pads[i] - self.pads[r + i], 0) for i, n in enumerate(spatial)]
 
     def slices(self, x: np.ndarray, fill) -> Iterator[np.ndarray]:
-        """For each place in the window: what stands there, for all outputs [N, C, *out]."""
+        """For each tap of the window: its values for all outputs, [N, C, *out]."""
         v = windows(x, self.kernel, self.strides, self.dilations, self.pads, fill, self.extra(x.shape[2:]))
         out = tuple(slice(0, n) for n in self.out(x.shape[2:]))
         for at in product(*map(range, self.kernel)):
@@ -113,11 +113,11 @@ def pool_of(layer: Layer) -> Pool:
     r = x.type.rank - 2
     kernel = a.get("kernel_shape")
     if kernel is None or len(kernel) != r:
-        raise NetworkError(f"{layer.op} '{layer.name}' needs a kernel_shape of {r} numbers for {x.type}, not {kernel}")
+        raise NetworkError(f"{layer.op} '{layer.name}' needs a kernel_shape of {r} values for {x.type}, not {kernel}")
     one = (1,) * r
     strides, dilations, pads = tuple(a.get("strides") or one), tuple(a.get("dilations") or one), tuple(a.get("pads") or (0,) * 2 * r)
     if len(strides) != r or len(dilations) != r or len(pads) != 2 * r or min(pads) < 0:
-        raise NetworkError(f"{layer.op} '{layer.name}': strides {strides}, dilations {dilations}, pads {pads} do not fit {r} spatial axes")
+        raise NetworkError(f"{layer.op} '{layer.name}': strides {strides}, dilations {dilations}, pads {pads} do not match {r} spatial axes")
     return Pool(tuple(kernel), strides, dilations, pads, bool(a.get("ceil_mode", 0)))
 
 
@@ -130,7 +130,7 @@ def infer_pool(layer: Layer) -> TensorType:
 
 
 def pool_couples(layer: Layer) -> list[Couple]:
-    """Samples and channels stay apart."""
+    """Couples batch and channels; spatial axes are not pruned."""
     x, y = layer.inputs[0], layer.output
     return [Couple(x, i, y, i) for i in range(2)]
 

@@ -1,4 +1,4 @@
-"""ArgMax: where the largest value stands along `axis`."""
+"""ArgMax: index of the largest value along `axis`."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""ArgMin: where the smallest value stands along `axis`."""
+"""ArgMin: index of the smallest value along `axis`."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""AveragePool: the mean of each window; padding counts only with `count_include_pad`, what ceil mode adds never does."""
+"""AveragePool: the mean of each window; padding counts only with `count_include_pad`, elements added by ceil mode never do."""
 
 import numpy as np
 
@@ -16,10 +16,10 @@ def reference(layer, x):
     ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
     if layer.attrs["count_include_pad"]:
         r = len(pool.kernel)
-        whole = type(pool)(pool.kernel, pool.strides, pool.dilations, (0,) * 2 * r, False)
+        unpadded = type(pool)(pool.kernel, pool.strides, pool.dilations, (0,) * 2 * r, False)
         ones = np.ones((1, 1, *(n + pool.pads[i] + pool.pads[r + i] for i, n in enumerate(x.shape[2:]))), x.dtype)
         ones = np.pad(ones, [(0, 0), (0, 0), *((0, e) for e in pool.extra(x.shape[2:]))])
-        counts = sum(part[(..., *(slice(0, n) for n in y.shape[2:]))] for part in whole.slices(ones, 0))
+        counts = sum(part[(..., *(slice(0, n) for n in y.shape[2:]))] for part in unpadded.slices(ones, 0))
     else:
         counts = sum(pool.slices(ones, 0))
     return y / counts

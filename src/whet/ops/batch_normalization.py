@@ -15,9 +15,9 @@ def read(node, g):
     if node.attrs.get("training_mode"):
         raise node.unsupported("it is in training mode; export the model in evaluation mode (model.eval())")
     if any(node.outputs[1:]):
-        raise node.unsupported("it gives running statistics, as in training; export the model in evaluation mode (model.eval())")
+        raise node.unsupported("it outputs running statistics, as in training; export the model in evaluation mode (model.eval())")
     if node.attrs.get("spatial", 1) != 1:
-        raise node.unsupported("spatial=0 (opset 7) normalizes every place by itself; export with opset 9 or newer")
+        raise node.unsupported("spatial=0 (opset 7) normalizes every position separately; export with opset 9 or newer")
     attrs = {k: v for k, v in node.attrs.items() if k not in ("training_mode", "spatial")}
     return node.add(g, "BatchNormalization", *node.inputs[:5], **attrs)
 
@@ -33,7 +33,7 @@ op(
     samples=[
         (["f32[2,16,5,5]", "const f32[16]", "const f32[16]", "const f32[16]", "const positive f32[16]"], {}),
         (["f32[3,17]", "const f32[17]", "const f32[17]", "const f32[17]", "const positive f32[17]"], {"epsilon": 1e-3}),
-        (["f32[2,6,1,1]", "const f32[6]", "const f32[6]", "const f32[6]", "const positive f32[6]"], {}),  # oneDNN 3.2 gets it wrong in one layout
+        (["f32[2,6,1,1]", "const f32[6]", "const f32[6]", "const f32[6]", "const positive f32[6]"], {}),  # wrong in one layout with oneDNN 3.2
         (["extreme f32[1,16,4]", "const f32[16]", "const f32[16]", "const f32[16]", "const positive f32[16]"], {}),
     ],
 )

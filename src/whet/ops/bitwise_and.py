@@ -1,4 +1,4 @@
-"""BitwiseAnd: bit by bit and of integers, elementwise with broadcasting."""
+"""BitwiseAnd: bitwise and of integers, elementwise with broadcasting."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""BitwiseNot: every bit of an integer turned."""
+"""BitwiseNot: bitwise complement of integers."""
 
 import numpy as np
 

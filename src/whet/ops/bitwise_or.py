@@ -1,4 +1,4 @@
-"""BitwiseOr: bit by bit or of integers, elementwise with broadcasting."""
+"""BitwiseOr: bitwise or of integers, elementwise with broadcasting."""
 
 import numpy as np
 

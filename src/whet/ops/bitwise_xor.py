@@ -1,4 +1,4 @@
-"""BitwiseXor: bit by bit exclusive or of integers, elementwise with broadcasting."""
+"""BitwiseXor: bitwise exclusive or of integers, elementwise with broadcasting."""
 
 import numpy as np
 

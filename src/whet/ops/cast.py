@@ -1,6 +1,6 @@
-"""Cast: to the element type `to`. Floats become integers towards zero; anything but 0 is true.
+"""Cast: to the element type `to`. Floats are truncated to integers; nonzero values are true.
 
-With `saturate` what is beyond a float8 becomes its largest value; without, NaN or infinity.
+With `saturate`, values beyond a float8's range become its largest value; without, NaN or infinity.
 """
 
 import ml_dtypes

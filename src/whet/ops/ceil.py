@@ -1,4 +1,4 @@
-"""Ceil: the smallest whole number that is not below x."""
+"""Ceil: the smallest integer not below x."""
 
 import numpy as np
 

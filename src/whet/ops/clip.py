@@ -1,4 +1,4 @@
-"""Clip: y = min(max, max(x, min)); NaN stays NaN. Bounds are inputs 1 and 2 (scalars), either may be absent."""
+"""Clip: y = min(max, max(x, min)); NaN stays NaN. Bounds are inputs 1 and 2 (scalars), both optional."""
 
 import numpy as np
 

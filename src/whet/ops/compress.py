@@ -1,8 +1,8 @@
-"""Compress: the entries that a mask selects. Refused: the shape of its output is in the data."""
+"""Compress: the entries that a mask selects. Refused: its output shape depends on the data."""
 
 from whet.ops._refused import refused
 
 refused(
     "Compress",
-    "how many entries it keeps depends on the data, and an engine needs shapes before; export with a mask (Where, Mul) in its place",
+    "its output size depends on the data, but an engine needs shapes in advance; export with a mask (Where, Mul) instead",
 )

@@ -1,4 +1,4 @@
-"""Concat: tensors one after the other along `axis`."""
+"""Concat: concatenation along `axis`."""
 
 import numpy as np
 
@@ -23,14 +23,14 @@ def infer(layer):
 def couples(layer):
     y = layer.output
     axis = axis_of(layer.attrs["axis"], y.type.rank)
-    made, at = [], 0
+    result, at = [], 0
     for t in layer.inputs:
-        made += [Couple(t, i, y, i) for i in range(y.type.rank) if i != axis]
+        result += [Couple(t, i, y, i) for i in range(y.type.rank) if i != axis]
         n = t.shape[axis]
         if isinstance(n, int) and isinstance(at, int) and n:
-            made.append(Couple(t, axis, y, axis, b_at=at, count=n))
+            result.append(Couple(t, axis, y, axis, b_at=at, count=n))
         at = at + n
-    return made
+    return result
 
 
 def shape_value(layer):

@@ -10,7 +10,7 @@ from whet.ops._base import INTS, Couple, given, numbers, op, regiven
 def infer(layer):
     shape = given(layer, "shape", 0)
     if shape is None or any(isinstance(d, int) and d < 0 for d in shape):
-        raise NetworkError(f"needs a shape of numbers from 0 on, not {shape}")
+        raise NetworkError(f"needs a shape of non-negative numbers, not {shape}")
     return TensorType(layer.attrs["dtype"], shape)
 
 
@@ -41,7 +41,7 @@ def recut(layer, kept):
 
 
 def to_onnx(layer, w):
-    """The value is a tensor of one element there."""
+    """In ONNX the value is a tensor of one element."""
     value = np.array([layer.attrs["value"]], layer.attrs["dtype"].numpy)
     shape = layer.attrs.get("shape")
     source = w.name(layer.inputs[0]) if shape is None else w.dims(shape, f"{layer.name}.shape")

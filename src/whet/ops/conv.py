@@ -1,6 +1,6 @@
 """Conv: convolution of x [N, C, *spatial] with w [K, C/group, *kernel], plus a bias [K].
 
-`pads` is (begin..., end...); `auto_pad` is resolved when the op is read, so it does not stand here.
+`pads` is (begin..., end...); `auto_pad` is resolved by the reader.
 """
 
 import numpy as np
@@ -30,13 +30,13 @@ def infer(layer: Layer) -> TensorType:
     if x.type.rank != r + 2 or r < 1:
         raise NetworkError(f"Conv '{layer.name}': x is of rank {x.type.rank}, w of rank {w.type.rank}")
     if len(strides) != r or len(dilations) != r or len(pads) != 2 * r or min(pads) < 0:
-        raise NetworkError(f"Conv '{layer.name}': strides {strides}, dilations {dilations}, pads {pads} do not fit {r} spatial axes")
+        raise NetworkError(f"Conv '{layer.name}': strides {strides}, dilations {dilations}, pads {pads} do not match {r} spatial axes")
     if not may_equal((x.shape[1],), (w.shape[1] * group,)):
         raise NetworkError(f"Conv '{layer.name}': x has {x.shape[1]} channels, w takes {w.shape[1]} in {group} group(s)")
     if isinstance(w.shape[0], int) and w.shape[0] % group:
-        raise NetworkError(f"Conv '{layer.name}': {w.shape[0]} output channels do not divide into {group} groups")
+        raise NetworkError(f"Conv '{layer.name}': {w.shape[0]} output channels are not divisible into {group} groups")
     if layer.attrs.get("kernel_shape") and tuple(layer.attrs["kernel_shape"]) != tuple(w.shape[2:]):
-        raise NetworkError(f"Conv '{layer.name}': kernel_shape {layer.attrs['kernel_shape']} is not that of w {w.type}")
+        raise NetworkError(f"Conv '{layer.name}': kernel_shape {layer.attrs['kernel_shape']} does not match w {w.type}")
     b = layer.input(2)
     if b is not None and not may_equal(b.shape, (w.shape[0],)):
         raise NetworkError(f"Conv '{layer.name}': the bias is {b.type}, w makes {w.shape[0]} channels")
@@ -50,7 +50,7 @@ def reference(layer: Layer, x, w, b=None):
     k, per, n = w.shape[0], w.shape[1], x.shape[0]
     v = windows(x, w.shape[2:], strides, dilations, pads, 0)
     out = v.shape[2 : 2 + r]
-    if per == 1 and k == group:  # depthwise: a sum over the window's places, no products between channels
+    if per == 1 and k == group:  # depthwise: a sum over the window's taps, no products between channels
         y = np.zeros((n, k, *out), accumulator(x.dtype))
         taps = w.astype(y.dtype)
         for at in np.ndindex(*w.shape[2:]):
@@ -63,7 +63,7 @@ def reference(layer: Layer, x, w, b=None):
 
 
 def couples(layer: Layer) -> list[Couple]:
-    """One group: input channels tie x to w, output channels w, b and y. Several: a group of channels is cut as one."""
+    """One group: input channels couple x and w, output channels couple w, b and y. Several groups: a group is pruned as one unit."""
     x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
     group = layer.attrs["group"]
     tied = [Couple(x, 0, y, 0)]
@@ -76,7 +76,7 @@ def couples(layer: Layer) -> list[Couple]:
 
 
 def inner(layer: Layer, level: int) -> list[Couple]:
-    """Several groups of several channels, read from inside (level 0): each group loses its channels of the same places."""
+    """Several groups of several channels, level 0: each group loses the channels of the same indices."""
     x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
     group, ins = layer.attrs["group"], w.shape[1]
     if level or group == 1 or ins == 1 or not isinstance(w.shape[0], int):
@@ -87,7 +87,7 @@ def inner(layer: Layer, level: int) -> list[Couple]:
 
 
 def recut(layer: Layer, kept):
-    """Groups go with their channels."""
+    """Updates the number of groups."""
     x, w, group = layer.inputs[0], layer.inputs[1], layer.attrs["group"]
     if group == 1 or (x, 1) not in kept:
         return {}

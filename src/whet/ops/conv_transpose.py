@@ -1,6 +1,6 @@
-"""ConvTranspose: the gradient of a convolution: x [N, C, *spatial] spread by w [C, K/group, *kernel], plus a bias [K].
+"""ConvTranspose: the gradient of a convolution: x [N, C, *spatial] scattered by w [C, K/group, *kernel], plus a bias [K].
 
-`auto_pad` and `output_shape` are resolved into `pads` and `output_padding` when the op is read.
+`auto_pad` and `output_shape` are resolved into `pads` and `output_padding` by the reader.
 """
 
 import numpy as np
@@ -28,19 +28,19 @@ def attributes(layer: Layer):
 def infer(layer: Layer) -> TensorType:
     x, w, b = layer.inputs[0], layer.inputs[1], layer.input(2)
     r, group = w.type.rank - 2, layer.attrs["group"]
-    strides, dilations, pads, more = attributes(layer)
+    strides, dilations, pads, extra = attributes(layer)
     one_float_type(layer, 1, 2)
     if group < 1:
         raise NetworkError(f"ConvTranspose '{layer.name}': group is {group}; it starts at 1")
     if x.type.rank != r + 2 or not may_equal((x.shape[1],), (w.shape[0],)) or w.shape[0] % group:
-        raise NetworkError(f"ConvTranspose '{layer.name}': x {x.type} does not fit w {w.type} in {group} group(s)")
+        raise NetworkError(f"ConvTranspose '{layer.name}': x {x.type} does not match w {w.type} in {group} group(s)")
     if b is not None and not may_equal(b.shape, (w.shape[1] * group,)):
         raise NetworkError(f"ConvTranspose '{layer.name}': the bias is {b.type}, w makes {w.shape[1] * group} channels")
-    if [len(v) for v in (strides, dilations, pads, more)] != [r, r, 2 * r, r] or min(*pads, *more) < 0 or min(*strides, *dilations) < 1:
-        raise NetworkError(f"ConvTranspose '{layer.name}': strides {strides}, dilations {dilations}, pads {pads}, output_padding {more} do not fit")
+    if [len(v) for v in (strides, dilations, pads, extra)] != [r, r, 2 * r, r] or min(*pads, *extra) < 0 or min(*strides, *dilations) < 1:
+        raise NetworkError(f"ConvTranspose '{layer.name}': strides {strides}, dilations {dilations}, pads {pads}, output_padding {extra} are invalid")
     out = []
     for i in range(r):
-        n = (x.shape[2 + i] - 1) * strides[i] + dilations[i] * (w.shape[2 + i] - 1) + 1 + more[i] - pads[i] - pads[r + i]
+        n = (x.shape[2 + i] - 1) * strides[i] + dilations[i] * (w.shape[2 + i] - 1) + 1 + extra[i] - pads[i] - pads[r + i]
         if isinstance(n, int) and n < 1:
             raise NetworkError(f"ConvTranspose '{layer.name}': pads {pads} leave nothing of spatial axis {i}")
         out.append(n)
@@ -48,13 +48,13 @@ def infer(layer: Layer) -> TensorType:
 
 
 def reference(layer: Layer, x, w, b=None):
-    strides, dilations, pads, more = attributes(layer)
+    strides, dilations, pads, extra = attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
     n, c, spatial, kernel = x.shape[0], x.shape[1], x.shape[2:], w.shape[2:]
     per = w.shape[1]
     columns = accumulate_matmul(w.reshape(group, c // group, -1).transpose(0, 2, 1), x.reshape(n, group, c // group, -1))
     columns = columns.reshape(n, group * per, *kernel, *spatial)
-    full = [(spatial[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 + more[i] for i in range(r)]
+    full = [(spatial[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 + extra[i] for i in range(r)]
     y = np.zeros((n, group * per, *full), columns.dtype)
     for at in np.ndindex(*kernel):
         places = tuple(slice(at[i] * dilations[i], at[i] * dilations[i] + (spatial[i] - 1) * strides[i] + 1, strides[i]) for i in range(r))
@@ -64,7 +64,7 @@ def reference(layer: Layer, x, w, b=None):
 
 
 def couples(layer: Layer) -> list[Couple]:
-    """As Conv's, with w's axes the other way round; several groups: a group of channels is cut as one."""
+    """As Conv's with w's axes swapped; several groups: a group is pruned as one unit."""
     x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
     group, tied = layer.attrs["group"], [Couple(x, 0, y, 0)]
     if group == 1:
@@ -79,7 +79,7 @@ def couples(layer: Layer) -> list[Couple]:
 
 
 def inner(layer: Layer, level: int) -> list[Couple]:
-    """Several groups of several channels, read from inside (level 0): each group loses its channels of the same places."""
+    """Several groups of several channels, level 0: each group loses the channels of the same indices."""
     x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
     group, outs = layer.attrs["group"], w.shape[1]
     if level or group == 1 or outs == 1 or not isinstance(w.shape[0], int):
@@ -97,7 +97,7 @@ def recut(layer: Layer, kept):
 
 
 def read(node, g):
-    """auto_pad and output_shape become pads (and output_padding where pads would be negative)."""
+    """Resolves auto_pad and output_shape into pads (and output_padding if pads would be negative)."""
     x, w = node.inputs[0], node.inputs[1]
     r = w.type.rank - 2
     attrs = {k: v for k, v in node.attrs.items() if k not in ("auto_pad", "output_shape")}
@@ -105,18 +105,18 @@ def read(node, g):
     if shape is None and auto not in ("SAME_UPPER", "SAME_LOWER"):
         return node.add(g, "ConvTranspose", *node.inputs, **attrs)
     strides, dilations = attrs.get("strides") or (1,) * r, attrs.get("dilations") or (1,) * r
-    more = list(attrs.get("output_padding") or (0,) * r)
+    extra = list(attrs.get("output_padding") or (0,) * r)
     before, after = [0] * r, [0] * r
     for i in range(r):
         want = x.shape[2 + i] * strides[i] if shape is None else tuple(shape)[-r:][i]
-        total = (x.shape[2 + i] - 1) * strides[i] + dilations[i] * (w.shape[2 + i] - 1) + 1 + more[i] - want
+        total = (x.shape[2 + i] - 1) * strides[i] + dilations[i] * (w.shape[2 + i] - 1) + 1 + extra[i] - want
         if not isinstance(total, int):
             raise node.unsupported("output_shape needs a static height and width; export with fixed H and W, or with pads")
         if total < 0:
-            more[i], total = more[i] - total, 0
+            extra[i], total = extra[i] - total, 0
         small, large = total // 2, total - total // 2
         before[i], after[i] = (small, large) if auto == "SAME_UPPER" else (large, small)
-    return node.add(g, "ConvTranspose", *node.inputs, **{**attrs, "pads": (*before, *after), "output_padding": tuple(more)})
+    return node.add(g, "ConvTranspose", *node.inputs, **{**attrs, "pads": (*before, *after), "output_padding": tuple(extra)})
 
 
 op(

@@ -1,6 +1,6 @@
-"""CumProd: running products along the axis of input 1 (or attribute `axis`).
+"""CumProd: cumulative products along the axis of input 1 (or attribute `axis`).
 
-`exclusive` leaves out the element itself, `reverse` runs from the end.
+`exclusive` excludes the element itself, `reverse` starts at the end.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""DepthToSpace: blocks of channels become blocks of pixels; `mode` DCR (depth, column, row) or CRD says which come first."""
+"""DepthToSpace: blocks of channels become blocks of pixels; `mode` DCR (depth, column, row) or CRD gives the channel order."""
 
 from whet.errors import NetworkError
 from whet.ops._base import NEEDS_INT, Couple, op
@@ -24,7 +24,7 @@ def reference(layer, x):
 
 
 def couples(layer):
-    """An output channel is made of several: of neighbours (CRD), or of one out of each block (DCR)."""
+    """An output channel consists of several input channels: adjacent ones (CRD), or one of each block (DCR)."""
     x, y, places = layer.inputs[0], layer.output, layer.attrs["blocksize"] ** 2
     return [Couple(x, 0, y, 0), Couple(y, 1, x, 1, **{"b_repeat" if layer.attrs["mode"] == "DCR" else "b_block": places})]
 

@@ -1,4 +1,4 @@
-"""DequantizeLinear: y = (x - zero point) * scale, in the scale's type. Scales as QuantizeLinear's."""
+"""DequantizeLinear: y = (x - zero point) * scale, in the scale's type. Scales as in QuantizeLinear."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from whet.ops._quantized import check_scale, scale_couples, spread
 def infer(layer):
     x, scale, zero = layer.inputs[0], layer.inputs[1], layer.input(2)
     if not scale.dtype.is_float or (zero is not None and zero.dtype != x.dtype):
-        raise NetworkError(f"DequantizeLinear '{layer.name}': scale {scale.type} or zero point {zero and zero.type} do not fit {x.type}")
+        raise NetworkError(f"DequantizeLinear '{layer.name}': scale {scale.type} or zero point {zero and zero.type} do not match {x.type}")
     check_scale(layer)
     return x.type.with_dtype(scale.dtype)
 

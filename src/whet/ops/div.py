@@ -1,4 +1,4 @@
-"""Div: elementwise quotient with broadcasting; integers are cut towards zero."""
+"""Div: elementwise quotient with broadcasting; integer quotients are truncated."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def reference(layer, a, b):
 
 
 def shape_value(layer):
-    """Quotients of dims, which are never negative: whole ones of floats only where the division is exact."""
+    """Quotients of dims, which are never negative; for floats only if the division is exact."""
     a, b = (known_array(t) for t in layer.inputs)
     if a is None or b is None or not (a.dtype == object or b.dtype == object):
         return [None]

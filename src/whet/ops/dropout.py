@@ -1,4 +1,4 @@
-"""Dropout at inference: y = x. The reader turns it into Identity; a mask that is read is all true."""
+"""Dropout at inference: y = x. The reader turns it into Identity; the mask output is all true."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Einsum: sums of products by subscripts, as NumPy's einsum; without repeated subscripts in one input."""
+"""Einsum: as numpy.einsum, without repeated subscripts in one input."""
 
 import numpy as np
 
@@ -9,26 +9,26 @@ from whet.ops._types import broadcast, stretches_to, unify
 
 
 def subscripts(layer):
-    """Subscripts of each input and of the output; those under an ellipsis are digits, counted from the back ("0" is the last)."""
+    """Subscripts of each input and of the output; axes of an ellipsis are digits, counted from the back ("0" is the last)."""
     equation = "".join(layer.attrs["equation"].split())
     left, arrow, out = equation.partition("->")
     terms = left.split(",")
     if len(terms) != len(layer.inputs):
-        raise NetworkError(f"Einsum '{layer.name}': {equation!r} names {len(terms)} inputs, there are {len(layer.inputs)}")
-    found, most = [], 0
+        raise NetworkError(f"Einsum '{layer.name}': {equation!r} has {len(terms)} terms for {len(layer.inputs)} inputs")
+    expanded, most = [], 0
     for term, t in zip(terms, layer.inputs, strict=True):
         n = t.type.rank - len(term.replace("...", ""))
         if n < 0 or (n and "..." not in term) or n > 9:
-            raise NetworkError(f"Einsum '{layer.name}': {term!r} does not fit {t.type}")
+            raise NetworkError(f"Einsum '{layer.name}': {term!r} does not match {t.type}")
         most = max(most, n)
-        found.append(term.replace("...", "".join(str(i) for i in reversed(range(n)))))
-        if len(set(found[-1])) != len(found[-1]):
-            raise UnsupportedError(f"Einsum '{layer.name}': {term!r} takes a diagonal; export without repeated subscripts")
+        expanded.append(term.replace("...", "".join(str(i) for i in reversed(range(n)))))
+        if len(set(expanded[-1])) != len(expanded[-1]):
+            raise UnsupportedError(f"Einsum '{layer.name}': {term!r} selects a diagonal; export without repeated subscripts")
     rest = "".join(str(i) for i in reversed(range(most)))
     if not arrow:
-        every = "".join(found)
+        every = "".join(expanded)
         out = "..." + "".join(sorted(c for c in set(every) if every.count(c) == 1 and c.isalpha()))
-    return found, out.replace("...", rest)
+    return expanded, out.replace("...", rest)
 
 
 def infer(layer):
@@ -41,23 +41,23 @@ def infer(layer):
             old = sizes.get(c, d)
             sizes[c] = broadcast((old,), (d,))[0] if c.isdigit() else unify(old, d, f"Einsum '{layer.name}': subscript {c}")
     if any(c not in sizes for c in out):
-        raise NetworkError(f"Einsum '{layer.name}': the output names a subscript that no input has")
+        raise NetworkError(f"Einsum '{layer.name}': the output has a subscript that no input has")
     return TensorType(layer.inputs[0].dtype, tuple(sizes[c] for c in out))
 
 
 def couples(layer):
-    """Axes of one subscript are cut together, one that broadcasts only with itself; one that is summed may be where it holds zeros."""
+    """Axes of one subscript are coupled, a broadcast one only with itself; a summed one may lose zeros."""
     terms, out = subscripts(layer)
     seen = {c: (layer.output, i) for i, c in enumerate(out)}
-    made = []
+    result = []
     for term, t in zip(terms, layer.inputs, strict=True):
         for i, c in enumerate(term):
             first, axis = seen.setdefault(c, (t, i))
             if first is t and axis == i:
-                made.append(Couple(t, i, t, i, summed=c not in out and (c.isdigit() or sum(c in x for x in terms) == 1)))
+                result.append(Couple(t, i, t, i, summed=c not in out and (c.isdigit() or sum(c in x for x in terms) == 1)))
             elif c.isalpha() or stretches_to(t.shape[i], first.shape[axis]):
-                made.append(Couple(t, i, first, axis, summed=c not in out))
-    return made
+                result.append(Couple(t, i, first, axis, summed=c not in out))
+    return result
 
 
 op(

@@ -1,4 +1,4 @@
-"""Equal: true where a and b are the same; NaN equals nothing."""
+"""Equal: true where a equals b; false for NaN."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from whet.ops._binary import BOOL_SAMPLES, FLOAT_SAMPLES, INT_SAMPLES, binary_co
 
 
 def shape_value(layer):
-    """Known where both sides are: a dimension that depends on a symbol equals itself, and no negative number."""
+    """Known if both sides are: a symbolic dimension equals itself and no negative number."""
     a, b = (known_array(t) for t in layer.inputs)
     if a is None or b is None or not (a.dtype == object or b.dtype == object):
         return [None]
@@ -17,7 +17,7 @@ def shape_value(layer):
 
 
 def _same(x, y):
-    """1, 0, or None where it depends on a symbol's value."""
+    """1, 0, or None if it depends on a symbol's value."""
     if x == y:
         return 1
     if isinstance(x, Expr) == isinstance(y, Expr):

@@ -21,7 +21,7 @@ def reference(layer, x, shape=None):
 
 
 def couples(layer):
-    """Axes that are not stretched; the others are y's own."""
+    """Couples the axes that are not broadcast."""
     x, y = layer.inputs[0], layer.output
     lead = y.type.rank - x.type.rank
     own = [i for i in range(y.type.rank) if i < lead or x.shape[i - lead] == 1]

@@ -9,7 +9,7 @@ from whet.ops._base import op, unchanged
 def split_axis(layer):
     x, axis = layer.inputs[0], layer.attrs["axis"]
     if not -x.type.rank <= axis <= x.type.rank:
-        raise NetworkError(f"Flatten '{layer.name}': axis {axis} is not one of {x.type}")
+        raise NetworkError(f"Flatten '{layer.name}': axis {axis} is out of range for {x.type}")
     return axis + x.type.rank if axis < 0 else axis
 
 

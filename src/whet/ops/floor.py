@@ -1,4 +1,4 @@
-"""Floor: the largest whole number that is not above x."""
+"""Floor: the largest integer not above x."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Fused: a body that a tactic may compute at once. `composite` names its kind (see whet.composites); the body can be decomposed again."""
+"""Fused: a body that a tactic may compute in one kernel. `composite` names its kind (see whet.composites); the body can be decomposed again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,14 +15,14 @@ def infer(layer: Layer) -> list[TensorType]:
         raise NetworkError(f"fused layer '{layer.name}' has {len(layer.inputs)} inputs, its body {len(body.inputs)}")
     for inner, outer in zip(body.inputs, layer.inputs, strict=True):
         if outer is None or inner.type != outer.type:
-            raise NetworkError(f"fused layer '{layer.name}': body input %{inner.name} is {inner.type}, fed {outer and outer.type}")
+            raise NetworkError(f"fused layer '{layer.name}': body input %{inner.name} is {inner.type}, but is passed {outer and outer.type}")
     return [t.type for t in body.outputs]
 
 
 def register_fused_kind(
     kinds: Sequence[str], samples: Sequence[Sample], operations: Callable[[Layer, Mapping[str, int]], int] | None = None
 ) -> None:
-    """Adds samples of fused layers of these kinds, and the rule that counts their operations (None: those of the body)."""
+    """Adds samples of these composite kinds and their operation count (None: that of the body)."""
     OPS["Fused"] = replace(OPS["Fused"], samples=(*OPS["Fused"].samples, *samples))
     if operations is not None:
         FUSED_OPERATIONS.update(dict.fromkeys(kinds, operations))

@@ -1,4 +1,4 @@
-"""Gather: the entries of x along `axis` at the places of an index tensor of any shape; negative ones count from the end."""
+"""Gather: the entries of x along `axis` selected by an index tensor of any shape; negative indices count from the end."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def infer(layer):
     axis = axis_of(layer.attrs["axis"], x.type.rank)
     n = x.shape[axis]
     if at.is_constant and isinstance(n, int) and at.array().size and not (-n <= at.array().min() and at.array().max() < n):
-        raise NetworkError(f"an index is outside the {n} entries of axis {axis}")
+        raise NetworkError(f"an index is out of range for the {n} entries of axis {axis}")
     return x.type.with_shape((*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]))
 
 

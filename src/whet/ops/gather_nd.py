@@ -1,4 +1,4 @@
-"""GatherND: at[..., :] are places in x's first axes (after `batch_dims` shared ones); y holds what stands there."""
+"""GatherND: at[..., :] index x's first axes (after `batch_dims` shared ones); y holds the indexed entries."""
 
 import numpy as np
 
@@ -11,9 +11,9 @@ def infer(layer):
     x, at = layer.inputs
     b, k = layer.attrs["batch_dims"], at.shape[-1]
     if not isinstance(k, int):
-        raise UnsupportedError(f"GatherND '{layer.name}': how many axes {at} names is known only at run time")
+        raise UnsupportedError(f"GatherND '{layer.name}': the number of axes indexed by {at} is known only at run time")
     if b < 0 or not 1 <= k <= x.type.rank - b or at.dtype.kind != "int" or b >= at.type.rank or not may_equal(at.shape[:b], x.shape[:b]):
-        raise NetworkError(f"places {at.type} with batch_dims={b} do not fit {x.type}")
+        raise NetworkError(f"indices {at.type} with batch_dims={b} do not match {x.type}")
     return x.type.with_shape((*at.shape[:-1], *x.shape[b + k :]))
 
 

@@ -14,7 +14,7 @@ def infer(layer):
         raise NetworkError(f"Gemm '{layer.name}' takes two matrices of one type, not {a.type} and {b.type}")
     m, ka = a.shape[::-1] if layer.attrs["transA"] else a.shape
     kb, n = b.shape[::-1] if layer.attrs["transB"] else b.shape
-    unify(ka, kb, f"Gemm '{layer.name}': A {a.type} and B {b.type} do not multiply")
+    unify(ka, kb, f"Gemm '{layer.name}': A {a.type} and B {b.type} have mismatched inner dimensions")
     if c is not None and (c.dtype != a.dtype or not may_broadcast_to((m, n), c.shape)):
         raise NetworkError(f"Gemm '{layer.name}': C {c.type} does not broadcast to [{m},{n}] of {a.dtype}")
     return TensorType(a.dtype, (m, n))
@@ -33,11 +33,11 @@ def reference(layer, a, b, c=None):
 def couples(layer):
     a, b, c, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
     ta, tb = bool(layer.attrs["transA"]), bool(layer.attrs["transB"])
-    made = [Couple(a, int(not ta), b, int(tb), summed=True), Couple(a, int(ta), y, 0), Couple(b, int(not tb), y, 1)]
+    result = [Couple(a, int(not ta), b, int(tb), summed=True), Couple(a, int(ta), y, 0), Couple(b, int(not tb), y, 1)]
     if c is not None:
         lead = 2 - c.type.rank
-        made += [Couple(c, i, y, i + lead) for i, d in enumerate(c.shape) if stretches_to(d, y.shape[i + lead])]
-    return made
+        result += [Couple(c, i, y, i + lead) for i, d in enumerate(c.shape) if stretches_to(d, y.shape[i + lead])]
+    return result
 
 
 op(

@@ -1,4 +1,4 @@
-"""GlobalMaxPool: the largest value over all spatial axes, kept as 1."""
+"""GlobalMaxPool: the maximum over all spatial axes, kept as 1."""
 
 from whet.ops._global_pool import global_pool
 

@@ -1,4 +1,4 @@
-"""GridSample: x [N, C, *spatial] read at the places of a grid [N, *out, dims], from -1 to 1, the last axis first (x, y, ...)."""
+"""GridSample: x [N, C, *spatial] sampled at the coordinates of a grid [N, *out, dims] in -1 to 1, last axis first (x, y, ...)."""
 
 from itertools import product
 
@@ -16,14 +16,14 @@ def infer(layer):
     one_float_type(layer, 1)
     r = x.type.rank - 2
     if r < 1 or grid.type.rank != r + 2 or not may_equal(grid.shape, (x.shape[0], *grid.shape[1:-1], r)):
-        raise NetworkError(f"a grid {grid.type} does not fit {x.type}")
+        raise NetworkError(f"a grid {grid.type} does not match {x.type}")
     if layer.attrs["mode"] not in MODES or layer.attrs["padding_mode"] not in PADDINGS or (layer.attrs["mode"] == "cubic" and r != 2):
         raise NetworkError(f"mode is one of {MODES} (cubic in two dimensions), padding_mode of {PADDINGS}")
     return x.type.with_shape((*x.shape[:2], *grid.shape[1:-1]))
 
 
 def inside(at, n, padding, aligned):
-    """Places folded into the axis, by border or reflection."""
+    """Coordinates mapped into the axis by border or reflection padding."""
     if padding == "border":
         return np.clip(at, 0, n - 1)
     low, high = (0, n - 1) if aligned else (-0.5, n - 0.5)
@@ -41,7 +41,7 @@ def reference(layer, x, grid):
     at = [(g + 1) / 2 * (n - 1) if aligned else ((g + 1) * n - 1) / 2 for g, n in zip(at, sizes, strict=True)]
     if a["padding_mode"] != "zeros" and a["mode"] != "cubic":
         at = [inside(g, n, a["padding_mode"], aligned) for g, n in zip(at, sizes, strict=True)]
-    taps = [_taps(g, a["mode"]) for g in at]  # per axis: [(places, weights)]
+    taps = [_taps(g, a["mode"]) for g in at]  # per axis: [(indices, weights)]
     y = 0
     for chosen in product(*taps):
         index, weight, valid = [], 1, True
@@ -72,7 +72,7 @@ def _taps(at, mode):
 
 
 def read(node, g):
-    """Until opset 19 the modes are called bilinear and bicubic."""
+    """Up to opset 19 the modes are named bilinear and bicubic."""
     names = {"bilinear": "linear", "bicubic": "cubic"}
     mode = node.attrs.get("mode", "linear")
     return node.add(g, "GridSample", *node.inputs, **{**node.attrs, "mode": names.get(mode, mode)})

@@ -1,4 +1,4 @@
-"""GroupNormalization: each of `num_groups` runs of channels to mean 0 and variance 1, then scale and bias per channel."""
+"""GroupNormalization: normalizes each of `num_groups` channel groups to mean 0 and variance 1, then scale and bias per channel."""
 
 import numpy as np
 
@@ -11,9 +11,9 @@ from whet.ops._channels import infer_channels, per_channel
 def infer(layer):
     t = infer_channels(layer, 3)
     if layer.attrs["num_groups"] < 1:
-        raise NetworkError(f"GroupNormalization '{layer.name}': num_groups is {layer.attrs['num_groups']}; it starts at 1")
+        raise NetworkError(f"GroupNormalization '{layer.name}': num_groups is {layer.attrs['num_groups']}; it must be at least 1")
     if isinstance(t.shape[1], int) and t.shape[1] % layer.attrs["num_groups"]:
-        raise NetworkError(f"GroupNormalization '{layer.name}': {t.shape[1]} channels do not divide into {layer.attrs['num_groups']} groups")
+        raise NetworkError(f"GroupNormalization '{layer.name}': {t.shape[1]} channels are not divisible into {layer.attrs['num_groups']} groups")
     return t
 
 
@@ -25,7 +25,7 @@ def reference(layer, x, scale, bias):
 
 
 def couples(layer):
-    """A group of channels is cut as one."""
+    """A channel group is pruned as one unit."""
     x, y, n = layer.inputs[0], layer.output, layer.attrs["num_groups"]
     per = x.shape[1] // n
     return [Couple(x, 0, y, 0)] + [

@@ -1,4 +1,4 @@
-"""GRU: gates in ONNX's order z, r, h; outputs Y and the last h. `linear_before_reset` is PyTorch's and cuDNN's variant."""
+"""GRU: gates in ONNX's order z, r, h; outputs Y and the final h. `linear_before_reset` is PyTorch's and cuDNN's variant."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
-"""If: one of two branches, by a condition. A condition known from constants and shapes leaves only its branch when read.
+"""If: one of two branches, by a condition. If the condition is known from constants and shapes, the reader keeps only the taken branch.
 
-What stands after the condition feeds the inputs of both branches (ONNX has none: its branches read values of the outer graph, and so do
-whet's source networks; lowering makes these captured values inputs).
+The inputs after the condition are passed to both branches (in ONNX and in source networks the branches capture values of the outer
+graph; lowering turns captured values into inputs).
 """
 
 from whet.errors import NetworkError, UnsupportedError
@@ -14,14 +14,14 @@ _BRANCHES = ("then_branch", "else_branch")
 
 def infer(layer):
     if layer.inputs[0] is None or layer.inputs[0].dtype != BOOL or layer.inputs[0].type.elements != 1:
-        raise NetworkError(f"takes one truth value, not {layer.inputs[0] and layer.inputs[0].type}")
+        raise NetworkError(f"takes one bool, not {layer.inputs[0] and layer.inputs[0].type}")
     for k in _BRANCHES:
         check_feeds(layer, k, [t and t.type for t in layer.inputs[1:]])
     one, two = ([t.type for t in layer.regions[k].outputs] for k in _BRANCHES)
     if one != two:
         raise UnsupportedError(
-            f"If '{layer.name}': its branches make {list(map(str, one))} and {list(map(str, two))}; whet needs equal types, or a condition "
-            "that is known from constants and shapes (give fixed shapes with --shapes, or simplify the model)"
+            f"If '{layer.name}': its branches return {list(map(str, one))} and {list(map(str, two))}; they need equal types, or a condition "
+            "known from constants and shapes (give fixed shapes with --shapes, or simplify the model)"
         )
     return one
 

@@ -1,4 +1,4 @@
-"""InstanceNormalization: each channel of each sample to mean 0 and variance 1, then scale and bias per channel."""
+"""InstanceNormalization: normalizes each channel of each sample to mean 0 and variance 1, then scale and bias per channel."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""IsInf: true where x is infinite; either sign may be left out."""
+"""IsInf: true where x is infinite; either sign may be excluded."""
 
 import numpy as np
 

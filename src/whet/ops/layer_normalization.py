@@ -1,4 +1,4 @@
-"""LayerNormalization: over the axes from `axis` on to mean 0 and variance 1, then scale and bias (inputs 1 and 2, of those axes)."""
+"""LayerNormalization: normalizes the axes from `axis` on to mean 0 and variance 1, then scale and bias (inputs 1 and 2, of those axes)."""
 
 import numpy as np
 
@@ -26,14 +26,14 @@ def reference(layer, x, scale=None, bias=None):
 
 
 def couples(layer):
-    """Normalized axes stay whole."""
+    """Couples all axes but the normalized ones."""
     x, y = layer.inputs[0], layer.output
     return [Couple(x, i, y, i) for i in range(axis_of(layer.attrs["axis"], x.type.rank))]
 
 
 def read(node, g):
     if any(node.outputs[1:]):
-        raise node.unsupported("its mean and deviation are read, which training does; export the model in evaluation mode")
+        raise node.unsupported("its mean and deviation outputs are used, as in training; export the model in evaluation mode")
     return node.add(g, "LayerNormalization", *node.inputs, **node.attrs)
 
 

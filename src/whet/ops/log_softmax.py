@@ -1,4 +1,4 @@
-"""LogSoftmax: x less the logarithm of the sum of e^x along `axis`."""
+"""LogSoftmax: x minus the logarithm of the sum of e^x along `axis`."""
 
 import numpy as np
 

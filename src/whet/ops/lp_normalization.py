@@ -1,4 +1,4 @@
-"""LpNormalization: x over its 1- or 2-norm along `axis`; zeros stay zeros."""
+"""LpNormalization: x divided by its 1- or 2-norm along `axis`; zeros stay zeros."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def reference(layer, x):
 
 
 def couples(layer):
-    """A zero adds nothing to the norm."""
+    """The normalized axis may lose zeros, which do not change the norm."""
     x = layer.inputs[0]
     axis = axis_of(layer.attrs["axis"], x.type.rank)
     return [*same_axes(x, layer.output), Couple(x, axis, x, axis, summed=True)]

@@ -15,7 +15,7 @@ def reference(layer, x):
 
 def infer(layer):
     if layer.attrs["p"] < 1:
-        raise NetworkError(f"p is {layer.attrs['p']}; it starts at 1")
+        raise NetworkError(f"p is {layer.attrs['p']}; it must be at least 1")
     float_input(layer)
     return infer_pool(layer)
 

@@ -1,4 +1,4 @@
-"""LRN: x / (bias + alpha / size * sum of squares over `size` channels around)^beta."""
+"""LRN: x / (bias + alpha / size * sum of squares over `size` adjacent channels)^beta."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def reference(layer, x):
 
 def infer(layer):
     if layer.attrs["size"] < 1:
-        raise NetworkError(f"size is {layer.attrs['size']}; it starts at 1")
+        raise NetworkError(f"size is {layer.attrs['size']}; it must be at least 1")
     return float_input(layer)
 
 

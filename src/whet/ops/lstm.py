@@ -1,4 +1,4 @@
-"""LSTM: gates in ONNX's order i, o, f, c; outputs Y, the last h and the last c. Input 7 holds peepholes."""
+"""LSTM: gates in ONNX's order i, o, f, c; outputs Y, the final h and the final c. Input 7 holds peepholes."""
 
 import numpy as np
 

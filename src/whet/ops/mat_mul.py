@@ -13,25 +13,25 @@ def infer(layer):
     if a.dtype != b.dtype or not a.type.rank or not b.type.rank:
         raise NetworkError(f"MatMul '{layer.name}' takes two tensors of one type and rank 1 or more, not {a.type} and {b.type}")
     inner = b.shape[-2] if b.type.rank > 1 else b.shape[0]
-    unify(a.shape[-1], inner, f"MatMul '{layer.name}': {a.type} and {b.type} do not multiply")
+    unify(a.shape[-1], inner, f"MatMul '{layer.name}': {a.type} and {b.type} have mismatched inner dimensions")
     rows = a.shape[-2:-1]
     columns = b.shape[-1:] if b.type.rank > 1 else ()
     return TensorType(a.dtype, (*broadcast(a.shape[:-2], b.shape[:-2]), *rows, *columns))
 
 
 def couples(layer):
-    """Contracted axes are tied to each other, rows, columns and batches to the output."""
+    """Contracted axes are coupled to each other; rows, columns and batches to the output."""
     a, b, y = layer.inputs[0], layer.inputs[1], layer.output
     ra, rb, ry = a.type.rank, b.type.rank, y.type.rank
-    made = [Couple(a, ra - 1, b, max(rb - 2, 0), summed=True)]
+    result = [Couple(a, ra - 1, b, max(rb - 2, 0), summed=True)]
     if ra > 1:
-        made.append(Couple(a, ra - 2, y, ry - 1 - (rb > 1)))
+        result.append(Couple(a, ra - 2, y, ry - 1 - (rb > 1)))
     if rb > 1:
-        made.append(Couple(b, rb - 1, y, ry - 1))
+        result.append(Couple(b, rb - 1, y, ry - 1))
     batch = ry - (ra > 1) - (rb > 1)
     for t, r in ((a, ra - 2), (b, rb - 2)):
-        made += [Couple(t, i, y, i + batch - r) for i in range(r) if stretches_to(t.shape[i], y.shape[i + batch - r])]
-    return made
+        result += [Couple(t, i, y, i + batch - r) for i in range(r) if stretches_to(t.shape[i], y.shape[i + batch - r])]
+    return result
 
 
 op(

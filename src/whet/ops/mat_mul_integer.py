@@ -15,7 +15,7 @@ def infer(layer):
         raise NetworkError(f"takes matrices, not {a.type} and {b.type}")
     check_zero(layer, 2, a.shape[-2])
     check_zero(layer, 3, b.shape[-1])
-    unify(a.shape[-1], b.shape[-2], f"{a.type} and {b.type} do not multiply")
+    unify(a.shape[-1], b.shape[-2], f"{a.type} and {b.type} have mismatched inner dimensions")
     return TensorType(I32, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
 
 

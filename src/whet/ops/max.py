@@ -1,4 +1,4 @@
-"""Max: the largest of any number of tensors, elementwise with broadcasting; NaN wins."""
+"""Max: the maximum of any number of tensors, elementwise with broadcasting; NaN propagates."""
 
 from functools import reduce
 

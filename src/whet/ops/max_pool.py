@@ -1,4 +1,4 @@
-"""MaxPool: the largest value of each window; padding never wins, NaN always does."""
+"""MaxPool: the maximum of each window; padding is ignored, NaN propagates."""
 
 import numpy as np
 

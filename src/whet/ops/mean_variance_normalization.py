@@ -1,4 +1,4 @@
-"""MeanVarianceNormalization: over `axes` to mean 0 and variance 1."""
+"""MeanVarianceNormalization: normalizes `axes` to mean 0 and variance 1."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def axes(layer):
 
 def infer(layer):
     if len(set(axes(layer))) != len(layer.attrs["axes"]):
-        raise NetworkError(f"axes {layer.attrs['axes']} name one axis twice")
+        raise NetworkError(f"axes {layer.attrs['axes']} repeat an axis")
     return float_input(layer)
 
 

@@ -1,4 +1,4 @@
-"""Min: the smallest of any number of tensors, elementwise with broadcasting; NaN wins."""
+"""Min: the minimum of any number of tensors, elementwise with broadcasting; NaN propagates."""
 
 from functools import reduce
 

@@ -1,8 +1,8 @@
-"""NonMaxSuppression: boxes that do not overlap better ones. Refused: the shape of its output is in the data."""
+"""NonMaxSuppression: boxes that do not overlap higher-scoring ones. Refused: its output shape depends on the data."""
 
 from whet.ops._refused import refused
 
 refused(
     "NonMaxSuppression",
-    "how many boxes it keeps depends on the data, and an engine needs shapes before; end the model at boxes and scores, and suppress in your program",
+    "its output size depends on the data, but an engine needs shapes in advance; end the model at boxes and scores, and run it outside the model",
 )

@@ -1,8 +1,8 @@
-"""NonZero: where x is not 0. Refused: the shape of its output is in the data."""
+"""NonZero: indices of nonzero elements. Refused: its output shape depends on the data."""
 
 from whet.ops._refused import refused
 
 refused(
     "NonZero",
-    "how many places it finds depends on the data, and an engine needs shapes before; export with a mask (Where, Mul) in its place",
+    "its output size depends on the data, but an engine needs shapes in advance; export with a mask (Where, Mul) instead",
 )

@@ -14,7 +14,7 @@ def infer(layer):
     if isinstance(depth[0], int) and depth[0] < 0:
         raise NetworkError(f"depth is {depth[0]}")
     if not -rank <= axis < rank or len(depth) != 1 or values.shape != (2,):
-        raise NetworkError(f"needs one depth, two values and an axis of {rank}, not {depth}, {values.type}, {axis}")
+        raise NetworkError(f"needs one depth, two values and an axis within rank {rank}, not {depth}, {values.type}, {axis}")
     axis %= rank
     return TensorType(values.dtype, (*at.shape[:axis], depth[0], *at.shape[axis:]))
 

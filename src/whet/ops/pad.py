@@ -1,5 +1,5 @@
 """Pad: `mode` constant (with the value of input 2), reflect, edge or wrap. Pads (input 1, or attribute) are begins, then ends, of
-the axes of input 3 (all without it); negative ones cut off."""
+the axes of input 3 (all without it); negative pads crop."""
 
 import numpy as np
 
@@ -18,10 +18,10 @@ def amounts(layer):
     axes = tuple(range(x.type.rank)) if axes is None else tuple(axis_of(a, x.type.rank) for a in axes)
     if pads is None or len(pads) != 2 * len(axes):
         raise NetworkError(f"Pad '{layer.name}' needs two pads per axis, begins and then ends, not {pads} for {len(axes)} axes")
-    found = [(0, 0)] * x.type.rank
+    result = [(0, 0)] * x.type.rank
     for i, a in enumerate(axes):
-        found[a] = (pads[i], pads[i + len(axes)])
-    return found
+        result[a] = (pads[i], pads[i + len(axes)])
+    return result
 
 
 def infer(layer):
@@ -38,7 +38,7 @@ def infer(layer):
             and isinstance(n, int)
             and (n + min(a, 0) + min(b, 0) < (mode != "constant") or (mode == "reflect" and max(a, b) >= max(n, 1)))
         ):
-            raise NetworkError(f"pads {(a, b)} do not fit an axis of {n} in mode {mode}")
+            raise NetworkError(f"pads {(a, b)} are invalid for an axis of {n} in mode {mode}")
     return x.type.with_shape(shape)
 
 
@@ -57,30 +57,30 @@ def reference(layer, x, pads=None, value=None, axes=None):
 
 
 def couples(layer):
-    """Axes without padding are tied as they are. Padded with a constant: x is a range of y; the padding is free."""
-    x, y, made = layer.inputs[0], layer.output, []
+    """Axes without padding are coupled one to one; with constant padding x is a range of y and the padding is free."""
+    x, y, result = layer.inputs[0], layer.output, []
     for i, (a, b) in enumerate(amounts(layer)):
         if (a, b) == (0, 0):
-            made.append(Couple(x, i, y, i))
+            result.append(Couple(x, i, y, i))
         elif layer.attrs["mode"] == "constant" and min(a, b) >= 0 and isinstance(x.shape[i], int):
-            made.append(Couple(x, i, y, i, b_at=a, count=x.shape[i]))
-    return made
+            result.append(Couple(x, i, y, i, b_at=a, count=x.shape[i]))
+    return result
 
 
 def recut(layer, kept):
-    """Padding shrinks by what was cut of it."""
-    x, y, found = layer.inputs[0], layer.output, amounts(layer)
+    """Updates the pads."""
+    x, y, both = layer.inputs[0], layer.output, amounts(layer)
     changed = False
-    for i, (a, b) in enumerate(found):
+    for i, (a, b) in enumerate(both):
         if (y, i) in kept and (a, b) != (0, 0):
             at = kept[y, i]
-            found[i] = (int(np.sum(at < a)), int(np.sum(at >= y.shape[i] - b)))
-            changed = changed or found[i] != (a, b)
+            both[i] = (int(np.sum(at < a)), int(np.sum(at >= y.shape[i] - b)))
+            changed = changed or both[i] != (a, b)
     if not changed:
         return {}
     axes = given_ints(layer, "axes", 3)
     axes = range(x.type.rank) if axes is None else axes
-    return regiven(layer, "pads", 1, [*(found[a][0] for a in axes), *(found[a][1] for a in axes)])
+    return regiven(layer, "pads", 1, [*(both[a][0] for a in axes), *(both[a][1] for a in axes)])
 
 
 def read(node, g):
@@ -96,7 +96,7 @@ def read(node, g):
 
 
 def to_onnx(layer, w):
-    """Before opset 18 pads are of all axes."""
+    """Before opset 18 pads are given for all axes."""
     if layer.attrs["mode"] == "wrap":
         needs_opset(layer, w, 19, "mode wrap")
     if w.opset >= 18 or given_ints(layer, "axes", 3) is None:

@@ -14,7 +14,7 @@ def infer(layer):
 
 
 def reference(layer, x, y):
-    if y.size == 1 and y.ndim <= x.ndim and x.dtype.kind == "f":  # squares and roots are common, and pow is slow
+    if y.size == 1 and y.ndim <= x.ndim and x.dtype.kind == "f":  # fast paths: squares and roots are common and pow is slow
         if y.item() == 2:
             return x * x
         if y.item() == 1:

@@ -13,7 +13,7 @@ def read(node, g):
     b = dequantized(node, g, 3, "b", axis=0 if flip["transB"] else 1)
     if c is not None:
         if not (a_scale.is_constant and b_scale.is_constant):
-            raise node.unsupported("it has a bias, and its scales are computed; whet needs them constant")
+            raise node.unsupported("it has a bias and computed scales; the scales must be constant")
         scale = np.float32(alpha) * a_scale.array().reshape(-1) * b_scale.array().reshape(-1)
         scale = g.constant(scale.reshape(()) if scale.size == 1 else scale, f"{node.name}.bias_scale")
         c = g.add("DequantizeLinear", c, scale, axis=-1, name=f"{node.name}_c", sources=(node.name,))

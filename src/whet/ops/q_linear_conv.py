@@ -1,4 +1,4 @@
-"""QLinearConv: an integer convolution with scales. Read as Conv between DequantizeLinear and QuantizeLinear, which passes put together."""
+"""QLinearConv: an integer convolution with scales. Read as Conv between DequantizeLinear and QuantizeLinear, which passes fuse."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from whet.ops._window import explicit_pads
 
 def read(node, g):
     if node.attrs.pop("channels_last", 0):
-        raise node.unsupported("channels_last=1: ONNX Runtime's optimizer wrote it. Give the model as its quantizer wrote it")
+        raise node.unsupported("channels_last=1 was set by ONNX Runtime's optimizer. Give the model as written by its quantizer")
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *rest = node.inputs
     name, sources = node.name, (node.name,)
     xf = g.add("DequantizeLinear", x, x_scale, x_zero, name=f"{name}_x", sources=sources)
@@ -17,7 +17,7 @@ def read(node, g):
     bias = rest[0] if rest else None
     if bias is not None:
         if not (x_scale.is_constant and w_scale.is_constant):
-            raise node.unsupported("it has a bias, and its scales are computed; whet needs them constant")
+            raise node.unsupported("it has a bias and computed scales; the scales must be constant")
         scale = g.constant(np.broadcast_to(x_scale.array() * w_scale.array(), bias.shape).copy(), f"{name}.bias_scale")
         bias = g.add("DequantizeLinear", bias, scale, axis=0, name=f"{name}_b", sources=sources)
     y = g.add("Conv", xf, wf, bias, name=f"{name}_conv", sources=sources, **explicit_pads(node, x.shape[2:], w.shape[2:]))

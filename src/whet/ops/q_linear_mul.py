@@ -1,4 +1,4 @@
-"""QLinearMul (ONNX Runtime): the product, element by element, of two 8-bit tensors. Read as Mul between Q and DQ."""
+"""QLinearMul (ONNX Runtime): the elementwise product of two 8-bit tensors. Read as Mul between Q and DQ."""
 
 from whet.ops._qlinear import q_linear
 

@@ -1,4 +1,4 @@
-"""QLinearSoftmax (ONNX Runtime): Softmax of 8-bit integers, in the meaning of the opset that it names. Read as Softmax between Q and DQ."""
+"""QLinearSoftmax (ONNX Runtime): Softmax of 8-bit integers, as defined by its attribute `opset`. Read as Softmax between Q and DQ."""
 
 from whet.ops._qlinear import dequantized, in_floats, quantized, register
 

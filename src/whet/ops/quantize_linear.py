@@ -22,7 +22,7 @@ def output_dtype(layer):
 def infer(layer):
     t, dtype = float_input(layer), output_dtype(layer)
     if dtype.kind not in ("int", "uint") and dtype not in LARGEST:
-        raise NetworkError(f"QuantizeLinear '{layer.name}' makes integers or float8, not {dtype}")
+        raise NetworkError(f"QuantizeLinear '{layer.name}' produces integers or float8, not {dtype}")
     check_scale(layer)
     return t.with_dtype(dtype)
 

@@ -1,9 +1,9 @@
-"""RandomNormal and its kin: random numbers. Refused: an engine gives the same outputs for the same inputs."""
+"""RandomNormal and related ops: random numbers. Refused: engines are deterministic."""
 
 from whet.ops._refused import refused
 
 refused(
     "RandomNormal",
-    "it makes random numbers, and an engine gives the same outputs for the same inputs; make them in your program and feed them as an input",
+    "it generates random numbers, but engines are deterministic; generate them outside the model and pass them as an input",
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"),
 )

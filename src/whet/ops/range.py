@@ -1,4 +1,4 @@
-"""Range: start, start + step, ... below the limit; three scalars that must be known before run time."""
+"""Range: start, start + step, ... below the limit; the three scalars must be known at build time."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def infer(layer):
         return TensorType(dtype, (max(int(np.ceil((b - a) / c)), 0),))
     values = [known_values(t) for t in layer.inputs]
     if any(v is None for v in values):
-        raise UnsupportedError(f"Range '{layer.name}': its length is computed from data at run time; whet needs it known from constants and shapes")
+        raise UnsupportedError(f"Range '{layer.name}': its length is computed from data at run time; it must be known from constants and shapes")
     (a,), (b,), (c,) = values
     return TensorType(dtype, (ceildiv(b - a, c),))
 

@@ -1,4 +1,4 @@
-"""ReduceL2: the root of the sum of squares over axes."""
+"""ReduceL2: the square root of the sum of squares over axes."""
 
 import numpy as np
 

@@ -6,7 +6,7 @@ from whet.ops._reduce import reduction
 
 
 def log_sum_exp(x, axes, keep):
-    """The largest finite value is taken off first, so that nothing overflows."""
+    """Subtracts the largest finite value first to avoid overflow."""
     x = x if x.dtype.kind == "f" else x.astype(np.float64)
     top = x.max(axis=axes, keepdims=True, initial=-np.inf)
     top = np.where(np.isfinite(top), top, x.dtype.type(0))

@@ -1,4 +1,4 @@
-"""ReduceMax: the largest value over axes; NaN wins; of nothing the smallest there is."""
+"""ReduceMax: the maximum over axes; NaN propagates; the lowest value for empty axes."""
 
 from whet.ops._reduce import least, reduction
 

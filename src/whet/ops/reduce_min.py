@@ -1,4 +1,4 @@
-"""ReduceMin: the smallest value over axes; NaN wins; of nothing the largest there is."""
+"""ReduceMin: the minimum over axes; NaN propagates; the highest value for empty axes."""
 
 from whet.ops._reduce import most, reduction
 

@@ -1,4 +1,4 @@
-"""Reformat: the same values in another memory format or storage type. Only lowered networks hold it; the builder puts it there."""
+"""Reformat: the same values in another memory format or storage type. Inserted by the builder into lowered networks."""
 
 from whet.ops._base import REQUIRED, op
 from whet.ops._types import same_as_input

@@ -1,4 +1,4 @@
-"""Reshape: the same elements in another shape (input 1, or attribute `shape`): -1 is what is left, 0 copies x's dimension."""
+"""Reshape: the same elements in another shape (input 1, or attribute `shape`): -1 is inferred, 0 copies x's dimension."""
 
 import numpy as np
 
@@ -17,13 +17,13 @@ def infer(layer):
         raise NetworkError(f"takes its shape as i64 of rank 1, not {layer.input(1).type}")
     shape = [x.shape[i] if d == 0 and not layer.attrs["allowzero"] else d for i, d in enumerate(target)]
     if any(isinstance(d, int) and d < -1 for d in shape):
-        raise NetworkError(f"sizes are numbers from 0 on, or -1, not {list(target)}")
+        raise NetworkError(f"sizes must be non-negative or -1, not {list(target)}")
     if shape.count(-1) > 1:
         raise NetworkError(f"only one dimension may be -1, not {list(target)}")
     if -1 in shape:
         rest = product(d for d in shape if d != -1)
         if rest == 0:
-            raise NetworkError(f"-1 in {list(target)} means anything when another dimension is 0")
+            raise NetworkError(f"-1 in {list(target)} is ambiguous if another dimension is 0")
         left = x.type.elements // rest
         shape[shape.index(-1)] = left
     total = product(shape)
@@ -42,7 +42,7 @@ def reference(layer, x, shape=None):
 
 
 def recut(layer, kept):
-    """New sizes where the target says a number; -1 and 0 follow by themselves."""
+    """Updates numeric sizes of the target; -1 and 0 need no change."""
     y, target = layer.output, list(given(layer, "shape", 1))
     computed = layer.input(1) is not None and not layer.input(1).is_constant
     cut = {axis: len(at) for (t, axis), at in kept.items() if t is y}

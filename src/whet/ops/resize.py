@@ -1,4 +1,4 @@
-"""Resize: x resampled by `scales` (input 2) or to `sizes` (input 3), or by attributes of these names, along `axes`."""
+"""Resize: x resampled by `scales` (input 2) or to `sizes` (input 3), or by attributes of the same names, along `axes`."""
 
 from fractions import Fraction
 
@@ -13,33 +13,33 @@ from whet.ops._types import axis_of, float_input, numeric_input
 
 
 def targets(layer):
-    """For each axis of x: (output size, scale), where scale None means output over input size."""
+    """(output size, scale) of each axis of x; scale None means output size / input size."""
     x, a = layer.inputs[0], layer.attrs
     rank = x.type.rank
     axes = tuple(axis_of(i, rank) for i in a.get("axes") or range(rank))
     scales, sizes = _scales(layer), None
-    found = [(d, 1.0) for d in x.shape]
+    result = [(d, 1.0) for d in x.shape]
     if 0 in [x.shape[i] for i in axes]:
         raise NetworkError(f"Resize '{layer.name}': {x.type} has no elements")
     roi = layer.input(1)
     if roi is not None and roi.shape not in ((0,), (2 * len(axes),)):
-        raise NetworkError(f"Resize '{layer.name}': its region is {roi.type}, it needs {2 * len(axes)} numbers")
+        raise NetworkError(f"Resize '{layer.name}': its region is {roi.type}, it needs {2 * len(axes)} values")
     if scales is not None and layer.attrs.get("sizes") is not None:
-        raise NetworkError(f"Resize '{layer.name}' has scales and sizes; give one of them")
+        raise NetworkError(f"Resize '{layer.name}' has both scales and sizes; give one of them")
     if scales is None:
         sizes = given(layer, "sizes", 3)
     if (scales is None) == (sizes is None) or len(scales or sizes) != len(axes):
-        raise NetworkError(f"Resize '{layer.name}' needs scales or sizes, one number for each of {len(axes)} axes")
+        raise NetworkError(f"Resize '{layer.name}' needs scales or sizes with {len(axes)} values, one per axis")
     if sizes is not None and a["keep_aspect_ratio_policy"] != "stretch":
-        return _kept_ratio(layer, axes, sizes, found)
+        return _kept_ratio(layer, axes, sizes, result)
     for i, axis in enumerate(axes):
         if scales is not None:
             if not scales[i] > 0:
-                raise NetworkError(f"Resize '{layer.name}': a scale is {scales[i]}; scales are above 0")
-            found[axis] = (_scaled(x.shape[axis], scales[i]), scales[i])
+                raise NetworkError(f"Resize '{layer.name}': a scale is {scales[i]}; scales must be positive")
+            result[axis] = (_scaled(x.shape[axis], scales[i]), scales[i])
         else:
-            found[axis] = (sizes[i], None if sizes[i] != x.shape[axis] else 1.0)
-    return found
+            result[axis] = (sizes[i], None if sizes[i] != x.shape[axis] else 1.0)
+    return result
 
 
 def _scales(layer):
@@ -50,23 +50,23 @@ def _scales(layer):
         return None
     if t.is_constant:
         return tuple(float(v) for v in t.array())
-    got = known_values(t)
-    if got is None or not all(isinstance(v, int) for v in got):
+    scales = known_values(t)
+    if scales is None or not all(isinstance(v, int) for v in scales):
         raise UnsupportedError(
-            f"Resize '{layer.name}': its scales are computed at run time; whet needs them constant. Export with sizes or fixed scales"
+            f"Resize '{layer.name}': its scales are computed at run time; they must be constant. Export with sizes or fixed scales"
         )
-    return tuple(float(v) for v in got)
+    return tuple(float(v) for v in scales)
 
 
 def _scaled(n, scale):
-    """floor(n * scale); for a dynamic n the scale is taken as the fraction that it stands for."""
+    """floor(n * scale); for a dynamic n the scale is converted to a fraction."""
     if isinstance(n, int):
         return int(np.floor(n * scale))
     f = Fraction(scale).limit_denominator(1000)
     return floordiv(n * f.numerator, f.denominator)
 
 
-def _kept_ratio(layer, axes, sizes, found):
+def _kept_ratio(layer, axes, sizes, scales):
     x = layer.inputs[0]
     if not all(isinstance(v, int) for v in (*sizes, *(x.shape[a] for a in axes))):
         raise UnsupportedError(f"Resize '{layer.name}' keeps the aspect ratio, which needs static sizes")
@@ -76,8 +76,8 @@ def _kept_ratio(layer, axes, sizes, found):
     pick = min if policy == "not_larger" else max
     scale = pick(s / x.shape[a] for s, a in zip(sizes, axes, strict=True))
     for a in axes:
-        found[a] = (int(np.floor(scale * x.shape[a] + 0.5)), scale)
-    return found
+        scales[a] = (int(np.floor(scale * x.shape[a] + 0.5)), scale)
+    return scales
 
 
 def infer(layer):
@@ -92,12 +92,12 @@ def infer(layer):
         float_input(layer)
     shape = [d for d, _ in targets(layer)]
     if 0 in shape:
-        raise NetworkError(f"nothing is left of {layer.inputs[0].type}: {shape}")
+        raise NetworkError(f"the output of {layer.inputs[0].type} is empty: {shape}")
     return layer.inputs[0].type.with_shape(shape)
 
 
 def resampling(layer) -> Resampling:
-    """The attributes as one value."""
+    """The layer's attributes as a Resampling."""
     a = layer.attrs
     return Resampling(
         a["mode"],
@@ -111,7 +111,7 @@ def resampling(layer) -> Resampling:
 
 
 def steps(layer, shape, roi=None, scales=None, sizes=None):
-    """(axis, outputs, scale, region) of each axis that is resampled, one after the other; arguments as arrays, like the reference's."""
+    """Yields (axis, outputs, scale, region) of each resampled axis; arguments are arrays, as for the reference."""
     how, rank = resampling(layer), len(shape)
     axes = [int(i) % rank for i in layer.attrs.get("axes") or range(rank)]
     scales = layer.attrs.get("scales", scales if scales is not None and scales.size else None)
@@ -122,15 +122,15 @@ def steps(layer, shape, roi=None, scales=None, sizes=None):
         pick = min if layer.attrs["keep_aspect_ratio_policy"] == "not_larger" else max
         scales = [pick(int(s) / shape[a] for s, a in zip(sizes, axes, strict=True))] * len(axes)
         sizes = [int(np.floor(scales[0] * shape[a] + 0.5)) for a in axes]
-    found = []
+    result = []
     for i, axis in enumerate(axes):
         size = shape[axis]
         scale = float(scales[i]) if scales is not None else int(sizes[i]) / size
         out = int(sizes[i]) if sizes is not None else int(np.floor(size * scale))
         part = (float(roi[i]), float(roi[i + len(axes)])) if roi is not None and roi.size else (0.0, 1.0)
         if out != size or scale != 1 or how.coordinates == "tf_crop_and_resize":
-            found.append((axis, out, scale, part))
-    return found
+            result.append((axis, out, scale, part))
+    return result
 
 
 def reference(layer, x, roi=None, scales=None, sizes=None):
@@ -147,7 +147,7 @@ def reference(layer, x, roi=None, scales=None, sizes=None):
 
 
 def couples(layer):
-    """Axes that are left as they are (samples and channels, as a rule)."""
+    """Couples the axes that are not resampled (usually batch and channels)."""
     x, y = layer.inputs[0], layer.output
     if layer.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize":
         return []
@@ -167,7 +167,7 @@ def recut(layer, kept):
 
 
 def read(node, g):
-    """Resize-10 and Upsample take scales as input 1; Resize-11 an empty tensor for what is absent."""
+    """Resize-10 and Upsample take scales as input 1; Resize-11 empty tensors for absent inputs."""
     x, *rest = node.inputs
     if node.op == "Resize" and node.opset >= 11:
         inputs = [x, rest[0] if rest and node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize" else None, *rest[1:]]
@@ -177,7 +177,7 @@ def read(node, g):
     mode = node.attrs.get("mode", "nearest")
     attrs = {"mode": "linear" if mode == "bilinear" else mode, "coordinate_transformation_mode": "asymmetric"}
     scales = known_scales(node, rest[0])
-    if mode == "nearest" and min(scales) < 1:  # the nearest is the next one where pixels get fewer, the one before where they get more
+    if mode == "nearest" and min(scales) < 1:  # nearest rounds up when downsampling and down when upsampling
         down = g.constant(np.minimum(scales, 1), f"{node.name}.down")
         up = np.maximum(scales, 1)
         if up.max() == 1:
@@ -188,17 +188,17 @@ def read(node, g):
 
 
 def known_scales(node, t):
-    """Scales as float32. Raises UnsupportedError where they are computed."""
+    """Scales as float32. Raises UnsupportedError if they are not constant."""
     if t.is_constant:
         return np.asarray(t.array(), np.float32)
-    got = known_values(t)
-    if got is None or not all(isinstance(v, int) for v in got):
-        raise node.unsupported("its scales are computed at run time; whet needs them constant. Export with fixed scales")
-    return np.array(got, np.float32)
+    scales = known_values(t)
+    if scales is None or not all(isinstance(v, int) for v in scales):
+        raise node.unsupported("its scales are computed at run time; they must be constant. Export with fixed scales")
+    return np.array(scales, np.float32)
 
 
 def to_onnx(layer, w):
-    """Scales are float32 there, and stand before sizes."""
+    """In ONNX scales are float32 and precede sizes."""
     for key, default in (("antialias", 0), ("axes", None), ("keep_aspect_ratio_policy", "stretch")):
         if layer.attrs.get(key, default) != default:
             needs_opset(layer, w, 18, key)

@@ -11,7 +11,7 @@ def infer(layer):
     x, lengths = layer.inputs
     time, batch = axis_of(layer.attrs["time_axis"], x.type.rank), axis_of(layer.attrs["batch_axis"], x.type.rank)
     if time == batch or lengths.dtype.kind != "int" or not may_equal(lengths.shape, (x.shape[batch],)):
-        raise NetworkError(f"needs two axes and one length for each sequence of {x.type}, not {lengths.type}")
+        raise NetworkError(f"needs two axes and one length per sequence of {x.type}, not {lengths.type}")
     return x.type
 
 

@@ -1,4 +1,4 @@
-"""RMSNormalization: over the axes from `axis` on to root mean square 1, then a scale (input 1, of those axes)."""
+"""RMSNormalization: normalizes the axes from `axis` on to root mean square 1, then a scale (input 1, of those axes)."""
 
 import numpy as np
 

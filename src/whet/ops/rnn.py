@@ -1,4 +1,4 @@
-"""RNN: h = f(W x + R h + b); outputs Y and the last h."""
+"""RNN: h = f(W x + R h + b); outputs Y and the final h."""
 
 from whet.ops._recurrent import clipped, recurrent
 

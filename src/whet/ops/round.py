@@ -1,4 +1,4 @@
-"""Round: the nearest whole number, halves to the even one."""
+"""Round: the nearest integer, ties to even."""
 
 import numpy as np
 

@@ -1,8 +1,8 @@
-"""Scan: a body over the entries of sequences, one after the other; carries states and stacks what each entry gives.
+"""Scan: applies a body to the entries of sequences in order; carries states and stacks the results.
 
-Inputs are `states` carried values (all but the sequences, unless the attribute says how many), `num_scan_inputs` sequences, then what
-else the body reads (lowering makes captured values inputs). The body takes (*carried, *entries, *read) and makes (*carried, *results).
-As of opset 9: no batch axis.
+Inputs are `states` carried values (all but the sequences without the attribute), `num_scan_inputs` sequences, then captured values
+(lowering turns them into inputs). The body takes (*carried, *entries, *captured) and returns (*carried, *results).
+Definition of opset 9: no batch axis.
 """
 
 import numpy as np
@@ -22,10 +22,10 @@ def _counts(layer) -> tuple[int, int]:
 
 
 def _flags(layer, name: str, count: int) -> tuple[int, ...]:
-    given = layer.attrs.get(name)
-    if given is not None and len(given) != count:
-        raise NetworkError(f"{name} has {len(given)} entries for {count} tensors")
-    return tuple(given) if given is not None else (0,) * count
+    flags = layer.attrs.get(name)
+    if flags is not None and len(flags) != count:
+        raise NetworkError(f"{name} has {len(flags)} entries for {count} tensors")
+    return tuple(flags) if flags is not None else (0,) * count
 
 
 def infer(layer):
@@ -33,7 +33,7 @@ def infer(layer):
     body = layer.regions["body"]
     results = len(body.outputs) - carried
     if carried < 0 or sequences < 1 or carried + sequences > len(layer.inputs) or results < 0 or any(t is None for t in layer.inputs):
-        raise NetworkError(f"takes {carried} carried values and {sequences} sequences, and is given {len(layer.inputs)} values")
+        raise NetworkError(f"takes {carried} carried values and {sequences} sequences, but has {len(layer.inputs)} inputs")
     feeds = [t.type for t in layer.inputs]
     length = None
     axes = _flags(layer, "scan_input_axes", sequences)
@@ -43,13 +43,13 @@ def infer(layer):
         t = feeds[k]
         axis = axis_of(axis, t.rank)
         if length is not None and t.shape[axis] != length:
-            raise NetworkError(f"its sequences are {length} and {t.shape[axis]} long")
+            raise NetworkError(f"its sequences have lengths {length} and {t.shape[axis]}")
         length = t.shape[axis]
         feeds[k] = t.with_shape((*t.shape[:axis], *t.shape[axis + 1 :]))
     check_feeds(layer, "body", feeds)
     for a, b in zip(feeds[:carried], body.outputs[:carried], strict=True):
         if a != b.type:
-            raise UnsupportedError(f"Scan '{layer.name}' carries {a} into its first entry and {b.type} out of it; whet needs a type that stays")
+            raise UnsupportedError(f"Scan '{layer.name}' carries {a} into its first entry and {b.type} out of it; the type must be constant")
     made = [t.type for t in body.outputs[:carried]]
     for t, axis in zip(body.outputs[carried:], _flags(layer, "scan_output_axes", results), strict=True):
         axis = axis_of(axis, t.type.rank + 1)

@@ -1,4 +1,4 @@
-"""ScatterElements: x with updates[i, j] put at [at[i, j], j] for axis 0, and so on; `reduction` says how they meet."""
+"""ScatterElements: x with updates[i, j] written at [at[i, j], j] for axis 0, and so on; `reduction` combines duplicates."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def infer(layer):
     axis_of(layer.attrs["axis"], x.type.rank)
     check(layer.attrs["reduction"])
     if at.type.rank != x.type.rank or not may_equal(at.shape, updates.shape) or at.dtype.kind != "int" or x.dtype != updates.dtype:
-        raise NetworkError(f"indices {at.type} and updates {updates.type} do not fit {x.type}")
+        raise NetworkError(f"indices {at.type} and updates {updates.type} do not match {x.type}")
     return x.type
 
 

@@ -1,4 +1,4 @@
-"""ScatterND: x with updates put at the places that at[..., :] names in its first axes; `reduction` says how they meet."""
+"""ScatterND: x with updates written at the indices at[..., :] of its first axes; `reduction` combines duplicates."""
 
 import numpy as np
 
@@ -13,10 +13,10 @@ def infer(layer):
     k = at.shape[-1]
     check(layer.attrs["reduction"])
     if not isinstance(k, int):
-        raise UnsupportedError(f"ScatterND '{layer.name}': how many axes {at} names is known only at run time")
+        raise UnsupportedError(f"ScatterND '{layer.name}': the number of axes indexed by {at} is known only at run time")
     want = (*at.shape[:-1], *x.shape[k:])
     if k > x.type.rank or at.dtype.kind != "int" or x.dtype != updates.dtype or not may_equal(want, updates.shape):
-        raise NetworkError(f"indices {at.type} and updates {updates.type} do not fit {x.type}")
+        raise NetworkError(f"indices {at.type} and updates {updates.type} do not match {x.type}")
     return x.type
 
 

@@ -8,11 +8,11 @@ from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
 from whet.ops._base import INTS, Couple, folded, given, numbers, op, regiven
 from whet.ops._types import axis_of
 
-FAR = 2**31 - 1  # ends at or beyond it mean "to the end"
+FAR = 2**31 - 1  # ends from this value on mean "to the end"
 
 
 def ranges(layer):
-    """{axis: (start, length, step)} with start counted from the front (a dim, or None where only a reversal is known)."""
+    """{axis: (start, length, step)} with a non-negative start (a dim, or None if only a reversal is known)."""
     x = layer.inputs[0]
     starts, ends = given(layer, "starts", 1), given(layer, "ends", 2)
     if starts is None or ends is None or len(starts) != len(ends):
@@ -21,15 +21,15 @@ def ranges(layer):
     steps = given(layer, "steps", 4)
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
-    found = {}
+    result = {}
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis = axis_of(axis, x.type.rank)
         if not isinstance(step, int) or step == 0:
-            raise NetworkError(f"Slice '{layer.name}' takes steps that are known and not 0")
-        if axis in found:
-            raise NetworkError(f"Slice '{layer.name}' names axis {axis} twice")
-        found[axis] = _range(layer, x.shape[axis], start, end, step)
-    return found
+            raise NetworkError(f"Slice '{layer.name}' needs known, nonzero steps")
+        if axis in result:
+            raise NetworkError(f"Slice '{layer.name}' repeats axis {axis}")
+        result[axis] = _range(layer, x.shape[axis], start, end, step)
+    return result
 
 
 def _range(layer, n, start, end, step):
@@ -39,7 +39,7 @@ def _range(layer, n, start, end, step):
     if step < 0:
         if isinstance(end, int) and end <= -FAR and (start in (-1, n - 1) or (isinstance(start, int) and start >= FAR)):
             return None, ceildiv(n, -step), step
-        raise UnsupportedError(f"Slice '{layer.name}': a backward slice of the dynamic dimension {n} must take all of it")
+        raise UnsupportedError(f"Slice '{layer.name}': a backward slice of the dynamic dimension {n} must cover all of it")
     first, last = _place(start, n), _place(end, n)
     span = last - first
     if first != 0 and not isinstance(span, int) and not (isinstance(first, int) and first == 1 and last == n):
@@ -48,7 +48,7 @@ def _range(layer, n, start, end, step):
 
 
 def _place(v, n):
-    """A bound counted from the front and held inside 0..n."""
+    """A bound as non-negative index, clamped to 0..n."""
     if isinstance(v, int):
         if v >= FAR:
             return n
@@ -81,27 +81,27 @@ def reference(layer, x, *inputs):
 
 
 def couples(layer):
-    """Axes that are not sliced are free; along a sliced one with step 1 a range of x is y. What the range leaves out is free."""
+    """Couples axes that are not sliced one to one; along an axis sliced with step 1, y is a range of x and the rest of x is free."""
     x, y = layer.inputs[0], layer.output
-    found = ranges(layer)
-    made = [Couple(x, i, y, i) for i in range(x.type.rank) if i not in found]
-    for axis, (start, length, step) in found.items():
+    sliced = ranges(layer)
+    result = [Couple(x, i, y, i) for i in range(x.type.rank) if i not in sliced]
+    for axis, (start, length, step) in sliced.items():
         if length == x.shape[axis] and step == 1:
-            made.append(Couple(x, axis, y, axis))
+            result.append(Couple(x, axis, y, axis))
         elif step == 1 and isinstance(start, int) and isinstance(length, int) and length:
-            made.append(Couple(x, axis, y, axis, a_at=start, count=length))
-    return made
+            result.append(Couple(x, axis, y, axis, a_at=start, count=length))
+    return result
 
 
 def recut(layer, kept):
-    """Bounds count kept units only."""
+    """Updates the bounds to kept units."""
     x = layer.inputs[0]
     starts, ends, axes = (given(layer, k, i) for i, k in ((1, "starts"), (2, "ends"), (3, "axes")))
     axes = tuple(range(len(starts))) if axes is None else axes
-    starts, ends, found, changed = list(starts), list(ends), ranges(layer), False
+    starts, ends, sliced, changed = list(starts), list(ends), ranges(layer), False
     for i, axis in enumerate(axes):
         axis = axis_of(axis, x.type.rank)
-        start, length, _ = found[axis]
+        start, length, _ = sliced[axis]
         if (x, axis) in kept and isinstance(start, int) and isinstance(length, int) and length != x.shape[axis]:
             at = kept[x, axis]
             starts[i], ends[i], changed = int(np.sum(at < start)), int(np.sum(at < start + length)), True

@@ -1,4 +1,4 @@
-"""Softmax: e^x over its sum along `axis`."""
+"""Softmax: e^x divided by its sum along `axis`."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from whet.ops._softmax import softmax_like
 
 
 def softmax(x: np.ndarray, axis: int) -> np.ndarray:
-    """In x's type; the largest value is taken off first, so that nothing overflows."""
+    """In x's type; the maximum is subtracted first to avoid overflow."""
     e = np.exp(x - x.max(axis=axis, keepdims=True))
     return e / e.sum(axis=axis, keepdims=True)
 

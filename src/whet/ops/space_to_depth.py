@@ -1,4 +1,4 @@
-"""SpaceToDepth: blocks of pixels become channels; `mode` DCR puts the block's places first, CRD the old channel."""
+"""SpaceToDepth: blocks of pixels become channels; in `mode` DCR the position in the block is the outer index, in CRD the input channel."""
 
 from whet.errors import NetworkError
 from whet.ops._base import NEEDS_INT, Couple, op
@@ -21,7 +21,7 @@ def reference(layer, x):
 
 
 def couples(layer):
-    """An input channel becomes several: neighbours (CRD), or one in each block (DCR)."""
+    """An input channel becomes several: adjacent ones (CRD), or one in each block (DCR)."""
     x, y, places = layer.inputs[0], layer.output, layer.attrs["blocksize"] ** 2
     return [Couple(x, 0, y, 0), Couple(x, 1, y, 1, **{"b_repeat" if layer.attrs["mode"] == "DCR" else "b_block": places})]
 

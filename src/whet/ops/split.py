@@ -1,4 +1,4 @@
-"""Split: cuts a tensor along `axis` into parts of the sizes of input 1 (or attribute `split`), or into `num_outputs` equal ones."""
+"""Split: splits a tensor along `axis` into parts with the sizes of input 1 (or attribute `split`), or into `num_outputs` equal ones."""
 
 import numpy as np
 
@@ -20,9 +20,9 @@ def sizes(layer):
         each = n // count if (n // count) * count == n else ceildiv(n, count)
         return (*[each] * (count - 1), n - each * (count - 1))
     if all(isinstance(d, int) for d in (*parts, n)) and sum(parts) != n:
-        raise NetworkError(f"Split '{layer.name}': sizes {list(parts)} do not add up to {n}")
+        raise NetworkError(f"Split '{layer.name}': sizes {list(parts)} do not sum to {n}")
     if count:
-        raise NetworkError(f"Split '{layer.name}' has sizes and num_outputs; give one of them")
+        raise NetworkError(f"Split '{layer.name}' has both sizes and num_outputs; give one of them")
     return parts
 
 
@@ -49,14 +49,14 @@ def reference(layer, x, split=None):
 def couples(layer):
     x = layer.inputs[0]
     axis = axis_of(layer.attrs["axis"], x.type.rank)
-    made, at = [], 0
+    result, at = [], 0
     for y in layer.outputs:
-        made += [Couple(x, i, y, i) for i in range(x.type.rank) if i != axis]
+        result += [Couple(x, i, y, i) for i in range(x.type.rank) if i != axis]
         n = y.shape[axis]
         if isinstance(n, int) and isinstance(at, int) and n:
-            made.append(Couple(x, axis, y, axis, a_at=at, count=n))
+            result.append(Couple(x, axis, y, axis, a_at=at, count=n))
         at = at + n
-    return made
+    return result
 
 
 def recut(layer, kept):
@@ -75,7 +75,7 @@ def shape_value(layer):
 
 
 def read(node, g):
-    """Sizes were an attribute before opset 13; without sizes the number of outputs says how many parts."""
+    """Sizes were an attribute before opset 13; without sizes, one part per output."""
     inputs = attributes_as_inputs(node, g, ["split"])
     attrs = {"axis": node.attrs.get("axis", 0)}
     if len(inputs) < 2 or inputs[1] is None:
@@ -84,7 +84,7 @@ def read(node, g):
 
 
 def to_onnx(layer, w):
-    """Before opset 18 equal parts go by the number of outputs; uneven ones need sizes."""
+    """Before opset 18 equal parts are implied by the number of outputs; unequal parts need sizes."""
     if w.opset >= 18 or layer.attrs.get("num_outputs") is None:
         inputs_of_attributes("split")(layer, w)
         return
@@ -92,7 +92,7 @@ def to_onnx(layer, w):
     inputs = [w.name(layer.inputs[0])]
     if len(set(parts)) > 1:
         if not all(isinstance(p, int) for p in parts):
-            raise UnsupportedError(f"Split '{layer.name}' in {len(parts)} uneven parts of a dynamic size needs opset 18 or newer")
+            raise UnsupportedError(f"Split '{layer.name}' in {len(parts)} unequal parts of a dynamic size needs opset 18 or newer")
         inputs.append(w.constant(np.array(parts, np.int64), f"{layer.name}.split"))
     w.node("Split", inputs, [w.name(t) for t in layer.outputs], name=layer.name, axis=layer.attrs["axis"])
 

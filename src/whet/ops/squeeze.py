@@ -1,4 +1,4 @@
-"""Squeeze: takes out axes of size 1: those given (input 1, or attribute `axes`), or all."""
+"""Squeeze: removes axes of size 1: the given ones (input 1, or attribute `axes`), or all."""
 
 import numpy as np
 
@@ -9,12 +9,12 @@ from whet.ops._base import INTS, op, unchanged
 
 
 def gone(layer):
-    """The axes that go."""
+    """The removed axes."""
     x = layer.inputs[0]
     axes = axes_given(layer, x.type.rank)
     if axes is None:
         if any(isinstance(d, Expr) for d in x.shape):
-            raise UnsupportedError(f"Squeeze '{layer.name}': which axes of {x.type} are 1 is known only at run time; give its axes")
+            raise UnsupportedError(f"Squeeze '{layer.name}': the size-1 axes of {x.type} are known only at run time; give the axes")
         return tuple(i for i, d in enumerate(x.shape) if d == 1)
     for a in axes:
         if isinstance(x.shape[a], int) and x.shape[a] != 1:
@@ -39,7 +39,7 @@ def couples(layer):
 
 
 def recut(layer, kept):
-    """Without axes, an axis cut down to 1 would go too: now they are named."""
+    """Sets the axes explicitly, since an axis pruned to size 1 would be removed too."""
     return {1: np.array(gone(layer), np.int64)} if axes_given(layer, layer.inputs[0].type.rank) is None else {}
 
 

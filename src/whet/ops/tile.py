@@ -1,4 +1,4 @@
-"""Tile: x repeated along each axis as often as input 1 (or attribute `repeats`) says."""
+"""Tile: x repeated along each axis by the counts of input 1 (or attribute `repeats`)."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""TopK: the k largest (or smallest) entries along `axis`, in order, and their indices; of equals the first come first."""
+"""TopK: the k largest (or smallest) entries along `axis`, in order, and their indices; ties keep their order."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def infer(layer):
     x, k = layer.inputs[0], given(layer, "k", 1)
     axis = axis_of(layer.attrs["axis"], x.type.rank)
     if k is None or len(k) != 1:
-        raise NetworkError(f"TopK '{layer.name}' needs one number k, not {k}")
+        raise NetworkError(f"TopK '{layer.name}' needs one value k, not {k}")
     n = x.shape[axis]
     if all(isinstance(v, int) for v in (n, k[0])) and not 0 <= k[0] <= n:
         raise NetworkError(f"TopK '{layer.name}': k is {k[0]}, axis {axis} has {n} entries")
@@ -24,7 +24,7 @@ def infer(layer):
 def reference(layer, x, k=None):
     axis = layer.attrs["axis"]
     k = int(np.reshape(layer.attrs.get("k", k), ()))
-    if layer.attrs["largest"]:  # stable from the back, so that the first of equals stays first
+    if layer.attrs["largest"]:  # stable from the back, so that ties keep their order
         order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
     else:
         order = np.argsort(x, axis=axis, kind="stable")

@@ -9,7 +9,7 @@ def infer(layer):
     x = layer.inputs[0]
     perm = layer.attrs.setdefault("perm", tuple(reversed(range(x.type.rank))))
     if sorted(perm) != list(range(x.type.rank)):
-        raise NetworkError(f"perm {perm} is no order of the {x.type.rank} axes of {x.type}")
+        raise NetworkError(f"perm {perm} is not a permutation of the {x.type.rank} axes of {x.type}")
     return x.type.with_shape(x.shape[p] for p in perm)
 
 

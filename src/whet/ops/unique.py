@@ -1,5 +1,5 @@
-"""Unique: the distinct entries. Refused: the shape of its output is in the data."""
+"""Unique: the distinct entries. Refused: its output shape depends on the data."""
 
 from whet.ops._refused import refused
 
-refused("Unique", "how many entries are distinct depends on the data, and an engine needs shapes before; do it in your program")
+refused("Unique", "its output size depends on the data, but an engine needs shapes in advance; compute it outside the model")

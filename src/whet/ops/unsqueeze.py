@@ -1,4 +1,4 @@
-"""Unsqueeze: puts in axes of size 1 at the places (in the output) of input 1, or attribute `axes`."""
+"""Unsqueeze: inserts axes of size 1 at the output positions given by input 1 or attribute `axes`."""
 
 import numpy as np
 

@@ -10,7 +10,7 @@ from whet.builder.config import BuildConfig
 from whet.errors import NetworkError
 from whet.network import Network
 from whet.pruning.counting import count_flops, count_params
-from whet.pruning.truth import Measured, measured
+from whet.pruning.truth import Measured, measure_engines
 from whet.sparsity import eligible_layers
 from whet.sparsity.report import picked_layers, said_of_zeros, scattered_zeros, why_dense
 
@@ -78,7 +78,7 @@ def compare(
     Raises BuildError and subclasses; ShapeError for shapes that a model does not accept.
     """
     names, nets = tuple(models), list(models.values())
-    runs: Sequence[Measured | None] = [None] * len(nets) if config is None else measured(nets, config, seconds=seconds, progress=progress)
+    runs: Sequence[Measured | None] = [None] * len(nets) if config is None else measure_engines(nets, config, seconds=seconds, progress=progress)
     facts = tuple(_facts(net, run) for net, run in zip(nets, runs, strict=True))
     said = [s for k, net in enumerate(nets) for s in _said(names[k], net, facts, runs, k)]
     return Comparison(names, facts, tuple(said))

@@ -14,7 +14,7 @@ from whet.ops._cost import operations
 from whet.pruning.counting import trained
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch, remove_branches
-from whet.pruning.sizes import Overlaps, Widths, resized, source_parts
+from whet.pruning.sizes import Overlaps, Widths, resize_layer, source_parts
 
 
 class Costs:
@@ -93,7 +93,7 @@ def flop_costs(net: Network, found: Sequence[Group], blocks: Sequence[Branch], e
 
     def price(name: str, w: Widths) -> float:
         layer = layers[name]
-        return operations(resized(layer, {t: shape(t, w) for t in _tensors(layer)}), values)
+        return operations(resize_layer(layer, {t: shape(t, w) for t in _tensors(layer)}), values)
 
     after = {b.name: {x.name for x in remove_branches(net, [b.name]).layers} for b in blocks}
     gone = {name: frozenset(n for n in layers if n not in left) for name, left in after.items()}

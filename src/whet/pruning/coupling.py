@@ -18,7 +18,7 @@ from whet.errors import PruneError
 from whet.network import Layer, Network, Tensor
 from whet.ops import Couple, get_op
 from whet.pruning._components import components
-from whet.pruning.zeros import sums_locked
+from whet.pruning.zeros import find_locked_sums
 from whet.registry import nearest
 
 Axis = tuple[Tensor, int]
@@ -95,7 +95,7 @@ def _groups(net: Network, level: int | None) -> Iterator[tuple[tuple[int, int], 
     read = [(layer, _couples(layer, level)) for layer in net.layers]
     for layer, couples in read:
         _tie(layer, couples, base, locked, edges)
-    locked |= sums_locked(net, read, base, n)
+    locked |= find_locked_sums(net, read, base, n)
     for t in (*net.inputs, *net.outputs):
         _lock(t, base, locked)
     first = np.concatenate([e[0] for e in edges]) if edges else np.zeros(0, np.int64)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from whet.pruning.elimination import Elimination, Swept
-from whet.pruning.rounding import exchanged, rounded, settled
+from whet.pruning.rounding import descend, exchange, round_to_budget
 from whet.pruning.tables import Tables, Values
 
 Progress = Callable[[int, int, str], None]
@@ -57,7 +57,7 @@ class Search:
         if self._best is None:
             self._offer(cheap)
         if self._open(_LITTLE) and self._best is not None and not self.tables.wide:
-            self._offer(exchanged(self.tables, self._best, self.target, _EXCHANGES))
+            self._offer(exchange(self.tables, self._best, self.target, _EXCHANGES))
         if self._open() and self._complete and best is not None:
             self._close(*best)
         return Found(self._best, min(self._bound, self._lost), self.tables.cost(cheap))
@@ -113,7 +113,7 @@ class Search:
             x, asked = swept.values(), t.asked
             if t.wide and self._last is not None and price < float("inf"):
                 x = min(x, self._last, key=lambda y: t.loss(y) + price * t.cost(y))
-            x = settled(t, x, price)
+            x = descend(t, x, price)
             if t.asked == asked:
                 break
         self._last = x
@@ -121,7 +121,7 @@ class Search:
 
     def _offer(self, x: Values) -> None:
         """Rounds `x` and keeps the result if it is the best so far."""
-        y = rounded(self.tables, x, self.target)
+        y = round_to_budget(self.tables, x, self.target)
         if y is not None and self.tables.loss(y) < self._lost:
             self._best, self._lost = y, self.tables.loss(y)
 

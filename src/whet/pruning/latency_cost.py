@@ -23,7 +23,7 @@ from whet.pruning.coupling import Group
 from whet.pruning.cut import cut
 from whet.pruning.depth import Branch, remove_branches
 from whet.pruning.meter import Meter
-from whet.pruning.shrink import Slot, shrunk
+from whet.pruning.shrink import Slot, shrink_layer
 from whet.pruning.sizes import Overlaps, Part, Widths
 
 Progress = Callable[[int, int, str], None]
@@ -86,7 +86,7 @@ def latency_costs(
         changed = {slot: n for slot, n in sizes.items() if n != full[slot]}
         for step in dict.fromkeys((meter.step, 1)) if changed else ():
             with suppress(NetworkError):  # padded inputs of a Concat are larger than the padded result
-                return shrunk(layer, {slot: min(-(-n // step) * step, full[slot]) for slot, n in changed.items()})
+                return shrink_layer(layer, {slot: min(-(-n // step) * step, full[slot]) for slot, n in changed.items()})
         return layer  # uncut, or its sizes depend on a complete cut: no gain is credited
 
     def price(name: str, widths: Widths) -> float:

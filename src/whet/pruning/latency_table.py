@@ -1,8 +1,8 @@
-"""The latency table: how long layers take at which shapes, measured with the engine's tactics, as a file to keep, extend and share.
+"""The latency table: layer latencies by shape, measured with the engine's tactics, stored in a file that can be extended and shared.
 
-One JSON file. A row is one layer at static shapes on one device under one set of tactics, precisions and cache conditions; its key is a
-digest of all of that, so rows of other machines or versions stand beside these and are never mistaken for them. Weights' values do not
-matter: a fine-tuned or otherwise cut model finds what was measured for its shapes.
+One JSON file. A row is one layer at static shapes on one device under one set of tactics, precisions and cache conditions. Its key is a
+digest of all of these, so rows of several machines or versions share a file without being confused. Weight values are not part of the key:
+a fine-tuned or differently cut model reuses the rows of its shapes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from whet.errors import CacheError
 from whet.files import replacing
 
-FORMAT, VERSION = "whet.pruning.latency_table", 2  # 1 did not say which rows were timed beside other processes; it is read
+FORMAT, VERSION = "whet.pruning.latency_table", 2  # version 1 lacks `others`; it is still read
 _SAVE_SECONDS = 2.0
 
 
@@ -27,7 +27,7 @@ _SAVE_SECONDS = 2.0
 class Row:
     """Median and spread in milliseconds of the best tactic for a layer (`layer` is its text without names or weights).
 
-    `others` is how many CPUs others (processes, guests of the host) used while it was timed, 0 where that was too little to matter, or is not known.
+    `others` is the external load during timing, in CPUs (other processes, steal time); 0 if negligible or unknown.
     """
 
     device: str
@@ -41,12 +41,12 @@ class Row:
 
 
 def row_key(device: str, tactics: str, precisions: str, conditions: str, layer: str) -> str:
-    """SHA-256 over everything that the time depends on; `tactics` is a digest of all tactics' sources and library versions."""
+    """SHA-256 over everything the latency depends on; `tactics` is a digest of all tactics' sources and library versions."""
     return hashlib.sha256(json.dumps([device, tactics, precisions, conditions, layer]).encode()).hexdigest()
 
 
 class LatencyTable:
-    """Rows by key. With a path, what is there is read and new rows are written every few seconds and on `save`."""
+    """Rows by key. With a path, existing rows are read, and new rows are written every few seconds and on `save`."""
 
     def __init__(self, path: str | os.PathLike | None = None):
         self.path = Path(path) if path is not None else None
@@ -60,7 +60,7 @@ class LatencyTable:
         return self.rows.get(key)
 
     def put(self, key: str, row: Row) -> None:
-        """Keeps a row; saves when the last time was some seconds ago."""
+        """Adds a row; saves the file if the last save was more than a few seconds ago."""
         self.rows[key] = row
         self.added += 1
         self._unsaved += 1
@@ -68,24 +68,24 @@ class LatencyTable:
             self.save()
 
     def mark(self, key: str, others: float) -> None:
-        """Notes that others used so many CPUs while this row was timed."""
+        """Records the external load (in CPUs) during the timing of this row."""
         self.rows[key] = replace(self.rows[key], others=others)
         self._unsaved += 1
 
     @property
     def busy(self) -> int:
-        """How many rows were timed while others used the CPUs."""
+        """Number of rows timed under external load."""
         return sum(r.others > 0 for r in self.rows.values())
 
     def take(self, path: str | os.PathLike) -> int:
-        """Takes over the rows of another table that this one lacks, or has of a busy moment alone; returns how many. Raises CacheError."""
+        """Copies the rows of another table that this one lacks, or has only under external load; returns their number. Raises CacheError."""
         others = {k: r for k, r in _read(Path(path)).items() if _quieter(r, self.rows.get(k))}
         self.rows |= others
         self._unsaved += len(others)
         return len(others)
 
     def save(self) -> None:
-        """Writes the file in one step, with what others have added to it meanwhile. Raises CacheError."""
+        """Writes the file atomically, merged with rows that other processes have added meanwhile. Raises CacheError."""
         if self.path is None or (not self._unsaved and self.path.exists()):
             return
         if self.path.exists():
@@ -100,7 +100,7 @@ class LatencyTable:
 
 
 def _quieter(row: Row, ours: Row | None) -> bool:
-    """Whether another table's row is worth more than ours."""
+    """True if we lack the row, or ours was timed under external load and the other table's was not."""
     return ours is None or bool(ours.others and not row.others)
 
 
@@ -110,9 +110,9 @@ def _read(path: Path) -> dict[str, Row]:
     except OSError as e:
         raise CacheError(f"cannot read the latency table {path}: {e.strerror}. Check the path.") from e
     except (ValueError, RecursionError) as e:
-        raise CacheError(f"the latency table {path} is no JSON ({e}): delete it, or give another path") from e
+        raise CacheError(f"the latency table {path} is not valid JSON ({e}): delete it, or give another path") from e
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise CacheError(f"{path} is no latency table: its 'format' is not {FORMAT!r}. Give another path.")
+        raise CacheError(f"{path} is not a latency table: its 'format' is not {FORMAT!r}. Give another path.")
     if data.get("version") not in (1, VERSION):
         raise CacheError(f"the latency table {path} has version {data.get('version')!r}, this whet writes version {VERSION}: give another path")
     try:
@@ -120,7 +120,7 @@ def _read(path: Path) -> dict[str, Row]:
     except (KeyError, TypeError, AttributeError) as e:
         raise CacheError(f"the latency table {path} has a damaged row ({e}): delete it, or give another path") from e
     if not all(isinstance(t, str) for r in rows.values() for t in (r.device, r.precisions, r.conditions, r.layer, r.tactic)):
-        raise CacheError(f"the latency table {path} has a damaged row (a text is no text): delete it, or give another path")
+        raise CacheError(f"the latency table {path} has a damaged row (a text field is not a string): delete it, or give another path")
     if not all(isinstance(t, int | float) and 0 <= t < inf for r in rows.values() for t in (r.ms, r.spread_ms, r.others)):
-        raise CacheError(f"the latency table {path} holds a time that is no number from 0 on: delete it, or give another path")
+        raise CacheError(f"the latency table {path} holds a time that is not a finite number >= 0: delete it, or give another path")
     return rows

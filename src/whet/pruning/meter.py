@@ -1,7 +1,7 @@
-"""Times a lowered layer at its shapes with all tactics that a build would try: the builder's own candidates, timer and timing cache.
+"""Times a lowered layer at its shapes with the tactics a build would try: the builder's candidates, timer and timing cache.
 
-Where others (processes, guests of the same host) used the CPUs meanwhile, the row says so, and is timed again when they rest. A GPU's kernels are
-compiled on all CPUs: those of a layer at once, and those of layers that were announced while others are timed.
+Rows timed under external load (other processes, steal time) are marked and re-timed once the load is gone. GPU kernels are compiled on all
+CPUs: the kernels of one layer in parallel, and those of announced layers while other layers are timed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from whet.pruning.anew import Anew
 from whet.pruning.busy import Neighbours, Window
 from whet.pruning.latency_table import LatencyTable, Row, row_key
 
-_FEW = 4  # configs of one tactic and signature that are tried
+_FEW = 4  # configs timed per tactic and signature
 
 
 class Meter:
     """`ms(layer)` for layers with static shapes. A context manager: it holds the timing cache open and saves the table."""
 
     def __init__(self, config: BuildConfig, table: LatencyTable, layers: Mapping[str, Layer], *, retime: bool = False):
-        """`layers` are those of the whole network: what it touches decides how cold caches are between kernels. `retime` times everything that is
-        asked for once, whatever table and timing cache know."""
+        """`layers` are those of the whole network: its memory footprint decides how cold caches are between kernels. `retime` times each
+        requested layer once, even if the table or the timing cache has it."""
         self.config, self.table, self.retime = config, table, retime
         self.backend = get_backend(config.backend, threads=config.threads)
         self.tactics = tactics_for(self.backend.name, config.tactic_sources)
-        # Channels come in multiples of this step, or pad_channels pads them to one.
+        # Channel counts are multiples of this step, or are padded to one by pad_channels.
         self.step = max(max(t.channel_alignment for t in self.tactics) // 2, 1)
         self.permissions = Permissions.of(config)
         tensors = {t for x in layers.values() for t in (*x.inputs, *x.outputs) if t is not None}
@@ -52,13 +52,13 @@ class Meter:
         versions = sorted(f"{t.name} {t.version} {source_digest(t)} {t.library_version()}" for t in self.tactics)
         self._tactics = hashlib.sha256("\n".join(versions).encode()).hexdigest()
         self.device = str(self.backend.key())
-        self._announced: dict[str, Candidates] = {}  # by text; listed, and being compiled
+        self._announced: dict[str, Candidates] = {}  # by layer text; listed and being compiled
         self._neighbours = Neighbours(self.backend)
         self._anew = replace(self.timer, cache=Anew(self.cache), loads=LoadLog())
         self._asked: set[str] = set()  # keys
-        self._held: dict[str, Layer] = {}  # by key: those that may have to be timed again (others would hold a copy of weights for every width)
-        self._now: set[str] = set()  # keys of what was timed since this meter is there
-        self._sums: dict[str, set[str]] = {}  # of layers that are sums of their parts: the parts' keys
+        self._held: dict[str, Layer] = {}  # by key: layers that may be re-timed (keeping all would hold a copy of the weights for every width)
+        self._now: set[str] = set()  # keys timed by this meter
+        self._sums: dict[str, set[str]] = {}  # key of an unfused layer -> keys of its parts
 
     def __enter__(self) -> Meter:
         return self
@@ -77,33 +77,33 @@ class Meter:
         return ",".join(sorted(self.config.precisions)) or "fp32"
 
     def known(self, layer: Layer) -> bool:
-        """Whether nothing has to be measured for this layer."""
+        """True if the table has this layer, so that nothing has to be measured."""
         return self.table.get(self.key(layer_text(layer))) is not None
 
     def announce(self, layers: Iterable[Layer]) -> None:
-        """Says which layers will be timed: what that needs is compiled in the background. Nothing where nothing is compiled."""
+        """Announces layers that will be timed, so that their kernels are compiled in the background. No effect if the backend does not compile."""
         if not self.backend.capabilities.compiles_ahead:
             return
         for layer in layers:
             text = layer_text(layer)
             if text not in self._announced and self.table.get(self.key(text)) is None:
-                self._announced[text] = found = self._listed(layer)
-                if not found.options and layer.op == "Fused":
+                self._announced[text] = candidates = self._list(layer)
+                if not candidates.options and layer.op == "Fused":
                     self.announce(_parts(layer))
 
-    def _listed(self, layer: Layer) -> Candidates:
-        """What will be timed of a layer, or can stand in for it; on its way to the compiler where times are missing."""
-        found = list_candidates(layer, self.tactics, self.backend, self.permissions)
-        kernels = [o for o in found.options if not o.tactic.fallback]
-        found.options = [] if not kernels and layer.op == "Fused" else _some(kernels or found.options)
-        if self.backend.capabilities.compiles_ahead and not self.timer.is_cached(found.options, found.text):
-            start_compiling(found.options, self.backend)
-        return found
+    def _list(self, layer: Layer) -> Candidates:
+        """The candidates to time for a layer (fallback tactics if there is nothing else); starts compiling those without a cached time."""
+        candidates = list_candidates(layer, self.tactics, self.backend, self.permissions)
+        kernels = [o for o in candidates.options if not o.tactic.fallback]
+        candidates.options = [] if not kernels and layer.op == "Fused" else _limit_configs(kernels or candidates.options)
+        if self.backend.capabilities.compiles_ahead and not self.timer.is_cached(candidates.options, candidates.text):
+            start_compiling(candidates.options, self.backend)
+        return candidates
 
     def ms(self, layer: Layer) -> float:
-        """Milliseconds of the layer by its fastest tactic; a fused layer that no kernel computes whole is the sum of its parts.
+        """Latency of the layer's fastest tactic in milliseconds; a fused layer without a fused kernel counts as the sum of its parts.
 
-        Raises PruneError when nothing computes it.
+        Raises PruneError if no tactic computes it.
         """
         text = layer_text(layer)
         key = self.key(text)
@@ -116,26 +116,26 @@ class Meter:
         return row.ms
 
     def settle(self) -> int:
-        """Times again what was asked for and had been timed while others used the CPUs, if they rest now; gives how many rows."""
+        """Re-times requested rows that were timed under external load, if that load is gone; returns their number."""
         self._note(self._neighbours.end())
         busy = {k: x for k, x in self._held.items() if self.table.rows[k].others}
         if not busy or not self._neighbours.quiet():
             return 0
         self._now -= busy.keys()
         for key, layer in busy.items():
-            if key not in self._now:  # as a part of another
+            if key not in self._now:  # already re-timed as a part of another layer
                 self._time(key, layer, layer_text(layer), self._anew)
         self._note(self._neighbours.end())
         return len(busy)
 
     def doubtful(self) -> tuple[int, int, float]:
-        """How many of the times that were asked for were taken while others used the CPUs, of how many; and of how many CPUs, at most."""
+        """(requested rows timed under external load, requested rows, largest external load in CPUs)."""
         self._note(self._neighbours.end())
         others = [self.table.rows[k].others for k in self._asked]
         return sum(o > 0 for o in others), len(others), max(others, default=0.0)
 
     def _time(self, key: str, layer: Layer, text: str, timer: Timer) -> Row:
-        """Times a layer and puts its row into the table."""
+        """Times a layer and adds its row to the table."""
         self._neighbours.begin()
         best = self._best(key, layer, text, timer)
         ms, name, spread = (best.cost, best.tactic.name, best.spread_ms) if isinstance(best, Option) else (best, "its parts", 0.0)
@@ -148,7 +148,7 @@ class Meter:
         return row
 
     def _note(self, window: Window) -> None:
-        """Marks the rows of a window in which others used the CPUs, and the sums that these are parts of; lets go of layers whose times stand."""
+        """Marks the rows timed in a window with external load, and the sums they are parts of; drops layers whose times are final."""
         if window.others:
             for key in {*window.keys, *(k for k, parts in self._sums.items() if parts & set(window.keys) and k in self.table.rows)}:
                 self.table.mark(key, window.others)
@@ -157,21 +157,21 @@ class Meter:
                 self._held.pop(key, None)
 
     def _best(self, key: str, layer: Layer, text: str, timer: Timer) -> Option | float:
-        found = self._announced.pop(text, None) or self._listed(layer)
-        options = found.options
+        candidates = self._announced.pop(text, None) or self._list(layer)
+        options = candidates.options
         if not options and layer.op == "Fused":
             parts = _parts(layer)
             self._sums[key] = {self.key(layer_text(part)) for part in parts}
             return sum(self.ms(part) for part in parts)
         if not options:
-            raise PruneError(f"no tactic of '{self.backend.name}' computes {layer.op} '{layer.name}', so it has no latency: {found.refused[:1]}")
+            raise PruneError(f"no tactic of '{self.backend.name}' computes {layer.op} '{layer.name}', so it has no latency: {candidates.refused[:1]}")
         timer.time(layer, text, options)
         timed = [o for o in options if o.ms is not None]
         return min(timed or options, key=lambda o: o.cost)
 
 
-def _some(options: list[Option]) -> list[Option]:
-    """A few configs of each tactic and signature."""
+def _limit_configs(options: list[Option]) -> list[Option]:
+    """The first `_FEW` configs of each tactic and signature."""
     seen: dict[object, int] = {}
     kept = []
     for o in options:
@@ -183,13 +183,14 @@ def _some(options: list[Option]) -> list[Option]:
 
 
 def _parts(layer: Layer) -> list[Layer]:
-    apart = Network("apart", "lowered")
+    """The layers of a fused layer, in a network of their own."""
+    net = Network("unfused", "lowered")
     seen: dict[Tensor, Tensor] = {}
     for t in layer.inputs:
         if t is not None and t not in seen:
-            seen[t] = apart.constant(t.weight, t.name) if t.weight is not None else apart.add_input(t.name, t.type)
+            seen[t] = net.constant(t.weight, t.name) if t.weight is not None else net.add_input(t.name, t.type)
     inputs = [None if t is None else seen[t] for t in layer.inputs]
-    whole = apart.add_layer("Fused", inputs, layer.attrs, name="whole", regions=layer.regions)
-    for t in whole.outputs:
-        apart.mark_output(t)
-    return unfuse(apart, whole)
+    fused = net.add_layer("Fused", inputs, layer.attrs, name="fused", regions=layer.regions)
+    for t in fused.outputs:
+        net.mark_output(t)
+    return unfuse(net, fused)

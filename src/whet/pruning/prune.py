@@ -25,9 +25,9 @@ from whet.pruning.meter import Meter
 from whet.pruning.order import check_order, note
 from whet.pruning.recipe import Recipe, recipe_of
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
-from whet.pruning.skipping import stay_whole
+from whet.pruning.skipping import resolve_skipped
 from whet.pruning.target import TIMED, Target
-from whet.pruning.truth import measured_ms
+from whet.pruning.truth import measure_latencies
 
 _TRIES, _CLOSE = 3, 1.02  # selections until the engine meets a latency target; tolerance of the target
 _AGAIN = 2  # repeated selections after timings were measured again
@@ -177,7 +177,7 @@ def prune(
 
 def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Branch]]:
     """The prunable groups and branches. Raises PruneError for an unknown name in `skip`, or when none remain."""
-    whole = stay_whole(net, config.skip)
+    whole = resolve_skipped(net, config.skip)
     found = [g for g in groups(net) if g.name not in whole]
     if not found:
         raise PruneError(f"'{net.name}' has no prunable channels: each is coupled to an input, an output or an op that needs its full size")
@@ -244,7 +244,7 @@ def _timed(
     if target.value is not None and not runs:
         share = target.of(costs.total({}), batch)
     else:
-        (alone,) = measured_ms([net], config.build, seconds=0.3, progress=progress) if target.value is not None else (0.0,)
+        (alone,) = measure_latencies([net], config.build, seconds=0.3, progress=progress) if target.value is not None else (0.0,)
         share = target.of(alone, batch)
     asked, times, summed, choice = share, None, 0.0, None
     for n in range(_TRIES):
@@ -264,7 +264,7 @@ def _timed(
         meter.table.save()
         if not runs:
             break
-        before, after = measured_ms([net, small], config.build, progress=progress)
+        before, after = measure_latencies([net, small], config.build, progress=progress)
         times = (before, after)
         if after <= share * before * _CLOSE or n == _TRIES - 1:
             break

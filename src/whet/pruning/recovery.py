@@ -1,10 +1,10 @@
-"""Recovery without labels: a cut network's weights and statistics fitted to what the original computes on some inputs.
+"""Recovery without labels: fits a cut network's weights and statistics to the original network's activations on sample inputs.
 
-Layer by layer in running order, each on what its already recovered predecessors give:
+Layers are fitted in execution order, each on the outputs of its already recovered predecessors:
 
-- least squares: a Conv, Gemm or MatMul gets the weights (and bias, or batch-norm mean) with which its inputs reproduce the original
-  layer's kept outputs best; closed form, a ridge keeps it near the cut weights;
-- batch norms: running mean and variance are measured anew.
+- least squares: a Conv, Gemm or MatMul gets the weights (and bias, or batch-norm mean) that best reproduce the original layer's kept outputs
+  from its inputs; closed form with a ridge penalty towards the cut weights;
+- batch norms: running mean and variance are re-estimated.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from whet.pruning._sweep import Sweep
 from whet.pruning.cut import Kept, kept_indexes
 from whet.pruning.order import check_order
 
-Progress = Callable[[int, int, str], None]  # (layers done, layers in all, what was done)
+Progress = Callable[[int, int, str], None]  # (layers done, total layers, message)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
-    """What is fitted and how: `ridge` is relative to the mean square of a layer's inputs, `rows` the most positions it is fitted on
-    (at least four times its unknowns are wanted), `seed` picks them."""
+    """`ridge` is relative to the mean square of a layer's inputs. `rows` limits the positions a layer is fitted on (raised to four times its
+    unknowns if lower); `seed` selects them."""
 
     batch_norms: bool = True
     least_squares: bool = True
@@ -48,20 +48,20 @@ def recover(
 ) -> Network:
     """A copy of `pruned` (= cut(original, kept)) fitted to `original` on `data` (inputs by name; labels are not needed).
 
-    Raises PruneError when the networks do not belong together or the order of steps is wrong (unless `insist`), ShapeError when the data do
-    not fit.
+    Raises PruneError if `pruned` was not cut from `original` or the order of steps is wrong (unless `insist`), ShapeError if the data do not
+    match the inputs.
     """
     check_order(pruned, "recover", insist)
     config = config or RecoveryConfig()
-    made = pruned.clone()
+    recovered = pruned.clone()
     names = {layer.name for layer in original.layers}
-    if not {layer.name for layer in made.layers} <= names:
-        raise PruneError("the cut network has layers that the original has not: recover it against the network that it was cut from")
+    if not {layer.name for layer in recovered.layers} <= names:
+        raise PruneError("the cut network has layers that the original lacks: recover it against the network that it was cut from")
     indexes = {(t.name, i): at for (t, i), at in kept_indexes(original, kept).items()}
-    small, big = Sweep(made, data), Sweep(original, data)
+    small, big = Sweep(recovered, data), Sweep(original, data)
     rng = np.random.default_rng(config.seed)
-    readers = made.users()
-    for n, layer in enumerate(made.layers):
+    readers = recovered.users()
+    for n, layer in enumerate(recovered.layers):
         note = "ran"
         if config.least_squares and _fittable(layer, readers):
             if not big.run_to(layer.name):
@@ -72,44 +72,44 @@ def recover(
             note = _measure(layer, small.value(layer.needs(0)))
         small.step()
         if progress is not None:
-            progress(n + 1, len(made.layers), f"{layer.name}: {note}")
-    return made
+            progress(n + 1, len(recovered.layers), f"{layer.name}: {note}")
+    return recovered
 
 
 def reestimate_batch_norms(net: Network, data: Mapping[str, np.ndarray], progress: Progress | None = None) -> Network:
-    """A copy of `net` whose batch norms have the mean and variance that `data` (inputs by name, samples along axis 0) gives, each after those
-    before it. Statistics that are computed at run time are left alone. Raises ShapeError for data that do not fit."""
-    made = net.clone()
-    sweep = Sweep(made, data)
-    for n, layer in enumerate(made.layers):
+    """A copy of `net` with batch-norm mean and variance re-estimated on `data` (inputs by name, samples along axis 0) in execution order.
+    Statistics that are computed at run time are unchanged. Raises ShapeError if the data do not match the inputs."""
+    updated = net.clone()
+    sweep = Sweep(updated, data)
+    for n, layer in enumerate(updated.layers):
         note = "ran"
         if layer.op == "BatchNormalization":
             note = _measure(layer, sweep.value(layer.needs(0)))
         sweep.step()
         if progress is not None:
-            progress(n + 1, len(made.layers), f"{layer.name}: {note}")
-    return made
+            progress(n + 1, len(updated.layers), f"{layer.name}: {note}")
+    return updated
 
 
 def _set(t: Tensor | None, array: np.ndarray) -> None:
-    """New values of a constant: it is a source weight of the recovered network from now on."""
+    """Sets a constant's values; it becomes a source weight of the recovered network."""
     assert t is not None
     t.weight = Weight(np.ascontiguousarray(array, t.dtype.numpy).reshape(array.shape), Origin("source", t.name))
 
 
 def _measure(layer: Layer, x: np.ndarray) -> str:
-    """Puts the mean and variance of `x` over all but channels into a BatchNormalization."""
+    """Sets a BatchNormalization's statistics to the per-channel mean and variance of `x`."""
     mean, variance = layer.inputs[3], layer.inputs[4]
     if mean is None or variance is None or not (mean.is_constant and variance.is_constant):
-        return "its statistics are computed, left alone"
+        return "statistics computed at run time, unchanged"
     axes = (0, *range(2, x.ndim))
     _set(mean, x.mean(axes, dtype=np.float64))
     _set(variance, x.var(axes, dtype=np.float64))
-    return "mean and variance measured"
+    return "mean and variance re-estimated"
 
 
 def _fittable(layer: Layer, readers) -> bool:
-    """Whether the layer multiplies by a constant that only it reads."""
+    """True if the layer multiplies by a constant that no other layer reads."""
     w = layer.input(1)
     if layer.op not in ("Conv", "Gemm", "MatMul") or w is None or not w.is_constant or len(readers.get(w, [])) != 1:
         return False
@@ -129,18 +129,18 @@ def _kept_part(y: np.ndarray, name: str, indexes: Mapping[tuple[str, int], np.nd
 
 
 def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, rng: np.random.Generator, readers) -> str:
-    """Solves for the layer's weights; returns what came of it."""
+    """Solves for the layer's weights; returns a message for `progress`."""
     x, wt = sweep.value(layer.needs(0)), layer.needs(1)
     w, group = wt.array(), layer.attrs.get("group", 1)
     bias, norm = _bias(layer, readers), _norm_after(layer, readers)
     intercept = bias is not None or norm is not None
     if layer.op == "Conv":
         positions = want.shape[0] * int(np.prod(want.shape[2:]))
-        at = _some(positions, max(config.rows, 4 * int(np.prod(w.shape[1:]))), rng)
+        at = _sample_positions(positions, max(config.rows, 4 * int(np.prod(w.shape[1:]))), rng)
         rows, targets, matrix = conv_rows(layer, x, w, at), conv_outputs(want, group, at), conv_matrix(w, group)
     else:
         flat, given = x.reshape(-1, x.shape[-1]), want.reshape(-1, want.shape[-1])
-        at = _some(len(flat), max(config.rows, 4 * x.shape[-1]), rng)
+        at = _sample_positions(len(flat), max(config.rows, 4 * x.shape[-1]), rng)
         rows, targets = flat[at][None].astype(np.float64), given[at][None].astype(np.float64)
         matrix = (w.T if layer.attrs.get("transB") else w)[None].astype(np.float64)
     if layer.op != "MatMul" and bias is not None:
@@ -148,27 +148,27 @@ def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, r
     before = float(np.sum((targets - rows @ matrix) ** 2))
     size = float(np.sum(targets**2))
     if before <= 1e-12 * max(size, 1e-30):
-        return "exact already"
-    made, shift = solve(Problem(rows, targets), matrix, ridge=config.ridge, intercept=intercept)
-    after = float(np.sum((targets - rows @ made - shift[:, None]) ** 2))
+        return "already exact"
+    fitted, shift = solve(Problem(rows, targets), matrix, ridge=config.ridge, intercept=intercept)
+    after = float(np.sum((targets - rows @ fitted - shift[:, None]) ** 2))
     if layer.op == "Conv":
-        _set(wt, conv_weights(made, w))
+        _set(wt, conv_weights(fitted, w))
     else:
-        _set(wt, made[0].T if layer.attrs.get("transB") else made[0])
+        _set(wt, fitted[0].T if layer.attrs.get("transB") else fitted[0])
     if bias is not None:
         _set(bias, bias.array() + shift.reshape(bias.array().shape))
     elif norm is not None:
         _set(norm, norm.array() - shift.reshape(-1))
-    return f"error {np.sqrt(before / size):.3f} -> {np.sqrt(after / size):.3f} of its output"
+    return f"relative output error {np.sqrt(before / size):.3f} -> {np.sqrt(after / size):.3f}"
 
 
-def _some(n: int, most: int, rng: np.random.Generator) -> np.ndarray:
-    """At most `most` of n positions, sorted."""
-    return np.arange(n) if n <= most else np.sort(rng.choice(n, most, replace=False))
+def _sample_positions(n: int, limit: int, rng: np.random.Generator) -> np.ndarray:
+    """At most `limit` random positions out of n, sorted."""
+    return np.arange(n) if n <= limit else np.sort(rng.choice(n, limit, replace=False))
 
 
 def _bias(layer: Layer, readers) -> Tensor | None:
-    """The layer's own bias, one number per output, which nothing else reads."""
+    """The layer's constant bias (one value per output), if no other layer reads it."""
     b = layer.input(2)
     if layer.op == "MatMul" or b is None or not b.is_constant or len(readers.get(b, [])) != 1:
         return None
@@ -176,7 +176,7 @@ def _bias(layer: Layer, readers) -> Tensor | None:
 
 
 def _norm_after(layer: Layer, readers) -> Tensor | None:
-    """The running mean of the batch norm that alone reads the layer's output: it can take up an intercept."""
+    """The running mean of a batch norm that is the only reader of the layer's output; it can absorb an intercept."""
     users = readers.get(layer.output, [])
     if layer.op != "Conv" or len(users) != 1 or users[0][0].op != "BatchNormalization" or users[0][1] != 0:
         return None

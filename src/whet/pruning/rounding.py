@@ -1,6 +1,6 @@
-"""From a state to a good one within the budget: each variable at its best for a price, steps down until it fits, steps back, exchanges.
+"""Local search over states: coordinate descent at a price, greedy steps down to the budget, steps back up, and exchanges.
 
-States are values of `Tables`. Where costs are measured, steps are taken only among what was measured before (`tables.costs.measured`).
+States are values of `Tables`. With measured costs, steps are restricted to entries that have been measured (`tables.costs.measured`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 
 from whet.pruning.tables import Tables, Values
 
-_SWEEPS, _ALIKE, _TINY = 8, 0.01, 1e-9  # rounds over all variables; relative difference of measured costs that are equal; of sums
+_SWEEPS, _ALIKE, _TINY = 8, 0.01, 1e-9  # rounds over all variables; relative tolerance of measured costs; of sums
 
 
 def steps(costs: Sequence[float] | np.ndarray, alike: float = _ALIKE) -> list[int]:
-    """Places of the step edges in costs by falling width: those that cost less than every wider one, by more than `alike` of it."""
+    """Indices of the step edges in costs ordered by falling width: widths cheaper than every wider one by more than the fraction `alike`."""
     kept, least = [0], costs[0]
     for n, c in enumerate(costs):
         if c < least * (1 - alike):
@@ -24,10 +24,10 @@ def steps(costs: Sequence[float] | np.ndarray, alike: float = _ALIKE) -> list[in
     return kept
 
 
-def settled(tables: Tables, x: Values, price: float) -> Values:
-    """Each variable in turn at the value at which loss plus `price` times cost is least, given the others, until none moves.
+def descend(tables: Tables, x: Values, price: float) -> Values:
+    """Coordinate descent: sets each variable in turn to the minimum of loss + `price` * cost, the others fixed, until no variable changes.
 
-    An infinite price counts costs alone. Of values that cost alike the widest stands.
+    An infinite price minimizes the cost alone. Among values of equal cost the widest is taken.
     """
     x = list(x)
     for _ in range(_SWEEPS):
@@ -44,8 +44,8 @@ def settled(tables: Tables, x: Values, price: float) -> Values:
     return x
 
 
-def stepped_down(tables: Tables, x: Values, target: float, held: int = -1) -> Values | None:
-    """Steps that lose least for what they save, until the cost is at most `target`; None where none saves any more. `held` stays."""
+def step_down(tables: Tables, x: Values, target: float, held: int = -1) -> Values | None:
+    """Greedy steps with the least loss per cost saved until the cost is at most `target`; None if no step saves. Variable `held` is fixed."""
     x, cost = list(x), tables.cost(x)
     while cost > target:
         found = []
@@ -54,7 +54,7 @@ def stepped_down(tables: Tables, x: Values, target: float, held: int = -1) -> Va
                 continue
             loss, costs = tables.column(v, x, not tables.costs.measured)
             saved = costs[x[v]] - costs
-            at = np.flatnonzero(saved > _TINY * cost)  # what is unknown (NaN) is not offered
+            at = np.flatnonzero(saved > _TINY * cost)  # unknown costs (NaN) compare false
             if len(at):
                 rates = (loss[at] - loss[x[v]]) / np.minimum(saved[at], cost - target)
                 n = int(np.argmin(rates))
@@ -69,8 +69,8 @@ def stepped_down(tables: Tables, x: Values, target: float, held: int = -1) -> Va
     return x
 
 
-def filled(tables: Tables, x: Values, target: float) -> Values:
-    """Spends what is left of the budget: the step back that returns most importance for its cost, as long as one fits."""
+def fill_budget(tables: Tables, x: Values, target: float) -> Values:
+    """Spends the remaining budget: repeats the step up with the most importance per cost while one fits."""
     x = list(x)
     while True:
         room, found = target - tables.cost(x), []
@@ -92,18 +92,18 @@ def filled(tables: Tables, x: Values, target: float) -> Values:
 
 
 def _at_once(tables: Tables) -> int:
-    """Steps that are taken by one comparison of all: several where many layers read each width, for there a comparison takes long."""
+    """Steps taken per comparison of all variables: several if many layers depend on each width, since comparisons are slow then."""
     return 1 + len(tables.sizes) // 12 if tables.wide else 1
 
 
-def rounded(tables: Tables, x: Values, target: float, held: int = -1) -> Values | None:
-    """Stepped down if it has to be, then filled. None where it does not come to fit."""
-    fits = stepped_down(tables, x, target, held)
-    return None if fits is None else filled(tables, fits, target)
+def round_to_budget(tables: Tables, x: Values, target: float, held: int = -1) -> Values | None:
+    """Steps down if over the budget, then fills it. None if the target cannot be met."""
+    fits = step_down(tables, x, target, held)
+    return None if fits is None else fill_budget(tables, fits, target)
 
 
-def exchanged(tables: Tables, x: Values, target: float, tries: int) -> Values:
-    """Another value of one variable, the others rounded around it, as long as that loses less; `tries` such values at most."""
+def exchange(tables: Tables, x: Values, target: float, tries: int) -> Values:
+    """Changes one variable and rounds the others, while that reduces the loss; tries at most `tries` values."""
     lost, v, still = tables.loss(x), 0, 0
     while tries > 0 and still < len(x):
         better = None
@@ -112,7 +112,7 @@ def exchanged(tables: Tables, x: Values, target: float, tries: int) -> Values:
             if n == x[v] or np.isnan(known[n]):
                 continue
             tries -= 1
-            y = rounded(tables, [n if u == v else old for u, old in enumerate(x)], target, v)
+            y = round_to_budget(tables, [n if u == v else old for u, old in enumerate(x)], target, v)
             if y is not None and tables.loss(y) < lost * (1 - _TINY):
                 better, lost = y, tables.loss(y)
         x, still = (better, 0) if better is not None else (x, still + 1)

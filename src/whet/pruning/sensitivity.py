@@ -1,11 +1,11 @@
-"""What removing a unit would do to the outputs, estimated on data: Taylor criteria (Molchanov et al. 2017 and 2019) without PyTorch.
+"""Sensitivity of the outputs to removing a unit, estimated on data: Taylor criteria (Molchanov et al. 2017 and 2019) without PyTorch.
 
-Removing a unit is closing a gate on every edge where it ends: where a layer reads its values and gives none of them on (the convolution
-that sums over its channel, the projection that sums over a head). With z the sum of value times gradient over those edges, -z is the
-first-order change of the loss for one sample. Gates on edges count a unit once, however many layers hold its channels.
+Removing a unit is modelled as closing a gate on every edge where the unit ends: an edge into a layer that reads its values and does not pass
+them on (the convolution that sums over its channel, the projection that sums over a head). With z the sum of value times gradient over those
+edges, -z is the first-order change of the loss for one sample. Gates on edges count a unit once, however many layers hold its channels.
 
-With labels the loss is cross-entropy on the first output. Without, it is the outputs themselves: cotangents are random signs over each
-output's size, so that the mean of z^2 is the squared relative change of the outputs to first order (a Gauss-Newton form of the second).
+With labels the loss is cross-entropy on the first output. Without labels the outputs themselves are used: cotangents are random signs divided
+by each output's norm, so that the mean of z^2 is the squared relative change of the outputs to first order (a Gauss-Newton approximation).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Gates:
-    """z of every sample: [samples, units] by group name, [samples, 1] by branch name; `energy` is the mean square value at the edges."""
+    """`z` per sample: [samples, units] by group name, [samples, 1] by branch name. `energy` is the mean square value at the edges."""
 
     z: Mapping[str, np.ndarray]
     energy: Mapping[str, np.ndarray]
@@ -56,9 +56,9 @@ def gates(
     backwards: bool = True,
     progress: Progress | None = None,
 ) -> Gates:
-    """Runs `data` (inputs by name, samples along axis 0) forwards and, unless `backwards` is false, back again.
+    """Runs a forward pass over `data` (inputs by name, samples along axis 0) and, if `backwards`, a backward pass.
 
-    Raises PruneError where an op on the way has no gradient (it names the op), or labels do not fit; ShapeError for data that do not.
+    Raises PruneError if an op has no gradient (naming the op) or the labels do not match; ShapeError if the data do not match the inputs.
     """
     check_data(data, labels)
     edges = _edges(net, found, blocks)
@@ -69,8 +69,8 @@ def gates(
     z: dict[str, list[np.ndarray]] = {}
     energy: dict[str, list[np.ndarray]] = {}
     for start in range(0, count - size + 1 if fixed else count, size):
-        some = {k: v[start : start + size] for k, v in data.items()}
-        zs, squares = _one(net, edges, some, None if labels is None else labels[start : start + size], rng, backwards)
+        chunk = {k: v[start : start + size] for k, v in data.items()}
+        zs, squares = _run_batch(net, edges, chunk, None if labels is None else labels[start : start + size], rng, backwards)
         for name, v in zs.items():
             z.setdefault(name, []).append(v)
         for name, v in squares.items():
@@ -80,33 +80,33 @@ def gates(
     return Gates({k: np.concatenate(v) for k, v in z.items()}, {k: np.mean(v, 0) for k, v in energy.items()}, labels is not None)
 
 
-_Edge = tuple[str, int, np.ndarray]  # whose gate; axis, -1 for all of a branch; indexes [units, places]
+_Edge = tuple[str, int, np.ndarray]  # group or branch; axis, -1 for a whole branch; indices [units, elements per unit]
 
 
 def _edges(net: Network, found: Sequence[Group], blocks: Sequence[Branch]) -> dict[tuple[str, int], list[_Edge]]:
-    """By (layer name, input): the gates that stand there."""
+    """Gates by (layer name, input index)."""
     at: dict[Tensor, list[tuple[Group, int, np.ndarray]]] = {}
     for g in found:
-        for (member, axis), places in g.members.items():
-            at.setdefault(member, []).append((g, axis, places))
+        for (member, axis), indices in g.members.items():
+            at.setdefault(member, []).append((g, axis, indices))
     edges: dict[tuple[str, int], list[_Edge]] = {}
     for layer in net.layers:
-        going_on = {g.name for t in layer.outputs for g, _, _ in at.get(t, ())}
+        passed_on = {g.name for t in layer.outputs for g, _, _ in at.get(t, ())}
         for i, t in enumerate(layer.inputs):
             if t is None or not differentiable(layer, i):
                 continue
-            for g, axis, places in at.get(t, ()):
-                if g.name not in going_on:
-                    edges.setdefault((layer.name, i), []).append((g.name, axis, places))
+            for g, axis, indices in at.get(t, ()):
+                if g.name not in passed_on:
+                    edges.setdefault((layer.name, i), []).append((g.name, axis, indices))
     for b in blocks:
         edges.setdefault((b.name, b.place), []).append((b.name, -1, np.zeros((1, 1), np.int64)))
     return edges
 
 
-def _one(
+def _run_batch(
     net: Network, edges: Mapping[tuple[str, int], list[_Edge]], data: Mapping[str, np.ndarray], labels, rng, backwards: bool
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """z [samples, units] and mean squares [units] by gate, of one batch."""
+    """z [samples, units] and mean squares [units] by gate, for one batch."""
     values: dict[Tensor, np.ndarray] = {}
     outputs = run_network(net, data, watch=values.__setitem__)
     values.update({t: np.asarray(data[t.name]) for t in net.inputs})
@@ -120,10 +120,10 @@ def _one(
     energy: dict[str, np.ndarray] = {}
     for layer in net.layers:
         for i, t in enumerate(layer.inputs):
-            for name, axis, places in edges.get((layer.name, i), ()):
+            for name, axis, indices in edges.get((layer.name, i), ()):
                 a = value(t)
                 assert a is not None
-                energy[name] = energy.get(name, 0) + (_gathered(a * a, axis, places, 1)[0] / a.shape[0] if axis >= 0 else np.mean(a * a)[None])
+                energy[name] = energy.get(name, 0) + (_sum_units(a * a, axis, indices, 1)[0] / a.shape[0] if axis >= 0 else np.mean(a * a)[None])
     if not backwards:
         return z, energy
     g: dict[Tensor, np.ndarray] = _seeds(net, outputs, labels, rng)
@@ -138,47 +138,47 @@ def _one(
             read = layer.inputs[i]
             if c is None or read is None:
                 continue
-            for name, axis, places in edges.get((layer.name, i), ()):
-                z[name] = z.get(name, 0) + _gathered(inputs[i] * c, axis, places, n)
+            for name, axis, indices in edges.get((layer.name, i), ()):
+                z[name] = z.get(name, 0) + _sum_units(inputs[i] * c, axis, indices, n)
             g[read] = g[read] + c if read in g else c
     return z, energy
 
 
 def _back(layer: Layer, env, inputs, outs, full):
     if layer.regions:
-        raise PruneError(f"{layer.op} '{layer.name}' has branches of its own, which have no gradient here: choose the importance l2 or activation")
+        raise PruneError(f"{layer.op} '{layer.name}' has subgraphs, whose gradient is not implemented: choose the importance l2 or activation")
     try:
         return backward(bind_layer(layer, env) if env else layer, inputs, outs, full)
     except UnsupportedError as e:
-        raise PruneError(f"{e}: choose the importance l2 or activation, or give one of your own (python:MODULE:FUNCTION)") from e
+        raise PruneError(f"{e}: choose the importance l2 or activation, or write your own (python:MODULE:FUNCTION)") from e
 
 
-def _gathered(a: np.ndarray, axis: int, places: np.ndarray, samples: int) -> np.ndarray:
-    """Sums of `a` by sample (the outermost part of axis 0) and unit: float64 [samples, units]."""
+def _sum_units(a: np.ndarray, axis: int, indices: np.ndarray, samples: int) -> np.ndarray:
+    """Sums of `a` per sample (the outermost part of axis 0) and unit: float64 [samples, units]."""
     if axis < 0:
         return a.reshape(samples, -1).sum(1, dtype=np.float64)[:, None]
-    if axis == 0 or a.shape[0] % samples:  # the samples are not outermost: shared out evenly
+    if axis == 0 or a.shape[0] % samples:  # samples are not outermost: the sum is split evenly
         per = np.moveaxis(a, axis, 0).reshape(a.shape[axis], -1).sum(1, dtype=np.float64)
-        return np.tile(per[places].sum(1) / samples, (samples, 1))
+        return np.tile(per[indices].sum(1) / samples, (samples, 1))
     per = np.moveaxis(a, axis, 1)
     per = per.reshape(samples, a.shape[0] // samples, a.shape[axis], -1).sum((1, 3), dtype=np.float64)
-    return per[:, places].sum(2)
+    return per[:, indices].sum(2)
 
 
 def _seeds(net: Network, outputs: Mapping[str, np.ndarray], labels: np.ndarray | None, rng: np.random.Generator) -> dict[Tensor, np.ndarray]:
     """Cotangents of the outputs."""
     if labels is None:
-        made = {}
+        seeds = {}
         for t in net.outputs:
             y = outputs[t.name]
             if t.dtype.is_float and t.maker is not None:
                 size = np.sqrt(np.mean(np.square(y, dtype=np.float64)) * y[0].size) or 1.0
-                made[t] = ((rng.integers(0, 2, y.shape) * 2 - 1) / size).astype(y.dtype)
-        return made
+                seeds[t] = ((rng.integers(0, 2, y.shape) * 2 - 1) / size).astype(y.dtype)
+        return seeds
     t = net.outputs[0]
     y = outputs[t.name]
     if y.ndim != 2 or np.min(labels) < 0 or np.max(labels) >= y.shape[1]:
-        raise PruneError(f"labels need an output of classes; %{t.name} is {t.type}, the labels go from {np.min(labels)} to {np.max(labels)}")
+        raise PruneError(f"labels need an output [samples, classes]; %{t.name} is {t.type}, labels range from {np.min(labels)} to {np.max(labels)}")
     rows = np.arange(len(y))
     if t.maker is not None and t.maker.op == "Softmax":
         g = np.zeros_like(y)

@@ -1,4 +1,4 @@
-"""One lowered layer at other sizes, without cutting the network that it stands in: what a meter times for a width that was never built."""
+"""Resizes one lowered layer without cutting its network, so that its latency can be measured at widths that are never built."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from whet.errors import NetworkError
 from whet.network import Layer, Network, Tensor, Weight
 from whet.ops import get_op
 
-Slot = tuple[str, int, int]  # "in" or "out", which one, axis
+Slot = tuple[str, int, int]  # "in" or "out", index, axis
 
 
-def shrunk(layer: Layer, sizes: Mapping[Slot, int]) -> Layer:
-    """The layer (static shapes) with some axes shortened. Constants lose their last entries; attributes follow by the ops' `recut`.
+def shrink_layer(layer: Layer, sizes: Mapping[Slot, int]) -> Layer:
+    """The layer (static shapes) with some axes shortened. Constants lose their last entries; attributes follow from the op's `recut`.
 
-    Raises NetworkError when the op does not take those sizes, or makes others than `sizes` says.
+    Raises NetworkError if the op does not accept these sizes, or its output sizes differ from `sizes`.
     """
     net = Network("probe", "lowered")
     twins: dict[Tensor, Tensor] = {}
@@ -32,17 +32,17 @@ def shrunk(layer: Layer, sizes: Mapping[Slot, int]) -> Layer:
     outs = {(layer.outputs[k], axis): np.arange(n) for (side, k, axis), n in sizes.items() if side == "out"}
     if layer.op == "Fused":
         body = _body(layer, twins)
-        made = net.add_layer("Fused", [None if t is None else twins[t] for t in layer.inputs], layer.attrs, name=layer.name, regions={"body": body})
+        new = net.add_layer("Fused", [None if t is None else twins[t] for t in layer.inputs], layer.attrs, name=layer.name, regions={"body": body})
     else:
-        made = _again(layer, net, twins, outs)
+        new = _add_resized(layer, net, twins, outs)
     for (side, k, axis), n in sizes.items():
-        if side == "out" and made.outputs[k].shape[axis] != n:
-            raise NetworkError(f"'{layer.name}' makes {made.outputs[k].type} at these sizes, not {n} along axis {axis}")
-    return made
+        if side == "out" and new.outputs[k].shape[axis] != n:
+            raise NetworkError(f"'{layer.name}' has the output {new.outputs[k].type} at these sizes, not {n} along axis {axis}")
+    return new
 
 
 def _body(layer: Layer, twins: Mapping[Tensor, Tensor]) -> Network:
-    """The region of a fused layer over its shortened inputs."""
+    """The region of a fused layer with its shortened inputs."""
     old = layer.regions["body"]
     new = Network(old.name, old.stage)
     seen: dict[Tensor, Tensor] = {}
@@ -52,14 +52,14 @@ def _body(layer: Layer, twins: Mapping[Tensor, Tensor]) -> Network:
     for t in old.constants.values():
         seen[t] = new.constant(t.constant(), t.name)
     for x in old.layers:
-        made = _again(x, new, seen, {})
-        seen.update(zip(x.outputs, made.outputs, strict=True))
+        added = _add_resized(x, new, seen, {})
+        seen.update(zip(x.outputs, added.outputs, strict=True))
     new.outputs = [seen[t] for t in old.outputs]
     return new
 
 
-def _again(layer: Layer, net: Network, twins: Mapping[Tensor, Tensor], outs: Mapping[tuple[Tensor, int], np.ndarray]) -> Layer:
-    """Adds the layer over its twins, with what its op says must change."""
+def _add_resized(layer: Layer, net: Network, twins: Mapping[Tensor, Tensor], outs: Mapping[tuple[Tensor, int], np.ndarray]) -> Layer:
+    """Adds the layer on its resized inputs, with the attributes and constants that the op's `recut` changes."""
     kept = dict(outs)
     for t in layer.inputs:
         if t is not None:
@@ -68,10 +68,10 @@ def _again(layer: Layer, net: Network, twins: Mapping[Tensor, Tensor], outs: Map
     change = recut(layer, kept) if recut is not None and kept else {}
     attrs = {**layer.attrs, **{k: v for k, v in change.items() if isinstance(k, str)}}
     inputs: list[Tensor | None] = [None if t is None else twins[t] for t in layer.inputs]
-    for place, value in change.items():
-        if isinstance(place, int):
-            inputs += [None] * (place + 1 - len(inputs))
-            inputs[place] = None if value is None else net.constant(np.asarray(value), f"{layer.name}.{place}")
+    for i, value in change.items():
+        if isinstance(i, int):
+            inputs += [None] * (i + 1 - len(inputs))
+            inputs[i] = None if value is None else net.constant(np.asarray(value), f"{layer.name}.{i}")
     while inputs and inputs[-1] is None:
         inputs.pop()
     return net.add_layer(layer.op, inputs, attrs, name=layer.name, outputs=[t.name for t in layer.outputs])

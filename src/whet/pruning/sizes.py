@@ -1,4 +1,4 @@
-"""Axis sizes as functions of how many units each group keeps: what cost models put in the place of a real cut."""
+"""Axis sizes as functions of the kept units per group, so that cost models need no actual cut."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.pruning.coupling import Axis, Group
 
-Widths = Mapping[str, int]  # group name -> units that stay; groups that are not named stay whole
+Widths = Mapping[str, int]  # group name -> kept units; unlisted groups keep all
 
 
 @dataclass(frozen=True)
 class Part:
-    """A group's share of one axis: `units` at full size, each taking `places` of it."""
+    """A group's share of one axis: `units` at full size with `places` elements each."""
 
     group: str
     units: int
@@ -24,13 +24,13 @@ class Part:
 
 @dataclass
 class Overlaps:
-    """Which groups share places of an axis: the rows and columns of one product. They cut it by factors, others by sums."""
+    """Pairs of groups that share elements of an axis (rows and columns of one product). Their cuts multiply; those of other groups add."""
 
     pairs: set[tuple[str, str]] = field(default_factory=set)
 
     @staticmethod
     def of(found: Sequence[Group]) -> Overlaps:
-        made = Overlaps()
+        overlaps = Overlaps()
         on: dict[Axis, list[tuple[str, np.ndarray]]] = {}
         for g in found:
             for axis, at in g.members.items():
@@ -38,12 +38,12 @@ class Overlaps:
         for here in on.values():
             for i, (a, at) in enumerate(here):
                 for b, bt in here[i + 1 :]:
-                    if (a, b) not in made.pairs and np.intersect1d(at, bt).size:
-                        made.pairs |= {(a, b), (b, a)}
-        return made
+                    if (a, b) not in overlaps.pairs and np.intersect1d(at, bt).size:
+                        overlaps.pairs |= {(a, b), (b, a)}
+        return overlaps
 
     def size(self, full: int, parts: Sequence[Part], widths: Widths) -> int:
-        """The axis' size with `widths`. Of overlapping groups one may meet several (heads, and the widths of q and of v)."""
+        """The axis size at `widths`. A group may overlap with several others (heads with the widths of q and of v)."""
         size, done = full, set()
         for p in sorted(parts, key=lambda p: -sum((p.group, q.group) in self.pairs for q in parts)):
             if p.group in done:
@@ -58,18 +58,18 @@ class Overlaps:
 
 
 def source_parts(found: Sequence[Group]) -> dict[Axis, list[Part]]:
-    """What each axis of the source network is made of, as far as it can be cut."""
-    made: dict[Axis, list[Part]] = {}
+    """The groups' parts of each prunable axis of the source network."""
+    parts: dict[Axis, list[Part]] = {}
     for g in found:
         for axis, at in g.members.items():
-            made.setdefault(axis, []).append(Part(g.name, g.size, at.shape[1]))
-    return made
+            parts.setdefault(axis, []).append(Part(g.name, g.size, at.shape[1]))
+    return parts
 
 
-def resized(layer: Layer, shapes: Mapping[Tensor, tuple]) -> Layer:
-    """A detached copy of a layer whose tensors have other shapes; nothing is inferred or checked. For counting only."""
-    made = Layer(layer.op, layer.name, (), layer.attrs, layer.regions, layer.sources)
+def resize_layer(layer: Layer, shapes: Mapping[Tensor, tuple]) -> Layer:
+    """A detached copy of a layer with other tensor shapes, without inference or checks. For counting only."""
+    copy = Layer(layer.op, layer.name, (), layer.attrs, layer.regions, layer.sources)
     twins = {t: Tensor(t.name, t.type.with_shape(shapes.get(t, t.shape)), None, t.index) for t in (*layer.inputs, *layer.outputs) if t is not None}
-    made.inputs = tuple(None if t is None else twins[t] for t in layer.inputs)
-    made.outputs = tuple(twins[t] for t in layer.outputs)
-    return made
+    copy.inputs = tuple(None if t is None else twins[t] for t in layer.inputs)
+    copy.outputs = tuple(twins[t] for t in layer.outputs)
+    return copy

@@ -1,4 +1,4 @@
-"""What is to stay whole, by the names that a user has for it."""
+"""Resolves user-given names of groups, branches or layers to exclude from pruning."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from whet.pruning.depth import branches
 from whet.registry import nearest
 
 
-def stay_whole(net: Network, skip: str | Sequence[str]) -> frozenset[str]:
-    """The groups and branches that are meant: by their own names (`whet prune MODEL --list`), or by a layer that they cut or take out.
+def resolve_skipped(net: Network, skip: str | Sequence[str]) -> frozenset[str]:
+    """Names of the groups and branches to keep whole, given by their names (`whet prune MODEL --list`) or by a layer that they cut or remove.
 
-    Raises PruneError for a name that is none of these, with the nearest.
+    Raises PruneError for an unknown name, suggesting the nearest.
     """
     if not skip:
         return frozenset()
     skip = (skip,) if isinstance(skip, str) else skip
-    meant: dict[str, set[str]] = {}
+    targets: dict[str, set[str]] = {}
     parts = [*((g.name, g.layers) for g in groups(net)), *((b.name, b.layers) for b in branches(net))]
-    for own, layers in parts:
-        for name in (own, *layers):
-            meant.setdefault(name, set()).add(own)
+    for part, layers in parts:
+        for name in (part, *layers):
+            targets.setdefault(name, set()).add(part)
     for name in skip:
-        if name not in meant:
-            raise PruneError(f"nothing that could be cut is called {name!r}.{_near(name, meant, parts)} `whet prune MODEL --list` has the names.")
-    return frozenset().union(*(meant[name] for name in skip))
+        if name not in targets:
+            near = _near(name, targets, parts)
+            raise PruneError(f"no prunable group, branch or layer is called {name!r}.{near} `whet prune MODEL --list` prints the names.")
+    return frozenset().union(*(targets[name] for name in skip))
 
 
 def _near(name: str, known: dict[str, set[str]], parts: Sequence[tuple[str, tuple[str, ...]]]) -> str:
-    """The nearest name; else those that hold the one given (`conv1` is part of many), else the first groups."""
+    """The nearest name; else names that contain the given one (`conv1` is part of many), else the first groups."""
     within = sorted(k for k in known if name and name in k)
-    what, names = ("Names with it:", within) if within else ("The groups are", [own for own, _ in parts])
-    return nearest(name, known) or (f" {what} {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}." if names else "")
+    label, names = ("Names that contain it:", within) if within else ("The groups are", [part for part, _ in parts])
+    return nearest(name, known) or (f" {label} {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}." if names else "")

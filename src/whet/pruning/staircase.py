@@ -1,4 +1,4 @@
-"""Staircases: a network's latency over the widths of each group, one group at a time, and the step edges in them."""
+"""Staircases: latency over the widths of each group, varied one group at a time, and their step edges."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Staircase:
-    """Milliseconds of the layers that a group touches, by the units that stay (ascending), all other groups whole; `edges` are the widths
-    worth cutting to."""
+    """Milliseconds of the layers that a group affects, by kept units (ascending), all other groups whole; `edges` are the widths
+    just below a step in latency."""
 
     group: str
     widths: tuple[int, ...]
@@ -33,24 +33,24 @@ def staircases(
     net: Network, config: BuildConfig, table: LatencyTable, *, multiple: int = 8, most: int = 12, retime: bool = False,
     progress: Progress | None = None,
 ) -> tuple[list[Staircase], float]:  # fmt: skip
-    """Every group's staircase, and the sum of all layers' times in ms. What the table knows is not timed again, unless by `retime`, or where it
-    was timed while others used the CPUs and these rest now.
+    """Each group's staircase, and the sum of all layer times in ms. Rows of the table are re-timed only with `retime`, or if they were timed
+    under external load that is gone now.
 
-    Raises PruneError where a layer cannot be timed at full size, BackendError where the machine is missing.
+    Raises PruneError if a layer cannot be timed at full size, BackendError if the device is missing.
     """
     found: Sequence[Group] = groups(net)
     base = static_layers(net, config)
     offered = [(g, widths_of(g, multiple, most)) for g in found]
     with Meter(config, table, base, retime=retime) as meter:
-        made, total = _stairs(latency_costs(net, found, branches(net), meter, base, progress), offered, progress)
+        steps, total = _stairs(latency_costs(net, found, branches(net), meter, base, progress), offered, progress)
         if meter.settle():
-            made, total = _stairs(latency_costs(net, found, branches(net), meter, base, progress), offered, progress)
-    return made, total
+            steps, total = _stairs(latency_costs(net, found, branches(net), meter, base, progress), offered, progress)
+    return steps, total
 
 
 def _stairs(costs: Costs, offered: Sequence[tuple[Group, list[int]]], progress: Progress | None) -> tuple[list[Staircase], float]:
-    """The staircases of groups at the widths offered, and what the whole network costs."""
-    made, total = [], costs.total({})
+    """The staircases of the groups at the given widths, and the cost of the whole network."""
+    steps, total = [], costs.total({})
     done, count = 0, sum(len(widths) for _, widths in offered)
     for g, widths in offered:
         items, times = costs.items_of.get(g.name, ()), []
@@ -60,5 +60,5 @@ def _stairs(costs: Costs, offered: Sequence[tuple[Group, list[int]]], progress: 
             done += 1
             if progress is not None:
                 progress(done, count, f"{g.name} at {w} of {g.size}")
-        made.append(Staircase(g.name, tuple(widths), tuple(times), tuple(edges(widths, times))))
-    return made, total
+        steps.append(Staircase(g.name, tuple(widths), tuple(times), tuple(edges(widths, times))))
+    return steps, total

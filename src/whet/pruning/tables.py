@@ -1,8 +1,8 @@
-"""A choice of widths and branches as variables over small tables: what each costs and loses, priced when it is asked for.
+"""Widths and branches as variables, with cost and loss tables over small subsets of them, filled on demand.
 
-A variable is a group (its values are its widths, the whole one first) or a branch (0 stays, 1 goes). A table names the variables that
-some layers' costs, or an importance, depend on. Costs may have to be measured, so entries are filled as they are needed; what is not known
-yet is bounded from below by the narrower layers that are, on the ground that a layer gets no slower by getting narrower.
+A variable is a group (its values are its widths, widest first) or a branch (0: kept, 1: removed). The scope of a table is the set of variables
+that some layers' costs, or an importance, depend on. Costs may have to be measured, so entries are filled when needed; an unknown entry is
+bounded from below by known narrower layers, assuming that a layer does not get slower when it gets narrower.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
 from whet.pruning.elimination import Scope
 
-_MOST = 4096  # entries of one table: layers in which more widths meet count, for the bound, as if all but one were narrow
+_MOST = 4096  # entries of one table; the bound of layers with more combinations of widths takes all widths but one as minimal
 Values = list[int]
 
 
 @dataclass
 class _Term:
-    """Items that depend on the same groups and go with the same branches. `prices` over the groups' values; NaN is not known yet.
+    """Items that depend on the same groups and are removed with the same branches. `prices` over the groups' values; NaN if unknown.
 
-    With too many groups in it there are `far` prices by values, and `prices` are a lower bound over one of them.
+    With too many groups for a table, `far` holds the prices by values, and `prices` is a lower bound over one group.
     """
 
     groups: Scope
@@ -43,13 +43,13 @@ class _Term:
 
 
 class Tables:
-    """Variables, their values, and tables of costs and losses over them. A state `x` is a list with a value for each variable."""
+    """Variables, their values, and cost and loss tables over them. A state `x` is a list with one value per variable."""
 
     def __init__(
         self, found: Sequence[Group], blocks: Sequence[Branch], scores: Mapping[str, np.ndarray], costs: Costs, widths: Mapping[str, Sequence[int]]
     ):
-        """`widths` are those offered, by group, the whole one among them; groups that no cost depends on stay whole."""
-        self.costs, self.asked = costs, 0  # entries of tables priced so far
+        """`widths` are the allowed widths by group, including the full one; groups that no cost depends on stay whole."""
+        self.costs, self.asked = costs, 0  # table entries priced so far
         self.groups = [g for g in found if g.name in costs.items_of]
         self.blocks = list(blocks)
         self.widths = [sorted(widths[g.name], reverse=True) for g in self.groups]
@@ -59,7 +59,7 @@ class Tables:
         self._losses = self._loss_tables(scores)
         self._terms = self._cost_terms()
         self._added = {self._first + n: costs.added[b.name] for n, b in enumerate(blocks) if costs.added.get(b.name)}
-        self.wide = any(t.far is not None for t in self._terms)  # more widths meet in a layer than a table can hold
+        self.wide = any(t.far is not None for t in self._terms)  # some layer depends on more widths than a table can hold
         self._near: list[list[_Term]] = [[] for _ in self.sizes]
         for t in self._terms:
             for v in (*t.groups, *t.branches):
@@ -72,7 +72,7 @@ class Tables:
         self._columns: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
 
     def _loss_tables(self, scores: Mapping[str, np.ndarray]) -> dict[Scope, np.ndarray]:
-        """A group's loss counts while every branch around it stays, a removed branch's while none around it goes."""
+        """A group's loss counts if every enclosing branch is kept, a removed branch's if no enclosing branch is removed."""
         around: dict[int, list[int]] = {}
         for n, b in enumerate(self.blocks):
             inside, v = set(b.layers), self._first + n
@@ -82,14 +82,14 @@ class Tables:
             for m, c in enumerate(self.blocks):
                 if c is not b and set(c.layers) < inside:
                     around.setdefault(self._first + m, []).append(v)
-        made: dict[Scope, np.ndarray] = {}
+        losses: dict[Scope, np.ndarray] = {}
         for g in self.groups:
             smallest = np.concatenate([[0.0], np.cumsum(np.sort(scores[g.name]))])
             own = smallest[[g.size - w for w in self.widths[self._of[g.name]]]]
-            made.update([self._while_all_stay(self._of[g.name], own, around)])
+            losses.update([self._while_all_stay(self._of[g.name], own, around)])
         for n, b in enumerate(self.blocks):
-            made.update([self._while_all_stay(self._first + n, np.array([0.0, float(scores[b.name].sum())]), around)])
-        return made
+            losses.update([self._while_all_stay(self._first + n, np.array([0.0, float(scores[b.name].sum())]), around)])
+        return losses
 
     def _while_all_stay(self, v: int, own: np.ndarray, around: Mapping[int, list[int]]) -> tuple[Scope, np.ndarray]:
         scope = tuple(sorted([v, *around.get(v, ())]))
@@ -106,11 +106,11 @@ class Tables:
         for item, names in self.costs.groups_of.items():
             key = tuple(sorted(self._of[n] for n in names if n in self._of)), tuple(sorted(leaving.get(item, ())))
             alike.setdefault(key, []).append(item)
-        made = []
+        terms = []
         for (groups, branches), items in alike.items():
             shape = [self.sizes[v] for v in groups]
             if prod(shape) <= _MOST:
-                made.append(_Term(groups, branches, items, np.full(shape, np.nan), kept=groups))
+                terms.append(_Term(groups, branches, items, np.full(shape, np.nan), kept=groups))
                 continue
             t = _Term(groups, branches, items, np.zeros(()), {}, groups)
             narrow = [n - 1 for n in shape]
@@ -119,11 +119,11 @@ class Tables:
             k = int(np.argmax(alone))
             t.kept = groups[k : k + 1]
             t.prices = np.array([self._price(t, (*narrow[:k], n, *narrow[k + 1 :])) for n in range(shape[k])])
-            made.append(t)
-        return made
+            terms.append(t)
+        return terms
 
     def _price(self, t: _Term, at: Scope, ask: bool = True) -> float:
-        """The term's cost with its groups at these values; NaN where it is not known and not to be asked for."""
+        """The term's cost with its groups at these values; NaN if it is unknown and `ask` is false."""
         known = t.far.get(at, np.nan) if t.far is not None else t.prices[at]
         if ask and known != known:
             widths = self._widths(t, at)
@@ -136,17 +136,17 @@ class Tables:
         return float(known)
 
     def _widths(self, t: _Term, at: Scope) -> dict[str, int]:
-        """Units that stay of the term's groups at these values, of those that lose some."""
+        """Kept units of the term's narrowed groups at these values."""
         return {self.groups[v].name: self.widths[v][n] for v, n in zip(t.groups, at, strict=True) if n}
 
     def _expect(self, v: int, x: Sequence[int]) -> None:
-        """Tells measured costs that those over the values of the width `v` come next."""
+        """Announces to measured costs that all values of the width `v` are needed next."""
         terms = [t for t in self._near[v] if not any(x[b] for b in t.branches)]
         states = ((t, tuple(n if u == v else x[u] for u in t.groups)) for n in range(self.sizes[v]) for t in terms)
         self.costs.expect((i, self._widths(t, at)) for t, at in states for i in t.items)
 
     def price_all(self, most: int) -> bool:
-        """Prices every entry of the tables if there are at most `most` unknown ones; whether all costs are known then."""
+        """Prices all table entries if at most `most` are unknown; returns True if all costs are known afterwards."""
         unknown = sum(int(np.isnan(t.prices).sum()) for t in self._terms)
         if unknown <= most:
             for t in self._terms:
@@ -156,7 +156,7 @@ class Tables:
         return unknown <= most and not self.wide
 
     def column(self, v: int, x: Sequence[int], ask: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Losses and costs over the values of `v`, the others as in `x`, of what depends on `v`. Unless `ask`, unknown costs are NaN."""
+        """Losses and costs of everything that depends on `v`, over its values, the others as in `x`. Unless `ask`, unknown costs are NaN."""
         key = (v, ask, *(x[u] for u in self._around[v]))
         if key not in self._columns:
             if ask and self.costs.measured and self.is_width(v):
@@ -170,59 +170,59 @@ class Tables:
                 if v >= self._first:
                     cost[0] += self._price(t, tuple(at), ask)
                     continue
-                place = t.groups.index(v)
+                position = t.groups.index(v)
                 for n in range(self.sizes[v]):
-                    at[place] = n
+                    at[position] = n
                     cost[n] += self._price(t, tuple(at), ask)
             cost[1:] += self._added.get(v, 0.0)
             if not ask and np.isnan(cost).any():
-                return loss, cost  # it may be known later
+                return loss, cost  # not cached: the entry may be measured later
             self._columns[key] = loss, cost
         return self._columns[key]
 
     def cost(self, x: Sequence[int]) -> float:
-        """What all costs at these values."""
+        """Total cost at these values."""
         stay = (t for t in self._terms if not any(x[b] for b in t.branches))
         return sum(self._price(t, tuple(x[v] for v in t.groups)) for t in stay) + sum(a for v, a in self._added.items() if x[v])
 
     def loss(self, x: Sequence[int]) -> float:
-        """Importance lost: of removed branches as such, of other groups by their widths."""
+        """Importance lost by removed branches and narrowed groups."""
         return float(sum(t[tuple(x[v] for v in s)] for s, t in self._losses.items()))
 
     def is_width(self, v: int) -> bool:
-        """Whether the variable is a group's width and no branch."""
+        """True if the variable is a group's width, not a branch."""
         return v < self._first
 
     def chosen(self, x: Sequence[int]) -> tuple[dict[str, int], tuple[str, ...]]:
-        """Widths of the groups that are narrower and stand in no branch that goes; names of the branches that go."""
+        """Widths of the narrowed groups outside removed branches; names of the removed branches."""
         removed = [b for n, b in enumerate(self.blocks) if x[self._first + n]]
         narrower = [(g, self.widths[v][x[v]]) for v, g in enumerate(self.groups) if x[v]]
         widths = {g.name: w for g, w in narrower if not any(set(g.layers) <= set(b.layers) for b in removed)}
         return widths, tuple(b.name for b in removed)
 
     def scopes(self) -> list[Scope]:
-        """The scopes of `weighed`."""
+        """The scopes of the tables of `weighed`."""
         return list(dict.fromkeys([*self._losses, *(t.scope for t in self._terms if t.scope), *((v,) for v in self._added)]))
 
     def weighed(self, price: float, losses: float = 1.0) -> tuple[list[np.ndarray], float]:
-        """Tables of losses times `losses` plus known or bounded costs times `price`, by `scopes`, and a constant."""
-        made = {s: np.zeros([self.sizes[v] for v in s]) for s in self.scopes()}
+        """Tables of `losses` * loss + `price` * (known or bounded cost), in the order of `scopes`, and a constant."""
+        tables = {s: np.zeros([self.sizes[v] for v in s]) for s in self.scopes()}
         constant = 0.0
         for s, table in self._losses.items():
-            made[s] += losses * table
+            tables[s] += losses * table
         for t in self._terms:
             if t.scope:
                 stay = (slice(None),) * len(t.kept) + (0,) * len(t.branches)
-                made[t.scope][stay] += price * _bounded(t.prices)
+                tables[t.scope][stay] += price * _bounded(t.prices)
             else:
                 constant += price * self._price(t, ())
         for v, a in self._added.items():
-            made[v,][1] += price * a
-        return list(made.values()), constant
+            tables[v,][1] += price * a
+        return list(tables.values()), constant
 
 
 def _bounded(prices: np.ndarray) -> np.ndarray:
-    """Prices with, where one is unknown, the largest known one of layers as narrow or narrower, or 0."""
+    """Prices, with each unknown one replaced by the largest known price of equal or smaller widths, or 0."""
     unknown = np.isnan(prices)
     if not unknown.any():
         return prices

@@ -1,4 +1,4 @@
-"""Measured latency to compare with a prediction: engines of the network before and after pruning, built the same way and compared."""
+"""Measured latency, to check predictions: builds engines of the networks before and after pruning with one configuration and compares them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """An engine: median milliseconds of a run, peak bytes (arena, scratch, weights), bytes of its weights as kernels read them, and how it runs."""
+    """Measurements of an engine: median ms per run, peak bytes (arena, scratch, weights), bytes of its packed weights, and its plan."""
 
     ms: float
     peak_bytes: int
@@ -30,16 +30,16 @@ class Measured:
     plan: EnginePlan
 
 
-def measured_ms(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1.0, progress: Progress | None = None) -> list[float]:
-    """The times of `measured`."""
-    return [m.ms for m in measured(nets, config, seconds=seconds, progress=progress)]
+def measure_latencies(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1.0, progress: Progress | None = None) -> list[float]:
+    """The latencies in ms of `measure_engines`."""
+    return [m.ms for m in measure_engines(nets, config, seconds=seconds, progress=progress)]
 
 
-def measured(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1.0, progress: Progress | None = None) -> list[Measured]:
-    """Each network's engine at the opt shapes, its input and output buffers bound.
+def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1.0, progress: Progress | None = None) -> list[Measured]:
+    """Builds an engine of each network and times it at the opt shapes with bound input and output buffers.
 
-    All engines are built first and then run in turns for about `seconds` each, so that a busy moment hurts all alike. Verification is
-    left to the build that makes the engine which is kept. Raises BuildError and its kinds.
+    All engines are built first and timed interleaved for about `seconds` each, so that external load affects all alike. They are not
+    verified: the build of the final engine does that. Raises BuildError and its subclasses.
     """
     plans = []
     for n, net in enumerate(nets):
@@ -70,15 +70,15 @@ def measured(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1
 
 
 def _plan(net: Network, config: BuildConfig) -> EnginePlan:
-    """The engine; in INT8 with invented ranges, which time as any ranges do, unless the network brings its own."""
+    """The engine; in INT8 with placeholder ranges (they do not affect the latency), unless the network has Q/DQ layers."""
     if "int8" not in config.precisions or is_explicit(net):
         return build(net, config)
     return build_int8(net, config, Calibration())
 
 
 def _compare(contexts: Sequence, seconds: float) -> list[float]:
-    """Milliseconds of each: the first one's median, and for the others that times the median over rounds of their ratio to it, which external
-    load moves less than their own medians."""
+    """Latencies in ms: the median of the first; for the others this times the median of their per-round ratios to it, which external load
+    affects less than their own medians."""
     ranking = compare([time_calls(c.execute) for c in contexts], PRUNED.with_seconds(seconds))
     first = 1e3 * ranking.seconds(0)
     return [first * median(ranking.ratios(i)) for i in range(len(contexts))]

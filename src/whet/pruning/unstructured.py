@@ -1,4 +1,4 @@
-"""Unstructured pruning: zeros anywhere in the weights. The counter-example: no dense kernel sees them, so nothing gets faster."""
+"""Unstructured pruning: zeros anywhere in the weights. A baseline: dense kernels cannot skip them, so latency does not improve."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from whet.network import Network, Origin, Tensor, Weight
 
 
 def zero_smallest(net: Network, fraction: float) -> Network:
-    """A copy of `net` whose weights of two or more axes each have their `fraction` (0..1) of smallest magnitudes set to zero.
+    """A copy of `net` with the `fraction` (0..1) of smallest magnitudes in each weight of two or more axes set to zero.
 
     Raises PruneError for a fraction out of range.
     """
     if not 0 <= fraction <= 1:
-        raise PruneError(f"the fraction of weights to zero is from 0 to 1, not {fraction}")
-    made = net.clone()
-    for t in made.constants.values():
+        raise PruneError(f"the fraction of weights to set to zero must be from 0 to 1, not {fraction}")
+    pruned = net.clone()
+    for t in pruned.constants.values():
         if t.type.rank >= 2 and t.dtype.is_float:
             array = t.array().copy()
             order = np.argsort(np.abs(array), axis=None, kind="stable")
             array.reshape(-1)[order[: round(array.size * fraction)]] = 0
             t.weight = Weight(array, Origin("source", t.name))
-    return made
+    return pruned
 
 
 def zeros(net: Network) -> float:
-    """Share (0..1) of zeros among the weights of two or more axes; 0 where there are none."""
+    """Fraction (0..1) of zeros among the weights of two or more axes; 0 if there are no such weights."""
     arrays = [t.array() for t in matrices(net)]
     total = sum(a.size for a in arrays)
     return sum(int(np.count_nonzero(a == 0)) for a in arrays) / total if total else 0.0

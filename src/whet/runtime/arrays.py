@@ -1,4 +1,4 @@
-"""Users' arrays: NumPy and DLPack in, on the host or a GPU, and whether kernels can use their memory as it is."""
+"""Users' arrays: NumPy and DLPack tensors on the host or a GPU, and the conditions under which kernels use their memory without a copy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def as_array(name: str, value: Any, dtype: DType) -> np.ndarray:
-    """`value` as an array over the same memory: an ndarray itself, anything with `__dlpack__` by DLPack.
+    """`value` as an array over the same memory: an ndarray is returned unchanged, objects with `__dlpack__` are imported.
 
-    Raises ShapeError when it is neither, or of another element type than `dtype`.
+    Raises ShapeError for other objects and for an element type other than `dtype`.
     """
     if isinstance(value, np.ndarray):
         array = value
@@ -39,11 +39,11 @@ def as_array(name: str, value: Any, dtype: DType) -> np.ndarray:
 
 
 UserArray = np.ndarray | DeviceArray
-_DEVICE_ALIGNMENT = 16  # bytes; what vector accesses and bulk copies of GPU kernels ask for
+_DEVICE_ALIGNMENT = 16  # bytes; required by vector accesses and bulk copies of GPU kernels
 
 
 def user_array(name: str, value: Any, dtype: DType, backend: Backend) -> UserArray:
-    """As `as_array`; a tensor on a GPU stays there when the backend is that GPU. Raises ShapeError."""
+    """As `as_array`; a tensor on a GPU stays there if the backend is that GPU. Raises ShapeError."""
     if not on_gpu(value):
         return as_array(name, value, dtype)
     array = device_array(name, value)
@@ -57,12 +57,12 @@ def user_array(name: str, value: Any, dtype: DType, backend: Backend) -> UserArr
 
 
 def address_of(array: UserArray) -> int:
-    """Where its bytes begin."""
+    """The address of the first byte."""
     return array.address if isinstance(array, DeviceArray) else array.ctypes.data
 
 
 def copy_in(bound: BoundEngine, name: str, array: UserArray) -> None:
-    """Copies a user's array into a tensor's place; from a GPU through the host where the engine stores it otherwise."""
+    """Copies a user's array into a tensor in the arena; from a GPU through the host if the engine stores it in another format."""
     if isinstance(array, np.ndarray):
         bound.write(name, array)
     elif _as_stored(bound, name):
@@ -88,7 +88,7 @@ def _as_stored(bound: BoundEngine, name: str) -> bool:
 
 
 def why_copied(bound: BoundEngine, name: str, array: UserArray, users: Mapping[str, UserArray]) -> str | None:
-    """Why kernels cannot use a user's array in place of the tensor `name`; None when they can."""
+    """Reason why kernels cannot use a user's array as the tensor `name`; None if they can."""
     if isinstance(array, DeviceArray):
         if array.address % _DEVICE_ALIGNMENT:
             return f"its first byte is not {_DEVICE_ALIGNMENT}-byte aligned"

@@ -1,4 +1,4 @@
-"""Context: one arena, one set of shapes at a time, inputs in and outputs out. Cheap; one thread at a time."""
+"""Context: an arena with one set of shapes at a time, which copies or binds inputs and outputs. Cheap; not thread-safe."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from whet.runtime.sample_parallel import arena_bytes, bind_shapes
 from whet.runtime.shaped import opt_shapes
 from whet.runtime.steps import BoundEngine
 
-_BOUND_KEPT = 4  # sets of shapes whose recorded launches a context remembers
+_MAX_BOUND = 4  # sets of shapes whose recorded launches a context caches
 
 
 class Context:
-    """Runs an engine. Made by `Engine.create_context`; use one per thread: two threads in one context raise ContextError.
+    """Runs an engine. Created by `Engine.create_context`; use one per thread: two threads in one context raise ContextError.
 
     context.run({"x": array}) -> {"y": array}           copies in and out; takes NumPy arrays and DLPack objects
-    context.bind("x", array); context.execute()         reads and writes the user's own buffers, without copies where it can
-    context.bind("x", tensor); context.enqueue(stream)  the same on a GPU, returning at once: torch tensors by DLPack
+    context.bind("x", array); context.execute()         reads and writes the user's buffers, without copies if possible
+    context.bind("x", tensor); context.enqueue(stream)  the same on a GPU, asynchronously: torch tensors by DLPack
     """
 
     def __init__(self, engine: Engine, profile: int | None = None):
@@ -42,9 +42,9 @@ class Context:
         self._arena_bytes = max(arena_bytes(engine.plan, k) for k in (range(len(engine.plan.arenas)) if profile is None else (profile,)))
         self._arena: Any = None
         self._bounds: OrderedDict[tuple, BoundEngine] = OrderedDict()
-        self._pointed: dict[int, dict[str, int]] = {}  # id(bound) -> tensor -> user's address
+        self._addresses: dict[int, dict[str, int]] = {}  # id(bound) -> tensor -> user's address
         self._users: dict[str, UserArray] = {}
-        self._ready: tuple[BoundEngine, list, list] | None = None  # what execute() does, until something is bound or run otherwise
+        self._ready: tuple[BoundEngine, list, list] | None = None  # the work of execute(), invalidated by bind() and run()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -52,18 +52,18 @@ class Context:
         return f"<Context of {self.engine!r}, profile {self._profile()}, {'closed' if self._closed else shapes}>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a context cannot be pickled or copied: it is one thread's memory. Make another with engine.create_context()")
+        raise TypeError("a context cannot be pickled or copied: it is one thread's memory. Create another with engine.create_context()")
 
     # shapes
 
     @property
     def profile_index(self) -> int:
-        """The profile that runs the present shapes: the one given when the context was made, else the nearest. Raises ShapeError for none."""
-        found = self._profile()
-        if found is None:
+        """The profile for the current shapes: the one given at creation, else the nearest. Raises ShapeError if there is none."""
+        profile = self._profile()
+        if profile is None:
             given = ", ".join(f"{n}: {_x(s)}" for n, s in self._shapes.items())
             raise ShapeError(f"no profile of the engine takes these shapes together: {given}. {self._ranges()}")
-        return found
+        return profile
 
     def _profile(self) -> int | None:
         return self._fixed if self._fixed is not None else nearest_profile(self.engine.plan, self._shapes)
@@ -79,7 +79,7 @@ class Context:
         return list(self.engine.outputs)
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Sets the shape of an input from now on. Raises ShapeError when the profile does not take it."""
+        """Sets the shape of an input. Raises ShapeError if the profile does not accept it."""
         self._check_shape(name, tuple(int(d) for d in shape))
         self._shapes[name] = tuple(int(d) for d in shape)
 
@@ -90,17 +90,17 @@ class Context:
         return dict(self._shapes)
 
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the outputs at the inputs' present shapes."""
+        """Shapes of the outputs for the inputs' current shapes."""
         env = self.engine.shaped(self.profile_index, self._shapes).env
         return {n: tuple(evaluate(d, env) for d in t.shape) for n, t in self.engine.outputs.items()}
 
     def input_array(self, name: str) -> np.ndarray:
-        """A zeroed array for an input at its present shape, aligned so that `bind` needs no copies."""
+        """A zeroed array for an input of its current shape, aligned so that `bind` needs no copies."""
         self._known(name, self.engine.inputs, "input")
         return self._aligned(self._shapes[name], name)
 
     def output_array(self, name: str) -> np.ndarray:
-        """A zeroed array for an output at the present shapes, aligned so that `bind` needs no copies."""
+        """A zeroed array for an output for the current shapes, aligned so that `bind` needs no copies."""
         self._known(name, self.engine.outputs, "output")
         return self._aligned(self.output_shapes()[name], name)
 
@@ -109,15 +109,15 @@ class Context:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Outputs by name for inputs by name (NumPy arrays or anything with __dlpack__); shapes are taken from the arrays.
 
-        Raises ShapeError for inputs that do not fit, ContextError when another thread is in this context.
+        Raises ShapeError for unsuitable inputs, ContextError if another thread is using this context.
         """
-        with self._alone():
+        with self._exclusive():
             arrays = self._arrays(inputs)
             for name, a in arrays.items():
                 if self._shapes[name] != a.shape:
                     self.set_input_shape(name, a.shape)
             bound = self._bound()
-            self._point(bound, {})
+            self._set_addresses(bound, {})
             bound.feed(arrays)
             bound.run()
             return bound.fetch()
@@ -125,30 +125,30 @@ class Context:
     def bind(self, name: str, array: Any) -> str:
         """Makes `execute` read an input from, or write an output to, this array (NumPy or DLPack), until another is bound.
 
-        On a GPU it may be a tensor there (torch.Tensor, CuPy, DeviceArray): kernels then use its memory and nothing is copied.
+        On a GPU it may be a tensor in device memory (torch.Tensor, CuPy, DeviceArray), which kernels use without a copy.
 
-        Returns "" when kernels use its memory directly, else why it is copied instead (not 64-byte aligned, another format, ...).
-        Raises ShapeError when shape or type do not fit.
+        Returns "" if kernels use its memory directly, else the reason for a copy (not 64-byte aligned, another format, ...).
+        Raises ShapeError for another shape or type.
         """
-        with self._alone():
+        with self._exclusive():
             types = self.engine.inputs | self.engine.outputs
             self._known(name, types, "input or output")
             a = user_array(name, array, types[name].dtype, self.engine.backend)
             if name in self.engine.inputs:
                 self.set_input_shape(name, a.shape)
             elif isinstance(a, np.ndarray) and not a.flags.writeable:
-                raise ShapeError(f"the array for output '{name}' is read-only; bind one that may be written")
+                raise ShapeError(f"the array for output '{name}' is read-only; bind a writable one")
             self._users[name], self._ready = a, None
             bound = self._bound()
             self._check_users(bound, only=name)
             return why_copied(bound, name, a, self._users) or ""
 
     def execute(self) -> None:
-        """Runs on the bound arrays, at their shapes; returns when the outputs are in theirs. Outputs without one: see `fetch`.
+        """Runs on the bound arrays, with their shapes; returns when the outputs are written. For outputs without an array see `fetch`.
 
-        Tensors on a GPU are read after what was put on its default stream; with streams of your own use `enqueue`.
+        Tensors on a GPU are read after earlier work on its default stream; use `enqueue` for other streams.
         """
-        with self._alone():
+        with self._exclusive():
             if self._ready is None:
                 self._ready = self._make_ready()
             bound, copied_in, copied_out = self._ready
@@ -161,14 +161,14 @@ class Context:
                 copy_out(bound, n, a)
 
     def enqueue(self, stream: Any = None) -> Pending:
-        """Starts a run on the bound arrays and returns at once; order on the GPU is that of `stream`.
+        """Starts a run on the bound arrays and returns at once; the run is ordered by `stream`.
 
         `stream` is a torch or CuPy stream, one with `__cuda_stream__`, an address, or None for the context's own. All bound arrays must be
-        tensors on the GPU that kernels can use as they are (`bind` returned ""); outputs without one stay in the context: `output_tensor`.
-        The context, the tensors and their contents must live until the run is done. On the CPU the run is over when this returns.
-        Raises ContextError for host arrays, and what the driver says about launches.
+        tensors on the GPU that need no copy (`bind` returned ""); outputs without an array stay in the context (see `output_tensor`).
+        The context, the tensors and their contents must stay unchanged until the run is done. On the CPU this returns after the run.
+        Raises ContextError for host arrays, BackendError for failed launches.
         """
-        with self._alone():
+        with self._exclusive():
             if self._ready is None:
                 self._ready = self._make_ready()
             bound, copied_in, copied_out = self._ready
@@ -187,20 +187,20 @@ class Context:
             return Pending(backend.enqueue(bound.executable, stream), bound)
 
     def output_tensor(self, name: str) -> DeviceArray:
-        """The memory on the GPU where an output without a bound array lies after a run, for torch.from_dlpack and the like.
+        """The GPU memory of an output without a bound array after a run, for torch.from_dlpack and similar functions.
 
-        The next run writes over it. Raises ContextError where the engine stores the output otherwise than row-major in its own type.
+        The next run overwrites it. Raises ContextError if the engine does not store the output row-major in its own type.
         """
-        with self._alone():
+        with self._exclusive():
             self._known(name, self.engine.outputs, "output")
             bound = self._bound()
             o, t = bound.shaped.operands.get(name), bound.shaped.types[name]
             if bound.arena.array is not None or o is None or o.format != "linear" or o.dtype != t.dtype:
-                raise ContextError(f"output '{name}' has no memory on a GPU that others can read (it is stored as {o}): use fetch()")
+                raise ContextError(f"output '{name}' has no GPU memory that other libraries can read (it is stored as {o}): use fetch()")
             return DeviceArray(bound.address(name), static_shape(t.shape), t.dtype, self.engine.backend.device_number, bound)
 
     def device_array(self, name: str) -> DeviceArray:
-        """New memory on the GPU for an input or output at its present shape, to bind. Raises ContextError on other backends."""
+        """New GPU memory to bind to an input or output of its current shape. Raises ContextError on other backends."""
         types = self.engine.inputs | self.engine.outputs
         self._known(name, types, "input or output")
         shape = self._shapes[name] if name in self.engine.inputs else self.output_shapes()[name]
@@ -212,21 +212,21 @@ class Context:
         return DeviceArray(buffer.address, tuple(shape), dtype, backend.device_number, buffer)
 
     def fetch(self) -> dict[str, np.ndarray]:
-        """Copies of the outputs of the last `execute` that have no bound array. Raises ContextError when nothing was executed since."""
-        with self._alone():
+        """Copies of the outputs of the last `execute` that have no bound array. Raises ContextError if a `bind` or `run` came after it."""
+        with self._exclusive():
             if self._ready is None:
                 raise ContextError("there is nothing to fetch: something was bound or run since the last execute()")
             bound = self._ready[0]
             return {n: bound.output(n) for n in self.engine.outputs if n not in self._users}
 
     def profile(self, inputs: Mapping[str, Any], iterations: int = 10) -> list[LayerTimes]:
-        """Times of each layer, in the order of running, under the user's own node names. Slower as a whole than `run`."""
-        with self._alone():
+        """Times of each layer, in execution order, under the user's node names. Slower in total than `run`."""
+        with self._exclusive():
             arrays = self._arrays(inputs)
             for name, a in arrays.items():
                 self.set_input_shape(name, a.shape)
             bound = self._bound()
-            self._point(bound, {})
+            self._set_addresses(bound, {})
             bound.feed(arrays)
             bound.run()
             rounds = []
@@ -238,28 +238,28 @@ class Context:
         return [LayerTimes(names[layer.name] + suffix, layer.name, tuple(1e3 * r[i] for r in rounds)) for i, layer in enumerate(net.layers)]
 
     def launches(self) -> BoundEngine:
-        """The recorded launches and memory at the present shapes: for measuring, which orders copies and launches by itself. They work on the
-        arena, not on bound arrays: give inputs to `feed` of what is returned."""
-        with self._alone():
+        """The recorded launches and memory for the current shapes, for measurements that order copies and launches themselves. They use the
+        arena, not the bound arrays: pass inputs to `feed` of the result."""
+        with self._exclusive():
             bound = self._bound()
-            self._point(bound, {})
+            self._set_addresses(bound, {})
             return bound
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes of this context alone: arena and scratch."""
+        """Bytes of this context: arena and scratch."""
         return {
             "arena": self._arena_bytes,
             "scratch": max((b.nbytes()["scratch"] for b in self._bounds.values()), default=0),
         }
 
     def close(self) -> None:
-        """Gives the arena back; again it does nothing. Using the context afterwards raises ContextError."""
+        """Releases the arena; idempotent. Later use of the context raises ContextError."""
         if self._closed:
             return
-        with self._alone():
+        with self._exclusive():
             self._closed, self._ready = True, None
             self._bounds.clear()
-            self._pointed.clear()
+            self._addresses.clear()
             self._users.clear()
             self._arena = None
 
@@ -269,15 +269,15 @@ class Context:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # inside
+    # internal
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
-            raise ContextError("this context is in use by another thread; make one per thread with engine.create_context() (it is cheap)")
+            raise ContextError("this context is in use by another thread; create one per thread with engine.create_context() (it is cheap)")
         try:
             if self._closed:
-                raise ContextError("the context is closed; make another with engine.create_context()")
+                raise ContextError("the context is closed; create another with engine.create_context()")
             self.engine.check_alive()
             yield
         except BackendError as e:
@@ -288,18 +288,18 @@ class Context:
 
     def _bound(self) -> BoundEngine:
         key = tuple(self._shapes[n] for n in self.engine.inputs)
-        found = self._bounds.get(key)
-        if found is not None:
+        bound = self._bounds.get(key)
+        if bound is not None:
             self._bounds.move_to_end(key)
-            return found
+            return bound
         if self._arena is None:
             self._arena = self._new_arena()
-        found = bind_shapes(self.engine.shaped(self.profile_index, self._shapes), self.engine.backend, self._arena)
-        self._bounds[key] = found
-        while len(self._bounds) > _BOUND_KEPT:
+        bound = bind_shapes(self.engine.shaped(self.profile_index, self._shapes), self.engine.backend, self._arena)
+        self._bounds[key] = bound
+        while len(self._bounds) > _MAX_BOUND:
             _, old = self._bounds.popitem(last=False)
-            self._pointed.pop(id(old), None)
-        return found
+            self._addresses.pop(id(old), None)
+        return bound
 
     def _new_arena(self) -> Any:
         try:
@@ -312,38 +312,38 @@ class Context:
             ) from e
 
     def _make_ready(self) -> tuple[BoundEngine, list[tuple[str, UserArray]], list[tuple[str, UserArray]]]:
-        """Launches at the users' arrays' shapes, pointed at those that kernels can use; the others are copied in and out."""
+        """Launches for the shapes of users' arrays, with the addresses of those that kernels can use; the others are copied in and out."""
         missing = [n for n in self.engine.inputs if n not in self._users]
         if missing:
             raise ContextError(f"input '{missing[0]}' has no array: context.bind('{missing[0]}', array) before execute(), or use run()")
-        self._shapes = {n: self._users[n].shape for n in self.engine.inputs}  # whatever run() or set_input_shape() said since
+        self._shapes = {n: self._users[n].shape for n in self.engine.inputs}  # replaces shapes set by run() or set_input_shape()
         bound = self._bound()
         self._check_users(bound)
         direct = {n: address_of(a) for n, a in self._users.items() if why_copied(bound, n, a, self._users) is None}
-        self._point(bound, direct)
+        self._set_addresses(bound, direct)
         rest = [(n, a) for n, a in self._users.items() if n not in direct]
         return bound, [(n, a) for n, a in rest if n in self.engine.inputs], [(n, a) for n, a in rest if n in self.engine.outputs]
 
-    def _point(self, bound: BoundEngine, wanted: dict[str, int]) -> None:
-        """Re-points launches so that exactly the tensors in `wanted` lie at users' addresses."""
+    def _set_addresses(self, bound: BoundEngine, wanted: dict[str, int]) -> None:
+        """Sets launch addresses so that exactly the tensors in `wanted` are at users' addresses."""
         self._ready = None
-        now = self._pointed.setdefault(id(bound), {})
+        now = self._addresses.setdefault(id(bound), {})
         for name in [*now, *wanted]:
             if now.get(name) != wanted.get(name):
                 bound.set_address(name, wanted.get(name))
-        self._pointed[id(bound)] = dict(wanted)
+        self._addresses[id(bound)] = dict(wanted)
 
     def _arrays(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         if not isinstance(inputs, Mapping):
             raise ShapeError(f"inputs are given by name, {{name: array}}, not as {type(inputs).__name__}; the engine takes {self._takes()}")
         for name in inputs:
             self._known(name, self.engine.inputs, "input")
-        found = {}
+        arrays = {}
         for name, type_ in self.engine.inputs.items():
             if name not in inputs:
                 raise ShapeError(f"input '{name}' is missing; the engine takes {self._takes()}")
-            found[name] = as_array(name, inputs[name], type_.dtype)
-        return found
+            arrays[name] = as_array(name, inputs[name], type_.dtype)
+        return arrays
 
     def _check_users(self, bound: BoundEngine, only: str | None = None) -> None:
         for n, a in self._users.items():
@@ -372,7 +372,7 @@ class Context:
         profiles = self.engine.plan.profiles
         if self._fixed is None and len(profiles) > 1:
             if not any(takes(p, {name: shape}) for p in profiles):
-                raise ShapeError(f"input '{name}': {_x(shape)}, which no profile takes. {self._ranges()}")
+                raise ShapeError(f"input '{name}': {_x(shape)}, which no profile accepts. {self._ranges()}")
             return
         number = self._fixed or 0
         given = profiles[number].shapes.get(name) if profiles else None
@@ -386,9 +386,9 @@ class Context:
                 )
 
     def _ranges(self) -> str:
-        """What the profiles take, and what to do for more."""
-        told = (", ".join(f"{n} {_x(s[0])} to {_x(s[2])}" for n, s in p.shapes.items()) for p in self.engine.plan.profiles)
-        return f"Profiles: {'; '.join(f'{k}: {text}' for k, text in enumerate(told))}. Build the engine with another --profile to run it."
+        """The shape ranges of the profiles, with advice for other shapes."""
+        ranges = (", ".join(f"{n} {_x(s[0])} to {_x(s[2])}" for n, s in p.shapes.items()) for p in self.engine.plan.profiles)
+        return f"Profiles: {'; '.join(f'{k}: {text}' for k, text in enumerate(ranges))}. Build the engine with another --profile to run it."
 
     def _other_profile(self, name: str, shape: tuple[int, ...]) -> str:
         for k, p in enumerate(self.engine.plan.profiles):
@@ -398,18 +398,18 @@ class Context:
 
 
 class Pending:
-    """A run that was started. It keeps the context's memory until it is done."""
+    """An asynchronous run. It keeps the context's memory alive until it is done."""
 
     def __init__(self, event: Completion | None, bound: BoundEngine):
         self._event, self._bound = event, bound
 
     @property
     def done(self) -> bool:
-        """Whether the outputs are there. Raises BackendError when a kernel failed."""
+        """True if the outputs are complete. Raises BackendError if a kernel failed."""
         return self._event is None or self._event.done
 
     def synchronize(self) -> None:
-        """Waits for the outputs. Raises BackendError when a kernel failed."""
+        """Waits for the outputs. Raises BackendError if a kernel failed."""
         if self._event is not None:
             self._event.synchronize()
 

@@ -1,4 +1,4 @@
-"""DLPack by hand: the memory behind a tensor on a GPU, and tensors over whet's own memory, without copies and without another library.
+"""DLPack through ctypes: imports tensors on a GPU and exports whet's memory as tensors, without copies or another library.
 
 The structures are those of dlpack.h (version 0, the capsule named "dltensor"), https://dmlc.github.io/dlpack/latest/c_api.html.
 """
@@ -40,12 +40,12 @@ _api.PyCapsule_New.argtypes = (ctypes.c_void_p, ctypes.c_char_p, _DESTRUCTOR)
 _api.PyCapsule_IsValid.restype = ctypes.c_int
 _api.PyCapsule_IsValid.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
 _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
-_given: dict[int, Any] = {}  # by address of the structure: what a tensor that was given out keeps alive
+_exported: dict[int, Any] = {}  # address of the structure -> objects that an exported tensor keeps alive
 
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A row-major array in a GPU's memory. torch.from_dlpack(array), cupy.from_dlpack(array), ... see the same bytes."""
+    """A row-major array in a GPU's memory. torch.from_dlpack(array), cupy.from_dlpack(array), ... share its memory."""
 
     address: int
     shape: tuple[int, ...]
@@ -61,46 +61,46 @@ class DeviceArray:
         return CUDA, self.device
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
-        """A capsule. The bytes are there: whoever made them has waited (`execute`), or orders by the stream that `enqueue` was given."""
-        made = _Managed()
+        """A capsule. Its contents are complete after `execute`; after `enqueue` the caller orders its reads by the stream."""
+        managed = _Managed()
         sizes = (ctypes.c_int64 * max(len(self.shape), 1))(*self.shape)
         kind = "bfloat" if self.dtype == BF16 else self.dtype.kind
-        made.tensor = _Tensor(self.address, CUDA, self.device, len(self.shape), _CODES[kind], self.dtype.bits, 1, sizes, None, 0)
-        place = ctypes.addressof(made)
-        made.deleter = _forget
-        _given[place] = (made, sizes, self.owner)
-        return _api.PyCapsule_New(place, b"dltensor", _destroy)
+        managed.tensor = _Tensor(self.address, CUDA, self.device, len(self.shape), _CODES[kind], self.dtype.bits, 1, sizes, None, 0)
+        address = ctypes.addressof(managed)
+        managed.deleter = _forget
+        _exported[address] = (managed, sizes, self.owner)
+        return _api.PyCapsule_New(address, b"dltensor", _destroy)
 
 
 @_DESTRUCTOR
 def _destroy(capsule: int) -> None:
-    """A capsule that nobody has taken (who takes one gives it another name) dies."""
+    """Destructor of a capsule that was never consumed (consumers rename a capsule)."""
     if _api.PyCapsule_IsValid(capsule, b"dltensor"):
-        _given.pop(_raw_pointer(capsule, b"dltensor"), None)
+        _exported.pop(_raw_pointer(capsule, b"dltensor"), None)
 
 
 @_DELETER
 def _forget(managed: Any) -> None:
-    _given.pop(ctypes.addressof(managed.contents), None)
+    _exported.pop(ctypes.addressof(managed.contents), None)
 
 
 def on_gpu(value: Any) -> bool:
-    """Whether an object says that its memory is a GPU's."""
-    asked = getattr(value, "__dlpack_device__", None)
-    return asked is not None and int(asked()[0]) == CUDA
+    """True if an object reports that its memory is on a GPU."""
+    query = getattr(value, "__dlpack_device__", None)
+    return query is not None and int(query()[0]) == CUDA
 
 
 def device_array(name: str, value: Any) -> DeviceArray:
-    """The memory of a tensor on a GPU. Raises ShapeError when it is not row-major or of a type that whet has not."""
+    """The memory of a tensor on a GPU. Raises ShapeError if it is not row-major or has an unsupported element type."""
     if isinstance(value, DeviceArray):
         return value
-    capsule = value.__dlpack__(stream=-1)  # no order is made here: that is the business of whoever runs on it
+    capsule = value.__dlpack__(stream=-1)  # -1: no synchronization; the caller orders the run
     t = ctypes.cast(_api.PyCapsule_GetPointer(capsule, b"dltensor"), ctypes.POINTER(_Managed)).contents.tensor
     shape = tuple(int(t.shape[i]) for i in range(t.ndim))
     if t.strides:
         steps, want = [int(t.strides[i]) for i in range(t.ndim)], [prod(shape[i + 1 :]) for i in range(t.ndim)]
         if any(s != w for s, w, d in zip(steps, want, shape, strict=True) if d > 1):
-            raise ShapeError(f"'{name}': the tensor of shape {list(shape)} has strides {steps}; whet reads row-major ones: call .contiguous() on it")
+            raise ShapeError(f"'{name}': the tensor of shape {list(shape)} has strides {steps}; row-major ones are needed: call .contiguous() on it")
     word = {0: "i", 1: "u", 2: "f", 4: "bf"}.get(t.code)
     dtype = DTYPES.get("bool" if t.code == 6 else f"{word}{t.bits}")
     if dtype is None or t.lanes != 1:

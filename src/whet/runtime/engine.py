@@ -1,4 +1,4 @@
-"""Runtime and Engine: open an engine file, check it against this machine, share its kernels and weights between contexts."""
+"""Runtime and Engine: open an engine file, compare it with this machine, share its kernels and weights between contexts."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from whet.runtime.shaped import ShapedPlan, opt_shapes
 if TYPE_CHECKING:
     from whet.runtime.context import Context
 
-_SHAPES_KEPT = 16  # sets of input shapes whose kernels an engine remembers
+_MAX_SHAPED = 16  # sets of input shapes whose kernels an engine caches
 
 
 class EngineWarning(UserWarning):
-    """An engine does not run as it was tuned: other hardware or libraries, or a tactic that cannot run here."""
+    """An engine does not run as it was tuned: different hardware or libraries, or a tactic that cannot run on this machine."""
 
 
 class Runtime:
     """Opens engines on one backend. `backend` is a name, a Backend, or None for the one that each engine was built for.
 
-    `threads` 0 takes as many as the engine was tuned with. Raises BackendError when the machine or its library is missing.
+    `threads` 0 uses as many as the engine was tuned with. Raises BackendError if the device or its library is missing.
     """
 
     def __init__(self, backend: str | Backend | None = None, threads: int = 0):
         self._backend, self._threads = backend, threads
 
     def load(self, source: str | os.PathLike | bytes | EnginePlan, *, require_same_hardware: bool = False) -> Engine:
-        """An engine from a file, its bytes, or a plan fresh from the builder.
+        """An engine from a file, its bytes, or a plan from the builder.
 
-        An engine of other hardware, libraries or threads opens with a warning that names the difference, and its probe is run;
-        `require_same_hardware` refuses it instead. Raises EngineError.
+        An engine tuned with other hardware, libraries or threads is loaded with a warning that names the differences, and its probe is run;
+        with `require_same_hardware` it is refused. Raises EngineError.
         """
         if isinstance(source, EnginePlan):
             plan, where = source, "the engine"
@@ -74,7 +74,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes in use: the arena and scratch of one context, weights packed for the backend (shared), source weights (mapped or in memory)."""
+    """Bytes in use: arena and scratch of one context, weights packed for the backend (shared), source weights (mapped or in memory)."""
 
     arena: int
     scratch: int
@@ -83,7 +83,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """All of it together."""
+        """The sum of all."""
         return self.arena + self.scratch + self.packed + self.weights
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class Memory:
 
 
 class Engine:
-    """An immutable engine: kernels and weights, shared by its contexts. `warnings` holds what `load` warned of."""
+    """An immutable engine: kernels and weights, shared by its contexts. `warnings` has the warnings of `load`."""
 
     def __init__(self, plan: EnginePlan, backend: Backend, *, require_same_hardware: bool = False, where: str = "the engine"):
         self.plan, self.backend = plan, backend
@@ -106,7 +106,7 @@ class Engine:
         self._shaped: OrderedDict[tuple, ShapedPlan] = OrderedDict()
         self._lock = threading.Lock()
         self._open = True
-        self.poisoned = ""  # why, when a kernel failed in a way that took all of the engine's memory with it
+        self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
         self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)}
         differences = machine_differences(plan, backend)
         if differences and require_same_hardware:
@@ -114,7 +114,7 @@ class Engine:
         if differences:
             self._warn(f"{where} was tuned elsewhere ({'; '.join(differences)}): it may be slower than one tuned here")
         try:
-            self.shaped(0, opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are told at load
+            self.shaped(0, opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are reported at load
         except EngineError:
             raise
         except WhetError as e:
@@ -129,7 +129,7 @@ class Engine:
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("an engine cannot be pickled or copied: load its file in each process (whet.Runtime().load(path)); threads can share it")
 
-    # what it is
+    # properties
 
     @property
     def inputs(self) -> dict[str, TensorType]:
@@ -143,7 +143,7 @@ class Engine:
 
     @property
     def profiles(self) -> list[Profile]:
-        """Optimization profiles: the shapes that contexts may be set to."""
+        """Optimization profiles: the shapes that contexts support."""
         return list(self.plan.profiles)
 
     def dtype(self, name: str) -> DType:
@@ -153,7 +153,7 @@ class Engine:
         return self._types[name].dtype
 
     def describe(self) -> dict[str, Any]:
-        """Name, inputs, outputs, profiles, machine, layer count and fallbacks, as plain data."""
+        """Name, inputs, outputs, profiles, machine, layer count and fallbacks, as JSON data."""
         first = next(iter(self._shaped.values()), None)
         return {
             "name": self.plan.network.name,
@@ -169,19 +169,19 @@ class Engine:
         }
 
     def memory(self, context: Context | None = None) -> Memory:
-        """Bytes in use, with one context's arena and scratch (without one: those of profile 0 as planned)."""
+        """Bytes in use, including arena and scratch of `context` (None: those planned for profile 0)."""
         held = (t.weight for p in self.plan.by_profile() for t in p.network.constants.values())
         arrays = {w.digest: w.array.nbytes for w in held if w is not None}
         used = context.nbytes() if context is not None else {"arena": arena_bytes(self.plan), "scratch": 0}
         return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
 
-    # what it makes
+    # contexts and kernels
 
     def create_context(self, profile: int | None = None) -> Context:
-        """A context: an arena and bound launches of its own, set to the profile's opt shapes. One thread at a time may use it.
+        """A context with its own arena and launches, set to the profile's opt shapes. Not thread-safe.
 
-        Without `profile` it begins at profile 0 and takes, for any shapes, the profile that was tuned for the nearest of those that take them;
-        its arena is as large as that of the largest profile.
+        Without `profile` it starts with profile 0 and selects, for any shapes, the matching profile tuned for the nearest shapes;
+        its arena then has the size of the largest profile's.
         """
         from whet.runtime.context import Context
 
@@ -189,24 +189,24 @@ class Engine:
         return Context(self, profile)
 
     def shaped(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> ShapedPlan:
-        """Kernels and weights for these shapes, planned once and remembered."""
+        """Kernels and weights for these shapes, planned once and cached."""
         self._check_open()
         key = (profile, tuple(sorted((k, tuple(v)) for k, v in shapes.items())))
         with self._lock:
-            found = self._shaped.get(key)
-            if found is not None:
+            shaped = self._shaped.get(key)
+            if shaped is not None:
                 self._shaped.move_to_end(key)
-                return found
+                return shaped
             plan, number = self.plan.part(profile)
-            found = plan_shapes(plan, self.backend, shapes, number, self._store)
-            self._shaped[key] = found
-            while len(self._shaped) > _SHAPES_KEPT:
+            shaped = plan_shapes(plan, self.backend, shapes, number, self._store)
+            self._shaped[key] = shaped
+            while len(self._shaped) > _MAX_SHAPED:
                 self._shaped.popitem(last=False)
-        self._tell_fallbacks(found)
-        return found
+        self._warn_of_fallbacks(shaped)
+        return shaped
 
-    def _tell_fallbacks(self, shaped: ShapedPlan) -> None:
-        """One warning for all layers whose tactic cannot run; none twice."""
+    def _warn_of_fallbacks(self, shaped: ShapedPlan) -> None:
+        """Warns once of all layers whose tactic cannot run."""
         groups: dict[str, list[Planned]] = {}
         for s in shaped.steps:
             if s.fell_back and (s.layer.name, s.fell_back) not in self._told:
@@ -216,21 +216,21 @@ class Engine:
             first, now = members[0], ", ".join(dict.fromkeys(s.tactic for s in members))
             if len(members) == 1:
                 self._warn(f"layer '{first.layer.name}' runs on {now} instead of {wanted}: {first.fell_back}")
-            else:  # one name: those of fused layers are long
+            else:  # only one name, as names of fused layers are long
                 more = f"'{first.layer.name}' and {len(members) - 1} more"
                 self._warn(f"{len(members)} layers ({more}) run on {now} instead of {wanted}; the first because {first.fell_back}")
 
     def packed_weights(self) -> dict[str, np.ndarray]:
-        """The packed weights of the kernels that are planned now: give them to `write_engine` so that loading here packs nothing."""
-        found: dict[str, np.ndarray] = {}
+        """The packed weights of the planned kernels: pass them to `write_engine` so that loading on this machine packs nothing."""
+        packed: dict[str, np.ndarray] = {}
         for shaped in self._shaped.values():
             for step, held in zip(shaped.steps, shaped.packed, strict=True):
                 for p, s in zip(step.kernel.packed, held, strict=True):
-                    found[p.key] = np.array(read_bytes(self.backend, s.buffer, 0, p.nbytes))
-        return found
+                    packed[p.key] = np.array(read_bytes(self.backend, s.buffer, 0, p.nbytes))
+        return packed
 
     def close(self) -> None:
-        """Forgets kernels and weights; contexts that live on keep theirs. Using the engine afterwards raises ContextError."""
+        """Releases kernels and weights; existing contexts keep theirs. Later use of the engine raises ContextError."""
         self._open = False
         self._shaped.clear()
 
@@ -246,12 +246,12 @@ class Engine:
         self.check_alive()
 
     def check_alive(self) -> None:
-        """Raises ContextError once a kernel of this engine has failed so that nothing it holds can be used."""
+        """Raises ContextError after a kernel failure that invalidated the engine's memory."""
         if self.poisoned:
             raise ContextError(f"this engine is poisoned and cannot be used again: {self.poisoned}")
 
     def failed(self, error: BackendError) -> None:
-        """Called for each failure in a context: when the device's memory is lost with it (`lost`), the engine cannot be used again."""
+        """Called for each failure in a context: if the device's memory is lost (`lost`), the engine cannot be used again."""
         if self.backend.lost:
             self.poisoned = self.poisoned or str(error)
 
@@ -260,7 +260,7 @@ class Engine:
         warnings.warn(text, EngineWarning, stacklevel=4)
 
     def _run_probe(self) -> None:
-        """Compares outputs of each probe's input with those kept from the build. Raises EngineError when they differ."""
+        """Compares the outputs for each probe input with those stored by the build. Raises EngineError if they differ."""
         for k, part in enumerate(self.plan.by_profile()):
             if not (probe := part.probe):
                 continue
@@ -276,23 +276,23 @@ class Engine:
 
 
 def machine_differences(plan: EnginePlan, backend: Backend) -> list[str]:
-    """What is other here than where the engine was tuned, in words; empty when the machine's keys are equal."""
+    """Descriptions of the differences between this machine and the one of the build; empty if the machine keys are equal."""
     there, here = dict(plan.machine.get("libraries") or {}), {k: v for p in plan.by_profile() for k, v in libraries(p.choices, backend).items()}
     changed = [f"{k}: {v} there, {here.get(k, 'none')} here" for k, v in sorted(there.items()) if here.get(k) != v]
     if plan.machine_key == backend.key():
         return changed
     then, now = _flat({k: v for k, v in plan.machine.items() if k != "libraries"}), _flat(backend.describe())
-    found = [f"{k}: {then.get(k, 'none')} there, {now.get(k, 'none')} here" for k in sorted(then | now) if then.get(k) != now.get(k)]
-    if plan.threads != backend.threads and not any("thread" in f for f in found):
-        found.append(f"threads: {plan.threads} there, {backend.threads} here")
-    return [*found, *changed] or [f"machine: {plan.machine_key} there, {backend.key()} here"]
+    differences = [f"{k}: {then.get(k, 'none')} there, {now.get(k, 'none')} here" for k in sorted(then | now) if then.get(k) != now.get(k)]
+    if plan.threads != backend.threads and not any("thread" in f for f in differences):
+        differences.append(f"threads: {plan.threads} there, {backend.threads} here")
+    return [*differences, *changed] or [f"machine: {plan.machine_key} there, {backend.key()} here"]
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for k, v in data.items():
         if isinstance(v, Mapping):
-            found |= _flat(v, f"{prefix}{k} ")
+            flat |= _flat(v, f"{prefix}{k} ")
         else:
-            found[f"{prefix}{k}"] = ", ".join(map(str, v)) if isinstance(v, list | tuple | set | frozenset) else str(v)
-    return found
+            flat[f"{prefix}{k}"] = ", ".join(map(str, v)) if isinstance(v, list | tuple | set | frozenset) else str(v)
+    return flat

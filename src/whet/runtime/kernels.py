@@ -1,4 +1,4 @@
-"""From a choice to a planned kernel; when the choice cannot run here, to a safe one, and the reason."""
+"""Plans the kernel of a choice; if the choice cannot run on this machine, a safe kernel with the reason."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from whet.network import DTYPES, FORMATS, Layer, format_fits
 from whet.runtime.safe import SafeKernel
 from whet.tactics import TACTICS, Config, Kernel, Operand, Signature, Tactic, get_tactic, load_tactics, operand_bytes, tactics_of
 
-_TRIED = 4  # configs of a tactic that a fallback tries
-_SURPRISES = (
+_MAX_CONFIGS = 4  # configs of a tactic that a fallback tries
+_UNEXPECTED = (
     KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, StopIteration, ZeroDivisionError, AssertionError,
     RecursionError,
 )  # fmt: skip
@@ -22,7 +22,7 @@ _SURPRISES = (
 
 @dataclass(frozen=True)
 class Planned:
-    """A layer with static shapes and its kernel. `fell_back` says why the stored choice does not run, "" when it does."""
+    """A layer with static shapes and its kernel. `fell_back` is the reason why the stored choice cannot run, "" if it runs."""
 
     layer: Layer
     signature: Signature
@@ -32,11 +32,11 @@ class Planned:
 
 
 def signature_of(choice: Choice, layer: Layer) -> Signature:
-    """The operands of a choice. Raises EngineError when they do not fit the layer."""
+    """The operands of a choice. Raises EngineError if they do not match the layer."""
     if len(choice.inputs) != len(layer.inputs) or len(choice.outputs) != len(layer.outputs):
         raise EngineError(
             f"layer '{layer.name}' has {len(layer.inputs)} inputs and {len(layer.outputs)} outputs, its choice "
-            f"{len(choice.inputs)} and {len(choice.outputs)}: the engine contradicts itself"
+            f"{len(choice.inputs)} and {len(choice.outputs)}: the engine is inconsistent"
         )
     ins = tuple(None if o is None else _operand(o, layer, t) for o, t in zip(choice.inputs, layer.inputs, strict=True))
     for o, t in zip(ins, layer.inputs, strict=True):
@@ -52,14 +52,14 @@ def signature_of(choice: Choice, layer: Layer) -> Signature:
 def _operand(o: tuple[str, str], layer: Layer, t) -> Operand:
     fmt, dtype = o
     if t is None or fmt not in FORMATS or dtype not in DTYPES or not format_fits(fmt, t.type.rank):
-        raise EngineError(f"layer '{layer.name}': {dtype}:{fmt} is no way to store {t}")
+        raise EngineError(f"layer '{layer.name}': {t} cannot be stored as {dtype}:{fmt}")
     return Operand(fmt, DTYPES[dtype])
 
 
 def plan_layer(layer: Layer, choice: Choice, backend: Backend) -> Planned:
-    """The kernel of `choice` for `layer` (static shapes); when it cannot run here, that of a safe tactic with the same operands.
+    """The kernel of `choice` for `layer` (static shapes); if it cannot run here, that of a safe tactic with the same operands.
 
-    Raises EngineError when the choice does not fit the layer, BackendError when nothing can compute the layer here.
+    Raises EngineError if the choice does not match the layer, BackendError if no tactic can compute the layer here.
     """
     signature = signature_of(choice, layer)
     try:
@@ -68,7 +68,7 @@ def plan_layer(layer: Layer, choice: Choice, backend: Backend) -> Planned:
         return _fall_back(layer, choice, signature, backend, str(e))
 
 
-_load = cache(load_tactics)  # looks into the folder once, not once a layer
+_load = cache(load_tactics)  # searches the folder once, not once per layer
 
 
 def _plan(choice: Choice, layer: Layer, signature: Signature, backend: Backend) -> Kernel:
@@ -76,10 +76,10 @@ def _plan(choice: Choice, layer: Layer, signature: Signature, backend: Backend) 
     t = get_tactic(choice.tactic)
     if t.backend != backend.name:
         raise BackendError(f"{choice.tactic} is for the backend {t.backend}, this is {backend.name}")
-    return _ask(t, layer, signature, choice.config, backend)
+    return _plan_first(t, layer, signature, choice.config, backend)
 
 
-def _ask(t: Tactic, layer: Layer, signature: Signature, config: Config | None, backend: Backend) -> Kernel:
+def _plan_first(t: Tactic, layer: Layer, signature: Signature, config: Config | None, backend: Backend) -> Kernel:
     """The kernel of one tactic (config None: the first that plans). Raises BuildError with the tactic's reason, BackendError."""
     try:
         if reason := t.why_not(layer):
@@ -90,26 +90,26 @@ def _ask(t: Tactic, layer: Layer, signature: Signature, config: Config | None, b
             raise BuildError(f"{t.name}: {reason}")
         if config is not None:
             return t.plan(layer, signature, config, backend)
-        for c in t.configs(layer, signature, backend)[:_TRIED]:
+        for c in t.configs(layer, signature, backend)[:_MAX_CONFIGS]:
             try:
                 return t.plan(layer, signature, c, backend)
             except BuildError:
                 continue
-    except _SURPRISES as e:  # a layer or config that the tactic does not foresee: an engine file may hold anything
+    except _UNEXPECTED as e:  # a layer or config that the tactic does not expect: an engine file may contain anything
         raise BuildError(f"{t.name} does not understand the layer or its config: {type(e).__name__} {e}") from e
     raise BuildError(f"{t.name} has no config that runs here")
 
 
 def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Backend, why: str) -> Planned:
-    """A kernel with the same operands: another config of the same tactic, a library's tactic, whet's own, one that must be asked for, one that
-    computes on the host; where the backend has host memory, the reference in any format."""
+    """A kernel with the same operands: another config of the same tactic, a library's tactic, whet's own, an opt-in one, one that
+    computes on the host; on backends with host memory also the reference in any format."""
 
     def order(t: Tactic) -> tuple[bool, bool, bool, bool, str]:
         return t.name != choice.tactic, "numpy" in t.name or "host_" in t.name, t.opt_in, not t.library, t.name
 
     for t in sorted(tactics_of(backend.name), key=order):
         try:
-            return _checked(Planned(layer, signature, _ask(t, layer, signature, None, backend), t.name, why))
+            return _checked(Planned(layer, signature, _plan_first(t, layer, signature, None, backend), t.name, why))
         except WhetError:
             continue
     if not backend.capabilities.host_memory:
@@ -118,7 +118,7 @@ def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Back
 
 
 def _checked(p: Planned) -> Planned:
-    """Refuses a kernel whose operands have other sizes than their formats say: then offsets in the arena would be wrong."""
+    """Refuses a kernel whose operand sizes differ from their formats', because offsets in the arena would be wrong."""
     for kind, tensors, operands, sizes in (
         ("input", p.layer.inputs, p.signature.inputs, p.kernel.inputs),
         ("output", p.layer.outputs, p.signature.outputs, p.kernel.outputs),
@@ -131,11 +131,11 @@ def _checked(p: Planned) -> Planned:
 
 
 def libraries(choices: Mapping[str, Choice], backend: Backend) -> dict[str, str]:
-    """Versions of the libraries behind the chosen tactics, tactic by tactic; a tactic that is not installed is left out.
+    """Versions of the selected tactics' libraries, by tactic; tactics that are not installed are omitted.
 
-    The builder keeps them as `plan.machine["libraries"]`; a difference at load is told, and the probe runs.
+    The builder stores them as `plan.machine["libraries"]`; at load a difference is reported and the probe runs.
     """
     _load(backend.name)
     names = {c.tactic for c in choices.values()}
-    found = {n: TACTICS[n].library_version() for n in sorted(names) if n in TACTICS}
-    return {n: v for n, v in found.items() if v}
+    versions = {n: TACTICS[n].library_version() for n in sorted(names) if n in TACTICS}
+    return {n: v for n, v in versions.items() if v}

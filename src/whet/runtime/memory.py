@@ -1,4 +1,4 @@
-"""Memory of the runtime: arenas, and the weights that all contexts of an engine share."""
+"""Memory of the runtime: arenas, and the weights shared by all contexts of an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whet.errors import BackendError
 from whet.network import Weight, stored_shape, to_stored
 from whet.tactics import Operand, Packed
 
-ALIGNMENT = 64  # bytes; a cache line, and what vector loads and stores like
+ALIGNMENT = 64  # bytes; a cache line, and the alignment of vector loads and stores
 
 
 def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -29,7 +29,7 @@ def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarra
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An uninitialized array whose first byte is 64-byte aligned: what `Context.bind` takes without copying."""
+    """An uninitialized 64-byte aligned array, which `Context.bind` accepts without copying."""
     dtype = np.dtype(dtype)
     nbytes = prod(shape) * dtype.itemsize
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
@@ -38,7 +38,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def read_bytes(backend: Backend, buffer: Buffer, offset: int, nbytes: int) -> np.ndarray:
-    """Bytes of backend memory: a view on a host, a copy from a device."""
+    """Bytes of backend memory: a view of host memory, a copy of device memory."""
     if buffer.array is not None:
         return buffer.array.reshape(-1).view(np.uint8)[offset : offset + nbytes]
     return backend.read(buffer, offset, nbytes)
@@ -54,7 +54,7 @@ def write_bytes(backend: Backend, buffer: Buffer, offset: int, data: np.ndarray)
 
 
 class Shared:
-    """A buffer that is freed with its last user: contexts hold it, the store has a weak reference."""
+    """A buffer that is freed with its last user: contexts hold references, the store a weak one."""
 
     def __init__(self, buffer: Buffer):
         self.buffer = buffer
@@ -67,44 +67,44 @@ class Shared:
 class WeightStore:
     """Packed weights and constants in backend memory, one copy each for all contexts and shapes of an engine."""
 
-    def __init__(self, backend: Backend, brought: Mapping[str, np.ndarray] | None = None):
-        """`brought` are packed weights by key that need not be packed again (an engine file's)."""
-        self.backend, self._brought = backend, brought or {}
+    def __init__(self, backend: Backend, prepacked: Mapping[str, np.ndarray] | None = None):
+        """`prepacked` has packed weights by key that need not be packed again (from an engine file)."""
+        self.backend, self._prepacked = backend, prepacked or {}
         self._held: WeakValueDictionary[str, Shared] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def packed(self, weight: Packed) -> Shared:
-        """The buffer of a packed weight, made when nobody holds one of its key."""
+        """The buffer of a packed weight, shared by all users of its key."""
 
-        def make() -> np.ndarray:
-            got = self._brought.get(weight.key)
+        def create() -> np.ndarray:
+            got = self._prepacked.get(weight.key)
             if got is None or got.nbytes != weight.nbytes:
                 got = weight.make()
             if got.nbytes != weight.nbytes:
-                raise BackendError(f"a packed weight has {got.nbytes} bytes, planned were {weight.nbytes}..")
+                raise BackendError(f"a packed weight has {got.nbytes} bytes instead of the planned {weight.nbytes}..")
             return got
 
-        return self._get(f"packed {weight.key}", weight.nbytes, make)
+        return self._get(f"packed {weight.key}", weight.nbytes, create)
 
     def constant(self, weight: Weight, operand: Operand) -> Shared:
         """The buffer of a constant that a kernel reads as `operand`."""
         shape = tuple(int(d) for d in stored_shape(operand.format, weight.array.shape))  # type: ignore[arg-type]
 
-        def make() -> np.ndarray:
+        def create() -> np.ndarray:
             return to_stored(weight.array.astype(operand.dtype.numpy, copy=False), operand.format)
 
-        return self._get(f"constant {weight.digest} {operand}", prod(shape) * operand.dtype.numpy.itemsize, make)
+        return self._get(f"constant {weight.digest} {operand}", prod(shape) * operand.dtype.numpy.itemsize, create)
 
     def nbytes(self) -> int:
-        """Bytes alive now."""
+        """Bytes currently allocated."""
         with self._lock:
             return sum(s.buffer.nbytes for s in self._held.values())
 
-    def _get(self, key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Shared:
+    def _get(self, key: str, nbytes: int, create: Callable[[], np.ndarray]) -> Shared:
         with self._lock:
-            found = self._held.get(key)
-            if found is None:
-                found = Shared(self.backend.allocate(max(nbytes, 1), ALIGNMENT))
-                write_bytes(self.backend, found.buffer, 0, make())
-                self._held[key] = found
-            return found
+            shared = self._held.get(key)
+            if shared is None:
+                shared = Shared(self.backend.allocate(max(nbytes, 1), ALIGNMENT))
+                write_bytes(self.backend, shared.buffer, 0, create())
+                self._held[key] = shared
+            return shared

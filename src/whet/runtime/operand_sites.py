@@ -1,4 +1,4 @@
-"""The recorded launches that touch each tensor, and whether they can use a user's memory instead of the arena."""
+"""The recorded launches that use each tensor, and the conditions under which they can use a user's memory instead of the arena."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from whet.runtime.values import Values
 class OperandSites:
     """Positions of tensors' addresses in recorded launches; `note` adds the launches of a layer.
 
-    It keeps no reference to the tensors' memory, whose owner keeps this: weights are freed when the last engine that uses them goes.
+    It has no reference to the tensors' memory, whose owner refers to it: weights are freed with the last engine that uses them.
     """
 
     def __init__(self, shaped: ShapedPlan, like: OperandSites | None = None):
-        """Of an engine's tensors; `like` another's, whose launches are recorded once more."""
+        """For the tensors of an engine; `like` is the object of another recording of the same launches."""
         self._calls: dict[str, list[tuple[Any, str, int]]] = {}  # tensor -> (launch, "input" or "output", index)
         self._groups: dict[str, set[str]] = like._groups if like is not None else _in_place_groups(shaped)
         self._worked: set[str] = set() if like is None else like._worked
 
     def note(self, step: Planned, calls: list[Any]) -> None:
-        """The launches that a layer recorded; they are labelled with the nodes that it came from."""
+        """Adds the recorded launches of a layer and labels them with its source nodes."""
         for call in calls:
             call.label = ", ".join(step.layer.sources) or step.layer.name
         for kind, tensors, operands in (
@@ -33,16 +33,16 @@ class OperandSites:
             for index, (t, o) in enumerate(zip(tensors, operands, strict=True)):
                 if t is not None and o is not None and not t.is_constant:
                     self._calls.setdefault(t.name, []).extend((call, kind, index) for call in calls)
-        if calls:  # what is written over an input; views, which record nothing, write nothing
+        if calls:  # outputs written over an input; views record and write nothing
             self._worked |= {step.layer.outputs[j].name for _, j in step.signature.inplace}
 
     def touches(self, step: Planned, names: Collection[str]) -> bool:
-        """Whether a layer reads or writes bytes of one of these tensors."""
+        """True if a layer reads or writes bytes of one of these tensors."""
         own = {t.name for t in (*step.layer.inputs, *step.layer.outputs) if t is not None}
         return any(own & self._groups.get(n, {n}) for n in names)
 
     def why_not(self, values: Values, name: str) -> str | None:
-        """Why an input or output must stay in the arena; None when its launches can use a user's memory."""
+        """Reason why an input or output must stay in the arena; None if its launches can use a user's memory."""
         group, net = self._groups.get(name, {name}), values.network
         inputs, outputs = ({t.name for t in ts} for ts in (net.inputs, net.outputs))
         if not any(self._calls.get(n) for n in group):
@@ -54,13 +54,13 @@ class OperandSites:
         if any(n not in self._calls for n in group):
             return "it shares its bytes with a constant"
         at, size = values.place(name)
-        places = [values.place(n) for n in group]
-        if any(first < at or first + nbytes > at + size for first, nbytes in places):
-            return "it lies inside of a larger tensor"
+        ranges = [values.place(n) for n in group]
+        if any(first < at or first + nbytes > at + size for first, nbytes in ranges):
+            return "it is part of a larger tensor"
         return None
 
     def set_address(self, values: Values, name: str, address: int | None) -> None:
-        """Makes every launch that touches the tensor's bytes use the memory at `address`; None: the arena again."""
+        """Makes every launch that uses the tensor use the memory at `address`; None: the arena again."""
         base = values.address(name)
         for n in self._groups.get(name, {name}):
             shift = values.address(n) - base
@@ -69,7 +69,7 @@ class OperandSites:
 
 
 def _in_place_groups(shaped: ShapedPlan) -> dict[str, set[str]]:
-    """Tensors that share bytes because a layer works in place -> all of them."""
+    """Tensor -> the set of tensors that share its bytes because layers work in place."""
     groups: dict[str, set[str]] = {}
     for step in shaped.steps:
         for i, j in step.signature.inplace:

@@ -1,4 +1,4 @@
-"""Which profile of an engine runs given shapes: of those that take them, the one that was tuned for the nearest."""
+"""Selects the profile for given shapes: among those that accept them, the one tuned for the nearest shapes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def takes(profile: Profile, shapes: Shapes) -> bool:
-    """Whether every shape lies between the profile's min and max, in each axis."""
+    """True if every shape is between the profile's min and max, along each axis."""
     return all(
         len(shape) == len(low) and all(a <= d <= b for a, d, b in zip(low, shape, high, strict=True))
         for name, shape in shapes.items()
@@ -20,7 +20,7 @@ def takes(profile: Profile, shapes: Shapes) -> bool:
 
 
 def nearest_profile(plan: EnginePlan, shapes: Shapes) -> int | None:
-    """The profile for shapes of all inputs: its opt shapes differ from them by the smallest factors, of equal ones the first; None for none."""
+    """The profile for shapes of all inputs: its opt shapes differ by the smallest factors (ties: first). None if no profile accepts them."""
     fit = [k for k, p in enumerate(plan.profiles) if takes(p, shapes)]
     if not plan.profiles:
         return 0

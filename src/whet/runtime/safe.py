@@ -1,4 +1,4 @@
-"""A kernel for any layer in any host formats, by the op's NumPy reference: what runs when the chosen tactic cannot."""
+"""A kernel for any layer in any host formats, by the op's NumPy reference. It replaces a selected tactic that cannot run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whet.tactics import Args, Signature, Stream, stored_bytes
 
 
 class SafeKernel:
-    """Reads the operands as they are stored, runs the reference, stores the results: slow, always right. Host memory only."""
+    """Reads the operands from their formats, runs the reference, stores the results: slow but always correct. Host memory only."""
 
     scratch, packed, rtol, deterministic, implementation = 0, (), 1e-6, True, "numpy reference (safe)"
 
@@ -53,6 +53,6 @@ class SafeCall(Call):
             for t, o, address, got in zip(layer.outputs, signature.outputs, self.addresses["output"], outs, strict=True):
                 shape = static_shape(t.shape)
                 if got.shape != shape:
-                    raise BackendError(f"{layer.op} '{layer.name}' made shape {list(got.shape)}, planned was {list(shape)}")
+                    raise BackendError(f"{layer.op} '{layer.name}' returned shape {list(got.shape)} instead of the planned {list(shape)}")
                 target = array_at(address, static_shape(stored_shape(o.format, shape)), o.dtype.numpy)
                 np.copyto(target, to_stored(got.astype(o.dtype.numpy, copy=False), o.format))

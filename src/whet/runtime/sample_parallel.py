@@ -1,9 +1,9 @@
-"""Sample-parallel execution of a batch: every sample runs by itself, on a worker or on all threads (engine/plan.py, ArenaPlan.lanes).
+"""Sample-parallel execution of a batch: every sample runs separately, on a worker or on all threads (engine/plan.py, ArenaPlan.lanes).
 
-A worker is one thread with its own arena and launches, whose kernels are planned for one thread; worker k has the samples k, k + workers, ... of
-the batch. Samples that would leave workers idle (a single sample, the remainder of the division), and all samples where there is one worker, run
-on all threads, one after the other. Inputs and outputs of the whole batch are contiguous, or are a user's arrays; launches address them there, so
-nothing is copied in between.
+A worker is one thread with its own arena and launches, whose kernels are planned for one thread; worker k processes the samples k,
+k + workers, ... of the batch. Samples that would leave workers idle (a single sample, the remainder of the division), and all samples with only
+one worker, run on all threads, one after the other. Inputs and outputs of the whole batch are contiguous, or are a user's arrays; launches
+address them directly, without copies.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from whet.runtime.steps import BoundEngine, RepeatedLaunches, run_checked
 
 @dataclass
 class SampleParallelPlan(ShapedPlan):
-    """Shapes of a batch whose samples run by themselves. `steps` are those of one sample on a worker, then those on all threads.
+    """A shaped plan of a batch whose samples run separately. `steps` are those of one sample on a worker, then those on all threads.
 
-    `operands` and `types` are those of inputs and outputs, of the whole batch.
+    `operands` and `types` describe inputs and outputs of the whole batch.
     """
 
     on_worker: ShapedPlan
@@ -39,12 +39,12 @@ class SampleParallelPlan(ShapedPlan):
 
 
 def plan_samples(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> SampleParallelPlan:
-    """Kernels of one sample for these shapes of a batch: for one thread, and for all that the backend has. Raises as `shape_plan` does."""
+    """Kernels of one sample for these shapes of a batch: for one thread, and for all threads of the backend. Raises as `shape_plan` does."""
     env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], shapes)
     of_sample, sample_shapes = plan.of_one_sample(profile), {n: (1, *s[1:]) for n, s in shapes.items()}
     batch = next(iter(shapes.values()))[0]
     if batch < 1:
-        raise ShapeError(f"the batch has {batch} samples; the engine runs them one by one, and takes at least one")
+        raise ShapeError(f"the batch has {batch} samples; the engine runs them one by one and needs at least one")
     on_all_threads = on_worker = shape_plan(of_sample, backend, sample_shapes, 0, store)
     worker_backend = backend
     workers = min(plan.arenas[profile].lanes, backend.threads)
@@ -62,7 +62,7 @@ def plan_samples(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[
 
 
 def arena_bytes(plan: EnginePlan, profile: int = 0) -> int:
-    """Bytes of memory that a context of a profile allocates: its arena; for a sample-parallel profile an arena for each worker, and inputs and
+    """Bytes of memory that a context of a profile allocates: its arena; for a sample-parallel profile one arena per worker, and inputs and
     outputs of the largest batch."""
     arena = plan.arenas[profile]
     if not arena.lanes:
@@ -73,7 +73,7 @@ def arena_bytes(plan: EnginePlan, profile: int = 0) -> int:
 
 
 class SampleParallelEngine:
-    """A recorded batch over memory of `arena_bytes`; contexts use it as they use a BoundEngine. Not safe from several threads at once."""
+    """A recorded batch over memory of `arena_bytes`; contexts use it like a BoundEngine. Not thread-safe."""
 
     def __init__(self, shaped: SampleParallelPlan, backend: Backend, arena: Buffer | None = None):
         self.shaped, self.backend = shaped, backend
@@ -91,7 +91,7 @@ class SampleParallelEngine:
         self._workers = [
             BoundEngine(shaped.on_worker, shaped.worker_backend, self._slice(k * _padded(own.total), own.total)) for k in range(shaped.workers)
         ]
-        self._refuse_unfit()
+        self._check_bindable()
         launches = [call for calls in self._workers[0].step_calls for call in calls]
         self.why_not_parallel: str | None = backend.why_not_parallel(launches) if shaped.workers > 1 else None
         if self.why_not_parallel is not None:
@@ -100,8 +100,8 @@ class SampleParallelEngine:
         self._samples_launches: list[_SampleLaunches] = []
         self.executable: Executable = self._record()
 
-    def _refuse_unfit(self) -> None:
-        """Raises EngineError where launches cannot address inputs and outputs of single samples: the builder makes no such engine."""
+    def _check_bindable(self) -> None:
+        """Raises EngineError if launches cannot address inputs and outputs of single samples; the builder creates no such engine."""
         for t in _bindings(self.network):
             o, why = self.shaped.operands.get(t.name), self._workers[0].why_not_bindable(t.name)
             if o is None or o.format != "linear" or o.dtype != t.dtype:
@@ -109,7 +109,7 @@ class SampleParallelEngine:
             elif t.dtype.bits < 8:
                 why = "its elements are smaller than a byte"
             if why is not None:
-                raise EngineError(f"samples cannot be run apart: %{t.name} has to stay in the arena ({why})")
+                raise EngineError(f"samples cannot run separately: %{t.name} has to stay in the arena ({why})")
 
     def _record(self) -> Executable:
         """The launches of all samples: those of the workers, then those on all threads."""
@@ -137,7 +137,7 @@ class SampleParallelEngine:
         return self._workers if self.shaped.workers == 1 else [BoundEngine(self.shaped.on_all_threads, self.backend, own)]
 
     def _record_sample(self, engine: BoundEngine, *, first: bool) -> list[Any]:
-        """The launches of one more sample in an engine's memory: its own, or new ones for layers that read inputs or write outputs."""
+        """The launches of another sample in an engine's memory; layers that read inputs or write outputs get new launches."""
         launches = engine.own_launches() if first else engine.record_again(self._staged)
         self._samples_launches.append(_SampleLaunches(engine, launches))
         return launches.calls
@@ -145,14 +145,14 @@ class SampleParallelEngine:
     # the interface of BoundEngine
 
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Copies inputs of the whole batch. Raises ShapeError for a missing or unfit one."""
+        """Copies inputs of the whole batch. Raises ShapeError for a missing or unsuitable one."""
         for t in self.network.inputs:
             if t.name not in arrays:
                 raise ShapeError(f"input '{t.name}' is missing; the engine takes {', '.join(i.name for i in self.network.inputs)}")
             self.write(t.name, np.asarray(arrays[t.name]))
 
     def write(self, name: str, array: np.ndarray) -> None:
-        """Copies one input. Raises ShapeError when shape or type do not fit."""
+        """Copies one input. Raises ShapeError for another shape or type."""
         type_ = self.shaped.types[name]
         if array.shape != static_shape(type_.shape):
             raise ShapeError(f"'{name}' has shape {list(array.shape)}, this context is set to {type_}")
@@ -170,11 +170,11 @@ class SampleParallelEngine:
         return np.ascontiguousarray(self._samples(name)).view(type_.dtype.numpy).reshape(static_shape(type_.shape))
 
     def run(self) -> None:
-        """Runs the batch; returns when the results are there. Raises BackendError when a kernel fails."""
+        """Runs the batch; returns when the results are complete. Raises BackendError when a kernel fails."""
         run_checked(self.executable)
 
     def seconds(self, repeats: int) -> list[float]:
-        """`repeats` times of the whole, by the backend's clock."""
+        """`repeats` times of the whole engine in seconds, by the backend's clock."""
         return self.backend.seconds(self.executable, repeats)
 
     def seconds_in_row(self, repeats: int) -> list[float]:
@@ -182,11 +182,11 @@ class SampleParallelEngine:
         return self.backend.seconds_in_row([self.executable] * repeats)
 
     def run_timed(self) -> list[float]:
-        """Runs the first sample layer by layer, on one worker (on all threads where there is none); seconds of each layer."""
+        """Runs the first sample layer by layer, on one worker (on all threads if there is none), and returns the seconds of each layer."""
         return self._engines[0].run_timed()
 
     def why_not_bindable(self, name: str) -> str | None:
-        """Why kernels cannot use a user's memory for an input or output; None when they can."""
+        """Reason why kernels cannot use a user's memory for an input or output; None if they can."""
         nbytes = self._sample_bytes(name)
         if self.shaped.batch > 1 and nbytes % ALIGNMENT:
             return f"a sample of it has {nbytes} bytes, and the next would not be {ALIGNMENT}-byte aligned"
@@ -200,14 +200,14 @@ class SampleParallelEngine:
             sample.launches.sites.set_address(sample.engine, name, base + i * stride)
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes this holds: arenas, scratch beyond theirs, and the packed weights (shared with others)."""
+        """Bytes in use: arenas, additional scratch, and the packed weights (shared with others)."""
         scratch = sum(b.nbytes()["scratch"] for b in self._engines)
         return {"arena": self.arena.nbytes, "scratch": scratch, "packed": self.shaped.packed_bytes}
 
-    # inside
+    # internal
 
     def _samples(self, name: str) -> np.ndarray:
-        """The bytes of each sample of an input or output, where they lie when no user's array is bound."""
+        """The bytes of each sample of an input or output in the context's memory, which is used if no array is bound."""
         (at, each), nbytes = self._staged[name], self._sample_bytes(name)
         assert self.arena.array is not None, "host memory"
         return self.arena.array[at : at + each * self.shaped.batch].reshape(self.shaped.batch, each)[:, :nbytes]
@@ -229,7 +229,7 @@ class _SampleLaunches:
 
 
 def plan_shapes(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> ShapedPlan:
-    """Kernels and weights for these input shapes, of the whole batch or of its samples, as the profile is run. Raises as `shape_plan` does."""
+    """Kernels and weights for these input shapes, of the whole batch or of its samples, depending on the profile. Raises as `shape_plan` does."""
     if plan.arenas[profile].lanes:  # backends without workers are refused when the engine is read (engine/check.py)
         return plan_samples(plan, backend, shapes, profile, store)
     return shape_plan(plan, backend, shapes, profile, store)

@@ -1,4 +1,4 @@
-"""An engine plan at actual shapes: kernels planned, weights packed, how each tensor is stored. Contexts of one engine share it."""
+"""An engine plan at actual shapes: planned kernels, packed weights and storage formats. Contexts of one engine share it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from whet.tactics import Operand
 
 @dataclass
 class ShapedPlan:
-    """What contexts of one engine share for one set of input shapes: static layers, kernels, weights in backend memory."""
+    """Data shared by the contexts of one engine for one set of input shapes: static layers, kernels, weights in backend memory."""
 
     plan: EnginePlan
     profile: int
     shapes: dict[str, tuple[int, ...]]
     env: dict[str, int]
     steps: list[Planned]
-    operands: dict[str, Operand]  # how each tensor is stored
-    types: dict[str, TensorType]  # its static type
+    operands: dict[str, Operand]  # storage of each tensor
+    types: dict[str, TensorType]  # static type of each tensor
     packed: list[list[Shared]]  # per step
     constants: list[dict[int, Shared]]  # per step: input index -> constant that the kernel reads as an operand
 
     @property
     def fell_back(self) -> list[tuple[str, str]]:
-        """(layer, reason) of the steps that do not run the stored choice."""
+        """(layer, reason) of the steps that use a fallback instead of the stored choice."""
         return [(s.layer.name, s.fell_back) for s in self.steps if s.fell_back]
 
     @property
@@ -63,27 +63,27 @@ def shape_plan(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[in
 
 
 def storage(plan: EnginePlan) -> dict[str, Operand]:
-    """How each tensor that lies in the arena is stored: as its maker's choice says; inputs as their readers' choices say.
+    """Storage of each tensor in the arena: from its producer's choice, for inputs from their readers' choices.
 
-    Raises EngineError when maker and reader, or two readers, disagree.
+    Raises EngineError if producer and reader, or two readers, disagree.
     """
-    found: dict[str, Operand] = {}
+    operands: dict[str, Operand] = {}
     for layer in plan.network.layers:
         signature = signature_of(plan.choices[layer.name], layer)
         for t, o in zip(layer.inputs, signature.inputs, strict=True):
             if t is None or o is None or t.is_constant:
                 continue
-            if found.setdefault(t.name, o) != o:
-                raise EngineError(f"layer '{layer.name}' reads %{t.name} as {o}, it is stored as {found[t.name]}: a Reformat is missing")
+            if operands.setdefault(t.name, o) != o:
+                raise EngineError(f"layer '{layer.name}' reads %{t.name} as {o}, it is stored as {operands[t.name]}: a Reformat is missing")
         for t, o in zip(layer.outputs, signature.outputs, strict=True):
-            found[t.name] = o
+            operands[t.name] = o
     for t in plan.network.inputs:
-        found.setdefault(t.name, Operand("linear", t.dtype))
-    return found
+        operands.setdefault(t.name, Operand("linear", t.dtype))
+    return operands
 
 
 def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
-    """The opt shape of each input in a profile; the static one where it has none. Raises EngineError for a profile there is not."""
+    """The opt shape of each input in a profile; its static shape without a profile entry. Raises EngineError for an unknown profile."""
     return _profile_shapes(plan, profile, 1)
 
 

@@ -3,7 +3,7 @@
     bound = bind(plan, backend, {"x": (1, 3, 224, 224)})
     bound.feed({"x": array}); bound.run(); outputs = bound.fetch()
 
-The builder times and verifies whole engines with it; `Engine` and `Context` are made of it.
+The builder times and verifies whole engines with it; `Engine` and `Context` use it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from whet.tactics import Args, Kernel
 
 
 class _Recorder:
-    """A stream that passes launches on to another and keeps those of the current layer in `calls`."""
+    """A stream that forwards launches to another and stores those of the current layer in `calls`."""
 
     def __init__(self, stream: Recorder):
         self._stream = stream
@@ -41,7 +41,7 @@ class _Recorder:
 
 
 class BoundEngine(Values):
-    """A recorded engine over an arena of its own (or one that is given). Not safe from several threads at once; Context guards it."""
+    """A recorded engine over `arena` (by default its own). Not thread-safe; Context guards it."""
 
     def __init__(self, shaped: ShapedPlan, backend: Backend, arena: Buffer | None = None):
         super().__init__(shaped, backend, arena)
@@ -57,14 +57,14 @@ class BoundEngine(Values):
             self._sites.note(step, recorder.calls)
         self.executable: Executable = recorder.finish()
         self._single: list[Executable] | None = None
-        self._touching: tuple[set[str], list[bool]] | None = None  # of tensors that `again` was asked for: the steps that touch them
+        self._touching: tuple[set[str], list[bool]] | None = None  # tensor names of the last `record_again` -> for each step whether it uses them
 
     def run(self) -> None:
-        """Runs everything; returns when the results are there. Raises BackendError when a kernel fails."""
+        """Runs all launches; returns when the results are complete. Raises BackendError when a kernel fails."""
         run_checked(self.executable)
 
     def run_timed(self) -> list[float]:
-        """Runs launch by launch; seconds of each *layer*, which has none, one or several."""
+        """Runs launch by launch and returns the seconds of each *layer* (with zero, one or several launches)."""
         times = self.executable.run_timed()
         counts = [len(c) for c in self.step_calls]
         if len(times) != sum(counts):
@@ -73,7 +73,7 @@ class BoundEngine(Values):
         return [float(sum(islice(each, n))) for n in counts]
 
     def seconds(self, repeats: int) -> list[float]:
-        """`repeats` times of the whole, by the backend's clock."""
+        """`repeats` times of the whole engine in seconds, by the backend's clock."""
         return self.backend.seconds(self.executable, repeats)
 
     def seconds_in_row(self, repeats: int) -> list[float]:
@@ -83,10 +83,10 @@ class BoundEngine(Values):
     def walk(
         self, value: Callable[[Layer, str], np.ndarray] | None = None
     ) -> Iterator[tuple[Layer, list[np.ndarray | None], list[np.ndarray]]]:
-        """Runs layer by layer and yields (static layer, its actual inputs, its outputs) as logical arrays: what verification compares.
+        """Runs layer by layer and yields (static layer, its actual inputs, its outputs) as logical arrays, for verification.
 
-        Arrays have the storage type's values in the tensor's own type's shape; constants stand as they are. `value(layer, name)` reads
-        one of the layer's tensors (default: all of it; see `images`).
+        Arrays have the tensor's logical shape and the storage type's values; constants are unchanged. `value(layer, name)` reads
+        one of the layer's tensors (default: all of it; see `samples`).
         """
         read = value or (lambda layer, name: self.value(name))
         for i, step in enumerate(self.shaped.steps):
@@ -95,7 +95,7 @@ class BoundEngine(Values):
             yield step.layer, ins, [read(step.layer, t.name) for t in step.layer.outputs]
 
     def run_step(self, i: int) -> None:
-        """Runs one layer alone, on what now lies in the arena; returns when it is done. Raises BackendError when its kernel fails."""
+        """Runs one layer on the current contents of the arena; returns when it is done. Raises BackendError when its kernel fails."""
         if self._single is None:
             self._single = []
             for step, args in zip(self.shaped.steps, self._args, strict=True):
@@ -105,9 +105,9 @@ class BoundEngine(Values):
         self._single[i].run()
 
     def recorded(self, i: int, kernel: Kernel, packed: Sequence[int]) -> list[Any]:
-        """The launches that another kernel of the same operands records in the place of step `i`, its packed weights at these addresses.
+        """Records another kernel with the operands of step `i` and packed weights at these addresses; returns the launches.
 
-        Raises BackendError where it needs more scratch than the step has.
+        Raises BackendError if it needs more scratch than the step has.
         """
         mine, args = self.shaped.steps[i].kernel, self._args[i]
         if kernel.scratch > mine.scratch:
@@ -132,23 +132,23 @@ class BoundEngine(Values):
         return RepeatedLaunches(calls, sites)
 
     def own_launches(self) -> RepeatedLaunches:
-        """The launches of this engine itself."""
+        """The launches of this engine."""
         return RepeatedLaunches([call for calls in self.step_calls for call in calls], self._sites)
 
     def why_not_bindable(self, name: str) -> str | None:
-        """Why an input or output must stay in the arena; None when its launches can use a user's memory."""
+        """Reason why an input or output must stay in the arena; None if its launches can use a user's memory."""
         return self._sites.why_not(self, name)
 
     def set_address(self, name: str, address: int | None) -> None:
-        """Makes every launch that touches the tensor's bytes use other memory (the caller keeps it alive); None: the arena.
+        """Makes every launch that uses the tensor use other memory (the caller keeps it alive); None: the arena.
 
-        Ask `why_not_bindable` first.
+        Requires `why_not_bindable` to be None.
         """
         self._sites.set_address(self, name, address)
         self.executable.refresh()
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes this holds: arena, scratch beyond the arena's, and the packed weights (shared with others)."""
+        """Bytes in use: arena, additional scratch, and the packed weights (shared with others)."""
         return {
             "arena": self.arena.nbytes,
             "scratch": self._scratch.nbytes if self._scratch is not None else 0,
@@ -156,7 +156,7 @@ class BoundEngine(Values):
         }
 
     def _scratch_memory(self) -> tuple[Buffer | None, int]:
-        """The arena's scratch, or a buffer of its own where kernels at these shapes (or of this library) need more than was planned."""
+        """The arena's scratch, or a separate buffer if kernels for these shapes (or of this library version) need more than was planned."""
         need = max((s.kernel.scratch for s in self.shaped.steps), default=0)
         if need <= self.arena_plan.scratch_bytes:
             return None, self.arena.address + self.arena_plan.scratch_offset
@@ -179,14 +179,14 @@ class BoundEngine(Values):
 
 @dataclass
 class RepeatedLaunches:
-    """Launches of a run, and where the addresses of inputs and outputs stand in them."""
+    """Launches of a run, with the positions of the addresses of inputs and outputs in them."""
 
     calls: list[Any]
     sites: OperandSites
 
 
 def run_checked(executable: Executable) -> None:
-    """Runs launches. Raises BackendError when a kernel fails, in whichever way."""
+    """Runs launches. Raises BackendError for any failure of a kernel."""
     try:
         executable.run()
     except (ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError, StopIteration) as e:

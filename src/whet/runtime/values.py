@@ -1,4 +1,4 @@
-"""Tensors in an arena: where each lies, checked against the plan, and its values as logical arrays."""
+"""Tensors in an arena: offsets, checked against the plan, and values as logical arrays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from whet.runtime.shaped import ShapedPlan
 
 
 class Values:
-    """The tensors of an engine at actual shapes, in an arena of their own or in one that is given.
+    """The tensors of an engine at actual shapes, in `arena` (by default their own).
 
-    Raises EngineError for a tensor without a place, or with one that is too small or outside of the arena.
+    Raises EngineError for a tensor without memory in the arena, or with an allocation that is too small or out of bounds.
     """
 
     def __init__(self, shaped: ShapedPlan, backend: Backend, arena: Buffer | None = None):
@@ -28,7 +28,7 @@ class Values:
         self._base = {name: self._check(name) for name in shaped.operands}
 
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Copies inputs into the arena, in the stored format. Raises ShapeError for a missing or unfit one."""
+        """Copies inputs into the arena, in the stored format. Raises ShapeError for a missing or unsuitable one."""
         for t in self.network.inputs:
             if t.name not in arrays:
                 raise ShapeError(f"input '{t.name}' is missing; the engine takes {', '.join(i.name for i in self.network.inputs)}")
@@ -44,11 +44,11 @@ class Values:
         return t.array().copy() if t.is_constant else self.value(name).astype(t.dtype.numpy, copy=False)
 
     def value(self, name: str) -> np.ndarray:
-        """A copy of a tensor as it now lies in memory, as a logical array of its storage type (valid while it is alive)."""
+        """A copy of a tensor's current contents, as a logical array of its storage type (valid during the tensor's lifetime)."""
         return self._read(name, 0, None)
 
     def samples(self, name: str, at: Sequence[int]) -> np.ndarray:
-        """As `value`, only the entries `at` of the first axis; every format keeps that axis outermost, so nothing else is read."""
+        """As `value`, for the indices `at` of the first axis only; that axis is outermost in every format, so nothing else is read."""
         return np.concatenate([self._read(name, i, 1) for i in at])
 
     def place(self, name: str) -> tuple[int, int]:
@@ -66,7 +66,7 @@ class Values:
         return np.array(from_stored(raw.view(o.dtype.numpy).reshape(stored), o.format, shape), order="C")
 
     def write(self, name: str, array: np.ndarray) -> None:
-        """Puts a logical array into a tensor's place. Raises ShapeError when shape or type do not fit."""
+        """Writes a logical array to a tensor. Raises ShapeError for another shape or type."""
         type_, o = self.shaped.types[name], self.shaped.operands[name]
         if array.shape != static_shape(type_.shape):
             raise ShapeError(f"'{name}' has shape {list(array.shape)}, this context is set to {type_}")
@@ -78,27 +78,27 @@ class Values:
             write_bytes(self.backend, self.arena, self._base[name], to_stored(array.astype(o.dtype.numpy, copy=False), o.format))
 
     def write_stored(self, name: str, array: np.ndarray) -> None:
-        """Puts a logical array of a tensor's storage type into its place, as it is."""
+        """Writes a logical array of a tensor's storage type to the tensor, without conversion."""
         write_bytes(self.backend, self.arena, self._base[name], to_stored(array, self.shaped.operands[name].format))
 
     def address(self, name: str) -> int:
-        """Where a tensor lies in the arena."""
+        """Address of a tensor in the arena."""
         return self.arena.address + self._base[name]
 
     def _nbytes(self, name: str) -> int:
         t, o = self.shaped.types[name], self.shaped.operands[name]
-        return int(format_bytes(t.with_dtype(o.dtype), o.format))  # type: ignore[arg-type]  # the shapes are numbers here
+        return int(format_bytes(t.with_dtype(o.dtype), o.format))  # type: ignore[arg-type]  # the shapes are static here
 
     def _check(self, name: str) -> int:
         plan = self.arena_plan
         if name not in plan.offsets:
-            raise EngineError(f"%{name} has no place in the arena: the engine is incomplete")
+            raise EngineError(f"%{name} has no memory in the arena: the engine is incomplete")
         at, size = plan.offsets[name], self._nbytes(name)
         if size > plan.sizes.get(name, 0) or at < 0 or at + size > self.arena.nbytes:
-            raise EngineError(f"%{name} needs {size} bytes at {at}; its place has {plan.sizes.get(name, 0)}, the arena {self.arena.nbytes}")
+            raise EngineError(f"%{name} needs {size} bytes at {at}; its allocation has {plan.sizes.get(name, 0)}, the arena {self.arena.nbytes}")
         return at
 
 
 def allocate_arena(plan: ArenaPlan, backend: Backend) -> Buffer:
-    """Zeroed memory for an arena (a host's pages come in as they are touched)."""
+    """Zeroed memory for an arena (host pages are mapped on first access)."""
     return backend.allocate(max(plan.total, 1), ALIGNMENT)

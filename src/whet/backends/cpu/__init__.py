@@ -25,7 +25,7 @@ from whet.errors import BackendError
 class CpuBackend(Backend):
     """This machine's CPU with `threads` threads (0: all that the process may use).
 
-    Making one sets the calling thread's OpenMP thread count, because oneDNN's descriptors are made for the count in force.
+    The constructor sets the calling thread's OpenMP thread count, because oneDNN creates descriptors for the current count.
     """
 
     capabilities = Capabilities(workers=True, measures_load=True, unsupported_types=frozenset({"f16", "f8e4m3"}))
@@ -44,7 +44,7 @@ class CpuBackend(Backend):
 
     @property
     def caution(self) -> str:
-        """Names the kernels that are missing without a compiler, and the package that brings it; "" when nothing is missing."""
+        """Names the kernels that need a compiler and the package that provides it; "" if nothing is missing."""
         why = no_compiler()
         if why is None:
             return ""
@@ -54,7 +54,7 @@ class CpuBackend(Backend):
         )
 
     def activate(self) -> None:
-        """Gives the calling thread this backend's thread count; call it in each thread that plans or runs kernels."""
+        """Sets the calling thread's thread count to this backend's; call it in each thread that plans or runs kernels."""
         _threads.set_threads(self.threads)
 
     def allocate(self, nbytes: int, alignment: int = 64) -> Buffer:
@@ -66,17 +66,17 @@ class CpuBackend(Backend):
         return LaunchList(self.threads)
 
     def why_not_parallel(self, calls: Sequence[Any]) -> str | None:
-        """Why launches that were recorded for one thread cannot run next to others; None where they can."""
+        """Reason why launches recorded for one thread cannot run in parallel with others; None if they can."""
         return why_not_parallel(calls)
 
     def parallel_launch(self, launch_lists: Sequence[Sequence[Any]]) -> ParallelLaunch:
-        """One launch that runs several launch lists in parallel, one thread each. Raises BackendError where `why_not_parallel` says so."""
+        """One launch that runs several launch lists in parallel, one thread each. Raises BackendError if `why_not_parallel` gives a reason."""
         return ParallelLaunch(launch_lists)
 
     def seconds(self, executable: LaunchExecutable, repeats: int) -> list[float]:
         """Wall-clock seconds of each of `repeats` runs.
 
-        The pool's threads are woken before each, as the layer before would have done; waking is no part of a kernel's time.
+        The pool's threads are woken before each run, as the preceding layer would have done; the wake-up is not part of a kernel's time.
         """
         times = []
         for _ in range(repeats):
@@ -91,7 +91,7 @@ class CpuBackend(Backend):
         caches.read(array, self.threads)
 
     def evict(self, pieces: Iterable[tuple[int, int]]) -> bool:
-        """Takes memory (addresses and bytes) out of all caches; False, and nothing is done, where this CPU has no quick way to."""
+        """Evicts memory (addresses and bytes) from all caches; returns False without effect if this CPU has no fast instruction for it."""
         if not caches.can_evict():
             return False
         for at, nbytes in pieces:
@@ -99,7 +99,7 @@ class CpuBackend(Backend):
         return True
 
     def watch(self) -> AbstractContextManager[Load]:
-        """A context that measures what others take of the CPUs meanwhile."""
+        """A context that measures the CPU time that other processes use inside it."""
         return watch()
 
     def key(self) -> str:
@@ -109,7 +109,7 @@ class CpuBackend(Backend):
         return f"{info.model()} | {caches} | {info.feature_text(self.capabilities.features)} | threads={self.threads} spin={spin}"
 
     def describe(self) -> dict[str, Any]:
-        """The machine, for people and for engines' headers."""
+        """Description of the machine for reports and engine headers."""
         return {
             "backend": "cpu",
             "model": info.model(),

@@ -1,7 +1,7 @@
-"""What the caches hold before a kernel is timed: memory is read by all threads, or taken out of all caches line by line.
+"""Cache state before a kernel is timed: memory is read by all threads, or evicted from all caches line by line.
 
-To walk over more memory than the caches hold takes longer than most kernels run: 5.4 ms for 54 MiB on a Cascade Lake, where clflushopt
-takes 8 MiB out of the caches of all cores in 0.2 ms. What one thread walks over leaves the second-level caches of the other cores as they were.
+Reading more memory than the caches hold takes longer than most kernels: 5.4 ms for 54 MiB on a Cascade Lake, while clflushopt evicts 8 MiB from
+the caches of all cores in 0.2 ms. Reads by one thread do not change the second-level caches of the other cores.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from whet.backends.cpu.info import cpuinfo
 from whet.backends.cpu.machine_code import address, no_compiler
 
 LINE = 64  # bytes of a cache line
-_SHARED = 1 << 14  # bytes: less is not worth waking threads for
+_SHARED = 1 << 14  # bytes: below this size waking the threads costs more than it saves
 
-# The context: omp_get_thread_num, the address, lines in all, lines of a share (each thread has one).
+# Context words: omp_get_thread_num, address, total number of lines, lines per thread.
 _IR = """
 declare void @llvm.x86.clflushopt(i8*)
 declare void @llvm.x86.sse2.mfence()
@@ -67,8 +67,8 @@ _FENCE = "call void @llvm.x86.sse2.mfence()"
 
 
 def read(array: np.ndarray, count: int) -> None:
-    """Reads of every cache line of a contiguous array some bytes, by `count` threads, each a share in one piece: then their caches hold it. By the
-    calling thread where nothing can be compiled."""
+    """Reads a word of every cache line of a contiguous array with `count` threads, one contiguous chunk each, so that their caches hold it. The
+    calling thread reads all of it if no compiler is installed."""
     if no_compiler() is not None:
         array.view(np.uint8).reshape(-1)[::LINE].max(initial=0)
     else:
@@ -76,12 +76,12 @@ def read(array: np.ndarray, count: int) -> None:
 
 
 def can_evict() -> bool:
-    """Whether this CPU lets programs take lines out of all its caches quickly (x86 since 2015), and something compiles the code for it."""
+    """True if this CPU has clflushopt (x86 since 2015) and a compiler for the code that uses it is installed."""
     return no_compiler() is None and "clflushopt" in cpuinfo().get("flags", "").split()
 
 
 def evict(at: int, nbytes: int, count: int) -> None:
-    """Takes memory of this process out of the caches of all cores, by `count` threads; what it holds stays. For where `can_evict`."""
+    """Evicts memory of this process from the caches of all cores with `count` threads; its contents are unchanged. Requires `can_evict`."""
     _run("evict", at, nbytes, count)
 
 
@@ -89,11 +89,11 @@ def evict(at: int, nbytes: int, count: int) -> None:
 def _function(name: str) -> int:
     work, done = (_READ, "") if name == "read" else (_EVICT, _FENCE)
     text = _IR.replace("<NAME>", name).replace("<WORK>", work).replace("<DONE>", done)
-    return address(text if name == "evict" else text[text.index("define") :], name)  # the two that are declared are x86's
+    return address(text if name == "evict" else text[text.index("define") :], name)  # the declarations are x86 intrinsics
 
 
 def _run(name: str, at: int, nbytes: int, count: int) -> None:
-    """The function on all lines that the bytes touch."""
+    """Runs the function on all cache lines of the bytes."""
     first = at // LINE * LINE
     lines, count = -(-(at + nbytes - first) // LINE), count if nbytes >= _SHARED else 1
     context = np.array([threads.address("omp_get_thread_num"), first, lines, -(-lines // count)], np.int64)

@@ -1,4 +1,4 @@
-"""What CPU this is: model, instruction sets, caches, memory. Read from /proc and /sys; absent facts are left out, never guessed."""
+"""Properties of this CPU: model, instruction sets, caches, memory. Read from /proc and /sys; missing facts are omitted, never guessed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
 CACHES = Path("/sys/devices/system/cpu")
 
-#: Linux's names of what changes which kernels can run; anything else in /proc/cpuinfo cannot change a choice
+#: Linux's names of the instruction sets that decide which kernels can run
 _KEPT = frozenset(
     "sse4_1 sse4_2 avx avx2 fma f16c avx_vnni avx512f avx512dq avx512bw avx512vl avx512cd avx512_vnni avx512_bf16 avx512_fp16 "
     "amx_tile amx_int8 amx_bf16 amx_fp16 asimd asimdhp asimddp bf16 i8mm sve sve2".split()
@@ -19,7 +19,7 @@ _KEPT = frozenset(
 
 @cache
 def cpuinfo() -> dict[str, str]:
-    """The first processor's fields; {} where there is no /proc/cpuinfo."""
+    """The first processor's fields; {} without /proc/cpuinfo."""
     try:
         text = CPUINFO.read_text()
     except OSError:
@@ -40,7 +40,7 @@ def model() -> str:
 
 
 def features() -> frozenset[str]:
-    """Instruction sets that kernels may ask for, by Linux's names."""
+    """Instruction sets that kernels may require, by Linux's names."""
     f = cpuinfo()
     found = frozenset((f.get("flags") or f.get("Features") or "").split())
     return found & _KEPT
@@ -53,7 +53,7 @@ def feature_text(found: frozenset[str]) -> str:
 
 @cache
 def cache_bytes() -> dict[int, int]:
-    """Bytes of data cache per level, summed over the caches of the CPUs that this machine shows; {} where /sys does not say."""
+    """Bytes of data cache per level, summed over the caches of all visible CPUs; {} if /sys does not report them."""
     seen: dict[tuple[int, str], int] = {}
     for index in CACHES.glob("cpu[0-9]*/cache/index[0-9]*"):
         try:
@@ -85,17 +85,17 @@ def _meminfo(field: str) -> int | None:
 
 
 def total_memory() -> int | None:
-    """Bytes of memory that the machine has."""
+    """Bytes of memory of the machine."""
     return _meminfo("MemTotal")
 
 
 def available_memory() -> int | None:
-    """Bytes that can be had without swapping, cut by the control group's limit; None where nothing says."""
-    found = [n for n in (_meminfo("MemAvailable"), _group_room()) if n is not None]
+    """Bytes that can be allocated without swapping, limited by the control group; None if neither is reported."""
+    found = [n for n in (_meminfo("MemAvailable"), _cgroup_available()) if n is not None]
     return min(found) if found else None
 
 
-def _group_room(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Bytes left under this process's memory limit (cgroup version 2, as seen from inside a container)."""
     try:
         limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())

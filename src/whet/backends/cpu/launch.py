@@ -1,4 +1,4 @@
-"""Launch lists: recorded calls, run again and again. Native ones in one compiled loop, Python ones between."""
+"""Launch lists: recorded calls that run repeatedly. Consecutive native calls run in one compiled loop, Python calls between them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from whet.errors import BackendError
 
 
 class LaunchList:
-    """A recording stream: tactics' `Kernel.enqueue` puts Calls here.
+    """A recording stream: `Kernel.enqueue` of tactics adds Calls to it.
 
-    A Call may say `returns_status = False` when its native function returns nothing (GOMP_parallel); else 0 means success.
+    A Call sets `returns_status = False` if its native function returns nothing (GOMP_parallel); otherwise 0 means success.
     """
 
     def __init__(self, threads: int):
@@ -26,7 +26,7 @@ class LaunchList:
         self.calls.append(call)
 
     def finish(self, loop: loops.Loop | None = None) -> LaunchExecutable:
-        """The recorded calls, ready to run. Re-pointing a call later is seen, as native words are addresses of argument blocks."""
+        """The recorded calls, ready to run. Later address changes of a call take effect, as native words are addresses of argument blocks."""
         return LaunchExecutable(self.calls, self.threads, loop or loops.loop())
 
     @staticmethod
@@ -35,7 +35,7 @@ class LaunchList:
 
 
 class _Native:
-    """Native calls in a row: six words each (see loop.py)."""
+    """Consecutive native calls: six words each (see loop.py)."""
 
     def __init__(self, calls: list, rows: list[tuple[int, ...]], loop: loops.Loop):
         self.calls, self.loop = calls, loop
@@ -53,12 +53,12 @@ class _Native:
 
 
 class LaunchExecutable(Executable):
-    """Calls in order. `run()` does all of them and returns when the results are there; one thread at a time."""
+    """Calls in order. `run()` executes all of them and returns when the results are complete. Not thread-safe."""
 
     def __init__(self, calls: list, thread_count: int, loop: loops.Loop):
         self.calls = list(calls)
         self._loop = loop
-        # The number of threads belongs to the calling thread, which may be another one each time: setting it is how each run begins.
+        # The number of threads is a setting of the calling thread, which may differ between runs, so each run sets it first.
         self._set_threads: list[tuple[int, ...]] = [(setter, thread_count, 0, 0, 0, 0) for setter in threads.setters()]
         self._segments: list = []
         self._single: list = []
@@ -83,7 +83,7 @@ class LaunchExecutable(Executable):
             segment.run()
 
     def run_timed(self) -> list[float]:
-        """Runs call by call; seconds of each, in the order of recording."""
+        """Runs call by call and returns the seconds of each, in recording order."""
         if not self._single:
             self._single = [c if c.native is None else _Native([c], [row_of(c)], self._loop) for c in self.calls]
         _Native(["omp_set_num_threads"] * len(self._set_threads), self._set_threads, self._loop).run()
@@ -102,6 +102,6 @@ def name_of(call: Call | str) -> str:
 
 def row_of(call: Call) -> tuple[int, ...]:
     """A native call's words and the mask for its status, as signed 64-bit numbers."""
-    assert call.native is not None, "a launch in Python has no words"
+    assert call.native is not None, "a Python launch has no words"
     mask = -1 if call.returns_status else 0
     return (*(w - (1 << 64) if w >= 1 << 63 else w for w in call.native), mask)

@@ -1,4 +1,4 @@
-"""External CPU load: what other processes, and other guests of the host, use while something is timed. Times taken under load are not kept."""
+"""External CPU load: the CPU time that other processes and other virtual machines of the host use meanwhile. Times taken under load are not kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def own_seconds() -> float:
 
 @contextmanager
 def watch() -> Iterator[Load]:
-    """Measures the CPU use of others inside the block; the Load is complete at its end."""
+    """Measures the CPU time that others use inside the block; the Load is complete at its end."""
     load = Load()
     before, own, start = cpu_seconds(), own_seconds(), perf_counter()
     try:

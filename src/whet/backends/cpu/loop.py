@@ -1,8 +1,8 @@
-"""The loop that runs native launches: compiled with llvmlite where that is installed, else ctypes call by call.
+"""The loop that runs native launches: compiled with llvmlite if it is installed, else ctypes call by call.
 
-A step is six int64: function, a, b, c, d, mask. The function is `int32 f(int64, int64, int32, int64)` as x86-64 and AArch64 pass it,
-which dnnl_primitive_execute(primitive, stream, count, args) and GOMP_parallel(f, context, threads, flags) both are. `mask` is -1 where
-the function returns a status (0 is success) and 0 where it returns nothing.
+A step is six int64: function, a, b, c, d, mask. The function is `int32 f(int64, int64, int32, int64)` in the calling conventions of
+x86-64 and AArch64. dnnl_primitive_execute(primitive, stream, count, args) and GOMP_parallel(f, context, threads, flags) both match it.
+`mask` is -1 if the function returns a status (0 is success) and 0 if it returns nothing.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ good:
 """
 
 Loop = Callable[[int, int], int]
-"""(address of the steps, count) -> index of the step that failed, or -1. Runs without the GIL where it is compiled."""
+"""(address of the steps, count) -> index of the step that failed, or -1. The compiled loop releases the GIL."""
 
 
 def run_address() -> int:
-    """Address of the compiled loop, `int64 whet_run(int64* steps, int64 count)`, for other compiled code too. For where `no_compiler` is None."""
+    """Address of the compiled loop, `int64 whet_run(int64* steps, int64 count)`, for other compiled code. Requires `no_compiler()` to be None."""
     return address(_IR, "whet_run")
 
 
 @cache
 def _compiled() -> Loop | None:
-    """The loop as machine code; None without llvmlite, or on a CPU whose calls pass words differently."""
+    """The loop as machine code; None without llvmlite, or on a CPU with another calling convention."""
     return None if no_compiler() else ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(run_address())
 
 
@@ -83,13 +83,13 @@ def _interpreted(steps: int, count: int) -> int:
 
 
 def loop() -> Loop:
-    """The fastest loop that this installation has."""
+    """The fastest loop available in this installation."""
     found = _compiled()
     return found or _interpreted
 
 
 def interpreted() -> Loop:
-    """The loop without llvmlite: about half a microsecond more per step."""
+    """The loop without llvmlite: about 0.5 us more per step."""
     return _interpreted
 
 

@@ -1,6 +1,6 @@
-"""LLVM IR to machine code in this process, for the CPU that it runs on: the launch loop, lanes, and kernels of our own.
+"""JIT compilation of LLVM IR for this CPU: the launch loop, workers and whet's own kernels.
 
-Nothing is stored: compiling takes milliseconds, less than checking and loading a stored object would. Without llvmlite there is none.
+Nothing is stored: compilation takes milliseconds, less than checking and loading a stored object. Requires llvmlite.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _kept: list[Any] = []  # compiled modules: their code lives as long as the proce
 
 @cache
 def no_compiler() -> str | None:
-    """Why nothing can be compiled in this process; None where it can."""
+    """Reason why this process cannot compile; None if it can."""
     if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
         return f"whet's own kernels are not written for {platform.machine()}"
     try:
         import_module("llvmlite.binding")
     except ImportError:
-        return "llvmlite is not installed, which compiles whet's own kernels: pip install 'whet[jit]'"
+        return "llvmlite, the compiler of whet's own kernels, is not installed: pip install 'whet[jit]'"
     return None
 
 
 @cache
 def address(ir: str, name: str) -> int:
-    """Address of function `name` of a module given as IR text (typed pointers, as LLVM before 17 wants them). For where `no_compiler` is None."""
+    """Address of function `name` of a module given as IR text (typed pointers, as LLVM before 17 requires). Requires `no_compiler()` to be None."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -44,5 +44,5 @@ def address(ir: str, name: str) -> int:
 
 
 def _opaque(ir: str) -> str:
-    """The same text with LLVM 17's pointer type."""
+    """Converts typed pointers to LLVM 17's opaque pointers."""
     return re.sub(r"(<\d+ x (i\d+|float)>|(i\d+|void) \([^()]*\)|i\d+|float)\*", "ptr", re.sub(r"\.p0v\d+f32\b", ".p0", ir))

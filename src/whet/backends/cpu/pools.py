@@ -1,8 +1,8 @@
-"""Thread pools that a user's own build of oneDNN brings (TBB's, Intel's or LLVM's OpenMP): whet's thread count holds for them too.
+"""Thread pools of a user's own build of oneDNN (TBB, Intel's or LLVM's OpenMP): whet's thread count applies to them too.
 
-libgomp stays whet's pool (threads.py). A library with a pool of its own joins it to `threads`, and every place that sets the number of
-threads, the first step of each run included, then sets both. Measured without: a build for Intel's OpenMP or TBB ran on all CPUs
-whatever `--threads` said.
+libgomp stays whet's pool (threads.py). A library with another pool registers it in `threads`; from then on every change of the number of threads,
+including the first step of each run, is applied to both pools. Without this, a build for Intel's OpenMP or TBB ran on all CPUs
+regardless of `--threads`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Pool(Protocol):
 
 
 class OpenMP:
-    """Another OpenMP run-time library than libgomp: the number of threads belongs to the calling thread, as there."""
+    """An OpenMP run-time library other than libgomp: the number of threads is a setting of the calling thread, as in libgomp."""
 
     def __init__(self, name: str, setter: Any) -> None:
         self.name, self._setter = name, setter
@@ -43,12 +43,12 @@ class _Control(C.Structure):
 
 
 class Tbb:
-    """oneTBB's pool: one limit for the whole process (max_allowed_parallelism), changed when another count is asked for."""
+    """oneTBB's pool: one limit for the whole process (max_allowed_parallelism), replaced when the count changes."""
 
     name = "tbb"
 
     def __init__(self, library: C.CDLL) -> None:
-        """`library` links oneTBB. Raises BackendError for TBB of before 2021, whose limit has another form."""
+        """`library` links oneTBB. Raises BackendError for TBB before 2021, which has another interface."""
         names = ("_ZN3tbb6detail2r16createERNS0_2d114global_controlE", "_ZN3tbb6detail2r17destroyERNS0_2d114global_controlE")
         try:
             self._create, self._destroy = (getattr(library, n) for n in names)
@@ -57,7 +57,7 @@ class Tbb:
         for f in (self._create, self._destroy):
             f.argtypes, f.restype = [C.POINTER(_Control)], None
         self._control: _Control | None = None
-        self._callback = _SETTER(self.set)  # runs of different counts take turns: each sets its own
+        self._callback = _SETTER(self.set)  # interleaved runs with different counts: each run sets its own
         self.address = C.cast(self._callback, C.c_void_p).value or 0
 
     def set(self, count: int) -> None:
@@ -70,12 +70,12 @@ class Tbb:
 
 
 def of_library(library: C.CDLL, runtime: str, gomp: C.CDLL) -> Pool | None:
-    """The pool that a build of oneDNN uses, by its `runtime` (omp, tbb, seq); None where that is libgomp's, or none at all."""
+    """The pool that a build of oneDNN uses, by its `runtime` (omp, tbb, seq); None if it is libgomp or the build has no pool."""
     if runtime == "tbb":
         return Tbb(library)
     if runtime != "omp":
         return None
-    setter = library.omp_set_num_threads  # the one of the OpenMP library that this library is linked to
+    setter = library.omp_set_num_threads  # resolved in the OpenMP library that this library is linked to
     if C.cast(setter, C.c_void_p).value == C.cast(gomp.omp_set_num_threads, C.c_void_p).value:
         return None
     return OpenMP("iomp" if hasattr(library, "kmp_set_blocktime") else "other omp", setter)

@@ -1,12 +1,12 @@
 """The process's one thread pool on CPUs: libgomp's, which oneDNN's default build and whet's own kernels both use.
 
 libgomp reads its environment once, when it is loaded, and by default a thread that waits at the end of a parallel region spins
-for about 3 ms before it sleeps. When a neighbour's load puts two of our threads on one core, the spinner holds the core that the
-working thread needs, and every layer costs a scheduler's slice: ten times slower (measured: docs/design/threads.md). So this
-module loads libgomp itself, before oneDNN does, with GOMP_SPINCOUNT set, unless the user has said otherwise.
+for about 3 ms before it sleeps. If external load puts two of the pool's threads on one core, the spinning thread occupies the core that the
+working thread needs, and every layer takes a scheduler time slice: ten times slower (measured: docs/design/threads.md). So this
+module loads libgomp before oneDNN does, with GOMP_SPINCOUNT set, unless the user has set a wait policy.
 
-The number of threads in libgomp belongs to the *calling thread*: call `set_threads` in each thread that builds or runs. A build of
-oneDNN on another pool joins it here (pools.py).
+The number of threads in libgomp is a setting of the *calling thread*: call `set_threads` in each thread that builds or runs. The pool of a build
+of oneDNN for another run-time library is registered here (pools.py).
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from pathlib import Path
 from whet.backends.cpu.pools import Pool
 from whet.errors import BackendError
 
-#: spins before a waiting thread sleeps: about 20 us here, longer than layers are apart, far shorter than a scheduler's slice
+#: spins before a waiting thread sleeps: about 20 us here, longer than the gap between layers, much shorter than a scheduler time slice
 SPIN_COUNT = 1000
 LIBRARY = "libgomp.so.1"
 _joined: list[Pool] = []
@@ -26,13 +26,13 @@ _joined: list[Pool] = []
 
 @cache
 def gomp() -> ctypes.CDLL:
-    """libgomp, loaded with whet's settings if nobody loaded it before.
+    """libgomp, loaded with whet's settings if it is not loaded yet.
 
-    Errors: BackendError if it is missing, with the packages that bring it.
+    Raises BackendError if it is missing, naming the packages that provide it.
     """
     settings = _settings_before_loading()
     added = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(added)  # also putenv(), which is what libgomp's constructor reads
+    os.environ.update(added)  # also calls putenv(); libgomp's constructor reads that environment
     try:
         lib = ctypes.CDLL(LIBRARY, mode=os.RTLD_NOW)
     except OSError as error:
@@ -41,7 +41,7 @@ def gomp() -> ctypes.CDLL:
             "'apt-get install libgomp1' (Debian, Ubuntu), 'dnf install libgomp' (Fedora, RHEL), 'apk add libgomp' (Alpine)."
         ) from None
     finally:
-        for name in added:  # child processes get their own from their own whet
+        for name in added:  # child processes that import whet set their own
             del os.environ[name]
     lib.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     lib.GOMP_parallel.restype = None
@@ -52,14 +52,14 @@ def gomp() -> ctypes.CDLL:
 
 @cache
 def _settings_before_loading() -> dict[str, str]:
-    """What to put into the environment while libgomp loads; {} if it is loaded already, so that nothing would read it."""
+    """Environment variables to set while libgomp loads; {} if it is already loaded and would not read them."""
     if loaded() or "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ:
         return {}
     return {"GOMP_SPINCOUNT": str(SPIN_COUNT)}
 
 
 def loaded() -> bool:
-    """Whether something in this process has loaded the system's libgomp (torch and scikit-learn bring copies of other names)."""
+    """True if this process has loaded the system's libgomp (torch and scikit-learn ship copies with other names)."""
     try:
         ctypes.CDLL(LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError:
@@ -68,9 +68,9 @@ def loaded() -> bool:
 
 
 def settings() -> dict[str, str]:
-    """The wait policy in force and where it comes from: for reports, and for the key of a timing cache.
+    """The current wait policy and its origin, for reports and for the key of the timing cache.
 
-    Keys: `spin` (the GOMP_SPINCOUNT in force, or 'OMP_WAIT_POLICY=...', or 'default');
+    Keys: `spin` (the current GOMP_SPINCOUNT, or 'OMP_WAIT_POLICY=...', or 'default');
     `set_by` ('whet', 'user' or 'loaded before whet').
     """
     ours = _settings_before_loading()
@@ -84,24 +84,24 @@ def settings() -> dict[str, str]:
 
 
 def advice() -> str | None:
-    """One sentence for the user when libgomp was loaded before whet and spins too long, else None."""
+    """A warning if libgomp was loaded before whet and spins too long, else None."""
     if settings()["set_by"] != "loaded before whet":
         return None
     return (
-        f"{LIBRARY} was loaded before whet, so its threads spin for milliseconds where they wait; on a busy machine layers may "
+        f"{LIBRARY} was loaded before whet, so waiting threads spin for milliseconds; on a busy machine layers may "
         f"run ten times slower. Import whet first, or start Python with GOMP_SPINCOUNT={SPIN_COUNT}."
     )
 
 
 def usable_cpus() -> int:
-    """CPUs this process may really use: its affinity now, cut by the cgroup's quota (rounded down, at least 1)."""
+    """Number of CPUs available to this process: its current affinity, limited by the cgroup's quota (rounded down, at least 1)."""
     return max(1, math.floor(min(len(os.sched_getaffinity(0)), cgroup_cpus())))
 
 
 def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:
-    """CPUs the control groups allow, as a fraction (a quota of 150 ms in 100 ms is 1.5); infinity where nothing limits it.
+    """CPUs that the control groups allow, as a fraction (a quota of 150 ms in 100 ms is 1.5); infinity without a limit.
 
-    Every group from ours up to the root may set a quota; the smallest holds. Both cgroup versions are read.
+    Every group from the process's own up to the root may set a quota; the smallest applies. Both cgroup versions are read.
     """
     try:
         lines = membership.read_text().splitlines()
@@ -119,7 +119,7 @@ def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/p
 
 
 def _quota(group: Path) -> float:
-    """Quota of one control group in CPUs; infinity if it has none or is not visible from here."""
+    """Quota of one control group in CPUs; infinity if it has none or is not visible."""
     try:
         if (group / "cpu.max").exists():
             quota, period = (group / "cpu.max").read_text().split()
@@ -131,21 +131,21 @@ def _quota(group: Path) -> float:
 
 
 def get_threads() -> int:
-    """Threads that the next parallel region of the calling thread will have."""
+    """Number of threads of the calling thread's next parallel region."""
     return int(gomp().omp_get_max_threads())
 
 
 def set_threads(count: int) -> None:
-    """Set the threads of the calling thread's next parallel regions, oneDNN's included; at least 1."""
+    """Sets the number of threads (at least 1) of the calling thread's parallel regions, including oneDNN's."""
     if count < 1:
-        raise BackendError(f"a thread pool has at least one thread; {count} was asked for. Use 1 to run without workers.")
+        raise BackendError(f"a thread pool has at least one thread, not {count}. Use 1 to run without workers.")
     gomp().omp_set_num_threads(count)
     for pool in _joined:
         pool.set(count)
 
 
 def join(pool: Pool) -> None:
-    """From now on `set_threads` and every run set this pool's thread count too; it begins with the calling thread's."""
+    """Registers a pool: `set_threads` and every run set its thread count too. Its initial count is the calling thread's."""
     pool.set(get_threads())
     _joined.append(pool)
 
@@ -156,9 +156,9 @@ def setters() -> list[int]:
 
 
 def parallel(function: int, context: int, count: int) -> None:
-    """Run `function(context)` (addresses; C type void(void*)) on `count` threads of the pool and wait for all of them.
+    """Runs `function(context)` (addresses; C type void(void*)) on `count` threads of the pool and wait for all of them.
 
-    The function asks `omp_get_thread_num` (see `address`) which part is its own. A Python callback works, but takes the GIL.
+    The function gets the index of its part from `omp_get_thread_num` (see `address`). A Python callback works, but takes the GIL.
     """
     gomp().GOMP_parallel(function, context, count, 0)
 

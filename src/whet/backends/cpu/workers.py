@@ -1,6 +1,6 @@
-"""Several launch lists in parallel: each worker is one thread that runs its own list of single-threaded kernels, without waiting for others.
+"""Several launch lists in parallel: each worker is one thread that runs its own list of single-threaded kernels, without synchronization.
 
-Batches of independent samples run this way (sample-parallel): worker t has its share of the samples in its own memory. A batch then has one
+Batches of independent samples run this way (sample-parallel): worker t processes its part of the samples in its own memory. A batch then has one
 parallel region instead of one per layer.
 """
 
@@ -19,7 +19,7 @@ from whet.backends.cpu.machine_code import address, no_compiler
 from whet.errors import BackendError
 
 # Context words: GOMP_parallel, omp_get_thread_num, omp_get_num_threads, whet_run, number of workers; then for each worker the address of its
-# steps, their count, and the result of whet_run. Thread i runs the lists i, i + team size, ...: the team may be smaller than asked for.
+# steps, their count, and the result of whet_run. Thread i runs the lists i, i + team size, ...: the team may be smaller than requested.
 _IR = """
 define void @whet_worker(i64* %context) {
 start:
@@ -95,19 +95,19 @@ _FIXED, _EACH = 5, 3  # words of the context's header, and of each worker
 
 
 def why_not_parallel(calls: Sequence[Call]) -> str | None:
-    """Why these launches cannot run on workers; None where they can."""
+    """Reason why these launches cannot run on workers; None if they can."""
     if (why := no_compiler()) is not None:
         return why
     if len(threads.setters()) > 1:
-        return "oneDNN brings a thread pool of its own, which the workers would share"
+        return "oneDNN has its own thread pool, which the workers would share"
     python = next((c for c in calls if c.native is None), None)
-    return None if python is None else f"{name_of(python)} runs in Python, which one thread at a time can"
+    return None if python is None else f"{name_of(python)} runs in Python, one thread at a time (GIL)"
 
 
 class ParallelLaunch(Call):
     """One launch that runs `launch_lists` in parallel, one single-threaded worker each, and returns when the last is done.
 
-    Raises BackendError where they cannot (`why_not_parallel`).
+    Raises BackendError if `why_not_parallel` gives a reason.
     """
 
     def __init__(self, launch_lists: Sequence[Sequence[Call]]):
@@ -126,7 +126,7 @@ class ParallelLaunch(Call):
 
     @property
     def implementation(self) -> str:  # type: ignore[override]
-        """The kernel that failed in the last run; else the number of workers."""
+        """Name of the kernel that failed in the last run; otherwise the number of workers."""
         for calls, failed in zip(self._calls, self._context[_FIXED + 2 :: _EACH], strict=True):
             if failed >= self._skipped:
                 return name_of(calls[failed - self._skipped])
@@ -140,4 +140,4 @@ class ParallelLaunch(Call):
             raise BackendError(f"the kernel {self.implementation} failed at run time.")
 
     def set_address(self, kind: str, index: int, address: int) -> None:
-        """Does nothing: its launches get new addresses one by one."""
+        """Does nothing: the inner launches get new addresses one by one."""

@@ -17,7 +17,7 @@ from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 
-MEASURED = (9, 0)  # the compute capability that whet's kernels have run on
+MEASURED = (9, 0)  # the compute capability on which whet's kernels were tested
 
 
 @backend
@@ -33,7 +33,7 @@ class CudaBackend(Backend):
 
     def __init__(self, device: int | None = None, threads: int = 0, **_: Any) -> None:
         self.device = driver.device(self.default_device if device is None else device)
-        self.threads = threads or 1  # launches come from one thread; kept for the shared contract
+        self.threads = threads or 1  # launches come from one thread; required by the protocol
         major, minor = self.device.capability
         if major < 8:
             raise BackendError(f"{self.device.name} has compute capability {major}.{minor}; whet's kernels need 8.0 or newer. Use --backend=cpu.")
@@ -42,46 +42,46 @@ class CudaBackend(Backend):
 
     @property
     def caution(self) -> str:
-        """What a user of this GPU should know before trusting times or kernels, "" on what whet was measured on."""
+        """A warning that the GPU has an untested compute capability; "" on the tested one."""
         major, minor = self.device.capability
         if (major, minor) == MEASURED:
             return ""
         return (
-            f"{self.device.name} has compute capability {major}.{minor}: whet's kernels were never run there, only on 9.0. "
-            + ("Tests compile them for 8.0, 8.6 and 8.9. " if major == 8 else "Nothing was compiled for it before. ")
-            + "Tensor-core convolutions come from libraries there (cuBLASLt; --tacticSources=+CUDNN does more). Engines are verified as ever."
+            f"{self.device.name} has compute capability {major}.{minor}: whet's kernels were only run on 9.0. "
+            + ("Tests compile them for 8.0, 8.6 and 8.9. " if major == 8 else "They were never compiled for it. ")
+            + "Tensor-core convolutions come from libraries there (cuBLASLt; more with --tacticSources=+CUDNN). Engines are verified as always."
         )
 
     @property
     def lost(self) -> str:
-        """Why this process's context on the GPU is gone, "" while it is not."""
+        """Reason why this process lost its context on the GPU; "" while the context is valid."""
         return self.device.lost
 
     def activate(self) -> None:
-        """Bind the GPU to the calling thread."""
+        """Binds the GPU to the calling thread."""
         self.device.make_current()
 
     def allocate(self, nbytes: int, alignment: int = 64) -> Buffer:
         """Zeroed device memory, 256-byte aligned; the host reads and writes it through `read` and `write`."""
         if alignment > 256:
-            raise BackendError(f"device memory is aligned to 256 bytes, {alignment} were asked for. This is a mistake in whet: please report it.")
+            raise BackendError(f"device memory is aligned to 256 bytes, not {alignment}. This is a mistake in whet: please report it.")
         self.activate()
         memory = DeviceBuffer(nbytes)
         memory.fill(0)
         return Buffer(memory.address, memory.nbytes, None, memory)
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> np.ndarray:
-        """A copy of device bytes; waits for work on the default stream (executables wait for their own)."""
+        """A copy of device bytes; waits for work on the default stream (executables wait for their own stream)."""
         self.activate()
         return buffer.owner.read((nbytes,), np.uint8, offset)
 
     def write(self, buffer: Buffer, offset: int, data: np.ndarray) -> None:
-        """Copies bytes to the device; returns when they are there."""
+        """Copies bytes to the device; returns when the copy is complete."""
         self.activate()
         buffer.owner.write(data, offset)
 
     def read_address(self, address: int, nbytes: int) -> np.ndarray:
-        """A copy of device bytes at an address that is somebody else's."""
+        """A copy of device bytes at an address of another library's memory."""
         self.activate()
         out = np.empty(nbytes, np.uint8)
         if nbytes:
@@ -89,7 +89,7 @@ class CudaBackend(Backend):
         return out
 
     def write_address(self, address: int, data: np.ndarray) -> None:
-        """Copies bytes to an address that is somebody else's; returns when they are there."""
+        """Copies bytes to an address of another library's memory; returns when the copy is complete."""
         self.activate()
         source = np.ascontiguousarray(data)
         if source.nbytes:
@@ -97,7 +97,7 @@ class CudaBackend(Backend):
             driver.ok(driver.cu().cuStreamSynchronize(0))
 
     def copy_address(self, to: int, source: int, nbytes: int) -> None:
-        """Copies bytes from one address on the GPU to another; returns when they are there."""
+        """Copies bytes from one address on the GPU to another; returns when the copy is complete."""
         self.activate()
         if nbytes:
             driver.ok(driver.cu().cuMemcpyDtoD(to, source, nbytes))
@@ -118,7 +118,7 @@ class CudaBackend(Backend):
         return event
 
     def after_default_stream(self, executable: GpuExecutable) -> None:
-        """Makes the next run of `executable` wait for the work that other libraries have put on the default stream."""
+        """Makes the next run of `executable` wait for the work of other libraries on the default stream."""
         self.activate()
         event = Event(timing=False)
         event.record(Stream.of(0))
@@ -126,17 +126,17 @@ class CudaBackend(Backend):
         event.close()
 
     def copy(self, target: Buffer, to: int, source: Buffer, at: int, nbytes: int) -> None:
-        """Copies bytes within device memory; returns when they are there."""
+        """Copies bytes within device memory; returns when the copy is complete."""
         self.activate()
         target.owner.copy(source.owner, to, at, nbytes)
 
     def difference(self, a: Buffer, at: int, b: Buffer, to: int, nbytes: int, dtype: str) -> Difference:
-        """How far `nbytes` of `a` are from those of `b`, the judge's side, as numbers of a type; computed on the GPU."""
+        """Compares `nbytes` of `a` with the reference `b`, elements of type `dtype`, on the GPU."""
         self.activate()
         return difference(self.device, a.address + at, b.address + to, nbytes, dtype)
 
     def compile_ahead(self, sources: Iterable[str]) -> None:
-        """Starts compiling kernels that will be timed soon, on all CPUs."""
+        """Starts compilation of kernels that will be timed soon, on all CPUs."""
         compile_ahead(sources, self.device.arch)
 
     def stream(self) -> GpuStream:
@@ -148,11 +148,11 @@ class CudaBackend(Backend):
         return executable.seconds(repeats)
 
     def seconds_in_row(self, executables: Sequence[GpuExecutable]) -> list[float]:
-        """GPU seconds of a run of each, none waiting for the host; the first runs once more in front."""
+        """GPU seconds of one run of each, without waits for the host; an extra untimed run of the first precedes them."""
         return executables[0].seconds_in_row(executables[1:]) if executables else []
 
     def cold_seconds(self, executable: GpuExecutable, before: GpuExecutable | None, other: Buffer) -> float:
-        """GPU seconds of a run that finds nothing in the L2 cache but what `before` leaves there; `other` memory is larger than the cache."""
+        """GPU seconds of a run with an L2 cache that holds only data left by `before`; `other` is memory larger than the cache."""
         return executable.cold_seconds(before, other.owner)
 
     def key(self) -> str:
@@ -162,7 +162,7 @@ class CudaBackend(Backend):
         return f"{self.device.name} | sm_{major}{minor} x{self.device.multiprocessors} | driver {version} | nvrtc {nvrtc_version()}"
 
     def describe(self) -> dict[str, Any]:
-        """The machine, for people and for engines' headers."""
+        """Description of the machine for reports and engine headers."""
         major, minor = self.device.capability
         _, total = self.device.free_memory()
         return {
@@ -180,11 +180,11 @@ class CudaBackend(Backend):
         }
 
     def peaks(self) -> dict[str, float]:
-        """Bytes and operations a second that the hardware can reach."""
+        """Peak bytes and operations per second of the hardware."""
         return self.device.peaks()
 
     def state(self) -> dict[str, Any]:
-        """Clocks, power, temperature and other processes now."""
+        """Current clocks, power, temperature and other processes."""
         return asdict(nvml.state(self.device.bus_id))
 
 

@@ -1,4 +1,4 @@
-"""Compares two ranges of GPU memory on the GPU: verification uses it for results that are too large to read back."""
+"""Compares two ranges of GPU memory on the GPU: verification uses it for results too large to read back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Stream
 from whet.errors import BackendError
 
-# Independent of the kernels that it judges: one value a thread, plain conversions, sums in double.
+# Independent of the kernels under test: one value per thread, plain conversions, accumulators in float64.
 SOURCE = r"""
 struct Args { const unsigned char* a; const unsigned char* b; double* sums; unsigned int* peaks; unsigned long long count; };
 // sums: squares of the difference, squares of b. peaks: largest difference, largest |b| (as float bits), places where one is no number.
@@ -52,11 +52,11 @@ extern "C" __global__ void __launch_bounds__(256) compare(const __grid_constant_
     if (odd) atomicAdd(p.peaks + 2, odd);
 }
 """
-KINDS = {"f32": (0, 4), "f16": (1, 2), "bf16": (2, 2), "u8": (3, 1), "i8": (3, 1)}  # i8 as bytes: equal or not is what counts
+KINDS = {"f32": (0, 4), "f16": (1, 2), "bf16": (2, 2), "u8": (3, 1), "i8": (3, 1)}  # i8 as bytes: only equality matters
 
 
 def text(kind: int) -> str:
-    """The kernel's text for numbers of a kind."""
+    """Source of the kernel for one kind of element."""
     return f"#define KIND {kind}\n{SOURCE}"
 
 
@@ -66,9 +66,9 @@ def _kernel(kind: int, device: Device) -> Kernel:
 
 
 def difference(device: Device, a: int, b: int, nbytes: int, dtype: str) -> Difference:
-    """How far the numbers at address `a` are from those at `b`. Raises BackendError for a type that it does not know."""
+    """Compares the values at address `a` with the reference at `b`. Raises BackendError for an unsupported type."""
     if dtype not in KINDS:
-        raise BackendError(f"{dtype} cannot be compared on the GPU; it knows {', '.join(KINDS)}. Read the values back instead.")
+        raise BackendError(f"{dtype} cannot be compared on the GPU; supported are {', '.join(KINDS)}. Read the values back instead.")
     kind, size = KINDS[dtype]
     count = nbytes // size
     found = DeviceBuffer(32)

@@ -16,7 +16,7 @@ from typing import Any
 from whet.errors import BackendError
 
 _lock = threading.Lock()
-_ahead: dict[str, Future[bytes]] = {}  # by cache key: what compile_ahead started
+_ahead: dict[str, Future[bytes]] = {}  # cache key -> compilation started by compile_ahead
 _pool: ThreadPoolExecutor | None = None
 FLAGS = ("--std=c++17", "-default-device", "--prec-div=false", "--prec-sqrt=false", "--extra-device-vectorization")
 
@@ -35,13 +35,13 @@ def nvrtc() -> Any:
 
 @functools.cache
 def nvrtc_version() -> str:
-    """The version of the compiler that makes the kernels, as "13.0"."""
+    """The version of the kernel compiler, as "13.0"."""
     _, major, minor = nvrtc().nvrtcVersion()
     return f"{major}.{minor}"
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels live: $WHET_CUDA_CACHE, else the user's cache folder. Refused if another user can write there."""
+    """Folder of compiled kernels: $WHET_CUDA_CACHE, else the user's cache folder. Raises BackendError if another user can write to it."""
     given = os.environ.get("WHET_CUDA_CACHE")
     if given:
         folder = Path(given)
@@ -60,13 +60,13 @@ def cache_folder() -> Path:
 
 
 def cache_key(source: str, arch: str, flags: tuple[str, ...] = FLAGS) -> str:
-    """Everything that can change the machine code: source, target, flags and compiler version."""
+    """Hash of everything that can change the machine code: source, target, flags and compiler version."""
     text = "\0".join((source, arch, nvrtc_version(), *flags))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def compile_cubin(source: str, *, name: str = "kernel.cu", arch: str = "sm_90a", flags: tuple[str, ...] = FLAGS, cached: bool = True) -> bytes:
-    """Machine code of `source` for `arch`. BackendError with the compiler's log when it does not compile."""
+    """Machine code of `source` for `arch`. Raises BackendError with the compiler's log if it does not compile."""
     if not cached:
         return _compile(source, name, arch, flags)
     key = cache_key(source, arch, flags)
@@ -77,9 +77,9 @@ def compile_cubin(source: str, *, name: str = "kernel.cu", arch: str = "sm_90a",
 
 
 def compile_ahead(sources: Iterable[str], arch: str = "sm_90a") -> None:
-    """Starts compiling in the background what will be asked for soon; compile_cubin waits for it. The compiler lets go of Python's lock.
+    """Starts background compilation of kernels that will be needed soon; compile_cubin waits for it. The compiler releases the GIL.
 
-    What the cache holds is left alone: most of it is never asked for, where the times of the candidates are known.
+    Cached kernels are not loaded: most of them are never needed if the times of the candidates are known.
     """
     global _pool
     folder = cache_folder()
@@ -101,7 +101,7 @@ def _cached(key: str, source: str, name: str, arch: str, flags: tuple[str, ...])
     except FileNotFoundError:
         pass
     code = _compile(source, name, arch, flags)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as out:  # a rename is atomic: readers never see half a file
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as out:  # a rename is atomic: readers never see an incomplete file
         out.write(code)
     os.replace(out.name, path)
     return code
@@ -112,7 +112,7 @@ def _compile(source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes
     good = rtc.nvrtcResult.NVRTC_SUCCESS
     status, program = rtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
     if status != good:
-        raise BackendError(f"NVRTC could not take the kernel {name} ({status.name}).")
+        raise BackendError(f"NVRTC did not accept the kernel {name} ({status.name}).")
     try:
         options = [f"--gpu-architecture={arch}".encode(), *(flag.encode() for flag in flags)]
         (status,) = rtc.nvrtcCompileProgram(program, len(options), options)

@@ -1,6 +1,6 @@
-"""GPUs to compile for where there is none: properties of one device of each architecture, from NVIDIA's data sheets and the CUDA C++ guide.
+"""Compilation targets without a GPU: properties of one device per architecture, from NVIDIA's data sheets and the CUDA C++ guide.
 
-Kernels are planned and compiled for them; nothing can be allocated or run. A machine with a GPU uses the properties that its driver reports.
+Kernels are planned and compiled for them; nothing can be allocated or run. With a GPU, the properties reported by its driver are used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEVICES = {
 
 
 class CompileOnlyGpu(Backend):
-    """A GPU of an architecture, to plan and compile for. `properties` replace single capabilities (`multiprocessors=84`)."""
+    """A GPU architecture as a target for planning and compilation. `properties` override single capabilities (`multiprocessors=84`)."""
 
     name = "cuda"
 

@@ -1,6 +1,6 @@
-"""The CUDA driver, loaded when first needed: every call checked, every failure told in words.
+"""The CUDA driver, loaded when first needed. Every call is checked, every failure is described.
 
-Nothing here imports the `cuda` packages when this module is imported, so that whet runs on machines without a GPU.
+The `cuda` packages are not imported together with this module, so that whet runs on machines without a GPU.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from whet.errors import BackendError
 
 _Made = TypeVar("_Made")
-_here = threading.local()  # .device: whose context is bound to this thread
-#: after these the context answers every call with the same error: its memory, streams and modules are gone
+_here = threading.local()  # .device: the GPU whose context is bound to this thread
+#: errors after which every call in the context fails with the same error: its memory, streams and modules are lost
 _STICKY = frozenset({
     "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_MISALIGNED_ADDRESS",
     "CUDA_ERROR_INVALID_ADDRESS_SPACE", "CUDA_ERROR_INVALID_PC", "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ASSERT",
@@ -23,19 +23,19 @@ _STICKY = frozenset({
 MIN_DRIVER = 12000  # thread-block clusters, programmatic dependent launch and tensor maps came with CUDA 12
 
 
-def _missing(what: str, error: Exception) -> BackendError:
+def _missing(library: str, error: Exception) -> BackendError:
     return BackendError(
-        f"{what} cannot be loaded ({error}). The CUDA backend needs it. Install the extra with `pip install whet[cuda]`, or use --backend=cpu."
+        f"{library} cannot be loaded ({error}). The CUDA backend needs it. Install the extra with `pip install whet[cuda]`, or use --backend=cpu."
     )
 
 
 class LostContext(BackendError):
-    """A kernel faulted: this process's context on the GPU, and all that was made in it, is lost."""
+    """A kernel faulted: this process's context on the GPU is lost, with all its memory, streams and modules."""
 
 
 @functools.cache
 def cu() -> Any:
-    """The driver's binding module, initialized. BackendError without the package, the driver or a GPU."""
+    """The driver's binding module, initialized. Raises BackendError without the package, the driver or a GPU."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -87,12 +87,12 @@ def _describe(driver: Any, status: Any) -> str:
 
 
 def ok(answer: tuple[Any, ...]) -> Any:
-    """The values of a driver call's answer (None, one value, or a tuple); BackendError when its status is not success."""
+    """The values of a driver call's answer (None, one value, or a tuple); raises BackendError if its status is not success."""
     return _plain(cu(), answer)
 
 
 def available() -> str | None:
-    """None when a GPU can be used here, else the reason why not."""
+    """None if a GPU can be used, else the reason why not."""
     try:
         cu()
     except BackendError as error:
@@ -105,36 +105,36 @@ _lock = threading.Lock()
 
 
 def device(ordinal: int = 0) -> Device:
-    """The GPU number `ordinal`, its primary context made current.
+    """The GPU number `ordinal`, with its primary context bound to this thread.
 
-    A context that a fault has destroyed is replaced by a fresh one, which works only where the driver allows it within a process;
-    else BackendError says so. Other libraries of the process lose what they had on that GPU too; the fault took it already.
+    A context destroyed by a fault is replaced by a new one. Raises BackendError if the driver does not allow this within a process. Other
+    libraries of the process have lost their memory on that GPU too, already by the fault.
     """
     with _lock:
-        found = _devices.get(ordinal)
-        if found is not None and found.lost:
-            found = _renewed(found)
-        if found is None:
-            found = Device(ordinal)
-        _devices[ordinal] = found
-    found.make_current()
-    return found
+        gpu = _devices.get(ordinal)
+        if gpu is not None and gpu.lost:
+            gpu = _renewed(gpu)
+        if gpu is None:
+            gpu = Device(ordinal)
+        _devices[ordinal] = gpu
+    gpu.make_current()
+    return gpu
 
 
 def _renewed(old: Device) -> Device:
-    """A fresh primary context in place of a lost one. BackendError when the driver gives none that works."""
+    """A new primary context in place of a lost one. Raises BackendError if the driver provides none that works."""
     driver = cu()
     driver.cuCtxSetCurrent(driver.CUcontext(0))
     driver.cuDevicePrimaryCtxReset(old.handle)
     try:
-        made = Device(old.ordinal)
-        made.make_current()
+        device = Device(old.ordinal)
+        device.make_current()
         ok(driver.cuMemFree(ok(driver.cuMemAlloc(256))))
     except BackendError as error:
         raise LostContext(
             f"GPU {old.ordinal} gives this process no new context after a kernel failed ({error}). Load the engine in a new process."
         ) from error
-    return made
+    return device
 
 
 def current() -> Device | None:
@@ -143,28 +143,28 @@ def current() -> Device | None:
 
 
 def per_device(make: Callable[..., _Made]) -> Callable[..., _Made]:
-    """Remembers results for each GPU context: what is loaded into one is not in another."""
+    """Caches results per GPU context, as modules and handles are valid in one context only."""
 
     @functools.cache
-    def kept(_: Device | None, *args: Any, **named: Any) -> _Made:
+    def cached(_: Device | None, *args: Any, **named: Any) -> _Made:
         return make(*args, **named)
 
     @functools.wraps(make)
-    def found(*args: Any, **named: Any) -> _Made:
-        return kept(current(), *args, **named)
+    def call(*args: Any, **named: Any) -> _Made:
+        return cached(current(), *args, **named)
 
-    return found
+    return call
 
 
 def release(owner: Device | None, call: Callable[..., Any], handle: Any) -> None:
-    """Gives something back, unless it went with a lost context. Its answer does not matter: at exit the driver may be gone."""
+    """Releases a resource unless its context is lost. The status is ignored: at exit the driver may be unloaded."""
     if owner is None or not owner.lost:
         if owner is not None and current() is None:
             owner.make_current()
         call(handle)
 
 
-#: (f32 outside of tensor cores, f16 on them dense, f8) by compute capability: the architecture's whitepapers
+#: compute capability -> operations per multiprocessor and clock: f32 without tensor cores, dense f16 and f8 on them (architecture whitepapers)
 _PER_CLOCK = {
     (8, 0): (128, 2048, 0), (8, 6): (256, 1024, 0), (8, 9): (256, 1024, 2048), (9, 0): (256, 4096, 8192), (10, 0): (256, 8192, 16384),
     (12, 0): (256, 1024, 2048),
@@ -172,15 +172,15 @@ _PER_CLOCK = {
 
 
 class Device:
-    """One GPU: its primary context (shared with any other library in the process) and what it can do."""
+    """One GPU: its primary context (shared with any other library in the process) and its properties."""
 
     def __init__(self, ordinal: int) -> None:
         driver = cu()
         count = ok(driver.cuDeviceGetCount())
         if not 0 <= ordinal < count:
-            raise BackendError(f"There is no GPU number {ordinal}: this machine shows {count} (0 to {count - 1}). Choose one with --device=N.")
+            raise BackendError(f"There is no GPU number {ordinal}: this machine has {count} (0 to {count - 1}). Choose one with --device=N.")
         self.ordinal = ordinal
-        self.lost = ""  # why, once a kernel has failed
+        self.lost = ""  # the reason, after a kernel has failed
         self.handle = ok(driver.cuDeviceGet(ordinal))
         self.context = ok(driver.cuDevicePrimaryCtxRetain(self.handle))
         self.make_current()
@@ -199,7 +199,7 @@ class Device:
 
     @property
     def bus_id(self) -> str:
-        """The PCI address, by which NVML knows this GPU too (CUDA_VISIBLE_DEVICES renumbers the ordinals)."""
+        """The PCI address, which identifies this GPU in NVML too (CUDA_VISIBLE_DEVICES renumbers the ordinals)."""
         return ok(cu().cuDeviceGetPCIBusId(32, self.handle)).split(b"\0")[0].decode()
 
     @property
@@ -209,22 +209,22 @@ class Device:
         return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
     def make_current(self) -> None:
-        """Bind this GPU's context to the calling thread; each thread that launches must do so once. LostContext after a fault."""
+        """Binds this GPU's context to the calling thread; required once per launching thread. Raises LostContext after a fault."""
         if self.lost:
             raise LostContext(self.lost)
         _here.device = self
         ok(cu().cuCtxSetCurrent(self.context))
 
     def peaks(self) -> dict[str, float]:
-        """What the hardware can do at most: bytes a second from memory, operations a second by type ("f16": tensor cores, dense).
+        """Peak rates of the hardware: bytes per second from memory, operations per second by type ("f16": tensor cores, dense).
 
-        From clocks and widths as the driver tells them (a multiply-add is two operations); 0.0 where a type has no such unit.
+        From the driver's clocks and bus widths (a multiply-add is two operations); 0.0 if the hardware has no unit for a type.
         """
         number = cu().CUdevice_attribute
         clock = 1e3 * self._attribute(number.CU_DEVICE_ATTRIBUTE_CLOCK_RATE)
         memory = 1e3 * self._attribute(number.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
         width = self._attribute(number.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)
-        plain, f16, f8 = _PER_CLOCK.get(self.capability, (128, 0, 0))  # operations a multiprocessor and clock
+        plain, f16, f8 = _PER_CLOCK.get(self.capability, (128, 0, 0))  # operations per multiprocessor and clock
         each = clock * self.multiprocessors
         types = {"f32": plain, "tf32": f16 / 2, "f16": f16, "bf16": f16, "i8": 2 * f16, "f8": f8}
         return {"bytes": 2 * memory * width / 8, **{k: each * v for k, v in types.items()}}

@@ -1,4 +1,4 @@
-"""Recorded launches on a GPU: one CUDA graph, replayed on any stream; launch by launch for the profiler, and where no graph can be made."""
+"""Recorded launches on a GPU: one CUDA graph, replayed on any stream; launch by launch for the profiler, and if no graph can be captured."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 
-REPEATS = 8  # of a call when it is timed alone
+REPEATS = 8  # of a call timed alone
 
 
 class GpuCall(Call):
-    """One recorded layer: `make(inputs, outputs)` gives its launches for these addresses; made again when a user's buffer comes in."""
+    """One recorded layer: `make(inputs, outputs)` gives its launches for these addresses; called again if the user passes another buffer."""
 
     def __init__(self, make: Any, inputs: Iterable[int], outputs: Iterable[int]) -> None:
         self._make = make
         self._at = {"input": list(inputs), "output": list(outputs)}
         self._launches: list[GpuWork] | None = None
-        self.label = ""  # the user's names of the nodes, for the profiler's ranges
+        self.label = ""  # source node names, for the profiler's ranges
 
     @property
     def launches(self) -> list[GpuWork]:
-        """The launches, in order; none for a layer that only renames its bytes."""
+        """The launches, in order; none for a layer that only reinterprets its bytes."""
         if self._launches is None:
             self._launches = list(self._make(tuple(self._at["input"]), tuple(self._at["output"])))
         return self._launches
 
     def set_address(self, kind: str, index: int, address: int) -> None:
-        """Re-point operand `index` of `kind`; the executable must be refreshed before it runs again."""
+        """Replaces the address of operand `index` of `kind`; the executable must be refreshed before it runs again."""
         self._at[kind][index] = address
         self._launches = None
 
     def run(self) -> None:
-        """Do the work now, on a stream of its own."""
+        """Runs the launches now, on their own stream."""
         stream = Stream()
         for launch in self.launches:
             launch.run(stream)
@@ -48,25 +48,25 @@ class GpuCall(Call):
 
 
 class GpuStream:
-    """A recording stream: tactics' kernels put GpuCalls here."""
+    """A recording stream: kernels of tactics add GpuCalls to it."""
 
     def __init__(self, device: Device) -> None:
         self._device, self.calls = device, []  # type: ignore[var-annotated]
 
     def record(self, call: GpuCall) -> None:
-        """Note a call."""
+        """Records a call."""
         self.calls.append(call)
 
     def finish(self) -> GpuExecutable:
-        """The calls as something that runs."""
+        """The recorded calls as an executable."""
         return GpuExecutable(self.calls, self._device)
 
 
 class GpuExecutable(Executable):
-    """Calls in order, as one graph. `run()` returns when the results are there; `enqueue()` at once, on a stream of its own or a given one.
+    """Calls in order, as one graph. `run()` returns when the results are complete; `enqueue()` at once, on its own or a given stream.
 
-    Launched one by one where the driver refuses to capture them (`graph_refused` says why), where `use_graph` is False, and while ranges
-    are shown to a profiler (nvtx.py), which sees nothing of the layers inside of a graph.
+    Launches run one by one if the driver refuses to capture them (reason in `graph_refused`), if `use_graph` is False, and while NVTX ranges
+    are on (nvtx.py), because a profiler does not see layers inside of a graph.
     """
 
     def __init__(self, calls: list[GpuCall], device: Device) -> None:
@@ -77,10 +77,10 @@ class GpuExecutable(Executable):
         self.graph_refused = ""
         self._graph: Graph | None = None
         self._events: tuple[Event, Event] | None = None
-        self._single: dict[int, Graph] = {}  # of each call, for the profiler
+        self._single: dict[int, Graph] = {}  # one graph per call, for the profiler
 
     def refresh(self) -> None:
-        """Make the graph again at the next run: a call was re-pointed."""
+        """Discards the graph after an address change; the next run captures it again."""
         if self._graph is not None:
             self._graph.close()
         self._graph = None
@@ -89,10 +89,10 @@ class GpuExecutable(Executable):
         self._single.clear()
 
     def prepare(self) -> None:
-        """Makes the graph now, not at the first run."""
+        """Captures the graph now instead of at the first run."""
         self._device.make_current()
         if self._graph is None and self.use_graph and not self.graph_refused:
-            launches = [launch for call in self.calls for launch in call.launches]  # kernels are loaded here: no capture is under way
+            launches = [launch for call in self.calls for launch in call.launches]  # kernels must be loaded before a capture starts
             if any(launch.on_host for launch in launches):
                 self.graph_refused = "a layer runs on the host"
                 return
@@ -104,7 +104,7 @@ class GpuExecutable(Executable):
                 self.graph_refused = str(e)
 
     def enqueue(self, stream: Stream | None = None) -> None:
-        """Start all launches on a stream (default: the executable's own)."""
+        """Starts all launches on a stream (default: the executable's own)."""
         self.prepare()
         target = stream or self.stream
         if nvtx.shown():
@@ -120,12 +120,12 @@ class GpuExecutable(Executable):
                     launch.run(target)
 
     def run(self) -> None:
-        """Run all launches and wait for them."""
+        """Runs all launches and waits for them."""
         self.enqueue()
         self.stream.synchronize()
 
     def seconds(self, repeats: int) -> list[float]:
-        """GPU seconds of each of `repeats` replays, one after the other, none overlapping the next."""
+        """GPU seconds of each of `repeats` replays in sequence, without overlap."""
         self.prepare()
         start, end = self._clock()
         times = []
@@ -138,8 +138,8 @@ class GpuExecutable(Executable):
         return times
 
     def seconds_in_row(self, others: Sequence[GpuExecutable]) -> list[float]:
-        """GPU seconds of a run of this and each of the others, one right behind the other on one stream, so that none waits for the host to
-        launch it; one more run in front, which does not count, gives the host that time."""
+        """GPU seconds of one run of this and each of the other executables, back to back on one stream, so that none waits for its launch by the
+        host; an untimed run before them hides the launch time."""
         row = [self, *others]
         for executable in row:
             executable.prepare()
@@ -156,8 +156,8 @@ class GpuExecutable(Executable):
         return times
 
     def cold_seconds(self, before: GpuExecutable | None, other: DeviceBuffer) -> float:
-        """GPU seconds of a replay that finds nothing in the L2 cache but what a run of `before` has left there: `other` memory, larger than
-        the cache, is written in front of both."""
+        """GPU seconds of a replay with an L2 cache that holds only data left by a run of `before`: `other`, memory larger than the
+        cache, is written before both."""
         self.prepare()
         start, end = self._clock()
         if before is not None:
@@ -177,9 +177,9 @@ class GpuExecutable(Executable):
         return self._events
 
     def run_timed(self) -> list[float]:
-        """GPU seconds of each call: of one of REPEATS equal ones in a row, which overlap as neighbours in the whole do.
+        """GPU seconds of each call, averaged over REPEATS consecutive launches, which overlap like adjacent layers in the network.
 
-        Launched one by one from the host, small kernels would be as long as the host's way to the next launch.
+        With single launches, the time of a small kernel would be the launch overhead of the host.
         """
         self._device.make_current()
         start, end, times = Event(), Event(), []
@@ -207,7 +207,7 @@ class GpuExecutable(Executable):
         return times
 
     def close(self) -> None:
-        """Give graph, events and stream back."""
+        """Releases graph, events and stream."""
         self.refresh()
         for event in self._events or ():
             event.close()

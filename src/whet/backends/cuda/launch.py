@@ -1,4 +1,4 @@
-"""Kernels from machine code, one launch with all that it needs, and lists of launches as CUDA graphs."""
+"""Kernels from machine code, launches with their arguments, and lists of launches as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from whet.backends.cuda.driver import cu, current, ok, release
 from whet.backends.cuda.stream import Stream
 
-MAX_SHARED = 227 * 1024  # bytes a block may ask for on Hopper
+MAX_SHARED = 227 * 1024  # bytes available to a block on Hopper
 
 
 class Module:
-    """A loaded cubin. `kernel(name)` gives its functions; kept alive as long as one of them is.
+    """A loaded cubin. `kernel(name)` returns its functions; each of them keeps the module alive.
 
     Without a GPU bound to the thread nothing is loaded: launches can be planned and their kernels compiled, but not run.
     """
@@ -29,7 +29,7 @@ class Module:
         return Kernel(self, name, shared)
 
     def close(self) -> None:
-        """Unload; its kernels must not run afterwards."""
+        """Unloads the module; its kernels must not run afterwards."""
         handle, self.handle = self.handle, None
         if handle is not None:
             release(self._device, cu().cuModuleUnload, handle)
@@ -49,7 +49,7 @@ class Kernel:
             ok(driver.cuFuncSetAttribute(self.handle, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared))
 
     def allow_wide_clusters(self) -> None:
-        """Permit clusters of 16 blocks, which are not portable but exist on Hopper."""
+        """Permits clusters of 16 blocks (non-portable size, available on Hopper)."""
         if self.handle is None:
             return
         number = cu().CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
@@ -62,7 +62,7 @@ class Kernel:
 
 
 class GpuWork:
-    """Work for a stream: a kernel launch, a library's call, or a step on the host. A CUDA graph cannot hold what is `on_host`."""
+    """Work for a stream: a kernel launch, a library call, or a step on the host. A CUDA graph cannot contain `on_host` work."""
 
     on_host: ClassVar[bool] = False
 
@@ -80,16 +80,16 @@ class Launch(GpuWork):
     block: int
     args: bytes
     cluster: int = 1  # blocks of a cluster, along x; grid counts blocks
-    overlap: bool = True  # may start before the launch in front of it ends: the kernel itself waits (griddepcontrol.wait)
+    overlap: bool = True  # may start before the preceding launch ends: the kernel itself waits (griddepcontrol.wait)
     label: str = ""  # the user's name of the layer
-    shared: int = -1  # bytes of dynamic shared memory; -1: what the kernel was loaded with
+    shared: int = -1  # bytes of dynamic shared memory; -1: the size given when the kernel was loaded
     _storage: Any = field(default=None, repr=False)
     _pointers: Any = field(default=None, repr=False)
     _config: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         raw = (ctypes.c_char * (len(self.args) + 64))()
-        start = (-ctypes.addressof(raw)) % 64  # tensor maps want 64-byte alignment
+        start = (-ctypes.addressof(raw)) % 64  # tensor maps require 64-byte alignment
         ctypes.memmove(ctypes.addressof(raw) + start, self.args, len(self.args))
         self._storage = raw
         self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(raw) + start)
@@ -97,15 +97,15 @@ class Launch(GpuWork):
             self.kernel.allow_wide_clusters()
 
     def run(self, stream: Stream) -> None:
-        """Put the launch on the stream."""
+        """Puts the launch on the stream."""
         if self._config is None:
-            self._config = self._described()
+            self._config = self._launch_config()
         self._config.hStream = stream.handle
         driver = cu()
         ok(driver.cuLaunchKernelEx(self._config, self.kernel.handle, ctypes.addressof(self._pointers), 0))
 
-    def _described(self) -> Any:
-        """The launch in the driver's words, for any stream; made once, for that takes longer than launching."""
+    def _launch_config(self) -> Any:
+        """The driver's launch configuration, for any stream; cached, as its creation takes longer than a launch."""
         driver = cu()
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
@@ -129,7 +129,7 @@ class Launch(GpuWork):
 
 
 class Graph:
-    """A list of launches captured once and replayed with one call; overlap edges between neighbours are kept by the capture."""
+    """A list of launches captured once and replayed with one call; the capture keeps programmatic dependent launches between adjacent launches."""
 
     def __init__(self, launches: Iterable[GpuWork], stream: Stream) -> None:
         driver = cu()
@@ -146,11 +146,11 @@ class Graph:
         ok(driver.cuGraphUpload(self.handle, stream.handle))
 
     def run(self, stream: Stream) -> None:
-        """Replay all launches on the stream."""
+        """Replays all launches on the stream."""
         ok(cu().cuGraphLaunch(self.handle, stream.handle))
 
     def close(self) -> None:
-        """Give the executable graph back."""
+        """Releases the executable graph."""
         handle, self.handle = self.handle, None
         if handle is not None:
             release(self._device, cu().cuGraphExecDestroy, handle)

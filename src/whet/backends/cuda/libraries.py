@@ -1,4 +1,4 @@
-"""NVIDIA's optional libraries: pip's packages first, then what the system's loader finds."""
+"""NVIDIA's optional libraries: searched in pip packages first, then by the system's loader."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 CUBLASLT = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
 NVRTC = ("libnvrtc.so.13", "libnvrtc.so.12")
-_CUDA = ("nvidia.cu13", "nvidia.cublas", "nvidia.cuda_nvrtc")  # CUDA 13's wheels share a folder, those of CUDA 12 have one each
+_CUDA = ("nvidia.cu13", "nvidia.cublas", "nvidia.cuda_nvrtc")  # CUDA 13's wheels share a folder, CUDA 12's have one each
 
 
-def places(names: Sequence[str], packages: Sequence[str] = _CUDA) -> list[str]:
-    """Files and names that are tried for a library, in order."""
+def candidate_files(names: Sequence[str], packages: Sequence[str] = _CUDA) -> list[str]:
+    """Candidate files and names for a library, in search order."""
     found = []
     for package in packages:
         try:
@@ -29,8 +29,8 @@ def places(names: Sequence[str], packages: Sequence[str] = _CUDA) -> list[str]:
 
 @cache
 def first_library(names: tuple[str, ...], packages: tuple[str, ...] = _CUDA) -> Any:
-    """The first that loads, or None."""
-    for name in places(names, packages):
+    """The first library that loads, or None."""
+    for name in candidate_files(names, packages):
         try:
             return ctypes.CDLL(name)
         except OSError:

@@ -12,7 +12,7 @@ from whet.errors import BackendError
 
 
 class DeviceBuffer:
-    """`nbytes` of GPU memory (256-byte aligned, as the driver gives it); freed by close() or with the object."""
+    """`nbytes` of GPU memory (256-byte aligned by the driver); freed by close() or with the object."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = int(nbytes)
@@ -23,7 +23,7 @@ class DeviceBuffer:
         except BackendError as error:
             free, total = ok(cu().cuMemGetInfo())
             raise BackendError(
-                f"{self.nbytes / 2**20:.1f} MiB of GPU memory were asked for, {free / 2**20:.0f} of {total / 2**20:.0f} are free. {error}"
+                f"{self.nbytes / 2**20:.1f} MiB of GPU memory were requested, {free / 2**20:.0f} of {total / 2**20:.0f} are free. {error}"
             ) from error
 
     @classmethod
@@ -34,12 +34,12 @@ class DeviceBuffer:
         return buffer
 
     def write(self, array: np.ndarray, offset: int = 0) -> None:
-        """Copy the bytes of `array` (C order) to `offset`; returns when done."""
+        """Copies the bytes of `array` (C order) to `offset`; returns when done."""
         source = np.ascontiguousarray(array)
         self._check(offset, source.nbytes)
         if source.nbytes:
             ok(cu().cuMemcpyHtoD(self.address + offset, source.ctypes.data, source.nbytes))
-            ok(cu().cuStreamSynchronize(0))  # small copies may return before the bytes are there, and other streams do not wait for them
+            ok(cu().cuStreamSynchronize(0))  # small copies may return before they are complete, and other streams do not wait for them
 
     def read(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A NumPy copy of the bytes from `offset` on; waits for all work on the context's default stream."""
@@ -50,7 +50,7 @@ class DeviceBuffer:
         return out
 
     def copy(self, source: DeviceBuffer, to: int, at: int, nbytes: int) -> None:
-        """Copy `nbytes` from `at` in `source` to `to` here; returns when done."""
+        """Copies `nbytes` from `at` in `source` to `to` here; returns when done."""
         self._check(to, nbytes)
         source._check(at, nbytes)
         if nbytes:
@@ -58,21 +58,21 @@ class DeviceBuffer:
             ok(cu().cuStreamSynchronize(0))
 
     def fill(self, byte: int = 0) -> None:
-        """Set every byte; returns when done."""
+        """Sets every byte; returns when done."""
         ok(cu().cuMemsetD8(self.address, byte, self.nbytes))
         ok(cu().cuStreamSynchronize(0))
 
     def start_fill(self, stream: Any, byte: int = 0) -> None:
-        """Put the setting of every byte on the stream."""
+        """Enqueues a memset on the stream."""
         ok(cu().cuMemsetD8Async(self.address, byte, self.nbytes, stream.handle))
 
     def start_write(self, source: PinnedBuffer, stream: Any, offset: int = 0) -> None:
-        """Put a copy of all of `source` to `offset` on the stream."""
+        """Enqueues a copy of all of `source` to `offset` on the stream."""
         self._check(offset, source.nbytes)
         ok(cu().cuMemcpyHtoDAsync(self.address + offset, source.address, source.nbytes, stream.handle))
 
     def start_read(self, target: PinnedBuffer, stream: Any, offset: int = 0) -> None:
-        """Put a copy from `offset` on that fills `target` on the stream."""
+        """Enqueues a copy from `offset` that fills `target` on the stream."""
         self._check(offset, target.nbytes)
         ok(cu().cuMemcpyDtoHAsync(target.address, self.address + offset, target.nbytes, stream.handle))
 
@@ -83,7 +83,7 @@ class DeviceBuffer:
             )
 
     def close(self) -> None:
-        """Free the memory now."""
+        """Frees the memory now."""
         address, self.address = self.address, 0
         if address:
             release(self._device, cu().cuMemFree, address)
@@ -94,7 +94,7 @@ class DeviceBuffer:
 
 
 class PinnedBuffer:
-    """Page-locked host memory, seen as a NumPy byte array in `.array`: what asynchronous copies need."""
+    """Page-locked host memory, with a NumPy byte array in `.array`; asynchronous copies require it."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = int(nbytes)
@@ -103,7 +103,7 @@ class PinnedBuffer:
         self.array = np.frombuffer(memoryview((ctypes.c_char * self.nbytes).from_address(self.address)), np.uint8)
 
     def close(self) -> None:
-        """Free it; `.array` must not be used afterwards."""
+        """Frees the memory; `.array` must not be used afterwards."""
         address, self.address = self.address, 0
         if address:
             release(self._device, cu().cuMemFreeHost, address)

@@ -1,4 +1,4 @@
-"""What the GPU is doing while it is timed: clocks, power, temperature, memory, other processes (NVML; read only)."""
+"""State of the GPU during timings: clocks, power, temperature, memory, other processes (NVML; read only)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from whet.errors import BackendError
 
 @dataclass(frozen=True)
 class State:
-    """One reading. Units: MHz, watts, degrees Celsius, bytes; None where the machine does not tell."""
+    """One reading. Units: MHz, watts, degrees Celsius, bytes; None if not reported."""
 
     sm_clock: int | None
     memory_clock: int | None
@@ -21,7 +21,7 @@ class State:
 
 
 def state(bus_id: str) -> State:
-    """Read the state of the GPU at this PCI address (NVML counts GPUs otherwise than CUDA does); BackendError without NVML."""
+    """Reads the state of the GPU at this PCI address (NVML and CUDA number GPUs differently). Raises BackendError without NVML."""
     try:
         import pynvml
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Ranges for Nsight Systems under the user's node names: WHET_NVTX=1 turns them on; the package `nvtx` makes them.
+"""Ranges for Nsight Systems with the user's node names: WHET_NVTX=1 turns them on; requires the package `nvtx`.
 
-Inside of a CUDA graph a profiler sees kernels without their layers. With ranges on, layers are launched one by one, each in its range:
-what is seen is slower as a whole than what runs otherwise.
+Inside of a CUDA graph a profiler sees kernels without their layers. With ranges on, layers are launched one by one, each in its range,
+so the profiled run is slower than a normal one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _package() -> Any:
 
 
 def shown() -> bool:
-    """Whether ranges are asked for. Raises BackendError when they are and the package is missing."""
+    """True if ranges are on. Raises BackendError if they are on and the package is missing."""
     return os.environ.get("WHET_NVTX", "") not in ("", "0") and _package() is not None
 
 

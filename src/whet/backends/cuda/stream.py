@@ -1,4 +1,4 @@
-"""Streams and events: order on the GPU, and its clock."""
+"""Streams and events: order of work on the GPU, and its clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from whet.backends.cuda.driver import cu, current, ok, release
 
 
 class Stream:
-    """A non-blocking CUDA stream; `handle` is what launches and copies take. `of` wraps one that belongs to somebody else."""
+    """A non-blocking CUDA stream; launches and copies take its `handle`. `of` wraps a user's stream."""
 
     def __init__(self) -> None:
         self._device, self._own = current(), True
@@ -30,25 +30,25 @@ class Stream:
         return made
 
     def synchronize(self) -> None:
-        """Wait until all work on the stream is done; a failed kernel raises BackendError here."""
+        """Waits until all work on the stream is done. Raises BackendError if a kernel failed."""
         ok(cu().cuStreamSynchronize(self.handle))
 
     def wait(self, event: Event) -> None:
-        """Work that follows on this stream starts after `event`."""
+        """Later work on this stream starts after `event`."""
         ok(cu().cuStreamWaitEvent(self.handle, event.handle, 0))
 
     def close(self) -> None:
-        """Give the stream back."""
+        """Releases the stream."""
         handle, self.handle = self.handle, None
         if handle is not None and self._own:
             release(self._device, cu().cuStreamDestroy, handle)
 
 
 class Event:
-    """A point in a stream's work; with `timing` two of them measure what lies between."""
+    """A point in a stream's work; with `timing` two of them measure the time between them."""
 
     def __init__(self, timing: bool = True, blocking: bool = False) -> None:
-        """`blocking`: who waits sleeps until the event, instead of asking for it again and again."""
+        """`blocking`: a waiting thread sleeps until the event instead of polling."""
         flags = cu().CUevent_flags
         kind = (flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING).value
         self._device = current()
@@ -56,7 +56,7 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """Whether the event has happened."""
+        """True if the event has happened."""
         status = cu().cuEventQuery(self.handle)
         if status[0] == cu().CUresult.CUDA_ERROR_NOT_READY:
             return False
@@ -64,11 +64,11 @@ class Event:
         return True
 
     def record(self, stream: Stream) -> None:
-        """Mark the point after the work given to `stream` so far."""
+        """Marks the point after the work given to `stream` so far."""
         ok(cu().cuEventRecord(self.handle, stream.handle))
 
     def synchronize(self) -> None:
-        """Wait on the host for the event."""
+        """Waits on the host for the event."""
         ok(cu().cuEventSynchronize(self.handle))
 
     def since(self, start: Event) -> float:
@@ -76,7 +76,7 @@ class Event:
         return float(ok(cu().cuEventElapsedTime(start.handle, self.handle)))
 
     def close(self) -> None:
-        """Give the event back."""
+        """Releases the event."""
         handle, self.handle = self.handle, None
         if handle is not None:
             release(self._device, cu().cuEventDestroy, handle)

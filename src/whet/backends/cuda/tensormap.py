@@ -1,4 +1,4 @@
-"""Tensor maps: what the bulk copy engine (TMA) needs to know about a tensor in device memory, as 128 bytes each."""
+"""Tensor maps: 128-byte descriptors of tensors in device memory for the Tensor Memory Accelerator (TMA)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.backends.cuda.driver import cu, ok
 
-_TYPES = {"f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32", "u8": "UINT8"}  # 8-bit kinds all travel as bytes
+_TYPES = {"f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32", "u8": "UINT8"}  # all 8-bit types are copied as bytes
 SIZES = {"f16": 2, "bf16": 2, "f32": 4, "u8": 1}
 
 
@@ -30,8 +30,8 @@ def _bytes(tensor_map: Any) -> bytes:
 def tiled(address: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], *, plain: bool = False) -> bytes:
     """A map for boxes of a plain tensor. dims and box in elements, innermost first; strides in bytes of all dims but the first.
 
-    The box's first dimension times the element size is 16, 32, 64 or 128 bytes and names the swizzle of shared memory; with `plain`
-    rows of any multiple of 16 bytes lie one after the other.
+    The box's first dimension times the element size is 16, 32, 64 or 128 bytes and selects the swizzle of shared memory; with `plain`
+    rows of any multiple of 16 bytes are contiguous.
     """
     driver = cu()
     kind, interleave, swizzle, promotion, fill = _common(dtype, box[0] * SIZES[dtype], plain)
@@ -67,10 +67,10 @@ def im2col(
     channels: int,
     pixels: int,
 ) -> bytes:
-    """A map for convolution windows of an NHWC tensor: `pixels` output positions x `channels` channels a copy, padding as zeros.
+    """A map for convolution windows of an NHWC tensor: `pixels` output positions x `channels` channels per copy, padding as zeros.
 
-    dims: (C, W, H, N); strides in bytes of W, H, N; lower, upper, step: (w, h) corners of the positions a window's first
-    element takes, relative to the tensor's ends (lower = -pad_begin, upper = pad_end - (kernel-1)*dilation), and the stride.
+    dims: (C, W, H, N); strides in bytes of W, H, N; lower, upper, step: (w, h) corners of the positions of a window's first
+    element, relative to the tensor's ends (lower = -pad_begin, upper = pad_end - (kernel-1)*dilation), and the stride.
     """
     driver = cu()
     kind, interleave, swizzle, promotion, fill = _common(dtype, channels * SIZES[dtype])

@@ -1,6 +1,6 @@
-"""A machine that plans everything and runs nothing: times come from its tactics' cost table, the same everywhere.
+"""A backend that plans everything and runs nothing: times come from its tactics' cost table, so they are the same on every machine.
 
-Builds, memory plans, choices and golden engines are tested with it, without a CPU's or a GPU's moods.
+Builds, memory plans, tactic selection and golden engines are tested with it, without timing noise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from whet.errors import BackendError
 
 
 class NullExecutable(Executable):
-    """A launch list that takes `cost` seconds by the table and no time at all."""
+    """A launch list that reports the table's `cost` in seconds and executes nothing."""
 
     def __init__(self, calls: list):
         self.calls = list(calls)
@@ -28,7 +28,7 @@ class NullExecutable(Executable):
 
 
 class NullList:
-    """A stream that keeps what is recorded."""
+    """A stream that stores recorded launches."""
 
     def __init__(self) -> None:
         self.calls: list = []
@@ -42,7 +42,7 @@ class NullList:
 
 @backend
 class NullBackend(Backend):
-    """The null machine. Memory is addresses without bytes: what is written is forgotten, what is read is zero."""
+    """The null machine. Memory has addresses but no bytes: writes are discarded, reads return zeros."""
 
     capabilities = Capabilities(executes=False, host_memory=False)
 
@@ -51,7 +51,7 @@ class NullBackend(Backend):
         self._next = 1 << 20
 
     def allocate(self, nbytes: int, alignment: int = 64) -> Buffer:
-        """An address range that nothing else has."""
+        """A unique address range."""
         if nbytes < 0 or alignment < 1:
             raise BackendError(f"cannot allocate {nbytes} bytes aligned to {alignment}")
         at = -(-self._next // alignment) * alignment
@@ -63,7 +63,7 @@ class NullBackend(Backend):
         return np.zeros(nbytes, np.uint8)
 
     def write(self, buffer: Buffer, offset: int, data: np.ndarray) -> None:
-        """Forgets."""
+        """Discards the data."""
 
     def stream(self) -> NullList:
         return NullList()

@@ -1,1 +1,1 @@
-"""The tactic lock: pins every decision of a build."""
+"""The tactic lock: pins every decision that determines an engine."""

@@ -60,7 +60,7 @@ def save_lock(plan: EnginePlan, path: str | Path) -> None:
 
 
 def lock_of(plan: EnginePlan) -> dict[str, Any]:
-    """The lock as data; profiles with plans of their own have a lock each, those after the first under "further"."""
+    """The lock as data; separately tuned profiles have a lock each, those after the first under "further"."""
     first, *others = (_lock_of(p) for p in plan.by_profile())
     return first | ({"further": others} if others else {})
 
@@ -102,7 +102,7 @@ def plan_digest(plan: EnginePlan) -> str:
 
 
 def read_lock(path: str | Path) -> dict[str, Any]:
-    """The lock in a file. Raises LockError for one that is missing, damaged or of another version."""
+    """The lock in a file. Raises LockError if it is missing, damaged or of another version."""
     try:
         found = json.loads(Path(path).read_text())
     except (OSError, ValueError, RecursionError) as e:
@@ -159,7 +159,7 @@ def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, ba
 def locked_plan(
     lock: Mapping[str, Any], source: Network, lowered: Network, profiles: Sequence[Profile], backend: Backend, config: BuildConfig
 ) -> EnginePlan:
-    """The engine that the lock names, nothing timed. Raises LockError when it would not be the same."""
+    """The engine that the lock describes, built without timing. Raises LockError if it would differ."""
     if [_plain(p.shapes) for p in profiles] != lock["profiles"]:
         raise LockError(_text(["the profiles are others"]))
     by_name = {layer.name: layer for layer in lowered.layers}
@@ -169,7 +169,7 @@ def locked_plan(
         unfuse(lowered, by_name[name])
     try:
         choices = {entry["name"]: _read_choice(entry) for entry in lock["layers"]}
-        if lanes := _lanes(lock, lowered, profiles, config):  # choices are those of one sample, on one thread or taking turns on all
+        if lanes := _lanes(lock, lowered, profiles, config):  # choices are per sample: one thread per sample, or all threads
             single, own = [p.of_one_sample() for p in profiles], backend if lanes == 1 else get_backend(backend.name, threads=1)
             plan = make_sample_parallel(_replayed(choices, source, lowered, single, own, config), profiles, backend, lanes)
             backend.activate()
@@ -278,7 +278,7 @@ def _text(moved: list[str]) -> str:
 
 
 def _short(v: Any, other: Any) -> str:
-    """A value in at most 160 characters, from shortly before its first difference from the other one."""
+    """A value in at most 160 characters, from shortly before the position where it differs from the other one."""
     text, their = (x if isinstance(x, str) else json.dumps(x) for x in (v, other))
     if len(text) == 64 and " " not in text:
         return text[:16] + "..."

@@ -1,1 +1,1 @@
-"""Verification: each layer and the whole network against references, with the errors that are allowed."""
+"""Verification: each layer and the whole network against references, within error bounds."""

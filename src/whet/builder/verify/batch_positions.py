@@ -1,4 +1,4 @@
-"""Does a kernel treat all batch items alike? Each layer runs twice, the second time with the batch rotated.
+"""Checks that a kernel computes all batch items alike: each layer runs twice, the second time with the batch rotated.
 
 The reference verifies a kernel on a few batch items. The others are correct too if an item's result does not depend on its index: after a
 rotation by s, item i must give the same result at index i - s. A kernel that omits a tile, reads past its item or writes twice gives other
@@ -19,10 +19,10 @@ from whet.runtime.memory import read_bytes, write_bytes
 
 
 def rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], axes: BatchAxes, batch: int, seed: int = 0):
-    """(layer, error of its worst output, relative to the largest value) layer by layer; `other` is the same engine over memory of its own.
+    """(layer, error of its worst output, relative to the largest value) layer by layer; `other` is the same engine with separate memory.
 
-    Layers with a constant part for each item (`axes.fixed`) are left out. The second run gets each layer's actual inputs, rotated, so that
-    errors do not propagate. 0 for equal bits.
+    Layers with a separate constant for each batch item are skipped (`axes.fixed`). The rotated run reads each layer's actual inputs, rotated,
+    so that errors do not propagate. 0 for bit-identical outputs.
     """
     shift = 1 + int(np.random.RandomState(seed).randint(0, batch - 1))
     bound.feed(data)
@@ -72,7 +72,7 @@ def _difference(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | N
         largest = max(p.largest for p in parts)
         worst = max(p.worst for p in parts)
         return float("inf") if any(p.odd for p in parts) else worst / largest if largest else worst
-    if axis == 0 and bound.arena.array is None and name == F8E4M3.name:  # equal bits mostly, which the machine sees without a copy
+    if axis == 0 and bound.arena.array is None and name == F8E4M3.name:  # usually bit-identical, which is checked without a copy to the host
         alike = (backend.difference(other.arena, to, bound.arena, start, n, "u8") for start, to, n in _pieces(bound, t.name, shift, batch) if n)
         if not any(p.worst for p in alike):
             return 0.0

@@ -1,4 +1,4 @@
-"""How far an output is from its reference: floats by two norms, e4m3 numbers by their steps, integers exactly but for ties."""
+"""Error of an output against its reference: floats by two norms, e4m3 values in steps, integers exactly except for rounding ties."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from whet.network import F8E4M3, DType
 
-_SATURATED = 4.0  # times the largest e4m3 number that a saturated result is taken for
-_FLOAT8_SHARE = 0.025  # of e4m3 numbers: noise per signal that differing in a few ties may have; rounding alone makes 0.027
+_SATURATED = 4.0  # times the largest e4m3 value: assumed unsaturated magnitude of a saturated result
+_FLOAT8_SHARE = 0.025  # noise-to-signal ratio of e4m3 values allowed for a few rounding ties; rounding alone has 0.027
 
 
 def difference(got: np.ndarray, ref: np.ndarray, dtype: DType) -> tuple[float, str]:
@@ -33,7 +33,7 @@ def float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
         return np.inf, "NaN in other places than the reference"
     a, b = a[~np.isnan(a)], np.clip(b[~np.isnan(b)], -448, 448)
     e, largest = np.abs(a - b), float(np.abs(b).max(initial=0.0))
-    if largest == 448:  # the true magnitude of saturated values is unknown, and so is their error
+    if largest == 448:  # the unsaturated value may be larger, and its allowed error with it
         largest *= _SATURATED
     if not e.any():
         return 0.0, ""
@@ -51,7 +51,7 @@ def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
     a, b = got.astype(np.float64).reshape(-1), np.asarray(ref, np.float64).reshape(-1)
     limit = float(np.finfo(np.float32).max) if got.dtype.itemsize >= 4 or got.dtype.name == "bfloat16" else float(np.finfo(np.float16).max)
     if got.dtype != np.float64:
-        b = np.where(np.abs(b) > limit, np.copysign(np.inf, b), b)  # overflows of the output's type
+        b = np.where(np.abs(b) > limit, np.copysign(np.inf, b), b)  # values that overflow in the output's type
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return np.inf, "NaN or infinite values in other places than the reference"
@@ -76,7 +76,7 @@ def worst_error(got: Iterable[np.ndarray], want: Iterable[np.ndarray]) -> float:
 
 
 def output_error(got: np.ndarray, ref: np.ndarray) -> float:
-    """The error of a network's output: of floats as relative_error, else the share that differs."""
+    """The error of a network's output: relative_error for floats, else the share of differing values."""
     if not (got.dtype.kind == "f" or got.dtype.name == "bfloat16"):
         return 0.0 if np.array_equal(got, ref) else float(np.mean(got != ref))
     return relative_error(got, ref)[0]

@@ -11,7 +11,7 @@ from whet.engine.plan import Choice, EnginePlan
 from whet.network import BF16, F16, DType, Layer, Tensor
 from whet.ops import bind_layer, bind_symbols, run_layer, run_regions, widened
 
-_PRODUCTS = ("Conv", "ConvTranspose", "Fused", "Gemm", "MatMul")  # of numbers that a tactic may round
+_PRODUCTS = ("Conv", "ConvTranspose", "Fused", "Gemm", "MatMul")  # ops whose operands a tactic may round
 
 
 def reference_outputs(
@@ -36,7 +36,7 @@ def reference_outputs(
 
 
 def computing_type(layer: Layer, choice: Choice) -> DType | None:
-    """The smaller type that the layer's first float operand is stored in, or None when none is smaller."""
+    """The smaller type that the layer's first float operand is stored in, or None if it is not smaller."""
     for t, o in zip(layer.inputs, choice.inputs, strict=True):
         if t is not None and o is not None and t.dtype.is_float:
             return {F16.name: F16, BF16.name: BF16}.get(o[1]) if o[1] != t.dtype.name else None
@@ -44,7 +44,7 @@ def computing_type(layer: Layer, choice: Choice) -> DType | None:
 
 
 def computes_tf32(choice: Choice) -> bool:
-    """True when the tactic's config says that it rounds f32 operands to TF32."""
+    """True if the tactic's config rounds f32 operands to TF32."""
     return ("math", "tf32") in choice.config
 
 
@@ -61,7 +61,7 @@ def multiplied(layer: Layer) -> list[Tensor | None]:
 
 
 def rounded_tf32(a: np.ndarray) -> np.ndarray:
-    """f32 numbers with 10 bits of mantissa, to nearest."""
+    """f32 values rounded to a 10-bit mantissa, to nearest."""
     bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
     return np.where(np.isfinite(a), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), a).astype(a.dtype)
 

@@ -1,4 +1,4 @@
-"""A network's values by an engine with fixed kernels, reproducible under any load: used for calibration and accuracy."""
+"""Values of a network computed by an engine with fixed kernels, reproducible under any load: used for calibration and accuracy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from whet.tactics.cpu.onednn._api.library import library
 class EngineRun:
     """A network's values by an FP32 engine of fixed kernels on one thread: the same bits for the same sample under any load.
 
-    If oneDNN is not installed (as on some GPU machines), the NumPy reference computes: slower, equal up to rounding.
+    Without oneDNN (possible on GPU machines) the NumPy reference computes the values: equal up to rounding, but slower.
     Q/DQ and casts are separate layers, so a network from precision.emulated computes its roundings in FP32.
     """
 
@@ -53,7 +53,7 @@ class EngineRun:
 
 @cache
 def _sources() -> tuple[str, ...]:
-    """Tactic sources without oneDNN, if it cannot be loaded: only the NumPy reference is left."""
+    """Tactic sources without oneDNN, if it cannot be loaded: only the NumPy reference remains."""
     try:
         library()
     except BackendError:

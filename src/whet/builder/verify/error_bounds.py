@@ -47,8 +47,8 @@ class Checked:
     network_error: float = 0.0
     network_bound: float = FLOOR
     emulation_error: float | None = None
-    images: tuple[int, ...] | None = None  # of the batch, compared with the reference; None: all
-    turned: float = 0.0  # largest difference between an item's results at two indices of the batch
+    images: tuple[int, ...] | None = None  # batch items compared with the reference; None: all
+    turned: float = 0.0  # largest difference between a batch item's results at two batch indices
     probe_outputs: dict[str, np.ndarray] = field(default_factory=dict)
 
     def take(self, c: Compared) -> None:
@@ -89,9 +89,9 @@ class Compared:
 def compare_layer(
     layer: Layer, choice: Choice, ins: list, outs: list[np.ndarray], images: BatchItems | None = None, axes: BatchAxes = NO_BATCH_AXES
 ) -> Compared:
-    """Compares one layer's outputs with the reference on its actual inputs (`ins` as stored; of the items `images` if given)."""
+    """Compares one layer's outputs with the reference on its actual inputs (`ins` as stored; only for `images` if given)."""
     if choice.tactic.rpartition("/")[2] == "numpy_reference":
-        return Compared(layer.name)  # it is the reference itself
+        return Compared(layer.name)  # the tactic is the reference itself
     errors = []
     with np.errstate(all="ignore"):
         want = reference_outputs(layer, choice, ins, images, axes)
@@ -117,8 +117,8 @@ def layer_bound(layer: Layer, choice: Choice, dtype: str) -> float:
 class NetworkJudge:
     """Judges the outputs against the source network in float64.
 
-    FP32 is judged by the source network's own error in FP32, which no pass can change. If the engine stores smaller types, the
-    lowered network must first pass that same test in float64; then the emulation's own roundings are allowed for on top.
+    The bound for FP32 is the source network's own error in FP32, which no pass can change. If the engine stores smaller types, the lowered
+    network must first pass that test in float64; then the error of the emulation's roundings is allowed in addition.
     """
 
     def __init__(self, plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], images: BatchItems | None, beside: Beside):
@@ -141,7 +141,7 @@ class NetworkJudge:
     def judge(self, got: Mapping[str, np.ndarray], found: Checked) -> None:
         """Records the network's error and its bound, and a failure if the bound is exceeded."""
         truth = self.truth()
-        # By place: an output that is an input has another name in the engine.
+        # By index: an output that is also an input has another name in the engine.
         names = [t.name for t in self.plan.network.outputs]
         errors = dict(zip(names, (output_error(got[n], t) for n, t in zip(names, truth, strict=True)), strict=True))
         found.network_error = max(errors.values(), default=0.0)

@@ -1,4 +1,4 @@
-"""Work of the host while a GPU runs: the reference judges one layer on a core of its own while the next layer runs."""
+"""Host work overlapped with the GPU: the reference checks one layer on a CPU thread while the next layer runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = 8  # threads; each holds the arrays of its layer
 class Beside:
     """Runs functions on its own threads, or immediately if nothing overlaps with them. A context manager: exit waits for all.
 
-    NumPy lets go of Python's lock in all that takes long, so threads do for the reference.
+    NumPy releases the GIL in long operations, so threads suffice for the reference.
     """
 
     def __init__(self, many: bool):

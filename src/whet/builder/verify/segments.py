@@ -16,8 +16,8 @@ from whet.builder.verify.engine_values import EngineRun
 from whet.network import F32, Layer, Network, Tensor
 
 _SHORTEST = 4  # layers between two cuts
-_FEW = 0.5  # share of a network's segments that differ: below it they are its own alone, above it others like it follow, and they are kept
-CACHE_BYTES = 512 << 20  # of values between segments that are kept
+_FEW = 0.5  # segments of a network are cached only if at least this share differs from the base: similar networks follow then
+CACHE_BYTES = 512 << 20  # cached values between segments
 Values = Mapping[str, np.ndarray]
 
 
@@ -43,8 +43,8 @@ class SegmentedRuns:
         self.cuts = _cuts(net)
         self.own = _segments(net, self.cuts, self.outputs) or []
         self._engines: dict[_Segment, EngineRun] = {}
-        self._samples = list(samples)  # they stay alive, so that nothing else is taken for one of them
-        self._known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # of each: the tensors at each cut
+        self._samples = list(samples)  # kept alive, so that no other object gets the same id
+        self._known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # per sample: the tensors that cross each cut
         self._bytes = 0
 
     def __call__(self, net: Network, names: list[str]) -> EngineRun | _SegmentedRun:
@@ -63,7 +63,7 @@ class SegmentedRuns:
         return found
 
     def known(self, feeds: Values, most: int) -> tuple[int, dict[str, np.ndarray]]:
-        """The number of leading segments (at most `most`) of the unmodified network already run for a sample, and their results."""
+        """(number of leading segments of the base network, at most `most`, cached for a sample; the values at the last cut)."""
         before = self._known.get(id(feeds), [])[:most]
         return len(before), dict(before[-1]) if before else dict(feeds)
 
@@ -76,7 +76,7 @@ class SegmentedRuns:
 
 
 class _SegmentedRun:
-    """One network in segments, the first `own` of which are those of the network that it was derived from."""
+    """One network in segments; the first `own` segments are those of the base network."""
 
     def __init__(self, runs: SegmentedRuns, engines: Sequence[EngineRun], own: int):
         self.runs, self.engines, self.own = runs, engines, own
@@ -123,7 +123,7 @@ def _cuts(net: Network) -> list[tuple[str, ...]]:
 
 
 def _segments(net: Network, cuts: Sequence[tuple[str, ...]], outputs: Sequence[str]) -> list[_Segment] | None:
-    """The segments of a network at the cuts; None if there are no cuts or tensors cross them elsewhere."""
+    """The segments of a network at the cuts; None if there are no cuts or other tensors cross them."""
     if not cuts:
         return None
     by = {t.name: t for t in net.tensors()}
@@ -168,7 +168,7 @@ def _made(s: _Segment) -> list[str]:
 
 
 def _network_of(net: Network, s: _Segment) -> Network:
-    """A segment as a network of its own."""
+    """A segment as a separate network."""
     made = net.clone()
     by, made.outputs = {t.name: t for t in made.tensors()}, []
     inputs = []

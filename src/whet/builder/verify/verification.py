@@ -1,4 +1,4 @@
-"""Verification of the kernels and of the network, by separate checks (see the design notes).
+"""Verification of the kernels and of the whole network, as two separate checks (see the design notes).
 
 Kernels: each layer of the engine against the reference of that same layer on its actual inputs, in float64, within the tactic's
 bound; exact for integers, except that quantized outputs may differ by one in a tie. Network: against the source network in float64, at
@@ -28,16 +28,16 @@ from whet.network import Layer, Network
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime import BoundEngine, WeightStore, bind
 
-_LONG_MACS = 2e9  # multiply-adds of one item; the NumPy reference takes seconds for them
+_LONG_MACS = 2e9  # multiply-adds per batch item for which the NumPy reference takes seconds
 
 
 def verify_engine(
     plan: EnginePlan, source: Network, backend: Backend, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig, log: ProgressLog
 ) -> Checked:
-    """Runs both checks at the first profile's opt shapes. The network is not judged when a layer fails.
+    """Runs both checks at the first profile's opt shapes. The network is not checked if a layer fails.
 
-    In a batch of more than a few items that no layer mixes, some items are compared with the reference, and all with their own results at other
-    indices of the batch: see builder/batching/batch_items.py and builder/verify/batch_positions.py.
+    In a large batch whose items are independent in every layer, some items are compared with the reference, and all with their own
+    results at other batch indices: see builder/batching/batch_items.py and builder/verify/batch_positions.py.
     """
     log.stage("verification", len(plan.network.layers) + 2)
     shapes = probe_shapes(plan)
@@ -50,7 +50,7 @@ def verify_engine(
     found = Checked()
     images, axes = _few(plan, source, given, config, log)
     found.images = None if images is None else images.at
-    few = batch_of(given) <= MAX_ITEMS or images is not None  # or the arrays of several layers at once could fill the memory
+    few = batch_of(given) <= MAX_ITEMS or images is not None  # otherwise the arrays of several layers could exhaust the memory
     with np.errstate(all="ignore"), Beside(backend.capabilities.overlapping_launches and few) as beside:
         whole = images if images is None else _for_the_network(images, source, given)
         judge = NetworkJudge(plan, source, data, whole, beside)
@@ -102,8 +102,8 @@ def _few(
 
 
 def _for_the_network(images: BatchItems, source: Network, shapes: Mapping[str, tuple[int, ...]]) -> BatchItems:
-    """The items on which the whole network is verified: those of the layers, or one of them if the reference is slow. Index-dependent errors are
-    found in the layers; the network check measures accumulated rounding, for which one large item is enough."""
+    """The batch items for the check of the whole network: those of the layer checks, or one of them if the reference is slow. Independence of the
+    batch index is checked per layer; the network check measures accumulated rounding, for which one large item suffices."""
     env = bind_symbols([(t.name, t.type) for t in source.inputs], shapes)
     if sum(macs(bind_layer(x, env)) for x in source.layers) < _LONG_MACS * images.batch:
         return images
@@ -111,7 +111,7 @@ def _for_the_network(images: BatchItems, source: Network, shapes: Mapping[str, t
 
 
 def _reader(bound: BoundEngine, axes: BatchAxes, images: BatchItems) -> Callable[[Layer, str], np.ndarray]:
-    """Reads the verified items of a tensor, or all of a tensor without a batch axis."""
+    """Reads the checked batch items of a layer's tensor, or the whole tensor if it has no batch axis."""
 
     def read(layer: Layer, name: str) -> np.ndarray:
         axis = axes.axis.get(name)
@@ -159,16 +159,16 @@ def verification_inputs(plan: EnginePlan, inputs: Mapping[str, np.ndarray] | Non
 
 
 def ban_failures(search: Any, checked: Checked, best: Any, log: ProgressLog) -> None:
-    """Bans the kernels that failed, so that the next search leaves them out."""
+    """Bans the kernels that failed, so that the next search excludes them."""
     for f in checked.failures:
         if f.layer:
             ban(search, f.layer, best.chosen[f.layer], f"failed verification: {f}", log)
 
 
 def ban_nearest(search: Any, checked: Checked, best: Any, log: ProgressLog) -> bool:
-    """Bans the tactic of the layer nearest to its bound, when the network's error is too large although each layer is within its bound.
+    """Bans the tactic of the layer nearest to its bound, if the network's error is too large although each layer is within its bound.
 
-    Returns True if there was one: not a reformat, with a nonzero error, and with other kernels.
+    Returns False if there is none to ban: reformats, exact layers and layers with a single kernel are excluded.
     """
     layer, error, bound = checked.worst
     if not error or layer not in search.kind_of:
@@ -183,7 +183,7 @@ def ban_nearest(search: Any, checked: Checked, best: Any, log: ProgressLog) -> b
 
 
 def ban(search: Any, layer: str, option: Any, reason: str, log: ProgressLog) -> None:
-    """Bans one option of a layer, or of all reformats when the layer is one."""
+    """Bans one option of a layer, or of all reformats if the layer is a reformat."""
     log.note(f"banned: {reason}")
     if layer in search.kind_of:
         search.ban(layer, option.ident, reason)

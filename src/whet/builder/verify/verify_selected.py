@@ -26,7 +26,7 @@ def build_verified(
 ) -> EnginePlan:
     """The engine that `make` builds for `config`, verified against the source network that `source` returns for it.
 
-    `make` selects among engines that were not verified. If the selected one fails, `make` is called again with verification on, which bans wrong
+    `make` selects among unverified engines. If the selected one fails, `make` is called again with verification on, which bans failing
     kernels from each engine while it is built.
     """
     if not config.verify or config.lock:

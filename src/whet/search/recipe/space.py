@@ -17,7 +17,7 @@ from whet.errors import BackendError, PruneError, UsageError
 from whet.network import Network
 from whet.pruning import Group, groups
 from whet.pruning.importance import step_of
-from whet.pruning.skipping import stay_whole as meant_by
+from whet.pruning.skipping import resolve_skipped
 from whet.search.recipe.recipe import PRECISIONS, STORAGE, AutoRecipe
 
 _FLOAT = 1e-9
@@ -181,7 +181,7 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
 def stay_whole(net: Network, skip: Sequence[str]) -> frozenset[str]:
     """Groups and branches named by `space.skip`. Raises UsageError for an unknown name, with the nearest known one."""
     try:
-        return meant_by(net, skip)
+        return resolve_skipped(net, skip)
     except PruneError as e:
         raise UsageError(f"'space.skip': {e}") from None
 

@@ -1,6 +1,6 @@
-"""NVIDIA's cuDNN, optional: its graph API from Python by ctypes. Importing this loads nothing.
+"""NVIDIA's cuDNN, optional: its graph API through ctypes. Importing this loads no library.
 
-numbers.py has the API's constants, library.py finds the library and keeps its handles, descriptor.py is the one object that the API is made of,
-convolution.py writes a convolution with its epilogue as a graph and lists its engines, launch.py puts a chosen plan on a stream.
+numbers.py has the API's constants, library.py finds the library and manages its handles, descriptor.py wraps the API's only object type,
+convolution.py builds the graph of a convolution with its epilogue and lists its engines, launch.py enqueues a plan on a stream.
 The API: https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-graph-library.html
 """

@@ -1,7 +1,7 @@
-"""A convolution and what follows it as a cuDNN graph: its engines with their notes, the heuristics' proposals, and plans.
+"""A convolution with its epilogue as a cuDNN graph: its engines with their notes, the heuristics' proposals, and plans.
 
-A graph names tensors by numbers (X, W, Y, Z, B); a plan is (engine, knobs), plain integers that an engine file can hold, so loading asks
-no heuristic. Precompiled engines take a residual before the bias only, so it is put there whenever no activation stands between.
+A graph identifies tensors by numbers (X, W, Y, Z, B); a plan is (engine, knobs), integers that are stored in the engine file, so loading needs
+no heuristic. Precompiled engines accept a residual only before the bias, so it is added there if no activation is between them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from whet.backends.cuda.cudnn import numbers as n
-from whet.backends.cuda.cudnn.descriptor import Descriptor, finished
+from whet.backends.cuda.cudnn.descriptor import Descriptor, finalized
 from whet.backends.cuda.cudnn.library import CudnnError, handle
 from whet.backends.cuda.driver import current
 from whet.errors import BackendError
@@ -48,20 +48,20 @@ class Convolution:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """What follows the convolution, in order."""
+        """The epilogue's operations, in order."""
         first = (*("z",) * (self.residual == 1), *("b",) * self.bias)
         return (*first, *("act",) * (self.activation is not None), *("z",) * (self.residual == 2))
 
 
 def fusible(activation: tuple[str, float, float]) -> bool:
-    """Whether the library has this activation as one step: a clip must begin at 0."""
+    """True if the library has this activation as one operation: the lower bound of a clip must be 0."""
     kind, low, high = activation
     return kind in _FUSED or (kind == "clip" and low == 0.0 and high > 0)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """An engine with its knobs, and what the library notes about it."""
+    """An engine with its knobs and the library's notes on it."""
 
     engine: int
     knobs: Knobs
@@ -70,7 +70,7 @@ class Proposal:
 
 
 class ConvolutionGraph:
-    """The operation graph of one convolution on the current GPU, or on a described one (`device`, a DEVICE descriptor: nothing can run then)."""
+    """The operation graph of one convolution on the current GPU, or on the one described by `device` (a DEVICE descriptor: nothing can run then)."""
 
     def __init__(self, work: Convolution, device: Descriptor | None = None) -> None:
         self.work, self.device = work, device
@@ -78,34 +78,34 @@ class ConvolutionGraph:
 
     def _make(self) -> Descriptor:
         operations = operations_of(self.work)
-        made = Descriptor(n.GRAPH, "a convolution's graph").set(n.GRAPH_OPERATIONS, n.T_DESCRIPTOR, *operations)
+        descriptor = Descriptor(n.GRAPH, "a convolution's graph").set(n.GRAPH_OPERATIONS, n.T_DESCRIPTOR, *operations)
         if self.device is not None:
-            return made.done()
+            return descriptor.done()
         with handle() as h:
-            return made.set(n.GRAPH_HANDLE, n.T_HANDLE, h.value).done()
+            return descriptor.set(n.GRAPH_HANDLE, n.T_HANDLE, h.value).done()
 
     @cached_property
     def engine_count(self) -> int:
-        """How many engines the library has for such graphs; which of them take this one, finalizing each tells."""
+        """Number of engines for this kind of graph; an engine that does not support this one fails when it is finalized."""
         return int(self._graph.get(n.GRAPH_ENGINES, n.T_INT64)[0])
 
     def _engine(self, index: int) -> Descriptor:
-        made = Descriptor(n.ENGINE, f"engine {index}").set(n.ENGINE_GRAPH, n.T_DESCRIPTOR, self._graph).set(n.ENGINE_INDEX, n.T_INT64, index)
+        descriptor = Descriptor(n.ENGINE, f"engine {index}").set(n.ENGINE_GRAPH, n.T_DESCRIPTOR, self._graph).set(n.ENGINE_INDEX, n.T_INT64, index)
         if self.device is not None:
-            made.set(n.ENGINE_DEVICE, n.T_DESCRIPTOR, self.device)
-        return made.done()
+            descriptor.set(n.ENGINE_DEVICE, n.T_DESCRIPTOR, self.device)
+        return descriptor.done()
 
     def proposals(self) -> list[Proposal]:
-        """What heuristics A, B and the fallback propose, then every other engine that takes the graph, with its default knobs."""
-        found: dict[tuple[int, Knobs], Proposal] = {}
+        """Proposals of heuristics A, B and the fallback, then every other engine that supports the graph, with its default knobs."""
+        proposals: dict[tuple[int, Knobs], Proposal] = {}
         for name, mode in n.HEURISTICS.items():
             try:
                 for p in self._ask(name, mode):
-                    found.setdefault((p.engine, p.knobs), p)
+                    proposals.setdefault((p.engine, p.knobs), p)
             except CudnnError as e:
                 if not 3000 <= e.status < 4000:
                     raise
-        known = {p.engine for p in found.values()}
+        known = {p.engine for p in proposals.values()}
         for index in range(self.engine_count):
             if index in known:
                 continue
@@ -115,45 +115,45 @@ class ConvolutionGraph:
                 if e.status >= 5000:
                     raise
                 continue
-            found[(index, ())] = Proposal(index, (), notes, "all")
-        return list(found.values())
+            proposals[(index, ())] = Proposal(index, (), notes, "all")
+        return list(proposals.values())
 
     def _ask(self, name: str, mode: int) -> list[Proposal]:
-        asked = Descriptor(n.HEURISTIC, f"heuristic {name}").set(n.HEURISTIC_GRAPH, n.T_DESCRIPTOR, self._graph)
-        asked.set(n.HEURISTIC_MODE, n.T_HEURISTIC, mode)
+        heuristic = Descriptor(n.HEURISTIC, f"heuristic {name}").set(n.HEURISTIC_GRAPH, n.T_DESCRIPTOR, self._graph)
+        heuristic.set(n.HEURISTIC_MODE, n.T_HEURISTIC, mode)
         if self.device is not None:
-            asked.set(n.HEURISTIC_DEVICE, n.T_DESCRIPTOR, self.device)
-        asked.done()
-        made = []
-        for config in asked.get_descriptors(n.HEURISTIC_RESULTS, n.CONFIG, "a proposal", _MOST_PROPOSALS):
+            heuristic.set(n.HEURISTIC_DEVICE, n.T_DESCRIPTOR, self.device)
+        heuristic.done()
+        proposals = []
+        for config in heuristic.get_descriptors(n.HEURISTIC_RESULTS, n.CONFIG, "a proposal", _MOST_PROPOSALS):
             engine = config.get_descriptors(n.CONFIG_ENGINE, n.ENGINE, "a proposed engine")[0]
             knobs = []
             for choice in config.get_descriptors(n.CONFIG_KNOBS, n.KNOB_CHOICE, "a knob", 64):
                 knobs.append((int(choice.get(n.KNOB_TYPE, n.T_KNOB)[0]), int(choice.get(n.KNOB_VALUE, n.T_INT64)[0])))
-            made.append(Proposal(int(engine.get(n.ENGINE_INDEX, n.T_INT64)[0]), tuple(sorted(knobs)), notes_of(engine), name))
-        return made
+            proposals.append(Proposal(int(engine.get(n.ENGINE_INDEX, n.T_INT64)[0]), tuple(sorted(knobs)), notes_of(engine), name))
+        return proposals
 
     def plan(self, engine: int, knobs: Knobs = ()) -> Plan:
-        """The plan of an engine; engines that are compiled at run time take up to seconds here. CudnnError says why not."""
-        chosen = Descriptor(n.CONFIG, f"a configuration of engine {engine}")
-        made_by = self._engine(engine)
-        chosen.set(n.CONFIG_ENGINE, n.T_DESCRIPTOR, made_by)
+        """The plan of an engine; run-time compilation of an engine takes up to seconds. Raises CudnnError with the reason if there is none."""
+        configuration = Descriptor(n.CONFIG, f"a configuration of engine {engine}")
+        descriptor = self._engine(engine)
+        configuration.set(n.CONFIG_ENGINE, n.T_DESCRIPTOR, descriptor)
         if knobs:
-            choices = [finished(n.KNOB_CHOICE, f"knob {k}", (n.KNOB_TYPE, n.T_KNOB, (k,)), (n.KNOB_VALUE, n.T_INT64, (v,))) for k, v in knobs]
-            chosen.set(n.CONFIG_KNOBS, n.T_DESCRIPTOR, *choices)
-        chosen.done()
-        made = Descriptor(n.PLAN, f"a plan of engine {engine}").set(n.PLAN_CONFIG, n.T_DESCRIPTOR, chosen)
+            choices = [finalized(n.KNOB_CHOICE, f"knob {k}", (n.KNOB_TYPE, n.T_KNOB, (k,)), (n.KNOB_VALUE, n.T_INT64, (v,))) for k, v in knobs]
+            configuration.set(n.CONFIG_KNOBS, n.T_DESCRIPTOR, *choices)
+        configuration.done()
+        plan = Descriptor(n.PLAN, f"a plan of engine {engine}").set(n.PLAN_CONFIG, n.T_DESCRIPTOR, configuration)
         if self.device is not None:
-            made.set(n.PLAN_DEVICE, n.T_DESCRIPTOR, self.device).done()
+            plan.set(n.PLAN_DEVICE, n.T_DESCRIPTOR, self.device).done()
         else:
             with handle() as h:
-                made.set(n.PLAN_HANDLE, n.T_HANDLE, h.value).done()
-        return Plan(made, int(made.get(n.PLAN_WORKSPACE, n.T_INT64)[0]), notes_of(made_by))
+                plan.set(n.PLAN_HANDLE, n.T_HANDLE, h.value).done()
+        return Plan(plan, int(plan.get(n.PLAN_WORKSPACE, n.T_INT64)[0]), notes_of(descriptor))
 
 
 @dataclass(eq=False)
 class Plan:
-    """A finalized plan, the bytes that it needs beside the operands, and its engine's notes. Several streams may run it at once."""
+    """A finalized plan, its workspace in bytes, and its engine's notes. Several streams may run it at once."""
 
     descriptor: Descriptor
     workspace: int
@@ -167,43 +167,43 @@ _MOST_GRAPHS = 64
 
 
 def graph_of(work: Convolution) -> ConvolutionGraph:
-    """The graph of a convolution on the current GPU; the last few are kept."""
+    """The graph of a convolution on the current GPU; the most recent ones are cached."""
     key = (current(), work)
     with _lock:
-        found = _graphs.get(key)
-        if found is None:
+        graph = _graphs.get(key)
+        if graph is None:
             while len(_graphs) >= _MOST_GRAPHS:
                 _graphs.pop(next(iter(_graphs)))
-            found = _graphs[key] = ConvolutionGraph(work)
-    return found
+            graph = _graphs[key] = ConvolutionGraph(work)
+    return graph
 
 
 def plan_of(work: Convolution, engine: int, knobs: Knobs) -> Plan:
-    """The plan of an engine for a convolution on the current GPU; shared by all who hold it, gone with the last of them."""
+    """The plan of an engine for a convolution on the current GPU; shared by its users and released with the last of them."""
     key = (current(), work, engine, knobs)
     with _lock:
-        found = _plans.get(key)
-    if found is None:
-        found = graph_of(work).plan(engine, knobs)
+        plan = _plans.get(key)
+    if plan is None:
+        plan = graph_of(work).plan(engine, knobs)
         with _lock:
-            found = _plans.setdefault(key, found)
-    return found
+            plan = _plans.setdefault(key, plan)
+    return plan
 
 
 def notes_of(engine: Descriptor) -> frozenset[str]:
-    """An engine's numerical and behaviour notes in words."""
-    found = set()
+    """Names of an engine's numerical and behaviour notes."""
+    notes = set()
     for attribute, kind, words in (
         (n.ENGINE_NUMERICAL, n.T_NUMERICAL_NOTE, n.NUMERICAL_NOTES),
         (n.ENGINE_BEHAVIOR, n.T_BEHAVIOR_NOTE, n.BEHAVIOR_NOTES),
     ):
         for number in engine.get(attribute, kind, len(words)):
-            found.add(words[number] if 0 <= number < len(words) else f"note {number}")
-    return frozenset(found)
+            notes.add(words[number] if 0 <= number < len(words) else f"note {number}")
+    return frozenset(notes)
 
 
 def operations_of(work: Convolution) -> list[Descriptor]:
-    """The convolution and its steps, each a descriptor; values between them are virtual and in f32."""
+    """Descriptors of the convolution and its epilogue operations; intermediate values are virtual and in f32."""
     steps, kind = work.steps, n.DATA_TYPES[work.dtype]
     x, w = _tensor(X, work.x, work, kind), _tensor(W, work.w, work, kind)
     number = 10
@@ -214,7 +214,7 @@ def operations_of(work: Convolution) -> list[Descriptor]:
         return _tensor(Y, work.y, work, kind) if i == len(steps) else _tensor(number, work.y, work, n.DATA_TYPES["f32"], virtual=True)
 
     value = result(0)
-    shape = finished(
+    shape = finalized(
         n.CONVOLUTION,
         "a convolution",
         (n.COMPUTE_TYPE, n.T_DATA_TYPE, (n.DATA_TYPES["f32"],)),
@@ -229,7 +229,7 @@ def operations_of(work: Convolution) -> list[Descriptor]:
         base, source, target, operation = n.BACKWARD_ALPHA, n.BACKWARD_DY, n.BACKWARD_DX, n.BACKWARD_DATA
     else:
         base, source, target, operation = n.FORWARD_ALPHA, n.FORWARD_X, n.FORWARD_Y, n.FORWARD
-    head = finished(
+    head = finalized(
         operation,
         "the operation of a convolution",
         (base, n.T_FLOAT, (1.0,)),
@@ -239,7 +239,7 @@ def operations_of(work: Convolution) -> list[Descriptor]:
         (source, n.T_DESCRIPTOR, (x,)),
         (target, n.T_DESCRIPTOR, (value,)),
     )
-    made = [head]
+    operations = [head]
     for i, step in enumerate(steps, 1):
         after = result(i)
         inputs = [(n.OPERATION_X, n.T_DESCRIPTOR, (value,)), (n.OPERATION_Y, n.T_DESCRIPTOR, (after,))]
@@ -248,15 +248,15 @@ def operations_of(work: Convolution) -> list[Descriptor]:
         elif step == "b":
             inputs.append((n.OPERATION_B, n.T_DESCRIPTOR, (_tensor(B, (1, work.y[1], 1, 1), work, kind),)))
         point = _activation(work.activation) if step == "act" else _step(n.ADD)
-        made.append(finished(n.OPERATION_POINTWISE, f"step {step}", (n.OPERATION_STEP, n.T_DESCRIPTOR, (point,)), *inputs))
+        operations.append(finalized(n.OPERATION_POINTWISE, f"step {step}", (n.OPERATION_STEP, n.T_DESCRIPTOR, (point,)), *inputs))
         value = after
-    return made
+    return operations
 
 
 def _tensor(number: int, dims: Four, work: Convolution, kind: int, virtual: bool = False) -> Descriptor:
     _, c, h, w = dims
     strides = (h * w * c, 1, w * c, c) if work.last else (c * h * w, h * w, w, 1)
-    return finished(
+    return finalized(
         n.TENSOR,
         f"tensor {number}",
         (n.TENSOR_TYPE, n.T_DATA_TYPE, (kind,)),
@@ -270,7 +270,7 @@ def _tensor(number: int, dims: Four, work: Convolution, kind: int, virtual: bool
 
 def _step(mode: int, *attributes: tuple[int, int, tuple[Any, ...]]) -> Descriptor:
     settings = ((n.POINTWISE_MODE, n.T_POINTWISE_MODE, (mode,)), (n.POINTWISE_PRECISION, n.T_DATA_TYPE, (n.DATA_TYPES["f32"],)), *attributes)
-    return finished(n.POINTWISE, "a step", *settings)
+    return finalized(n.POINTWISE, "a step", *settings)
 
 
 def _activation(activation: tuple[str, float, float] | None) -> Descriptor:
@@ -289,6 +289,6 @@ def pointers(values: dict[int, int], workspace: int) -> Descriptor:
     """The addresses of a run: tensors by number, and the workspace."""
     if any(not v for v in values.values()):
         raise BackendError("an operand of a cuDNN plan has no address. This is a mistake in whet: please report it.")
-    made = Descriptor(n.PACK, "the addresses of a run")
-    made.set(n.PACK_IDS, n.T_INT64, *values).set(n.PACK_POINTERS, n.T_POINTER, *values.values())
-    return made.set(n.PACK_WORKSPACE, n.T_POINTER, ctypes.c_void_p(workspace).value).done()
+    pack = Descriptor(n.PACK, "the addresses of a run")
+    pack.set(n.PACK_IDS, n.T_INT64, *values).set(n.PACK_POINTERS, n.T_POINTER, *values.values())
+    return pack.set(n.PACK_WORKSPACE, n.T_POINTER, ctypes.c_void_p(workspace).value).done()

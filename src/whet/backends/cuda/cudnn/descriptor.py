@@ -1,4 +1,4 @@
-"""A descriptor: the one kind of object of cuDNN's graph API. Attributes are set, it is finalized, then attributes can be read."""
+"""The descriptor, the only object type of cuDNN's graph API: attributes are set, it is finalized, then attributes can be read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from whet.backends.cuda.cudnn import numbers as n
-from whet.backends.cuda.cudnn.library import check, loaded
+from whet.backends.cuda.cudnn.library import check, require_library
 
 _C: dict[int, Any] = {
     n.T_INT64: ctypes.c_int64, n.T_FLOAT: ctypes.c_float, n.T_DOUBLE: ctypes.c_double, n.T_BOOL: ctypes.c_bool, n.T_POINTER: ctypes.c_void_p,
@@ -16,15 +16,15 @@ _C: dict[int, Any] = {
 
 
 class Descriptor:
-    """Owns a backend descriptor and keeps those that it was given. Every call that fails raises CudnnError, which names `what`."""
+    """Owns a backend descriptor and keeps the descriptors in its attributes alive. A failed call raises CudnnError, which names `what`."""
 
     def __init__(self, kind: int, what: str) -> None:
-        self._lib, self._what, self._kept = loaded(), what, []  # type: ignore[var-annotated]
+        self._lib, self._what, self._kept = require_library(), what, []  # type: ignore[var-annotated]
         self.handle = ctypes.c_void_p()
         check(self._lib.cudnnBackendCreateDescriptor(ctypes.c_int(kind), ctypes.byref(self.handle)), what)
 
     def set(self, attribute: int, kind: int, *values: Any) -> Descriptor:
-        """Sets an attribute to values of an attribute type; descriptors are given as such."""
+        """Sets an attribute to values of an attribute type; descriptors are passed as Descriptor objects."""
         plain = [v.handle.value if isinstance(v, Descriptor) else v for v in values]
         self._kept += [v for v in values if isinstance(v, Descriptor)]
         array = (_C.get(kind, ctypes.c_int) * len(plain))(*plain)
@@ -32,19 +32,19 @@ class Descriptor:
         return self
 
     def done(self) -> Descriptor:
-        """Finalizes: the library checks what was set."""
+        """Finalizes the descriptor: the library checks its attributes."""
         check(self._lib.cudnnBackendFinalize(self.handle), self._what)
         return self
 
     def get(self, attribute: int, kind: int, most: int = 1) -> list[Any]:
-        """At most so many values of an attribute."""
+        """Up to `most` values of an attribute."""
         array, count = (_C.get(kind, ctypes.c_int) * most)(), ctypes.c_int64()
         found = self._lib.cudnnBackendGetAttribute(self.handle, attribute, kind, most, ctypes.byref(count), array)
         check(found, f"{self._what}, attribute {attribute}")
         return list(array[: min(most, count.value)])
 
     def get_descriptors(self, attribute: int, kind: int, what: str, most: int = 1) -> list[Descriptor]:
-        """At most so many descriptors that an attribute holds, of one kind."""
+        """Up to `most` descriptors of one kind from an attribute."""
         made = [Descriptor(kind, what) for _ in range(most)]
         array, count = (ctypes.c_void_p * most)(*(d.handle.value for d in made)), ctypes.c_int64()
         status = self._lib.cudnnBackendGetAttribute(self.handle, attribute, n.T_DESCRIPTOR, most, ctypes.byref(count), array)
@@ -58,7 +58,7 @@ class Descriptor:
             self._lib.cudnnBackendDestroyDescriptor(self.handle)
 
 
-def finished(kind: int, what: str, *attributes: tuple[int, int, Sequence[Any]]) -> Descriptor:
+def finalized(kind: int, what: str, *attributes: tuple[int, int, Sequence[Any]]) -> Descriptor:
     """A finalized descriptor with (attribute, type, values) set."""
     made = Descriptor(kind, what)
     for attribute, type_, values in attributes:

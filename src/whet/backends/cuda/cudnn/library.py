@@ -1,4 +1,4 @@
-"""cuDNN's shared library: where it is looked for, its version, its words for failures, and a pool of its handles."""
+"""cuDNN's shared library: search path, version, error messages, and a pool of handles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OFF = "--tacticSources=-CUDNN builds without it."
 
 
 class CudnnError(BackendError):
-    """A call into the library failed; `status` is its number (3000 to 3999: what was asked for is not supported)."""
+    """A call into the library failed; `status` is its code (3000 to 3999: not supported)."""
 
     def __init__(self, what: str, status: int, detail: str = "") -> None:
         self.status = status
@@ -30,24 +30,24 @@ class CudnnError(BackendError):
 
 @cache
 def library() -> Any:
-    """The loaded library, or None where it is not installed (`pip install whet[cudnn]`) or has another major version than 9.
+    """The loaded library, or None if it is not installed (`pip install whet[cudnn]`) or its major version is not 9.
 
-    It ends the process where it cannot load cuBLASLt, so that is loaded before it; and NVRTC, which engines compiled at run time need.
+    cuBLASLt is loaded first, because cuDNN ends the process if it cannot load it; NVRTC too, for engines compiled at run time.
     """
     if first_library(CUBLASLT) is None:
         return None
     first_library(NVRTC)
-    found = first_library(_NAMES, ("nvidia.cudnn",))
-    if found is None:
+    candidate = first_library(_NAMES, ("nvidia.cudnn",))
+    if candidate is None:
         return None
-    found.cudnnGetVersion.restype = ctypes.c_size_t
-    found.cudnnBackendSetAttribute.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)
-    found.cudnnBackendGetAttribute.argtypes = (*found.cudnnBackendSetAttribute.argtypes[:4], ctypes.c_void_p, ctypes.c_void_p)
-    return found if found.cudnnGetVersion() // 10000 == 9 else None
+    candidate.cudnnGetVersion.restype = ctypes.c_size_t
+    candidate.cudnnBackendSetAttribute.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)
+    candidate.cudnnBackendGetAttribute.argtypes = (*candidate.cudnnBackendSetAttribute.argtypes[:4], ctypes.c_void_p, ctypes.c_void_p)
+    return candidate if candidate.cudnnGetVersion() // 10000 == 9 else None
 
 
-def loaded() -> Any:
-    """The library; BackendError where there is none."""
+def require_library() -> Any:
+    """The library. Raises BackendError if there is none."""
     lib = library()
     if lib is None:
         raise BackendError(f"libcudnn cannot be loaded: pip install whet[cudnn], or build without it. {_OFF}")
@@ -55,7 +55,7 @@ def loaded() -> Any:
 
 
 def version() -> str:
-    """The library's version as it tells it, "" where there is none."""
+    """The library's version, "" without the library."""
     lib = library()
     if lib is None:
         return ""
@@ -64,7 +64,7 @@ def version() -> str:
 
 
 def check(status: int, what: str) -> None:
-    """Raises CudnnError for a status that is not success, with the library's last words on it."""
+    """Raises CudnnError for a status that is not success, with the library's last error message."""
     if status:
         words = ctypes.create_string_buffer(256)
         last = getattr(library(), "cudnnGetLastErrorString", None)
@@ -74,19 +74,19 @@ def check(status: int, what: str) -> None:
 
 
 class _Pool:
-    """Handles of one GPU's context that no stream uses now. A handle serves one thread at a time, so there are as many as were ever busy at once."""
+    """Unused handles of one GPU's context. A handle serves one thread at a time, so the pool grows to the peak number of concurrent users."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[ctypes.c_void_p] = []
 
     @contextmanager
-    def taken(self) -> Iterator[ctypes.c_void_p]:
+    def borrow(self) -> Iterator[ctypes.c_void_p]:
         with self._lock:
             handle = self._free.pop() if self._free else None
         if handle is None:
             handle = ctypes.c_void_p()
-            check(loaded().cudnnCreate(ctypes.byref(handle)), "cudnnCreate")
+            check(require_library().cudnnCreate(ctypes.byref(handle)), "cudnnCreate")
         try:
             yield handle
         finally:
@@ -101,8 +101,8 @@ def _pool() -> _Pool:
 
 @contextmanager
 def handle(stream: Stream | None = None) -> Iterator[ctypes.c_void_p]:
-    """A handle of the current GPU's context for as long as the block lasts, on `stream` where one is given."""
-    with _pool().taken() as taken:
+    """A handle of the current GPU's context for the duration of the block, on `stream` if one is given."""
+    with _pool().borrow() as borrowed:
         if stream is not None:
-            check(loaded().cudnnSetStream(taken, ctypes.c_void_p(int(stream.handle))), "cudnnSetStream")
-        yield taken
+            check(require_library().cudnnSetStream(borrowed, ctypes.c_void_p(int(stream.handle))), "cudnnSetStream")
+        yield borrowed

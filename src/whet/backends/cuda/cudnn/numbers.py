@@ -1,4 +1,4 @@
-"""Numbers of cuDNN's graph API that are used here, from cudnn_graph.h of cuDNN 9; their meaning never changes within a major version."""
+"""Constants of cuDNN's graph API, from cudnn_graph.h of cuDNN 9; their meaning never changes within a major version."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ ENGINE_GRAPH, ENGINE_INDEX, ENGINE_KNOBS, ENGINE_NUMERICAL, ENGINE_BEHAVIOR, ENG
 
 DATA_TYPES = {"f32": 0, "f16": 2, "bf16": 9}
 CROSS_CORRELATION = 1
-HEURISTICS = {"a": 3, "b": 1, "fallback": 2}  # in the order in which their proposals are taken
+HEURISTICS = {"a": 3, "b": 1, "fallback": 2}  # in the order in which their proposals are tried
 
-# Steps on single values
+# Pointwise operations
 ADD, RELU, TANH, SIGMOID, ELU, GELU, SWISH, GELU_TANH = 0, 100, 101, 102, 103, 104, 106, 107
 
 NUMERICAL_NOTES = (
@@ -43,7 +43,7 @@ STATUS = {
     1001: "not initialized", 1002: "two versions of its sublibraries are mixed", 1008: "a sublibrary cannot be loaded", 2000: "bad parameter",
     2002: "null pointer", 2003: "misaligned pointer", 2008: "shapes do not match", 3000: "not supported", 3001: "this graph is not supported",
     3002: "this shape is not supported", 3003: "this type is not supported", 3004: "this layout is not supported",
-    3005: "the driver is too old", 3007: "not for this GPU", 3008: "what it compiles with is missing", 3009: "a sublibrary is missing",
+    3005: "the driver is too old", 3007: "not for this GPU", 3008: "its run-time compiler is missing", 3009: "a sublibrary is missing",
     3010: "too little shared memory", 3011: "this padding is not supported", 4000: "internal error", 4001: "its compilation failed",
     4003: "host memory ran out", 4004: "device memory ran out", 5000: "execution failed", 5001: "a driver call failed",
 }  # fmt: skip

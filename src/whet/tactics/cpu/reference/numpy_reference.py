@@ -51,7 +51,7 @@ class NumpyCall(Call):
         outs = run_regions(layer, self.reads) if layer.regions else run_layer(layer, self.reads)
         for target, got in zip(self.writes, outs, strict=True):
             if target.shape != got.shape:
-                raise BackendError(f"{layer.op} '{layer.name}' made shape {list(got.shape)}, planned was {list(target.shape)}")
+                raise BackendError(f"{layer.op} '{layer.name}' returned shape {list(got.shape)} instead of the planned {list(target.shape)}")
             np.copyto(target, got, casting="unsafe")
 
     def set_address(self, kind: str, index: int, address: int) -> None:

@@ -1,6 +1,6 @@
 """Kernel arguments and shared memory, each described once: the C text of the kernel and the bytes of a launch come from one description.
 
-A kernel takes one structure by value. Its description is a frozen dataclass whose fields have the types below, in the structure's order:
+A kernel takes one structure by value. Its description is a frozen dataclass with fields of the types below, in the structure's order:
 
     @dataclass(frozen=True, kw_only=True)
     class GatherArguments(Arguments, kernel="gather.cu"):
@@ -10,7 +10,7 @@ A kernel takes one structure by value. Its description is a frozen dataclass who
         factor: Annotated[ConstFloatPointer | None, When("IN8")] = None  # a member of instances with IN8 alone
 
 `source` puts `struct Args { ... };` in place of `#include "arguments"` in gather.cu, and `GatherArguments(...).pack()` gives the bytes.
-A field whose type is a `Fields` dataclass is put in line: several structures can share members, or make a group of them optional.
+A field of a `Fields` dataclass is expanded in place: several structures can share members, or make a group of them optional.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CType:
         return struct.calcsize(f"<{self.code}") * (self.count or 1)
 
     def pack(self, value: Any) -> bytes:
-        """The bytes of a value; of a sequence for arrays and for types of several numbers."""
+        """The bytes of a value; of a sequence for arrays and for types of several elements."""
         several = len(self.code) > 1 and self.code[-1] != "s"
         values = [n for item in value for n in item] if self.count and several else value if self.count or several else (value,)
         return struct.pack("<" + self.code * (self.count or 1), *values)
@@ -49,7 +49,7 @@ class CType:
 
 @dataclass(frozen=True)
 class When:
-    """Marks a member of those instances alone whose macro is not 0."""
+    """Marks a member that only instances with a nonzero macro have."""
 
     macro: str
 
@@ -126,7 +126,7 @@ class Arguments(Fields):
     struct_name: ClassVar[str] = ""
 
     def __init_subclass__(cls, kernel: str = "", struct: str = "Args", text: str = "", **rest: Any) -> None:
-        """`text` is that of the kernel where it has no file of its own."""
+        """`text` is the kernel's text if it has no file of its own."""
         super().__init_subclass__(**rest)
         if text:
             KERNEL_TEXTS[kernel] = text
@@ -159,7 +159,7 @@ class Arguments(Fields):
 
     @classmethod
     def layout(cls, macros: Sequence[str] = ()) -> tuple[dict[str, int], int]:
-        """Offsets of the members by name and the size of the structure, for instances where these macros are not 0."""
+        """Offsets of the members by name and the size of the structure, for instances with these macros nonzero."""
         offsets, end, alignment = {}, 0, 1
         for m in cls.members():
             if set(m.macros) <= set(macros):
@@ -176,7 +176,7 @@ class Arguments(Fields):
         return bytes(packed + bytes(-len(packed) % alignment))
 
     def check(self, constants: Mapping[str, Any]) -> None:
-        """BackendError where an instance with these constants has other members than these arguments."""
+        """Raises BackendError if an instance with these constants has other members than these arguments."""
         present = {macro for member, _ in self.values() for macro in member.macros}
         for macro in self.macros():
             if bool(constants.get(macro, 0)) != (macro in present):
@@ -193,7 +193,7 @@ KERNEL_TEXTS: dict[str, str] = {}
 
 
 def c_structs(kernel: str) -> str:
-    """All structures of a kernel file in C. BackendError where none is described."""
+    """All structures of a kernel file in C. Raises BackendError if none is described."""
     if kernel not in STRUCTURES:  # its tactic has not been imported yet
         from whet.tactics import load_tactics
 
@@ -246,7 +246,7 @@ class SharedMemory:
         self.end = 0
 
     def region(self, name: str, nbytes: int, alignment: int = 1) -> SharedMemory:
-        """Adds a region behind those that are there; returns the description."""
+        """Appends a region; returns the description."""
         if name in self.offsets:
             raise BackendError(f"shared memory has two regions called {name}")
         self.offsets[name] = -(-self.end // alignment) * alignment
@@ -255,7 +255,7 @@ class SharedMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes to ask for: the regions, and what aligning the base can cost."""
+        """Bytes to request: the regions, and the padding that aligning the base may need."""
         return self.end + self.base_alignment
 
     def constants(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What all CUDA tactics share: a planned kernel, storage types, the epilogue in the kernels' words, simple launches."""
+"""Shared by all CUDA tactics: planned kernels, storage types, epilogues as the kernels compute them, single launches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from whet.tactics.cuda.conv._conv import NONE, Activation, PostOps
 
 #: relative error of one layer: rounding of weights and results to the storage type, f32 accumulators in between
 RTOL = {"f32": 1e-5, "f16": 2e-3, "bf16": 1.5e-2}
-TYPE = {"f32": 0, "f16": 1, "bf16": 2}  # numbers as in vector.cuh
+TYPE = {"f32": 0, "f16": 1, "bf16": 2}  # codes as in vector.cuh
 FLOAT16_TYPES = (F16, BF16)
 
 
@@ -58,7 +58,7 @@ class GpuKernel:
 
 
 def machine_has(backend: Backend, feature: str) -> bool:
-    """Whether the GPU has "wgmma", "tma", "sm_90", ..."""
+    """True if the GPU has the feature: "wgmma", "tma", "sm_90", ..."""
     return feature in backend.capabilities.features
 
 
@@ -68,7 +68,7 @@ def shared_limit(backend: Backend) -> int:
 
 
 def ahead(backend: Backend, sources: Sequence[str]) -> None:
-    """Lets a real GPU's backend compile candidates in the background while the list is still being made."""
+    """Starts background compilation of candidates on a real GPU's backend."""
     backend.compile_ahead(sources)
 
 
@@ -92,7 +92,7 @@ def launch(
     label: str = "",
 ) -> Launch:
     """A launch of the function `entry` in the arguments' kernel file: `grid` blocks of `block` threads with `shared` bytes of dynamic shared
-    memory, in clusters of `cluster` blocks. BackendError where the arguments are not those of an instance with these constants."""
+    memory, in clusters of `cluster` blocks. Raises BackendError if the arguments are not those of an instance with these constants."""
     arguments.check(constants)
     kernel = loaded(arguments.kernel_file, entry, tuple(sorted(constants.items())), shared)
     return Launch(kernel, grid, block, arguments.pack(), cluster=cluster, label=label)
@@ -104,7 +104,7 @@ def blocks_of(count: int, each: int) -> int:
 
 
 def activation_of(post: Post) -> Activation | None:
-    """A unary op in the kernels' words; None when they have no word for it. Constant operands stand in attrs as `input1`, `input2`."""
+    """A unary op as a kernel's activation; None if the kernels have none for it. Constant operands are the attributes `input1` and `input2`."""
     a = post.attrs.get
 
     def number(name: str, otherwise: float) -> float:
@@ -164,28 +164,28 @@ class Epilogue:
 def match_epilogue(layer: Layer, posts: Sequence[Post] | None, channel_axis: int = 1) -> Epilogue | str:
     """The epilogue as an Epilogue, or why it cannot be one."""
     if posts is None:
-        return "what is fused to it is not a chain"
+        return "its fused operations do not form a chain"
     out, made, activated = static_shape(layer.outputs[0].shape), Epilogue(), False
     for post in posts:
         if post.other is None:
             kind = activation_of(post)
             if kind is None:
-                return f"the kernel has no {post.op}"
+                return f"computes no {post.op} in its epilogue"
             if activated:
-                return "two activations in one epilogue"
+                return "takes one activation, not two"
             made.finish, activated = PostOps(kind, made.finish.residual), True
             continue
         other = post.other_tensor
         if post.op != "Add" or other is None:
-            return f"the kernel has no {post.op} with two operands"
+            return f"computes no {post.op} with two operands in its epilogue"
         shape = static_shape(other.shape)
         full = (1,) * (len(out) - len(shape)) + shape
         if other.is_constant:
             if activated or len(full) != len(out) or any(d != (out[i] if i == channel_axis else 1) for i, d in enumerate(full)):
-                return f"an Add of a constant of shape {list(shape)} is no bias"
+                return f"an Add of a constant of shape {list(shape)} is not a bias"
             made.biases.append(other)
         elif shape != out or made.residual is not None:
-            return f"an Add of {list(shape)} is no single residual of {list(out)}"
+            return f"an Add of {list(shape)} is not the only residual, of shape {list(out)}"
         else:
             made.residual = post.other
             made.finish = PostOps(made.finish.activation, 2 if activated else 1)
@@ -206,7 +206,7 @@ def float_types(tensors: Sequence[Tensor | None], kinds: Sequence[DType] = (*FLO
 
 
 def all_static(layer: Layer) -> bool:
-    """Whether every shape of the layer is known."""
+    """True if every shape of the layer is known."""
     return all(t is None or t.type.static for t in (*layer.inputs, *layer.outputs))
 
 

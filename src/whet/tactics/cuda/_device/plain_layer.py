@@ -1,4 +1,4 @@
-"""What tactics for single layers share: they fuse nothing, and all inputs but the first are constants."""
+"""Base of tactics for single layers: they fuse nothing, and all inputs but the first are constants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from whet.tactics._base import Tactic
 
 
 class UnfusedTactic(Tactic):
-    """A tactic for layers as they are; `constants` names what the inputs after the first are, for people."""
+    """A tactic for unfused layers; `constants` names the inputs after the first in messages."""
 
     constants = ""
 
@@ -16,6 +16,6 @@ class UnfusedTactic(Tactic):
         if said:
             return said
         if layer.op == "Fused":
-            return "the kernel fuses nothing"
+            return "takes single layers, not fused ones"
         computed = self.constants and any(t is not None and not t.is_constant for t in layer.inputs[1:])
         return f"{self.constants} computed at run time" if computed else None

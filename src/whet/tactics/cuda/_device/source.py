@@ -9,7 +9,7 @@ from pathlib import Path
 
 from whet.tactics.cuda._device.arguments import KERNEL_TEXTS, c_structs
 
-FAMILIES = Path(__file__).parent.parent  # kernel texts lie beside the tactics that launch them
+FAMILIES = Path(__file__).parent.parent  # kernel texts are in the folders of the tactics that launch them
 ACTIVATIONS = {
     "clip": 0,
     "silu": 1,
@@ -22,11 +22,11 @@ ACTIVATIONS = {
     "gelu_tanh": 8,
     "elu": 9,
     "mish": 10,
-}  # numbers as in common.cuh
+}  # codes as in common.cuh
 
 
-EIGHT_BITS = {3: "s32.s8.s8", 4: "s32.u8.s8", 5: "f32.e4m3.e4m3"}  # types of sum, input and weights by number
-WEIGHTS_AS_A = {3: "s32.s8.s8", 4: "s32.s8.u8"}  # the same where weights are the tall operand, the first of both
+EIGHT_BITS = {3: "s32.s8.s8", 4: "s32.u8.s8", 5: "f32.e4m3.e4m3"}  # types of accumulator, input and weights by code
+WEIGHTS_AS_A = {3: "s32.s8.s8", 4: "s32.s8.u8"}  # the same with weights as operand A, which is listed first
 
 
 def wgmma(columns: int, bf16: bool, in8: int = 0, weights_as_a: bool = False) -> str:
@@ -58,14 +58,14 @@ def wgmma(columns: int, bf16: bool, in8: int = 0, weights_as_a: bool = False) ->
 
 
 def wgmma_transposed(columns: int, bf16: bool) -> str:
-    """The device function `wgmma_transposed` for acc[64 x columns] (+)= A x B over 16 numbers, A in registers, rows of B along its columns."""
+    """The device function `wgmma_transposed` for acc[64 x columns] (+)= A x B over 16 elements, A in registers, rows of B along its columns."""
     name = "wgmma_registers"
     text = wgmma(columns, bf16)
     return text[text.index(f"DEV void {name}(") :].replace(name, "wgmma_transposed").replace("p, 1, 1, 0;", "p, 1, 1, 1;")
 
 
 def wgmma_tf32(columns: int) -> str:
-    """Device functions for acc[64 x columns] (+)= A x B over 8 numbers of TF32: `wgmma` with A in shared memory, `wgmma_registers`."""
+    """Device functions for acc[64 x columns] (+)= A x B over 8 elements of TF32: `wgmma` with A in shared memory, `wgmma_registers`."""
     count = columns // 2
     accumulators = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))

@@ -35,7 +35,7 @@ from whet.tactics.cuda.attention.attention_fused import unfit
 
 SHAPES = ((1, 4), (1, 8), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))  # warps along rows, warps along keys
 MOST = 14  # tiles that are tried
-SHARED = 200 * 1024  # bytes that a block takes at most; less where the GPU has less
+SHARED = 200 * 1024  # bytes of a block at most; less on GPUs with less
 
 
 Place = Annotated[tuple[int, int, int], CType("Place", "3q", 8)]  # elements from batch to batch, head to head, row to row
@@ -64,7 +64,7 @@ class AttentionArguments(Arguments, kernel="attention.cu"):
 
 @tactic
 class Attention(Tactic):
-    """What recognize_attention and fuse_attention_transposes make: 32 to 128 elements a head, an added mask of any shape that repeats."""
+    """Layers of recognize_attention and fuse_attention_transposes: 32 to 128 elements per head, an added mask of any shape that broadcasts."""
 
     ops = ("*",)
     composites = ("Attention",)
@@ -116,7 +116,7 @@ class Attention(Tactic):
         said = {k: int(v) for k, v in config}
         known = set(said) == {"wr", "wk", "mi", "kc", "stages"} and (said["wr"], said["wk"]) in SHAPES
         if not known or said["kc"] not in (16, 32, 64) or said["stages"] not in (1, 2) or said["mi"] not in (1, 2):
-            raise PlanRefused(f"no such tile: {config}")
+            raise PlanRefused(f"the kernel has no tile {config}")
         shared = shared_bytes(found, config)
         if shared > min(SHARED, shared_limit(backend)) or not _registers(found, said["wr"], said["mi"], said["kc"]):
             raise PlanRefused(f"a multiprocessor cannot hold {config} for heads of {found.size}")
@@ -168,7 +168,7 @@ def steps_of(view: View, found: Heads, axis: int) -> tuple[int, int, int]:
 
 
 def candidates(found: Heads, multiprocessors: int = 132, hopper: bool = True, shared: int = SHARED) -> list[Config]:
-    """Tiles, the most promising first: keys shared by warps where there are few rows, twice sixteen rows a warp where there are many (whose
+    """Tiles, the most promising first: for few rows warps share keys, for many rows a warp takes 32 (its
     registers were only counted on Hopper). `shared`: bytes that a block of this GPU can have (99 KiB on compute capability 8.6 and 8.9)."""
     made: list[tuple[float, Config]] = []
     for (wr, wk), mi, kc in product(SHAPES, (1, 2) if hopper else (1,), (16, 32, 64)):
@@ -187,7 +187,7 @@ def candidates(found: Heads, multiprocessors: int = 132, hopper: bool = True, sh
 
 
 def _registers(found: Heads, wr: int, mi: int, kc: int) -> bool:
-    """Whether accumulators, scores and q of a warp stay in registers, by what the compiler reports."""
+    """True if accumulators, scores and q of a warp stay in registers, according to the compiler's report."""
     masked, each_row = found.mask is not None, found.mask is not None and found.mask.strides[-2] != 0
     if wr == 8 and each_row:
         return False

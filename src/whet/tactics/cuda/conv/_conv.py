@@ -1,4 +1,4 @@
-"""The tensor-core convolution on the host: sizes, types and ends of what it computes, what it can take, how weights are packed."""
+"""Host side of the tensor-core convolution: sizes, types and epilogues, limits of the kernel, and the packing of weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NONE: Activation = ("clip", -INFINITY, INFINITY)
 
 @dataclass(frozen=True)
 class ConvShape:
-    """A convolution's sizes: n images of h x w x c, k filters of r x s; pad is (top, left, bottom, right)."""
+    """A convolution's sizes: n samples of h x w x c, k filters of r x s; pad is (top, left, bottom, right)."""
 
     n: int
     h: int
@@ -43,7 +43,7 @@ class ConvShape:
 
     @property
     def m(self) -> int:
-        """Output pixels of all images: the rows of the matrix product."""
+        """Output pixels of the batch: the rows of the matrix product."""
         return self.n * self.p * self.q
 
     @property
@@ -53,11 +53,11 @@ class ConvShape:
 
     @property
     def plain(self) -> bool:
-        """Whether the input, as it lies, is already the matrix: 1x1, stride 1, no padding."""
+        """True if the input is already the matrix: 1x1, stride 1, no padding."""
         return (self.r, self.s, *self.stride, *self.pad) == (1, 1, 1, 1, 0, 0, 0, 0)
 
     def steps(self, bk: int) -> int:
-        """K steps of `bk` channels; each filter tap is filled up to whole steps."""
+        """K steps of `bk` channels; each filter tap is padded to whole steps."""
         return self.r * self.s * -(-self.c // bk)
 
 
@@ -71,7 +71,7 @@ class View:
 
 @dataclass(frozen=True)
 class PostOps:
-    """What happens to a sum before it is stored: a residual (0 none, 1 before, 2 after the activation), then the activation."""
+    """The operations on an accumulator before it is stored: a residual (0 none, 1 before, 2 after the activation), then the activation."""
 
     activation: Activation = NONE
     residual: int = 0
@@ -82,7 +82,7 @@ NO_POST_OPS = PostOps()
 
 @dataclass(frozen=True)
 class EightBitTypes:
-    """Types of a product of 8-bit numbers: input and weights, result, residual ("" none), and whether the bias depends on the pixel."""
+    """Types of a product of 8-bit operands: input and weights, result, residual ("" none); and if the bias depends on the pixel."""
 
     source: str  # "i8" or "u8" by i8, or "f8e4m3" by itself
     result: str
@@ -98,10 +98,10 @@ class EightBitTypes:
 
 @dataclass(frozen=True)
 class Scales(Fields):
-    """Scales of a product of 8-bit operands; _quantized.py packs what the pointers point to."""
+    """Scales of a product of 8-bit operands; _quantized.py packs the arrays."""
 
     factor: ConstFloatPointer  # [tiles_n * BN]: real value of a step of the accumulator
-    classes: ConstU16Pointer = 0  # BORDER: which of the biases each pixel of an image takes
+    classes: ConstU16Pointer = 0  # BORDER: index of the bias for each pixel of an image
     per_step: Float32 = 1.0  # 8-bit results: steps of a real one, and the zero point
     zero: Float32 = 0.0
     add_step: Float32 = 1.0  # 8-bit residual: real = integer * step + shift
@@ -113,7 +113,7 @@ class Scales(Fields):
 class Groups:
     """A convolution of several groups: output and input channels of each, input channels of all.
 
-    Its ConvShape has as input channels the window that one tile reads; conv.cu begins it at the tile's first group, at a multiple of eight.
+    The input channels of its ConvShape are the window that one tile reads; conv.cu starts it at the tile's first group, at a multiple of eight.
     """
 
     k: int
@@ -121,7 +121,7 @@ class Groups:
     channels: int
 
     def first(self, n0: int) -> int:
-        """The first input channel of the tile whose output channels begin at n0."""
+        """The first input channel of the tile with output channels from n0 on."""
         return n0 // self.k * self.c & ~7
 
     def window(self, filters: int, bn: int) -> int:
@@ -135,13 +135,13 @@ class Between(Fields):
 
     between_bias: ConstFloatPointer  # [tiles_n * BN]: of the first accumulators
     between_factor: ConstFloatPointer
-    between_span: Float32  # steps and lowest number of their integers, as per_step and zero with FOLD
+    between_span: Float32  # steps and lowest integer, as per_step and zero with FOLD
     between_base: Float32
 
 
 @dataclass(frozen=True)
 class SecondInput:
-    """A second convolution whose result is added before the activation: 1x1, no padding, to the same output."""
+    """A second convolution whose result is added before the activation: 1x1, no padding, of the same output size."""
 
     shape: ConvShape
     x: View
@@ -149,7 +149,7 @@ class SecondInput:
 
     @staticmethod
     def kind(shape: ConvShape) -> int:
-        """SECOND_INPUT of conv.cu for such a shape."""
+        """SECOND_INPUT of conv.cu for this shape."""
         return 1 if shape.plain else 2
 
 
@@ -162,17 +162,17 @@ class SecondOutput:
 
     @staticmethod
     def panel(at: int, config: ConvConfig) -> int:
-        """DUAL_OUTPUT of conv.cu: channels of a panel that belongs to one result, or 0 where none divides a tile."""
+        """DUAL_OUTPUT of conv.cu: channels of a panel that belongs to one result, or 0 if none divides a tile."""
         return next((w for w in (64, 32, 16) if at % w == 0 and config.bn % w == 0), 0)
 
 
-TYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3, "u8": 4, "f8e4m3": 5}  # numbers as in vector.cuh
+TYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3, "u8": 4, "f8e4m3": 5}  # codes as in vector.cuh
 
 
 def refuses(shape: ConvShape, odd: bool = False, size: int = 2) -> str | None:
-    """Why the kernel cannot take the shape, or None. `odd`: output channels need not come in eights (then no residual and no split)."""
+    """The reason why the kernel cannot take the shape, or None. `odd`: any number of output channels (then no residual and no split)."""
     if shape.c * size % 16 or (shape.k % 8 and not odd):
-        return f"{shape.c} input and {shape.k} output channels of {size} bytes: inputs come in 16 bytes, outputs in eights"
+        return f"{shape.c} input and {shape.k} output channels of {size} bytes; takes inputs of whole 16 bytes and a multiple of 8 outputs"
     if max(*shape.pad, (shape.r - 1) * shape.dilation[0], (shape.s - 1) * shape.dilation[1]) > 127:
         return "padding or filter extent above 127 pixels, which the copy engine cannot express"
     if max(shape.stride) > 8:

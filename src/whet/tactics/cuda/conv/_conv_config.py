@@ -20,11 +20,11 @@ class ConvConfig:
     stages: int = 4
     sk: int = 1  # blocks that share K
     blocks: int = 1  # resident blocks a multiprocessor
-    direct: int = 0  # 1: results go from registers to memory; for few tiles, where latency counts
+    direct: int = 0  # 1: results go from registers to memory; for few tiles, which are bound by latency
     halo: int = 0  # slots for input tiles that hold the pixels of all filter taps; 0: each tap's pixels are loaded for themselves
     size: int = 2  # bytes of an input element
-    outs: int = 1  # output tiles that take turns
-    hold: int = 0  # all K steps, where a block keeps the weights of its output channels; 0: they stream
+    outs: int = 1  # output tiles in flight
+    hold: int = 0  # all K steps, if a block keeps the weights of its output channels; 0: they stream
     once: int = 0  # the K steps of a block that makes one tile and has a slot for each step; 0: slots are used again
 
     @property
@@ -75,12 +75,12 @@ class ConvConfig:
 
     @property
     def register_limit(self) -> int:
-        """Registers a thread may have: warps are distributed to four register files of 512 a lane, in eights."""
+        """Registers a thread may have: warps are allocated to four register files of 512 per lane, in units of eight."""
         warps = -(-self.threads // 32 * self.blocks // 4)
         return min(255, 512 // warps // 8 * 8)
 
     def valid(self) -> bool:
-        """Whether a Hopper multiprocessor can hold `blocks` of these."""
+        """True if a Hopper multiprocessor can hold `blocks` of these."""
         if self.size == 1 and self.bn % 32:
             return False
         fits = self.blocks * (self.shared + 1024) <= SHARED_LIMIT + 1024
@@ -108,7 +108,7 @@ MOST_ONCE = 16  # K steps: they are unrolled
 
 
 def with_once(config: ConvConfig, steps: int, touched: int = 0) -> ConvConfig:
-    """The configuration with slots of their own for a block's K steps, where it has as many; for blocks that make one tile.
+    """The configuration with a slot for each of a block's K steps, if it has as many slots; for blocks that compute one tile.
 
     `touched` are the input tiles of all taps that a block reads (halo).
     """
@@ -119,7 +119,7 @@ def with_once(config: ConvConfig, steps: int, touched: int = 0) -> ConvConfig:
 
 
 def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
-    """Candidates where there are few pixels: small tiles, K shared by a cluster, about one block for each multiprocessor."""
+    """Candidates for few pixels: small tiles, K split over a cluster, about one block per multiprocessor."""
     found = set()
     for wgs in (1, 2):
         for bn in (16, 32, 64, 128):
@@ -136,13 +136,13 @@ def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
                 each = -(-steps // sk)
                 stages = next((s for s in (2, 4, 6, 8, 9) if s >= each), 8)
                 config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1), size=size)
-                while stages > 2 and config.shared > 112 * 1024:  # leaves room for the next layer's weights
+                while stages > 2 and config.shared > 112 * 1024:  # leaves shared memory for the next layer's weights
                     stages -= 2
                     config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1), size=size)
                 one_turn = sk > 1 or blocks <= multiprocessors
                 if config.valid():
                     found.add(with_once(config, steps) if one_turn else config)
-                deep = replace(config, stages=each)  # takes the next layer's room for a slot of its own for each step
+                deep = replace(config, stages=each)  # uses the next layer's shared memory for a slot for each step
                 if one_turn and config.stages < each <= MOST_ONCE and steps % sk == 0 and deep.valid():
                     found.add(with_once(deep, steps))
     return sorted(found)
@@ -169,7 +169,7 @@ LARGE_TILES = (
 
 
 def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
-    """Candidates where there are many pixels: large tiles, persistent blocks, as many of them as fit."""
+    """Candidates for many pixels: large tiles, persistent blocks, as many of them as fit."""
     found = set()
     for wgs, mi, bn in LARGE_TILES:
         if size == 1 and (wgs, mi, bn) == (1, 1, 32):
@@ -177,7 +177,7 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
         if (bn >= 2 * k and bn > 32) or (bn % 64 and bn > 32 and not -(-k // bn) * bn < -(-k // 64) * 64):
             continue  # odd widths are for channel counts that waste less with them
         ways = [(1, 0, 0)]
-        if steps <= 4:  # few steps: what is read and written counts
+        if steps <= 4:  # few steps: bound by input and output bytes
             ways += [(2, 0, 0), (2, steps, 0), *([(3, steps, 0)] if size == 1 else [])]
         if steps <= 2 and mi == 1 and bn <= 96:
             ways += [(1, steps, 1)]
@@ -192,9 +192,9 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
 
 
 def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors: int = 132) -> float:
-    """A rough time of a convolution on an H200: what orders candidates, never what chooses them.
+    """A rough time in us of a convolution on an H200, which only orders candidates.
 
-    A multiprocessor takes in about 83 bytes/ns, all together about 8000; the tensor cores do 6 TFLOP/s each, less for narrow tiles.
+    A multiprocessor reads about 83 bytes/ns, all together about 8000; the tensor cores do 6 TFLOP/s each, less for tiles of few channels.
     """
     tiles = -(-m // config.bm) * -(-k // config.bn)
     each = -(-steps // config.sk)
@@ -218,7 +218,7 @@ def _estimate_overlapped(config: ConvConfig, turns: int, each: int, step_ns: flo
 
 
 def varied(found: list[ConvConfig], most: int, each: int = 9) -> list[ConvConfig]:
-    """The first `most` configurations, of each way of working at most `each` before any has more."""
+    """The first `most` configurations, with at most `each` of a kind before any kind has more."""
     counts: dict[tuple, int] = {}
     first: list[ConvConfig] = []
     rest: list[ConvConfig] = []
@@ -230,7 +230,7 @@ def varied(found: list[ConvConfig], most: int, each: int = 9) -> list[ConvConfig
 
 
 def step_channels(c: int, size: int) -> int:
-    """Channels of a K step: 128 bytes of a pixel, fewer where it has fewer."""
+    """Channels of a K step: 128 bytes of a pixel, fewer if the pixel has fewer."""
     return (64 if c * size > 64 else 32 if c * size > 32 else 16) * 2 // size
 
 

@@ -30,7 +30,7 @@ from whet.tactics.cuda.conv._conv_tiles import Halo
 
 @dataclass(frozen=True)
 class LayerFields(Fields):
-    """Sizes and ending of a layer, for conv.cu and conv_tf32.cu."""
+    """Sizes and epilogue of a layer, for conv.cu and conv_tf32.cu."""
 
     res_pitch: Int32  # elements
     out_pitch: Int32
@@ -88,7 +88,7 @@ class GroupFields(Fields):
 
 @dataclass(frozen=True)
 class SecondInputFields(Fields):
-    """A second input, whose K steps come last."""
+    """A second input; its K steps come last."""
 
     second: TensorMap
     first_steps: Int32
@@ -102,7 +102,7 @@ class DepthwiseFields(Fields):
 
     depthwise: ConstFloatPointer  # [K steps][taps and a bias][BK]
     dw_act: ActivationParameters
-    slot_wide: Int32  # pixels from row to row in an input tile (`wide` counts its results)
+    slot_wide: Int32  # pixels from row to row in an input tile (`wide`: from row to row of its results)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class ConvArguments(Arguments, kernel="conv.cu"):
 
 @dataclass(frozen=True)
 class Features:
-    """Macros of an instance of conv.cu beside those of its configuration."""
+    """Macros of an instance of conv.cu in addition to those of its configuration."""
 
     im2col: bool = False
     activation: str = "clip"
@@ -194,10 +194,10 @@ def window_map(shape: ConvShape, x: View, config: ConvConfig, dtype: str) -> byt
 
 @dataclass(frozen=True, kw_only=True)
 class ConvProblem:
-    """A convolution with its addresses; what is None or 0 is not computed. Weights and bias are packed (pack_weights, pack_bias).
+    """A convolution with its addresses; parts that are None or 0 are not computed. Weights and bias are packed (pack_weights, pack_bias).
 
-    16-bit floats unless `eight` names the types of 8-bit operands; their weights are packed by pack_weights8 and `scales` belongs to them.
-    With `second` the weights of both convolutions lie side by side in each row, and the bias is the sum of both.
+    16-bit floats unless `types8` names the types of 8-bit operands; their weights are packed by pack_weights8 and `scales` belongs to them.
+    With `second` each row has the weights of both convolutions, one after the other, and the bias is the sum of both.
     """
 
     shape: ConvShape

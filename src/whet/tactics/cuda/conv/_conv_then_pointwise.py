@@ -1,4 +1,4 @@
-"""A convolution of several taps and the 1x1 convolution behind it as one launch of conv_then_pointwise.cu: candidates, shared memory, the launch."""
+"""A convolution of several taps and the following 1x1 convolution in one launch of conv_then_pointwise.cu: candidates, shared memory, the launch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from whet.tactics.cuda.conv._conv import TYPES, Activation, ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_tiles import Halo
 
 MOST_BLOCKS = 16  # of a cluster
-_FEW = 112 * 1024  # bytes of shared memory that leave room for the next layer's weights
-_REGISTERS = 232  # what accumulators and residual of a thread may take together with _NEEDED
+_FEW = 112 * 1024  # bytes of shared memory that leave enough for the next layer's weights
+_REGISTERS = 232  # limit of a thread's registers: accumulators, residual and _NEEDED
 _NEEDED = 60
 
 
@@ -65,7 +65,7 @@ class ConvThenPointwiseArguments(Arguments, kernel="conv_then_pointwise.cu"):
     height: Int32
     pad_h: Int32
     pad_w: Int32
-    slot_bytes: Int32  # of an input tile: in shared memory, and what a copy fills
+    slot_bytes: Int32  # bytes of an input tile: in shared memory, and of a copy
     box_bytes: Int32
     has_residual: Int32  # 1: added before the activation, 2: after it
     act: ActivationParameters
@@ -77,9 +77,9 @@ class ConvThenPointwiseArguments(Arguments, kernel="conv_then_pointwise.cu"):
 class Tile:
     """One instance of conv_then_pointwise.cu, less activations, type and filter."""
 
-    pixels: int  # of a cluster, row ends included
+    pixels: int  # of a cluster, including row padding
     sk: int  # blocks that share the input channels of the first convolution
-    groups: int  # 64s of its output channels, each made by one block (and those that share its input channels)
+    groups: int  # groups of 64 of its output channels, each computed by one block (or by the blocks that split its input channels)
     mi: int  # 64s of the second convolution's output channels that a block makes
     bk: int = 64  # channels of a K step of the first
     stages: int = 4  # slots of the weight ring
@@ -101,7 +101,7 @@ class Tile:
 
     @property
     def panel(self) -> int:
-        """Bytes of a pixel in a K step of the second, as WIDE in conv_then_pointwise.cu."""
+        """Bytes of a pixel in a K step of the second convolution, as WIDE in conv_then_pointwise.cu."""
         return 64 if self.groups * self.size % 2 else 128
 
     @property
@@ -118,9 +118,9 @@ class Tile:
 
 
 def halo_of(shape: ConvShape, tile: Tile) -> Halo | str:
-    """Where the pixels of a tile lie, or why none fit."""
+    """The layout of a tile's pixels, or the reason why none fits."""
     if shape.stride != (1, 1) or shape.dilation != (1, 1) or shape.r * shape.s == 1:
-        return "input tiles with all taps are for filters of several taps, stride 1, no dilation"
+        return "input tiles with all taps take filters of several taps, stride 1 and no dilation"
     wide, row = shape.q + shape.s - 1, tile.row
     rows = min(shape.p, (tile.pixels - shape.q) // wide + 1) if tile.pixels >= shape.q else 0
     if rows < 1 or wide > 256 or rows + shape.r - 1 > 256:
@@ -137,21 +137,21 @@ def shared_bytes(shape: ConvShape, tile: Tile, halo: Halo) -> int:
 
 
 def unfit(tile: Tile, shape: ConvShape, k2: int) -> str | None:
-    """Why a tile cannot run `shape` with a product to k2 channels behind it, or None."""
+    """The reason why a tile cannot run `shape` and a following product to k2 channels, or None."""
     halo = halo_of(shape, tile)
     if isinstance(halo, str):
         return halo
     if not 1 < tile.cluster <= MOST_BLOCKS or 64 * tile.groups != shape.k or 64 * tile.mi * tile.cluster != k2:
-        return f"{tile} does not share out {shape.k} and {k2} channels"
+        return f"{tile} does not divide {shape.k} and {k2} channels"
     if tile.mi not in (1, 2, 4) or tile.row not in (32, 64, 128):
-        return f"{tile}: threads share out 64, 128 or 256 channels of a result, a K step has 32, 64 or 128 bytes"
+        return f"{tile}: takes 64, 128 or 256 channels of a result, and K steps of 32, 64 or 128 bytes"
     if tile.size == 1 and tile.cluster % 2:
-        return f"{tile}: two lanes share out the blocks that sixteen channels of 8 bits go to"
+        return f"{tile}: takes an even number of destination blocks for sixteen 8-bit channels"
     if shape.c % (tile.bk * tile.sk) or tile.pixels % (8 * tile.sk) or tile.pixels % 16 or tile.pixels > 256:
-        return f"{tile} does not share out {shape.c} input channels and {tile.pixels} pixels"
+        return f"{tile} does not divide {shape.c} input channels and {tile.pixels} pixels"
     if tile.pixels * (64 * tile.mi + 4) * 4 > tile.stages * 8192 or tile.stages < 2:
-        return f"{tile} has no room to turn its results"
-    held = 5 if tile.size == 2 else 3  # registers of a place in the result: its pixel and what is added to it
+        return f"{tile} has too little shared memory to transpose its results"
+    held = 5 if tile.size == 2 else 3  # registers of a pixel of the result: its index and its residual
     if tile.mi * tile.pixels // 2 + tile.pixels * tile.mi // 16 * held + _NEEDED * 3 // (1 + tile.size) > _REGISTERS:
         return f"{tile} needs too many registers"
     need = shared_bytes(shape, tile, halo)
@@ -159,7 +159,7 @@ def unfit(tile: Tile, shape: ConvShape, k2: int) -> str | None:
 
 
 def tiles_of(shape: ConvShape, k2: int, multiprocessors: int, size: int = 2) -> list[Tile]:
-    """Candidates for elements of `size` bytes, the most promising first; none where there are more pixels than the clusters of one turn take."""
+    """Candidates for elements of `size` bytes, the most promising first; none if the pixels need more than one wave of clusters."""
     found: dict[Tile, float] = {}
     if shape.k % 64 or k2 % 64:
         return []
@@ -182,7 +182,7 @@ def tiles_of(shape: ConvShape, k2: int, multiprocessors: int, size: int = 2) -> 
 
 
 def _estimate(tile: Tile, shape: ConvShape, halo: Halo, blocks: int, multiprocessors: int) -> float:
-    """A rough time in us: what orders candidates, never what chooses them.
+    """A rough time in us, which only orders candidates.
 
     A 16-channel product of 64 by up to 64 takes about 34 cycles, shared memory of other blocks takes in 17 bytes a cycle.
     """

@@ -1,4 +1,4 @@
-"""Layers of two convolutions, the second 1x1 on the first's result, for kernels that compute both in one launch."""
+"""Base of tactics for two convolutions in one launch, the second a 1x1 on the first's result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whet.tactics.cuda.conv.conv import constant_weights, conv_shape
 
 @dataclass(frozen=True)
 class Both:
-    """The two convolutions as layers of their own, their sizes, what ends them, and where the whole's operands are."""
+    """The two convolutions as unfused layers, their sizes and epilogues, and the indices of the fused layer's operands."""
 
     first: Layer
     product: Layer
@@ -29,12 +29,12 @@ class Both:
 
 
 class ConvAndProduct(Tactic):
-    """What is the same for all of them: 16-bit numbers, channels last, Hopper's tensor cores. A tactic says which first convolution it takes."""
+    """Base of these tactics: 16-bit floats, channels last, Hopper's tensor cores. A tactic decides which first convolution it takes."""
 
     ops = ("*",)
 
     def unfit_pair(self, both: Both) -> str | None:
-        """Why the kernel does not take such convolutions, whatever their sizes."""
+        """The reason why the kernel does not take these convolutions, whatever their sizes."""
         raise NotImplementedError
 
     def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
@@ -65,7 +65,7 @@ class ConvAndProduct(Tactic):
 
 @dataclass(frozen=True)
 class Pair:
-    """Two convolutions of which the second reads the first alone, as layers of their own, what ends them, and where the whole's operands are."""
+    """Two convolutions, the second with the first as its only input, as unfused layers; epilogues; indices of the fused layer's operands."""
 
     first: Layer
     second: Layer
@@ -80,14 +80,14 @@ def pair_of(layer: Layer) -> Pair | str:
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]]:
-        return "the body is no pair of convolutions"
+        return "the body is not a pair of convolutions"
     if any(is_quantized(x) for x in body.layers):
-        return "computes in floating point, the layer is quantized"
+        return "computes floats, and the layer is quantized"
     first, second = (seen(x, outer) for x in body.layers)
     for view in (first, second):
         head = anchor(view)
         if head.op != "Conv" or head.inputs[0].type.rank != 4:
-            return "the kernel takes convolutions of two spatial axes"
+            return "takes convolutions of two spatial axes"
         if reason := constant_weights(view, head):
             return reason
     inner, made = match_epilogue(first, epilogue(first)), match_epilogue(second, epilogue(second))
@@ -96,13 +96,13 @@ def pair_of(layer: Layer) -> Pair | str:
     if isinstance(made, str):
         return made
     if inner.residual is not None or anchor(second).attrs["group"] != 1:
-        return "the first adds something, or the second has groups"
+        return "takes a first convolution without a residual and a second one without groups"
     fed = {t: i for i, t in enumerate(layer.inputs)}
     x = first.inputs[source_place(first)]
     added = None if made.residual is None else second.inputs[made.residual]
     read = second.inputs[source_place(second)]
     if read is not first.outputs[0] or x not in fed or (added and added not in fed):
-        return "the second convolution does not read the first alone"
+        return "the second convolution has other inputs than the first"
     return Pair(first, second, inner, made, fed[x], None if added is None else fed[added])
 
 
@@ -112,5 +112,5 @@ def _both(layer: Layer) -> Both | str:
         return pair
     behind = conv_shape(pair.second)
     if not behind.plain:
-        return "the second is not 1x1 without stride and padding"
+        return "the second convolution is not 1x1 without stride and padding"
     return Both(pair.first, pair.second, conv_shape(pair.first), behind.k, pair.inner, pair.made, pair.x, pair.residual)

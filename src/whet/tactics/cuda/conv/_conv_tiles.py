@@ -1,4 +1,4 @@
-"""Which tiles of conv.cu take a convolution: input tiles that hold the pixels of all filter taps, what fits, and the candidates in order."""
+"""Tiles of conv.cu for a convolution: input tiles that hold the pixels of all filter taps, the limits, and the candidates in order."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from whet.tactics.cuda.conv._conv_config import ConvConfig, configs_for, estimat
 
 @dataclass(frozen=True)
 class Halo:
-    """A tile of some output rows of one image with all input pixels that its filter taps need; see HALO in conv.cu."""
+    """A tile of output rows of one image with all input pixels that its filter taps need; see HALO in conv.cu."""
 
     wide: int  # pixels from row to row
     rows: int  # output rows of a tile
-    slot: int  # bytes of an input slot: what a copy fills, and what the last tap's shifted rows may read beyond it
+    slot: int  # bytes of an input slot: those of a copy, and those that the last tap's shifted rows may read beyond it
     box: int  # bytes that a copy fills
 
     @staticmethod
     def of(shape: ConvShape, config: ConvConfig) -> Halo | str:
         """For a shape and a configuration, or why not."""
         if shape.stride != (1, 1) or shape.dilation != (1, 1) or shape.r * shape.s == 1:
-            return "input tiles with all taps are for filters of several taps, stride 1, no dilation"
+            return "input tiles with all taps take filters of several taps, stride 1 and no dilation"
         wide = shape.q + shape.s - 1
         rows = min(shape.p, (config.bm - shape.q) // wide + 1) if config.bm >= shape.q else 0
         if rows < 1 or wide > 256 or rows + shape.r - 1 > 256:
@@ -37,11 +37,11 @@ def fits(config: ConvConfig, shape: ConvShape) -> str | None:
     if config.hold not in (0, shape.steps(config.bk)) or (config.hold and config.sk > 1):
         return f"holds the weights of {config.hold} steps of {shape.steps(config.bk)}"
     if config.once and not config.halo and with_once(config, shape.steps(config.bk)) != config:
-        return f"has slots of their own for {config.once} steps of {shape.steps(config.bk)}"
+        return f"has slots for {config.once} steps of {shape.steps(config.bk)}"
     if not config.halo:
         return None
     if config.once and with_once(config, steps := shape.steps(config.bk), _touched(config, steps, shape.r * shape.s)) != config:
-        return f"has slots of their own for {config.once} steps of {steps}"
+        return f"has slots for {config.once} steps of {steps}"
     halo = Halo.of(shape, config)
     if isinstance(halo, str):
         return halo
@@ -92,7 +92,7 @@ def _halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[Con
 
 
 def _alone(config: ConvConfig, shape: ConvShape, multiprocessors: int) -> bool:
-    """Whether a block makes one tile."""
+    """True if a block computes one tile."""
     halo = Halo.of(shape, config)
     return config.sk > 1 or (isinstance(halo, Halo) and shape.n * -(-shape.p // halo.rows) * -(-shape.k // config.bn) <= multiprocessors)
 

@@ -1,4 +1,4 @@
-"""What the tactics of ConvTranspose share: which layers they take, sizes, and the launch of `conv_transpose.cu`."""
+"""Shared by the tactics of ConvTranspose: the layers they take, sizes, and the launch of `conv_transpose.cu`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ConvTransposeArguments(Arguments, kernel="conv_transpose.cu"):
 
 @dataclass(frozen=True)
 class Transposed:
-    """Sizes of a transposed convolution: n images of h x w x c to p x q x k, filters of r x s."""
+    """Sizes of a transposed convolution: n samples of h x w x c to p x q x k, filters of r x s."""
 
     n: int
     c: int

@@ -1,4 +1,4 @@
-"""Convolutions of few channels by tiles of the image on the host: which tiles fit, how weights are packed, and the launch of few_channel.cu."""
+"""Host side of few_channel.cu (convolutions of few channels by image tiles): which tiles fit, how weights are packed, and the launch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
 
 # Output rows and columns of a block; larger ones (16x16, 8x32, 4x32) came within a hundredth of the fastest at no layer of YOLOv5s, whole or cut.
 _TILES = ((8, 16), (4, 16), (8, 8), (16, 8))
-# Further tiles behind a 1x1: rows and columns of a group's tile, rows of 16 pixels that a warp takes, groups of a block. Each is some layer's best,
-# alone or in the network: 8x32 by four rows, 0.8 % behind alone, took 17.0 us of a YOLOv5s with 40 % cut where the fastest without it took 18.8.
+# Further tiles after a 1x1: rows and columns of a group's tile, rows of 16 pixels per warp, groups of a block. Each is the best of some layer,
+# alone or in the network: 8x32 by four rows, 0.8 % slower alone, took 17.0 us of a YOLOv5s with 40 % cut; the fastest without it took 18.8.
 _DEALT = ((8, 16, 2, 1), (16, 16, 4, 1), (8, 32, 4, 1), (8, 16, 2, 4), (8, 16, 2, 3), (16, 16, 4, 4), (4, 16, 1, 5))
 _CHANNELS = (16, 32, 64)
 _MOST = 24  # configurations
@@ -89,7 +89,7 @@ class FewChannelTile:
 
     @property
     def config(self) -> Config:
-        """What an engine stores of it."""
+        """The engine's record of the configuration."""
         more = tuple((name, value) for name, value in (("run", self.run), ("groups", self.groups)) if value > 1)
         return (("th", self.th), ("tw", self.tw), ("bn", self.bn), ("slots", self.slots), ("blocks", self.blocks), *more)
 
@@ -100,7 +100,7 @@ class FewChannelTile:
 
     @property
     def permuted(self) -> bool:
-        """Whether rows of the weights are distributed to threads in 32s."""
+        """True if rows of the weights are permuted in groups of 32."""
         return self.bn % 32 == 0
 
     def box(self, s: ConvShape) -> tuple[int, int]:
@@ -118,9 +118,9 @@ class FewChannelTile:
     def unfit(self, s: ConvShape) -> str | None:
         """Why a multiprocessor cannot hold it, or None."""
         if self.tw * s.stride[1] % (64 // s.c) or max(self.box(s)) > 256:
-            return f"tiles of {self.th} x {self.tw} do not begin at whole rows of 128 bytes, or are too large"
+            return f"tiles of {self.th} x {self.tw} do not start at whole rows of 128 bytes, or are too large"
         if self.run > 1 and (s.stride[0] != 1 or self.th % self.run or self.tw % 16 or self.threads // self.groups % 128 or not self.permuted):
-            return f"tiles of {self.th} x {self.tw} are not distributed to warps by {self.run} rows of 16 pixels"
+            return f"tiles of {self.th} x {self.tw} do not divide into warps of {self.run} rows of 16 pixels"
         registers = self.bn * 3 // 4 + 40 if self.run == 1 else self.bn // 2 * self.run + 56  # accumulators, a residual, fragments, addresses
         if self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024 or self.blocks * self.threads * registers > REGISTERS or self.threads > 1024:
             return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
@@ -131,7 +131,7 @@ class FewChannelTile:
         return source("few_channel.cu", self.constants(s, finish, bf16, front, own))
 
     def constants(self, s: ConvShape, finish: PostOps, bf16: bool, front: Activation | None = None, own: bool = False) -> dict[str, int]:
-        """The macros of the instance; `front` is the activation of the 1x1 convolution, `own` whether what is added is its input."""
+        """The macros of the instance; `front` is the activation of the 1x1 convolution, `adds_input`: the residual is its input."""
         tile = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
         shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
         more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(halved(PostOps(front))), "BN2": s.c}
@@ -149,7 +149,7 @@ class FewChannelTile:
 
 @dataclass(frozen=True)
 class Front:
-    """The 1x1 convolution in front: addresses of its packed weights and bias, its activation, and whether its input is added in the end."""
+    """The preceding 1x1 convolution: addresses of its packed weights and bias, its activation, and if its input is the residual of the second."""
 
     weights: int
     bias: int
@@ -203,12 +203,12 @@ def few_channel_launch(
 def few_channel_reason(s: ConvShape, front: bool = False) -> str | None:
     """Why the kernel cannot compute a convolution, or None."""
     if s.c not in _CHANNELS or s.w * s.c % 64:
-        return f"{s.c} channels, {s.w} pixels a row: 16, 32 or 64 channels, whole rows of 128 bytes"
+        return f"{s.c} channels, {s.w} pixels per row; takes 16, 32 or 64 channels and rows of a multiple of 128 bytes"
     if s.k % 8 or s.k > 256:
-        return f"{s.k} output channels: at most 256, in eights"
+        return f"{s.k} output channels; takes a multiple of 8 up to 256"
     if s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
-        return f"filter {s.r} x {s.s}, strides {s.stride}: several taps, at most 49, strides up to 2, no dilation"
-    return None if any(t.unfit(s) is None for t in _every(s, front)) else "the weights do not fit beside two input tiles"
+        return f"filter {s.r} x {s.s}, strides {s.stride}; takes 2 to 49 taps, strides up to 2 and no dilation"
+    return None if any(t.unfit(s) is None for t in _every(s, front)) else "the weights and two input tiles exceed shared memory"
 
 
 def few_channel_tiles(s: ConvShape, multiprocessors: int = 132, front: bool = False) -> list[FewChannelTile]:
@@ -222,7 +222,7 @@ def few_channel_tiles(s: ConvShape, multiprocessors: int = 132, front: bool = Fa
 
 def _every(s: ConvShape, front: bool) -> list[FewChannelTile]:
     widest = min(64, -(-s.k // 16) * 16)
-    fewer = [32] if widest == 64 and not front and 0 < s.k % 64 <= 32 else []  # where 64s compute half of one for nothing
+    fewer = [32] if widest == 64 and not front and 0 < s.k % 64 <= 32 else []  # if tiles of 64 would waste half of one
     widths = [widest, *fewer, *([80] if s.k > 64 and s.k % 80 == 0 else [])]
     tiles = [(th, tw) for th, tw in _TILES if (th < 2 * s.p and tw < 2 * s.q) or th == tw == 8]
     ways = [(*tile, 1, 1) for tile in tiles]
@@ -238,10 +238,10 @@ def _every(s: ConvShape, front: bool) -> list[FewChannelTile]:
 
 
 def _estimate_us(t: FewChannelTile, s: ConvShape, multiprocessors: int) -> float:
-    """A rough time on an H200: what orders candidates, never what chooses them.
+    """A rough time in us on an H200, which only orders candidates.
 
-    The blocks of a multiprocessor share its way to the L2 cache (60 bytes/ns), its tensor cores and its special functions; what a block does
-    between a tile's arrival and its end takes about 700 ns.
+    The blocks of a multiprocessor share its bandwidth to the L2 cache (60 bytes/ns), its tensor cores and its special functions; from the arrival
+    of a tile to its end a block takes about 700 ns.
     """
     wide, tall = t.box(s)
     tiles = s.n * -(-s.p // t.th) * -(-s.q // t.tw) * -(-s.k // t.bn)
@@ -266,12 +266,12 @@ def chunks(s: ConvShape) -> int:
 
 
 def rows(k: int, permuted: bool) -> int:
-    """Rows of packed filters: whole 32s where they are permuted."""
+    """Rows of packed filters: a multiple of 32 if they are permuted."""
     return -(-k // 32) * 32 if permuted else k
 
 
 def halved(finish: PostOps) -> bool:
-    """Whether weights and biases are half of what they are: SiLU is x/2 (1 + tanh(x/2)), where nothing is added in front of it."""
+    """True if weights and biases are halved: SiLU is computed as x/2 (1 + tanh(x/2)) if no residual precedes it."""
     return finish.activation[0] == "silu" and finish.residual != 1
 
 

@@ -68,7 +68,7 @@ class Tf32Config:
 
     @property
     def parts(self) -> int:
-        """Numbers that stand for one weight."""
+        """Values that represent one weight."""
         return 2 if self.terms == 3 else 1
 
     @property
@@ -88,22 +88,22 @@ class Tf32Config:
 
     @property
     def limit(self) -> int:
-        """Registers a thread can have. Warps are distributed to four register files of 512 a lane, in eights."""
+        """Registers a thread can have. Warps are allocated to four register files of 512 per lane, in units of eight."""
         warps = -(-self.threads // 32 * self.blocks // 4)
         return min(255, 512 // warps // 8 * 8)
 
     @property
     def single(self) -> bool:
-        """Whether registers hold the inputs of one K step only, not of two in turns."""
+        """True if registers hold the inputs of one K step, not of two alternating ones."""
         return self.terms == 1 and self.limit < 80 + self.bn // 2 + self.bn // 128 * 2
 
     @property
     def registers(self) -> int:
-        """An estimate of the registers a thread needs: what the compiler was seen to do with where blocks leave no more."""
+        """An estimate of the registers a thread needs, from the compiler's results at the register limit."""
         return (46 if self.single else 80) + self.bn // 2 if self.terms == 1 else 132 + self.bn
 
     def valid(self) -> bool:
-        """Whether a Hopper multiprocessor can hold `blocks` of these."""
+        """True if a Hopper multiprocessor can hold `blocks` of these."""
         known = self.wgs in (1, 2, 3) and self.terms in (1, 3) and self.bk in (8, 16, 32) and 1 <= self.sk <= 16 and 2 <= self.stages <= 12
         fits = self.blocks * (self.shared + 1024) <= SHARED_LIMIT + 1024
         return known and fits and self.registers <= self.limit and self.bn % 16 == 0 and self.bn <= 256 and self.bm % self.sk == 0
@@ -120,14 +120,14 @@ class Tf32Config:
 
 
 def step_channels(c: int) -> int:
-    """Channels of a K step: 128 bytes of a pixel, fewer where it has fewer."""
+    """Channels of a K step: 128 bytes of a pixel, fewer if the pixel has fewer."""
     return 32 if c > 16 else 16 if c > 8 else 8
 
 
 def refuses(shape: ConvShape) -> str | None:
     """Why the kernel cannot take the shape, or None."""
     if shape.c % 4:
-        return f"{shape.c} input channels: the copy engine takes pixels of whole 16 bytes, four channels"
+        return f"{shape.c} input channels; takes a multiple of 4 (16 bytes, for the copy engine)"
     if max(*shape.pad, (shape.r - 1) * shape.dilation[0], (shape.s - 1) * shape.dilation[1]) > 127:
         return "padding or filter extent above 127 pixels, which the copy engine cannot express"
     if max(shape.stride) > 8:
@@ -136,7 +136,7 @@ def refuses(shape: ConvShape) -> str | None:
 
 
 def estimate_us(c: Tf32Config, m: int, k: int, steps: int, multiprocessors: int = 132) -> float:
-    """A rough time on an H200: what orders candidates, never what chooses them. See _conv_config.estimate_us."""
+    """A rough time in us on an H200, which only orders candidates. See _conv_config.estimate_us."""
     tiles = -(-m // c.bm) * -(-k // c.bn)
     each = -(-steps // c.sk)
     taken = (c.bm + c.parts * c.bn) * c.bk * 4
@@ -168,7 +168,7 @@ def configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multiproce
         if grid > 40 * multiprocessors and wgs * bn < 64:
             continue
         small = grid <= 2 * multiprocessors
-        able: list[Tf32Config] = []  # of each number of resident blocks that there are tiles for, with the deepest ring
+        able: list[Tf32Config] = []  # the deepest ring for each number of resident blocks that there are tiles for
         for blocks in range(1, 2 if sk > 1 else min(5, -(-grid // multiprocessors)) + 1):
             every = (Tf32Config(wgs, bn, bk, stages, sk, blocks, terms) for stages in (8, 6, 4, 3, 2))
             fit = (c for c in every if c.valid() and not (small and c.stages > 2 and (c.shared > 112 * 1024 or c.stages > max(2, -(-steps // sk)))))
@@ -178,7 +178,7 @@ def configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multiproce
 
 
 def sizes_of(config: Config) -> dict[str, int]:
-    """What an engine says of a tile that computes in TF32. Raises PlanRefused for another's."""
+    """The fields of a TF32 configuration. Raises PlanRefused for a configuration of another tactic."""
     said = dict(config)
     if said.pop("math", None) != "tf32":
         raise PlanRefused("this tactic computes in tf32")
@@ -186,14 +186,14 @@ def sizes_of(config: Config) -> dict[str, int]:
 
 
 def cut_to_tf32(a: np.ndarray) -> np.ndarray:
-    """f32 numbers with 10 bits of mantissa, to nearest; the largest are cut off, so that they stay finite."""
+    """f32 values with 10 bits of mantissa, rounded to nearest; the largest are truncated, so that they stay finite."""
     bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
     near = np.abs(a) < np.float32(3.4026186e38)
     return ((bits + np.where(near, np.uint32(0x1000), np.uint32(0))) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def places(bk: int) -> np.ndarray:
-    """Which of bk channels stands at each place of a K step: what conv_tf32.cu reads as eight neighbours a thread."""
+    """The channel (of bk) at each index of a K step: conv_tf32.cu reads eight adjacent elements per thread."""
     p = np.arange(bk)
     step, place = p // 8, p % 8
     return bk // 4 * (place % 4) + step + place // 4 * (bk // 8)
@@ -211,10 +211,10 @@ def permute_by_16(rows: np.ndarray) -> np.ndarray:
 
 
 def pack(rows: np.ndarray, bk: int, terms: int) -> np.ndarray:
-    """Filters as rows [k, ...] of whole K steps, f32: permuted, rounded to TF32, permuted in 16s, which zeros fill up.
+    """Filters as rows [k, ...] of whole K steps, f32: channels permuted, rounded to TF32, rows padded with zeros to a multiple of 16 and permuted.
 
-    For three products the small parts follow below, from row `filters(k)` on. The large part is cut off there, and the small one has its sign and is
-    nothing only where the weight is: an infinite input times both is then the infinity that it is times the weight.
+    For three products the small parts follow, from row `filters(k)` on. The large part is cut off there, and the small one has its sign and is
+    zero only if the weight is: an infinite input times both parts is then the same infinity as times the weight.
     """
     given, k = rows.shape[0], filters(rows.shape[0])
     rows = np.pad(rows.reshape(given, -1), ((0, k - given), (0, 0)))
@@ -261,7 +261,7 @@ def launch(
 ) -> Launch:
     """The launch of `shape` with addresses filled in; weights are packed by `pack`. With `groups` the shape's input channels are a tile's window.
 
-    With `second` (1x1) the weights of both images lie side by side in each row; with `fork` the last output channels are a result of their own.
+    With `second` (1x1) each row has the weights of both inputs, one after the other; with `fork` the last output channels are a second result.
     """
     first_steps = shape.steps(config.bk)
     steps = first_steps + (0 if second is None else second.shape.steps(config.bk))

@@ -1,4 +1,4 @@
-"""What the tactics of f32 products on tensor cores share: convolutions of any groups, first layers, products with a constant matrix."""
+"""Base of the tactics of f32 products on tensor cores: convolutions of any groups, stem convolutions, products with a constant matrix."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from whet.tactics.cuda.gemm.gemm import gemm_shape, product_reason
 from whet.tactics.cuda.stem.stem_as_channels import StemAsChannelsArguments
 
 MAX_CONFIGS = 24
-_FEW = 4  # input channels of a first layer: the taps of a filter row lie side by side and count as channels
+_FEW = 4  # input channels of a stem convolution: the taps of a filter row are adjacent and count as channels
 
 
 @dataclass(frozen=True)
 class Work:
-    """A layer as the kernel sees it: its sizes, groups where there are several, and pixels of a row of the widened image (0: none is made)."""
+    """A layer as the kernel computes it: its sizes, its groups if it has several, and pixels of a row of the padded image (0: unpadded)."""
 
     shape: ConvShape
     groups: Groups | None
@@ -66,7 +66,7 @@ class Work:
 
     @property
     def scratch(self) -> int:
-        """Bytes of the widened image."""
+        """Bytes of the padded image."""
         return self.given.n * self.given.h * self.row * _FEW * 4
 
     def tile(self, bn: int) -> ConvShape:
@@ -75,7 +75,7 @@ class Work:
 
 
 class F32Product(Tactic):
-    """Base of the tactics; `terms` as in _tf32.Tf32Config, `math` is said in the config, `rtol` bounds the error of a layer."""
+    """Base of the tactics; `terms` as in _tf32.Tf32Config, `math` names the precision in the config, `rtol` bounds the error of a layer."""
 
     ops: tuple[str, ...] = ("Conv", "Gemm", "MatMul")
     terms = 1
@@ -107,7 +107,7 @@ class F32Product(Tactic):
         if isinstance(made, str):
             return made
         if work.groups is not None and work.groups.c == work.groups.k == 1:
-            return "one channel a group: products of single numbers, which the depthwise kernel does"
+            return "takes several channels per group; depthwise tactics take one"
         return _tf32.refuses(work.shape)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -125,7 +125,7 @@ class F32Product(Tactic):
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
         if tile.bk != _tf32.step_channels(shape.c):
-            raise PlanRefused(f"{shape.c} channels come in steps of {_tf32.step_channels(shape.c)}, not {tile.bk}")
+            raise PlanRefused(f"{shape.c} channels need steps of {_tf32.step_channels(shape.c)}, not {tile.bk}")
         head = anchor(layer)
         x = source_place(layer)
         weights, own = constants_of(layer)
@@ -181,7 +181,7 @@ class F32Product(Tactic):
 
 
 def candidates(work: Work, terms: int, multiprocessors: int = 132) -> list[Tf32Config]:
-    """Tiles for a layer, the most promising first; with groups those of each width, by turns."""
+    """Tiles for a layer, the most promising first; with groups, those of all widths interleaved."""
     s = work.shape
     if work.groups is None:
         return _tf32.configs_for(s.m, s.k, s.c, s.r * s.s, terms, multiprocessors)
@@ -220,7 +220,7 @@ def _rows(head: Layer, work: Work, given: np.ndarray, tile: Tf32Config) -> np.nd
 
 
 def _widen(work: Work, image: int, to: int, channels_last: bool, backend: Backend) -> Any:
-    """The launch that widens an image of few channels; see stem_as_channels.cu."""
+    """The launch that pads an image of few channels; see stem_as_channels.cu."""
     s = work.given
     grid = (min(blocks_of(s.n * s.h * work.row, 256), 16 * backend.capabilities.multiprocessors), 1, 1)
     constants = {"FROM": TYPE["f32"], "TO": TYPE["f32"], "CP": _FEW, "NHWC": int(channels_last)}

@@ -19,7 +19,7 @@ SHARED, REGISTERS = 227 * 1024, 65536
 
 
 class Tile(Protocol):
-    """What a launch asks of an instance."""
+    """The interface that a launch needs of an instance."""
 
     @property
     def shared(self) -> int:
@@ -32,7 +32,7 @@ class Tile(Protocol):
 
 def registers_of(tall: np.ndarray) -> np.ndarray:
     """Weights [64, steps, 32] of i8 as `wgmma` takes them from registers: [step, thread, 16 bytes]. Rows r and r + 8 of a warp's 16 are
-    channels 2r and 2r + 1, so that a thread's two accumulators are neighbours."""
+    channels 2r and 2r + 1, so that a thread's two accumulators are adjacent channels."""
     steps = tall.shape[1]
     rows = tall.reshape(4, 8, 2, steps, 2, 4, 4)  # warp, group, later, step, half, quad, byte
     return np.ascontiguousarray(rows.transpose(3, 0, 1, 5, 4, 2, 6)).reshape(steps, THREADS, 16)  # registers: half, later
@@ -46,7 +46,7 @@ def widths(columns: int, most: int = 160) -> list[int]:
 
 
 def held(registers: int, shared: int, blocks: int) -> bool:
-    """Whether a multiprocessor holds so many blocks of so many registers a thread and bytes of shared memory."""
+    """True if a multiprocessor can hold `blocks` blocks of this many registers per thread and bytes of shared memory."""
     return registers <= min(255, REGISTERS // (blocks * THREADS)) and (shared + 1024) * blocks <= SHARED
 
 
@@ -60,7 +60,7 @@ class WeightFields(Fields):
 
     @staticmethod
     def of(args: Args, channels: int) -> WeightFields:
-        """The first two packed operands: weights, and biases with the factors behind them."""
+        """The first two packed operands: weights, and biases followed by the factors."""
         return WeightFields(args.packed[0], args.packed[1], args.packed[1] + bias_count(channels) * 4)
 
 

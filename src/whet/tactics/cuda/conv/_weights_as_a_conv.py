@@ -1,4 +1,4 @@
-"""Convolutions of 64 channels for many pixels with weights as the tall operand (weights_as_a.cu): candidates, packing, the launch."""
+"""Convolutions of 64 channels and many pixels with weights as operand A (weights_as_a.cu): candidates, packing, the launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whet.tactics.cuda._device.source import ACTIVATIONS, source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 
 CHANNELS = 64
-_WITH_RESIDUAL = 208  # pixels of a product whose residual is asked for meanwhile: registers
+_WITH_RESIDUAL = 208  # pixels of a product whose residual is loaded at the same time: limited by registers
 _FEWEST = 32  # tiles: with less work most multiprocessors have none
 
 
@@ -42,7 +42,7 @@ class WeightsAsAConvArguments(Arguments, kernel="weights_as_a.cu"):
 
 @dataclass(frozen=True, order=True)
 class WeightsAsATile:
-    """One instance: rows of results of a tile, tiles of input on their way."""
+    """One instance: result rows of a tile, input tiles in flight."""
 
     rows: int
     slots: int
@@ -62,7 +62,7 @@ class WeightsAsATile:
         return -(-read * CHANNELS * 2 // 1024) * 1024
 
     def stage(self, s: ConvShape) -> int:
-        """Bytes of a tile's results where they pass through shared memory: lines of all 64 channels."""
+        """Bytes of a tile's results if they pass through shared memory: lines of all 64 channels."""
         return 0 if s.k != CHANNELS else -(-self.rows * s.q * CHANNELS * 2 // 1024) * 1024
 
     def shared(self, s: ConvShape) -> int:
@@ -70,36 +70,36 @@ class WeightsAsATile:
         return 1024 + s.r * s.s * CHANNELS * CHANNELS * 2 + self.slots * (self.slot(s) + 8) + 2 * self.stage(s) + 24
 
     def fits(self, s: ConvShape, residual: bool) -> bool:
-        """Whether there is room, and work for many multiprocessors; what is staged has no pixels beyond the tile."""
+        """True if shared memory and registers suffice and there is work for many multiprocessors; staged tiles have no pixels beyond the tile."""
         widest = _WITH_RESIDUAL if residual and not self.stage(s) else 256
         whole = not self.stage(s) or self.bn(s) == self.rows * self.wide(s)
         return whole and max(self.bn(s), self.wide(s)) <= widest and self.shared(s) <= MAX_SHARED and self.tiles(s) >= _FEWEST
 
     def tiles(self, s: ConvShape) -> int:
-        """Tiles of all images."""
+        """Tiles of the whole batch."""
         return s.n * -(-s.p // self.rows)
 
     @property
     def config(self) -> Config:
-        """What an engine stores."""
+        """The engine's record of the configuration."""
         return (("rows", self.rows), ("slots", self.slots))
 
 
 def unfit_shape(s: ConvShape) -> str | None:
     """Why the kernel does not take a convolution, or None."""
     if s.c != CHANNELS or s.k > CHANNELS or s.k % 8 or s.r * s.s == 1 or s.stride != (1, 1) or s.dilation != (1, 1):
-        return f"{s.c} to {s.k} channels, {s.r} x {s.s}: the kernel takes 64 to up to 64 channels by several taps, stride 1, no dilation"
+        return f"{s.c} to {s.k} channels, {s.r} x {s.s}; takes 64 input channels, up to 64 output channels, several taps, stride 1 and no dilation"
     if s.q % 2 or s.s % 2 == 0 or s.n * s.p * s.q * s.k >= 2**31:
-        return f"rows of {s.q} results by {s.s} taps: the kernel stores pairs"
-    return None if weights_as_a_tiles(s, True) else f"{s.n} images of {s.p} x {s.q}: too few tiles, or none of the right size"
+        return f"rows of {s.q} results by {s.s} taps; takes an even number of results per row"
+    return None if weights_as_a_tiles(s, True) else f"{s.n} images of {s.p} x {s.q} have too few tiles, or none of a suitable size"
 
 
 def weights_as_a_tiles(s: ConvShape, residual: bool) -> list[WeightsAsATile]:
-    """Candidates, those with the least products that nobody needs first."""
+    """Candidates, sorted by wasted multiply-adds, ascending."""
     kept: dict[int, WeightsAsATile] = {}
     for t in (WeightsAsATile(rows, slots) for rows in range(1, min(s.p, 8) + 1) for slots in (4, 3, 2)):
         if t.fits(s, residual):
-            kept.setdefault(t.rows, t)  # as many slots as there is room for
+            kept.setdefault(t.rows, t)  # the deepest ring that fits
     return sorted(kept.values(), key=lambda t: (t.tiles(s) * (t.bn(s) + 24), t))
 
 
@@ -135,7 +135,7 @@ def weights_as_a_constants(t: WeightsAsATile, s: ConvShape, finish: PostOps, bf1
 def weights_as_a_launch(
     t: WeightsAsATile, s: ConvShape, addresses: tuple[int, ...], finish: PostOps, bf16: bool, multiprocessors: int, label: str
 ) -> Launch:
-    """The launch; `addresses`: image, filters, bias, residual (0 without), result."""
+    """The launch; `addresses`: input, filters, bias, residual (0: none), result."""
     image, filters, bias, residual, out = addresses
     dtype, c, row, pixels = "bf16" if bf16 else "f16", CHANNELS, s.r * s.s * CHANNELS, s.p * s.q
     weights = tensormap.tiled(filters, dtype, (row, c), (row * 2,), (c, c))

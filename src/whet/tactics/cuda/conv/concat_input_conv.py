@@ -1,6 +1,6 @@
-"""A 1x1 convolution of two images' joined channels on Hopper's tensor cores: both are read where they lie, their channels behind each other in K.
+"""A 1x1 convolution of two concatenated tensors on Hopper's tensor cores: both are read in place, as consecutive channels of K.
 
-In 16-bit floats, or in 8 bits as qconv: joined integers have one scale, so their products add up in one sum.
+In 16-bit floats, or in 8 bits as qconv: concatenated integers have one scale, so their products add up in one accumulator.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MAX_CONFIGS = 24
 
 @dataclass(frozen=True)
 class ConcatInput:
-    """The convolution as it would stand alone, its epilogue and sizes, and which of the whole's inputs are the two images and the residual."""
+    """The convolution as an unfused layer, its epilogue and sizes, and the indices of the fused layer's two inputs and residual."""
 
     conv: Layer
     made: Epilogue
@@ -68,7 +68,7 @@ class ConcatInput:
 
     @property
     def size(self) -> int:
-        """Bytes of a number that is read."""
+        """Bytes of an input element."""
         return 2 if self.parts is None else 1
 
     @property
@@ -76,7 +76,7 @@ class ConcatInput:
         return step_channels(max(self.channels), self.size)
 
     def shapes(self) -> tuple[ConvShape, ConvShape]:
-        """The two images' convolutions."""
+        """The convolutions of the two inputs."""
         a, b = self.channels
         return replace(self.shape, c=a), replace(self.shape, c=b)
 
@@ -85,7 +85,7 @@ class ConcatInput:
         return sum(-(-c // self.bk) for c in self.channels)
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
-        """Weights [k, c] with each image's channels filled with zeros to whole steps, [k, steps * bk, 1, 1]."""
+        """Weights [k, c] with each input's channels padded with zeros to whole steps, [k, steps * bk, 1, 1]."""
         values, (a, b) = values.reshape(self.shape.k, -1), self.channels
         first, last = (np.pad(part, ((0, 0), (0, -part.shape[1] % self.bk))) for part in (values[:, :a], values[:, a : a + b]))
         return np.concatenate([first, last], axis=1)[:, :, None, None]
@@ -93,7 +93,7 @@ class ConcatInput:
 
 @tactic
 class ConcatInputConv(Tactic):
-    """What the pass fuse_concat_input_conv makes, in 16-bit floats or 8 bits; each image's channels come in 16 bytes, results in sixteens."""
+    """Layers of the pass fuse_concat_input_conv, in 16-bit floats or 8 bits; channels of each input are whole 16 bytes, results a multiple of 16."""
 
     ops = ("*",)
     composites = ("ConcatInputConv",)
@@ -118,7 +118,7 @@ class ConcatInputConv(Tactic):
         if isinstance(found, str):
             return found
         if any(c * found.size % 16 for c in found.channels) or found.shape.k % 16:
-            return f"{found.channels} channels of {found.size} bytes, {found.shape.k} results: images come in 16 bytes, results in sixteens"
+            return f"{found.channels} channels of {found.size} bytes, {found.shape.k} results; takes whole 16 bytes and a multiple of 16 results"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -140,7 +140,7 @@ class ConcatInputConv(Tactic):
             raise PlanRefused(found)
         steps, dtype = found.steps(), signature.outputs[0].dtype
         if tile.halo or tile.bk != found.bk or tile.hold not in (0, steps):
-            raise PlanRefused(f"{tile} is no tile of {steps} steps over two images")
+            raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs")
         (a, b), (first, last) = found.shapes(), found.images
         eight, out, finish, numbers = _ends(found, signature)
         digest, k = found.weights.weight.digest, found.shape.k
@@ -184,7 +184,7 @@ class ConcatInputConv(Tactic):
 
 
 def _signature(layer: Layer, found: ConcatInput, image: Operand, result: Operand) -> Signature:
-    """The images as `image`; a residual in its own integers, or as the result."""
+    """The inputs in the form `image`; a residual in its own integer type, or in the type of the result."""
     stored: dict[int, Operand] = dict.fromkeys(found.images, image)
     if found.residual is not None:
         own = layer.inputs[found.residual].dtype
@@ -214,11 +214,11 @@ def _ends(found: ConcatInput, signature: Signature) -> tuple[EightBitTypes | Non
 
 @functools.lru_cache(maxsize=8)
 def match_concat_input(layer: Layer) -> ConcatInput | str:
-    """The layer taken apart, or why the kernel is not for it."""
+    """The layer's convolution and inputs, or the reason why the kernel cannot compute it."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     if len(body.layers) != 2 or body.layers[0].op != "Concat" or len(body.layers[0].inputs) != 2:
-        return "the body is no Concat of two images with a convolution behind it"
+        return "the body is not a Concat of two tensors followed by a convolution"
     joined, conv = body.layers[0], seen(body.layers[1], outer)
     parts: Parts | None = None
     if is_quantized(conv):
@@ -236,21 +236,21 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
     if isinstance(made, str) or reason:
         return reason or str(made)
     if head.op != "Conv" or head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:
-        return "the kernel convolves images of two spatial axes, one group"
+        return "takes convolutions of two spatial axes and one group"
     shape = conv_shape_of(parts) if parts is not None else conv_shape(conv)
     if not shape.plain:
         return "the convolution is not 1x1 with stride 1"
     x, w, b = parts.places() if parts is not None else places(view)
     if conv.inputs[x] is not joined.outputs[0]:
-        return "the convolution reads something else"
+        return "the convolution does not read the Concat"
     images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.inputs]
     residual = None
     if made.residual is not None:
         residual = next((i for i, t in enumerate(layer.inputs) if t is conv.inputs[made.residual]), None)
         if residual is None:
-            return "what is added is made within the layer"
+            return "the residual is computed within the layer"
     if None in images:
-        return "an image is made within the layer"
+        return "an input is computed within the layer"
     channels = tuple(int(part.shape[1]) for part in joined.inputs)
     bias = None if b is None else view.inputs[b]
     return ConcatInput(conv, made, shape, tuple(images), channels, residual, view.inputs[w], bias, parts)

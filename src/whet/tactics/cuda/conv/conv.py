@@ -36,7 +36,7 @@ MAX_CONFIGS = 30
 
 @tactic
 class Conv(Tactic):
-    """Group 1, two spatial axes, channels in eights; any kernel, stride, padding and dilation."""
+    """One group, two spatial axes, a multiple of 8 channels; any kernel, stride, padding and dilation."""
 
     ops = ("Conv",)
     version = 1
@@ -48,7 +48,7 @@ class Conv(Tactic):
             return said
         head = anchor(layer)
         if head.attrs["group"] != 1:
-            return "the kernel has no groups"
+            return "takes convolutions of one group"
         return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -66,7 +66,7 @@ class Conv(Tactic):
         shape = conv_shape(layer)
         odd = shape.k % 8 != 0
         found = conv_configs(shape, backend.capabilities.multiprocessors)
-        if odd:  # only results that go straight from registers to memory may lie anywhere
+        if odd:  # only results stored directly from registers can have any address
             plain = [c for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128] or [replace(c, sk=1, halo=0, once=0) for c in found]
             direct = (replace(c, direct=1, outs=1) for c in plain)
             found = list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None))
@@ -116,7 +116,7 @@ def launch_with_epilogue(
     input_map: bytes | None = None,
     groups: Groups | None = None,
 ) -> Launch:
-    """`conv_launch` of 16-bit floats that ends as `made`, with weights and biases in front of the packed operands, to the first output."""
+    """`conv_launch` of 16-bit floats with this epilogue; the first packed operands are weights and biases, the result is the first output."""
     problem = ConvProblem(
         shape=shape,
         input=x,
@@ -137,15 +137,15 @@ def constant_weights(layer: Layer, head: Layer) -> str | None:
     """Why weights or bias cannot be packed at build time, or None."""
     places = [outer_input(layer, t) for t in head.inputs[1:3] if t is not None]
     if any(i is None or not layer.inputs[i].is_constant for i in places):
-        return "the weights are computed at run time; the kernel wants them packed before"
+        return "the weights are computed at run time"
     return None
 
 
 def conv_reason(layer: Layer, head: Layer) -> str | None:
-    """Why a convolution is none of images with packed weights and a chain behind it, or None: what all these kernels ask of it."""
+    """Why these kernels cannot compute a convolution, or None: they need two spatial axes, packed weights and an epilogue that is a chain."""
     if head.inputs[0].type.rank != 4:
-        return "the kernel takes images of two spatial axes"
-    return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+        return "takes convolutions of two spatial axes"
+    return constant_weights(layer, head) or (None if epilogue(layer) is not None else "its fused operations do not form a chain")
 
 
 def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_TYPES) -> list[Signature]:

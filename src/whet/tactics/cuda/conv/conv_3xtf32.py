@@ -1,4 +1,4 @@
-"""Convolutions and products of f32 tensors on tensor cores, each number as two of TF32: three products, f32 accumulators. For `--noTF32`."""
+"""Convolutions and products of f32 tensors on tensor cores, each value as two of TF32: three products, f32 accumulators. For `--noTF32`."""
 
 from whet.tactics._base import tactic
 from whet.tactics.cuda._device.kernel import RTOL

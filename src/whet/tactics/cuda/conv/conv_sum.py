@@ -1,6 +1,6 @@
 """The sum of two convolutions as one product on Hopper's tensor cores: a block's last convolution and its projection shortcut in one launch.
 
-Both inputs' channels lie behind each other in K, so the sum is made in the accumulators: the shortcut is neither stored nor read again.
+The channels of both inputs are consecutive in K, so the accumulators hold the sum: the shortcut is neither stored nor read again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_CONFIGS = 24
 
 @dataclass(frozen=True)
 class _Part:
-    """One of the two convolutions: its layer with the outer inputs, sizes, weights, own bias and what follows it."""
+    """One of the two convolutions: its layer with the outer inputs, sizes, weights, bias and epilogue."""
 
     layer: Layer
     shape: ConvShape
@@ -49,7 +49,7 @@ class _Part:
 
 @tactic
 class ConvSum(Tactic):
-    """What the pass fuse_conv_sum makes: two convolutions of one group, at least one of them 1x1 without padding, an Add, an activation."""
+    """Layers of the pass fuse_conv_sum: two convolutions of one group, at least one of them 1x1 without padding, an Add, an activation."""
 
     ops = ("*",)
     composites = ("ConvSum",)
@@ -133,22 +133,22 @@ class ConvSum(Tactic):
 
 
 def _finish(parts: tuple[_Part, _Part]) -> PostOps:
-    """The activation behind the sum: that of the part which adds."""
+    """The activation after the sum: that of the adding convolution."""
     return PostOps(next((p.made.finish.activation for p in parts if p.made.residual is not None), parts[0].made.finish.activation))
 
 
 def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
-    """The two convolutions, the one that must be 1x1 without padding last; or why they are none that the kernel takes."""
+    """The two convolutions, the one that must be 1x1 without padding last; or the reason why the kernel cannot compute them."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]]:
-        return "the body is no pair of convolutions"
+        return "the body is not a pair of convolutions"
     views = [seen(x, outer) for x in body.layers]
     parts = []
     for view in views:
         head = anchor(view)
         if head.op != "Conv" or head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:
-            return "the kernel adds convolutions of one group over two spatial axes"
+            return "takes convolutions of one group and two spatial axes"
         if reason := constant_weights(view, head):
             return reason
         made = match_epilogue(view, epilogue(view))
@@ -162,9 +162,9 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
     first, last = parts
     added = last.made.residual
     if first.made.residual is not None or first.made.finish != PostOps() or added is None or last.layer.inputs[added] is not views[0].outputs[0]:
-        return "the first convolution's sum is not what the second adds"
+        return "the second convolution does not add the first one's result"
     if last.made.finish.residual != 1:
-        return "it is added behind the activation"
+        return "the sum follows the activation"
     for order in ((first, last), (last, first)):
         if (order[1].shape.r, order[1].shape.s, *order[1].shape.pad) == (1, 1, 0, 0, 0, 0):
             return order

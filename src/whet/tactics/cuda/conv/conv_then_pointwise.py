@@ -1,4 +1,4 @@
-"""A convolution of several taps and the 1x1 one behind it in one launch, for few pixels: what lies between stays in a cluster's shared memory."""
+"""A convolution of several taps and the following 1x1 in one launch, for few pixels: the value between stays in a cluster's shared memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_CONFIGS = 24
 
 @tactic
 class ConvThenPointwise(ConvAndProduct):
-    """What the pass fuse_conv_then_pointwise makes: stride 1, no dilation, one group; channels of both in multiples of 64; 16-bit numbers."""
+    """Layers of the pass fuse_conv_then_pointwise: stride 1, no dilation, one group; channels of both in multiples of 64; 16-bit floats."""
 
     composites = ("ConvThenPointwise",)
     what = "a convolution and the product behind it"
@@ -34,7 +34,7 @@ class ConvThenPointwise(ConvAndProduct):
         if reason := refuses(both.shape):
             return reason
         if not tiles_of(both.shape, both.k, backend.capabilities.multiprocessors):
-            return f"no cluster of blocks shares out {both.shape.m} pixels, {both.shape.c}, {both.shape.k} and {both.k} channels"
+            return f"no cluster of blocks divides {both.shape.m} pixels, {both.shape.c}, {both.shape.k} and {both.k} channels"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -76,5 +76,5 @@ class ConvThenPointwise(ConvAndProduct):
 
 
 def as_config(t: Tile) -> Config:
-    """What an engine stores of a tile."""
+    """The engine's record of a tile."""
     return (("pixels", t.pixels), ("sk", t.sk), ("groups", t.groups), ("mi", t.mi), ("bk", t.bk), ("stages", t.stages))

@@ -1,4 +1,4 @@
-"""ConvTranspose on Hopper's tensor cores: one product makes every pixel's part of every tap, a second kernel adds what reaches each output."""
+"""ConvTranspose on Hopper's tensor cores: a product computes all contributions, a second kernel adds them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_CONFIGS = 12
 
 @tactic
 class ConvTranspose(TransposedTactic):
-    """Group 1, two spatial axes, input channels in eights; any kernel, stride, padding and dilation."""
+    """One group, two spatial axes, a multiple of 8 input channels; any kernel, stride, padding and dilation."""
 
     kinds = FLOAT16_TYPES
 
@@ -32,7 +32,7 @@ class ConvTranspose(TransposedTactic):
         made, t = match_transposed_epilogue(layer), Transposed.of(layer)
         if isinstance(made, str):
             return made
-        return "the kernel has no groups" if t.group != 1 else refuses(product_of(t))
+        return "takes convolutions of one group" if t.group != 1 else refuses(product_of(t))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))

@@ -1,4 +1,4 @@
-"""ConvTranspose of f32 tensors on tensor cores, each number as two of TF32: a product makes every pixel's part of every tap, a kernel adds them."""
+"""ConvTranspose of f32 tensors on tensor cores, each value as two of TF32: a product computes all contributions, a second kernel adds them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MATH = "f32 by three"
 
 @tactic
 class ConvTranspose3xtf32(TransposedTactic):
-    """Group 1, two spatial axes, input channels in fours; any kernel, stride, padding and dilation."""
+    """One group, two spatial axes, a multiple of 4 input channels; any kernel, stride, padding and dilation."""
 
     kinds = (F32,)
 
@@ -36,7 +36,7 @@ class ConvTranspose3xtf32(TransposedTactic):
         made, t = match_transposed_epilogue(layer), Transposed.of(layer)
         if isinstance(made, str):
             return made
-        return "the kernel has no groups" if t.group != 1 else _tf32.refuses(product_of(t))
+        return "takes convolutions of one group" if t.group != 1 else _tf32.refuses(product_of(t))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))

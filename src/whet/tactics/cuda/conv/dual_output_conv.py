@@ -1,4 +1,4 @@
-"""Two 1x1 convolutions of the same image, or of the same two joined ones, on Hopper's tensor cores: one product with two results."""
+"""Two 1x1 convolutions of the same input, or of the same two concatenated ones, on Hopper's tensor cores: one product with two results."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Way:
 
     @property
     def channels(self) -> tuple[int, ...]:
-        """Of each image."""
+        """Channels of each input."""
         return tuple(int(t.shape[1]) for t in self.images)
 
     def matrix(self, bk: int) -> np.ndarray:
-        """Weights [k, steps * bk, 1, 1]: each image's channels filled with zeros to whole steps."""
+        """Weights [k, steps * bk, 1, 1]: each input's channels padded with zeros to whole steps."""
         values = np.asarray(self.weights.array(), np.float32).reshape(self.shape.k, -1)
         ends = np.cumsum(self.channels)
         parts = [values[:, end - c : end] for c, end in zip(self.channels, ends, strict=True)]
@@ -66,7 +66,7 @@ class DualOutput:
 
     @property
     def shapes(self) -> list[ConvShape]:
-        """Of the product, by image."""
+        """Shapes of the product, by input."""
         first, k = self.ways[0], sum(w.shape.k for w in self.ways)
         return [replace(first.shape, c=c, k=k) for c in first.channels]
 
@@ -86,7 +86,7 @@ class DualOutput:
 
     @property
     def steps(self) -> int:
-        """K steps over all images."""
+        """K steps over all inputs."""
         return sum(s.steps(self.bk) for s in self.shapes)
 
     def source(self, tile: ConvConfig, bf16: bool) -> str:
@@ -115,7 +115,7 @@ class DualOutput:
 
 @tactic
 class DualOutputConv(Tactic):
-    """What the pass fuse_dual_output_conv makes, in 16-bit floats; images' channels come in eights, those of results in sixteens."""
+    """Layers of the pass fuse_dual_output_conv, in 16-bit floats; a multiple of 8 input channels and of 16 output channels."""
 
     ops = ("*",)
     composites = ("DualOutputConv",)
@@ -139,7 +139,7 @@ class DualOutputConv(Tactic):
             return found
         sizes, results = found.ways[0].channels, [w.shape.k for w in found.ways]
         if any(c % 8 for c in sizes) or any(k % 16 for k in results):
-            return f"{sizes} channels in and {results} out: those of images come in eights, those of results in sixteens"
+            return f"{sizes} channels in and {results} out; takes a multiple of 8 inputs and of 16 outputs"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -158,7 +158,7 @@ class DualOutputConv(Tactic):
             raise PlanRefused(found)
         shapes, dtype = found.shapes, signature.outputs[0].dtype
         if tile.halo or tile.bk != found.bk or tile.hold not in (0, found.steps) or not SecondOutput.panel(found.at, tile):
-            raise PlanRefused(f"{tile} is no tile of {found.steps} steps whose channels part at {found.at}")
+            raise PlanRefused(f"{tile} is no tile of {found.steps} steps that divides the channels at {found.at}")
 
         def make(args: Args) -> list:
             views = [View(args.inputs[i], s.c) for i, s in zip(found.images, shapes, strict=True)]
@@ -186,11 +186,11 @@ class DualOutputConv(Tactic):
 
 @functools.lru_cache(maxsize=8)
 def match_dual_output(layer: Layer) -> DualOutput | str:
-    """The layer taken apart, or why the kernel is not for it."""
+    """The two convolutions, or the reason why the kernel cannot compute the layer."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     if len(body.layers) != 2 or len(layer.outputs) != 2:
-        return "the body is no two convolutions"
+        return "the body is not a pair of convolutions"
     ways = [_way(seen(part, outer)) for part in body.layers]
     for way in ways:
         if isinstance(way, str):
@@ -199,10 +199,10 @@ def match_dual_output(layer: Layer) -> DualOutput | str:
     assert isinstance(first, Way)
     assert isinstance(second, Way)
     if first.images != second.images or first.made.finish != second.made.finish:
-        return "the two convolutions read different images, or end in different ways"
+        return "the two convolutions have different inputs or epilogues"
     images = [next((i for i, t in enumerate(layer.inputs) if t is x), None) for x in first.images]
     if None in images:
-        return "an image is made within the layer"
+        return "an input is computed within the layer"
     return DualOutput((first, second), tuple(i for i in images if i is not None))
 
 
@@ -212,16 +212,16 @@ def _way(part: Layer) -> Way | str:
         if isinstance(found, str):
             return found
         if found.parts is not None or found.residual is not None:
-            return "a convolution computes on integers or adds something"
+            return "takes float convolutions without a residual"
         return Way(found.weights, found.bias, found.made, found.shape, tuple(part.needs(i) for i in found.images))
     head = anchor(part)
     if head.op != "Conv" or head.attrs["group"] != 1 or is_quantized(part):
-        return "the kernel takes convolutions of floats, one group"
+        return "takes float convolutions of one group"
     made, reason = match_epilogue(part, epilogue(part)), conv_reason(part, head)
     if isinstance(made, str) or reason:
         return reason or str(made)
     shape = conv_shape(part)
     if not shape.plain or made.residual is not None:
-        return "the convolution is not 1x1 with stride 1, or adds something"
+        return "takes 1x1 convolutions with stride 1 and without a residual"
     weights, bias = constants_of(part)
     return Way(weights, bias, made, shape, (part.needs(source_place(part)),))

@@ -1,4 +1,4 @@
-"""Convolutions of 16, 32 or 64 channels by tiles of the image: each input pixel comes to a tile once, whatever the filter and its stride."""
+"""Convolutions of 16, 32 or 64 channels by image tiles: a tile loads each input pixel once, whatever the filter and its stride."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whet.tactics.cuda.conv.conv import Conv, conv_shape, packed_bias
 
 @tactic
 class FewChannelConv(Conv):
-    """Group 1, filters of several taps, strides up to 2, no dilation; output channels in eights."""
+    """One group, filters of several taps, strides up to 2, no dilation; a multiple of 8 output channels."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):

@@ -1,4 +1,4 @@
-"""Convolutions of 32 or 64 channels of f32 tensors in TF32 by tiles of the image (few_channel_tf32.cu); `--noTF32` forbids it."""
+"""Convolutions of 32 or 64 channels of f32 tensors in TF32 by image tiles (few_channel_tf32.cu); `--noTF32` forbids it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FewChannelTile:
 
     @property
     def config(self) -> Config:
-        """What an engine stores of it."""
+        """The engine's record of the configuration."""
         return (("th", self.th), ("tw", self.tw), ("bn", self.bn), ("groups", self.groups), ("blocks", self.blocks), ("math", "tf32"))
 
     @staticmethod
@@ -73,7 +73,7 @@ class FewChannelTile:
         return {**own, **shape, "ACT": ACTIVATIONS[finish.activation[0]], "RESIDUAL": finish.residual}
 
     def box(self, s: ConvShape) -> tuple[int, int]:
-        """Columns and rows of a piece of the image, of one phase; mirrors few_channel_tf32.cu."""
+        """Columns and rows of an image tile, of one phase; mirrors few_channel_tf32.cu."""
         step = s.stride[1]
         return self.tw + -(-s.pad[1] // step) + max(s.s - 1 - s.pad[1], 0) // step, (self.th - 1) * s.stride[0] + s.r
 
@@ -92,7 +92,7 @@ class FewChannelTile:
         return None
 
     def estimate_us(self, s: ConvShape, multiprocessors: int) -> float:
-        """A rough time on an H200: what orders candidates, never what chooses them."""
+        """A rough time in us on an H200, which only orders candidates."""
         wide, tall = self.box(s)
         tiles = s.n * -(-s.p // self.th) * -(-s.q // self.tw) * -(-s.k // self.bn)
         at_once = self.blocks * self.groups
@@ -108,7 +108,7 @@ class FewChannelTile:
 
 @tactic
 class FewChannelConvTf32(F32Product):
-    """Group 1, filters of several taps, strides up to 2, no dilation; output channels in fours."""
+    """One group, filters of several taps, strides up to 2, no dilation; a multiple of 4 output channels."""
 
     ops = ("Conv",)
     rtol = ConvTf32.rtol
@@ -120,11 +120,11 @@ class FewChannelConvTf32(F32Product):
         if isinstance(made, str):
             return made
         if anchor(layer).attrs["group"] != 1 or s.c not in (32, 64) or s.w % s.stride[1]:
-            return f"{s.c} channels, {s.w} pixels a row: one group of 32 or 64 channels, a multiple of the stride"
+            return f"{s.c} channels, {s.w} pixels per row; takes one group of 32 or 64 channels and rows of a multiple of the stride"
         if s.k % 4 or s.k > 256 or s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
             sizes = f"{s.k} output channels, filter {s.r} x {s.s}, strides {s.stride}"
-            return f"{sizes}: fours up to 256, several taps, at most 49, strides up to 2, no dilation"
-        return None if any(t.unfit(s) is None for t in _every(s)) else "the weights do not fit beside pieces of the image"
+            return f"{sizes}; takes a multiple of 4 up to 256, 2 to 49 taps, strides up to 2 and no dilation"
+        return None if any(t.unfit(s) is None for t in _every(s)) else "the weights and an image tile exceed shared memory"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s, made = conv_shape(layer), match_epilogue(layer, epilogue(layer))

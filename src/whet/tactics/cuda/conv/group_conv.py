@@ -1,6 +1,6 @@
 """Convolutions of several groups on Hopper's tensor cores: a tile of output channels reads the window of input channels that its groups have.
 
-Narrow groups share a tile, whose weights are a block-diagonal matrix; a wide group has tiles of its own. The kernel is conv.cu, as for one group.
+Small groups share a tile, with a block-diagonal weight matrix; a large group has several tiles. The kernel is conv.cu, as for one group.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ WIDTHS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)  # output channels of
 
 @tactic
 class GroupConv(Tactic):
-    """Two spatial axes, several groups of several channels; input channels of all groups in eights.
+    """Two spatial axes, several groups of several channels; a multiple of 8 input channels in all groups together.
 
-    A number that is not finite reaches the other groups of its tile, as a zero weight times infinity is no number; the reference keeps it
+    A value that is not finite reaches the other groups of its tile, as a zero weight times infinity is NaN; the reference keeps it
     in its group.
     """
 
@@ -41,7 +41,7 @@ class GroupConv(Tactic):
             return said
         head = anchor(layer)
         if head.attrs["group"] == 1:
-            return "it has one group"
+            return "takes convolutions of several groups"
         return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -54,7 +54,7 @@ class GroupConv(Tactic):
             return "needs Hopper's tensor cores (sm_90a)"
         groups = groups_of(layer)
         if groups.c == groups.k == 1:
-            return "one channel a group: products of single numbers, which the depthwise kernel does"
+            return "takes several channels per group; depthwise tactics take one"
         made = match_epilogue(layer, epilogue(layer))
         return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
 
@@ -106,14 +106,14 @@ def tile_shape(shape: ConvShape, groups: Groups, bn: int) -> ConvShape:
 
 
 def group_configs(shape: ConvShape, groups: Groups, multiprocessors: int = 132) -> list[ConvConfig]:
-    """Candidates: those of a convolution over the window that tiles of each width read, by turns from the least work to the most."""
+    """Candidates: those of a convolution over the window that tiles of each width read, interleaved from the least work to the most."""
     by_width = []
     for bn in WIDTHS:
         seen = tile_shape(shape, groups, bn)
         if -(-seen.c // step_channels(seen.c, 2)) * step_channels(seen.c, 2) * -(-shape.k // bn) * bn > 4 * least_work(shape, groups):
             continue  # more than four times the products of the best width
         found = [c for c in conv_configs(seen, multiprocessors) if c.bn == bn]
-        if shape.k % 8:  # only results that go straight from registers to memory may lie anywhere
+        if shape.k % 8:  # only results stored directly from registers can have any address
             plain = (replace(c, direct=1, outs=1) for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128)
             found = list(dict.fromkeys(c for c in plain if c.valid() and fits(c, seen) is None))
         if found:
@@ -122,7 +122,7 @@ def group_configs(shape: ConvShape, groups: Groups, multiprocessors: int = 132) 
 
 
 def least_work(shape: ConvShape, groups: Groups) -> int:
-    """Products of a pixel and filter tap at the width where they are fewest."""
+    """Multiply-adds of a pixel and filter tap at the width with the fewest."""
     return min(groups.window(shape.k, bn) * -(-shape.k // bn) * bn for bn in WIDTHS)
 
 

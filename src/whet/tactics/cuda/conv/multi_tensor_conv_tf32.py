@@ -1,4 +1,4 @@
-"""1x1 convolutions of two images' joined channels, or with two results of one image, on f32 tensors in TF32 (conv_tf32.cu); `--noTF32` forbids it."""
+"""1x1 convolutions of two concatenated tensors, or with two results, on f32 tensors in TF32 (conv_tf32.cu); `--noTF32` forbids it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_CONFIGS = 24
 
 @dataclass(frozen=True)
 class Several:
-    """One product of one or two images and of one convolution's filters or of two's, and which of the layer's inputs are read."""
+    """One product of one or two inputs and of the filters of one or two convolutions, and the indices of the layer's inputs."""
 
     ways: tuple[Way, ...]
     images: tuple[int, ...]
@@ -34,7 +34,7 @@ class Several:
 
     @property
     def shapes(self) -> list[ConvShape]:
-        """Of the product, by image."""
+        """Shapes of the product, by input."""
         first, k = self.ways[0], sum(w.shape.k for w in self.ways)
         return [replace(first.shape, c=c, k=k) for c in first.channels]
 
@@ -49,7 +49,7 @@ class Several:
 
     @property
     def steps(self) -> int:
-        """K steps over all images."""
+        """K steps over all inputs."""
         return sum(s.steps(self.bk) for s in self.shapes)
 
     def source(self, tile: Tf32Config) -> str:
@@ -97,7 +97,7 @@ class MultiTensorConvTf32(Tactic):
             return found
         sizes, results = found.ways[0].channels, [w.shape.k for w in found.ways]
         if any(c % 4 for c in sizes) or (len(results) == 2 and any(k % 16 for k in results)):
-            return f"{sizes} channels in and {results} out: those of images come in fours, those of two results in sixteens"
+            return f"{sizes} channels in and {results} out; takes a multiple of 4 inputs, and of 16 for each of two results"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -143,7 +143,7 @@ class MultiTensorConvTf32(Tactic):
 
 @functools.lru_cache(maxsize=8)
 def several(layer: Layer) -> Several | str:
-    """The layer taken apart, or why the kernel is not for it."""
+    """The convolutions of the layer, or the reason why the kernel cannot compute it."""
     if layer.composite == "DualOutputConv":
         forked = match_dual_output(layer)
         return forked if isinstance(forked, str) else Several(forked.ways, forked.images)
@@ -151,6 +151,6 @@ def several(layer: Layer) -> Several | str:
     if isinstance(found, str):
         return found
     if found.parts is not None:
-        return "the kernel takes convolutions of floats"
+        return "takes float convolutions"
     way = Way(found.weights, found.bias, found.made, found.shape, tuple(layer.needs(i) for i in found.images))
     return Several((way,), found.images, found.residual)

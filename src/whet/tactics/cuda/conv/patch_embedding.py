@@ -52,7 +52,7 @@ class Im2colArguments(Arguments, kernel="im2col.cu"):
 
 @tactic
 class PatchEmbedding(Conv):
-    """What no other tensor-core kernel takes: windows above 7 x 7 over channels that are no multiple of eight."""
+    """Windows above 7 x 7 with a channel count that is not a multiple of eight, which no other tensor-core kernel takes."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -61,7 +61,7 @@ class PatchEmbedding(Conv):
         if isinstance(made, str):
             return made
         if s.c % 8 == 0 or s.r * s.s <= 49:
-            return "other kernels read such windows where they lie"
+            return "other kernels read these windows in place"
         product = product_of(s)
         if product.m * product.c * 2 > _MOST_BYTES:
             return "the windows are more than 256 MiB"
@@ -110,5 +110,5 @@ class PatchEmbedding(Conv):
 
 
 def product_of(s: ConvShape) -> ConvShape:
-    """Windows as rows, filled up to whole 16 bytes."""
+    """Windows as rows, padded to a multiple of 16 bytes."""
     return ConvShape(1, 1, s.m, -(-s.r * s.s * s.c // 8) * 8, s.k)

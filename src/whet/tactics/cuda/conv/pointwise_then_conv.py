@@ -1,4 +1,4 @@
-"""A 1x1 convolution and the convolution of several taps behind it in one launch, for few channels: what lies between stays in shared memory."""
+"""A 1x1 convolution and the following convolution of several taps in one launch, for few channels: the value between stays in shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 
 @tactic
 class PointwiseThenConv(Tactic):
-    """What the pass fuse_pointwise_then_conv makes, of 16, 32 or 64 channels from the input to the second convolution; 16-bit numbers."""
+    """Layers of the pass fuse_pointwise_then_conv, with 16, 32 or 64 channels from the input to the second convolution; 16-bit floats."""
 
     ops = ("*",)
     composites = ("PointwiseThenConv",)
@@ -79,7 +79,7 @@ class PointwiseThenConv(Tactic):
 
 
 def _pair(layer: Layer) -> Pair | str:
-    """The two convolutions, or why they are none that the kernel takes."""
+    """The two convolutions, or the reason why the kernel cannot compute them."""
     pair = pair_of(layer)
     if isinstance(pair, str):
         return pair
@@ -87,5 +87,5 @@ def _pair(layer: Layer) -> Pair | str:
     if anchor(pair.first).attrs["group"] != 1:
         return "takes convolutions of one group"
     if not front.plain or front.c != front.k:
-        return f"the first is not 1x1 without stride and padding of as many channels: {front.c} and {front.k}"
+        return f"the first convolution, of {front.c} to {front.k} channels, is not 1x1 without stride, padding and a change of channels"
     return pair

@@ -1,4 +1,4 @@
-"""Convolutions of 64 channels by filters of several taps for many pixels, weights as the tall operand: products read less than they multiply."""
+"""Convolutions of 64 channels by filters of several taps for many pixels, weights as operand A: products read less than they multiply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from whet.tactics.cuda.conv.conv import Conv, conv_shape, packed_bias
 
 @tactic
 class WeightsAsAConv(Conv):
-    """64 to up to 64 channels, stride 1, no dilation, one group, rows of results in pairs; 16-bit numbers, channels last."""
+    """64 to at most 64 channels, stride 1, no dilation, one group, an even number of results per row; 16-bit floats, channels last."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):

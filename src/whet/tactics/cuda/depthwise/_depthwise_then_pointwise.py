@@ -1,4 +1,4 @@
-"""A depthwise convolution and the 1x1 product behind it as one launch of conv.cu (DW): sizes, candidates, packed filters, the launch."""
+"""A depthwise convolution and the following 1x1 product in one launch of conv.cu (DW): sizes, candidates, packed filters, the launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whet.tactics.cuda.conv._conv_launch import ConvArguments, DepthwiseFields, 
 
 _MOST_CHANNELS = 192  # of a tile: their accumulators and the depthwise ones share the registers
 _TURN = 132  # blocks that run at once
-_SHARED_OF_FEW = 112 * 1024  # bytes of a block where there are few: leaves room for the next layer's weights, and clusters of 16 fit anywhere
+_SHARED_OF_FEW = 112 * 1024  # bytes of a block if there are few: leaves memory for the next layer's weights, and clusters of 16 fit anywhere
 _NEEDED = 100  # registers of the depthwise part and of addresses
 
 
@@ -30,16 +30,16 @@ class Pieces:
     wide: int
     pitch: int
     tall: int  # input rows
-    slot: int  # bytes of a tile in shared memory, with what the last results of a matrix read beyond it
+    slot: int  # bytes of a tile in shared memory, including those that the last results of a matrix read beyond it
     box: int  # bytes that a copy fills
 
     @staticmethod
     def of(shape: ConvShape, config: ConvConfig, k: int) -> Pieces | str:
-        """For a depthwise shape, a configuration and k output channels, or why not. Where there are few blocks, tiles have as few rows as keep
-        them within one turn of the multiprocessors: the depthwise part is what takes long."""
+        """For a depthwise shape, a configuration and k output channels, or the reason why not. With few blocks, tiles have the fewest rows that keep
+        them within one wave of the multiprocessors: the depthwise part takes longest."""
         step = shape.stride[0]
         pitch = (shape.q - 1) * step + shape.s
-        wide = pitch if step == 1 else shape.q  # stride 1: a tap is the same matrix further on, ends of rows included
+        wide = pitch if step == 1 else shape.q  # stride 1: a tap is the same matrix at an offset, row padding included
         rows = min(shape.p, (config.bm - shape.q) // wide + 1) if config.bm >= shape.q else 0
         if rows > 1 and config.wgs * config.mi == 1:
             others = shape.n * -(-k // config.bn) * config.sk
@@ -52,7 +52,7 @@ class Pieces:
 
 
 def thread_rows(config: ConvConfig, pieces: Pieces) -> int:
-    """Rows of the operand that a thread makes: a power of two; fewer than all where a tile has fewer."""
+    """Rows of the operand that a thread computes: a power of two; fewer if the tile has fewer."""
     full = config.mi * 64 * config.bk // 8 // 128
     if config.wgs * config.mi > 1:
         return full
@@ -70,7 +70,7 @@ def shared_bytes(config: ConvConfig, shape: ConvShape, pieces: Pieces) -> int:
 
 
 def unfit(config: ConvConfig, shape: ConvShape, k: int) -> str | None:
-    """Why a configuration cannot run a depthwise `shape` with k output channels behind it, or None."""
+    """The reason why a configuration cannot run a depthwise `shape` followed by k output channels, or None."""
     pieces, steps = Pieces.of(shape, config, k), -(-shape.c // config.bk)
     if isinstance(pieces, str):
         return pieces
@@ -84,7 +84,7 @@ def unfit(config: ConvConfig, shape: ConvShape, k: int) -> str | None:
 
 
 def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfig]:
-    """Candidates, the most promising first: small tiles whose channels a cluster shares where there are few pixels, larger ones where many."""
+    """Candidates, the most promising first: for few pixels small tiles with their channels shared in a cluster, for many larger ones."""
     found: dict[ConvConfig, float] = {}
     widths = [bn for bn in (16, 32, 64, 96, 128, 160) if bn >= min(k, 64) and (bn < 2 * k or bn == 16)]
     for (wgs, mi), bn, bk, sk in product(((1, 1), (2, 1), (1, 2), (2, 2)), widths, (64, 32, 16), (1, 2, 3, 4, 5, 6, 8, 12, 16)):
@@ -119,7 +119,7 @@ def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfi
 
 
 def _estimate(config: ConvConfig, shape: ConvShape, k: int, pieces: Pieces, blocks: int, multiprocessors: int) -> float:
-    """A rough time in us: what orders candidates. A multiprocessor makes about 4 depthwise accumulators of nine taps a ns, and takes in 40 bytes."""
+    """A rough time in us, which only orders candidates. A multiprocessor computes about 4 depthwise results of nine taps per ns, reads 40 bytes."""
     steps = -(-shape.c // config.bk)
     each = -(-steps // config.sk)
     made = thread_rows(config, pieces) * 1024 // config.bk * config.wgs

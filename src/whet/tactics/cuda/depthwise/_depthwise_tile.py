@@ -38,7 +38,7 @@ class DepthwiseTileArguments(Arguments, kernel="depthwise_tile.cu"):
 
 @dataclass(frozen=True, order=True)
 class Tile:
-    """rg * th output rows, tw columns and cg channels; a thread makes th rows of `wide` pixels of four channels."""
+    """rg * th output rows, tw columns and cg channels; a thread computes th rows of `wide` pixels of four channels."""
 
     th: int
     rg: int
@@ -68,14 +68,14 @@ class Tile:
         return 128 + self.stages * (-(-rows * columns * self.cg * size // 128) * 128) + 8 * self.stages
 
     def registers(self, s: ConvShape) -> int:
-        """An estimate of what a thread needs."""
+        """An estimate of the registers of a thread."""
         accumulators = -(-s.r // s.stride[0])
         return 4 * (s.r * s.s + accumulators * self.wide + (self.wide - 1) * s.stride[1] + s.s) + 24
 
 
 def refuses(s: ConvShape) -> str | None:
     """Why the kernel cannot take the shape at all, or None."""
-    return "tiles know no dilation" if s.dilation != (1, 1) else "filters above 5 x 5" if max(s.r, s.s) > 5 else None
+    return "takes no dilation" if s.dilation != (1, 1) else "takes filters up to 5 x 5" if max(s.r, s.s) > 5 else None
 
 
 def tiles_for(s: ConvShape, size: int, multiprocessors: int) -> list[Tile]:
@@ -112,7 +112,7 @@ def _fit(s: ConvShape, tile: Tile, size: int) -> Tile | None:
 
 
 def _cost(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
-    """A rough order: input read twice at seams, idle threads, too few threads to hide latency, uneven turns."""
+    """A rough order: input read twice at tile borders, idle threads, too few threads to hide latency, an uneven last wave."""
     rows, columns = tile.input(s)
     seams = rows * columns / (tile.rg * tile.th * tile.tw * s.stride[0] * s.stride[1])
     tiles_h, tiles_w = -(-s.p // (tile.rg * tile.th)), -(-s.q // tile.tw)
@@ -144,7 +144,7 @@ def tile_launch(
     multiprocessors: int,
     label: str,
 ) -> Launch:
-    """The launch; `addresses` are input, weights, bias, output; `made` are its constants; `scales8`: steps of a real number
+    """The launch; `addresses` are input, weights, bias, output; `made` are its macros; `scales8`: steps of a real number
     and the zero point of integer results."""
     size = _BYTES[made["FROM"]]
     kind = {0: "f32", 1: "f16", 2: "bf16"}.get(made["FROM"], "u8")

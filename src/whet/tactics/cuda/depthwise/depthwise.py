@@ -72,7 +72,7 @@ class Depthwise(Tactic):
         if said:
             return said
         w = head.inputs[1]
-        return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "is for depthwise convolutions"
+        return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "takes depthwise convolutions"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
@@ -84,10 +84,10 @@ class Depthwise(Tactic):
         if isinstance(made, str):
             return made
         if s.c % 8:
-            return f"{s.c} channels are no multiple of 8"
+            return f"{s.c} channels; takes a multiple of 8"
         if s.m * s.c // 8 >= 2**31:
             return "more than 2**31 groups of eight values"
-        return "kernels above 7 x 7" if max(s.r, s.s) > 7 else None
+        return "takes filters up to 7 x 7" if max(s.r, s.s) > 7 else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s = conv_shape(layer)
@@ -146,7 +146,7 @@ class Depthwise(Tactic):
 
 
 def _tiles(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> list[Config]:
-    """Configs of the kernel with tiles: 16-bit types, no residual, where there is enough to fill them."""
+    """Configurations of the tile kernel: 16-bit types, no residual, enough pixels to fill the tiles."""
     made, dtype = match_epilogue(layer, epilogue(layer)), signature.outputs[0].dtype
     if isinstance(made, str) or made.residual is not None or dtype == F32 or no_tile(s) or not machine_has(backend, "tma"):
         return []

@@ -1,4 +1,4 @@
-"""A depthwise convolution and the 1x1 convolution behind it in one launch: what lies between them never leaves the multiprocessor."""
+"""A depthwise convolution and the following 1x1 convolution in one launch: the value between never leaves the multiprocessor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_TAPS = 25
 
 @tactic
 class DepthwiseThenPointwise(ConvAndProduct):
-    """What the pass fuse_depthwise_then_pointwise makes: as many groups as channels, stride 1 or 2, no dilation; 16-bit numbers."""
+    """Layers of the pass fuse_depthwise_then_pointwise: as many groups as channels, stride 1 or 2, no dilation; 16-bit floats."""
 
     composites = ("DepthwiseThenPointwise",)
     what = "a depthwise convolution and the product behind it"
@@ -30,14 +30,14 @@ class DepthwiseThenPointwise(ConvAndProduct):
     def unfit_pair(self, both: Both) -> str | None:
         s = both.shape
         depthwise = anchor(both.first).attrs["group"] == s.c == s.k
-        return None if depthwise else "no depthwise convolution with a 1x1 one behind it"
+        return None if depthwise else "takes a depthwise convolution followed by a 1x1"
 
     def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
         s = both.shape
         if s.c % 8 or both.k % 8:
-            return f"{s.c} channels inside and {both.k} out: they come in eights"
+            return f"{s.c} channels inside and {both.k} out; takes multiples of 8"
         if s.stride not in ((1, 1), (2, 2)) or s.dilation != (1, 1) or s.r * s.s > _MOST_TAPS:
-            return f"stride {s.stride}, dilation {s.dilation}, filter {s.r} x {s.s}: 1 or 2, none, at most {_MOST_TAPS} taps"
+            return f"stride {s.stride}, dilation {s.dilation}, filter {s.r} x {s.s}; takes 1 or 2, none, at most {_MOST_TAPS} taps"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:

@@ -41,7 +41,7 @@ class QDepthwise(QuantizedTactic):
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         x, w = parts.head.inputs[:2]
         if x.type.rank != 4 or w.shape[1] != 1 or parts.head.attrs["group"] != w.shape[0] or w.shape[0] != x.shape[1]:
-            return "is for depthwise convolutions of two spatial axes"
+            return "takes depthwise convolutions of two spatial axes"
         return why_not_weighted(parts)
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
@@ -54,10 +54,10 @@ class QDepthwise(QuantizedTactic):
             return str(made)
         s = conv_shape_of(parts)
         if made.residual is not None or s.dilation != (1, 1):
-            return "the kernel has no residual of integers, and no dilation"
+            return "takes no residual and no dilation"
         if s.c % 8 or s.m * s.c // 8 >= 2**31:
-            return f"{s.c} channels are no multiple of 8, or there are more than 2**31 groups of eight values"
-        return "kernels above 7 x 7" if max(s.r, s.s) > 7 else None
+            return f"{s.c} channels are not a multiple of 8, or there are more than 2**31 groups of eight values"
+        return "takes filters up to 7 x 7" if max(s.r, s.s) > 7 else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
@@ -97,7 +97,7 @@ class QDepthwise(QuantizedTactic):
         kind, low, high = finish.activation
         if not int(given.get("tall", 0)):
             if not _can_tile(parts, s, signature):
-                raise PlanRefused("tiles fill padding with the integer 0, which is not this input's zero point, and store integers or 16 bits")
+                raise PlanRefused("tiles pad with the integer 0 and store integers or 16 bits")
             tile = tile_from(config, s, 1)
             text = tile_constants(s, tile, reads, stores, kind, fold)
 
@@ -132,14 +132,14 @@ def _types(parts: Parts, signature: Signature) -> tuple[int, int]:
 
 
 def _can_tile(parts: Parts, s: ConvShape, signature: Signature) -> bool:
-    """Copies fill what lies outside of the image with the integer 0."""
+    """Bulk copies fill padding with the integer 0."""
     x = parts.source_place()
     whole = not any(s.pad)
     return (parts.reads[x].zero == 0 or whole) and not no_tile(s) and signature.outputs[0].dtype.name != "f32"
 
 
 def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
-    """Weights [k, taps] as real numbers a step of the input."""
+    """Weights [k, taps] as real values of an input step."""
     x, w, _ = parts.places()
     integers = np.asarray(parts.view.inputs[w].array(), np.float64).reshape(s.c, s.r * s.s)
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.c,))
@@ -147,7 +147,7 @@ def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
 
 
 def _bias(parts: Parts, made: Epilogue, s: ConvShape) -> np.ndarray:
-    """Biases that take the zero point back: pixels outside of the image are read as the zero point."""
+    """Biases that subtract the zero point: padding is read as the zero point."""
     x, _, b = parts.places()
     out = np.zeros(bias_count(s.c), np.float32)
     own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Quantized depthwise convolution of large images by dot products of four bytes: integer accumulators, a factor a channel, integers out."""
+"""Quantized depthwise convolution of large images by dot products of four bytes: integer accumulators, a factor per channel, integers out."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DepthwiseDotArguments(Arguments, kernel="depthwise_dot.cu"):
 
 @tactic
 class QDepthwiseDot(QDepthwise):
-    """As qdepthwise, filters up to 5 x 5, inputs without zero point where there is padding, channels in sixteens."""
+    """As qdepthwise, with filters up to 5 x 5, padded inputs without zero point, and a multiple of 16 channels."""
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         said = super().unfit(layer, parts)
@@ -78,7 +78,7 @@ class QDepthwiseDot(QDepthwise):
             return said or "stores integers"
         x = parts.source_place()
         padded = any(parts.head.attrs.get("pads") or ())
-        return "copies fill padding with the integer 0, which is not this input's zero point" if parts.reads[x].zero and padded else None
+        return "pads with the integer 0, which is not this input's zero point" if parts.reads[x].zero and padded else None
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         said = super().refuses(layer, signature, backend)
@@ -88,7 +88,7 @@ class QDepthwiseDot(QDepthwise):
         assert isinstance(parts, Parts)
         s = conv_shape_of(parts)
         if s.c % 16:
-            return f"{s.c} channels are no multiple of 16"
+            return f"{s.c} channels; takes a multiple of 16"
         return no_tile(s)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
@@ -152,7 +152,7 @@ def pack_taps(weights: np.ndarray, kinds: int, taken: int) -> np.ndarray:
 
 
 def _factors(parts: Parts, made: Epilogue, s: ConvShape, per: float, shift: float) -> np.ndarray:
-    """[2][pitch]: biases that take the zero point back, and the real value of a step, both in parts of the range where that is folded."""
+    """[2][pitch]: biases that subtract the zero point, and the real value of a step; with FOLD both as fractions of the range."""
     x, w, b = parts.places()
     reads, weights = parts.reads[x], weight_bytes(parts.view.inputs[w]).astype(np.float64)
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (s.c,))
@@ -171,7 +171,7 @@ def _constants(parts: Parts, made: Epilogue, s: ConvShape, tile: Tile, signature
 
 
 def _registers(s: ConvShape, tile: Tile) -> int:
-    """An estimate of what a thread needs: taps, accumulators, words of a row."""
+    """An estimate of the registers of a thread: taps, accumulators, words of a row."""
     kinds, taken = words_of(s, tile)
     words = (tile.wide - 1) * s.stride[1] // 2 + 2 * taken - 1
     return 4 * (s.r * kinds * taken + -(-s.r // s.stride[0]) * tile.wide + words) + 40

@@ -1,4 +1,4 @@
-"""Elementwise layers whose operands broadcast along any axes, choices (Where), and casts of integers to floats: row-major, a value a thread."""
+"""Elementwise layers with operands that broadcast along any axes, Where, and casts of integers to floats: row-major, a value per thread."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class BroadcastArguments(Arguments, kernel="broadcast.cu"):
     out: Pointer
     size: Annotated[Sequence[int], array("u32", 5)]
     count: UInt32
-    a_stride: Annotated[Sequence[int], array("int", 5)]  # elements; 0 along what is repeated
+    a_stride: Annotated[Sequence[int], array("int", 5)]  # elements; 0 along broadcast axes
     b_stride: Annotated[Sequence[int], array("int", 5)]
     c_stride: Annotated[Sequence[int], array("int", 5)]
 
 
 @tactic
 class Broadcast(UnfusedTactic):
-    """What elementwise does not take: operands that repeat along axes other than all but the channels'."""
+    """Layers that `elementwise` does not take: operands that broadcast along axes other than all but the channels'."""
 
     ops = tuple(_TEXT)
 
@@ -53,10 +53,10 @@ class Broadcast(UnfusedTactic):
             return "casts integers to floats"
         wanted = {"Where": 3, "Cast": 1}.get(layer.op, 2)
         if len(layer.inputs) != wanted or any(t.dtype.name not in _KINDS for t in layer.inputs):
-            return f"takes {wanted} operands of floats, truths or integers up to 64 bits"
+            return f"takes {wanted} operands of floats, bools or integers up to 64 bits"
         floats = layer.inputs[1:] if layer.op == "Where" else () if layer.op == "Cast" else layer.inputs
         if layer.outputs[0].dtype.name not in TYPE or any(t.dtype != layer.outputs[0].dtype for t in floats):
-            return "gives a float of its operands' type"
+            return "takes a float result of the operands' type"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -73,8 +73,8 @@ class Broadcast(UnfusedTactic):
         if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
             return "more than 2**31 elements"
         if layer.op not in ("Where", "Cast") and not isinstance(chain_of(layer), str):
-            return "elementwise takes this, eight values a thread"
-        return f"more than {_RANK} axes that differ" if len(_axes(layer)[0]) > _RANK else None
+            return "`elementwise` takes this"
+        return f"takes at most {_RANK} axes after merging" if len(_axes(layer)[0]) > _RANK else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         reason = self.refuses(layer, signature, backend)
@@ -102,7 +102,7 @@ class Broadcast(UnfusedTactic):
 
 
 def _axes(layer: Layer) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Sizes of the result with neighbouring axes joined where every operand steps on, and each operand's strides."""
+    """Sizes of the result with adjacent axes merged if every operand is contiguous across them, and each operand's strides."""
     out = static_shape(layer.outputs[0].shape)
     rows: list[list[int]] = []
     for t in layer.inputs:

@@ -1,4 +1,4 @@
-"""Elementwise layers and chains of them: one pass over memory, eight elements a thread, the steps generated as CUDA C++."""
+"""Elementwise layers and chains of them: one pass over memory, eight elements per thread, the steps generated as CUDA C++."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class ElementwiseArguments(Arguments, kernel="elementwise.cu"):
     out: Pointer
     input: Annotated[Sequence[tuple[int, int, int]], CType("Operand", "Qii", 8, _OPERANDS)]  # address, kind, type; see `operands`
     count: Int64
-    channels: Int32  # elements between neighbours along the channel axis when channels are not last
+    channels: Int32  # stride of the channel axis if channels are not last
     inner: Int32
 
 
 def operands(*given: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    """Operands (address, kind as in elementwise.cu, type as in vector.cuh), filled up to as many as the structure has."""
+    """Operands (address, kind as in elementwise.cu, type as in vector.cuh), padded to the length of the structure's arrays."""
     return [*given, *[(0, 0, 0)] * (_OPERANDS - len(given))]
 
 
 @tactic
 class Elementwise(Tactic):
-    """Operands of the result's shape, one value a channel (of all images or each), or one value."""
+    """Operands of the result's shape, one value per channel (of all samples or each), or one value."""
 
     ops = (
         *BINARY, *UNARY, "Relu", "Clip", "Silu", "Swish", "HardSwish", "Gelu", "Sigmoid", "Tanh", "Mish", "LeakyRelu", "HardSigmoid", "Elu",
@@ -135,7 +135,7 @@ def chain_of(layer: Layer) -> _Chain | str:
     """The layer as a chain over its first full operand, or why it is none."""
     posts, head = epilogue(layer), anchor(layer)
     if posts is None:
-        return "what is fused to it is not a chain"
+        return "its fused operations do not form a chain"
     out, made = static_shape(layer.outputs[0].shape), _Chain()
 
     def kind(i: int) -> int | None:
@@ -171,7 +171,7 @@ def chain_of(layer: Layer) -> _Chain | str:
     computed = [i is not None and (t := layer.inputs[i]) is not None and not t.is_constant for i in where]
     if head.op in BINARY:
         if len(where) != 2:
-            return f"the kernel's {head.op} takes two operands"
+            return f"takes {head.op} of two operands"
         first = next((i for i in (0, 1) if kind(where[i]) == 0 and computed[i]), None)
         if first is None:
             return "no operand has the result's shape"
@@ -195,7 +195,7 @@ def number_text(value: float) -> str:
 
 
 def _constant(t: Tensor, kind: int, shape: tuple[int, ...], out: Operand) -> Packed:
-    """A constant operand: f32, as many values as its kind wants; a full one is spread out and lies as the result does."""
+    """A constant operand in f32: one value, one per channel, or all values of the result's shape in its format."""
     assert t.weight is not None
     if kind == 0:
         size = int(np.prod(shape)) * out.dtype.numpy.itemsize

@@ -57,9 +57,9 @@ class BatchedMatmul(Tactic):
         a, b = head.inputs[0], head.inputs[1]
         where = [outer_input(layer, t) for t in (a, b)]
         if any(i is None or layer.inputs[i].is_constant for i in where):
-            return "is for matrices that are both computed at run time"
+            return "takes two matrices computed at run time"
         if a.type.rank < 2 or b.type.rank < 2:
-            return "one of them is a vector"
+            return "takes matrices, not vectors"
         made = _ending(layer)
         return made if isinstance(made, str) else None
 
@@ -123,18 +123,18 @@ def _sizes(layer: Layer) -> tuple[int, int, int, int, int, int] | str:
     for shape, size in ((left, m * k), (right, k * n)):
         count = prod(shape[:-2])
         if count not in (1, stack):
-            return "a stack that repeats along some of its axes only"
+            return "an operand broadcasts along some batch axes only"
         steps.append(size if count == stack and stack > 1 else 0)
     if not m * n * k or stack > 65535 or blocks_of(m, 8) > 65535:
-        return "no matrices, or more than 65535 of them"
+        return "takes 1 to 65535 matrices"
     return stack, m, n, k, steps[0], steps[1]
 
 
 def _ending(layer: Layer) -> tuple[float, tuple[str, float, float]] | str:
-    """The factor and the activation behind the product, or why the kernel has none such."""
+    """The factor and the activation after the product, or the reason why the kernel cannot compute them."""
     posts = epilogue(layer)
     if posts is None:
-        return "what is fused to it is not a chain"
+        return "its fused operations do not form a chain"
     scale, act = 1.0, ("clip", -float("inf"), float("inf"))
     activated = False
     for post in posts:

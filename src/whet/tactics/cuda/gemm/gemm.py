@@ -23,7 +23,7 @@ MAX_CONFIGS = 16
 
 @tactic
 class Gemm(Tactic):
-    """Row-major 16-bit operands; the result in the same type, or in f32 where the network's is."""
+    """Row-major 16-bit operands; the result in the same type, or in f32 if the network's result is f32."""
 
     ops = ("Gemm", "MatMul")
 
@@ -95,7 +95,7 @@ class Gemm(Tactic):
 
 
 def product_reason(layer: Layer) -> str | None:
-    """Why a Conv, Gemm or MatMul is none with constant weights and a chain behind it, or None: what kernels for all three ask."""
+    """Why kernels for all three cannot compute a Conv, Gemm or MatMul, or None: they need constant weights and an epilogue that is a chain."""
     head = anchor(layer)
     return gemm_reason(layer) if head.op != "Conv" else conv_reason(layer, head)
 
@@ -106,7 +106,7 @@ def gemm_reason(layer: Layer) -> str | None:
     x, w = head.inputs[0], head.inputs[1]
     i = outer_input(layer, w)
     if i is None or not layer.inputs[i].is_constant or w.type.rank != 2:
-        return "the second matrix is computed at run time, or is a stack of matrices"
+        return "the second matrix is computed at run time, or has batch axes"
     if head.attrs.get("transA") or x.type.rank < 2:
         return "the first matrix is transposed, or is a vector"
     if head.op == "Gemm" and head.attrs.get("alpha", 1.0) != 1.0:
@@ -115,8 +115,8 @@ def gemm_reason(layer: Layer) -> str | None:
     if b is not None:
         j = outer_input(layer, b)
         if head.attrs.get("beta", 1.0) != 1.0 or j is None or not layer.inputs[j].is_constant or prod(static_shape(b.shape)) != _columns(head):
-            return "C is no constant row, or beta is not 1"
-    return None if epilogue(layer) is not None else "what is fused to it is not a chain"
+            return "C is not a constant row, or beta is not 1"
+    return None if epilogue(layer) is not None else "its fused operations do not form a chain"
 
 
 def _columns(head: Layer) -> int:

@@ -1,4 +1,4 @@
-"""The end of a classifier for few images: global average pooling and the product with a constant matrix behind it in one launch."""
+"""The end of a classifier for few samples: global average pooling and the following product with a constant matrix in one launch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PoolGemmArguments(Arguments, kernel="pool_gemm.cu"):
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Images, channels, pixels of the input, columns of the product; its weights [columns, channels] or, transposed, [channels, columns]."""
+    """Samples, channels, pixels of the input, columns of the product; its weights [columns, channels] or, transposed, [channels, columns]."""
 
     n: int
     c: int
@@ -48,7 +48,7 @@ class _Sizes:
 
 @tactic
 class PoolGemm(Tactic):
-    """What the pass fuse_pool_gemm makes, for at most eight images."""
+    """Layers of the pass fuse_pool_gemm with at most eight samples."""
 
     ops = ("*",)
     composites = ("PoolGemm",)
@@ -68,8 +68,8 @@ class PoolGemm(Tactic):
             return "needs Hopper's clusters (sm_90)"
         s = _sizes(layer)
         if s.n > _MOST_IMAGES or s.pixels > _MOST_PIXELS:
-            return f"{s.n} images of {s.pixels} pixels: the kernel is for at most {_MOST_IMAGES} of {_MOST_PIXELS}"
-        return None if s.c % 8 == 0 and _ways(s) else f"{s.n} images of {s.c} channels: they come in eights, at most {_CLUSTER * 256}"
+            return f"{s.n} samples of {s.pixels} pixels; takes at most {_MOST_IMAGES} of {_MOST_PIXELS}"
+        return None if s.c % 8 == 0 and _ways(s) else f"{s.n} samples of {s.c} channels; takes a multiple of 8 up to {_CLUSTER * 256}"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s, ways = _sizes(layer), _ways(_sizes(layer))
@@ -121,14 +121,14 @@ def _ways(s: _Sizes) -> list[int]:
     found = []
     for i in (2, 4, 8):
         ranks = -(-s.c // (32 * i))
-        share = -(-_TILE // 2 // ranks) * 2  # outputs that a block finishes, a thread each
+        share = -(-_TILE // 2 // ranks) * 2  # outputs that a block computes, a thread each
         if ranks <= _CLUSTER and (i == 2 or s.c > 16 * i) and s.n * share <= 256:
             found.append(i)
     return found
 
 
 def _sizes(layer: Layer) -> _Sizes:
-    """Of a layer that fuse_pool_gemm made: pooling first, the product last."""
+    """The sizes of a layer of fuse_pool_gemm: pooling first, the product last."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     pool, product = body.layers[0], body.layers[-1]

@@ -1,7 +1,7 @@
 """NVIDIA's cuBLASLt from Python: products D = act(X W^T + bias + R) as launches that a graph can capture. No package binds it; ctypes does.
 
 Row-major X[m,k], W[n,k], D[m,n] are column-major k x m, k x n and n x m for the library, so it computes D^T = W X^T.
-Names and numbers of attributes: cublasLt.h of CUDA 13, https://docs.nvidia.com/cuda/cublas/#cublaslt-datatypes-reference.
+Names and values of attributes: cublasLt.h of CUDA 13, https://docs.nvidia.com/cuda/cublas/#cublaslt-datatypes-reference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from whet.backends.cuda.libraries import CUBLASLT, first_library
 from whet.backends.cuda.stream import Stream
 from whet.errors import BackendError
 
-WORKSPACE = 8 << 20  # bytes that the library may use beside the operands
+WORKSPACE = 8 << 20  # bytes that the library may use in addition to the operands
 _TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType
 _COMPUTE = {"f32": 68, "tf32": 77}  # CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32
 _TRANSA, _EPILOGUE, _BIAS, _BIAS_TYPE = 3, 7, 8, 26
@@ -35,7 +35,7 @@ class _Found(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The loaded library, or None where it is not installed: the package nvidia-cublas, or the system's."""
+    """The loaded library, or None if it is not installed: the package nvidia-cublas, or the system's."""
     found = first_library(CUBLASLT)
     if found is not None:
         found.cublasLtGetVersion.restype = ctypes.c_size_t
@@ -43,7 +43,7 @@ def library() -> Any:
 
 
 def version() -> str:
-    """The library's version as it tells it, "" where there is none."""
+    """The library's version, or "" without the library."""
     lib = library()
     return "" if lib is None else f"cublasLt {lib.cublasLtGetVersion()}"
 
@@ -62,7 +62,7 @@ def _handle() -> ctypes.c_void_p:
 
 @dataclass(frozen=True)
 class Product:
-    """D[m,n] = relu?(X[m,k] W[n,k]^T + bias[n] + residual[m,n]); `math` is "f32" or "tf32" where the operands are f32."""
+    """D[m,n] = relu?(X[m,k] W[n,k]^T + bias[n] + residual[m,n]); `math` is "f32" or "tf32" for f32 operands."""
 
     m: int
     n: int

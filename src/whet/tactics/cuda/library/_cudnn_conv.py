@@ -1,4 +1,4 @@
-"""What the cuDNN tactics share: convolutions and transposed ones by an engine of the library, their epilogue in its graph or by a kernel of ours."""
+"""Base of the cuDNN tactics: convolutions and transposed ones by an engine of the library, their epilogue in its graph or in a kernel of whet."""
 
 from __future__ import annotations
 
@@ -34,8 +34,12 @@ from whet.tactics.cuda.conv.conv import conv_reason
 from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, number_text, operands
 from whet.tactics.cuda.library._library_gemm import TF32_RTOL
 
-MOST_FUSED, MOST_APART, MOST_COMPILED = 16, 8, 1  # engines that are timed: epilogue in the graph, epilogue apart, of those compiled at run time
-MOST_WORKSPACE = 512 << 20  # bytes; FFT engines ask for more than a gigabyte where filters have many channels
+MOST_FUSED, MOST_APART, MOST_COMPILED = (
+    16,
+    8,
+    1,
+)  # engines to time: with the epilogue in the graph, with a separate one, compiled at run time
+MOST_WORKSPACE = 512 << 20  # bytes; FFT engines need more than a gigabyte for filters with many channels
 _COMPILED = "compiled at run time"  # these cost a build a second and more each
 _NEVER = ("down-convert", "reduced-precision sums")  # operands or sums in fewer bits than the storage type: no bound of ours holds
 _SPECIAL_FILTERS = ("int8x32 filters", "int8x32 bias")
@@ -44,10 +48,10 @@ _WINOGRAD = {"Winograd": 5e-5, "Winograd 4x4": 1e-4, "Winograd 6x6": 5e-4, "Wino
 
 
 class LibraryConvolution(Tactic):
-    """Base of the tactics: `kinds` are the storage types, `math` says whether f32 operands may be rounded to TF32.
+    """Base of the tactics: `kinds` are the storage types, `math` the precision of f32 operands ("tf32" may round them).
 
-    Asked for by name only (`--tacticSources=+CUDNN`): listing, compiling and timing a library's engines costs a build time, and an engine
-    made so needs the library where it runs.
+    Selected by name only (`--tacticSources=+CUDNN`): listing, compiling and timing a library's engines takes build time, and a whet engine
+    with these tactics needs the library at run time.
     """
 
     library = "cuDNN"
@@ -99,14 +103,14 @@ class LibraryConvolution(Tactic):
             try:
                 proposals = graph_of(work).proposals()
             except BackendError:
-                continue  # no graph of this form: what plan() says of it would be said of every engine
+                continue  # no graph of this form: the reason is the same for every engine
             found += [self._config(form, p) for p in self.chosen(proposals, most, work.last)]
         return found
 
     def chosen(self, proposals: Sequence[Proposal], most: int, last: bool = True) -> list[Proposal]:
-        """Those that may compute this, at most so many: half from the heuristics' order, then each engine once, then the rest of that order.
+        """At most `most` of the permitted ones: half from the heuristics' order, then each engine once, then the rest of that order.
 
-        Engines that are compiled at run time only where there is no other: for graphs with steps that no precompiled engine has.
+        Engines that are compiled at run time only as a last resort: for graphs with steps that no precompiled engine has.
         """
         allowed = [p for p in proposals if self.allowed(p.notes, last) is None]
         ready = [p for p in allowed if _COMPILED not in p.notes]
@@ -194,13 +198,13 @@ class LibraryConvolution(Tactic):
         return kernel
 
     def bound(self, notes: frozenset[str], dtype: DType) -> float:
-        """The error bound: of the type or TF32, wider where the engine transforms its operands."""
+        """The error bound: of the type or TF32, wider if the engine transforms its operands."""
         base = TF32_RTOL if self.math == "tf32" else RTOL[dtype.name]
         wide = max((limit for note, limit in _WINOGRAD.items() if note in notes), default=0.0)
         return max(base, wide) if dtype.bits == 32 and self.math == "f32" else base * (4 if wide else 1)
 
     def _read(self, config: Config) -> tuple[str, int, Knobs]:
-        """(form, engine, knobs) of a config. PlanRefused for what no tactic of this pack writes."""
+        """(form, engine, knobs) of a config. Raises PlanRefused for a config of another tactic."""
         said = dict(config)
         math, form, engine = said.pop("math", None), said.pop("form", None), said.pop("engine", None)
         knobs = [(int(k[1:]), v) for k, v in said.items() if k[:1] == "k" and k[1:].isdigit() and isinstance(v, int)]
@@ -210,7 +214,7 @@ class LibraryConvolution(Tactic):
 
 
 def work_of(layer: Layer, stored: Operand, made: Epilogue, form: str) -> Convolution | None:
-    """The layer as the library's graph: with its epilogue ("fused"; None where it has no such step) or without ("apart")."""
+    """The layer as the library's graph: with its epilogue ("fused"; None if it has no such step) or without ("apart")."""
     head = anchor(layer)
     a, transposed = head.attrs, head.op == "ConvTranspose"
     x, w, y = (static_shape(t.shape) for t in (head.inputs[0], head.inputs[1], layer.outputs[0]))
@@ -225,7 +229,7 @@ def work_of(layer: Layer, stored: Operand, made: Epilogue, form: str) -> Convolu
         return None
     return Convolution(
         *(x, w, y, stride, pad, dilation, stored.dtype.name, stored.format == "nhwc", transposed),
-        bias=True,  # zeros where there is none: the precompiled engines want one
+        bias=True,  # zeros for a convolution without a bias: the precompiled engines need one
         residual=made.finish.residual,
         activation=None if nothing else activation,
     )
@@ -236,7 +240,7 @@ def _ending(layer: Layer) -> Epilogue | str:
 
 
 def _follows(layer: Layer, made: Epilogue) -> bool:
-    """Whether anything follows the convolution itself: a bias, a residual or an activation."""
+    """True if a bias, a residual or an activation follows the convolution."""
     own = (*anchor(layer).inputs, None)[:3][2]
     return own is not None or bool(made.biases) or made.residual is not None or made.finish.activation != ("clip", -np.inf, np.inf)
 
@@ -246,7 +250,7 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def _told(plan: Plan) -> str:
-    """What is worth telling of an engine beside its number."""
+    """The engine's notable properties."""
     told = sorted(n for n in plan.notes if n.startswith(("Winograd", "FFT", "compiled", "nondet")))
     return f" ({', '.join(told)})" if told else ""
 

@@ -1,4 +1,4 @@
-"""What the cuBLASLt tactics share: convolutions (windows laid out as rows, a few images at a time) and products with constant weights."""
+"""Base of the cuBLASLt tactics: convolutions (windows as rows, a few samples at a time) and products with constant weights."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from whet.tactics.cuda.gemm.gemm import gemm_shape, product_reason
 from whet.tactics.cuda.library import _cublaslt
 from whet.tactics.cuda.library._cublaslt import WORKSPACE, LtLaunch, Product
 
-ROWS_BYTES = 32 << 20  # of windows laid out at once: what the L2 cache holds beside weights and results
+ROWS_BYTES = 32 << 20  # bytes of windows expanded at once, which fit the L2 cache together with weights and results
 TF32_RTOL = 2e-3  # operands are rounded to 10 bits of mantissa, accumulators are f32: as for f16
 ALGORITHMS = 3  # of the library's proposals that are timed
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A layer as products: images of `each` rows of `k` numbers, `chunk` images a product."""
+    """A layer as products: samples of `each` rows of `k` elements, `chunk` samples per product."""
 
     images: int
     each: int
     k: int
-    padded: int  # k, filled up so that rows begin at 16 bytes
+    padded: int  # k, padded so that rows begin at 16 bytes
     n: int
     chunk: int
-    plain: bool  # the input as it lies is already the matrix
+    plain: bool  # the input is already the matrix
 
 
 class LibraryProduct(Tactic):
-    """Base of the tactics: `kinds` are the storage types, `math` what the library computes in."""
+    """Base of the tactics: `kinds` are the storage types, `math` is the library's precision."""
 
     library = "cuBLASLt"
     ops: tuple[str, ...] = ("Conv", "Gemm", "MatMul")
@@ -67,7 +67,7 @@ class LibraryProduct(Tactic):
         return _cublaslt.version()
 
     def why_not(self, layer: Layer) -> str | None:
-        groups = "the kernel has no groups" if anchor(layer).attrs.get("group", 1) != 1 else None
+        groups = "takes convolutions of one group" if anchor(layer).attrs.get("group", 1) != 1 else None
         return super().why_not(layer) or product_reason(layer) or groups
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -90,12 +90,12 @@ class LibraryProduct(Tactic):
         if isinstance(made, str):
             return made
         if made.finish.residual == 2:
-            return "the library adds before the activation, not after it"
+            return "takes a residual before the activation, not after it"
         if anchor(layer).op == "Conv" and not self.windows and not conv_shape(layer).plain:
-            return "lays no windows out in this type: own kernels read them where they lie"
+            return "expands no windows in this type, which other kernels read in place"
         work = _work(layer, signature.outputs[0].dtype)
         size = signature.outputs[0].dtype.bits // 8
-        return "an image's windows alone are more than 256 MiB" if work.each * work.padded * size > 256 << 20 else None
+        return "the windows of one sample exceed 256 MiB" if work.each * work.padded * size > 256 << 20 else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         return [(("algo", i), ("math", self.math)) for i in range(ALGORITHMS)]
@@ -130,7 +130,7 @@ class LibraryProduct(Tactic):
         kind, low, high = made.finish.activation
         relu = (kind, low, high) == ("clip", 0.0, float("inf"))
         nothing = (kind, low, high) == ("clip", -float("inf"), float("inf"))
-        laid_out = 0 if work.plain else -(-work.chunk * work.each * work.padded * size // 256) * 256  # the workspace behind it begins there
+        laid_out = 0 if work.plain else -(-work.chunk * work.each * work.padded * size // 256) * 256  # the workspace begins at this offset
         step = work.chunk * work.each * work.n * size if work.images > work.chunk else 16
 
         def make(args: Args) -> list:
@@ -177,7 +177,7 @@ def _image_bytes(layer: Layer, size: int) -> int:
 
 
 def _windows(layer: Layer, work: _Work, size: int, source: int, target: int, images: int) -> Launch:
-    """Lays the windows of some images out."""
+    """Expands the windows of `chunk` samples into rows."""
     s = conv_shape(layer)
     unit = next(u for u in (16, 8, 4, 2) if (s.c * size) % u == 0)
     c, width = s.c * size // unit, work.padded * size // unit

@@ -1,4 +1,4 @@
-"""Convolutions and products in full f32 by cuBLASLt, where it is installed."""
+"""Convolutions and products in full f32 by cuBLASLt, if it is installed."""
 
 from whet.network.types import F32
 from whet.tactics._base import tactic

@@ -7,7 +7,7 @@ from whet.tactics.cuda.library._library_gemm import LibraryProduct
 
 @tactic
 class CublasltHalf(LibraryProduct):
-    """Sums in f32. Asked for by name only: its launches overlap with no neighbours, which timing it alone does not show."""
+    """F32 accumulators. Selected by name only: its launches do not overlap with the adjacent ones, which timing it alone does not show."""
 
     kinds = (F16, BF16)
     windows = False

@@ -1,4 +1,4 @@
-"""Convolutions and products in f16 and bf16 by cuBLASLt on GPUs before Hopper, where whet has no tensor-core kernel for them."""
+"""Convolutions and products in f16 and bf16 by cuBLASLt on GPUs before Hopper, for which whet has no tensor-core kernels."""
 
 from whet.backends import Backend
 from whet.network import Layer
@@ -16,5 +16,5 @@ class CublasltOlder(LibraryProduct):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if machine_has(backend, "wgmma"):
-            return "whet's own kernels use this GPU's tensor cores"
+            return "whet's kernels use this GPU's tensor cores"
         return super().refuses(layer, signature, backend)

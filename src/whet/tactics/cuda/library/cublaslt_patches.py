@@ -11,7 +11,7 @@ from whet.tactics.cuda.library._library_gemm import LibraryProduct
 
 @tactic
 class CublasltPatches(LibraryProduct):
-    """What no tensor-core kernel of whet takes: windows above 7 x 7 over channels that are no multiple of eight."""
+    """Windows above 7 x 7 with a channel count that is not a multiple of eight, which no tensor-core kernel of whet takes."""
 
     ops = ("Conv",)
     kinds = (F16, BF16)
@@ -19,5 +19,5 @@ class CublasltPatches(LibraryProduct):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         s = conv_shape(layer) if anchor(layer).op == "Conv" else None
         if s is None or s.c % 8 == 0 or s.r * s.s <= 49:
-            return "whet's own kernels take this"
+            return "whet's tensor-core kernels take this"
         return super().refuses(layer, signature, backend)

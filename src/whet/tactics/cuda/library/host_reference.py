@@ -1,4 +1,4 @@
-"""Any op by its NumPy reference on the host: inputs are copied there and results back. Only where `--allowFallback` asks for it."""
+"""Any op by its NumPy reference on the host: inputs are copied to it and results back. Only with `--allowFallback`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class HostStep(GpuWork):
             made = run_regions(layer, arrays) if layer.regions else run_layer(layer, arrays)
         for t, o, address, a in zip(layer.outputs, signature.outputs, self.outputs, made, strict=True):
             if a.shape != static_shape(t.shape):
-                raise BackendError(f"{layer.op} '{layer.name}' made shape {list(a.shape)}, planned was {list(static_shape(t.shape))}")
+                raise BackendError(f"{layer.op} '{layer.name}' returned shape {list(a.shape)}, planned was {list(static_shape(t.shape))}")
             out = np.ascontiguousarray(a.astype(o.dtype.numpy, copy=False))
             if out.nbytes:
                 ok(cu().cuMemcpyHtoD(address, out.ctypes.data, out.nbytes))

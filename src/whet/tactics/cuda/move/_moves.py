@@ -1,6 +1,6 @@
-"""C text for the tree of a layer that moves numbers and computes with them: statements for elements of the result, as moves.cu has them in STEPS.
+"""C text for the expression tree of a layer of moves and arithmetic: statements for elements of the result, the STEPS of moves.cu.
 
-Where parts are joined the tree has a choice; what all its branches need stands in front of it.
+A Concat is a branch of the tree; nodes that all its branches need are computed before it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class MovesCode:
     """The code of a fused layer, its constants, and the sources by their places among the inputs. Raises Refused.
 
     `formats` gives the format of each run-time input by its place, `out` that of the result: row-major, or channels last ("nhwc").
-    Elements are at `at`, or with `rows` at `column` of `row`, so that what depends on the row alone is asked and reckoned once. With `together`
-    that many rows at a time, the first one's number a multiple of it, are asked once for all; Refused where their answers can differ.
+    Elements are at `at`, or with `rows` at `column` of `row`, so that values that depend on the row alone are computed once. With `together`
+    they are computed once for that many rows, from a row index that is a multiple of it on; Refused if the rows can differ.
     """
 
     def __init__(self, layer: Layer, formats: dict[int, str], out: str, rows: bool = False, together: int = 1) -> None:
@@ -32,9 +32,9 @@ class MovesCode:
         writer = _Writer(rows, together > 1)
         self.text = writer.all(tree.root, {})
         if together > 1 and (tree.rows % together or not all(_alike(*c, together) for c in writer.asked)):
-            raise Refused(f"{together} rows behind each other are not all made alike")
+            raise Refused(f"{together} consecutive rows are not all computed alike")
         if len(self.text) > _LONGEST:
-            raise Refused(f"{len(self.text)} characters of code for an element")
+            raise Refused(f"{len(self.text)} characters of code for one element")
 
 
 def described(made: Callable[[], MovesCode]) -> MovesCode | str:
@@ -46,7 +46,7 @@ def described(made: Callable[[], MovesCode]) -> MovesCode | str:
 
 
 def _alike(place: Place, limits: Sequence[int], together: int) -> bool:
-    """Whether the rows of each group of `together` are on the same side of all limits: all changes are at multiples of it."""
+    """True if the rows of each group of `together` are on the same side of all limits: all changes are at multiples of it."""
     inner, period = 1, 0
     for how in ("mod", "div"):
         atom = place.terms[0][0] if place.terms else ROW
@@ -57,11 +57,11 @@ def _alike(place: Place, limits: Sequence[int], together: int) -> bool:
 
 
 class _Writer:
-    """Nodes as statements for EACH elements i at once: each node is a variable of its own in the innermost block that holds all who read it.
+    """Nodes as statements for EACH elements i at once: each node is a variable in the innermost block that contains all its readers.
 
-    A choice that all elements of a row make alike stands around them all, so that loads of several are on their way together; from another
-    one on, elements go one by one. EVERY(code) of moves.cu runs code for each. With `early`, what single elements' branches load is asked
-    for in front of all arithmetic: else each element waits for its own.
+    A branch that all elements of a row take encloses them all, so that their loads overlap; within other branches
+    elements are computed one by one. EVERY(code) of moves.cu runs code for each. With `early`, the loads of single elements' branches are issued
+    before all arithmetic: otherwise each element waits for its own loads.
     """
 
     def __init__(self, rows: bool, early: bool = False) -> None:
@@ -91,7 +91,7 @@ class _Writer:
         return text + self._branches(root, lambda part: self.block(part, dict(known)))
 
     def _loads(self, root: Node, known: dict[Node, str]) -> tuple[str, dict[Node, str]]:
-        """What branches load that not all need, each where its branch is taken: of constants, one load serves one of each branch."""
+        """The loads of some branches only, each in its branch; constants of several branches share one load."""
         _, where, limits, parts = root
         everywhere = set.intersection(*(always(p) for p in parts))
         taken: dict[Node, list[int]] = {}
@@ -127,7 +127,7 @@ class _Writer:
         return text, known
 
     def _shared(self, root: Node, known: dict[Node, str], many: bool = False) -> tuple[str, dict[Node, str]]:
-        """What all branches of a choice need, and the variables with it."""
+        """Nodes that all branches of a choice need, with their variables."""
         shared = set.intersection(*(always(p) for p in root[3]))
         text, known = "", dict(known)
         for node in sorted((n for n in shared if n[0] != "choice"), key=lambda n: (height(n), _text(n))):
@@ -192,13 +192,13 @@ def _loaded(node: Node) -> str:
 
 
 def _text(node: Node) -> str:
-    """What orders nodes of one height, the same in every process."""
+    """A sort key for nodes of one height, the same in every process."""
     return _loaded(node) if node[0] in ("constant", "source") else f"{node[1]} {[_text(p) for p in below(node)]}"
 
 
 @functools.cache
 def place_text(place: Place) -> str:
-    """A place as C text of u32: a sum is as its numbers are, so that one below zero wraps as its parts do."""
+    """An index as C text of u32: unsigned arithmetic wraps, so a negative part is correct if the sum is not negative."""
     texts = []
     for atom, n in place.terms:
         text = atom[0] if len(atom) == 1 else f"({place_text(atom[1])} {'/' if atom[0] == 'div' else '%'} {atom[2]}u)"

@@ -1,4 +1,4 @@
-"""Concatenation by strided copies, one launch an input: along channels of channels-last images, or any axis of row-major tensors."""
+"""Concatenation by strided copies, one launch per input: along channels of channels-last tensors, or any axis of row-major ones."""
 
 from __future__ import annotations
 

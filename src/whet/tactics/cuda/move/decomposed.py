@@ -1,4 +1,4 @@
-"""Layers around several ops, part by part: what runs them where no kernel does them at once, as on a GPU other than the engine's."""
+"""Fused layers part by part, for GPUs without a kernel for the whole layer, such as another GPU than the engine's."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _COMPOSITES = ("ConvPool", "ConvThenPointwise", "ConvSum", "DepthwiseThenPointwi
 _INTEGERS = (I8, U8)
 _ALIGNMENT = 256
 _LIBRARIES = "whet.tactics.cuda.library."
-_Place = tuple[str, int]  # "input", "output" or "scratch", and which or where
+_Place = tuple[str, int]  # "input", "output" or "scratch", and the index or offset
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A part's kernel, or the way from one form to another (`shape`), and where it reads and writes."""
+    """A part's kernel, or a conversion between formats (`shape`), and the locations of its operands and results."""
 
     kernel: GpuKernel | None
     reads: tuple[_Place | None, ...]
     writes: _Place
-    packed: int = 0  # where its packed weights begin among all
+    packed: int = 0  # offset of its packed weights among all
     shape: tuple[int, ...] = ()
     forms: tuple[Operand, ...] = ()
 
 
 @tactic
 class Decomposed(Tactic):
-    """Every part by the first tactic that takes it in the forms that lie between them; slow, always there."""
+    """Each part by the first tactic that takes it in the formats between the parts; slow, always available."""
 
     ops = ("*",)
     fallback = True
 
     def why_not(self, layer: Layer) -> str | None:
-        return None if layer.composite in _COMPOSITES else f"takes {', '.join(_COMPOSITES)} apart, not {layer.composite or layer.op}"
+        return None if layer.composite in _COMPOSITES else f"decomposes {', '.join(_COMPOSITES)}, not {layer.composite or layer.op}"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or len(layer.outputs) != 1:
@@ -53,7 +53,7 @@ class Decomposed(Tactic):
             return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in places}, Operand("nhwc", out.dtype))]
         for dtype in float_types([layer.inputs[places[0]], out], (*FLOAT16_TYPES, F32)):
             images = [Operand("nhwc", dtype)]
-            if layer.composite == "ConvPool":  # the image as it comes
+            if layer.composite == "ConvPool":  # the image in its own format
                 images = [Operand(f, t) for t in dict.fromkeys((F32, dtype)) for f in ("linear", "nhwc")]
             results = [Operand("nhwc", dtype)] if out.type.rank == 4 else [Operand("linear", t) for t in dict.fromkeys((F32, dtype))]
             found += [same(layer, dict.fromkeys(places, image), result) for image in images for result in results]
@@ -82,7 +82,7 @@ class Decomposed(Tactic):
 
         name = "parts: " + " + ".join(k.implementation for k in kernels)
         ends = [RTOL.get(o.dtype.name, 0.0) for o in (*signature.inputs, *signature.outputs) if o is not None]
-        rtol = 1.5 * max(*ends, *(k.rtol for k in kernels))  # what lies between is rounded too
+        rtol = 1.5 * max(*ends, *(k.rtol for k in kernels))  # intermediate values are rounded as well
         return GpuKernel(layer, signature, make, implementation=name, packed=[p for k in kernels for p in k.packed], scratch=scratch + own, rtol=rtol)
 
 
@@ -95,13 +95,13 @@ def _move(step: _Step, source: int, target: int) -> GpuWork:
 
 
 def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_Step], int]:
-    """The parts in order with what brings operands into their forms, and bytes of scratch between them. Raises PlanRefused."""
+    """The parts in order with the conversions of their operands, and bytes of scratch. Raises PlanRefused."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     stored = [o for o in (*signature.inputs, *signature.outputs) if o is not None]
     dtype = next((o.dtype for o in stored if o.dtype in FLOAT16_TYPES), F32)
     if layer.composite == "SqueezeExcite" and dtype in FLOAT16_TYPES:
-        # what a gate's exponential makes of a hidden number's rounding has no bound, so gates are computed in f32 whatever is stored;
+        # the exponential of a gate amplifies a hidden value's rounding without bound, so gates are computed in f32 in every engine;
         # their weights are those of the kernel that does the whole
         outer = {inner: _rounded(t, dtype) for inner, t in outer.items()}
         dtype = F32
@@ -119,7 +119,7 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
         return place
 
     def brought(t: Tensor, wanted: Operand) -> _Place:
-        """Where a value lies in a form; it is moved there where it has another."""
+        """The location of a value in a format; converts the value if it has another format."""
         place, has = lies[t]
         if has == wanted:
             return place
@@ -144,7 +144,7 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
 
 
 def _rounded(t: Tensor | None, dtype: DType) -> Tensor | None:
-    """A matrix of weights with the numbers that a smaller type has, in its own type; other tensors as they are."""
+    """A weight matrix rounded to a smaller type, in its original type; other tensors unchanged."""
     if t is None or not t.is_constant or not t.dtype.is_float or t.type.rank < 2:
         return t
     weight = t.constant()
@@ -152,13 +152,13 @@ def _rounded(t: Tensor | None, dtype: DType) -> Tensor | None:
 
 
 def _kernel(part: Layer, dtype: DType, backend: Backend) -> tuple[GpuKernel, Signature]:
-    """The first kernel for a part with channels last between images, row-major otherwise. Raises PlanRefused."""
+    """The first kernel for a part, with 4-D tensors channels last and others row-major. Raises PlanRefused."""
 
     def forms(t: Tensor) -> Sequence[Operand]:
         return [Operand(f, t.dtype if t.dtype in _INTEGERS else dtype) for f in (("nhwc", "linear") if t.type.rank == 4 else ("linear",))]
 
     for t in sorted((t for t in TACTICS.values() if t.backend == "cuda" and t.name != "cuda/decomposed"), key=lambda t: (t.fallback, t.name)):
-        # Library tactics are left out, so that the layer runs where no library is installed, and with --pure.
+        # Library tactics are excluded, so that the layer runs without libraries, and with --pure.
         if type(t).__module__.startswith(_LIBRARIES) or t.why_not(part) is not None:
             continue
         for s in t.signatures(part, backend):

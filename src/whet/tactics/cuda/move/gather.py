@@ -40,8 +40,8 @@ class Gather(Tactic):
             return said
         x, at = layer.inputs
         if layer.op == "Fused" or x.dtype.bits % 8 or x.dtype.bits > 64:
-            return "elements of 1, 2, 4 or 8 bytes, nothing fused"
-        return None if at.dtype.name in ("i32", "i64") else "indices are 32 or 64 bits wide"
+            return "takes single layers with elements of 1, 2, 4 or 8 bytes"
+        return None if at.dtype.name in ("i32", "i64") else "takes indices of 32 or 64 bits"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
@@ -53,7 +53,7 @@ class Gather(Tactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not static_shape(layer.inputs[0].shape)[int(layer.attrs["axis"])]:
-            return "there is nothing to take from"
+            return "the data are empty"
         return "more than 2**31 elements" if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31 else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

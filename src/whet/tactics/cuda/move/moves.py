@@ -1,4 +1,4 @@
-"""Moves and the arithmetic between them in one launch: what the pass fuse_moves makes, as detectors' heads have it, by generated code."""
+"""Moves and the arithmetic between them in one launch of generated code: layers of the pass fuse_moves, such as detectors' heads."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Moves(Tactic):
         if _LEAST <= row <= 32 * _EACH:
             bulk = [((), (("bulk", 1),))[b] for b in reversed(range(1 + machine_has(backend, "tma")))]
             wide = [(("together", n), *b) for n in _TOGETHER if n * row * signature.outputs[0].dtype.bits % 128 == 0 for b in bulk]
-            found = [*(c for c in wide if not isinstance(_moves(layer, signature, c), str)), *found]  # likely ones first: a level times so many
+            found = [*(c for c in wide if not isinstance(_moves(layer, signature, c), str)), *found]  # promising ones first
         made = [(m, c) for c in found for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
         ahead(backend, [source("moves.cu", _constants(m, signature, c)) for m, c in made])
         return found

@@ -48,9 +48,9 @@ class Pad(Tactic):
             return said
         x = layer.needs(0)
         if layer.op == "Fused" or x.type.rank > _RANK or x.dtype.bits % 8 or x.dtype.bits > 64:
-            return f"at most {_RANK} axes, elements of 1, 2, 4 or 8 bytes, nothing fused"
+            return f"takes single layers of at most {_RANK} axes with elements of 1, 2, 4 or 8 bytes"
         known = all(t is None or t.is_constant for t in layer.inputs[1:])
-        return None if known else "how much is padded, or with what, is computed at run time"
+        return None if known else "the pads or the value are computed at run time"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
@@ -67,7 +67,7 @@ class Pad(Tactic):
         for n, (a, b) in zip(shape, amounts(layer), strict=True):
             left, most = n + min(a, 0) + min(b, 0), max(a, b)
             if (layer.attrs["mode"] == "reflect" and most >= max(left, 1)) or (layer.attrs["mode"] == "wrap" and most > left):
-                return f"{most} elements around {left}: the kernel goes around once"
+                return f"{most} elements of padding for {left}; takes at most one period"
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -44,9 +44,9 @@ class Permute(Tactic):
         if said:
             return said
         if layer.op == "Fused" or layer.inputs[0].type.rank > _RANK:
-            return f"at most {_RANK} axes, nothing fused"
+            return f"takes single layers of at most {_RANK} axes"
         if layer.inputs[0].dtype.bits % 8 or layer.inputs[0].dtype.bits > 64:
-            return "elements of 1, 2, 4 or 8 bytes"
+            return "takes elements of 1, 2, 4 or 8 bytes"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -62,7 +62,7 @@ class Permute(Tactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
-            return "sizes are computed at run time"
+            return "the sizes are computed at run time"
         if max(prod(static_shape(t.shape)) for t in layer.outputs) >= 2**31:
             return "more than 2**31 elements"
         return _whole_factors(layer) if layer.op == "Resize" else None
@@ -74,7 +74,7 @@ class Permute(Tactic):
         moves = _moves(layer)
         size = signature.outputs[0].dtype.bits // 8
         unit = size
-        for wider in (16, 8, 4):  # runs of neighbours move as one element
+        for wider in (16, 8, 4):  # runs of adjacent elements move as one
             run = wider // size
             if wider > size and all(m[2][-1] == 1 and m[3][-1] == 1 and not any(v % run for v in (m[0], m[1][-1], *m[2][:-1])) for m in moves):
                 moves, unit = [_in_runs(m, run) for m in moves], wider
@@ -100,7 +100,7 @@ def _in_runs(move: Move, run: int) -> Move:
 
 
 def _moves(layer: Layer) -> list[Move]:
-    """What each output takes from the input, in stored order."""
+    """The part of the input for each output, in stored order."""
     shape = static_shape(layer.inputs[0].shape)
     strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     if layer.op == "Transpose":
@@ -121,10 +121,10 @@ def _whole_factors(layer: Layer) -> str | None:
     """Why a Resize is no repetition of pixels, or None."""
     a, source, target = layer.attrs, static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
     if a.get("mode", "nearest") != "nearest":
-        return "the kernel knows nearest neighbours only"
+        return "takes nearest-neighbour resizes only"
     if source[:2] != target[:2] or target[2] % source[2] or target[3] % source[3]:
-        return f"from {list(source)} to {list(target)} is no enlarging by whole factors"
+        return f"from {list(source)} to {list(target)} is not an enlargement by whole factors"
     where, rounding = a.get("coordinate_transformation_mode", "half_pixel"), a.get("nearest_mode", "round_prefer_floor")
     plain = where == "asymmetric" and rounding == "floor"
     centred = where in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric") and rounding in ("round_prefer_floor", "round_prefer_ceil")
-    return None if plain or centred else f"{where} with {rounding} is no repetition of pixels"
+    return None if plain or centred else f"{where} with {rounding} does not repeat pixels"

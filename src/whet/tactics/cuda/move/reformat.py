@@ -42,7 +42,7 @@ class RowsArguments(Arguments, kernel="reformat.cu", struct="Rows"):
 
 @tactic
 class Reformat(Tactic):
-    """One kernel: a transpose through shared memory, or a straight conversion where only the type differs."""
+    """One kernel: a transpose through shared memory, or a conversion of the type alone."""
 
     ops = ("Reformat",)
 
@@ -52,7 +52,7 @@ class Reformat(Tactic):
             return said
         a = layer.attrs
         if a["source_format"] not in _FORMATS or a["format"] not in _FORMATS:
-            return f"knows {' and '.join(_FORMATS)}, not {a['source_format']} to {a['format']}"
+            return f"takes {' and '.join(_FORMATS)}, not {a['source_format']} to {a['format']}"
         same_bytes = a["source_dtype"] == a["dtype"] and a["dtype"] in TYPES
         if not same_bytes and (a["source_dtype"] not in TYPE or a["dtype"] not in TYPE):
             return f"converts floats, not {a['source_dtype']} to {a['dtype']}"

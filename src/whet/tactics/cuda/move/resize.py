@@ -1,4 +1,4 @@
-"""Resize of one axis or two neighbouring ones, every mode of ONNX: which inputs an output reads, and their weights, are tables made at build time."""
+"""Resize of one axis or two adjacent ones, every mode of ONNX: build-time tables have each output's inputs and their weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ResizeArguments(Arguments, kernel="resize.cu"):
 
 @dataclass(frozen=True)
 class Axis:
-    """One resampled axis: places [out, taps] (-1 first: the output lies outside) and weights [out, taps]."""
+    """One resampled axis: source indices [out, taps] (-1 first: the output is outside) and weights [out, taps]."""
 
     axis: int
     places: np.ndarray
@@ -70,9 +70,9 @@ class Resize(UnfusedTactic):
         made = resampled(layer)
         at = [a.axis for a in made]
         if len(at) > 2 or (len(at) == 2 and at[1] != at[0] + 1):
-            return f"axes {at} are resampled: the kernel takes one, or two neighbours"
+            return f"axes {at} are resampled; takes one, or two adjacent axes"
         if signature.outputs[0].format == "nhwc" and not set(at) <= {2, 3}:
-            return "channels last: the kernel resamples height and width"
+            return "takes height and width of channels-last tensors"
         return next((f"{a.places.shape[1]} taps along axis {a.axis}" for a in made if a.places.shape[1] > _MOST_TAPS), None)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -1,4 +1,4 @@
-"""Slice, Expand and Gather of one constant index: what another start and other strides into the same bytes say."""
+"""Slice, Expand and Gather of one constant index: other start offsets and strides of the same bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANK = 6
 
 @tactic
 class Slice(Tactic):
-    """Row-major, up to six axes, steps of either sign; slices of channels-last images too."""
+    """Row-major, up to six axes, steps of either sign; slices of channels-last tensors as well."""
 
     ops = ("Slice", "Expand", "Gather")
 
@@ -27,11 +27,11 @@ class Slice(Tactic):
             return said
         x = layer.inputs[0]
         if layer.op == "Fused" or x.dtype.bits % 8 or x.dtype.bits > 64:
-            return "elements of 1, 2, 4 or 8 bytes, nothing fused"
+            return "takes single layers with elements of 1, 2, 4 or 8 bytes"
         if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
             return "bounds or indices are computed at run time"
         if layer.op == "Gather" and layer.inputs[1].array().size != 1:
-            return "more than one index: gather does that"
+            return "takes one index, not several"
         return f"more than {_RANK} axes" if max(x.type.rank, layer.outputs[0].type.rank) > _RANK else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -54,7 +54,7 @@ class Slice(Tactic):
         start, sizes, strides = _view(layer, signature.outputs[0].format)
         size = signature.outputs[0].dtype.bits // 8
         unit = size
-        for wider in (16, 8, 4):  # runs of neighbours move as one element
+        for wider in (16, 8, 4):  # runs of adjacent elements move as one
             run = wider // size
             if wider > size and sizes and strides[-1] == 1 and not any(v % run for v in (start, sizes[-1], *strides[:-1])):
                 start, sizes, strides, unit = start // run, (*sizes[:-1], sizes[-1] // run), (*(s // run for s in strides[:-1]), 1), wider

@@ -20,7 +20,7 @@ class View(Tactic):
         if said:
             return said
         if len(layer.outputs) != 1:
-            return "Dropout's mask is not made"
+            return "computes no mask"
         later = [t for t in layer.inputs[1:] if t is not None and not t.is_constant]
         return "the new shape is computed at run time" if later else None
 

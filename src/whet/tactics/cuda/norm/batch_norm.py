@@ -1,4 +1,4 @@
-"""BatchNormalization that no convolution takes in (DenseNet's come before theirs), with the activation behind it."""
+"""BatchNormalization that cannot be folded into a convolution (DenseNet's precede theirs), with the following activation."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ class BatchNorm(Tactic):
 
 
 def _activation(layer: Layer) -> Activation | str:
-    """The one activation behind it (none: a clip without bounds), or why the kernel has no such ending."""
+    """The activation after it (a clip without bounds if none), or the reason why the kernel cannot compute the epilogue."""
     posts = epilogue(layer)
     if posts is None:
-        return "what is fused to it is not a chain"
+        return "its fused operations do not form a chain"
     if not posts:
         return NONE
     made = activation_of(posts[0]) if len(posts) == 1 and posts[0].other is None else None
-    return f"the kernel has no {' and '.join(p.op for p in posts)} behind it" if made is None else made
+    return f"takes one activation after it, not {' and '.join(p.op for p in posts)}" if made is None else made

@@ -100,7 +100,7 @@ class Normalize(UnfusedTactic):
 
 
 def _rows(layer: Layer, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Elements of a row, of a row's part with one scale, rows before scales repeat, elements between neighbours of a row."""
+    """Elements of a row, of the part of a row with one scale, rows before scales repeat, stride between elements of a row."""
     if layer.op in _SOFT:
         axis = int(layer.attrs["axis"]) % len(shape)
         return shape[axis], 1, 1, prod(shape[axis + 1 :])

@@ -35,7 +35,7 @@ class ReduceArguments(Arguments, kernel="reduce.cu"):
     over_stride: Annotated[Sequence[int], array("long long", 4)]
     kept: Annotated[Sequence[int], array("u32", 4)]
     over: Annotated[Sequence[int], array("u32", 4)]
-    count: UInt32  # elements of one result, or eights of them
+    count: UInt32  # elements of one result, or groups of eight
 
 
 @tactic
@@ -48,7 +48,7 @@ class Reduce(UnfusedTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        kinds = (F32,) if layer.op == "ReduceProd" else (F16, BF16, F32)  # a product of many numbers leaves the range of 16 bits
+        kinds = (F32,) if layer.op == "ReduceProd" else (F16, BF16, F32)  # the product of many values leaves the range of 16 bits
         return [same(layer, {0: Operand("linear", t)}, Operand("linear", t)) for t in float_types([layer.inputs[0]], kinds)]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -85,7 +85,7 @@ class Reduce(UnfusedTactic):
 
 
 def _by_eights(kept: Walk, over: Walk) -> tuple[Walk, Walk, int]:
-    """The walks in steps of eight neighbouring elements, where they lie in whole sixteens of bytes: of one result (1) or eight results (2)."""
+    """The walks in steps of eight adjacent elements, if these are whole 16-byte vectors: of one result (1) or of eight results (2)."""
     for wide, walk, other in ((1, over, kept), (2, kept, over)):
         (*sizes, last), (*steps, step) = walk
         apart = [s for n, s in zip((*sizes, *other[0]), (*steps, *other[1]), strict=True) if n > 1]
@@ -111,7 +111,7 @@ def _walks(layer: Layer) -> tuple[Walk, Walk] | str:
     for which in (False, True):
         mine = [(size, step) for is_reduced, size, step in reversed(runs) if is_reduced == which]
         if len(mine) > 4:
-            return "more than four runs of axes"
+            return "takes at most four runs of axes"
         mine = [(1, 0)] * (4 - len(mine)) + mine
         found.append((tuple(s for s, _ in mine), tuple(s for _, s in mine)))
     return found[0], found[1]

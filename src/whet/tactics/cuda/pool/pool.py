@@ -1,4 +1,4 @@
-"""Pooling, channels last, eight channels a thread: windows, and means over whole images."""
+"""Pooling, channels last, eight channels per thread: windows, and means over whole images."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PoolSizes(Fields):
     dil_h: Int32
     dil_w: Int32
     whole: Int32  # average: divide by the whole window, padding included
-    end_h: Int32  # where padding at the end stops: h + pad, w + pad
+    end_h: Int32  # limit that includes the padding: h + pad, w + pad
     end_w: Int32
 
 
@@ -61,9 +61,9 @@ class Pool(UnfusedTactic):
         if said:
             return said
         if len(layer.outputs) != 1 or layer.inputs[0].type.rank != 4:
-            return "takes images of two spatial axes and gives no indices"
+            return "takes two spatial axes and returns no indices"
         if layer.op == "ReduceMean" and _axes(layer) != (2, 3):
-            return "means over height and width only"
+            return "takes means over height and width"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -80,10 +80,10 @@ class Pool(UnfusedTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         channels = layer.inputs[0].shape[1]
         if channels % 8:
-            return f"{channels} channels are no multiple of 8"
+            return f"{channels} channels; takes a multiple of 8"
         if prod(static_shape(layer.outputs[0].shape)) // 8 >= 2**31:
             return "more than 2**31 groups of eight values"
-        return "ceil_mode's own padding is not counted as the window's" if not _whole(layer) and _grown(layer) else None
+        return "ceil_mode adds padding, which the kernel does not count" if not _whole(layer) and _grown(layer) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         n, c, h, w = static_shape(layer.inputs[0].shape)
@@ -133,5 +133,5 @@ def _whole(layer: Layer) -> bool:
 
 
 def _grown(layer: Layer) -> bool:
-    """Whether an average counts padding that ceil_mode adds."""
+    """True if an average counts padding that ceil_mode adds."""
     return layer.op == "AveragePool" and bool(layer.attrs.get("ceil_mode")) and bool(layer.attrs.get("count_include_pad"))

@@ -1,4 +1,4 @@
-"""Max poolings in a row and what they are joined to, in one launch: a block keeps 16 bytes of an image's channels in shared memory."""
+"""Consecutive max poolings and the Concat of their results, in one launch: a block keeps 16 bytes of an image's channels in shared memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PoolChainArguments(Arguments, kernel="pool_chain.cu"):
 
 @tactic
 class PoolChain(Tactic):
-    """What fuse_pool_chain makes, in floats or 8-bit integers, channels last."""
+    """Layers of fuse_pool_chain, in floats or 8-bit integers, channels last."""
 
     ops = ("*",)
     composites = ("PoolChain",)
@@ -42,11 +42,11 @@ class PoolChain(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         n, c, h, w = static_shape(layer.inputs[0].shape)
         if c % (each := _each(signature)):
-            return f"{c} channels are no multiple of {each}"
+            return f"{c} channels; takes a multiple of {each}"
         if n > 65535:
-            return f"{n} images: a grid has 65535"
+            return f"{n} samples; takes at most 65535"
         if (need := _shared(h, w)) > (limit := shared_limit(backend)):
-            return f"an image of {h}x{w} takes {need} bytes of shared memory, a block has {limit}"
+            return f"an image of {h}x{w} needs {need} bytes of shared memory; a block has {limit}"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:

@@ -1,4 +1,4 @@
-"""Pooling that the kernel for channels in eights does not take: any channels, one to three spatial axes, ceil mode. One thread a value."""
+"""Pooling that `pool` does not take: any channel count, one to three spatial axes, ceil mode. One thread per value."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PoolGeneric(Tactic):
         if said:
             return said
         if layer.op == "Fused" or len(layer.outputs) != 1:
-            return "fuses nothing and gives no indices"
+            return "takes single layers and returns no indices"
         return None if 3 <= layer.inputs[0].type.rank <= 5 else "takes one to three spatial axes"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

@@ -1,4 +1,4 @@
-"""Squeeze and excitation in one launch: means over the image, two small products, and the image times what comes of them."""
+"""Squeeze and excitation in one launch: means over the image, two small products, and the image times the gates."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SqueezeExciteArguments(Arguments, kernel="squeeze_excite.cu"):
 
 @dataclass(frozen=True)
 class _Gate:
-    """Images, channels, pixels, hidden numbers; both products' weights and biases and what ends them; the place of the image."""
+    """Samples, channels, pixels, hidden values; weights, biases and epilogues of both products; the index of the image."""
 
     n: int
     c: int
@@ -67,7 +67,7 @@ class _Gate:
 
 @dataclass(frozen=True)
 class _Way:
-    """How a cluster shares an image out: blocks along channels and pixels, threads of a block."""
+    """Distribution of an image to a cluster: blocks along channels and pixels, threads of a block."""
 
     channels: int
     pixels: int
@@ -85,7 +85,7 @@ class _Way:
         return self.threads * 32 + own * 8 + gate.hidden * (own * 2 + self.channels * self.pixels * 4 + 4) + 64
 
     def fits(self, gate: _Gate) -> bool:
-        """Whether the kernel can run so."""
+        """True if the kernel supports this distribution."""
         own = gate.c // self.channels
         whole = gate.c % (8 * self.channels) == 0 and max(own, gate.hidden) <= self.threads and self.pixels <= gate.pixels
         cluster = self.channels * self.pixels
@@ -94,7 +94,7 @@ class _Way:
 
 @tactic
 class SqueezeExcite(Tactic):
-    """What the pass fuse_squeeze_excite makes: channels in eights, 16-bit numbers; an image as large as a cluster's registers."""
+    """Layers of the pass fuse_squeeze_excite: a multiple of 8 channels, 16-bit floats; the image fits a cluster's registers."""
 
     ops = ("*",)
     composites = ("SqueezeExcite",)
@@ -118,7 +118,7 @@ class SqueezeExcite(Tactic):
         gate = _gate(layer)
         if isinstance(gate, str):
             return gate
-        return None if _ways(gate, 132) else f"no cluster of blocks holds {gate.pixels} pixels of {gate.c} channels, {gate.hidden} hidden numbers"
+        return None if _ways(gate, 132) else f"no cluster of blocks holds {gate.pixels} pixels of {gate.c} channels, {gate.hidden} hidden values"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         gate = _gate(layer)
@@ -133,7 +133,7 @@ class SqueezeExcite(Tactic):
         if isinstance(gate, str):
             raise PlanRefused(gate)
         if not way.fits(gate):
-            raise PlanRefused(f"{way} does not share out {gate.pixels} pixels of {gate.c} channels")
+            raise PlanRefused(f"{way} does not divide {gate.pixels} pixels of {gate.c} channels")
         dtype, own = signature.outputs[0].dtype, gate.c // way.channels
         constants = _constants(gate, way, signature)
 
@@ -183,14 +183,14 @@ def _ways(gate: _Gate, multiprocessors: int) -> list[_Way]:
 
 
 def _estimate(gate: _Gate, way: _Way, multiprocessors: int) -> float:
-    """A rough time in ns: what orders candidates, never what chooses them. A multiprocessor takes in and gives out about 60 bytes a ns."""
+    """A rough time in ns, which only orders candidates. A multiprocessor reads and writes about 60 bytes per ns."""
     blocks, own = gate.n * way.channels * way.pixels, gate.c // way.channels
     turns = -(-blocks // (multiprocessors * (1024 // way.threads)))
     return turns * (2500 + way.items(gate) * way.threads * 32 / 60 + gate.hidden * own / way.threads * 20)
 
 
 def _gate(layer: Layer) -> _Gate | str:
-    """Of a layer that fuse_squeeze_excite made: pooling, both convolutions, the product with the image."""
+    """The parts of a layer of fuse_squeeze_excite: pooling, both convolutions, the product with the image."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     pool, *convs = body.layers[:-1]
@@ -203,7 +203,7 @@ def _gate(layer: Layer) -> _Gate | str:
         if isinstance(end, str):
             return end
         if end.residual is not None:
-            return "a product of the means adds something that is no bias"
+            return "a product of the means adds something other than a bias"
         made.append((end, *constants_of(view)))
     (end1, w1, b1), (end2, w2, b2) = made
     place = next(i for i, t in enumerate(layer.inputs) if t is outer[x])

@@ -1,4 +1,4 @@
-"""Quantized layers of two convolutions, the second 1x1 on the first's integers, taken apart for a kernel that computes both in one launch."""
+"""Match of quantized layers of two convolutions, the second a 1x1 on the first's integers, for a kernel that computes both in one launch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Half:
         return self.parts.stores.dtype.name
 
     def ends(self) -> tuple[float, float, Output, PostOps]:
-        """Multiplier and shift of its real numbers, the numbers of its launch, and how accumulators end."""
+        """Multiplier and shift of its real values, the quantization of its output, and its epilogue."""
         return folded(Output.of(self.parts, self.made), self.made, self.stored)
 
     def packed(self) -> tuple[Packed, Packed]:
@@ -65,13 +65,13 @@ class Half:
         return rows, numbers
 
     def factor(self, numbers: int) -> int:
-        """The address of the factors behind the biases at `numbers`."""
+        """The address of the factors, which follow the biases at `numbers`."""
         return numbers + bias_count(self.shape.k) * 4
 
 
 @dataclass(frozen=True)
 class Both8:
-    """The two halves of a quantized ConvThenPointwise, and where the whole reads its input and what is added."""
+    """The two convolutions of a quantized ConvThenPointwise, and the indices of the fused layer's input and residual."""
 
     first: Half
     product: Half
@@ -80,10 +80,10 @@ class Both8:
 
 
 def halves_of(layer: Layer) -> tuple[Half, Half] | str:
-    """Both convolutions of the layer's body, the second of which makes its result, or why it has no such two."""
+    """Both convolutions of the layer's body, the second of which computes its result, or the reason why it has no such pair."""
     body = layer.regions["body"]
     if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]] or any(x.op != "Fused" for x in body.layers):
-        return "the body is no pair of quantized convolutions"
+        return "the body is not a pair of quantized convolutions"
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     first, second = (half_of(seen(x, outer)) for x in body.layers)
     if isinstance(first, str):
@@ -92,38 +92,38 @@ def halves_of(layer: Layer) -> tuple[Half, Half] | str:
 
 
 def both_of(layer: Layer) -> Both8 | str:
-    """The layer taken apart, or why the kernel is not for it."""
+    """The two convolutions, or the reason why the kernel cannot compute the layer."""
     halves = halves_of(layer)
     if isinstance(halves, str):
         return halves
     (first, product), body, fed = halves, layer.regions["body"], {t: i for i, t in enumerate(layer.inputs)}
     if product.reads is not body.layers[0].outputs[0] or first.reads not in fed:
-        return "the second convolution does not read the first alone"
+        return "the second convolution has other inputs than the first"
     if product.added is not None and product.added not in fed:
-        return "what is added is made within the layer"
+        return "the residual is computed within the layer"
     if first.added is not None or not product.shape.plain or has_border(first.parts, first.shape):
-        return "the second is not 1x1 without stride and padding, the first adds something, or its padding is no zero"
+        return "takes a first convolution without a residual and padded with the integer 0, and a 1x1 without stride and padding"
     source = first.reads.dtype.name
     if source != first.stored:
-        return f"the first reads {source} and stores {first.stored}: both products have one type of integers"
+        return f"the first reads {source} and stores {first.stored}: takes one type of integers for both products"
     return Both8(first, product, fed[first.reads], None if product.added is None else fed[product.added])
 
 
 def half_of(conv: Layer) -> Half | str:
-    """A quantized convolution taken apart, or why it is none that accumulators in registers can end."""
+    """A quantized convolution with its epilogue, or the reason why accumulators in registers cannot compute it."""
     parts = take_apart(conv)
     if isinstance(parts, str):
         return parts
     if parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
-        return "takes convolutions of one group, two spatial axes"
+        return "takes convolutions of two spatial axes and one group"
     if reason := why_not_weighted(parts):
         return reason
     made = match_quantized_epilogue(parts)
     if isinstance(made, str):
         return made
     if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES or not folds(made, parts.stores.dtype.name) or made.finish.residual == 2:
-        return "stores integers behind a clip or SiLU, with nothing added behind those"
+        return "stores integers after a Clip or SiLU, with no residual after it"
     added = None if made.residual is None else conv.inputs[made.residual]
     if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in INT8_TYPES):
-        return "what is added is no tensor of integers"
+        return "takes a residual of integers"
     return Half(parts, made, conv_shape_of(parts), conv.inputs[parts.source_place()], added)

@@ -22,7 +22,7 @@ BYTES = (*INT8_TYPES, FLOAT8)  # types of one byte an element
 
 @functools.lru_cache(maxsize=8)
 def parts_of(layer: Layer) -> Parts | str:
-    """The quantized layer taken apart, or why not; the last few are kept, as every candidate asks."""
+    """The quantized layer without its Q and DQ layers, or the reason why not; the last few are cached, as every candidate needs them."""
     return take_apart(layer, float8=True)
 
 
@@ -37,7 +37,7 @@ def why_not_weighted(parts: Parts) -> str | None:
     if x not in parts.reads or w not in parts.reads:
         return "its input or its weights are not quantized"
     if not parts.view.inputs[w].is_constant or (b is not None and not parts.view.inputs[b].is_constant):
-        return "weights or bias are computed at run time; the kernel wants them packed before"
+        return "weights or bias are computed at run time"
     kind = FLOAT8 if parts.reads[x].dtype.name == FLOAT8 else "i8"
     if parts.reads[w].zero or parts.reads[w].dtype.name != kind:
         return f"takes symmetric {kind} weights for an input of {parts.reads[x].dtype}"
@@ -45,19 +45,19 @@ def why_not_weighted(parts: Parts) -> str | None:
 
 
 def float8_rtol(products: int) -> float:
-    """Bound on the error of a layer that adds so many float8 products. Hopper's tensor cores keep about 14 bits of such a sum and cut off
-    the rest; measured on the H200 for 4608 products in one chain: 2.9e-3 of the largest result (one rounding of e4m3: 3e-2 of each number)."""
+    """Bound on the error of a layer that adds this many float8 products. Hopper's tensor cores keep about 14 bits of such a sum and truncate
+    the rest; measured on the H200 for 4608 products in one chain: 2.9e-3 of the largest result (one rounding of e4m3: 3e-2 of each value)."""
     return 1e-3 + 8e-7 * products
 
 
 def weight_bytes(t: Tensor) -> np.ndarray:
-    """Weights of one byte each as i8: integers as they are, float8 numbers as their bits."""
+    """Weights of one byte each as i8: integers unchanged, float8 values as their bits."""
     a = np.ascontiguousarray(t.array())
     return np.asarray(a, np.int8) if t.dtype.name in INT8_TYPES else a.view(np.int8)
 
 
 def signatures_of(parts: Parts, fmt: str, reals: Sequence[DType] = (F16, BF16, F32)) -> list[Signature]:
-    """All full-size operands in format `fmt`; what is not quantized is stored as each of `reals`."""
+    """All full-size operands in format `fmt`; operands that are not quantized have each of the types `reals`."""
     view, found = parts.view, []
     floats = parts.stores is None or any(t is not None and not t.is_constant and i not in parts.reads for i, t in enumerate(view.inputs))
     rank = view.outputs[0].type.rank
@@ -76,7 +76,7 @@ def signatures_of(parts: Parts, fmt: str, reals: Sequence[DType] = (F16, BF16, F
 
 @dataclass(frozen=True)
 class Output:
-    """What turns real numbers into those stored, and the residual's integers into real ones."""
+    """The quantization of the output, and of an integer residual."""
 
     per_step: float = 1.0
     zero: float = 0.0
@@ -92,26 +92,26 @@ class Output:
 
 
 def folds(made: Epilogue, stored: str) -> bool:
-    """Whether integer results are computed in parts of their range: the activation is a clip, whose limits are the range's, or SiLU."""
+    """True if integer results are computed in fractions of their range: the activation is SiLU or a clip with the limits of the range."""
     kind = made.finish.activation[0]
     return stored in INT8_TYPES and (kind == "silu" or (kind == "clip" and made.finish.residual != 2))
 
 
 def folds_float8(made: Epilogue, stored: str, out: Output) -> bool:
-    """Whether float8 results are computed in steps of the result: the activation is a clip whose upper limit e4m3's own one covers."""
+    """True if float8 results are computed in steps of the result: the activation is a clip with an upper limit of at least e4m3's."""
     kind, _, high = made.finish.activation
     return stored == FLOAT8 and kind == "clip" and made.finish.residual != 2 and high * out.per_step >= 448
 
 
 def folded_float8(out: Output, made: Epilogue) -> tuple[float, Output, PostOps]:
-    """(multiplier of real numbers, the output's numbers, how accumulators end) where results are computed in steps of float8."""
+    """(multiplier of real values, the output's quantization, the epilogue) for results in steps of float8."""
     per, (kind, low, high) = out.per_step, made.finish.activation
     return per, Output(1.0, 0.0, out.add_step * per, 0.0), PostOps((kind, low * per, high), made.finish.residual)
 
 
 def folded(out: Output, made: Epilogue, stored: str) -> tuple[float, float, Output, PostOps]:
-    """(multiplier, shift) that bring real numbers to [0, 1] over the range of results, the output's numbers and the activation for kernels with
-    FOLD. Of SiLU the numbers are in parts of the range, 0 at 0; the activation has the factor of the exponent and the place of 0."""
+    """(multiplier, shift) that scale real values to [0, 1] over the range of results, the output's quantization and the activation for kernels with
+    FOLD. For SiLU the values are fractions of the range with 0 at 0; the activation has the factor of the exponent and the position of 0."""
     bottom, top = (0, 255) if stored == "u8" else (-128, 127)
     if made.finish.activation[0] == "silu":
         span = float(top - bottom)
@@ -137,18 +137,18 @@ class Factors:
     classes: np.ndarray  # [pixels] u16, or empty
 
     def times(self, by: float, shift: float) -> Factors:
-        """The same for real numbers times `by` plus `shift`."""
+        """The same for real values times `by` plus `shift`."""
         factor, bias = self.factor.astype(np.float64) * by, self.bias.astype(np.float64) * by + shift
         return Factors(factor.astype(np.float32), bias.astype(np.float32), self.classes)
 
     @property
     def border(self) -> bool:
-        """Whether the bias depends on the pixel."""
+        """True if the bias depends on the pixel."""
         return self.classes.size > 0
 
 
 def factors(parts: Parts, made: Epilogue, weights: np.ndarray, shape: ConvShape, bias: Tensor | None) -> Factors:
-    """For integer `weights` [k, c, r, s]. Padding is the real 0, in memory the integer 0: where it is read, the zero point is not subtracted."""
+    """For integer `weights` [k, c, r, s]. Padding is the real 0, in memory the integer 0: a tap on padding does not subtract the zero point."""
     x, w, _ = parts.places()
     reads = parts.reads[x]
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (shape.k,))
@@ -165,13 +165,13 @@ def factors(parts: Parts, made: Epilogue, weights: np.ndarray, shape: ConvShape,
 
 
 def has_border(parts: Parts, shape: ConvShape) -> bool:
-    """Whether biases depend on the pixel: a zero point, and padding that some windows read."""
+    """True if biases depend on the pixel: the input has a zero point, and some windows read padding."""
     x = parts.source_place()
     return bool(parts.reads[x].zero) and len({*_inside(shape, 0)}) * len({*_inside(shape, 1)}) > 1
 
 
 def _inside(shape: ConvShape, axis: int) -> list[tuple[bool, ...]]:
-    """For each output row (or column) which taps lie in the image."""
+    """The taps within the image, for each output row (or column)."""
     count, taps, size = ((shape.p, shape.r, shape.h), (shape.q, shape.s, shape.w))[axis]
     at = [[o * shape.stride[axis] - shape.pad[axis] + t * shape.dilation[axis] for t in range(taps)] for o in range(count)]
     return [tuple(0 <= y < size for y in row) for row in at]
@@ -195,18 +195,18 @@ def packed_factors(key: str, shape: ConvShape, classes: int, border: bool, make:
 
 
 def count_classes(shape: ConvShape) -> int:
-    """Kinds of pixels by the taps that lie in the image."""
+    """Classes of pixels with the same taps within the image."""
     return len({*_inside(shape, 0)}) * len({*_inside(shape, 1)})
 
 
 def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int) -> tuple[int, Scales]:
-    """Address of the biases, and the numbers of the launch."""
+    """Address of the biases, and the scales of the launch."""
     pitch = bias_count(k)
     return factors_at, Scales(factors_at + classes * pitch * 4, classes_at, out.per_step, out.zero, out.add_step, out.add_shift, pitch)
 
 
 def key_of(parts: Parts, made: Epilogue) -> str:
-    """What of scales and biases makes packed constants differ."""
+    """The scales and biases that packed constants depend on, as a key."""
     x, w, b = parts.places()
     t, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
     return f"{t.weight.digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.weight.digest if bias is not None else ''}|{made.key}"

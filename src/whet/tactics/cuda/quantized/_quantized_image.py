@@ -1,4 +1,4 @@
-"""Quantized first convolutions within a layer that also makes the integers of the image, or pools what comes out: taken apart."""
+"""Match of quantized stem convolutions in a layer that also quantizes the image or pools the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from whet.tactics.cuda.quantized._quantized import INT8_TYPES, conv_shape_of, ma
 
 @dataclass(frozen=True)
 class Image:
-    """The layer taken apart: its convolution's parts and epilogue, which input is the image, and the step that makes integers of it (or None)."""
+    """The convolution's parts and epilogue, the index of the image, and the step that quantizes it (or None)."""
 
     parts: Parts
     made: Epilogue
@@ -27,7 +27,7 @@ class Image:
 
 
 def image_parts(layer: Layer, composite: str) -> Image | str:
-    """The layer taken apart, or why the kernel is not for it."""
+    """The parts of the layer, or the reason why the kernel cannot compute it."""
     if layer.composite != composite:
         return f"computes {composite}, not {layer.composite or layer.op}"
     body = layer.regions["body"]
@@ -43,7 +43,7 @@ def image_parts(layer: Layer, composite: str) -> Image | str:
     if isinstance(made, str):
         return made
     if made.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
-        return "takes a convolution of one group, two spatial axes and no residual"
+        return "takes a convolution of two spatial axes and one group without a residual"
     if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
         return "stores integers"
     if reason := why_not_weighted(parts):
@@ -54,7 +54,7 @@ def image_parts(layer: Layer, composite: str) -> Image | str:
     if first.op == "QuantizeLinear":
         floats, scale = (None if t is None else outer.get(t) for t in first.inputs[:2])
         if scale is None or scale.weight is None or first.output is not fused.inputs[x] or floats is None or floats.dtype != F32:
-            return "the image is no f32 tensor that becomes the convolution's input"
+            return "takes an f32 image that is quantized to the convolution's input"
         step, read = float(np.asarray(scale.array(), np.float32).reshape(-1)[0]), floats
     image = next((i for i, t in enumerate(layer.inputs) if t is read), None)
-    return "the image is made within the layer" if image is None else Image(parts, made, conv_shape_of(parts), image, step)
+    return "the image is computed within the layer" if image is None else Image(parts, made, conv_shape_of(parts), image, step)

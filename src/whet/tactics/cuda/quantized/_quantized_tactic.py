@@ -1,4 +1,4 @@
-"""What the tactics of quantized layers share: the layer is taken apart once, and only what is quantized and static comes to them."""
+"""Base of the tactics of quantized layers: the layer is matched once, and subclasses see quantized, static layers only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class QuantizedTactic(Tactic):
     """A tactic for quantized layers; subclasses say why they do not take one (`unfit`), and how its operands may be stored (`stored`)."""
 
     quantized = True
-    float8 = False  # takes layers with float8 numbers too
+    float8 = False  # also takes layers with float8 operands
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)

@@ -1,4 +1,4 @@
-"""Quantized Add: two integers (or e4m3 numbers) of different scales, an activation, integers (or e4m3) out."""
+"""Quantized Add: two operands of integers (or e4m3) with different scales, an activation, a result of integers (or e4m3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class QAddArguments(Arguments, kernel="qadd.cu"):
     b: ConstPointer
     out: Pointer
     count: Int64
-    step_a: Float32  # shift: what the zero points take off
+    step_a: Float32  # shift: minus the zero points
     step_b: Float32
     shift: Float32
     act: ActivationParameters
@@ -43,9 +43,9 @@ class QAdd(QuantizedTactic):
         if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
             return "adds integers and stores integers"
         if any(t is None or t.is_constant or t.shape != layer.outputs[0].shape for t in (parts.view.inputs[i] for i in parts.reads)):
-            return "a summand is constant, or spread out"
+            return "a summand is constant, or broadcasts"
         made = match_quantized_epilogue(parts)
-        return made if isinstance(made, str) else "what follows the sum is no activation" if made.residual is not None or made.biases else None
+        return made if isinstance(made, str) else "takes at most an activation after the sum" if made.residual is not None or made.biases else None
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         if parts.stores is None:

@@ -56,7 +56,7 @@ class QConv(QuantizedTactic):
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
-            return "takes images of two spatial axes, one group"
+            return "takes convolutions of two spatial axes and one group"
         return why_not_weighted(parts) or unfit_float8(parts, conv_channels(parts))
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
@@ -88,22 +88,22 @@ def conv_channels(parts: Parts) -> tuple[Any, Any]:
 
 
 def unfit_float8(parts: Parts, channels: tuple[Any, Any]) -> str | None:
-    """Why a layer with float8 numbers has no kernel, so that it is better not made: integers have kernels for other sizes."""
+    """The reason why a layer with float8 operands has no kernel and should stay unquantized; integers have kernels for other sizes."""
     c, k = channels
     if parts.float8 and (c % 16 or k % 8):
-        return f"{c} input and {k} output channels: of float8 inputs come in sixteens, outputs in eights"
+        return f"{c} input and {k} output channels; with float8 takes a multiple of 16 and of 8"
     return None
 
 
 def pairs(shape: ConvShape) -> ConvShape:
-    """Two pixels as one of twice the channels, where rows of 1x1 convolutions are no multiple of 16 bytes: half of the products are with zeros."""
+    """Two pixels as one of twice the channels, for 1x1 convolutions with rows not a multiple of 16 bytes: half of the products are with zeros."""
     if not shape.plain or shape.c % 16 != 8 or shape.m % 2 or shape.c > 64:
         return shape
     return ConvShape(1, 1, shape.m // 2, shape.c * 2, shape.k * 2)
 
 
 def refuses_product(parts: Parts, shape: ConvShape, backend: Backend, axis: int = 1) -> str | None:
-    """Why the tensor-core kernel cannot take a product of 8-bit numbers, or None."""
+    """The reason why the tensor-core kernel cannot take a product of 8-bit operands, or None."""
     if not machine_has(backend, "wgmma"):
         return "needs Hopper's tensor cores (sm_90a)"
     made = match_quantized_epilogue(parts, axis)
@@ -120,7 +120,7 @@ def kinds_of(parts: Parts, made: Epilogue, signature: Signature, shape: ConvShap
 
 
 def storable(tile: ConvConfig, eight: EightBitTypes, shape: ConvShape) -> bool:
-    """Whether a tile can store such results: through shared memory go 8-bit ones, residual too, in rows of 16 bytes; any number directly."""
+    """True if a tile can store these results: shared memory takes 8-bit results and residuals in rows of 16 bytes, memory any number of channels."""
     if shape.k % 8:
         return bool(tile.direct) and tile.sk == 1
     staged = tile.sk == 1 and not tile.direct
@@ -130,12 +130,12 @@ def storable(tile: ConvConfig, eight: EightBitTypes, shape: ConvShape) -> bool:
 def product_configs(
     parts: Parts, shape: ConvShape, signature: Signature, found: list[ConvConfig], backend: Backend, axis: int = 1
 ) -> Sequence[Config]:
-    """The first of `found` that can run and store this; tiles that would go through shared memory and cannot go directly."""
+    """The first of `found` that can run and store this; tiles that cannot go through shared memory store directly."""
     made = match_quantized_epilogue(parts, axis)
     if isinstance(made, str):
         return []
     eight = kinds_of(parts, made, signature, shape)
-    able = (c for c in found if c.outs < 3 or made.residual is not None)  # the third place is for a residual that is on its way
+    able = (c for c in found if c.outs < 3 or made.residual is not None)  # the third tile is for a residual in flight
     direct = (c if storable(c, eight, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
     most = MAX_CONFIGS + (6 if made.residual is not None else 0)
     good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)

@@ -1,4 +1,4 @@
-"""Quantized convolutions of 32 or 64 channels and several taps: an image's tile comes in once, weights stay in registers as the tall operand."""
+"""Quantized convolutions of 32 or 64 channels and several taps: an image tile is loaded once, weights stay in registers as operand A."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class QConvFewChannelArguments(Arguments, kernel="qconv_few_channel.cu"):
     weights: WeightFields
     residual: ConstPointer
     out: Pointer
-    h: Int32  # of the image, and of a part of it
+    h: Int32  # of the image, and of a slice of it
     columns: Int32
-    store_p: Int32  # of what is stored
+    store_p: Int32  # of the stored result
     store_q: Int32
     tiles_y: Int32
     tiles_x: Int32
@@ -70,14 +70,14 @@ class QConvFewChannel(QuantizedTactic):
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
-            return "takes images of two spatial axes, one group"
+            return "takes convolutions of two spatial axes and one group"
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return "stores integers"
         made = match_quantized_epilogue(parts)
         if isinstance(made, str):
             return made
         if not folds(made, parts.stores.dtype.name):
-            return "ends with a clip or SiLU"
+            return "takes a Clip or SiLU"
         if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in INT8_TYPES):
             return "adds integers"
         return why_not_weighted(parts)
@@ -149,7 +149,7 @@ class FewChannelIntegerTile:
 
     @property
     def side(self) -> int:
-        """Rows of results in the tall operand."""
+        """Result rows in operand A."""
         return 64 // self.shape.k
 
     @property
@@ -159,12 +159,12 @@ class FewChannelIntegerTile:
 
     @property
     def rows(self) -> int:
-        """Rows of the image that the results read."""
+        """Image rows that the results read."""
         return (self.lines - 1) * self.shape.stride[0] + self.shape.r
 
     @property
     def columns(self) -> int:
-        """Columns of the image (of a stride of 2: even ones, and as many odd ones)."""
+        """Columns of the image (with stride 2: even columns, then as many odd ones)."""
         s, step = self.shape, self.shape.stride[1]
         return self.wide + (s.s - 1 - s.pad[1]) // step + -(-s.pad[1] // step)
 
@@ -181,7 +181,7 @@ class FewChannelIntegerTile:
         return 1024 + self.shape.stride[0] * part + 2 * self.side * self.wide * self.shape.k + 8
 
     def fits(self, added: bool) -> bool:
-        """Whether a multiprocessor holds it: registers for accumulators, weights, a residual, addresses."""
+        """True if a multiprocessor can hold it: registers for accumulators, weights, a residual, addresses."""
         registers = self.wide // 2 + self.steps * 4 + 44 + (-(-self.wide * 4 // THREADS) * 4 if added else 0)
         return max(self.columns, self.rows) <= 256 and held(registers, self.shared, self.blocks)
 
@@ -200,16 +200,14 @@ class FewChannelIntegerTile:
 def few_channel_integer_reason(s: ConvShape) -> str | None:
     """Why the kernel cannot compute a convolution, or None."""
     if s.c not in (32, 64) or s.k not in (32, 64):
-        return f"{s.c} input and {s.k} output channels: 32 or 64"
+        return f"{s.c} input and {s.k} output channels; takes 32 or 64"
     if s.stride not in ((1, 1), (2, 2)) or s.dilation != (1, 1) or s.w % s.stride[1] or not 1 < s.r * s.s <= _MOST_TAPS:
-        return f"filter {s.r} x {s.s}, strides {s.stride}, {s.w} columns: 2 to {_MOST_TAPS} taps, strides of 1 or 2 that divide them, no dilation"
-    return (
-        None if any(t.fits(True) for t in tiles8(s)) else "weights and accumulators do not fit into registers, or the image's tile into shared memory"
-    )
+        return f"filter {s.r} x {s.s}, strides {s.stride}, {s.w} columns; takes 2 to {_MOST_TAPS} taps, strides of 1 or 2 dividing them, no dilation"
+    return None if any(t.fits(True) for t in tiles8(s)) else "weights and accumulators exceed the registers, or an image tile exceeds shared memory"
 
 
 def tiles8(s: ConvShape) -> list[FewChannelIntegerTile]:
-    """What to look at."""
+    """All tiles to consider."""
     return [
         FewChannelIntegerTile(s, w, tall, blocks)
         for w in widths(s.q)
@@ -220,7 +218,7 @@ def tiles8(s: ConvShape) -> list[FewChannelIntegerTile]:
 
 
 def few_channel_registers(weights: np.ndarray, s: ConvShape) -> np.ndarray:
-    """Filters [k, c, r, s] of i8 as registers of the tall operand: K runs over rows of the image, taps, channels."""
+    """Filters [k, c, r, s] of i8 as registers of operand A: K runs over image rows, taps, channels."""
     side, step = 64 // s.k, s.stride[0]
     depth = (side - 1) * step + s.r
     tall = np.zeros((side, s.k, depth, s.s, s.c), np.int8)

@@ -38,7 +38,7 @@ class QConvGeneric(QuantizedTactic):
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         if parts.head.op == "Conv" and parts.head.inputs[0].type.rank != 4:
-            return "the kernel takes images of two spatial axes"
+            return "takes convolutions of two spatial axes"
         return why_not_weighted(parts) or (None if parts.head.op == "Conv" else why_not_rows(parts))
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
@@ -55,7 +55,7 @@ class QConvGeneric(QuantizedTactic):
         group = int(parts.head.attrs["group"]) if conv else 1
         s = conv_shape_of(parts) if conv else rows_of(parts)
         if machine_has(backend, "wgmma") and group == 1 and s.c > 4 and no_tensor_cores(pairs(s) if conv else s, made.residual is None, 1) is None:
-            return "tensor cores take it"
+            return "a tensor-core kernel takes this"
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

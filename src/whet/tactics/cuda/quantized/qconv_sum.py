@@ -1,4 +1,4 @@
-"""The sum of two quantized convolutions in one launch: what the first gives becomes integers in registers, which the second adds to its own."""
+"""The sum of two quantized convolutions in one launch: the first result is quantized in registers and added to the second accumulator."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class _Sum:
         return self.first.shape.steps(bk) + self.last.shape.steps(bk)
 
     def eight(self) -> EightBitTypes:
-        """Types of the product: the first one's integers are what is added."""
+        """Types of the product; the first convolution's integers are the residual."""
         source = self.last.reads
         assert source is not None
         return EightBitTypes(source.dtype.name, self.last.stored, self.first.stored, False, True)
 
     def weights(self, bk: int) -> np.ndarray:
-        """Rows of the first behind which lie those of the second."""
+        """Rows of the first convolution; those of the second follow."""
         rows = [pack_weights8(weight_bytes(h.parts.view.inputs[h.parts.places()[1]]), bk) for h in (self.first, self.last)]
         count = -(-self.last.shape.k // 32) * 32
         return np.concatenate([r.reshape(count, -1) for r in rows], axis=1)
@@ -52,7 +52,7 @@ class _Sum:
 
 @tactic
 class QConvSum(Tactic):
-    """What the pass fuse_quantized_sum makes: one group, input channels in sixteens, results in 32s, one type of integers in."""
+    """Layers of the pass fuse_quantized_sum: one group, a multiple of 16 input channels and of 32 results, one input type."""
 
     ops = ("*",)
     composites = ("QuantizedSum",)
@@ -79,7 +79,7 @@ class QConvSum(Tactic):
         if isinstance(found, str):
             return found
         a, b = found.first.shape, found.last.shape
-        return f"{b.k} results: they come in 32s" if b.k % 32 else refuses(a, size=1) or refuses(b, size=1)
+        return f"{b.k} results; takes a multiple of 32" if b.k % 32 else refuses(a, size=1) or refuses(b, size=1)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         found = _sum_of(layer)
@@ -100,7 +100,7 @@ class QConvSum(Tactic):
             raise PlanRefused(found)
         a, b, steps = found.first.shape, found.last.shape, found.steps(tile.bk)
         if not _able(tile) or tile.hold not in (0, steps):
-            raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs with accumulators of their own")
+            raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs with separate accumulators")
         (_, _, inner, _), (_, _, out, finish) = found.first.ends(), found.last.ends()
         key = "+".join(h.parts.view.inputs[h.parts.places()[1]].weight.digest for h in (found.first, found.last))
         rows = -(-b.k // 32) * 32 * steps * tile.bk
@@ -136,12 +136,12 @@ class QConvSum(Tactic):
 
 
 def _able(tile: ConvConfig) -> bool:
-    """Whether conv.cu supports two accumulators in such a tile: no cluster, outputs in 32s, no residual ahead of time, one row of 64 (two spill)."""
+    """True if conv.cu supports two accumulators in this tile: no cluster, outputs in 32s, no prefetched residual, one row of 64 (two spill)."""
     return tile.sk == 1 and not tile.halo and not tile.once and tile.bn % 32 == 0 and tile.outs < 3 and tile.mi == 1
 
 
 def _sum_of(layer: Layer) -> _Sum | str:
-    """The layer taken apart, or why the kernel is not for it."""
+    """The two convolutions, or the reason why the kernel cannot compute the layer."""
     halves = halves_of(layer)
     if isinstance(halves, str):
         return halves
@@ -149,10 +149,10 @@ def _sum_of(layer: Layer) -> _Sum | str:
     if last.added is not body.layers[0].outputs[0] or first.added is not None or first.reads not in fed or last.reads not in fed:
         return "the second convolution does not add the first, or reads it"
     if first.made.finish.activation[0] != "clip" or has_border(first.parts, first.shape):
-        return "the first has an activation, or its padding is no zero"
+        return "the first has an activation, or padding other than the integer 0"
     s = last.shape
     if (s.r, s.s, *s.pad) != (1, 1, 0, 0, 0, 0):
-        return "the second is not 1x1 without padding"
+        return "the second convolution is not 1x1 without padding"
     if first.reads.dtype != last.reads.dtype:
-        return f"the first reads {first.reads.dtype}, the second {last.reads.dtype}: both products have one type of integers"
+        return f"the first reads {first.reads.dtype}, the second {last.reads.dtype}: takes one type of integers for both products"
     return _Sum(first, last, fed[first.reads], fed[last.reads])

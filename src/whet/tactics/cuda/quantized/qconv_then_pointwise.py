@@ -1,4 +1,4 @@
-"""A quantized convolution of several taps and the 1x1 one behind it in one launch: integers between them stay in a cluster's shared memory."""
+"""A quantized convolution of several taps and the following 1x1 in one launch: the integers between stay in a cluster's shared memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class QConvThenPointwise(Tactic):
         if reason := refuses(s, size=1):
             return reason
         if not tiles_of(s, k, backend.capabilities.multiprocessors, 1):
-            return f"no cluster of blocks shares out {s.m} pixels, {s.c}, {s.k} and {k} channels"
+            return f"no cluster of blocks divides {s.m} pixels, {s.c}, {s.k} and {k} channels"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:

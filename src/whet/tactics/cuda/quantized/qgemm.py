@@ -62,7 +62,7 @@ def why_not_rows(parts: Parts) -> str | None:
         return "transA, alpha and beta are for float products"
     c = head.input(2)
     if c is not None and prod(static_shape(c.shape)) != static_shape(head.outputs[0].shape)[-1]:
-        return "C is no row"
+        return "C is not a row"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Gates on integers, as squeeze-and-excitation has them: each channel of each image times a number of its own, integers in and out."""
+"""Gates on integers, as in squeeze-and-excitation: each channel of each sample times a factor; integers in and out."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class QMulArguments(Arguments, kernel="qmul.cu"):
     x: ConstPointer
     gate: ConstPointer
     out: Pointer
-    count: UInt32  # eights in all, of an image, of a pixel
+    count: UInt32  # groups of eight: in total, of an image, of a pixel
     image: UInt32
     channels: UInt32
-    step: Float32  # (integer * step + shift) * number + zero is the result's integer
+    step: Float32  # result = (integer * step + shift) * factor + zero
     shift: Float32
     zero: Float32
 
 
 @tactic
 class QMul(QuantizedTactic):
-    """Images channels last, channels in eights; numbers of any float type, [images, channels, 1, 1]."""
+    """Images channels last, a multiple of 8 channels; factors of any float type, [samples, channels, 1, 1]."""
 
     ops = ("Mul",)
 
@@ -42,12 +42,12 @@ class QMul(QuantizedTactic):
             return "gates integer images and stores integers"
         x, gate = _places(parts)
         if x is None or gate is None:
-            return "one operand is integers, the other floats"
+            return "takes one operand of integers and one of floats"
         image, number = parts.view.inputs[x], parts.view.inputs[gate]
         if image is None or number is None or image.is_constant or number.is_constant or image.shape != layer.outputs[0].shape:
-            return "an operand is constant, or the integers are spread out"
+            return "an operand is constant, or the integers broadcast"
         fits = tuple(number.shape) == (*image.shape[:2], 1, 1)
-        return None if fits else f"numbers of shape {list(number.shape)} are not one a channel of each image"
+        return None if fits else f"factors of shape {list(number.shape)}; takes one for each channel of each sample"
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         x, gate = _places(parts)
@@ -63,7 +63,7 @@ class QMul(QuantizedTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         channels = layer.outputs[0].shape[1]
         if channels % 8:
-            return f"{channels} channels are no multiple of 8"
+            return f"{channels} channels; takes a multiple of 8"
         return "more than 2**34 values" if prod(static_shape(layer.outputs[0].shape)) >= 2**34 else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -89,7 +89,7 @@ class QMul(QuantizedTactic):
 
 
 def _places(parts: Parts) -> tuple[int | None, int | None]:
-    """Which inputs are the integers and the numbers."""
+    """Indices of the integers and the factors among the inputs."""
     both = [parts.place(t) for t in parts.head.inputs]
     whole = [i for i in both if i in parts.reads]
     return (whole[0], next(i for i in both if i != whole[0])) if len(whole) == 1 else (None, None)

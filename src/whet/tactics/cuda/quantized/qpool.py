@@ -31,7 +31,7 @@ class QPool(QuantizedTactic):
             return []
         x = parts.source_place()
         ins = tuple(Operand("nhwc", parts.reads[i].dtype) if i == x else None for i in range(len(layer.inputs)))
-        forms = ("nhwc", "linear") if parts.head.op == "GlobalAveragePool" else ("nhwc",)  # one value a channel lies row-major too
+        forms = ("nhwc", "linear") if parts.head.op == "GlobalAveragePool" else ("nhwc",)  # one value per channel is row-major as well
         return [Signature(ins, (Operand(f, parts.stores.dtype),)) for f in forms]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -40,8 +40,8 @@ class QPool(QuantizedTactic):
             return parts
         channels = parts.head.inputs[0].shape[1]
         if channels % 8:
-            return f"{channels} channels are no multiple of 8"
-        return "ceil_mode's own padding is not counted as the window's" if _grown(parts.head) else None
+            return f"{channels} channels; takes a multiple of 8"
+        return "ceil_mode adds padding, which the kernel does not count" if _grown(parts.head) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)

@@ -69,7 +69,7 @@ class SparseTile:
     def why_invalid(self, in_size: int, out_size: int, residual: bool) -> str | None:
         """Why a Hopper multiprocessor cannot hold `blocks` of these, or None."""
         if self.bn % (32 if out_size == 1 else 16) or self.bn > 256 or self.bn // self.cluster % 8:
-            return f"{self.bn} pixels are no tile of results of {out_size} bytes"
+            return f"takes no tile of {self.bn} pixels with results of {out_size} bytes"
         if self.blocks * (self.shared(in_size, out_size, residual) + 1024) > SHARED_LIMIT + 1024:
             return f"{self} needs {self.shared(in_size, out_size, residual)} bytes of shared memory"
         if self.registers > (self.moved_registers[0] or 255) or (self.moved_registers[0] and self.blocks > 1):

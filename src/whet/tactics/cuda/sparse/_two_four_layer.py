@@ -123,7 +123,7 @@ def launch_of(
     backend: Backend,
     scales: Scales | None = None,
 ) -> list:
-    """The launch of a planned layer: input `x`, the operands of `packed_sparse`, the residual of `made`."""
+    """The launch of a planned layer: input `x`, the operands of `packed_sparse`, the residual of the epilogue."""
     return [
         sparse_launch(
             tile,

@@ -94,7 +94,7 @@ class SparseConv(SparseTactic):
 
     def unfit(self, layer: Layer) -> str | None:
         head = anchor(layer)
-        return "the kernel has no groups" if head.attrs["group"] != 1 else conv_reason(layer, head)
+        return "takes convolutions of one group" if head.attrs["group"] != 1 else conv_reason(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         return conv_signatures(layer, "nhwc") if all_static(layer) and not self.why_not(layer) else []

@@ -83,10 +83,10 @@ class SparseQuantizedTactic(QuantizedTactic):
             return end
         shape = self.shape(parts)
         if has_border(parts, shape):
-            return "the input's zero point at padding makes the bias depend on the pixel"
+            return "takes no zero point with padding"
         types = self._types(parts, end, signature)
         if types.residual and types.residual != types.result and not {types.residual, types.result} <= {*BYTES}:
-            return f"a residual of {types.residual} and results of {types.result}: the kernel takes both of one size"
+            return f"a residual of {types.residual} and results of {types.result}; takes both of one size"
         return unfit_shape(shape, types)
 
     def _types(self, parts: Parts, end: Epilogue, signature: Signature) -> Types:
@@ -154,7 +154,7 @@ class SparseQConv(SparseQuantizedTactic):
 
     def wrong_kind(self, parts: Parts) -> str | None:
         images = parts.head.attrs["group"] == 1 and parts.head.inputs[0].type.rank == 4
-        return None if images else "takes images of two spatial axes, one group"
+        return None if images else "takes convolutions of two spatial axes and one group"
 
     def channel_axis(self, layer: Layer) -> int:
         return 1

@@ -1,4 +1,7 @@
-"""Quantized first convolutions with the max pooling behind them, and the image's quantization in front of them, in one launch."""
+"""Quantized stem convolutions with the following max pooling, and the preceding quantization of the image, in one launch.
+
+Covers windows, strides and images that `qstem_overlap` does not take; for small batches it saves two launches.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from whet.tactics.cuda.stem.stem_pool import _TILES, _tile, _window, _window_rea
 
 @tactic
 class QStemPool(Tactic):
-    """What the pass fuse_quantized_pool makes: up to 4 input channels, 64 output channels, integers out; square windows and strides."""
+    """Layers of the pass fuse_quantized_pool: up to 4 input channels, 64 output channels, integers out; square windows and strides."""
 
     ops = ("*",)
     composites = ("ConvPool",)
@@ -44,7 +47,7 @@ class QStemPool(Tactic):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         if s.c > 4 or s.k != 64 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
-            return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 64, 16 x 16, no dilation"
+            return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}; takes 4, 64, 16 x 16, no dilation"
         return _window_reason(layer)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:

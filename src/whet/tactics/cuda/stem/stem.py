@@ -1,4 +1,8 @@
-"""First convolutions straight from the image on tensor cores: no widened copy, weights kept in shared memory, any float input."""
+"""Stem convolutions that read the image directly, on tensor cores: no copy with padded channels, weights in shared memory, any float input.
+
+The general kernel for at most 4 input channels (any stride). Separate from `stem_as_channels` because that one's copy of the image costs more
+than the convolution: 148 us instead of 411 for 128 images.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ _TILES = ((8, 16), (4, 16), (8, 32), (16, 16), (4, 32))  # output rows and colum
 
 @dataclass(frozen=True)
 class PooledFields(Fields):
-    """Size of the result where a maximum pooling follows."""
+    """Size of the result of a following max pooling."""
 
     pool_p: Int32
     pool_q: Int32
@@ -44,7 +48,7 @@ class PooledFields(Fields):
 
 @dataclass(frozen=True)
 class StemSizes(Fields):
-    """Sizes of the convolution, and tiles of its result: down and across an image, and in all."""
+    """Sizes of the convolution, and the number of tiles down an image, across it, and in total."""
 
     n: Int32
     h: Int32
@@ -60,7 +64,7 @@ class StemSizes(Fields):
 
     @classmethod
     def of(cls, s: ConvShape, tiles_h: int, tiles_w: int) -> StemSizes:
-        """The sizes of a shape that is computed in so many tiles an image."""
+        """The sizes of a shape with this number of tiles per image."""
         return cls(s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, s.n * tiles_h * tiles_w)
 
 
@@ -93,8 +97,8 @@ class Stem(FirstLayer):
         if isinstance(made, str):
             return made
         if s.c > 4 or s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16:
-            return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 128 (in eights), 16 x 16"
-        return "the kernel has no dilation" if s.dilation != (1, 1) else None
+            return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}; takes 4, a multiple of 8 up to 128, 16 x 16"
+        return "takes no dilation" if s.dilation != (1, 1) else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s = conv_shape(layer)
@@ -138,7 +142,7 @@ class Stem(FirstLayer):
             grid = min(tiles, backend.capabilities.multiprocessors * tile["blocks"])
             return [launch("stem", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
 
-        rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
+        rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded as well
         name = f"first wgmma {tile['th']}x{tile['tw']} b{tile['blocks']}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=rtol)
 
@@ -166,7 +170,7 @@ def stem_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
 def stem_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:
     """The macros of an instance for floats."""
     taps = float_taps(s)
-    even = s.stride[1] % 2 == 0 and s.w % 2 == 0 and s.pad[1] % 2 == 0 and taps % 2 == 0  # tiles, rows and the image's rows begin at even pixels
+    even = s.stride[1] % 2 == 0 and s.w % 2 == 0 and s.pad[1] % 2 == 0 and taps % 2 == 0  # tiles, filter rows and image rows begin at even pixels
     return {
         "C": s.c,
         "R": s.r,
@@ -189,13 +193,13 @@ def stem_constants(s: ConvShape, tile: dict[str, int], activation: str, source: 
 
 
 def float_taps(s: ConvShape) -> int:
-    """Taps of a filter row of floats, filled up to twos where the rows together are fours, else to fours: products take 16 elements of K."""
+    """Taps of a float filter row, padded to a multiple of 2 if all rows together are then a multiple of 4, else of 4: a step has 16 elements."""
     twos = -(-s.s // 2) * 2
     return twos if s.r * twos % 4 == 0 else _taps(s)
 
 
 def _taps(s: ConvShape) -> int:
-    """Taps of a filter row, filled up to fours: 16 elements of K."""
+    """Taps of a filter row, padded to a multiple of 4: 16 elements of K."""
     return -(-s.s // 4) * 4
 
 

@@ -1,7 +1,9 @@
-"""First convolutions (few input channels) on tensor cores: the taps of a filter row lie side by side and count as channels.
+"""Stem convolutions (few input channels) on tensor cores: the taps of a filter row are adjacent and count as channels.
 
-A small kernel widens the image (zeros around it, channels to 4 or 8, type and layout changed on the way); then the windows of a
-filter row are contiguous and overlap, which the copy engine reads as a tensor of overlapping strides.
+A small kernel copies the image first (zero padding, channels padded to 4 or 8, type and layout converted); the windows of a
+filter row are then contiguous and overlap, and the copy engine reads them as a tensor of overlapping strides.
+
+For coverage: 5 to 8 input channels, filters above 16 x 16 and more than 128 output channels; the other stem kernels are faster.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class StemAsChannelsArguments(Arguments, kernel="stem_as_channels.cu"):
 
 @dataclass(frozen=True)
 class Wide:
-    """The widened image: channels a pixel, pixels a row, and the convolution over it as the tensor-core kernel sees it."""
+    """The padded image: channels of a pixel, pixels of a row, and the convolution over it as the tensor-core kernel computes it."""
 
     channels: int
     row: int
@@ -73,12 +75,12 @@ class Wide:
         return Wide(channels, row, seen)
 
     def nbytes(self) -> int:
-        """Of the widened image, 16-bit."""
+        """Bytes of the padded image in 16-bit floats."""
         return self.shape.n * self.shape.h * self.row * self.channels * 2
 
 
 class FirstLayer(Tactic):
-    """What tactics of first convolutions share: which layers they look at, and in which forms an image may come."""
+    """Base of the stem tactics: the layers that they take, and the formats of the image."""
 
     ops = ("Conv",)
 
@@ -88,9 +90,9 @@ class FirstLayer(Tactic):
         if said:
             return said
         if head.attrs["group"] != 1:
-            return "the kernel has no groups"
+            return "takes convolutions of one group"
         if not isinstance(head.inputs[0].shape[1], int) or head.inputs[0].shape[1] > 8:
-            return "is for first layers: at most 8 input channels"
+            return "takes convolutions of at most 8 input channels"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -110,7 +112,7 @@ class FirstLayer(Tactic):
 
 @tactic
 class StemAsChannels(FirstLayer):
-    """Convolutions of up to 8 input channels, group 1; reads the image as it comes: f32 or 16-bit, channels first or last."""
+    """Convolutions of up to 8 input channels and one group; the image is f32 or 16-bit, channels first or last."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -119,9 +121,9 @@ class StemAsChannels(FirstLayer):
         if isinstance(made, str):
             return made
         if shape.dilation[1] != 1:
-            return "dilated along a row: its taps do not lie side by side"
+            return "takes no dilation along rows"
         if shape.k % 8:
-            return f"{shape.k} output channels are no multiple of 8 (16 bytes)"
+            return f"{shape.k} output channels; takes a multiple of 8 (16 bytes)"
         return refuses(replace(Wide.of(shape).shape, c=8))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -179,5 +181,5 @@ class StemAsChannels(FirstLayer):
                 launch_with_epilogue(tile, seen, View(args.scratch, wide.channels), args, made, dtype, backend, layer.name, input_map=windows),
             ]
 
-        rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
+        rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded as well
         return GpuKernel(layer, signature, make, implementation=f"stem wgmma {tile}", packed=packed, scratch=wide.nbytes(), rtol=rtol)
