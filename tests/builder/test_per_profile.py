@@ -115,7 +115,7 @@ def row(change):
         ("further", row(lambda r: r["probe"]["shapes"].update(x=[1, 3, 10, 10])), "not the opt shape of its profile"),
         ("further", lambda t: t.append(t[0]), "were not given"),
         ("further", lambda t: t.clear(), "7 constants, the index 14"),
-        ("arenas", lambda t: t[1]["offsets"].update(x=0, y=0), "lie over each other|profile 1"),
+        ("arenas", lambda t: t[1]["offsets"].update(x=0, y=0), "overlap in the arena|profile 1"),
         ("header", lambda t: t["profiles"].pop(), "1 profiles|a list of"),
         ("info", lambda t: t.pop("further"), "info should be an object"),
         ("info", lambda t: t["further"].append({}), "2 further reports"),

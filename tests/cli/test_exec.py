@@ -119,7 +119,7 @@ def test_two_profiles_are_tuned_apart_and_chosen_by_the_shapes(folder):
         (["--onnx=lenet.onnx", "--layerPrecisions=x:fp16", "--precisionConstraints=obey"], 2, "no layer or node"),
         (["--onnx=lenet.onnx", "--saveEngine=no/where/x.engine"], 2, "there is no folder"),
         (["--onnx=lenet.onnx", "--lock=nolock"], 1, "LockError"),
-        (["--loadEngine=lenet.onnx"], 1, "no engine of whet"),
+        (["--loadEngine=lenet.onnx"], 1, "not an engine of whet"),
         (["--onnx=lenet.onnx", "--loadEngine=x"], 2, "either --onnx"),
         (["--savEngine=x"], 2, "Did you mean '--saveEngine'"),
     ],

@@ -31,4 +31,4 @@ def test_edits_reach_behind_the_checksums(bases, kind):
     import random
 
     reasons = {attempt(EDITS[kind](random.Random(s), bases[0])) for s in range(12)}
-    assert any("does not have its digest" not in r for r in reasons), reasons
+    assert any("its digest does not match" not in r for r in reasons), reasons

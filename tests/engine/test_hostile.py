@@ -51,19 +51,19 @@ def nodes(tree, *rows):
         ([["Pad", "", [0], [["pads", "(0, 0, 0, 0, 4000000000000, 4000000000000, 0, 0)"]], 0, []]], "far more memory than the file"),
         ([["Concat", "", [k, k], [["axis", "0"]], 0, []] for k in (0, *range(2, 40))], "more than 64 operations"),
         ([["Concat", "", [0] * 40_000, [["axis", "0"]], 0, []]], "at most 1024 arguments"),
-        ([["Expand", "", [0, 1], [], 0, []]], "Expand, which is not among the exact operations"),
-        ([["MatMul", "", [0, 1], [], 0, []]], "MatMul, which is not among the exact operations"),
-        ([["Nonsense", "", [0], [], 0, []]], "not among the exact operations"),
+        ([["Expand", "", [0, 1], [], 0, []]], "Expand, which is not an exact operation"),
+        ([["MatMul", "", [0, 1], [], 0, []]], "MatMul, which is not an exact operation"),
+        ([["Nonsense", "", [0], [], 0, []]], "not an exact operation"),
         ([["Add", "", [0, 7], [], 0, []]], r"nodes\[2\].*integer from 0 to 1"),
         ([["Add", "", [2, 0], [], 0, []]], r"nodes\[2\].*integer from 0 to 1"),
         ([["Add", "", [0, 0], [], 0, []]], "a constant that has its type and digest"),
-        ([["Add", "", [0, 1], [], 3, []]], "makes no weight 3"),
-        ([["Add", "", [0], [], 0, []]], "cannot be made"),
-        ([["Add", "", [0, None], [], 0, []]], "cannot be made"),
+        ([["Add", "", [0, 1], [], 3, []]], "gives no weight 3"),
+        ([["Add", "", [0], [], 0, []]], "cannot be computed"),
+        ([["Add", "", [0, None], [], 0, []]], "cannot be computed"),
         ([["Transpose", "", [0], [["perm", "((((" * 1000]], 0, []]], "an attribute's value"),
         ([["Transpose", "", [0], [["perm", "__import__('os')"]], 0, []]], "an attribute's value"),
         ([["Neg", "", [max(k - 1, 0) if k == 2 else k - 1], [], 0, []] for k in range(2, 100)], "more than 64 operations"),
-        ([["literal", "", [], [["dtype", "f32"], ["shape", "(1000000000000,)"], ["values", "(1,)"]], 0, []]], "cannot be made"),
+        ([["literal", "", [], [["dtype", "f32"], ["shape", "(1000000000000,)"], ["values", "(1,)"]], 0, []]], "cannot be computed"),
     ],
 )
 def test_expressions(good, rows, text):
@@ -85,7 +85,7 @@ def test_doubling_shared_expressions_costs_one_evaluation_each(good):
         (lambda rows: rows[0].__setitem__(1, "f32[N]"), "a static tensor type"),
         (lambda rows: rows[0].__setitem__(1, "f32[-4,-27]"), "a static tensor type"),
         (lambda rows: rows[0].__setitem__(1, "string[4]"), "a static tensor type"),
-        (lambda rows: rows[0].__setitem__(4, "0" * 64), "does not have its digest"),
+        (lambda rows: rows[0].__setitem__(4, "0" * 64), "digest does not match"),
         (lambda rows: rows.append(rows[0]), "an array of"),
         (lambda rows: rows.clear(), "their index says otherwise"),
         (lambda rows: rows[0].__setitem__(1, "f32[" + ",".join(["1"] * 40 + ["4", "3", "3", "3"]) + "]"), "a static tensor type"),
@@ -98,23 +98,23 @@ def test_arrays(good, change, text):
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
-        ("in %x", "const %boom: f32[100000,100000] = seed(1)\nin %x", "no constant with values or digest"),
+        ("in %x", "const %boom: f32[100000,100000] = seed(1)\nin %x", "not a constant with values or digest"),
         ("in %x", "const %boom: f32[1000000000000] = [1]\nin %x", "needs 1000000000000 values"),
         ("f32[N,3,8,8]", f"f32[{'*'.join(['(a+b+c+d)'] * 40)},3,8,8]", "more than 4096 terms"),
         ("f32[N,3,8,8]", f"f32[{'9' * 5000},3,8,8]", "more than 19 digits"),
         ("f32[N,3,8,8]", "f32[N//0,3,8,8]", "cannot be read"),
         ("Relu(", "Relu(" + "(" * 5000, "cannot be read"),
-        ("network", "%d = Fused(composite='x') {\n  region body\n" * 5000 + "network", "regions lie more than 8 deep"),
+        ("network", "%d = Fused(composite='x') {\n  region body\n" * 5000 + "network", "regions are nested more than 8 deep"),
         ("pads=(1, 1, 1, 1)", "pads='\0'", "expected a string"),
-        ("Relu(", "Sigmoid(", "not as whet writes it|contradict|no layer"),
+        ("Relu(", "Sigmoid(", "not in canonical form|inconsistent|no layer"),
         ("Relu(%c1)", "Relu(%c1, %c1)", "has 2 inputs; it takes 1 to 1"),
         ("out %y\n", "", "no outputs"),
         ("out %y\n", "out %y\nout %y\n", ""),
         ("lowered", "source", "lowered"),
         ('from "/relu1/Relu"', 'from "a\\nb"', ""),
         ("pads=(1, 1, 1, 1)", "pads=(1, 1, 1, 1000000000000000000)", ""),
-        ("\n", "\n\n", "not as whet writes it"),
-        ("\n", "\n# a comment\n", "not as whet writes it"),
+        ("\n", "\n\n", "not in canonical form"),
+        ("\n", "\n# a comment\n", "not in canonical form"),
     ],
 )
 def test_texts(good, old, new, text):
@@ -159,9 +159,9 @@ def deep(n):
 
 def test_json_in_another_spelling(good):
     parts = {**good, "arenas": json.dumps(json.loads(good["arenas"])).encode()}
-    refused(assemble(parts), "arenas is not as whet writes it")
-    refused(assemble({**good, "arenas": b'[{"a":1,"a":2}]'}), "a key stands there twice")
-    refused(assemble({**good, "arenas": b"[NaN]"}), "NaN is no number here")
+    refused(assemble(parts), "arenas is not in canonical form")
+    refused(assemble({**good, "arenas": b'[{"a":1,"a":2}]'}), "duplicate key")
+    refused(assemble({**good, "arenas": b"[NaN]"}), "NaN is not allowed as a number")
     refused(assemble({**good, "arenas": b"[" * 200_000}), "arenas cannot be read")
     refused(assemble({**good, "arenas": b"[1e999]"}), "arenas cannot be read")
     refused(assemble({**good, "arenas": b"1" * 10_000}), "arenas cannot be read")

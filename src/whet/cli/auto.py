@@ -1,4 +1,4 @@
-"""`whet auto`: search for the fastest model that is still right on this machine, and leave it in a folder that can be deployed."""
+"""`whet auto`: searches for the fastest sufficiently accurate model on this machine and writes it to a folder that can be deployed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine as data, and its file: write, read, refuse."""
+"""The engine as data, and its file format: writing, reading and validation."""
 
 from whet.engine.file import engine_bytes, engine_digest, engine_versions, read_engine, write_engine
 from whet.engine.names import display_names, profile_suffix

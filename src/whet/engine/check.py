@@ -13,9 +13,9 @@ from whet.errors import EngineError, WhetError
 from whet.network import DTYPES, FORMATS, Layer, Network, Tensor, TensorType, evaluate, format_bytes, format_fits, static_shape
 from whet.ops import bind_symbols, why_samples_touch
 
-#: ops that change no byte when they run in place: input and output may both be live
+#: ops that change no byte in place, so that input and output may both be live
 _VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout"})
-_SLACK = 1 << 16  # bytes per tensor that alignment and spacing may add
+_SLACK = 1 << 16  # bytes per tensor added by alignment and spacing
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class _Life:
 
 
 def check_plan(plan: EnginePlan) -> None:
-    """Raises EngineError (naming layer or tensor) when choices, profiles or arenas do not fit the network."""
+    """Raises EngineError (naming layer or tensor) if choices, profiles or arenas do not match the network."""
     if len(plan.arenas) != max(len(plan.profiles), 1):
         raise EngineError(f"the engine has {len(plan.profiles)} profiles and {len(plan.arenas)} arenas: it is inconsistent")
     if plan.others:
@@ -52,13 +52,13 @@ def check_plan(plan: EnginePlan) -> None:
 
 
 def _check_samples(plan: EnginePlan, arena: ArenaPlan, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Per-sample execution needs independent samples, which is checked again, and a backend that supports it."""
+    """Checks again that the samples are independent and that the backend supports sample-parallel execution."""
     backend = BACKENDS.get(plan.backend)
     if backend is None or not backend.capabilities.workers:
-        raise EngineError(f"its samples are run apart, which the backend '{plan.backend}' does not do")
+        raise EngineError(f"its samples run separately, which the backend '{plan.backend}' does not support")
     why = why_samples_touch(plan.network, shapes)
     if why is not None:
-        raise EngineError(f"its samples are run apart, but they may touch: {why}")
+        raise EngineError(f"its samples run separately, but they may depend on each other: {why}")
     bind_symbols([(t.name, t.type) for t in plan.network.inputs], shapes)  # one batch for all inputs
 
 
@@ -69,7 +69,7 @@ def _check_others(plan: EnginePlan) -> None:
         return [(t.name, str(t.type)) for t in (*p.network.inputs, *p.network.outputs)]
 
     if len(plan.others) != len(plan.profiles) - 1:
-        raise EngineError(f"the engine has {len(plan.profiles)} profiles and {len(plan.others)} plans of further ones: it is inconsistent")
+        raise EngineError(f"the engine has {len(plan.profiles)} profiles and {len(plan.others)} plans of further profiles: it is inconsistent")
     for k, other in enumerate(plan.others, 1):
         if (other.profiles, other.arenas, other.others) != ([plan.profiles[k]], [plan.arenas[k]], []):
             raise EngineError(f"profile {k} and its own plan have other shapes or arenas: the engine is inconsistent")
@@ -84,7 +84,7 @@ def _shapes(plan: EnginePlan, k: int) -> dict[str, tuple[int, ...]]:
     given = plan.profiles[k].shapes if plan.profiles else {}
     unknown = set(given) - {t.name for t in plan.network.inputs}
     if unknown:
-        raise EngineError(f"it names the input '{sorted(unknown)[0]}', which the network has not")
+        raise EngineError(f"it names the input '{sorted(unknown)[0]}', which is not an input of the network")
     found = {}
     for t in plan.network.inputs:
         if t.name not in given:
@@ -100,7 +100,7 @@ def _shapes(plan: EnginePlan, k: int) -> dict[str, tuple[int, ...]]:
 
 
 def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
-    """(format, dtype) of every tensor in the arena. Every layer must have a choice that fits it."""
+    """(format, dtype) of every tensor in the arena. Every layer must have a matching choice."""
     net = plan.network
     names = {layer.name for layer in net.layers}
     if names != set(plan.choices):
@@ -129,7 +129,7 @@ def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
         for i, j in c.inplace:
             source = layer.inputs[i] if 0 <= i < len(layer.inputs) else None
             if source is None or source.is_constant or not 0 <= j < len(layer.outputs):
-                raise EngineError(f"the choice of '{layer.name}' has an in-place pair {i}->{j} of nothing")
+                raise EngineError(f"the choice of '{layer.name}' has an in-place pair {i}->{j} without operands")
     for t in net.inputs:
         found.setdefault(t.name, ("linear", t.dtype.name))
     return found
@@ -138,7 +138,7 @@ def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
 def _check_operand(layer: Layer, t: Tensor, o: tuple[str, str]) -> None:
     fmt, dtype = o
     if fmt not in FORMATS or dtype not in DTYPES or not format_fits(fmt, t.type.rank) or dtype == "string":
-        raise EngineError(f"the choice of '{layer.name}' stores %{t.name} ({t.type}) as {dtype}:{fmt}, which there is not")
+        raise EngineError(f"the choice of '{layer.name}' stores %{t.name} ({t.type}) as {dtype}:{fmt}, which is not supported")
 
 
 def _check_arena(plan: EnginePlan, arena: ArenaPlan, stored: dict[str, tuple[str, str]], env: dict[str, int]) -> None:
@@ -161,9 +161,9 @@ def _check_arena(plan: EnginePlan, arena: ArenaPlan, stored: dict[str, tuple[str
         if arena.sizes[name] != size:
             raise EngineError(f"%{name} takes {size} bytes, the engine says {arena.sizes[name]}")
         if not 0 <= arena.offsets[name] <= arena.total - size:
-            raise EngineError(f"%{name} lies at {arena.offsets[name]}, outside of the arena of {arena.total} bytes")
+            raise EngineError(f"%{name} is at {arena.offsets[name]}, outside of the arena of {arena.total} bytes")
     if arena.scratch_offset + arena.scratch_bytes > arena.total:
-        raise EngineError("the scratch lies outside of the arena")
+        raise EngineError("the scratch is outside of the arena")
     _check_overlaps(plan.network, plan.choices, arena, sizes)
 
 
@@ -186,7 +186,7 @@ def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, 
             early, late = (a, life) if a.first <= life.first else (life, a)
             step = pairs.get((early.name, late.name))
             if step is None or early.last > step:
-                raise EngineError(f"%{early.name} and %{late.name} lie over each other in the arena while both are needed")
+                raise EngineError(f"%{early.name} and %{late.name} overlap in the arena while both are live")
         active.append(life)
     for (source, made), k in pairs.items():
         at, start, size = arena.offsets[source], arena.offsets[made], min(sizes[source], sizes[made])

@@ -1,4 +1,4 @@
-"""The parts of a plan as JSON data and back. Reading checks every key, type and range, and names what is wrong."""
+"""The parts of a plan as JSON data and back. Reading checks every key, type and range, and names the error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _operand(r: Reader) -> tuple[str, str]:
 
 # profiles and arenas
 
-MOST_LANES = 4096  # samples at once: more than any machine has threads
+MOST_LANES = 4096  # concurrent samples: more than any machine has threads
 
 def profiles_to_data(profiles: list[Profile]) -> list[Any]:
     return [{name: [list(s) for s in shapes] for name, shapes in p.shapes.items()} for p in profiles]
@@ -89,7 +89,7 @@ def _arena(r: Reader) -> ArenaPlan:
 
 
 def machine_from(r: Reader) -> dict[str, Any]:
-    """The machine's description: free data, but `libraries` are names with versions and rates are numbers."""
+    """The machine's description: unstructured data, except that `libraries` has names with versions and rates are numbers."""
     data = r.free()
     if "libraries" in data:
         for _, version in r["libraries"].items():
@@ -101,7 +101,7 @@ def machine_from(r: Reader) -> dict[str, Any]:
 
 
 def probe_from(r: Reader) -> dict[str, Any]:
-    """The probe, checked; {} when there is none."""
+    """The validated probe; {} if there is none."""
     if not r.object().value:
         return {}
     r.object("seed", "rtol", "shapes", "outputs")

@@ -1,4 +1,4 @@
-"""The engine file: a plan as data on disk and back. No code, no pickle; everything that is read is checked.
+"""The engine file: a plan as data on disk and back. No code, no pickle; all data is checked when it is read.
 
 Sections (docs/design/engine_file.md): header, network, choices, arenas and index are JSON or text; weights are raw; packed weights
 are optional; info (times, candidates, dates) is outside the engine's digest.
@@ -34,19 +34,19 @@ from whet.network.text import VERSION as TEXT_VERSION
 
 Source = str | os.PathLike | bytes | bytearray | memoryview
 
-#: sections and the most bytes each may have
+#: sections and the maximum bytes of each
 SECTIONS = {
     "header": 1 << 22, "network": 1 << 26, "choices": 1 << 24, "arenas": 1 << 24, "further": 1 << 26, "index": 1 << 26, "weights": 1 << 46,
     "packed_index": 1 << 24, "packed": 1 << 46, "info": 1 << 26,
 }  # fmt: skip
 REQUIRED = ("header", "network", "choices", "arenas", "index", "weights", "info")
-OUTSIDE = frozenset({"info", "packed", "packed_index"})  # of the engine's digest
-_DEEP = frozenset({"weights", "packed"})  # their readers hash array by array
-_PATHS = frozenset({"timing_cache", "lock", "error_on_cache_miss"})  # options that say where, not what
+OUTSIDE = frozenset({"info", "packed", "packed_index"})  # not part of the engine's digest
+_DEEP = frozenset({"weights", "packed"})  # their readers verify digests array by array
+_PATHS = frozenset({"timing_cache", "lock", "error_on_cache_miss"})  # options that are paths and do not affect the result
 
 
 def write_engine(plan: EnginePlan, path: str | os.PathLike, *, packed_weights: Mapping[str, np.ndarray] | None = None) -> None:
-    """Writes a plan to `path`: into a temporary file in the same folder, read back, then renamed, so that a failure loses nothing.
+    """Writes a plan to `path`: into a temporary file in the same folder, which is read back, then renamed, so that a failure loses no data.
 
     `packed_weights` (see `Engine.packed_weights`) make the file larger and its loading on the same machine faster.
     Raises EngineError: the plan is inconsistent, no space, no permission.
@@ -67,7 +67,7 @@ def write_engine(plan: EnginePlan, path: str | os.PathLike, *, packed_weights: M
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, target)
     except OSError as e:
-        raise EngineError(f"cannot write {target}: {e.strerror}; nothing was changed there. Make room or choose another path.") from e
+        raise EngineError(f"cannot write {target}: {e.strerror}; the target is unchanged. Free some space or choose another path.") from e
     finally:
         Path(name).unlink(missing_ok=True)
 
@@ -99,7 +99,7 @@ def engine_versions(source: Source) -> dict[str, Any]:
 
 
 def read_engine(source: Source) -> EnginePlan:
-    """The plan in a file (memory-mapped: weights are read when they are used) or in bytes.
+    """The plan in a file (memory-mapped: weights are read on first use) or in bytes.
 
     Raises EngineError, and nothing else, for a file that is truncated, damaged, hostile or of another version.
     """
@@ -116,7 +116,7 @@ def read_engine(source: Source) -> EnginePlan:
 
 
 class _Opened:
-    """A file mapped into memory, or bytes that are given. The map lives as long as an array of it does."""
+    """A memory-mapped file, or bytes. The mapping lives as long as an array in it."""
 
     def __init__(self, source: Source):
         if isinstance(source, bytes | bytearray | memoryview):
@@ -126,12 +126,12 @@ class _Opened:
         self.name = str(source)
         try:
             if not stat.S_ISREG(os.stat(source).st_mode):
-                raise EngineError(f"cannot open {source}: it is no file; an engine is one that `whet` saved")
+                raise EngineError(f"cannot open {source}: it is not a file; engines are files saved by `whet`")
             with open(source, "rb") as f:
                 size = os.fstat(f.fileno()).st_size
                 self.data = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
         except (OSError, ValueError) as e:
-            raise EngineError(f"cannot open {source}: {getattr(e, 'strerror', None) or e}; is it an engine that `whet` saved?") from e
+            raise EngineError(f"cannot open {source}: {getattr(e, 'strerror', None) or e}; is it an engine saved by `whet`?") from e
 
     def __enter__(self) -> memoryview:
         return self.data
@@ -155,7 +155,7 @@ def _read(data: memoryview) -> EnginePlan:
     _require(parts)
     digests = table_digests(data)
     if digests["weights"][1] != hashlib.sha256(parts["index"]).digest():
-        raise EngineError("section 'weights' is damaged: it does not have its digest")
+        raise EngineError("section 'weights' is damaged: its digest does not match")
     header = Reader(from_json(parts["header"], "header"), "header").object(*_HEADER)
     if header["text_version"].integer() != TEXT_VERSION:
         raise EngineError(f"its network text has version {header['text_version'].value}, this whet reads {TEXT_VERSION}: build it again")
@@ -254,7 +254,7 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
 def _version() -> str:
     try:
         return version("whet")
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # run from a checkout without installation
         return "unknown"
 
 
@@ -267,14 +267,14 @@ def _digest(sections: Mapping[str, tuple[int, bytes]]) -> str:
 
 
 def _read_back(name: str, plan: EnginePlan) -> None:
-    """What was written must open and be the same engine: a plan that cannot be read again is refused now, not later."""
+    """Checks that the written file opens as the same engine, so that a plan that cannot be read back is refused now."""
     try:
         again = read_engine(name)
     except EngineError as e:
         raise EngineError(f"the engine cannot be read back: {re.sub(re.escape(name) + ': ', '', str(e))}") from e
     was, now = ([t.constant().digest for part in p.by_profile() for t in constants_of(part.network)] for p in (plan, again))
     if was != now:
-        raise EngineError("the engine's weights changed on the way to the file. This is a mistake in whet: please report it.")
+        raise EngineError("the engine's weights changed while they were written. This is a mistake in whet: please report it.")
 
 
 def _umask() -> int:

@@ -17,7 +17,7 @@ from whet.network import Weight, network_text
 
 
 def to_data(plan: EnginePlan) -> list[dict[str, Any]]:
-    """The section's JSON: an entry for each profile after the first."""
+    """The section's JSON: one entry per profile after the first."""
     return [
         {
             "network": network_text(p.network),
@@ -30,7 +30,7 @@ def to_data(plan: EnginePlan) -> list[dict[str, Any]]:
 
 
 def from_data(r: Reader, plan: EnginePlan, weights: Sequence[Weight], reports: Sequence[Reader]) -> list[EnginePlan]:
-    """The plans of the profiles after the first. `weights`: those of all their networks, one after the other. Raises EngineError."""
+    """The plans of the profiles after the first. `weights` has the weights of all their networks, concatenated. Raises EngineError."""
     rows = r.rows(len(plan.profiles) - 1)
     if not rows or len(reports) != len(rows) or len(plan.arenas) != len(plan.profiles):
         raise EngineError(f"the engine has {len(plan.profiles)} profiles, {len(plan.arenas)} arenas and {len(reports)} further reports")

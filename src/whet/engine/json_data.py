@@ -24,7 +24,7 @@ def _dumped(value: Any) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, tuples and NumPy scalars as JSON data; a number that is not finite becomes None."""
+    """Dataclasses, tuples and NumPy scalars as JSON data; non-finite numbers become None."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain({f.name: getattr(value, f.name) for f in fields(value)})
     if isinstance(value, Mapping):
@@ -44,16 +44,16 @@ def plain(value: Any) -> Any:
 
 
 def from_json(data: memoryview, what: str) -> Any:
-    """JSON data: no key twice, no NaN. Raises EngineError."""
+    """Parses JSON data without duplicate keys or NaN. Raises EngineError."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(items)
         if len(made) != len(items):
-            raise EngineError(f"{what}: a key stands there twice")
+            raise EngineError(f"{what}: it has a duplicate key")
         return made
 
     def constant(name: str) -> float:
-        raise EngineError(f"{what}: {name} is no number here")
+        raise EngineError(f"{what}: {name} is not allowed as a number")
 
     text = bytes(data)
     try:
@@ -62,12 +62,12 @@ def from_json(data: memoryview, what: str) -> Any:
     except (ValueError, RecursionError, MemoryError) as e:
         raise EngineError(f"{what} cannot be read: {str(e)[:200]}") from e
     if again != text:
-        raise EngineError(f"{what} is not as whet writes it: sorted keys, no spaces, numbers in their shortest form")
+        raise EngineError(f"{what} is not in canonical form: sorted keys, no spaces, numbers in their shortest form")
     return found
 
 
 class Reader:
-    """A value of parsed JSON with the path to it, for errors that say where."""
+    """A value of parsed JSON with its path, for error messages."""
 
     __slots__ = ("key", "parent", "value")
 
@@ -76,7 +76,7 @@ class Reader:
 
     @property
     def path(self) -> str:
-        """`info.report.candidates['conv1'][3]`: made only when something is wrong."""
+        """`info.report.candidates['conv1'][3]`: built only for error messages."""
         if self.parent is None:
             return str(self.key)
         if isinstance(self.key, str) and self.key.isidentifier():

@@ -7,9 +7,9 @@
     24  8   zero
     32  32  SHA-256 of bytes 0 to 32 and of the table
     64      the table: 96 bytes a section: name (24, zero-padded), offset (8), size (8), SHA-256 (32), zero (24)
-            then the sections, in the table's order, each at the next multiple of 64; what lies between them is zero
+            then the sections, in the table's order, each at the next multiple of 64; the bytes between them are zero
 
-The digest of a section is that of its bytes, except where `deep` says that the section's reader checks every byte itself.
+The digest of a section covers its bytes, except for `deep` sections, whose reader checks every byte itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Section:
-    """A section to write: its bytes in pieces (each at the next multiple of 64), or a digest that replaces theirs."""
+    """A section to write: its bytes in pieces (each at the next multiple of 64), or a digest in place of the bytes' own."""
 
     name: str
     pieces: Sequence[bytes | memoryview]
@@ -89,23 +89,23 @@ def write_sections(sections: Sequence[Section], out: Sink) -> None:
 def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[str]) -> dict[str, memoryview]:
     """Sections by name, each checked. `known` maps names to the largest size allowed; `deep` ones are hashed by their own reader.
 
-    Raises EngineError for anything that is not exactly as `write_sections` writes it.
+    Raises EngineError for any deviation from the output of `write_sections`.
     """
     if len(data) < _HEAD.size:
-        raise EngineError(f"this is no engine: {len(data)} bytes are fewer than the {_HEAD.size} of a head")
+        raise EngineError(f"this is not an engine: {len(data)} bytes are fewer than the {_HEAD.size} of a header")
     magic, version, count, size, zero, digest = _HEAD.unpack(data[: _HEAD.size])
     if magic != MAGIC:
-        raise EngineError("this is no engine of whet: it does not begin with 'whet-eng'")
+        raise EngineError("this is not an engine of whet: it does not begin with 'whet-eng'")
     if version != VERSION:
         raise EngineError(f"the engine has format version {version}, this whet reads {VERSION}: build it again, or open it with that whet")
     if size != len(data):
-        raise EngineError(f"the engine should have {size} bytes, it has {len(data)}: it was cut or something was added")
+        raise EngineError(f"the engine should have {size} bytes, it has {len(data)}: it was truncated or extended")
     end = _HEAD.size + _ENTRY.size * count
     if not 0 < count <= MAX_SECTIONS or end > len(data) or any(zero):
         raise EngineError(f"the engine is damaged: {count} sections in {len(data)} bytes")
     table = data[_HEAD.size : end]
     if hashlib.sha256(bytes(data[:32]) + bytes(table)).digest() != digest:
-        raise EngineError("the engine is damaged: its section table does not have its digest")
+        raise EngineError("the engine is damaged: the digest of its section table does not match")
     found: dict[str, memoryview] = {}
     at, last = padded(end), 0
     _all_zero(data[end:at], "after the table")
@@ -113,29 +113,29 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
         raw, offset, size, digest, zero = _ENTRY.unpack(table[k * _ENTRY.size : (k + 1) * _ENTRY.size])
         name = raw.rstrip(b"\0").decode("ascii", "replace")
         if name not in known or name in found or any(zero) or raw != name.encode("ascii", "replace").ljust(24, b"\0"):
-            raise EngineError(f"the engine has a section '{name}' that is unknown or given twice: it is damaged or from a newer whet")
+            raise EngineError(f"the engine has a section '{name}' that is unknown or duplicated: it is damaged or from a newer whet")
         if offset != at or size > len(data) - at:
-            raise EngineError(f"section '{name}' lies at {offset} with {size} bytes; it should begin at {at} and end within {len(data)}")
+            raise EngineError(f"section '{name}' is at {offset} with {size} bytes; it should begin at {at} and end within {len(data)}")
         if list(known).index(name) < last:
-            raise EngineError(f"section '{name}' is not in its place: the engine is damaged")
+            raise EngineError(f"section '{name}' is at a wrong offset: the engine is damaged")
         last = list(known).index(name)
         if size > known[name]:
-            raise EngineError(f"section '{name}' has {size} bytes, more than the {known[name]} it may have")
+            raise EngineError(f"section '{name}' has {size} bytes, more than the allowed {known[name]}")
         part = data[offset : offset + size]
         if name not in deep and hashlib.sha256(part).digest() != digest:
-            raise EngineError(f"section '{name}' is damaged: it does not have its digest")
+            raise EngineError(f"section '{name}' is damaged: its digest does not match")
         at = padded(offset + size)
         if at > len(data):
-            raise EngineError(f"the engine is cut behind section '{name}'")
-        _all_zero(data[offset + size : at], f"behind section '{name}'")
+            raise EngineError(f"the engine is truncated after section '{name}'")
+        _all_zero(data[offset + size : at], f"after section '{name}'")
         found[name] = part
     if at != len(data):
-        raise EngineError(f"the engine has {len(data) - at} bytes behind its last section")
+        raise EngineError(f"the engine has {len(data) - at} bytes after its last section")
     return found
 
 
 def table_digests(data: memoryview) -> dict[str, tuple[int, bytes]]:
-    """(size, digest) per section of data that `read_sections` has accepted."""
+    """(size, digest) per section of data accepted by `read_sections`."""
     count = _HEAD.unpack(data[: _HEAD.size])[2]
     found = {}
     for k in range(count):

@@ -1,4 +1,4 @@
-"""Display names: a layer is named after the nodes of the user's model that it computes."""
+"""Display names: a layer has the names of the user's nodes that it computes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from whet.network import Layer, Network
 
 
 def display_names(net: Network) -> dict[str, str]:
-    """Layer name -> the name in profiles and layer lists: its source nodes joined by " + ", made unique; the layer's own without any."""
+    """Layer name -> the name in profiles and layer lists: its source nodes joined by " + ", made unique; the layer's own name if it has none."""
     taken: set[str] = set()
     found: dict[str, str] = {}
     for layer in net.layers:
-        wish = _wish(layer)
-        name, n = wish, 1
+        display = _display(layer)
+        name, n = display, 1
         while name in taken:
             n += 1
-            name = f"{wish} ({n})"
+            name = f"{display} ({n})"
         taken.add(name)
         found[layer.name] = name
     return found
@@ -25,7 +25,7 @@ def profile_suffix(profile: int) -> str:
     return f" [profile {profile}]" if profile else ""
 
 
-def _wish(layer: Layer) -> str:
+def _display(layer: Layer) -> str:
     if layer.op == "Reformat":
         return f"Reformat {layer.inputs[0].name if layer.inputs[0] else ''} to {layer.attrs.get('dtype')}:{layer.attrs.get('format')}"
     if not layer.sources:

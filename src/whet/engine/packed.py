@@ -18,7 +18,7 @@ def raw(a: np.ndarray) -> memoryview:
 
 
 def sections(weights: Mapping[str, np.ndarray]) -> Iterator[Section]:
-    """The two sections; keys in order."""
+    """The two sections of packed weights, sorted by key."""
     rows, at = [], 0
     for key, a in sorted(weights.items()):
         rows.append([key, at, a.nbytes, hashlib.sha256(raw(a)).hexdigest()])
@@ -31,7 +31,7 @@ def sections(weights: Mapping[str, np.ndarray]) -> Iterator[Section]:
 def read(index: Reader, data: memoryview, digest: bytes) -> dict[str, np.ndarray]:
     """Arrays of bytes by key. Raises EngineError."""
     if hashlib.sha256(to_json(index.value)).digest() != digest:
-        raise EngineError("section 'packed' is damaged: it does not have its digest")
+        raise EngineError("section 'packed' is damaged: its digest does not match")
     found: dict[str, np.ndarray] = {}
     at = end = 0
     for row in index.rows():
@@ -40,10 +40,10 @@ def read(index: Reader, data: memoryview, digest: bytes) -> dict[str, np.ndarray
             raise row.fail(f"a key and bytes at {at}, within the {len(data)} of the section")
         end = at + size.value
         if hashlib.sha256(data[at:end]).hexdigest() != want.text(64):
-            raise EngineError(f"the packed weight '{key.value[:60]}' is damaged: it does not have its digest")
+            raise EngineError(f"the packed weight '{key.value[:60]}' is damaged: its digest does not match")
         at = padded(end)
         if any(data[end : min(at, len(data))]):
-            raise EngineError("the engine is damaged: bytes behind a packed weight are not zero")
+            raise EngineError("the engine is damaged: bytes after a packed weight are not zero")
         found[key.value] = np.frombuffer(data[offset.value : end], np.uint8) if size.value else np.empty(0, np.uint8)
     if end != len(data):
         raise EngineError(f"the packed weights have {len(data)} bytes, their index says {end}")

@@ -35,17 +35,17 @@ class Profile:
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
     def of_one_sample(self) -> Profile:
-        """The same with 1 for the first axis of every input."""
+        """The profile with 1 as the first axis of every input."""
         return Profile({n: ((1, *low[1:]), (1, *opt[1:]), (1, *high[1:])) for n, (low, opt, high) in self.shapes.items()})
 
 
 @dataclass
 class ArenaPlan:
-    """Where each tensor lies in the arena of one profile: byte offsets, sizes, total; scratch stands under "scratch".
+    """Arena layout of one profile: byte offset and size of each tensor, total bytes; the scratch has the name "scratch".
 
-    `lanes` 0: a run is one of the whole batch. Else the profile's samples are run apart (they do not touch: whet.ops.why_samples_touch):
-    network and choices run one sample, this arena is that of one, and so many samples run at once, each on a thread and in an arena of its own;
-    where it is 1 they take turns on all threads.
+    `lanes` 0: a run processes the whole batch. Otherwise the profile is sample-parallel (its samples are independent: whet.ops.why_samples_touch):
+    network, choices and arena are for one sample, and `lanes` samples run at once, each on its own thread with its own arena; with `lanes` 1 they
+    run one after the other on all threads.
     """
 
     total: int
@@ -56,7 +56,7 @@ class ArenaPlan:
     lanes: int = 0
 
     def data(self) -> dict[str, Any]:
-        """As plain data; lanes only where there are any."""
+        """As JSON data; without `lanes` if it is 0."""
         return {k: v for k, v in vars(self).items() if k != "lanes" or v}
 
 
@@ -64,13 +64,13 @@ class ArenaPlan:
 class EnginePlan:
     """An engine. `network` is lowered, with Reformat layers in place; its constants carry origins over `source weights`.
 
-    Profiles that were tuned apart have plans of their own in `others` (of the profiles after the first): each with its network, choices,
-    probe and report, the same inputs, outputs and machine, and its one profile and arena, which stand in `profiles` and `arenas` here too.
-    Without `others` all profiles run by this network and these choices.
+    Separately tuned profiles after the first have their own plans in `others`: each with its network, choices, probe and report, the same
+    inputs, outputs and machine, and its one profile and arena, which are also in `profiles` and `arenas` here. Without `others` all profiles
+    use this network and these choices.
 
-    `choices` has an entry per layer name; `arenas` one per profile. `source_weights` may stay empty: leaves of the constants'
-    origins that are in it are stored, and constants made of them by exact ops are stored as expressions; all others by value.
-    `probe` is made by `whet.engine.make_probe` and run at first load elsewhere.
+    `choices` has an entry per layer name; `arenas` one per profile. `source_weights` may be empty: leaves of the constants'
+    origins that it contains are stored, constants computed from them by exact ops are stored as expressions, all others by value.
+    `probe` is created by `whet.engine.make_probe` and run at first load on another machine.
     `options` is JSON data: the BuildConfig's fields. `report` is outside the digest.
     """
 
@@ -87,7 +87,7 @@ class EnginePlan:
     options: dict[str, Any] = field(default_factory=dict)
     probe: dict[str, Any] = field(default_factory=dict)
     report: BuildReport = field(default_factory=BuildReport)
-    packed: dict[str, Any] = field(default_factory=dict)  # Packed.key -> bytes (uint8), where the file brought them
+    packed: dict[str, Any] = field(default_factory=dict)  # Packed.key -> bytes (uint8), from the engine file
     others: list[EnginePlan] = field(default_factory=list)
 
     def part(self, profile: int) -> tuple[EnginePlan, int]:
@@ -95,13 +95,13 @@ class EnginePlan:
         return (self.others[profile - 1], 0) if self.others and profile else (self, profile)
 
     def of_one_sample(self, profile: int = 0) -> EnginePlan:
-        """The plan that runs one sample at a time, of a profile whose samples are run apart: that profile alone, with a batch of 1."""
+        """The plan of one sample of a sample-parallel profile: only that profile, with a batch of 1."""
         part, number = self.part(profile)
         arena = replace(part.arenas[number], lanes=0)
         return replace(part, profiles=[part.profiles[number].of_one_sample()], arenas=[arena], others=[], probe={})
 
     def by_profile(self) -> list[EnginePlan]:
-        """A plan of one profile each where profiles were tuned apart; else this one. They share the data with this one."""
+        """One plan per profile if profiles were tuned separately, otherwise [this plan]. They share its data."""
         if not self.others:
             return [self]
         return [replace(self, profiles=self.profiles[:1], arenas=self.arenas[:1], others=[]), *self.others]

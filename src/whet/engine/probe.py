@@ -10,12 +10,12 @@ import numpy as np
 from whet.engine.plan import EnginePlan
 from whet.network import Network, static_shape
 
-_VALUES = 256  # values kept per output
+_VALUES = 256  # values stored per output
 
 
 def probe_inputs(network: Network, seed: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Inputs of these shapes from `seed`, equal on every machine: normal numbers for floats, 0 or 1 for integers and bool."""
-    rng = np.random.RandomState(seed)  # its stream is frozen; Generator's may change between NumPy versions
+    """Inputs of these shapes from `seed`, equal on every machine: normally distributed floats, 0 or 1 for integers and bool."""
+    rng = np.random.RandomState(seed)  # its sequence is frozen; Generator's may change between NumPy versions
     made = {}
     for t in network.inputs:
         shape = tuple(shapes[t.name])
@@ -31,14 +31,14 @@ def probe_shapes(plan: EnginePlan) -> dict[str, tuple[int, ...]]:
 
 
 def make_probe(plan: EnginePlan, outputs: Mapping[str, np.ndarray], *, seed: int = 0, rtol: float = 1e-3) -> dict[str, Any]:
-    """What `plan.probe` holds: the outputs of `probe_inputs(plan.network, seed, probe_shapes(plan))`, as shape, norm and up to 256 values.
+    """The contents of `plan.probe`: the outputs of `probe_inputs(plan.network, seed, probe_shapes(plan))`, as shape, norm and up to 256 values.
 
-    `rtol` bounds ||error|| / ||expected|| over the kept values: set it to what verification allowed for the network.
+    `rtol` bounds ||error|| / ||expected|| over the stored values: set it to the verification bound of the network.
     """
     kept = {}
     for name, a in outputs.items():
         flat = np.asarray(a).reshape(-1)
-        values = [float(v) if np.isfinite(v) else None for v in flat[_places(flat.size)].astype(np.float64)]
+        values = [float(v) if np.isfinite(v) else None for v in flat[_sample_indices(flat.size)].astype(np.float64)]
         kept[name] = {"shape": list(np.shape(a)), "values": values}
     return {
         "seed": int(seed),
@@ -55,10 +55,10 @@ def probe_differs(probe: Mapping[str, Any], outputs: Mapping[str, np.ndarray]) -
         if got is None or list(got.shape) != list(want["shape"]):
             return f"output '{name}' has shape {None if got is None else list(got.shape)}, expected {want['shape']}"
         flat = np.asarray(got).reshape(-1)
-        a, b = flat[_places(flat.size)].astype(np.float64), np.array([np.nan if v is None else v for v in want["values"]], np.float64)
+        a, b = flat[_sample_indices(flat.size)].astype(np.float64), np.array([np.nan if v is None else v for v in want["values"]], np.float64)
         finite = np.isfinite(b)
         if not np.array_equal(finite, np.isfinite(a)):
-            return f"output '{name}' has NaN or infinite values in other places"
+            return f"output '{name}' has NaN or infinite values at other indices"
         norm = float(np.linalg.norm(b[finite])) or 1.0
         error = float(np.linalg.norm(a[finite] - b[finite])) / norm
         if error > probe["rtol"]:
@@ -66,5 +66,5 @@ def probe_differs(probe: Mapping[str, Any], outputs: Mapping[str, np.ndarray]) -
     return None
 
 
-def _places(size: int) -> np.ndarray:
+def _sample_indices(size: int) -> np.ndarray:
     return np.unique(np.linspace(0, max(size - 1, 0), min(size, _VALUES)).astype(np.int64)) if size else np.empty(0, np.int64)

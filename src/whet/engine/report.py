@@ -1,8 +1,8 @@
-"""What a build measured and decided, as typed records: `EnginePlan.report`.
+"""Measurements and decisions of a build as typed records: `EnginePlan.report`.
 
 The builder fills the report, the engine file stores it in the section `info` (outside the digest), and the inspector, `whet explain`,
-`whet auto` and the JSON outputs read it. Times are in milliseconds (`*_ms`) or seconds (`*_seconds`). A field that was not recorded has
-its default value. `whet.engine.schema` defines the JSON form.
+`whet auto` and the JSON outputs read it. Times are in milliseconds (`*_ms`) or seconds (`*_seconds`). Fields that were not recorded have
+their default values. `whet.engine.schema` defines the JSON form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from whet.engine.schema import decode, encode
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a layer that was considered: its time, or why it was not timed."""
+    """A candidate implementation of a layer: its time, or the reason why it was not timed."""
 
     tactic: str
     signature: str  # storage types and formats of inputs and outputs
@@ -24,11 +24,11 @@ class Candidate:
     implementation: str = ""  # the kernel's name in its library
     ms: float | None = None  # median; None: not timed
     spread_ms: float | None = None  # half the distance between the quartiles
-    reason: str = ""  # why it was refused, or not chosen
+    reason: str = ""  # reason why it was refused or not selected
 
 
 class PassFired(NamedTuple):
-    """A pass changed the network: at which layer, and what it did."""
+    """A change by a pass: the layer and a description."""
 
     name: str
     layer: str
@@ -60,7 +60,7 @@ class Banned(NamedTuple):
 
 @dataclass
 class PassRecord:
-    """The graph passes: names in the order of running, what they changed, and where they did not apply."""
+    """The graph passes: names in execution order, their changes, and the layers that they skipped."""
 
     order: list[str] = field(default_factory=list)
     fired: list[PassFired] = field(default_factory=list)
@@ -71,17 +71,17 @@ class PassRecord:
 class SelectionRecord:
     """How formats and tactics were selected for the whole graph."""
 
-    method: str  # "exact", "lock", or the search over what does not reduce exactly ("beam", ...)
+    method: str  # "exact", "lock", or the search over the irreducible core ("beam", ...)
     sum_of_layers_ms: float | None = None  # predicted: layers and reformats, each timed alone
-    kept: str = ""  # the engine candidate that was kept
-    engines_timed: str = ""  # set when the times of whole engines came from the timing cache
-    core_layers: int = 0  # layers whose connections did not reduce exactly
-    tried_ms: dict[str, float] = field(default_factory=dict)  # search method -> sum of times that it reached
+    kept: str = ""  # the selected engine candidate
+    engines_timed: str = ""  # set if the times of whole engines came from the timing cache
+    core_layers: int = 0  # layers in the core that exact reduction left
+    tried_ms: dict[str, float] = field(default_factory=dict)  # search method -> its sum of times
 
 
 @dataclass
 class EngineTime:
-    """A whole engine that was timed."""
+    """The time of a whole engine."""
 
     what: str
     ms: float
@@ -90,7 +90,7 @@ class EngineTime:
 
 @dataclass
 class ThreadCountTime:
-    """The engine that was built for a number of threads, timed."""
+    """The time of the engine built for a number of threads."""
 
     threads: int
     ms: float
@@ -99,7 +99,7 @@ class ThreadCountTime:
 
 @dataclass
 class GpuState:
-    """The GPU after timing, as NVML reports it; None for a reading that is not available."""
+    """The GPU after timing, as NVML reports it; None for unavailable readings."""
 
     sm_clock: int | None = None  # MHz
     memory_clock: int | None = None  # MHz
@@ -107,7 +107,7 @@ class GpuState:
     temperature: int | None = None  # degrees Celsius
     used_memory: int | None = None  # bytes
     other_processes: list[int] = field(default_factory=list)  # process ids
-    unknown: str = ""  # why there are no readings
+    unknown: str = ""  # reason for missing readings
 
 
 @dataclass
@@ -117,9 +117,9 @@ class TimingRecord:
     level: int  # builder optimization level
     hits: int = 0  # measurements found in the timing cache
     misses: int = 0  # measurements taken in this build
-    timed: int | None = None  # 0 where nothing is timed
-    why: str = ""  # why nothing was timed
-    conditions: str = ""  # the state of the caches that candidates were timed in
+    timed: int | None = None  # number of timed candidates; 0: timing is off
+    why: str = ""  # reason why timing is off
+    conditions: str = ""  # cache state during timing
     cold_timed: int | None = None  # candidates timed with weights outside the L2 cache; None: not possible on this backend
     cold_seconds: float | None = None
     disturbed_cpus: list[float] = field(default_factory=list)  # CPUs that other processes used, per disturbed measurement
@@ -134,7 +134,7 @@ class SampleModes:
     why: str
     batch: int | None = None  # the batch size that was timed
     lanes: int | None = None  # samples that run at once
-    spread_ms: float | None = None  # of the kept mode
+    spread_ms: float | None = None  # of the selected mode
     together_ms: float | None = None
     together_spread_ms: float | None = None
     apart_ms: float | None = None
@@ -145,7 +145,7 @@ class SampleModes:
 
 @dataclass
 class WorstLayer:
-    """The layer whose error is the largest share of its bound (relative errors)."""
+    """The layer with the largest ratio of error to bound (relative errors)."""
 
     layer: str
     error: float | None
@@ -160,15 +160,15 @@ class VerificationRecord:
     worst_layer: WorstLayer
     network_error: float | None
     network_bound: float | None
-    emulation_error: float | None  # of an emulation that rounds where the engine rounds
+    emulation_error: float | None  # error of an emulation with the engine's rounding
     failures: list[str]
-    images: list[int] | None  # batch items that were compared; None: all
+    images: list[int] | None  # compared batch items; None: all
     turned_error: float | None  # between a batch and the same batch rotated
 
 
 @dataclass
 class PermissionUse:
-    """How many layers used a permitted precision, and why none did."""
+    """Number of layers that used a permitted precision, or the reason why none did."""
 
     layers: int
     of: int
@@ -183,15 +183,15 @@ class PrecisionCandidate:
     ms: float
     spread_ms: float
     kept: bool
-    holds: bool  # within the accuracy budget, as far as it was judged
+    holds: bool  # within the accuracy budget, as far as it was evaluated
     float_layers: list[str] = field(default_factory=list)  # quantizable layers that stay in floating point
-    accuracy: float | None = None  # the budget's value; None: not judged, or infinite
+    accuracy: float | None = None  # the budget's value; None: not evaluated, or infinite
     build_seconds: float | None = None
 
 
 @dataclass
 class CalibrationStep:
-    """A scaling or bias correction that was tried. Errors are noise per signal."""
+    """A tried scaling or bias correction. Errors are noise-to-signal ratios."""
 
     step: str
     at: str  # tensor or layer; "outputs": the network's outputs
@@ -203,21 +203,21 @@ class CalibrationStep:
 
 @dataclass
 class AccuracyRecord:
-    """The accuracy budget and what became of it."""
+    """The accuracy budget and its evaluation."""
 
     budget: str
-    judged_on: str  # "engine", "emulation", or why nothing was judged
-    judged_sets: int  # sets of layers that were evaluated
+    judged_on: str  # "engine", "emulation", or the reason why nothing was evaluated
+    judged_sets: int  # evaluated sets of layers
     value: float | None = None
     fp32: float | None = None  # the metric of the FP32 network
     holds: bool | None = None
-    float_layers: dict[str, str] = field(default_factory=dict)  # layer -> why it stays in floating point
+    float_layers: dict[str, str] = field(default_factory=dict)  # layer -> reason why it stays in floating point
     alone_db: dict[str, float | None] = field(default_factory=dict)  # layer -> output SNR with only this layer in low precision
 
 
 @dataclass
 class QuantizationRecipe:
-    """What calibration found and selection decided: with it the same Q/DQ nodes are inserted again, without data."""
+    """Results of calibration and selection, from which the same Q/DQ nodes can be inserted again without data."""
 
     tables: bool  # activations are computed by lookup tables
     float_layers: list[str]  # quantizable layers that stay in floating point
@@ -231,7 +231,7 @@ class QuantizationRecipe:
 
 @dataclass
 class Float8Record:
-    """What FP8 leaves out: layer -> reason, and the residual additions computed in 16 bits."""
+    """Layers without FP8 (layer -> reason), and the residual additions computed in 16 bits."""
 
     left_out: dict[str, str] = field(default_factory=dict)
     sums_in_16_bits: list[str] = field(default_factory=list)
@@ -239,7 +239,7 @@ class Float8Record:
 
 @dataclass
 class RequestedPrecisions:
-    """The precision options that the user gave, before calibration or a budget resolved them."""
+    """The user's precision options, before calibration or an accuracy budget resolved them."""
 
     precisions: list[str]
     precision_constraints: str
@@ -257,10 +257,10 @@ class BuildReport:
     latency_ms: float | None = None  # median of the whole engine
     layer_ms: dict[str, float] = field(default_factory=dict)  # layer -> median in the whole engine
     candidates: dict[str, list[Candidate]] = field(default_factory=dict)  # layer -> chosen, timed and refused candidates
-    cold_ms: dict[str, list[float | None]] = field(default_factory=dict)  # of the first candidates, with weights outside the L2 cache
+    cold_ms: dict[str, list[float | None]] = field(default_factory=dict)  # layer -> times of its first candidates with weights outside the L2 cache
     choice: SelectionRecord | None = None
-    choice_core: list[str] = field(default_factory=list)  # layers whose connections did not reduce exactly
-    engines: list[EngineTime] = field(default_factory=list)  # the kept one first
+    choice_core: list[str] = field(default_factory=list)  # layers in the core that exact reduction left
+    engines: list[EngineTime] = field(default_factory=list)  # the selected one first
     timing: TimingRecord | None = None
     threads: list[ThreadCountTime] = field(default_factory=list)
     samples: SampleModes | None = None
@@ -275,21 +275,21 @@ class BuildReport:
     quantized: QuantizationRecipe | None = None
     fp8: Float8Record | None = None
     asked: RequestedPrecisions | None = None
-    retuned_from: str = ""  # the key of the machine that the engine was tuned on before
+    retuned_from: str = ""  # key of the machine of the previous tuning
     notes: list[str] = field(default_factory=list)  # warnings
-    info: list[str] = field(default_factory=list)  # findings that need no attention
+    info: list[str] = field(default_factory=list)  # findings that need no action
 
 
 @dataclass
 class _CandidateTable:
-    """The JSON form of `BuildReport.candidates`: layers of equal text have equal candidates, so each row is stored once."""
+    """The JSON form of `BuildReport.candidates`: layers with equal text have equal candidates, so each row is stored once."""
 
     layers: dict[str, list[int]]  # layer -> indices of rows
     rows: list[Candidate]
 
 
 def report_to_data(report: BuildReport) -> dict[str, Any]:
-    """The report as JSON data; what was not recorded is left out."""
+    """The report as JSON data without fields that were not recorded."""
     rows: dict[Candidate, int] = {}
     layers = {name: [rows.setdefault(c, len(rows)) for c in found] for name, found in sorted(report.candidates.items())}
     data = encode(replace(report, candidates={}))
@@ -297,7 +297,7 @@ def report_to_data(report: BuildReport) -> dict[str, Any]:
 
 
 def report_from_data(r: Reader) -> BuildReport:
-    """The report of an engine file. Raises EngineError for anything that `report_to_data` does not write."""
+    """The report of an engine file. Raises EngineError for data that `report_to_data` cannot have written."""
     data = r.object().value
     report = decode(BuildReport, Reader({k: v for k, v in data.items() if k != "candidates"}, r.key, r.parent))
     if "candidates" in data:
@@ -310,5 +310,5 @@ def report_from_data(r: Reader) -> BuildReport:
 
 
 def recipe_from_data(data: Any, name: str) -> QuantizationRecipe:
-    """A recipe from the JSON data of a lock or another file, which `name` names. Raises EngineError."""
+    """A recipe from the JSON data of a file (a lock or other), whose `name` is used in errors. Raises EngineError."""
     return decode(QuantizationRecipe, Reader(data, name))

@@ -1,8 +1,8 @@
 """Typed records as JSON data and back: the types of a dataclass's fields are the schema.
 
 A field's type is str, bool, int, float, a list, tuple, NamedTuple or dict (with text keys) of these, another dataclass, or a union of
-scalars and None. Fields that have their default value are not written; a field without a default is required. A `float` field holds a
-finite number; `float | None` is for values that may be missing or not finite.
+scalars and None. Fields with their default value are not written; a field without a default is required. A `float` field has a
+finite value; `float | None` is for values that may be missing or not finite.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from whet.engine.json_data import LARGEST, Reader, plain
 
-_LONGEST_TEXT = 1 << 26  # characters: the size of the largest section that holds records
+_LONGEST_TEXT = 1 << 26  # characters: the size of the largest section with records
 _T = TypeVar("_T")
 _Decode = Callable[[Reader], Any]
 
 
 def encode(value: Any) -> Any:
-    """A record, or a list or dict of records, as JSON data; fields that have their default value are left out."""
+    """A record, or a list or dict of records, as JSON data; fields with their default value are omitted."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(v) for f in fields(value) if (v := getattr(value, f.name)) != _default(f)}
     if isinstance(value, dict):
@@ -32,7 +32,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: type[_T], data: Reader) -> _T:
-    """The value of type `kind` that `encode` wrote. Raises EngineError, with the path to what is wrong, for any other data."""
+    """The value of type `kind` that `encode` wrote. Raises EngineError, with the path of the error, for any other data."""
     read: _Decode = _decoder(kind)  # type: ignore[arg-type]  # mypy: a class is hashable
     found: _T = read(data)
     return found

@@ -1,4 +1,4 @@
-"""The network's text in an engine file: scanned before it is parsed, and compared with the text of the parsed network."""
+"""The network's text in an engine file: checked before parsing, and compared with the text of the parsed network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whet.ops import get_op
 
 _MOST_LINES = 100_000
 _LONGEST_LINE = 1 << 18
-_DEEPEST = 8  # regions in regions
+_DEEPEST = 8  # nested regions
 _CONSTANT = re.compile(r'const %(?:"(?:[^"\\]|\\.)*"|[\w./:$#+-]+): \w+\[[0-9,]*\] = (?:\[|sha256:[0-9a-f]{64}$)')
 _NUMBER = re.compile(r"[0-9]{20}")
 _NAMES = re.compile(r'"(?:[^"\\]|\\.)*"|%[\w./:$#+-]+|named [\w./:$#+-]+|[0-9]*\.[0-9e+-]+')
@@ -22,15 +22,15 @@ _BREAKS = (ValueError, TypeError, KeyError, IndexError, AttributeError, Overflow
 
 
 def read_text(data: memoryview, weights: Sequence[Weight], name: str, metadata: dict[str, str]) -> Network:
-    """The network of the text, its constants being `weights` in the order of `constants_of`. Raises EngineError."""
+    """The network of the text, with `weights` as its constants in the order of `constants_of`. Raises EngineError."""
     try:
         text = bytes(data).decode()
     except UnicodeDecodeError as e:
-        raise EngineError("the network is no text") from e
-    _look_over(text)
+        raise EngineError("the network is not text") from e
+    _check_limits(text)
     try:
         net = parse_network(text, {f"sha256:{w.digest}": w for w in weights})
-        _give_weights(net, weights)
+        _set_weights(net, weights)
         verify(net, types=False)
         _check_arity(net)
         again = network_text(net)
@@ -38,15 +38,15 @@ def read_text(data: memoryview, weights: Sequence[Weight], name: str, metadata: 
         raise EngineError(f"the network cannot be read: {type(e).__name__}: {str(e)[:300]}") from e
     if again != text:
         odd = next((a for a, b in zip(text.split("\n"), again.split("\n"), strict=False) if a != b), "its end")
-        raise EngineError(f"the network's text is not as whet writes it: {odd[:120]!r}")
+        raise EngineError(f"the network's text is not in canonical form: {odd[:120]!r}")
     if net.name != name or net.stage != "lowered":
         raise EngineError(f"the network is '{net.name[:60]}' ({net.stage}), the header says '{name[:60]}' (lowered)")
     net.metadata = metadata
     return net
 
 
-def _look_over(text: str) -> None:
-    """Rejects text that would cost much time or memory before parsing could reject it."""
+def _check_limits(text: str) -> None:
+    """Rejects text that would take much time or memory to parse."""
     lines = text.split("\n")
     if len(lines) > _MOST_LINES:
         raise EngineError(f"the network has {len(lines)} lines, more than {_MOST_LINES}")
@@ -56,37 +56,37 @@ def _look_over(text: str) -> None:
         if len(bare) > _LONGEST_LINE:
             raise EngineError(f"line {number} of the network has {len(bare)} characters, more than {_LONGEST_LINE}")
         if bare.startswith("const ") and not _CONSTANT.match(bare):
-            raise EngineError(f"line {number} of the network is no constant with values or digest: {bare[:80]!r}")
+            raise EngineError(f"line {number} of the network is not a constant with values or digest: {bare[:80]!r}")
         if _NUMBER.search(bare) and not bare.startswith("const "):
             if not bare.startswith("network ") and _NUMBER.search(_NAMES.sub("", bare)):
                 raise EngineError(f"line {number} of the network has a number of more than 19 digits")
         depth += bare.endswith("{") - (bare == "}")
         if depth > _DEEPEST:
-            raise EngineError(f"line {number} of the network: regions lie more than {_DEEPEST} deep in each other")
+            raise EngineError(f"line {number} of the network: regions are nested more than {_DEEPEST} deep")
 
 
 def _check_arity(net: Network) -> None:
-    """Every layer has as many inputs as its op's reference takes, so that running it cannot fail for that."""
+    """Checks that every layer has a number of inputs that its op's reference accepts."""
     for layer in net.layers:
         for region in layer.regions.values():
             _check_arity(region)
         if layer.op != "Fused" and not layer.regions:
-            least, most = _inputs_taken(layer.op)
+            least, most = _input_counts(layer.op)
             given = len([t for t in layer.inputs[:least] if t is not None])
             if given < least or len(layer.inputs) > most:
                 raise EngineError(f"{layer.op} '{layer.name}' has {len(layer.inputs)} inputs; it takes {least} to {most}")
 
 
 @cache
-def _inputs_taken(op: str) -> tuple[int, int]:
-    """Fewest and most inputs that the op's reference takes."""
+def _input_counts(op: str) -> tuple[int, int]:
+    """Minimum and maximum number of inputs of the op's reference."""
     parameters = list(signature(get_op(op).reference).parameters.values())[1:]
     many = any(p.kind is Parameter.VAR_POSITIONAL for p in parameters)
     named = [p for p in parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     return sum(p.default is Parameter.empty for p in named), 10**6 if many else len(named)
 
 
-def _give_weights(net: Network, weights: Sequence[Weight]) -> None:
+def _set_weights(net: Network, weights: Sequence[Weight]) -> None:
     """Replaces constants in the text by the stored weights with their origins."""
     found = list(constants_of(net))
     if len(found) != len(weights):

@@ -1,4 +1,4 @@
-"""What the profiler measured, layer by layer."""
+"""Measurements of the profiler per layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Times of one layer in ms, one per iteration. `name` is what people see (the user's source nodes), `layer` the layer's own name."""
+    """Times of one layer in ms, one per iteration. `name` is the display name (the user's source nodes), `layer` the layer's own name."""
 
     name: str
     layer: str

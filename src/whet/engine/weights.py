@@ -1,8 +1,8 @@
-"""Weights in an engine file: source weights raw, each once; how constants are made of them; and making them again with care.
+"""Weights in an engine file: raw source weights, each stored once, and expressions that compute constants from them.
 
-A constant is stored in one of two ways. By expression, when it is made of source weights by exact operations (moves, and the
-IEEE operations that round the same everywhere) and evaluating it gives its very bytes. By value otherwise; its expression then
-stays as a note of where it came from. Reading evaluates in a budget of bytes and compares digests.
+A constant is stored in one of two ways: by expression, if it is computed from source weights by exact operations (data movement, and IEEE
+operations that round the same everywhere) and evaluation gives exactly its bytes; by value otherwise, with its expression as a record of its
+origin. Reading evaluates expressions within a budget of bytes and compares digests.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Wei
 from whet.network.text import parse_value, value_text
 from whet.ops import infer_layer, run_layer
 
-#: operations whose result is the same on every machine
+#: operations with the same result on every machine
 EXACT = frozenset(
     "Add Sub Mul Div Sqrt Reciprocal Neg Abs Cast Identity Reshape Flatten Squeeze Unsqueeze Transpose Concat Slice Split Gather Pad".split()
 )
 MAX_NODES = 64  # operations in the expression of one constant
 _MAX_ARGS = 1024  # of one operation
-_SPARE = 1 << 24  # bytes of the budget beside 16 times what the file holds
+_SPARE = 1 << 24  # bytes of the budget in addition to 16 times the size of the file
 _WHAT_BREAKS = (
     NetworkError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError, AssertionError,
     MemoryError, RecursionError, FloatingPointError,
@@ -36,7 +36,7 @@ _WHAT_BREAKS = (
 
 
 def constants_of(net: Network) -> Iterator[Tensor]:
-    """Every constant of a network and of the regions in it, in one order."""
+    """Every constant of a network and its regions, in a fixed order."""
     yield from net.constants.values()
     for layer in net.layers:
         for _, region in sorted(layer.regions.items()):
@@ -65,7 +65,7 @@ class Pool:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def index(self) -> dict[str, Any]:
-        """The JSON of the index; offsets are counted in the section of the arrays."""
+        """The JSON of the index; offsets are relative to the section of the arrays."""
         rows, at = [], 0
         for digest, (name, a) in self.arrays.items():
             rows.append([name, str(Weight(a).type), at, a.nbytes, digest])
@@ -92,7 +92,7 @@ def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray]) -> Pool:
         number = _number(pool, w.origin, {})
         leaves = {} if w.origin.op == "source" or number is None else _leaves(w.origin, sources)
         stored = None
-        if leaves and number is not None and _again(w, leaves):
+        if leaves and number is not None and _is_reproducible(w, leaves):
             for name, a in sorted(leaves.items()):
                 digests.setdefault(name, Weight(a).digest)
                 pool.arrays.setdefault(digests[name], (name, a))
@@ -102,12 +102,12 @@ def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray]) -> Pool:
         pool.constants.append([w.digest, str(w.type), number, stored])
     for n in pool.nodes:
         if n[0] == "source":
-            n[3] = digests.get(n[1], "")  # the array that expressions read under this name
+            n[3] = digests.get(n[1], "")  # digest of the source weight of this name
     return pool
 
 
 def _number(pool: Pool, origin: Origin, seen: dict[int, int | None]) -> int | None:
-    """The node of an origin; None when it holds an attribute that has no text."""
+    """The node of an origin; None if it has an attribute without a text form."""
     if id(origin) in seen:
         return seen[id(origin)]
     args: list[int | None] = []
@@ -126,7 +126,7 @@ def _number(pool: Pool, origin: Origin, seen: dict[int, int | None]) -> int | No
 
 
 def _leaves(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Arrays of all sources of an expression by name; {} when one is missing or an operation is not exact."""
+    """Arrays of all sources of an expression by name; {} if one is missing or an operation is not exact."""
     found: dict[str, np.ndarray] = {}
     todo, count = [origin], 0
     while todo:
@@ -144,8 +144,8 @@ def _leaves(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.n
     return found
 
 
-def _again(w: Weight, leaves: Mapping[str, np.ndarray]) -> bool:
-    """True when evaluating the expression gives exactly the weight's bytes."""
+def _is_reproducible(w: Weight, leaves: Mapping[str, np.ndarray]) -> bool:
+    """True if the evaluated expression gives exactly the weight's bytes."""
     budget = Budget(16 * sum(a.nbytes for a in leaves.values()) + _SPARE)
     try:
         got = _evaluate(w.origin, leaves, {}, budget)
@@ -169,7 +169,7 @@ def _evaluate(o: Origin, leaves: Mapping[str, np.ndarray], known: dict[int, np.n
 
 @dataclass
 class Budget:
-    """Bytes that evaluation may still allocate."""
+    """Remaining bytes that evaluation may allocate."""
 
     left: int
 
@@ -180,9 +180,9 @@ class Budget:
 
 
 def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[str, np.ndarray]]:
-    """The constants in their order, with origins, and the source weights that expressions read, by name.
+    """The constants in order, with origins, and by name the source weights in expressions.
 
-    Every array and every constant has its digest. Arrays are views of `data` (the mapped file). Raises EngineError.
+    The digest of every array and constant is checked. Arrays are views of `data` (the mapped file). Raises EngineError.
     """
     index.object("weights", "nodes", "constants")
     arrays = _read_arrays(index["weights"], data)
@@ -198,7 +198,7 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
         if number.value is not None:
             node = number.integer(0, max(len(origins) - 1, 0))
             if not origins:
-                raise number.fail("null, for there are no expressions")
+                raise number.fail("null, as there are no expressions")
             origin = origins[node][0]
         if stored.value is not None:
             array = _stored(stored, arrays)
@@ -212,14 +212,14 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
             if w.type != type_ or (w.digest if stored.value is None else stored.value) != digest.value:
                 raise row.fail("a constant that has its type and digest")
             if stored.value is not None:
-                object.__setattr__(w, "digest", digest.value)  # checked with the array: not hashed twice
+                object.__setattr__(w, "digest", digest.value)  # already checked with the array
             made[key] = w
         found.append(made[key])
     return found, {o.name: arrays[digest] for o, _, digest, _ in origins if digest in arrays}
 
 
 def _type(r: Reader) -> TensorType:
-    """A static type of an element that can be stored."""
+    """A static tensor type with a storable element type."""
     text = r.text(500)
     try:
         type_ = parse_type(text)
@@ -246,10 +246,10 @@ def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
         array = flat.reshape(static_shape(type_.shape))
         array.flags.writeable = False
         if digest.text(64) in found or Weight(array).digest != digest.value:
-            raise EngineError(f"the weight '{name.value[:80]}' is damaged: it does not have its digest, or stands there twice")
+            raise EngineError(f"the weight '{name.value[:80]}' is damaged: its digest does not match, or it is a duplicate")
         end = padded(at + nbytes)
         if any(data[at + nbytes : min(end, len(data))]):
-            raise EngineError(f"the engine is damaged: bytes behind the weight '{name.value[:80]}' are not zero")
+            raise EngineError(f"the engine is damaged: bytes after the weight '{name.value[:80]}' are not zero")
         found[digest.value] = array
         at = end
     if len(data) != (offset.value + nbytes if found else 0):
@@ -258,7 +258,7 @@ def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
 
 
 def _read_nodes(rows: Reader) -> list[tuple[Origin, list[int | None], str, int]]:
-    """Per node: its origin, its arguments' numbers, the digest of a source's array, and how many operations it takes."""
+    """Per node: origin, numbers of the arguments, digest of a source's array, and number of operations."""
     found: list[tuple[Origin, list[int | None], str, int]] = []
     for k, row in enumerate(rows.rows()):
         op, name, args, attrs, output, rest = row.rows(6)
@@ -295,7 +295,7 @@ def _stored(r: Reader, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 def _value(node: int, origins, arrays, values: dict[int, np.ndarray], budget: Budget) -> np.ndarray:
     """The array of an expression; each node is evaluated once."""
     if origins[node][3] > MAX_NODES:
-        raise EngineError(f"a constant is made by more than {MAX_NODES} operations: the engine is damaged or hostile")
+        raise EngineError(f"a constant takes more than {MAX_NODES} operations: the engine is damaged or hostile")
     order, todo, seen = [], [node], {node}
     while todo:
         n = todo.pop()
@@ -310,35 +310,35 @@ def _value(node: int, origins, arrays, values: dict[int, np.ndarray], budget: Bu
         origin, args, digest, _ = origins[n]
         if origin.op == "source":
             if digest not in arrays:
-                raise EngineError(f"the source weight '{origin.name[:80]}' is not in the engine, but a constant is made of it")
+                raise EngineError(f"the source weight '{origin.name[:80]}' is not in the engine, but a constant is computed from it")
             values[n] = arrays[digest]
             continue
         if origin.op != "literal" and origin.op not in EXACT:
-            raise EngineError(f"a constant is made by {origin.op[:40]}, which is not among the exact operations: it should stand by value")
+            raise EngineError(f"a constant is computed by {origin.op[:40]}, which is not an exact operation: it should be stored by value")
         try:
             given = [None if a is None else values[a] for a in args]
             values[n] = _apply(origin.op, given, dict(origin.attrs), origin.output, budget)
         except _WHAT_BREAKS as e:
-            raise EngineError(f"a constant cannot be made: {origin.op[:40]}: {str(e)[:200]}") from e
+            raise EngineError(f"a constant cannot be computed: {origin.op[:40]}: {str(e)[:200]}") from e
     return values[node]
 
 
 def _apply(op: str, args: list[np.ndarray | None], attrs: dict[str, Any], output: int, budget: Budget) -> np.ndarray:
-    """One operation on arrays; its result's size is inferred and paid for before it is computed."""
+    """One operation on arrays; the size of the result is inferred and charged to the budget before it is computed."""
     if op == "literal":
         values, dtype = attrs["values"], attrs["dtype"]
         if dtype not in DTYPES.values() or dtype.name == "string" or not isinstance(values, tuple):
-            raise EngineError("a literal has no values of a number type")
+            raise EngineError("a literal has no numeric values")
         return np.array(values, dtype.numpy).reshape(attrs["shape"])
     tensors = [None if a is None else Tensor(f"w{i}", Weight(a).type, weight=Weight(a)) for i, a in enumerate(args)]
     layer = Layer(op, "weight", tensors, attrs)
     types, _ = infer_layer(layer)
     for t in types:
         if not t.static:
-            raise EngineError(f"{op} makes a weight of unknown size")
+            raise EngineError(f"{op} gives a weight of unknown size")
         budget.spend(prod(static_shape(t.shape)) * t.dtype.numpy.itemsize)
     layer.outputs = tuple(Tensor(f"y{i}", t, layer, i) for i, t in enumerate(types))
     got = run_layer(layer, args)
     if not 0 <= output < len(got) or got[output].shape != types[output].shape:
-        raise EngineError(f"{op} makes no weight {output} of the type it says")
+        raise EngineError(f"{op} gives no weight {output} of the stated type")
     return np.ascontiguousarray(got[output]).reshape(got[output].shape)

@@ -15,7 +15,7 @@ Atom = tuple  # ("sym", name) | ("floordiv", Expr, int | Expr) | ("min" | "max",
 Monomial = tuple[tuple[Atom, int], ...]
 
 
-_MOST_TERMS = 4096  # of a product: real dimensions have a handful, a hostile text could ask for 2^k
+_MOST_TERMS = 4096  # per product: real dimensions have a handful, a hostile text could have 2^k
 
 
 class Expr:
@@ -100,7 +100,7 @@ def lift(d: Dim) -> Expr:
 
 
 def lower(e: Expr) -> Dim:
-    """`e` as an int when it is a constant, else `e`."""
+    """`e` as an int if it is constant, else `e`."""
     if not e.terms:
         return 0
     if len(e.terms) == 1 and e.terms[0][0] == ():
@@ -109,7 +109,7 @@ def lower(e: Expr) -> Dim:
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """a // b, simplified: multiples of b leave the division ((6*N + 1) // 2 = 3*N), equal expressions give 1."""
+    """a // b, simplified: multiples of b are moved out of the division ((6*N + 1) // 2 = 3*N), equal expressions give 1."""
     if isinstance(a, int) and isinstance(b, int):
         if b == 0:
             raise NetworkError(f"division of dimension {a} by zero")
@@ -144,17 +144,17 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
 
 
 def minimum(a: Dim, b: Dim) -> Dim:
-    """The smaller of two dims, symbolic where that is not known."""
+    """The smaller of two dims, symbolic if undecided."""
     return _extreme("min", a, b)
 
 
 def maximum(a: Dim, b: Dim) -> Dim:
-    """The larger of two dims, symbolic where that is not known."""
+    """The larger of two dims, symbolic if undecided."""
     return _extreme("max", a, b)
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """All dims multiplied; 1 for none."""
+    """The product of all dims; 1 for none."""
     out: Dim = 1
     for d in dims:
         out = out * d
@@ -176,7 +176,7 @@ def symbols(d: Dim) -> set[str]:
 
 
 def evaluate(d: Dim, env: Mapping[str, int]) -> int:
-    """The value of `d` with symbols from `env`. Raises NetworkError for a symbol that has no value."""
+    """The value of `d` with symbols from `env`. Raises NetworkError for a symbol without value."""
     got = substitute(d, env)
     if not isinstance(got, int):
         missing = sorted(symbols(got))

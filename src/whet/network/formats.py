@@ -1,10 +1,10 @@
-"""Memory formats of tensors: whet's own named set, with the bytes each takes and the strides each has.
+"""Memory formats of tensors: whet's named set, with size and strides of each.
 
     linear    row-major, any rank (nchw for images)
     nhwc      channels last, rank 3 to 5
     nChw8c    channels in blocks of 8, padded with zeros, rank 4
     nChw16c   channels in blocks of 16, padded with zeros, rank 4
-Layouts of packed weights are the tactics' own and have no name here.
+Layouts of packed weights are private to tactics and have no name here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RANKS = {"linear": range(0, 33), "nhwc": range(3, 6), "nChw8c": range(4, 5), "n
 
 
 def format_fits(fmt: str, rank: int) -> bool:
-    """Whether a tensor of `rank` can have the format."""
+    """True if a tensor of `rank` can have the format."""
     return rank in _RANKS[fmt]
 
 
@@ -38,7 +38,7 @@ def stored_shape(fmt: str, shape: Shape) -> Shape:
 
 
 def format_bytes(type_: TensorType, fmt: str) -> Dim:
-    """Bytes of a tensor of `type_` in memory in `fmt` (symbolic when the shape is); elements of less than a byte take one each, as in NumPy."""
+    """Bytes of a tensor of `type_` in memory in `fmt` (symbolic if the shape is); sub-byte elements take one byte each, as in NumPy."""
     return product(stored_shape(fmt, type_.shape)) * max(type_.dtype.bits // 8, 1)
 
 

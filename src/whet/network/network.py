@@ -1,7 +1,7 @@
 """The network: layers in SSA form between named inputs and outputs.
 
 One class serves two stages. `source` is the model as imported (batch norms, Q/DQ and names intact): pruning, calibration
-and `to_torch()` work there. `lowered` is what the builder chooses tactics for: fused, typed, formatted.
+and `to_torch()` work there. `lowered` is the builder's form, for which tactics are selected: fused, typed, formatted.
 A layer has any number of outputs and may hold regions: the branches of If, the body of a Loop, or the body of a fused layer
 (fused means a body plus a composite kind, and can always be decomposed).
 """
@@ -22,9 +22,9 @@ STAGES = ("source", "lowered")
 
 
 class Tensor:
-    """A value: made by a layer, fed as an input, or constant (`weight` is set).
+    """A value: computed by a layer, an input, or constant (`weight` is set).
 
-    `shape_value` holds the elements of a small tensor (flat) as dims when they are known before run time, so that
+    `shape_value` holds the elements of a small tensor (flat) as dims if they are known at build time, so that
     Shape -> Gather -> Concat -> Reshape chains fold for dynamic shapes too.
     """
 
@@ -53,13 +53,13 @@ class Tensor:
         return self.weight is not None
 
     def constant(self) -> Weight:
-        """The weight of a constant. Raises NetworkError for a tensor that is computed."""
+        """The weight of a constant. Raises NetworkError for a computed tensor."""
         if self.weight is None:
             raise NetworkError(f"%{self.name} is computed at run time; its values are not known before")
         return self.weight
 
     def array(self) -> np.ndarray:
-        """The constant's values (read-only). Raises NetworkError for a tensor that is computed."""
+        """The constant's values (read-only). Raises NetworkError for a computed tensor."""
         return self.constant().array
 
     def __repr__(self) -> str:
@@ -69,7 +69,7 @@ class Tensor:
 class Layer:
     """One operation: `outputs = op(inputs, **attrs)`. An absent optional input is None.
 
-    `sources` names the nodes of the user's model that the layer came from; `regions` holds networks of its own (see Network).
+    `sources` names the originating nodes of the user's model; `regions` holds nested networks (see Network).
     """
 
     __slots__ = ("attrs", "inputs", "name", "op", "outputs", "regions", "sources")
@@ -93,7 +93,7 @@ class Layer:
 
     @property
     def output(self) -> Tensor:
-        """The only output. Raises NetworkError when there are several."""
+        """The only output. Raises NetworkError if there are several."""
         if len(self.outputs) != 1:
             raise NetworkError(f"{self.op} '{self.name}' has {len(self.outputs)} outputs, not one")
         return self.outputs[0]
@@ -104,11 +104,11 @@ class Layer:
         return self.attrs.get("composite", "") if self.op == "Fused" else ""
 
     def input(self, i: int) -> Tensor | None:
-        """Input `i`, or None when it is absent or not given."""
+        """Input `i`, or None if it is absent."""
         return self.inputs[i] if i < len(self.inputs) else None
 
     def needs(self, i: int) -> Tensor:
-        """Input `i`, which the op cannot be without. Raises NetworkError when it is absent."""
+        """The required input `i`. Raises NetworkError if it is absent."""
         t = self.input(i)
         if t is None:
             raise NetworkError(f"{self.op} '{self.name}' has no input {i}, which it needs")
@@ -147,7 +147,7 @@ class Network:
     # building
 
     def add_input(self, name: str, type: TensorType) -> Tensor:
-        """A new input. Its name is what users feed, so a taken name is an error."""
+        """A new input. Users refer to its name, so a duplicate raises NetworkError."""
         if name in self._names:
             raise NetworkError(f"the name {name!r} is taken; inputs and outputs need names of their own")
         self._names.add(name)
@@ -174,16 +174,16 @@ class Network:
         at: int | None = None,
         **attrs: Any,
     ) -> Any:
-        """Adds a layer and infers its types; returns its output, or a tuple when there are several.
+        """Adds a layer and infers its types; returns its output, or a tuple of several.
 
-        `outputs` are wished names; `at` is the place in `layers` (default: the end).
-        Raises NetworkError/UnsupportedError when the op is unknown or its inputs do not fit.
+        `outputs` are preferred names; `at` is the index in `layers` (default: the end).
+        Raises UnsupportedError for an unknown op, NetworkError for invalid inputs.
         """
         layer = self.add_layer(op, inputs, attrs, name=name, outputs=outputs, regions=regions, sources=sources, at=at)
         return layer.outputs[0] if len(layer.outputs) == 1 else layer.outputs
 
     def add_layer(self, op, inputs, attrs=None, *, name="", outputs=(), regions=None, sources=(), at=None) -> Layer:
-        """As `add`, with inputs and attributes as they stand in a Layer; returns the layer."""
+        """As `add`, with inputs and attributes in the form of Layer; returns the layer."""
         from whet.ops import infer_layer
 
         wished = list(outputs)
@@ -213,7 +213,7 @@ class Network:
         self.outputs.append(t)
 
     def fresh(self, wish: str) -> str:
-        """`wish`, or `wish_1`, `wish_2`, ... when taken; the name is taken from then on."""
+        """Reserves and returns `wish`, or `wish_1`, `wish_2`, ... if taken."""
         name = wish
         while name in self._names:
             self._counters[wish] = self._counters.get(wish, 0) + 1
@@ -222,7 +222,7 @@ class Network:
         return name
 
     def _release(self, name: str) -> None:
-        """Renames whatever holds `name` but an input or output."""
+        """Renames the tensor called `name`. Raises NetworkError for an input or output."""
         if any(t.name == name for t in (*self.inputs, *self.outputs)):
             raise NetworkError(f"the name {name!r} is taken by an input or output")
         for layer in self.layers:
@@ -251,7 +251,7 @@ class Network:
         raise NetworkError(f"there is no tensor {name!r}")
 
     def users(self) -> dict[Tensor, list[tuple[Layer, int]]]:
-        """For each tensor that is read: the (layer, input index) pairs that read it. Region captures count at the outer layer with index -1."""
+        """Consumers of each tensor, as (layer, input index) pairs. Captures of a region count for the outer layer with index -1."""
         found: dict[Tensor, list[tuple[Layer, int]]] = {}
         for layer in self.layers:
             for i, t in enumerate(layer.inputs):
@@ -263,7 +263,7 @@ class Network:
         return found
 
     def captures(self) -> list[Tensor]:
-        """Tensors read here but made outside (of a region), in order of first use."""
+        """Tensors of the outer network used in this region, in order of first use."""
         own = set(self.tensors())
         found: dict[Tensor, None] = {}
         for layer in self.layers:
@@ -286,7 +286,7 @@ class Network:
     # changing
 
     def replace(self, old: Tensor, new: Tensor) -> None:
-        """Makes every reader of `old` read `new`; an output of the network keeps its name (moved to `new`)."""
+        """Replaces `old` by `new` in all consumers; an output of the network keeps its name (moved to `new`)."""
         if old is new:
             return
         for layer in self.layers:
@@ -304,11 +304,11 @@ class Network:
                 self.outputs[i] = new
 
     def remove(self, layer: Layer) -> None:
-        """Takes `layer` out; nothing may read it any more (verify() checks)."""
+        """Removes `layer`; it must have no consumers (checked by verify())."""
         self.layers.remove(layer)
 
     def prune_dead(self) -> int:
-        """Removes layers and constants that no output needs; returns how many layers went."""
+        """Dead-code elimination of layers and constants; returns the number of removed layers."""
         live: set[Tensor] = set(self.outputs)
         kept: list[Layer] = []
         for layer in reversed(self.layers):
@@ -323,7 +323,7 @@ class Network:
         return gone
 
     def sort(self) -> None:
-        """Puts layers into an order in which each value is made before it is read, keeping the order where it is free.
+        """Sorts the layers topologically (stable).
 
         Raises NetworkError on a cycle.
         """
@@ -357,7 +357,7 @@ class Network:
         return copy_into(self, Network(self.name, stage or self.stage), {})
 
     def to_torch(self, **options: Any) -> Any:
-        """This source network as a trainable torch.nn.Module of the same graph (whet.training.NetworkModule, which says what `options` are).
+        """This source network as a trainable torch.nn.Module of the same graph (whet.training.NetworkModule documents the `options`).
 
         Raises BackendError without torch (pip install 'whet[train]'), UnsupportedError naming the layers that cannot be trained.
         """

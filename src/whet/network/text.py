@@ -1,4 +1,4 @@
-"""The text form of a network: one line an input, constant, layer and output; it parses back to an equal network.
+"""The text form of a network: one line per input, constant, layer and output; parsing it gives an equal network.
 
     network resnet source
     in %x: f32[N,3,8,8]
@@ -6,7 +6,7 @@
     %y: f32[N,4,6,6] = Conv(%x, %w, pads=(0, 0, 0, 0)) from "conv1"
     out %y
 
-Types after `:` may be left out when reading (they are inferred, and compared where given). A constant is a list, `seed(k)`
+Types after `:` are optional when parsing (they are inferred, and compared if given). A constant is a list, `seed(k)`
 (normal numbers from that seed) or `sha256:...` (looked up in the arrays given to `parse_network`).
 A layer with regions ends with `{`, then for each `region <name>` its lines, then `}`.
 """
@@ -29,11 +29,11 @@ from whet.network.weight import Weight
 
 VERSION = 2
 _PLAIN = re.compile(r"[\w./:$#+-]+")
-_SMALL = 16  # constants up to this many elements are written out
+_SMALL = 16  # constants up to this many elements are written as lists
 
 
 def network_text(net: Network, *, types: bool = True) -> str:
-    """The text form; `types=False` leaves out the types of what layers make."""
+    """The text form; `types=False` omits the types of layer outputs."""
     return "\n".join([f"network {_quoted(net.name)} {net.stage}", *_body(net, types)]) + "\n"
 
 
@@ -110,7 +110,7 @@ def _escaped(s: str) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """An attribute's value from what `value_text` wrote. Raises NetworkError."""
+    """Parses an attribute value written by `value_text`. Raises NetworkError."""
     s = _Scanner(text, 1)
     found = s.value()
     s.end()
@@ -136,7 +136,7 @@ def parse_network(text: str, arrays: Mapping[str, np.ndarray | Weight] | None = 
 
 
 def _read_body(net: Network, lines: deque, outer: MutableMapping[str, Tensor], arrays) -> deque:
-    known = ChainMap({}, outer)  # a region adds to what is outside, without copying it
+    known = ChainMap({}, outer)  # a region extends the outer names without copying them
     while lines:
         number, line = lines[0]
         if line == "}" or line.startswith("region "):
@@ -321,7 +321,7 @@ class _Scanner:
             raw = self.match(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "a string")
             try:
                 return ast.literal_eval(raw)
-            except (SyntaxError, ValueError):  # a null byte, an escape that there is not
+            except (SyntaxError, ValueError):  # a null byte, an unknown escape
                 raise self.fail("a string") from None
         if self.maybe("float('"):
             v = float(self.match(r"-?(?:inf|nan)", "inf or nan"))

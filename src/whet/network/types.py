@@ -1,4 +1,4 @@
-"""Element types and tensor types. A type has bits, not bytes: int4 and float8 are types like any other."""
+"""Element types and tensor types. Sizes are in bits, so int4 and float8 are ordinary types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DType:
 
     @cached_property
     def numpy(self) -> np.dtype:
-        """The NumPy type that holds one element (sub-byte types hold one element a byte there)."""
+        """The NumPy type of one element (sub-byte types use one byte per element)."""
         return np.dtype(_NUMPY[self.name])
 
     @property
@@ -55,7 +55,7 @@ _FROM_NUMPY = {t.numpy: t for t in DTYPES.values() if t is not STRING}
 
 
 def dtype_of(array: np.ndarray) -> DType:
-    """The element type of a NumPy array. Raises NetworkError for one that whet has not (complex, strings)."""
+    """The element type of a NumPy array. Raises NetworkError for an unsupported one (complex, strings)."""
     try:
         return _FROM_NUMPY[array.dtype]
     except KeyError:
@@ -75,7 +75,7 @@ class TensorType:
 
     @property
     def elements(self) -> Dim:
-        """How many there are; an expression where sizes are symbols."""
+        """Number of elements; an expression if sizes are symbolic."""
         return product(self.shape)
 
     @property
@@ -86,7 +86,7 @@ class TensorType:
 
     @property
     def static(self) -> bool:
-        """Whether all sizes are numbers."""
+        """True if all sizes are numbers."""
         return all(isinstance(d, int) for d in self.shape)
 
     def symbols(self) -> set[str]:
@@ -130,7 +130,7 @@ def _split(text: str) -> list[str]:
 
 
 def static_shape(shape: Shape) -> tuple[int, ...]:
-    """`shape` as ints. Raises NetworkError when a dimension is symbolic."""
+    """`shape` as ints. Raises NetworkError if a dimension is symbolic."""
     for d in shape:
         if isinstance(d, Expr):
             raise NetworkError(f"shape {list(map(str, shape))} is not static: {d} has no value yet")

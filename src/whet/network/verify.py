@@ -1,4 +1,4 @@
-"""verify(): what must hold of every network between passes. It blames by name."""
+"""verify(): invariants of every network between passes. Errors name the layer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from whet.network.network import Network, Tensor
 def verify(net: Network, *, types: bool = True) -> Network:
     """Checks `net` and its regions; returns it.
 
-    Names are unique; values are made before they are read; nothing reads what was removed; outputs exist; and with `types`
-    every layer's inferred types agree with its outputs. Raises NetworkError naming the layer.
+    Names are unique; values are computed before they are used; no removed tensor is used; outputs exist; and with `types`
+    every layer's inferred types equal those of its outputs. Raises NetworkError naming the layer.
     """
     return _verify(net, set(), types)
 

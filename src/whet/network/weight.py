@@ -1,8 +1,8 @@
-"""A weight: an array and where it came from.
+"""A weight: an array and its origin.
 
 An engine weight is a small expression over the source model's weights, written with whet's own ops: folding a batch norm
-gives `Mul(conv1.weight, Reshape(Div(bn1.weight, ...)))`. So a refit, a fine-tuned reload or a pruning recipe can evaluate
-it again, and `assumes` says what it relied on ("equal to fc2.weight", "channels 3,7 are zero").
+gives `Mul(conv1.weight, Reshape(Div(bn1.weight, ...)))`. A refit, a fine-tuned reload or a pruning recipe can
+evaluate it again, and `assumes` lists its assumptions ("equal to fc2.weight", "channels 3,7 are zero").
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whet.network.types import TensorType, dtype_of
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a weight came from: a source weight (`op` is "source", `name` is its name there) or an op applied to origins."""
+    """The origin of a weight: a source weight (`op` is "source", `name` its name) or an op applied to origins."""
 
     op: str
     name: str = ""
@@ -30,7 +30,7 @@ class Origin:
     assumes: tuple[str, ...] = ()
 
     def sources(self) -> Iterator[str]:
-        """Names of the source weights that the expression reads."""
+        """Names of the source weights in the expression."""
         if self.op == "source":
             yield self.name
         for a in self.args:

@@ -1,4 +1,4 @@
-"""Views for people: the page that a search leaves, and its progress in a terminal. Pages are one file each and ask the network for nothing."""
+"""Reports: the HTML page of a search and its progress in a terminal. Pages are self-contained files without network access."""
 
 from __future__ import annotations
 

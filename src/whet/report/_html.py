@@ -1,4 +1,4 @@
-"""HTML as text: everything that comes from outside is escaped here and nowhere else."""
+"""HTML generation: all values are escaped here and only here."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-_VOID = ("br", "hr", "img", "input", "link", "meta")  # elements without an end
+_VOID = ("br", "hr", "img", "input", "link", "meta")  # elements without end tag
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """A string of HTML, not escaped again."""
 
 
 def h(value: Any) -> Html:
@@ -19,7 +19,7 @@ def h(value: Any) -> Html:
 
 
 def tag(name: str, *children: Any, **attributes: Any) -> Html:
-    """An element; an attribute that is None or False is left out, `class_` is class, `_` in a name becomes `-`."""
+    """An element; attributes that are None or False are omitted, `class_` is class, `_` in a name becomes `-`."""
     shown = "".join(
         f' {k.rstrip("_").replace("_", "-")}' + ("" if v is True else f'="{h(v)}"') for k, v in attributes.items() if v is not None and v is not False
     )
@@ -29,7 +29,7 @@ def tag(name: str, *children: Any, **attributes: Any) -> Html:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = (), classes: Sequence[str | None] | None = None) -> Html:
-    """A table; columns in `right` are numbers; a class a row where given."""
+    """A table; columns in `right` are right-aligned; `classes` are optional CSS classes per row."""
     numbers = set(right)
 
     def cells(kind: str, row: Sequence[Any]) -> Html:
@@ -46,7 +46,7 @@ def bar(share: float, kind: str = "") -> Html:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A number with so many significant digits, thousands apart; a dash for none."""
+    """A number with `digits` significant digits and thousands separators; a dash for None."""
     if value is None:
         return "-"
     v = float(value)

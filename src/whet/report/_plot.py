@@ -1,4 +1,4 @@
-"""The Pareto plot as inline SVG: time against the metric, every trial a point that says what it is when pointed at."""
+"""The Pareto plot as inline SVG: time against the metric, one point per trial with a tooltip."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Point = Mapping[str, Any]  # x, y, kind (scout, original, survivor), chosen, fro
 
 
 def pareto_plot(points: Sequence[Point], *, x_name: str, y_name: str, limit_x: float | None, limit_y: float | None, higher: bool = True) -> Html:
-    """The plot. `limit_x`: the largest time that meets the target; `limit_y`: the worst metric that does.
+    """The plot. `limit_x`: largest time that meets the target; `limit_y`: worst metric that meets it.
 
     Points far below the limit are drawn at the lower edge, so that one bad trial does not flatten the rest; a limit far to the right of all
-    points is the right edge. One point is reached by the tabulator key, the others from it by the arrow keys (search_page.html).
+    points is drawn at the right edge. The tab key focuses one point, the arrow keys move to the others (search_page.html).
     """
     if not points:
-        return tag("p", "No trial came to an end.")
+        return tag("p", "No trial finished.")
     farthest = max(p["x"] for p in points)
     some = limit_x is not None or limit_y is not None
     if limit_x is not None and limit_x > _FAR * farthest:

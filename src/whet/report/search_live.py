@@ -1,4 +1,4 @@
-"""The search in a terminal: what runs now, the trials so far, the best of them, how long it will take. Lines instead where there is no terminal."""
+"""Progress of a search in a terminal: running jobs, finished trials, the best one, time left. Plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from whet.report._html import number
 from whet.report.stage import WAITING, stage_of
 
 _SHOWN = 12  # trials in the table
-_LONG = 20.0  # seconds of waiting for the device that are worth a line
+_LONG = 20.0  # seconds of waiting for the device after which a line is printed
 
 
 class SearchLive:
-    """A search's watcher (search/outcome/progress.py says when each is called). A context manager: the screen is its own meanwhile."""
+    """A watcher of a search (see search/outcome/progress.py), as a context manager that owns the screen."""
 
     def __init__(self, *, live: bool, console: Any = None):
         from rich.console import Console
@@ -26,11 +26,11 @@ class SearchLive:
         self.target: Mapping[str, Any] = {}
         self.running: dict[Path, tuple[str, float]] = {}
         self.trials: list[tuple[str, Mapping[str, Any], bool]] = []
-        self.seconds: list[float] = []  # of the jobs of this phase
+        self.seconds: list[float] = []  # durations of this phase's jobs
         self.slots = 1
         self._screen: Any = None
         self._drawn = 0.0
-        self._waits: dict[Path, float] = {}  # since when; inf: it was said
+        self._waits: dict[Path, float] = {}  # start of waiting; inf: already reported
 
     def __enter__(self) -> SearchLive:
         if self.live:
@@ -81,7 +81,7 @@ class SearchLive:
             self._screen.update(self.view(), refresh=True)
 
     def eta(self) -> float | None:
-        """Seconds that this phase will still take, by the mean of its jobs so far; None while nothing is known."""
+        """Estimated seconds left in this phase, from the mean duration of its jobs; None without data."""
         if not self.seconds:
             return None
         return sum(self.seconds) / len(self.seconds) * max(self.total - self.done, 0) / self.slots
@@ -93,7 +93,7 @@ class SearchLive:
         return min(good, key=lambda x: x[1]["latency"]["ratio"], default=None)
 
     def view(self) -> Any:
-        """What stands on the screen."""
+        """The contents of the screen."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -121,7 +121,7 @@ class SearchLive:
         return Group(*parts)
 
     def _tell_waiting(self) -> None:
-        """Where there is no screen: which jobs have waited for the device for long, once each."""
+        """Without a screen: reports once each job that has waited long for the device."""
         if time.monotonic() - self._drawn < _LONG / 4:
             return
         self._drawn = time.monotonic()

@@ -1,6 +1,6 @@
-"""The page of a search: the verdict, the Pareto plot, the engines compared, what each step gave, layers before and after, all trials.
+"""The page of a search: the verdict, the Pareto plot, compared engines, results of each step, layers before and after, all trials.
 
-It is made of the plain data that report.json holds (search/outcome/summary.py makes them), so a page can be made again from that file.
+It is rendered from the plain data in report.json (written by search/outcome/summary.py) and can be regenerated from that file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MIB = 2.0**20
 
 
 def search_page(data: Data) -> str:
-    """The page as one self-contained HTML text: no request leaves it, and its policy forbids the browser to make one."""
+    """The page as self-contained HTML without external requests, enforced by its content security policy."""
     title = f"whet auto: {data['model']}"
     parts = [
         _head(data), _plot(data), _compared(data), _steps(data), _layers(data), _trials(data), _about(data),
@@ -55,7 +55,7 @@ def _head(d: Data) -> Html:
 
 
 def _energy_tile(before: Data, after: Data) -> list[Html]:
-    """What a sample costs; without what the device draws at rest where that is known."""
+    """Energy per sample, net of idle power where known."""
     for kind, what in (("net_mj", "energy a sample, without power at rest"), ("mj", "energy a sample")):
         if before.get(kind) is not None and after.get(kind) is not None:
             return [_tile(f"{number(before[kind])} → {number(after[kind])} mJ", what)]

@@ -1,4 +1,4 @@
-"""What an engine makes of zeros: which 2:4 layers run a sparse kernel, why others run dense, and that scattered zeros gain nothing."""
+"""Reports on an engine's sparsity: 2:4 layers with sparse kernels, reasons for dense ones, and unstructured zeros, which save nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from whet.network import Network
 from whet.sparsity.two_four import eligible_layers, is_two_four, reduction_axis
 
-WORTH_A_WORD = 0.2  # share of zeros; trained weights have none, quantized ones a few hundredths
+WORTH_A_WORD = 0.2  # reporting threshold: trained weights have no zeros, quantized ones a few per cent
 
 
 def picked_layers(plan: Any) -> list[str]:
@@ -18,7 +18,7 @@ def picked_layers(plan: Any) -> list[str]:
 
 
 def why_dense(plan: Any) -> str:
-    """Why eligible layers run dense, in words, with the count of sparse tactics that were timed."""
+    """The reason why eligible layers run dense, with the number of timed sparse tactics."""
     eligible, _ = eligible_layers(plan.network)
     seen = [c for name in eligible for c in plan.report.candidates.get(name, [])]
     sparse = [c for c in seen if "sparse" in c.tactic or dict(c.config).get("sparse")]
@@ -31,9 +31,9 @@ def why_dense(plan: Any) -> str:
 
 
 def scattered_zeros(net: Network) -> float:
-    """Share (0..1) of the numbers in weights of convolutions and products that are zeros in no pattern a kernel could use.
+    """Share (0..1) of unstructured zeros in the weights of convolutions and matrix products.
 
-    2:4 weights do not count, nor do filters that are zero as a whole: a pass takes those out.
+    Excludes 2:4 weights, and filters that are entirely zero (a pass removes those).
     """
     weights = {found for layer in net.layers if (found := reduction_axis(layer)) is not None}
     total = lost = 0
@@ -48,7 +48,7 @@ def scattered_zeros(net: Network) -> float:
 
 
 def said_of_zeros(net: Network) -> str | None:
-    """A sentence for users whose model was pruned by masks of single weights; None where there is nothing to say."""
+    """A note for models with unstructured sparsity; None for other models."""
     share = scattered_zeros(net)
     if share < WORTH_A_WORD:
         return None

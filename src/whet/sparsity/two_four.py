@@ -1,7 +1,7 @@
-"""2:4: of every four neighbours along a weight's reduction axis at most two are not zero (Mishra et al., arXiv:2104.08378).
+"""2:4 sparsity: of every aligned group of four along a weight's reduction axis at most two are nonzero (Mishra et al., arXiv:2104.08378).
 
-For a convolution's weights [K, C/group, *kernel] the four are input channels of one output channel and kernel position, as
-TensorRT's sparse kernels want them; for a matrix product they lie along the inner dimension.
+For a convolution's weights [K, C/group, *kernel] a group is four input channels of one output channel and kernel position, as
+in TensorRT's sparse kernels; for a matrix product, four entries along the inner dimension.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from whet.network import Layer, Network, Origin, Tensor, Weight
 
 
 def two_four(w: np.ndarray, axis: int) -> np.ndarray:
-    """`w` with the two smallest magnitudes of each aligned four along `axis` set to zero (ties: the later goes).
+    """`w` with the two smallest magnitudes of each aligned group of four along `axis` set to zero (ties: the later one).
 
     w: any float array whose `axis` is a multiple of 4. Raises ValueError otherwise.
     """
     if w.shape[axis] % 4:
-        raise ValueError(f"axis {axis} has {w.shape[axis]} elements, which is no multiple of 4")
+        raise ValueError(f"axis {axis} has {w.shape[axis]} elements, not a multiple of 4")
     moved = np.moveaxis(w, axis, -1)
     fours = moved.reshape(*moved.shape[:-1], -1, 4)
     order = np.argsort(-np.abs(fours.astype(np.float32)), axis=-1, kind="stable")
@@ -28,7 +28,7 @@ def two_four(w: np.ndarray, axis: int) -> np.ndarray:
 
 
 def is_two_four(w: np.ndarray, axis: int) -> bool:
-    """Whether every aligned four along `axis` has at most two elements that are not zero; never where the axis is no multiple of 4."""
+    """True if every aligned group of four along `axis` has at most two nonzero elements; False if the axis is not a multiple of 4."""
     if w.shape[axis] % 4 or w.size == 0:
         return False
     moved = np.moveaxis(w, axis, -1)
@@ -59,7 +59,7 @@ def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
 
 
 def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
-    """Names of layers whose weights are 2:4 already, and why each other weighted layer is not eligible."""
+    """Names of layers with 2:4 weights, and the reason for each other weighted layer."""
     yes, no = [], {}
     for layer in net.layers:
         found = reduction_axis(layer)
@@ -76,10 +76,10 @@ def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
 
 
 def force_two_four(net: Network) -> tuple[Network, list[str], dict[str, str]]:
-    """A copy of `net` with 2:4 weights wherever the shape allows it; names of the layers changed, and reasons for those that cannot be.
+    """A copy of `net` with 2:4 weights where the shape allows it; the names of changed layers, and the reasons for the others.
 
-    trtexec's `--sparsity=force` keeps the first two of every four; this keeps the two of largest magnitude. Either way the
-    accuracy is not to be trusted before fine-tuning.
+    trtexec's `--sparsity=force` keeps the first two of every four; this keeps the two of largest magnitude. Either way
+    fine-tuning is needed to restore accuracy.
     """
     made = net.clone()
     done, left = [], {}

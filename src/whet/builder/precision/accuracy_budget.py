@@ -1,8 +1,8 @@
 """Low precision within an accuracy budget: the layers that have to stay in floating point, by sensitivity per saved millisecond.
 
-Layers are ranked by the output noise of each alone per saved millisecond. Whole sets are evaluated, never sums of single sensitivities:
-bisection finds the number of layers to drop, then dropped layers are readmitted one by one if the budget still holds. All of this runs in
-emulation (precision.emulated), without timing; the resulting engine is evaluated once more.
+Layers are ranked by the output noise that each causes alone per millisecond saved. Sets of layers are judged as a whole, not by sums of single
+sensitivities: bisection finds how many of the most sensitive layers must be dropped, then each of these is tried in low precision again. All of
+this runs in emulation (precision.emulated), without timing; the resulting engine is judged once more.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from whet.precision.ranges import Ranges
 from whet.precision.sensitivity import Analysis, Feeds, Harm
 from whet.runtime import Runtime
 
-SAMPLES = 32  # on which outputs are compared
-_READMITTED = 16  # dropped layers that are tried again in low precision
-_NOTHING_MS = 1e-5  # a lower bound on the time a layer saves, to divide by
+SAMPLES = 32  # number of samples on which outputs are compared
+_READMITTED = 16  # dropped layers that are tried in low precision again
+_NOTHING_MS = 1e-5  # lower bound of a layer's saved time, a divisor
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Judge:
         return self.budget.judge(run, a.exact, a.samples, a.wants)
 
     def harder(self, fit: Fit, skip: Collection[str], kept: Collection[str]) -> list[str]:
-        """The most sensitive tenth of the layers still in low precision: dropped next when an engine misses the budget that its emulation held."""
+        """The most sensitive tenth of the layers still in low precision: dropped next if an engine misses the budget that its emulation met."""
         left = [r.layer for r in fit.rows if r.layer not in set(skip) and r.layer not in set(kept)]
         if not fit.rows:
             fit.rows = self.analysis.alone([n for n in self.names if n not in set(skip) and n not in set(kept)])
@@ -80,7 +80,7 @@ class Judge:
         return left[: max(1, len(left) // 10)]
 
     def engine(self, plan: EnginePlan, config: BuildConfig) -> Verdict | None:
-        """The verdict on an engine; None when the samples do not fit its shapes."""
+        """The verdict on an engine; None if the samples do not match its shapes."""
         run = PlanRun(plan, config)
         try:
             return self.budget.judge(run, self.analysis.exact, self.analysis.samples, self.analysis.wants)
@@ -90,7 +90,7 @@ class Judge:
             return None
 
     def fit(self, low: Collection[str], saved_ms: Mapping[str, float], kept: Collection[str] = ()) -> Fit:
-        """The layers of `low` that must return to floating point. `kept` layers never do: the user demands them in low precision."""
+        """The layers of `low` that must return to floating point. `kept` layers never return: the user demands them in low precision."""
         fit = Fit()
         start = [n for n in self.names if n in set(low)]
         fit.verdict = self.low(start)
@@ -112,14 +112,14 @@ class Judge:
         gone = order[:holds]
         fit.verdict = self.low([n for n in start if n not in set(gone)])
         if fit.verdict.holds:
-            gone = self._readmit(start, gone, by, fit)
+            gone = self._readmitted(start, gone, by, fit)
         for n in gone:
             saved = f", saves {saved_ms[n]:.4f} ms" if n in saved_ms else ""
             fit.dropped[n] = f"alone it leaves {by[n].alone_db:.1f} dB of output SNR{saved}"
         fit.judged = self.judged
         return fit
 
-    def _readmit(self, start: list[str], gone: list[str], by: Mapping[str, Harm], fit: Fit) -> list[str]:
+    def _readmitted(self, start: list[str], gone: list[str], by: Mapping[str, Harm], fit: Fit) -> list[str]:
         """The dropped layers, less the least sensitive ones that can return to low precision within the budget."""
         left = list(gone)
         for n in sorted(gone, key=lambda n: by[n].noise)[:_READMITTED]:
@@ -133,20 +133,20 @@ class Judge:
 class PlanRun:
     """An engine plan as run(feeds) -> outputs by name.
 
-    An engine of a fixed larger batch takes single samples too: each fills the batch, and the first of the outputs is returned.
+    An engine with a fixed larger batch also accepts single samples: the sample is repeated, and the first output is returned.
     """
 
     def __init__(self, plan: EnginePlan, config: BuildConfig):
         self.context = Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan).create_context()
         batches = {shapes[0][0] if shapes[0] else 0 for p in plan.profiles for shapes in p.shapes.values()}
-        self.batch = batches.pop() if len(batches) == 1 else 0  # the min batch of all inputs
+        self.batch = batches.pop() if len(batches) == 1 else 0  # the smallest batch that all inputs accept
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if self.batch <= 1 or any(np.shape(a)[:1] != (1,) for a in feeds.values()):
             return self.context.run(feeds)
         got = self.context.run({n: np.repeat(a, self.batch, axis=0) for n, a in feeds.items()})
         if any(a.shape[:1] != (self.batch,) for a in got.values()):
-            raise ShapeError(f"the engine takes {self.batch} samples at once, and its outputs have no batch axis")
+            raise ShapeError(f"the engine takes {self.batch} samples at once, and its outputs do not say which is which")
         return {n: a[:1] for n, a in got.items()}
 
 

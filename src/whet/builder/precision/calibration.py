@@ -23,9 +23,9 @@ from whet.precision.scaling import rescaled
 from whet.precision.steps import SAMPLES as STEP_SAMPLES
 from whet.precision.steps import find_corrections, find_scalings
 
-_LEAST_GAIN_DB = 0.3  # the least SNR gain of a step on a few samples, so that it carries over to others
+_LEAST_GAIN_DB = 0.3  # required gain at the outputs of a few samples, so that it holds on others
 _LEAST_SAMPLES = 4
-_INVENTED = 4.0  # largest magnitude of every tensor when there are no data, as trtexec invents it
+_INVENTED = 4.0  # largest magnitude of every tensor without calibration data, like trtexec
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ def calibrated_ranges(
         return read_cache(calibration.cache, made, model)
     if calibration.samples is None:
         note(
-            "INT8 without calibration: the ranges are INVENTED (as trtexec does), so times are real but outputs are meaningless. "
+            "INT8 without calibration: the ranges are INVENTED (as trtexec does), so times are real but outputs mean nothing. "
             "Give --calibData=DIR|FILE.npz|FILE.npy|python:MODULE:FUNCTION or --calib=CACHE."
         )
         return invented_ranges(made)
     steps = calibration.steps
     if steps and calibration.cache and not calibration.cache.endswith(".json"):
-        note(f"{calibration.cache} is TensorRT's cache format, which holds only scales: {', '.join(steps)} are left out. Name a .json cache.")
+        note(f"{calibration.cache} is TensorRT's cache format, which holds scales alone: {', '.join(steps)} are left out. Name a .json cache.")
         steps = ()
     found = _ranges(made, calibration, model)
     if steps:
@@ -94,7 +94,7 @@ def calibrated_ranges(
 
 
 def _ranges(made: Network, calibration: Calibration, model: str, left_out: frozenset[str] = frozenset()) -> Ranges:
-    """Ranges from all samples except those with digests in `left_out`."""
+    """Ranges from all samples but those with the digests `left_out`."""
     assert calibration.samples is not None
     samples = (f for f in calibration.samples() if not left_out or content_digest(f) not in left_out)
     return calibrate(
@@ -114,13 +114,13 @@ def _improved(
 ) -> tuple[Ranges, list[CalibrationStep]]:
     """The best of: no step; the kept scalings; either of them with the kept bias corrections. Judged at the network's outputs.
 
-    A step that improves the next layer may still degrade the network, and one fitted to some samples may saturate on others. So each step has to
-    raise the outputs' SNR on held-out samples. The kept steps are then calibrated on all samples.
+    A step that improves a layer may still degrade the network, and one fitted to the samples may saturate on others. Each kind must therefore
+    raise the output SNR on held-out samples. The kept steps are then calibrated on all samples.
     """
     assert calibration.samples is not None
     count = sum(1 for _ in calibration.samples())
     if count < _LEAST_SAMPLES:
-        note(f"Calibration steps ({', '.join(steps)}) are left out: {count} samples are too few to hold some out for evaluation")
+        note(f"Calibration steps ({', '.join(steps)}) are left out: {count} samples are too few to judge them on some of them")
         return plain, []
     judges = chosen_samples(calibration.samples(), min(STEP_SAMPLES, count // 2))
     unseen = frozenset(content_digest(f) for f in judges)

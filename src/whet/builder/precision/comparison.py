@@ -1,4 +1,4 @@
-"""Comparing precisions: whole engines, and the layers that are not faster in quantized form."""
+"""Compares whole engines of several precisions, and finds layers whose quantized form is not faster than the floating-point form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOVING = ("QuantizeLinear", "DequantizeLinear", "Reformat")
 
 
 def slow_layers(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -> frozenset[str]:
-    """Names of the layers that are not faster in quantized form, including adjacent Q, DQ and reformat layers."""
+    """Names of the layers whose quantized form, with the Q, DQ and reformats around it, took as long as the floating-point one."""
     times = layer_times(floats, integers, layers)
     return frozenset(name for name, (before, after) in times.items() if before and after >= before)
 
@@ -27,24 +27,24 @@ def slow_layers(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -
 def layer_times(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -> dict[str, tuple[float, float]]:
     """(floating-point ms, quantized ms) of each layer with one quantized form, including adjacent Q, DQ and reformat layers."""
     before, after = _times(floats), _times(integers)
-    times = {}
+    found = {}
     for layer in layers:
-        names = known_as(layer)
-        quantized = [x for x in integers.network.layers if on_integers(x) and names & known_as(x)]
-        originals = [x for x in floats.network.layers if names & known_as(x)]
-        if len(quantized) != 1 or not originals:
+        own = known_as(layer)
+        mine = [x for x in integers.network.layers if on_integers(x) and own & known_as(x)]
+        theirs = [x for x in floats.network.layers if own & known_as(x)]
+        if len(mine) != 1 or not theirs:
             continue
-        cost = after.get(quantized[0].name, 0.0) + _adjacent_ms(quantized[0], integers, after)
-        reference = sum(before.get(x.name, 0.0) + _adjacent_ms(x, floats, before, only="Reformat") for x in originals)
-        times[layer.name] = (reference, cost)
-    return times
+        cost = after.get(mine[0].name, 0.0) + _around(mine[0], integers, after)
+        reference = sum(before.get(x.name, 0.0) + _around(x, floats, before, only="Reformat") for x in theirs)
+        found[layer.name] = (reference, cost)
+    return found
 
 
 def _times(plan: EnginePlan) -> dict[str, float]:
     return dict(plan.report.layer_ms)
 
 
-def _adjacent_ms(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
+def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
     """Milliseconds of the adjacent data-movement layers and tables; producers are shared among their readers."""
     users = plan.network.users()
     kinds = (only,) if only else _MOVING

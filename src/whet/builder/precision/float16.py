@@ -1,4 +1,4 @@
-"""16-bit floats within an accuracy budget: the most sensitive layers are required in FP32, the others may use 16 bits."""
+"""16-bit floats within an accuracy budget: the most sensitive layers are demanded in FP32, the others stay permitted in 16 bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PRECISION = {F16.name: "fp16", BF16.name: "bf16"}
 
 
 def small_type(plan: EnginePlan) -> str | None:
-    """The 16-bit type of most outputs of the engine, "fp16" or "bf16"; None if there is none."""
+    """"fp16" or "bf16", whichever more outputs of the engine are stored in; None for an engine without either."""
     counts: dict[str, int] = {}
     for choice in plan.choices.values():
         for _, dtype in choice.outputs:
@@ -42,13 +42,13 @@ def build_floats_within(
     progress: Progress | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[EnginePlan, Verdict | None]:
-    """An engine of `net` in floating point within `budget`; accuracy is evaluated on `made` (batch norms folded).
+    """An engine of `net` in floating point within `budget`; `made` is the network that accuracy is judged on (batch norms folded).
 
     First as permitted; if that misses the budget, with the most sensitive layers in FP32; if that misses it too, in FP32 throughout.
-    The result is in the plan's report under "accuracy". Raises the errors of `build` and Budget.judge.
+    The result is in the plan's report under "accuracy". Raises what `build` and Budget.judge raise.
     """
     if config.lock:
-        return build_locked(config, lambda locked: build(net, locked, progress=progress, inputs=inputs)), None
+        return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs)), None
     plan, verdict = _within(net, made, without_sample_mode(config), budget, samples, progress, inputs)
     log = ProgressLog(progress)
     plan = apply_sample_mode(plan, net, config, lambda c: build(net, c, progress=log), log, inputs)
@@ -74,9 +74,9 @@ def _within(
     fit = Fit(verdict=verdict)
     if not verdict.holds:
         fit = judge.fit(judge.names, {})
-        required = tuple((escape(n), "fp32") for n in fit.dropped)
-        requested = config.layer_precisions if config.precision_constraints != "none" else ()
-        narrowed = dataclasses.replace(config, precision_constraints="prefer", layer_precisions=(*required, *requested))
+        mine = tuple((escape(n), "fp32") for n in fit.dropped)
+        theirs = config.layer_precisions if config.precision_constraints != "none" else ()
+        narrowed = dataclasses.replace(config, precision_constraints="prefer", layer_precisions=(*mine, *theirs))
         plan = build(net, narrowed, progress=progress, inputs=inputs)
         verdict, on = _judge(judge, plan, [n for n in judge.names if n not in fit.dropped], config)
     if not verdict.holds:
@@ -85,8 +85,8 @@ def _within(
         fit.dropped = {n: "every layer: no smaller set held the budget" for n in judge.names}
         verdict, on = _judge(judge, plan, [], config)
     elif fit.dropped:
-        text = f"Accuracy: {budget.text}; {verdict.text} with {len(fit.dropped)} of {len(judge.names)} layers in FP32"
-        plan.report.info = [*plan.report.info, text]
+        said = f"Accuracy: {budget.text}; {verdict.text} with {len(fit.dropped)} of {len(judge.names)} layers in FP32"
+        plan.report.info = [*plan.report.info, said]
     plan.report.accuracy = accuracy_record(budget, fit, on, verdict)
     return plan, verdict
 

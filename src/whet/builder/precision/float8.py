@@ -1,7 +1,7 @@
-"""FP8 (e4m3) from a floating-point network: calibrate, correct, insert Q/DQ, and keep FP8 only for layers that are faster in it.
+"""FP8 (e4m3) from a floating-point network: calibrate, correct, insert Q/DQ, and keep FP8 only where it is faster.
 
-Engine candidates: floating point (or the INT8 engine, if that is permitted too), FP8, FP8 without the layers that were slower in it, and one
-within the accuracy budget (precision_search.py). In a tie the earlier one is kept.
+Engine candidates: floating point (or the INT8 engine, where that is permitted too), FP8, FP8 without the layers that were slower in it, and one
+that holds the accuracy budget (precision_search.py). In a tie the earlier one is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from whet.precision import Ranges, find_places, quantize
 from whet.precision.budget import Budget
 from whet.precision.float8 import kept_out, pack_rounding, unpack_rounding
 
-_NAMED = 4  # layers named in a note
+_NAMED = 4  # layers named in a message
 
 
 def build_float8(
@@ -43,17 +43,17 @@ def build_float8(
     inputs: Mapping[str, np.ndarray] | None = None,
 ) -> EnginePlan:
     """The fastest engine of a floating-point network with FP8 permitted, within `budget`; `other` is the engine that it competes with
-    (default: floating point), which is returned with a note if the backend has no FP8 kernels.
+    (default: floating point). Without FP8 kernels on the backend, `other` is returned with a note.
 
-    Raises CalibrationError, BuildError under `strict` if FP8 cannot be used, and the errors of `build`. The plan's report lists the timed engines
-    under "precision_choice", and under "fp8" the layers that are not in FP8 with reasons.
+    Raises CalibrationError, BuildError under `strict` if FP8 cannot be used, and the errors of `build`. The plan's report lists the timed
+    engines under "precision_choice", and the layers not in FP8 with reasons under "fp8".
     """
-    net, notes = apply_sparsity(net, config)
+    net, said = apply_sparsity(net, config)
     if config.lock:
         plan = _locked(net, config, progress, inputs)
     else:
         plan = _search_float8(net, config, calibration, budget, other, ProgressLog(progress), inputs)
-    plan.report.notes = [*notes, *plan.report.notes]
+    plan.report.notes = [*said, *plan.report.notes]
     return plan
 
 
@@ -75,7 +75,7 @@ def _search_float8(
     left_out = {**kept_out(folded), **{x.name: "--layerPrecisions" for x in find_places(folded).layers if stays_float(x)}}
     layers = [x for x in find_places(folded).layers if x.name not in left_out]
     if not layers or not has_float8(config):
-        why = "this backend has no FP8 kernels, only an emulation (whet debug precision --fp8)" if layers else "no layer can be computed in FP8"
+        why = "this backend has no FP8 kernels, only an emulation (whet debug precision --fp8)" if layers else "no layer is one that FP8 takes"
         if config.strict:
             raise BuildError(f"--fp8 cannot be used: {why}. Leave out --strict to build without it.")
         return _without_float8(baseline.plan, f"--fp8 is permitted but not used: {why}.", config)
@@ -86,7 +86,7 @@ def _search_float8(
         left_out |= sensitive_layers(folded, search.ranges, calibration, config, left_out, progress=progress)
         search.layers = [x for x in layers if x.name not in left_out]
     if not search.layers:
-        return _without_float8(baseline.plan, f"--fp8 is not used: every layer in FP8 leaves the outputs less than {LEAST_DB:g} dB.", config)
+        return _without_float8(baseline.plan, f"--fp8 is not used: no layer of it leaves the outputs {LEAST_DB:g} dB.", config)
     search.set_budget(budget, calibration)
     return record_request(search.run(), config)
 
@@ -122,7 +122,7 @@ class Float8(Strategy):
         return candidate if is_baseline else self.build(search, candidate.what, candidate.float_layers)
 
     def preference(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
-        """In build order, so that the baseline wins a tie."""
+        """In the order of building, so that the baseline wins a tie."""
         return list(allowed)
 
     def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
@@ -142,30 +142,30 @@ def _without_float8(floats: EnginePlan, why: str, config: BuildConfig) -> Engine
 
 
 def is_float8_lock(config: BuildConfig) -> bool:
-    """True if the config's lock describes an FP8 engine."""
-    recipe = read_lock(config.lock).get("quantized") if config.lock else None
-    return isinstance(recipe, dict) and recipe.get("kind") == "fp8"
+    """True if the build's lock describes an FP8 engine."""
+    found = read_lock(config.lock).get("quantized") if config.lock else None
+    return isinstance(found, dict) and found.get("kind") == "fp8"
 
 
 def _locked(net: Network, config: BuildConfig, progress: Progress | None, inputs: Mapping[str, np.ndarray] | None) -> EnginePlan:
-    """The engine of the lock: FP8 with its ranges, corrections and layers, or floating point."""
+    """The engine that the lock holds: its ranges, corrections and layers in FP8, or an engine in floating point."""
     packed = (read_lock(str(config.lock)).get("quantized") or {}).get("rounded", {})
 
     def low(ranges: Ranges, skip: frozenset[str], tables: bool) -> EnginePlan:
-        folded = prepared(net, config)
+        made = prepared(net, config)
         try:
-            restored = dataclasses.replace(ranges, rounded=unpack_rounding(folded, packed))
+            careful = dataclasses.replace(ranges, rounded=unpack_rounding(made, packed))
         except (KeyError, ValueError) as e:
             raise LockError(f"the lock {config.lock} is damaged: {e!r}. Write it again with --saveLock.") from e
-        plan = build(quantize(folded, restored, skip=skip, kind="fp8"), config, progress=progress, inputs=inputs)
+        plan = build(quantize(made, careful, skip=skip, kind="fp8"), config, progress=progress, inputs=inputs)
         plan.report.quantized = make_recipe(ranges, skip, tables, "fp8", packed)
         return plan
 
-    return build_locked(config, lambda locked: build(net, locked, progress=progress, inputs=inputs), low)
+    return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs), low)
 
 
 def _left_out(left: Mapping[str, str]) -> str:
-    """A sentence naming the layers that are not in FP8, by reason."""
+    """A message that lists the layers not in FP8 by reason."""
     names: dict[str, list[str]] = {}
     for name, why in left.items():
         names.setdefault(why, []).append(name)

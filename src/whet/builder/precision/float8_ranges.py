@@ -1,6 +1,6 @@
 """Calibration for FP8 (e4m3): ranges, bias corrections, residual additions and layers that stay in floating point.
 
-Without an accuracy budget the outputs must still exceed FP8's noise by a margin, evaluated in emulation on calibration samples. Below ENOUGH_DB
+Without an accuracy budget the outputs still have to stay well above FP8's noise, judged in emulation on calibration samples. Below ENOUGH_DB
 residual additions stay in 16 bits (all products remain in FP8); below LEAST_DB the most sensitive layers stay in floating point too.
 """
 
@@ -23,15 +23,15 @@ from whet.precision.budget import Budget
 from whet.precision.calibrate import content_digest
 from whet.precision.float8 import adapted_weights, corrected, kept_out, skip_sums
 
-ENOUGH_DB = 30.0  # SNR of the outputs on calibration samples; docs/design/precision.md has the accuracy at lower values
+ENOUGH_DB = 30.0  # output SNR in FP8 on calibration samples; docs/design/precision.md has the effect of lower values
 LEAST_DB = 28.0
-_JUDGES = 16  # samples held out for evaluation
+_JUDGES = 16  # samples for judging FP8 alternatives
 _LEAST_SAMPLES = 2 * _JUDGES
 _LEAST_GAIN_DB = 0.3
 
 
 def float8_network(made: Network, ranges: Ranges, skip: Mapping[str, str] | frozenset[str] = frozenset()) -> Network:
-    """`made` (prepared) with Q/DQ of e4m3, except for the layers of kept_out and `skip`."""
+    """`made` (prepared) with Q/DQ of e4m3 but for the layers that FP8 leaves out (kept_out) and those of `skip`."""
     left = {*kept_out(made), *skip}
     return quantize(made, ranges, skip=lambda x: x.name in left or bool(left & known_as(x)), kind="fp8")
 
@@ -47,11 +47,11 @@ def float8_ranges(
     ranges = calibrated_ranges(net, made, plain, config, notes.append)
     if calibration.samples is None:
         if not ranges.corrections:
-            notes.append("FP8 without calibration data has no bias corrections and loses accuracy needlessly. Give --calibData.")
+            notes.append("FP8 without calibration data has no corrections of biases: it loses more than it must. Give --calibData.")
         return ranges
     left = kept_out(made)
-    messages = notes if info is None else info
-    plain_ranges = _with_sums(made, corrected(made, ranges, calibration.samples(), EngineRun, left), calibration, left, messages, enough_db)
+    heard = notes if info is None else info
+    plain_ranges = _with_sums(made, corrected(made, ranges, calibration.samples(), EngineRun, left), calibration, left, heard, enough_db)
     ranges = dataclasses.replace(ranges, float_sums=plain_ranges.float_sums)
     if "round" not in calibration.steps or sum(1 for _ in calibration.samples()) < _LEAST_SAMPLES:
         return plain_ranges
@@ -62,19 +62,19 @@ def float8_ranges(
     def others() -> Iterator[Mapping[str, np.ndarray]]:
         return (f for f in calibration.samples() if content_digest(f) not in unseen)  # type: ignore[misc]
 
-    adapted = dataclasses.replace(ranges, rounded=adapted_weights(made, ranges, others(), EngineRun, left))
-    if not adapted.rounded:
+    careful = dataclasses.replace(ranges, rounded=adapted_weights(made, ranges, others(), EngineRun, left))
+    if not careful.rounded:
         return plain_ranges
-    adapted = corrected(made, adapted, others(), EngineRun, left)
+    careful = corrected(made, careful, others(), EngineRun, left)
     names = [x.name for x in find_places(made, left).layers]
-    near, far = (Analysis(made, "fp8", judges, EngineRun, r).snr(names) for r in (plain_ranges, adapted))
+    near, far = (Analysis(made, "fp8", judges, EngineRun, r).snr(names) for r in (plain_ranges, careful))
     kept = far >= near + _LEAST_GAIN_DB
-    verdict = "kept" if kept else "not kept"
-    messages.append(f"FP8 weights rounded against their layers' errors: {near:.1f} dB to {far:.1f} at the outputs, on other samples; {verdict}.")
-    return adapted if kept else plain_ranges
+    said = "kept" if kept else "not kept"
+    heard.append(f"FP8 weights rounded against their layers' errors: {near:.1f} dB to {far:.1f} at the outputs, on other samples; {said}.")
+    return careful if kept else plain_ranges
 
 
-def _with_sums(made: Network, ranges: Ranges, calibration: Calibration, left: Mapping[str, str], messages: list[str], enough_db: float) -> Ranges:
+def _with_sums(made: Network, ranges: Ranges, calibration: Calibration, left: Mapping[str, str], heard: list[str], enough_db: float) -> Ranges:
     """`ranges`, with residual additions in floating point if the outputs have less than `enough_db` in FP8 and gain by it."""
     assert calibration.samples is not None
     names = [x.name for x in find_places(made, left).layers]
@@ -89,7 +89,7 @@ def _with_sums(made: Network, ranges: Ranges, calibration: Calibration, left: Ma
     far = Analysis(made, "fp8", judges, EngineRun, wide).snr(names)
     if far < near + _LEAST_GAIN_DB:
         return ranges
-    messages.append(f"FP8: sums of skip connections stay in 16 bits, which brings {near:.1f} dB to {far:.1f} at the outputs; products are in FP8.")
+    heard.append(f"FP8: the sums of skip connections stay in 16 bits, which brings {near:.1f} dB to {far:.1f} at the outputs; products are in FP8.")
     return wide
 
 

@@ -1,9 +1,9 @@
-"""INT8 from a floating-point network: calibrate, insert Q/DQ, and keep INT8 only for layers that are faster in it.
+"""INT8 from a floating-point network: calibrate, insert Q/DQ, and keep integers only where they are faster.
 
-Engine candidates: floating point as permitted; every layer that can be quantized in INT8; the same with table lookups for activations, if
+Engine candidates: floating point as permitted; every layer that can be quantized in INT8; the same with activations looked up in tables, where
 the backend has a kernel for that (precision.tables); the faster one without the layers that were slower than in floating point; and, under an
-accuracy budget, one within it (precision_search.py). In a tie the engine with fewer INT8 layers is kept. Layers that --layerPrecisions
-requires in INT8 are in INT8 in all of them. If 16-bit floats are permitted too (--best), each engine is also tried without them
+accuracy budget, one that holds it (precision_search.py). In a tie the engine with fewer integers is kept. Layers that --layerPrecisions
+demands in INT8 stay in all of them. Where 16-bit floats are permitted too (--best), each engine is tried without them as well
 (builder/select/whole_engine.py).
 """
 
@@ -54,12 +54,12 @@ def build_int8(
     progress: Progress | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
 ) -> EnginePlan:
-    """The fastest engine of a floating-point network with INT8 permitted, within `budget`. `config.precisions` names further permissions.
+    """The fastest engine of a floating-point network with INT8 permitted, within `budget`. `config.precisions` lists the other permitted types.
 
-    Raises CalibrationError, BuildError for a layer that cannot be in INT8 as --layerPrecisions requires under obey, and the errors of `build`.
-    The plan's report lists the timed engines under "precision_choice", and under "accuracy" the layers that the budget keeps out of INT8.
+    Raises CalibrationError, BuildError for a layer that --layerPrecisions demands in INT8 under obey and that cannot be, and the errors
+    of `build`. The plan's report lists the timed engines under "precision_choice", and layers excluded by the budget under "accuracy".
     """
-    net, notes = apply_sparsity(net, config)
+    net, said = apply_sparsity(net, config)
 
     def source(plan: EnginePlan) -> Network:
         if plan.report.quantized is None:
@@ -68,17 +68,17 @@ def build_int8(
         return quantized_network(prepared(net, config), ranges, skip, demanded_floats(config), tables=tables)
 
     began, log = perf_counter(), ProgressLog(progress)
-    with _shared_timing_cache(config) as sharing:
+    with _times_shared(config) as sharing:
         plan = build_verified(lambda c: _search_int8(net, c, calibration, budget, log, inputs), source, without_sample_mode(sharing), log, inputs)
         plan = apply_sample_mode(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=log), log, inputs)
-    plan.report.notes = [*notes, *plan.report.notes]
+    plan.report.notes = [*said, *plan.report.notes]
     plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, log.seconds()  # of all the engines
     return record_request(plan, config)
 
 
 @contextmanager
-def _shared_timing_cache(config: BuildConfig) -> Iterator[BuildConfig]:
-    """The config with a temporary timing cache if it has none, since the engines of the build share most of their layers."""
+def _times_shared(config: BuildConfig) -> Iterator[BuildConfig]:
+    """The same build with a timing cache for as long as it lasts where it has none: its engines share most of their layers."""
     if config.timing_cache != "" or config.optimization_level == 0:
         yield config
         return
@@ -114,7 +114,7 @@ def _search_int8(
 
 
 def _build_locked(search: PrecisionSearch) -> EnginePlan:
-    """The engine of the config's lock, from its ranges and layers."""
+    """The engine of the config's lock, from the ranges and layers that the lock holds."""
 
     def quantized(ranges: Ranges, float_layers: frozenset[str], tables: bool) -> EnginePlan:
         search.ranges = ranges
@@ -138,7 +138,7 @@ class Int8(Strategy):
         self.demanded, self.tables = demanded, tables
 
     def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
-        """Floating point, or INT8 only for the required layers; then all layers in INT8, without and with tables, the faster one last."""
+        """Floating point, or INT8 only where it is demanded; then all layers in INT8, without and with tables, the faster one last."""
         candidates = []
         if self.demanded:
             others = frozenset(x.name for x in search.layers) - self.demanded
@@ -151,7 +151,7 @@ class Int8(Strategy):
             self.tables = table_ms <= computed_ms
             if not self.tables:
                 quantized.reverse()
-        if not candidates:  # built last, when the time of its competitor is known
+        if not candidates:  # built last: the time that floating point has to beat is known
             candidates.append(self._build_floats(search, quantized[-1].plan.report.latency_ms))
         return [*candidates, *quantized]
 
@@ -190,7 +190,7 @@ class Int8(Strategy):
             search.info.append(f"INT8 pays: {shown}{floats}.")
 
     def _build_floats(self, search: PrecisionSearch, incumbent_ms: float | None = None) -> PrecisionEngine:
-        """The engine in floating point, within the budget if 16 bits are permitted; `incumbent_ms` as in `build`."""
+        """The engine in floating point, within the budget where 16 bits are permitted; `incumbent_ms` as in `build`."""
         config, what = without_int8(search.config), "floating point"
         with search.progress.making(what):
             if search.judge is None or not config.precisions:
@@ -224,22 +224,22 @@ def _with_progress(calibration: Calibration, progress: Progress) -> Calibration:
 
 
 def _demanded_layers(net: Network, layers: list[Layer], config: BuildConfig, notes: list[str]) -> frozenset[str]:
-    """The layers that the user requires in INT8. Raises BuildError under obey for a layer that cannot be quantized."""
-    is_required = demanded_integers(config)
-    quantizable = {x.name for x in layers}
+    """The layers that stay in INT8 because the user says so. Raises BuildError under obey for one that cannot be."""
+    wanted = demanded_integers(config)
+    able = {x.name for x in layers}
     for layer in net.layers:
-        if is_required(layer) and layer.name not in quantizable and layer.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        if wanted(layer) and layer.name not in able and layer.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
             text = f"--layerPrecisions demands int8 for '{layer.name}' ({layer.op}), which has no quantized form (constant float weights)"
             if config.precision_constraints == "obey":
                 raise BuildError(f"{text}. Leave it out, or use --precisionConstraints=prefer.")
             notes.append(text)
-    return frozenset(x.name for x in layers if is_required(x))
+    return frozenset(x.name for x in layers if wanted(x))
 
 
 def quantized_network(
     net: Network, ranges: Ranges, float_layers: frozenset[str], stays_float: Callable[[Layer], bool] = lambda layer: False, *, tables: bool = False
 ) -> Network:
-    """`net` (prepared) with Q/DQ, except for the layers in `float_layers` and those that `stays_float` accepts. `tables`: with table activations."""
+    """`net` (prepared) with Q/DQ but for the layers that `float_layers` names or `stays_float` accepts; `tables`: before activations too."""
     quantized = quantize(net, ranges, skip=lambda x: stays_float(x) or x.name in float_layers or bool(float_layers & known_as(x)))
     if tables:
         insert_tables(quantized, ranges)
@@ -247,7 +247,7 @@ def quantized_network(
 
 
 def without_int8(config: BuildConfig) -> BuildConfig:
-    """The config without INT8 permissions and requirements."""
+    """The same build without INT8, and without demands for it."""
     return dataclasses.replace(
         config, precisions=tuple(p for p in config.precisions if p != "int8"),
         layer_precisions=tuple((n, p) for n, p in config.layer_precisions if p != "int8"),

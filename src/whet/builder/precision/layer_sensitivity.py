@@ -51,10 +51,10 @@ def find_harm(
     times: bool = True,
     progress: Progress | None = None,
 ) -> HarmReport:
-    """Ranks the layers of `net` by the output error when each alone is in `precision` (int8, fp8, fp16, bf16).
+    """Ranks the layers of `net` by what `precision` (int8, fp8, fp16, bf16) of each alone does to the outputs.
 
-    Evaluated on the `samples` calibration samples with the smallest digests. With `times`, engines in FP32 and in the low precision (fp16 and
-    bf16 only if the machine computes in them) are built and their layers' times added. Raises CalibrationError without data.
+    `samples` of the calibration data with the smallest digests judge. With `times`, engines in FP32 and in the low precision are built
+    (int8, and fp16 and bf16 where the machine computes in them) and their layers' times set beside. Raises CalibrationError without data.
     """
     log = progress or Silent()
     notes: list[str] = []
@@ -66,7 +66,7 @@ def find_harm(
     chosen = [] if calibration.samples is None else chosen_samples(calibration.samples(), samples)
     if not chosen:
         chosen = _drawn(net, samples)
-        notes.append("There are no calibration data: the layers are evaluated on random inputs, which are not representative. Give --calibData.")
+        notes.append("There are no calibration data: the layers are judged on random numbers, which says little. Give --calibData.")
     analysis = Analysis(made, precision, chosen, SegmentedRuns(made, chosen), ranges, memory_file(made, precision, config))
     log.stage(f"each layer alone in {precision}", len(analysis.layers))
     rows = analysis.alone(tell=log.step)
@@ -92,10 +92,12 @@ def _drawn(net: Network, count: int) -> list[dict[str, np.ndarray]]:
     return [{t.name: one(t) for t in net.inputs} for _ in range(count)]
 
 
-def _times(report: HarmReport, net: Network, made: Network, ranges: Ranges | None, layers: list[Layer], config: BuildConfig, log: Progress) -> None:
+def _times(
+    report: HarmReport, net: Network, made: Network, ranges: Ranges | None, layers: list[Layer], config: BuildConfig, log: Progress
+) -> None:
     """Sets the rows' times from an FP32 engine and one in the low precision."""
     if report.precision == "fp8" and not has_float8(config):
-        report.notes.append("No times: this backend has no FP8 kernels, the error is emulated")
+        report.notes.append("No times: this backend has no FP8 kernels, the harm is emulated")
         return
     plain = dataclasses.replace(config, precisions=())
     if report.precision == "fp8":
@@ -138,3 +140,5 @@ def _whole(plan: EnginePlan) -> float | None:
     known = plan.report.latency_ms
     times = plan.report.layer_ms
     return float(known) if known is not None else float(sum(times.values())) if times else None
+
+

@@ -27,7 +27,7 @@ _FLAG = {F16: "--fp16", BF16: "--bf16"}
 
 @dataclass
 class Permissions:
-    """The permissions and precision requirements of a BuildConfig."""
+    """What BuildConfig permits and demands. `used` collects which layers met a demand, for the report."""
 
     allowed: frozenset[DType]
     demands: tuple[tuple[str, DType], ...] = ()  # (layer or node name pattern, storage type), in force
@@ -114,7 +114,7 @@ def _how_to(demanded: DType) -> str:
 
 
 def computes_in(layer: Layer, signature: Signature) -> DType | None:
-    """The type that a layer computes in: I8 for a quantized one, else the type of its first float operand; None if there is neither."""
+    """The type that a layer computes in: I8 for a quantized one, else the type of its first float operand; None where there is neither."""
     if is_float8(layer):
         return F8E4M3
     return I8 if on_integers(layer) else runs_in(layer, signature)
@@ -138,7 +138,7 @@ def demanded_floats(config: BuildConfig) -> Callable[[Layer], bool]:
 
 
 def unwanted_integers(config: BuildConfig) -> Callable[[Layer], str | None] | None:
-    """A function: fused integer layer -> reason why it violates --layerPrecisions or --layerOutputTypes, or None; None if neither is in force."""
+    """Why a fused layer that computes on integers is against --layerPrecisions or --layerOutputTypes; None where neither is in force."""
     permissions = Permissions.of(config)
     if not permissions.demands and not permissions.outputs:
         return None
@@ -153,7 +153,7 @@ def unwanted_integers(config: BuildConfig) -> Callable[[Layer], str | None] | No
             return f"--layerPrecisions keeps '{names[0]}' in {demanded}"
         output = _last(permissions.outputs, names)
         if output not in (None, I8) and body[-1].op == "QuantizeLinear":
-            return f"--layerOutputTypes keeps the output of '{names[0]}' in {output}"
+            return f"--layerOutputTypes keeps what '{names[0]}' stores in {output}"
         return None
 
     return reason
@@ -174,7 +174,7 @@ def has_float8(config: BuildConfig) -> bool:
 
 
 def no_float8(layer: Layer, config: BuildConfig) -> str | None:
-    """The reason why no kernel of the backend computes a fused FP8 layer; None for other layers, or if a kernel computes it."""
+    """Why a fused layer of float8 numbers has no kernel on the backend; None for other layers, and where one takes it."""
     if not capabilities_of(config.backend).executes or not is_float8(layer):
         return None
     reasons = []
@@ -186,12 +186,12 @@ def no_float8(layer: Layer, config: BuildConfig) -> str | None:
             return _too_old(config)
         if anchor(layer).op in t.ops:
             reasons.append(f"{t.name}: {reason}")
-    details = f" ({'; '.join(reasons)})" if reasons else ""
-    return f"no kernel of {config.backend} computes this layer in FP8{details}: its values are rounded to e4m3 and computed with in floating point"
+    said = f" ({'; '.join(reasons)})" if reasons else ""
+    return f"no kernel of {config.backend} computes this layer in FP8{said}: its numbers are rounded to e4m3 and computed with in floating point"
 
 
 def _too_old(config: BuildConfig) -> str | None:
-    """The reason why the device cannot run its backend's FP8 kernels, or None."""
+    """Why the device has no FP8 kernels although its backend has some."""
     if F8E4M3.name in capabilities_of(config.backend).unsupported_types:
         return None  # no device of this backend has them
     try:
@@ -199,7 +199,7 @@ def _too_old(config: BuildConfig) -> str | None:
             return None
     except BackendError:
         return None  # nothing runs here: the engine is for a GPU elsewhere
-    return "FP8 kernels are for Hopper's tensor cores (sm_90a): values are rounded to e4m3 and computed with in floating point"
+    return "FP8 kernels are for Hopper's tensor cores (sm_90a): numbers are rounded to e4m3 and computed with in floating point"
 
 
 def runs_in(layer: Layer, signature: Signature) -> DType | None:
@@ -231,7 +231,7 @@ def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Si
             used += float8
         reason = ""
         little = 2 * integers > len(ran) and any(k.name not in capabilities_of(config.backend).unsupported_types for k in kinds)
-        if not used and not little:  # no note if most layers are INT8 and few are left for 16 bits
+        if not used and not little:  # 16 bits that have little left to do beside the integers are no mistake
             reason = {
                 "int8": "INT8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)",
                 "fp8": "FP8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)" if has_float8(config) else _NO_FLOAT8,

@@ -1,8 +1,8 @@
 """The search for the fastest engine of a network with a low precision permitted, within an accuracy budget.
 
 INT8 and FP8 share its steps: build a baseline and engine candidates with Q/DQ inserted, leave out layers that do not get faster, keep layers
-in floating point as the accuracy budget requires, compare the engines interleaved, select the fastest within the budget, report.
-A `Strategy` has the differences (int8.py, float8.py).
+in floating point that the accuracy budget asks for, compare the engines interleaved, select the fastest that holds the budget, report.
+A `Strategy` (int8.py, float8.py) implements the differences.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class PrecisionEngine:
 
     @property
     def is_allowed(self) -> bool:
-        """True if it holds the budget or was not evaluated."""
+        """True if it meets the budget or was not judged."""
         return self.verdict is None or self.verdict.holds
 
 
 class Strategy(ABC):
-    """The precision-specific parts of a `PrecisionSearch`."""
+    """The precision-specific decisions of a `PrecisionSearch`."""
 
-    name: str  # as in the names of candidates: "int8"
-    title: str  # as in sentences: "INT8"
-    pruning_rounds: int  # how often layers that do not get faster are left out
-    least_gain: float  # the least predicted gain of leaving them out, as a share of the engine's time
-    fitting_rounds: int  # how often more layers are dropped if an engine misses the budget although its emulation held it
-    refines_finalists: bool  # on GPUs select kernels in the network only for finalists, since it takes seconds per engine
-    reports_accuracy: bool  # report the budget, and fit it also if nothing is timed
-    demanded: frozenset[str] = frozenset()  # layers required by the user in this precision
+    name: str  # in names of candidates: "int8"
+    title: str  # in messages: "INT8"
+    pruning_rounds: int  # rounds of leaving out layers that do not get faster
+    least_gain: float  # least predicted gain of leaving them out, as a share of the engine's time
+    fitting_rounds: int  # rounds of dropping layers if an engine misses the budget that its emulation met
+    refines_finalists: bool  # whether a GPU's kernels are chosen in the network for the finalists only: that takes seconds for each engine
+    reports_accuracy: bool  # whether the budget is reported, and fitted where nothing is timed
+    demanded: frozenset[str] = frozenset()  # layers that the user demands in this precision
 
     @abstractmethod
     def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
@@ -77,19 +77,19 @@ class Strategy(ABC):
 
     @abstractmethod
     def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
-        """Adds the decision to the search's notes and info; `shown` lists the candidates with their times."""
+        """Adds to the search's notes and info what was decided; `shown` lists the candidates with their times."""
 
 
 @dataclass
 class PrecisionSearch:
-    """The engines of one build. `prepared`: the source network `net` after the passes up to weight folding, into which Q/DQ is inserted."""
+    """The engines of one build. `prepared`: the source network `net` after the passes up to the folding of weights, which Q/DQ goes into."""
 
     strategy: Strategy
     net: Network
     prepared: Network
     ranges: Ranges
     config: BuildConfig
-    layers: list[Layer]  # quantizable
+    layers: list[Layer]  # those that may be quantized
     progress: ProgressLog
     inputs: Mapping[str, np.ndarray] | None = None
     judge: Judge | None = None
@@ -122,11 +122,11 @@ class PrecisionSearch:
         return self._keep(candidates, ranking, fit)
 
     def names_in_low_precision(self, float_layers: frozenset[str]) -> list[str]:
-        """The quantizable layers except `float_layers`."""
+        """The quantizable layers but `float_layers`."""
         return [x.name for x in self.layers if x.name not in float_layers]
 
     def set_verdict(self, candidate: PrecisionEngine) -> None:
-        """Evaluates an engine, or its emulation if the samples do not fit its shapes. Needs a judge."""
+        """Judges an engine, or its emulation where its shapes do not take the samples. Needs a judge."""
         assert self.judge is not None
         candidate.verdict, candidate.judged_on = self.judge.engine(candidate.plan, self.config), "engine"
         if candidate.verdict is None:
@@ -134,7 +134,7 @@ class PrecisionSearch:
             candidate.verdict, candidate.judged_on = self.judge.low(names), "emulation"
 
     def _leave_out_slow_layers(self, candidates: list[PrecisionEngine]) -> None:
-        """Adds engines without the layers that are not faster than in the baseline."""
+        """Adds engines without the layers whose low-precision form takes as long as the baseline's."""
         baseline = candidates[0].plan
         for _ in range(self.strategy.pruning_rounds):
             last = candidates[-1]
@@ -148,7 +148,7 @@ class PrecisionSearch:
             candidates.append(self.strategy.build(self, f"{self.strategy.name} without {len(float_layers)} layers that do not pay", float_layers))
 
     def _fit_budget(self, candidates: list[PrecisionEngine]) -> Fit:
-        """Evaluates the candidates; adds one within the budget if the last misses it."""
+        """Judges the candidates; adds one that holds the budget where the last does not."""
         judge, demanded = self.judge, self.strategy.demanded
         assert judge is not None
         times = layer_times(candidates[0].plan, candidates[1].plan, self.layers) if self.strategy.reports_accuracy else {}
@@ -167,7 +167,7 @@ class PrecisionSearch:
             float_layers = candidates[-1].float_layers | frozenset(more)
             if not more or len(float_layers) >= len(self.layers):
                 break
-            fit.dropped.update(dict.fromkeys(more, "the engine missed the budget that its emulation held; next in sensitivity"))
+            fit.dropped.update(dict.fromkeys(more, "the engine missed the budget that its emulation held; next in harm"))
             candidates.append(self._build_within_budget(float_layers))
             self.set_verdict(candidates[-1])
         if self.strategy.reports_accuracy:
@@ -178,7 +178,7 @@ class PrecisionSearch:
         return self.strategy.build(self, f"{self.strategy.name} without {len(float_layers)} layers, within the budget", float_layers)
 
     def _report_budget(self, budget: Budget, fit: Fit) -> None:
-        """Adds a sentence about the budget: to the notes if it is missed or was not evaluated, else to the info."""
+        """Adds a sentence about the budget: to the notes where it is missed or was not judged, else to the info."""
         text = f"Accuracy: {budget.text}; {fit.verdict.text if fit.verdict else 'not judged'}"
         if fit.dropped:
             named = "; ".join(f"'{n}': {why}" for n, why in list(fit.dropped.items())[:3])
@@ -196,7 +196,7 @@ class PrecisionSearch:
         return ranking
 
     def _refine_finalists(self, candidates: list[PrecisionEngine], ranking: Ranking) -> list[PrecisionEngine]:
-        """The candidates, with the fastest allowed ones in floating point and in low precision rebuilt if they are near the fastest."""
+        """The candidates, the fastest allowed one in floating point and in low precision built again where they are near the fastest."""
         allowed = _allowed(candidates)
         is_low = [c.plan.report.quantized is not None for c in candidates]
         refined = list(candidates)
@@ -231,7 +231,7 @@ class PrecisionSearch:
         return self._report(kept.plan)
 
     def _build_untimed(self) -> EnginePlan:
-        """The engine without timing: low precision for all layers that the budget allows."""
+        """Low precision for all layers that permit it within the budget; used if nothing is timed."""
         fit = Fit()
         if self.judge is not None and self.strategy.reports_accuracy:
             fit = self.judge.fit([x.name for x in self.layers], {}, self.strategy.demanded)
@@ -250,5 +250,5 @@ class PrecisionSearch:
 
 
 def _allowed(candidates: Sequence[PrecisionEngine]) -> list[int]:
-    """Indices of the candidates within the budget; that of the baseline if none is."""
+    """Indices of the candidates that meet the budget, or of the baseline if none does."""
     return [i for i, c in enumerate(candidates) if c.is_allowed] or [0]
