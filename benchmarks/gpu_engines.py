@@ -24,7 +24,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.builder.candidates.enumerate import list_candidates
-from whet.builder.lowering import lowered_network
+from whet.builder.lowering import lower_network
 from whet.builder.precision.permissions import Permissions
 from whet.engine.schema import encode
 from whet.frontends.onnx import network_from_onnx
@@ -47,7 +47,7 @@ def kernels(net: Network) -> set[str]:
     """Texts of all tensor-core kernels that a build of `net` would try."""
     machine = CompileOnlyGpu(executes=True)
     found = set()
-    lowered, _ = lowered_network(net, CONFIG)
+    lowered, _ = lower_network(net, CONFIG)
     tactics = [t for t in tactics_of("cuda") if t.name in ("cuda/conv", "cuda/stem_as_channels", "cuda/gemm")]
     for layer in lowered.layers:
         for o in list_candidates(layer, tactics, machine, Permissions.of(CONFIG)).options:

@@ -30,7 +30,7 @@ from whet.builder.candidates.enumerate import Option
 from whet.builder.select import refine
 from whet.frontends.onnx import network_from_onnx
 from whet.measure import cold, in_network
-from whet.measure.in_network import Kind
+from whet.measure.in_network import LayerKind
 
 SHARES = {"warm": 0.0, "a quarter cold": 0.25, "half cold": 0.5, "cold": 1.0}  # of the difference between both times
 ROUNDS, WHOLE_ROUNDS = 40, 80
@@ -86,7 +86,7 @@ def row_of(name: str, batch: int) -> dict[str, Any]:
     plan, bound, chain = found["plan"], found["bound"], in_network._Chain(found["bound"], found["store"])
     orders: dict[str, list[float]] = {what: [] for what in SHARES}
     slower: dict[str, list[np.ndarray]] = {what: [] for what in (*SHARES, "in network")}
-    picks: dict[str, dict[Kind, Option]] = {what: {} for what in (*SHARES, "in network")}
+    picks: dict[str, dict[LayerKind, Option]] = {what: {} for what in (*SHARES, "in network")}
     kinds = []
     for kind in found["kinds"]:
         options = [kind.mine, *kind.others]
@@ -131,7 +131,7 @@ def row_of(name: str, batch: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _exchanged(chain: Any, chosen: dict[Kind, Option]) -> dict[int, list[Any]]:
+def _exchanged(chain: Any, chosen: dict[LayerKind, Option]) -> dict[int, list[Any]]:
     return {chain.at[n]: chain._calls(n, o) for kind, o in chosen.items() for n in kind.layers}
 
 

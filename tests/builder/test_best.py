@@ -2,7 +2,6 @@
 Builds of several engines say which one they are at."""
 
 import dataclasses
-import importlib
 import sys
 from pathlib import Path
 
@@ -14,11 +13,11 @@ from test_relock import CONFIG, DATA, VNNI, keep, no_calibration
 
 from whet.backends import get_backend
 from whet.builder import build, plan_digest, save_lock
-from whet.builder.candidates.filter import is_narrow
+from whet.builder.candidates.filter import stores_float16
 from whet.builder.precision.float16 import small_type
 from whet.builder.precision.int8 import Calibration, build_int8
 from whet.builder.progress import Silent
-from whet.builder.select import whole_engine
+from whet.builder.select import verified_search, whole_engine
 from whet.builder.select.search import Search
 from whet.tactics import is_quantized
 
@@ -34,15 +33,15 @@ def narrow_seems_faster(monkeypatch):
     def cheaper(self, layer, net):
         options = usable(self, layer, net)
         for o in options:
-            o.ms = 1.0 if is_narrow(o) else 2.0
+            o.ms = 1.0 if stores_float16(o) else 2.0
         return options
 
-    def timed(search, entries):
-        for e in entries:
+    def timed(search, candidates):
+        for e in candidates:
             e.samples = [1.0 if e.what == whole_engine.WIDE else 2.0] * 3
 
     monkeypatch.setattr(Search, "list_usable", cheaper)
-    monkeypatch.setattr(whole_engine, "_time", timed)
+    monkeypatch.setattr(whole_engine, "_measure_times", timed)
     monkeypatch.setattr(whole_engine, "SUM_MARGIN", 100.0)
     monkeypatch.setattr(Search, "cannot_win", lambda self, ms: False)
 
@@ -81,7 +80,7 @@ def test_without_permission_there_is_nothing_to_try():
 @pytest.mark.parametrize(("rival", "tried_apart"), [(1e-6, False), (1e6, True), (None, True)])
 def test_an_engine_that_cannot_win_is_tried_in_one_form(rival, tried_apart, monkeypatch):
     apart = []
-    monkeypatch.setattr(importlib.import_module("whet.builder.build"), "time_unfused", apart.append)
+    monkeypatch.setattr(verified_search, "time_unfused", apart.append)
     plan = build(small_network(), dataclasses.replace(BEST, optimization_level=3), incumbent_ms=rival)
     assert bool(apart) == tried_apart
     if rival == 1e-6:

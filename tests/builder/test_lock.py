@@ -81,7 +81,7 @@ def test_all_that_moved_is_named_at_once(built):
         (lambda d: d["arenas"][0].update(total=1), "the memory plan is another"),
         (lambda d: entry(d, "cpu/onednn_conv").update(implementation="other"), "locked is other"),
         (lambda d: d.update(digest="0"), "the lowered network is another"),
-        (lambda d: d["layers"].pop(2), "that the lock has not"),
+        (lambda d: d["layers"].pop(2), "that the lock does not have"),
         (lambda d: d.update(unfused=["nothing"]), "'nothing' is gone"),
     ],
 )

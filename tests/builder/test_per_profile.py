@@ -1,6 +1,7 @@
 """Engines of several profiles: each tuned for its own shapes, in one file, chosen by the shapes that come."""
 
 import dataclasses
+import importlib
 import sys
 from pathlib import Path
 
@@ -12,8 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from mutants import assemble, sections_of
 
 from whet.builder import BuildConfig, build, plan_digest, save_lock
-from whet.builder.batching.per_profile import joined
+from whet.builder.batching.per_profile import join_plans
 from whet.builder.retune import retune
+from whet.builder.select import verified_search
 from whet.engine import engine_bytes, engine_digest, read_engine
 from whet.engine.json_data import from_json, to_json
 from whet.errors import EngineError, LockError, ShapeError, UsageError
@@ -22,6 +24,7 @@ from whet.network import network_text
 from whet.ops import run_network
 from whet.runtime import Runtime
 
+build_module = importlib.import_module("whet.builder.build")  # whet.builder.build is the function
 NET = residual("N")
 CONV = "cpu/onednn_conv"
 
@@ -40,15 +43,15 @@ QUICK = BuildConfig(
 @pytest.fixture(scope="module")
 def plan():
     """The second profile may not use oneDNN's convolutions, as if others had been faster there."""
-    made, real = [], build.tactics_for
+    made, real = [], build_module.tactics_for
 
     def fewer(machine, sources):
         made.append(machine)
         return real(machine, (*sources, f"-{CONV}") if len(made) == 2 else sources)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "tactics_for", fewer)
-        plan = build.build(NET, QUICK)
+        patch.setattr(build_module, "tactics_for", fewer)
+        plan = build(NET, QUICK)
     assert len(made) == 2
     return plan
 
@@ -132,7 +135,7 @@ def test_plans_that_do_not_belong_together_are_refused(plan):
     for other, text in (
         (dataclasses.replace(second, threads=2), "another machine or number of threads"),
         (dataclasses.replace(second, profiles=first.profiles), "other shapes or arenas"),
-        (build.build(one_more, dataclasses.replace(QUICK, profiles=PROFILES[1:], verify=False)), None),
+        (build(one_more, dataclasses.replace(QUICK, profiles=PROFILES[1:], verify=False)), None),
     ):
         made = dataclasses.replace(plan, others=[other])
         if text is None:  # another network with the same inputs and outputs is one: nobody could know
@@ -146,14 +149,14 @@ def test_a_lock_holds_every_profile(plan, tmp_path):
     path = tmp_path / "lock.json"
     save_lock(plan, path)
     locked = dataclasses.replace(QUICK, lock=str(path))
-    assert engine_digest(build.build(NET, locked)) == engine_digest(plan)
+    assert engine_digest(build(NET, locked)) == engine_digest(plan)
     with pytest.raises(LockError, match="of 2 profiles, 1 are asked for"):
-        build.build(NET, dataclasses.replace(locked, profiles=PROFILES[:1]))
+        build(NET, dataclasses.replace(locked, profiles=PROFILES[:1]))
     with pytest.raises(LockError, match="the profiles are others"):
-        build.build(NET, dataclasses.replace(locked, profiles=(PROFILES[0], (at(2), at(5), at(8)))))
+        build(NET, dataclasses.replace(locked, profiles=(PROFILES[0], (at(2), at(5), at(8)))))
     path.write_text(path.read_text().replace('"further": [', '"further": [3, '))
     with pytest.raises(LockError, match="is damaged"):
-        build.build(NET, locked)
+        build(NET, locked)
 
 
 def test_retuning_tunes_each_profile(plan):
@@ -164,29 +167,29 @@ def test_retuning_tunes_each_profile(plan):
 
 
 def test_equal_choices_are_shared():
-    plan = build.build(NET, dataclasses.replace(QUICK, optimization_level=0))
+    plan = build(NET, dataclasses.replace(QUICK, optimization_level=0))
     assert not plan.others
     assert len(plan.profiles) == len(plan.arenas) == 2
     assert "further" not in sections_of(engine_bytes(plan))
-    assert joined([plan]).profiles == plan.profiles
+    assert join_plans([plan]).profiles == plan.profiles
     with Runtime().load(plan).create_context() as context:
         assert context.run(inputs(NET, N=7))["y"].shape == (7, 10)
         assert context.profile_index == 1
 
 
-def test_a_wrong_later_profile_is_told_before_the_first_is_built(monkeypatch):
-    monkeypatch.setattr(build, "_built", lambda *a: pytest.fail("built before all profiles were looked at"))
+def test_an_error_in_a_later_profile_is_raised_before_the_first_is_built(monkeypatch):
+    monkeypatch.setattr(build_module, "_build_engine", lambda *a: pytest.fail("built before all profiles were checked"))
     with pytest.raises(UsageError, match="min <= opt <= max"):
-        build.build(NET, dataclasses.replace(QUICK, profiles=(PROFILES[0], (at(4), at(2), at(8)))))
+        build(NET, dataclasses.replace(QUICK, profiles=(PROFILES[0], (at(4), at(2), at(8)))))
 
 
 def test_data_for_verification_go_to_the_profiles_that_take_them(monkeypatch):
-    seen, real = [], build.verify_engine
+    seen, real = [], verified_search.verify_engine
 
     def noted(plan, net, machine, given, *rest):
         seen.append(None if given is None else given["x"].shape[0])
         return real(plan, net, machine, given, *rest)
 
-    monkeypatch.setattr(build, "verify_engine", noted)
-    build.build(NET, dataclasses.replace(QUICK, optimization_level=0), inputs=inputs(NET, N=2))
+    monkeypatch.setattr(verified_search, "verify_engine", noted)
+    build(NET, dataclasses.replace(QUICK, optimization_level=0), inputs=inputs(NET, N=2))
     assert seen == [None, 2]

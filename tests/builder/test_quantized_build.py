@@ -1,6 +1,5 @@
 """Quantized engines: built, verified, chosen by time; ties are allowed for, wrong scales are not."""
 
-import importlib
 import sys
 from pathlib import Path
 
@@ -161,7 +160,7 @@ def test_a_wrong_integer_kernel_is_found_and_banned(off):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_kept_engine_alone_is_verified_and_all_where_it_fails(fails, monkeypatch):
-    building = importlib.import_module("whet.builder.build")  # the package's attribute of that name is the function
+    import whet.builder.select.verified_search as searching
     import whet.builder.verify.verify_selected as verified
 
     calls = []
@@ -178,7 +177,7 @@ def test_the_kept_engine_alone_is_verified_and_all_where_it_fails(fails, monkeyp
 
         monkeypatch.setattr(where, "verify_engine", verify)
 
-    noting(building)
+    noting(searching)
     noting(verified)
     config = BuildConfig(profiles=profile(1, 12), precisions=("int8",), **QUICK)
     plan = build_int8(small_network(), config, Calibration(samples=lambda: samples(4), method="minmax"))
@@ -186,4 +185,4 @@ def test_the_kept_engine_alone_is_verified_and_all_where_it_fails(fails, monkeyp
     assert plan.report.verification.layers == len(plan.network.layers)
     assert plan.probe is not None
     assert calls[0] == "whet.builder.verify.verify_selected"
-    assert len(calls) == 1 if not fails else len(calls) > 2 and set(calls[1:]) == {"whet.builder.build"}
+    assert len(calls) == 1 if not fails else len(calls) > 2 and set(calls[1:]) == {"whet.builder.select.verified_search"}

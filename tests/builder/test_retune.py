@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.builder import BuildConfig, build
-from whet.builder.retune import retune, unformatted
+from whet.builder.retune import remove_reformats, retune
 from whet.network import parse_network, verify
 from whet.runtime import Runtime
 
@@ -25,7 +25,7 @@ def test_retuned_engine_computes_the_same():
     shape = {"x": (2, 8, 12, 12)}
     config = BuildConfig(profiles=((shape, shape, shape),), timing_cache="", avg_timing=2, optimization_level=1)
     old = build(parse_network(NET), config)
-    net = verify(unformatted(old))
+    net = verify(remove_reformats(old))
     assert [x.op for x in net.layers].count("Reformat") == 0
     new = retune(old, timing_cache="")
     kept = [{x.name for x in p.network.layers if x.op != "Reformat"} for p in (old, new)]

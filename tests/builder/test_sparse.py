@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whet.builder import BuildConfig, Calibration, build, build_float8, build_int8, save_lock
-from whet.builder.candidates.sparse_weights import with_sparsity
+from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.errors import LockError
 from whet.network import parse_network
 from whet.ops import run_network
@@ -62,14 +62,14 @@ def test_force_writes_the_weights_that_the_engine_computes_with(net, x):
 @pytest.mark.parametrize("mode", ["disable", "enable"])
 def test_the_others_leave_weights_as_they_are(net, mode):
     config = dataclasses.replace(FORCE, sparsity=mode)
-    assert with_sparsity(net, config) == (net, [])
+    assert apply_sparsity(net, config) == (net, [])
     assert told(build(net, config)) == []
 
 
 def test_a_second_time_changes_nothing(net):
-    once, said = with_sparsity(net, FORCE)
+    once, said = apply_sparsity(net, FORCE)
     assert said
-    assert with_sparsity(once, FORCE) == (once, [])
+    assert apply_sparsity(once, FORCE) == (once, [])
 
 
 @pytest.mark.parametrize("way", [build_int8, build_float8])
@@ -83,7 +83,7 @@ def test_calibrated_engines_have_them_too(net, x, way):
 
 def test_layers_that_cannot_be_are_named():
     net = parse_network(ONE_CANNOT)
-    _, (said,) = with_sparsity(net, FORCE)
+    _, (said,) = apply_sparsity(net, FORCE)
     assert "into 1 layers" in said
     assert "a: its reduction axis has 6 elements" in said
 

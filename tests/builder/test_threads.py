@@ -10,7 +10,7 @@ from whet.backends import get_backend
 from whet.builder import BuildConfig, build, plan_digest, save_lock
 from whet.builder.config import AUTO_THREADS
 from whet.builder.select import thread_count
-from whet.builder.select.thread_count import thread_counts
+from whet.builder.select.thread_count import list_thread_counts
 from whet.ops import run_network
 from whet.runtime import bind
 
@@ -26,14 +26,14 @@ def _all_threads_afterwards():
 
 def test_counts_are_tried_when_asked_for_and_at_high_levels():
     def counts(**options):
-        return thread_counts(dataclasses.replace(QUICK, **options))
+        return list_thread_counts(dataclasses.replace(QUICK, **options))
 
     assert counts() == [0]
     assert counts(threads=3, optimization_level=5) == [3]
     assert counts(threads=AUTO_THREADS)[0] == USABLE
     assert counts(optimization_level=4)[-1] == 1
     assert counts(backend="null", optimization_level=5) == [0]
-    assert thread_counts(dataclasses.replace(QUICK, threads=AUTO_THREADS), locked=1) == [1]
+    assert list_thread_counts(dataclasses.replace(QUICK, threads=AUTO_THREADS), locked=1) == [1]
 
 
 @pytest.mark.skipif(USABLE < 2, reason="one CPU: there is no choice")

@@ -16,7 +16,7 @@ from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
-from whet.builder.lowering import lowered_network
+from whet.builder.lowering import lower_network
 from whet.composites.attention import attention_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
@@ -137,7 +137,7 @@ def test_machine_code(tile, arch, tmp_path):
 @pytest.mark.parametrize(("name", "options", "layers"), [("vit_b_16", {}, 12), ("bert_base", {"sequence": 128}, 12), ("swin_t", {}, 1)])
 def test_networks_bring_their_attention_in_one_layer_without_transposes(name, options, layers):
     net = network_from_onnx(zoo.build(name, batch=1, **options))
-    low, _ = lowered_network(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
+    low, _ = lower_network(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
     found = [x for x in low.layers if x.composite == "Attention"]
     assert len(found) >= layers
     for x in found:

@@ -9,7 +9,7 @@ from whet import zoo
 from whet.builder import BuildConfig
 from whet.builder.candidates.tactic_sources import tactics_for
 from whet.builder.candidates.unfuse import unfuse
-from whet.builder.lowering import lowered_network
+from whet.builder.lowering import lower_network
 from whet.frontends.onnx import network_from_onnx
 from whet.network.types import F16, F32
 
@@ -29,7 +29,7 @@ def takers(layer, tactics, kind):
 def covered(net, kind, *passes):
     """(layer, takers) of every layer of a network; fused layers that nobody takes whole in parts. `passes` switches some."""
     config = BuildConfig(backend="cuda", precisions=("fp16",) if kind == F16 else (), timing_cache="", passes=passes)
-    low, _ = lowered_network(net, config)
+    low, _ = lower_network(net, config)
     tactics = [t for t in tactics_for("cuda", ("-CUBLASLT",)) if t.name != "cuda/host_reference"]
     waiting = list(low.layers)
     while waiting:

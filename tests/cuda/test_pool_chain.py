@@ -12,7 +12,7 @@ from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
-from whet.builder.lowering import lowered_network
+from whet.builder.lowering import lower_network
 from whet.composites.pool_chain import POOL_CHAIN, pool_chain_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import OPS, run_network, sample_layer
@@ -96,7 +96,7 @@ def test_machine_code(arch, side, tmp_path):
 
 def test_a_detectors_pyramid_becomes_one_layer():
     net = network_from_onnx(zoo.build("yolov5s", batch=1))
-    lowered, _ = lowered_network(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
+    lowered, _ = lower_network(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
     composites = [layer.composite or layer.op for layer in lowered.layers]
     assert composites.count("PoolChain") == 1
     assert "MaxPool" not in composites

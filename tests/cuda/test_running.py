@@ -158,14 +158,14 @@ def test_a_large_batch_is_verified_and_a_kernel_wrong_at_one_place_is_found():
     said = plan.report.verification
     assert said.failures == []
     assert len(said.images) == 3
-    from whet.builder.batching.batch_items import Images, image_places
+    from whet.builder.batching.batch_items import BatchItems, find_batch_axes
     from whet.builder.verify.batch_positions import rotation_differences
     from whet.runtime import bind
 
     engine = Runtime("cuda").load(plan)
     shapes = {"x": (96, 16, 12, 12)}
     bound, other = bind(plan, engine.backend), bind(plan, engine.backend)
-    places = image_places(plan.network, shapes, 96)
+    places = find_batch_axes(plan.network, shapes, 96)
     data = {"x": feed(96, 3, np.float32)}
     assert all(e <= 2e-3 for _, e in rotation_differences(bound, other, data, places, 96))
     step, run = len(plan.network.layers) - 1, other.run_step
@@ -180,7 +180,7 @@ def test_a_large_batch_is_verified_and_a_kernel_wrong_at_one_place_is_found():
     errors = [e for _, e in rotation_differences(bound, other, data, places, 96)]
     assert errors[-1] > 0.01
     assert max(errors[:-1], default=0) <= 2e-3
-    assert Images.of(96).at[0] == 0
+    assert BatchItems.of(96).at[0] == 0
 
 
 FAULT = """

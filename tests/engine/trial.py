@@ -91,7 +91,7 @@ def base_engines() -> list[bytes]:
     """Engines of `base_networks`, built here without timing; the first with packed weights, the third of two profiles with networks of their own,
     the last one that runs its samples apart."""
     from whet.builder import BuildConfig, build
-    from whet.builder.batching.per_profile import joined
+    from whet.builder.batching.per_profile import join_plans
     from whet.engine import engine_bytes
 
     def at(net, n):
@@ -103,7 +103,7 @@ def base_engines() -> list[bytes]:
 
     residual, moves = base_networks()
     first = plan_of(residual, 1, 2, 4)
-    apart = joined([plan_of(base_networks()[0], 1, 1, 1), plan_of(base_networks()[0], 2, 4, 4, passes=("none",))])
+    apart = join_plans([plan_of(base_networks()[0], 1, 1, 1), plan_of(base_networks()[0], 2, 4, 4, passes=("none",))])
     assert apart.others, "the profiles' networks differ"
     dealt = plan_of(base_networks()[0], 1, 3, 4, samples="apart")
     assert dealt.arenas[0].lanes, "samples are run apart"

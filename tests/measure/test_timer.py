@@ -152,14 +152,14 @@ def test_an_option_that_fails_gets_a_note_and_no_time():
     assert listed[0].ms == pytest.approx(0.5)
 
 
-def test_cached_times_are_read_and_replaced_when_timed_anew():
+def test_cached_times_are_read_and_replaced_when_remeasured():
     cache = TimingCache("")
     timed(SimulatedMachine(), options(good=5.0), cache=cache)
     again = options(good=0.5)
     counts, timer = timed(SimulatedMachine(), again, cache=cache)
     assert counts == {"good": 0}
     assert again[0].ms == pytest.approx(5.0)
-    timer.time(relu(), "relu", again, anew=True)
+    timer.time(relu(), "relu", again, remeasure=True)
     assert again[0].ms == pytest.approx(0.5)
     third = options(good=9.0)
     timed(SimulatedMachine(), third, cache=cache)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support import datasets, realdata
 from whet.builder import BuildConfig, build
 from whet.builder.lock.relock import make_recipe, read_recipe
-from whet.builder.lowering import lowered_network
+from whet.builder.lowering import lower_network
 from whet.builder.precision.calibration import Calibration, prepared
 from whet.builder.precision.float8 import _left_out, build_float8
 from whet.builder.precision.float8_ranges import float8_network, float8_ranges, sensitive_layers
@@ -196,7 +196,7 @@ def test_sums_of_skip_connections_stay_in_floats_where_the_outputs_lack_decibels
     want = np.stack([run_network(net, f)["y"] for f in fresh])
     db = [snr_db(want, np.stack([run_network(float8_network(net, r), f)["y"] for f in fresh])) for r in (plain, wide)]
     assert db[1] > db[0] + 2
-    lowered, _ = lowered_network(made, BuildConfig(backend="cuda"))
+    lowered, _ = lower_network(made, BuildConfig(backend="cuda"))
     assert sum(map(is_quantized, lowered.layers)) == 16, "all products of the blocks are in FP8"
 
 
@@ -243,11 +243,11 @@ def test_what_is_remembered_of_an_analysis_is_of_its_corrections_and_sums_too(tm
 def test_a_network_in_float8_has_float8_layers_for_hopper_and_none_on_the_cpu():
     net = chain(64)
     made = float8_network(net, calibrate(net, samples(4), method="minmax"))
-    lowered, _ = lowered_network(made, BuildConfig(backend="cuda"))
+    lowered, _ = lower_network(made, BuildConfig(backend="cuda"))
     eight = [x for x in lowered.layers if is_quantized(x)]
     assert len(eight) == 3
     assert [x.outputs[0].dtype for x in eight[:2]] == [F8E4M3, F8E4M3]
-    lowered, log = lowered_network(made, BuildConfig(backend="cpu"))
+    lowered, log = lower_network(made, BuildConfig(backend="cpu"))
     assert not any(is_quantized(x) for x in lowered.layers)
     assert any("no kernel of cpu computes this layer in FP8" in reason for reason in log.skipped.values())
 
@@ -255,7 +255,7 @@ def test_a_network_in_float8_has_float8_layers_for_hopper_and_none_on_the_cpu():
 def test_a_model_that_says_float8_itself_has_float8_layers(tmp_path):
     net = chain(64)
     path = save_onnx(float8_network(net, calibrate(net, samples(4), method="minmax")), tmp_path / "float8.onnx")
-    lowered, _ = lowered_network(network_from_onnx(str(path)), BuildConfig(backend="cuda"))
+    lowered, _ = lower_network(network_from_onnx(str(path)), BuildConfig(backend="cuda"))
     assert [x.name for x in lowered.layers if is_quantized(x)] == ["conv1 + relu1", "conv2 + relu2", "conv3 + relu3"]
     f = samples(1, seed=4)[0]
     want, got = run_network(net, f)["y"], run_network(lowered, f)["y"]

@@ -7,7 +7,7 @@ from test_compiled_kernels import SILU
 
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig
-from whet.builder.lowering import lowered_network
+from whet.builder.lowering import lower_network
 from whet.composites.dual_output_conv import dual_output_conv_sample
 from whet.network import Network, parse_type
 from whet.ops import sample_layer
@@ -65,7 +65,7 @@ def composites(channels=16, filters=(16, 16), side=6, act="Relu", **config):
     for k, n in enumerate(filters):
         w = net.constant(np.random.default_rng(k).standard_normal((n, channels, 1, 1)).astype(np.float32), f"w{k}")
         net.mark_output(net.add(act, net.add("Conv", x, w)), f"y{k}")
-    return {x.composite for x in lowered_network(net, BuildConfig(**config))[0].layers}
+    return {x.composite for x in lower_network(net, BuildConfig(**config))[0].layers}
 
 
 @SILU

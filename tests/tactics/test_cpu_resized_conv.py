@@ -7,7 +7,7 @@ from test_compiled_kernels import SILU
 
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
-from whet.builder.lowering import lowered_network
+from whet.builder.lowering import lower_network
 from whet.composites.resized_conv import resized_conv_sample
 from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
@@ -83,7 +83,7 @@ def neck(channels=16, filters=(16, 16), side=6, act="Relu", scale=2.0, batch=1):
 
 
 def composites(config=None, **kind):
-    return {x.composite for x in lowered_network(neck(**kind), config or BuildConfig())[0].layers}
+    return {x.composite for x in lower_network(neck(**kind), config or BuildConfig())[0].layers}
 
 
 @SILU

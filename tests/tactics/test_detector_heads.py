@@ -8,7 +8,7 @@ from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.candidates.tactic_sources import tactics_for
-from whet.builder.lowering import lowered_network
+from whet.builder.lowering import lower_network
 from whet.builder.precision.permissions import Permissions
 from whet.builder.select.unfused_time import list_chains
 from whet.composites.head_convs import head_convs_sample
@@ -206,7 +206,7 @@ def test_a_network_runs_its_head_in_one_launch_at_any_batch(samples, perm, monke
 
 
 def composites(net, **config):
-    return {x.composite for x in lowered_network(net, BuildConfig(**config))[0].layers}
+    return {x.composite for x in lower_network(net, BuildConfig(**config))[0].layers}
 
 
 @OWN

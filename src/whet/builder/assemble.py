@@ -1,4 +1,4 @@
-"""From a network with chosen options to an engine plan: choices as data, memory plans for every profile."""
+"""Assembling an engine plan from a network with selected options: choices as data, a memory plan for each profile."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def assemble(
     )
 
 
-def dealt(one: EnginePlan, profiles: Sequence[Profile], backend: Backend, lanes: int | None = None) -> EnginePlan:
-    """The engine of a batch of an engine of one sample: as many lanes as there are threads and samples, unless it is said how many (1: samples
-    take turns on all threads)."""
+def make_sample_parallel(one: EnginePlan, profiles: Sequence[Profile], backend: Backend, lanes: int | None = None) -> EnginePlan:
+    """An engine for batches that runs `one`, an engine of one sample, for each sample. `lanes` samples run at once (default: as many as there
+    are threads and samples); with 1, all threads share each sample."""
     count = max(min(backend.threads, profiles[0].shapes[one.network.inputs[0].name][2][0]), 1) if lanes is None else lanes
     arenas = [dataclasses.replace(a, lanes=count) for a in one.arenas]
     described = {**backend.describe(), "libraries": one.machine.get("libraries", {})}
@@ -49,7 +49,7 @@ def dealt(one: EnginePlan, profiles: Sequence[Profile], backend: Backend, lanes:
 
 
 def plan_arena(net: Network, choices: Mapping[str, Choice], profile: Profile, backend: Backend, limits: Mapping[str, int]) -> ArenaPlan:
-    """The memory plan of one profile, sized for its largest shapes."""
+    """The memory plan of one profile, sized for its max shapes."""
     env = environment(net, profile, MAX)
     layers = bound_layers(net, env)
     uses = [_use(layers[layer.name], choices[layer.name], backend) for layer in net.layers]
@@ -62,7 +62,7 @@ def plan_arena(net: Network, choices: Mapping[str, Choice], profile: Profile, ba
 
 
 def _use(layer: Layer, choice: Choice, backend: Backend) -> Use:
-    """Sizes are those of the formats; scratch is the kernel's at these shapes."""
+    """The bytes that a layer reads, writes and needs as scratch, in the formats of its choice."""
     planned = plan_layer(layer, choice, backend)
     s = planned.signature
     ins = tuple(

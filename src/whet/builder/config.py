@@ -1,4 +1,4 @@
-"""What a user can ask of a build. The flags of `whet exec` and `whet build`, the engine's header and the docs are read off these fields."""
+"""Options of a build. The flags of `whet exec` and `whet build`, the engine's header and the docs are generated from these fields."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class BuildConfig:
     """Options of a build; the defaults are what most users want. Raises UsageError for a value that an option does not take."""
 
     backend: str = "cpu"  # cpu, cuda, null or another folder of whet.backends
-    threads: int = 0  # CPU threads; 0: all usable ones (from level 4 on: fewer where whole engines run faster so); -1: measured at any level
-    precisions: tuple[str, ...] = ()  # storage types allowed beside f32: "fp16", "bf16", "int8", "fp8", "best" (permissions, as in TensorRT 10)
+    threads: int = 0  # CPU threads; 0: all usable ones (from level 4 on: fewer if whole engines are faster with fewer); -1: measured at any level
+    precisions: tuple[str, ...] = ()  # storage types besides f32: "fp16", "bf16", "int8", "fp8", "best" (permissions, as in TensorRT 10)
     strict: bool = False  # refuse the build when a permission cannot be used at all
     precision_constraints: str = "none"  # none | prefer | obey
     layer_precisions: tuple[tuple[str, str], ...] = ()  # (layer or source node name, precision); `*` as a wildcard
     layer_output_types: tuple[tuple[str, str], ...] = ()
-    sparsity: str = "disable"  # disable | enable | force: 2:4 weights as they are, used where a kernel can, or written
+    sparsity: str = "disable"  # disable | enable (kernels for weights that are 2:4 already) | force (weights are overwritten)
     profiles: tuple[tuple[Shapes, Shapes, Shapes], ...] = ()  # (min, opt, max) shapes by input
-    samples: str = "auto"  # auto | together | apart | turns: whether CPU threads share a batch, take samples, or share one sample after the other
+    samples: str = "auto"  # auto | together | apart | turns: threads share a batch, run one sample each, or share one sample at a time
     optimization_level: int = 3  # 0..5: how many tactics are timed, from 3 on kernels in the network, from 4 on threads (docs/design/choice.md)
     passes: tuple[str, ...] = ()  # switches: "none", "-name", "+name"
-    no_fuse: tuple[str, ...] = ()  # source node names that stay alone
+    no_fuse: tuple[str, ...] = ()  # source node names that are not fused
     avg_timing: int = 8  # timed rounds per tactic
     max_tactics: int = -1  # cap on tactics timed per layer; -1: by level
     timing_cache: str | None = None  # file; None: the user's cache folder; "": none
@@ -47,8 +47,8 @@ class BuildConfig:
     deterministic: bool = False
     lock: str | None = None  # a lock file to obey
     profiling_verbosity: str = "layer_names_only"  # layer_names_only | detailed | none
-    whole_engines: int = 4  # how many different whole engines are timed at the end
-    in_network: bool = True  # from level 3 on: kernels that were nearly as fast alone are tried in the whole network
+    whole_engines: int = 4  # the number of different whole engines that are timed
+    in_network: bool = True  # from level 3 on: kernels of nearly equal speed are compared in the whole network
     seed: int = 0
 
     def __post_init__(self) -> None:

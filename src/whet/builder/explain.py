@@ -1,24 +1,65 @@
-"""Records of the candidates of each layer, with times or reasons, for `whet explain`."""
+"""The build report: the candidates of each layer with times or reasons, the selection, options, passes and phases."""
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
+from whet.builder.config import BuildConfig
+from whet.builder.precision.permissions import report_precisions
+from whet.builder.progress import ProgressLog
 from whet.builder.select.search import Search
-from whet.engine.report import Candidate
+from whet.builder.select.whole_engine import SelectedEngine
+from whet.engine.plan import EnginePlan
+from whet.engine.report import Banned, Candidate, PassFired, PassRecord, PassSkipped, Unfused
 from whet.measure.option import Option
 from whet.network import Layer, Network
+from whet.passes import PassLog
+from whet.runtime.kernels import signature_of
+
+#: Options that control the search, not its result: the engine does not store them.
+_SEARCH_ONLY = {"timing_cache", "lock", "error_on_cache_miss", "avg_timing", "max_tactics", "whole_engines", "in_network", "verify"}
+
+
+def record_selection(search: Search, selected: SelectedEngine) -> None:
+    """Writes the selection into the report of the selected plan: engines compared, candidates and their times, unfused layers, bans."""
+    report, candidate = selected.plan.report, selected.candidate
+    report.choice, report.choice_core, report.engines = selected.choice_report(), list(candidate.assignment.core), selected.engines
+    report.candidates = candidate_report(search, candidate.lowered, selected.chosen)
+    report.cold_ms = cold_report(search, candidate.lowered, selected.chosen)
+    report.timing = search.timing.report()
+    report.unfused = [Unfused(*row) for row in (*search.listing.unfused, *candidate.unfused)]
+    report.banned = [Banned(*row) for row in search.bans.listed]
+
+
+def complete_report(plan: EnginePlan, passes: PassLog, config: BuildConfig, log: ProgressLog, started: float) -> None:
+    """Sets the options of a plan and the parts of its report about the whole build. `started`: time.perf_counter() at its beginning."""
+    plan.options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _SEARCH_ONLY}
+    signatures = {layer.name: (layer, signature_of(plan.choices[layer.name], layer)) for layer in plan.network.layers if layer.op != "Reformat"}
+    report = plan.report
+    report.precisions = report_precisions(config, signatures)
+    for name, use in report.precisions.items():
+        if use.reason:
+            log.note(f"--{name} is permitted but used by 0 of {use.of} layers: {use.reason}")
+    skipped = [PassSkipped(name, layer, reason) for (name, layer), reason in passes.skipped.items()]
+    report.passes = PassRecord(list(passes.order), [PassFired(*f) for f in passes.fired], skipped)
+    report.notes = list(log.notes)
+    report.built = datetime.now(UTC).isoformat(timespec="seconds")
+    report.build_seconds = time.perf_counter() - started
+    report.phase_seconds = log.seconds()
 
 
 def candidate_report(search: Search, net: Network, chosen: Mapping[str, Option]) -> dict[str, list[Candidate]]:
     """Per layer of `net` (without its reformats): the chosen candidate, then the others by time, untimed candidates and refusals."""
     report: dict[str, list[Candidate]] = {}
     for layer in net.layers:
-        mine, *others = _in_order(search, layer, chosen)
-        rows = [mine.candidate(), *(o.candidate(search.why_not(layer, o, net) or o.note or _why_not_chosen(o, mine)) for o in others)]
-        apart = search.unfused_times.get(search.kind_of[layer.name])
-        if apart is not None:
-            rows.append(apart.candidate())
+        selected, *others = _sort_options(search, layer, chosen)
+        rows = [selected.candidate(), *(o.candidate(search.why_not(layer, o, net) or o.note or _why_not_selected(o, selected)) for o in others)]
+        unfused = search.unfused_times.get(search.kind_of[layer.name])
+        if unfused is not None:
+            rows.append(unfused.candidate())
         report[layer.name] = rows + list(search.refused(layer))
     for name, o in chosen.items():
         report.setdefault(name, [o.candidate()])
@@ -26,11 +67,11 @@ def candidate_report(search: Search, net: Network, chosen: Mapping[str, Option])
 
 
 def cold_report(search: Search, net: Network, chosen: Mapping[str, Option]) -> dict[str, list[float | None]]:
-    """Milliseconds with cold weights of a layer's first candidates, in the order of `candidate_report`; layers none of whose were timed so are
-    left out, and what follows the last."""
+    """Milliseconds with cold weights of each layer's candidates in the order of `candidate_report`, up to the last one that was timed so.
+    Layers without such times are left out."""
     report = {}
     for layer in net.layers:
-        row = [o.cold_ms for o in _in_order(search, layer, chosen)]
+        row = [o.cold_ms for o in _sort_options(search, layer, chosen)]
         while row and row[-1] is None:
             row.pop()
         if row:
@@ -38,19 +79,19 @@ def cold_report(search: Search, net: Network, chosen: Mapping[str, Option]) -> d
     return report
 
 
-def _in_order(search: Search, layer: Layer, chosen: Mapping[str, Option]) -> list[Option]:
-    """The chosen option of a layer, then the others by time, then those without."""
-    mine = chosen[layer.name]
-    others = [o for o in search.kinds[search.kind_of[layer.name]].options if o.ident != mine.ident]
-    return [mine, *sorted(others, key=lambda o: (o.ms is None, o.ms or 0.0, o.rank))]
+def _sort_options(search: Search, layer: Layer, chosen: Mapping[str, Option]) -> list[Option]:
+    """The chosen option of a layer, then the others by time, then those without a time."""
+    selected = chosen[layer.name]
+    others = [o for o in search.kinds[search.kind_of[layer.name]].options if o.ident != selected.ident]
+    return [selected, *sorted(others, key=lambda o: (o.ms is None, o.ms or 0.0, o.rank))]
 
 
-def _why_not_chosen(o: Option, mine: Option) -> str:
-    if o.ms is None or mine.ms is None:
+def _why_not_selected(o: Option, selected: Option) -> str:
+    if o.ms is None or selected.ms is None:
         return "listed after the chosen one, and nothing was timed"
-    cold = "" if not o.cold_ms or not mine.cold_ms else f", {(o.cold_ms / mine.cold_ms - 1) * 100:+.0f} % with cold weights"
-    if o.ms - mine.ms > max(o.spread_ms, mine.spread_ms):
-        return f"{(o.ms / mine.ms - 1) * 100:.0f} % slower{cold}" if mine.ms else f"{(o.ms - mine.ms) * 1e3:.3g} us slower{cold}"
-    if o.signature != mine.signature:
+    cold = "" if not o.cold_ms or not selected.cold_ms else f", {(o.cold_ms / selected.cold_ms - 1) * 100:+.0f} % with cold weights"
+    if o.ms - selected.ms > max(o.spread_ms, selected.spread_ms):
+        return f"{(o.ms / selected.ms - 1) * 100:.0f} % slower{cold}" if selected.ms else f"{(o.ms - selected.ms) * 1e3:.3g} us slower{cold}"
+    if o.signature != selected.signature:
         return f"as fast or faster alone{cold}, but its formats would cost reformats around it"
-    return f"not told from the chosen one by time{cold}"
+    return f"not distinguishable from the chosen one by time{cold}"

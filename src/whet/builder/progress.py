@@ -1,32 +1,32 @@
-"""What a build says while it works, so that a progress bar can show it, and an ETA can be worked out; and where its seconds went."""
+"""Progress of a build: stages and steps for a progress bar and its ETA, notes for the user, and the seconds of each phase."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Protocol
 
 
 class Progress(Protocol):
-    """Told by the builder, in this order: `stage`, then `step` up to `total` times, then the next stage.
+    """Receives calls from the builder in this order: `stage`, then `step` up to `total` times, then the next stage.
 
-    Steps of one stage cost about alike, so the time left in a stage is elapsed / done * (total - done).
+    The steps of a stage take about equally long, so its remaining time is elapsed / done * (total - done).
     """
 
     def stage(self, name: str, total: int) -> None:
-        """A stage begins ("passes", "candidates", "timing", "fused or apart", "choice", "whole engines", "verification"; "int8: timing" where
-        one of several engines is made); it has `total` steps, 0 where nobody knows how many."""
+        """A stage begins ("passes", "candidates", "timing", "choice", "whole engines", "verification", ...; "int8: timing" if the build makes several
+        engines). It has `total` steps, 0 if their number is unknown."""
 
     def step(self, what: str, done: int = 1) -> None:
-        """`done` steps were finished; `what` is worked on now."""
+        """`done` more steps are finished; `what` describes the current one."""
 
     def note(self, text: str) -> None:
-        """Something the user should know: a permission that cannot be used, a busy machine, a banned kernel."""
+        """A note for the user: a permission that cannot be used, a busy machine, a banned kernel."""
 
 
 class Silent:
-    """Says nothing, keeps the notes."""
+    """Prints nothing and collects the notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -41,16 +41,16 @@ class Silent:
         self.notes.append(text)
 
 
-class Noting:
-    """Passes everything on to another Progress, keeps the notes for the report, and the seconds of each phase.
+class ProgressLog:
+    """Forwards all calls to another Progress; collects the notes and the seconds of each phase for the report.
 
-    Where that other one is a Noting too, of a build that makes several engines, it hears of their phases.
+    If the other one is a ProgressLog too, of a build that makes several engines, it receives their phases.
     """
 
     def __init__(self, to: Progress | None):
         self.to: Progress = to or Silent()
         self.notes: list[str] = []
-        self._engine = ""  # which of several is made now
+        self._engine = ""  # name of the engine being built, if there are several
         self._spent: dict[str, float] = {}
         self._phase, self._since = "start", perf_counter()
 
@@ -60,7 +60,7 @@ class Noting:
 
     @contextmanager
     def making(self, engine: str) -> Iterator[None]:
-        """What is told inside is about this one of several engines."""
+        """Prefixes the stages inside with the name of one of several engines."""
         self._engine = engine
         try:
             yield
@@ -68,16 +68,16 @@ class Noting:
             self._engine = ""
 
     def phase(self, name: str) -> None:
-        """What is done from now on counts as `name` in `seconds`; every stage begins a phase of its name."""
+        """Begins a phase of `seconds`; every stage begins a phase of its name."""
         now = perf_counter()
         self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = name, now
-        if isinstance(self.to, Noting):
+        if isinstance(self.to, ProgressLog):
             self.to.phase(name)
 
     @contextmanager
     def within(self, name: str) -> Iterator[None]:
-        """What is done inside counts as the phase `name`; then the phase before goes on."""
+        """Runs the block as the phase `name`; then the previous phase continues."""
         before = self._phase
         self.phase(name)
         try:
@@ -86,12 +86,16 @@ class Noting:
             self.phase(before)
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each phase so far, in the order in which they began; what is done again (a kernel was banned) is added up."""
+        """Seconds of each phase so far, in the order of their beginning. Repetitions of a phase (after a ban) are added up."""
         self.phase(self._phase)
         return {name: s for name, s in self._spent.items() if s}
 
     def step(self, what: str, done: int = 1) -> None:
         self.to.step(what, done)
+
+    def note_all(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.note(text)
 
     def note(self, text: str) -> None:
         if text not in self.notes:

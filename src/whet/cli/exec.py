@@ -195,10 +195,10 @@ def _copies_to_host(log: Log, plan) -> None:
 
 def _sparsity(log: Log, net, config):
     """The network with the weights that --sparsity asks for, before anything is calibrated on it; a word about zeros that no kernel skips."""
-    from whet.builder.candidates.sparse_weights import with_sparsity
+    from whet.builder.candidates.sparse_weights import apply_sparsity
     from whet.sparsity.report import said_of_zeros
 
-    net, notes = with_sparsity(net, config)
+    net, notes = apply_sparsity(net, config)
     if config.sparsity != "force" and (said := said_of_zeros(net)) is not None:
         notes.append(said)
     for note in notes:

@@ -32,7 +32,7 @@ class BenchHost(Protocol):
 
     @property
     def flush_bytes(self) -> int:
-        """Bytes read before each sample to flush the caches; 0 where caches stay hot."""
+        """Bytes read before each sample to flush the caches; 0 if caches stay hot."""
 
     def flush(self, pieces: Sequence[tuple[int, int]]) -> None:
         """Evicts this memory (addresses and bytes) from all caches."""
@@ -45,12 +45,12 @@ class BenchHost(Protocol):
 
 
 class Bench:
-    """Buffers that a layer's options share while they are timed. Operands hold normally distributed values, or zeros where they are integers."""
+    """Buffers that a layer's options share while they are timed. Operands hold normally distributed values, or zeros if they are integers."""
 
     def __init__(self, host: BenchHost, layer: Layer):
         self.host, self.layer = host, layer
         self.buffers: dict[tuple, Any] = {}
-        self._used: dict[tuple, int] = {}  # bytes of each that operands take
+        self._used: dict[tuple, int] = {}  # bytes used by operands
         self._packed: dict[str, Any] = {}
         self._args: dict[int, Args] = {}  # by an option's rank
         self._weights: dict[int, list[Weight]] = {}
@@ -89,7 +89,7 @@ class Bench:
         return stream.finish()
 
     def weights(self, o: Option) -> list[Weight]:
-        """The weights of an option, which no earlier layer has touched: packed weights, and constants among its operands."""
+        """The weights of an option (packed weights and constant operands), which no earlier layer has touched."""
         self.args(o)
         return self._weights[o.rank]
 
@@ -130,7 +130,7 @@ class Bench:
         key = (kind, i, dtype)
         found = self.buffers.get(key)
         if found is None or self._used[key] < nbytes:
-            self.held.append(found)  # earlier options point at it
+            self.held.append(found)  # earlier options refer to it
             found, self._used[key] = self.host.borrow(key, nbytes), nbytes
             self.buffers[key] = found
             if kind == "in" and dtype is not None and self.host.backend.capabilities.executes:

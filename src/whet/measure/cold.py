@@ -1,13 +1,14 @@
-"""Finalists of a layer with weights out of memory: what a kernel takes where the L2 cache holds its activations and not its weights.
+"""Timing the finalists of a layer with cold weights: the L2 cache holds the kernel's activations but not its weights.
 
-A network's replay reads every weight once and goes on to the next layer's; what has passed through the cache since is all of the network. So a
-launch finds what the layer before has just written, and its weights only where the whole network fits. Timed alone in equal launches a kernel
-always finds both. Benchmarks empty the cache before each run (nvbench's cold measurement, Triton's do_bench) or go round among copies of all
-operands that no cache holds together (PyTorch's TunableOp, Composable Kernel); both leave activations cold too, which in a network they are
-not, and one launch at a time does not overlap its neighbours, whose time a prefetch of weights is for. Here: the cache is emptied, a launch
-with weights of its own brings activations and code back, and then a chain of launches is timed, each with its own copy of the weights.
+A replay of a network reads every weight once, and between two replays the whole network passes through the cache. So a launch finds its
+activations in the cache, which the previous layer has just written, but its weights only if the whole network fits. A kernel timed alone in
+equal launches always finds both. Common benchmarks flush the cache before each run (nvbench's cold measurement, Triton's do_bench) or rotate
+among copies of all operands that exceed the cache (PyTorch's TunableOp, Composable Kernel). Both make activations cold too, unlike a network,
+and single launches do not overlap, so that prefetching weights gains nothing. Here the cache is flushed, a launch with other weights restores
+activations and code, and then a chain of launches is timed, each with its own copy of the weights.
 
-This time ranks: it orders kernels more as the network does than the warm one, in networks that fit the cache too (benchmarks/gpu_l2.py).
+Options are ranked by this time: its order agrees better with the network than that of the warm time, also for networks that fit the cache
+(benchmarks/gpu_l2.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from whet.tactics import Args
 
 _LAUNCHES = (2, 8)  # in a chain: two overlap; eight are enough for a stable time
 _SAMPLE_MS = 0.04  # of a chain, unless two launches take longer
-_REUSE_DISTANCE = 2  # times the cache's size read before a copy of a weight is read again: a cache is not strictly least recently used
+_REUSE_DISTANCE = 2  # times the cache size, read before a copy of a weight is read again: caches are not strictly LRU
 _ALIGNMENT = 256
 
 
@@ -45,7 +46,7 @@ def weight_bytes(layer: Layer, o: Option) -> int:
 
 
 def sample_cold_weights(bench: Bench, options: Sequence[Option], rounds: int, l2_bytes: int) -> dict[int, list[float]]:
-    """Samples in ms by an option's rank; none for an option whose chain cannot be recorded.
+    """Samples in ms by an option's rank; none for an option if its chain cannot be recorded.
 
     The backend has `cold_seconds(executable, before, filler)`.
     """
@@ -73,34 +74,34 @@ class Copies:
     """Copies of the weights of several options in one piece of memory; options that read the same weights share them."""
 
     def __init__(self, bench: Bench, options: Sequence[Option], most: int, l2_bytes: int):
-        """At most `most` copies of each weight: fewer where these few are `_REUSE_DISTANCE` times as large as the cache."""
+        """Makes at most `most` copies of each weight; fewer if they already total `_REUSE_DISTANCE` times the cache size."""
         self.bench = bench
         self.counts = {o.rank: min(most, 1 + -(-_REUSE_DISTANCE * l2_bytes // sum(w.nbytes for w in bench.weights(o)))) for o in options}
-        wanted: dict[int, tuple[Weight, int]] = {}  # by the original's address
+        originals: dict[int, tuple[Weight, int]] = {}  # by address, with the number of copies
         for o in options:
             for w in bench.weights(o):
-                wanted[w.buffer.address] = (w, max(self.counts[o.rank], wanted.get(w.buffer.address, (w, 0))[1]))
-        self._steps = {at: -(-w.nbytes // _ALIGNMENT) * _ALIGNMENT for at, (w, _) in wanted.items()}
+                originals[w.buffer.address] = (w, max(self.counts[o.rank], originals.get(w.buffer.address, (w, 0))[1]))
+        self._steps = {at: -(-w.nbytes // _ALIGNMENT) * _ALIGNMENT for at, (w, _) in originals.items()}
         backend = bench.host.backend
-        self.memory = backend.allocate(sum(self._steps[at] * n for at, (_, n) in wanted.items()) + _ALIGNMENT)
+        self.memory = backend.allocate(sum(self._steps[at] * n for at, (_, n) in originals.items()) + _ALIGNMENT)
         self._first: dict[int, int] = {}
         end = -self.memory.address % _ALIGNMENT
-        for at, (w, n) in wanted.items():
+        for at, (w, n) in originals.items():
             self._first[at] = end
             for _ in range(n):
                 _copy(backend, self.memory, end, w.buffer, w.nbytes)
                 end += self._steps[at]
 
     def args(self, o: Option, runs: int) -> list[Args]:
-        """The operands of `runs` runs, one after the other: each with the copies that were read longest ago."""
-        mine, made = self.bench.args(o), []
+        """The operands of `runs` runs, one after the other: each with the least recently read copies."""
+        args, copies = self.bench.args(o), []
         for k in range(self.counts[o.rank]):
-            fields = {"inputs": list(mine.inputs), "packed": list(mine.packed)}
+            fields = {"inputs": list(args.inputs), "packed": list(args.packed)}
             for w in self.bench.weights(o):
                 at = w.buffer.address
                 fields[w.field][w.position] = self.memory.address + self._first[at] + k * self._steps[at]
-            made.append(replace(mine, inputs=tuple(fields["inputs"]), packed=tuple(fields["packed"])))
-        return [made[k % len(made)] for k in range(runs)]
+            copies.append(replace(args, inputs=tuple(fields["inputs"]), packed=tuple(fields["packed"])))
+        return [copies[k % len(copies)] for k in range(runs)]
 
 
 def _copy(backend: Backend, target: Any, to: int, source: Any, nbytes: int) -> None:

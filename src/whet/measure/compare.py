@@ -1,8 +1,8 @@
 """Comparing run times: candidates run in interleaved rounds, slow ones are dropped, drift and external load are accounted for.
 
 Interleaving: each round runs every remaining candidate once, alternately forwards and backwards, so that changes of the machine's speed
-(clocks, temperature, other guests of the host) affect all candidates alike. Drift correction: samples of a dropped candidate are scaled by how
-much the leader's time has changed since, or a candidate that left in a fast moment would pass those that stayed.
+(clocks, temperature, external load) affect all candidates alike. Drift correction: samples of a dropped candidate are scaled by the change of
+the leader's time since, or a candidate dropped in a fast moment would outrank the remaining ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LoadLog:
 
     @property
     def is_patient(self) -> bool:
-        """Whether a disturbed measurement is still worth repeating."""
+        """True if disturbed measurements are still repeated."""
         return len(self.disturbed) <= PATIENCE
 
 
@@ -40,7 +40,7 @@ class Ranking:
     """The outcome of `compare`, in seconds, by a candidate's index.
 
     `samples`: one per round, drift-corrected; empty for candidates that failed. `runs`: every counted run as measured. `survivors` were not
-    dropped. `load` is what others took of the CPUs, its `others` is None where that is not measured.
+    dropped. `load` is the external CPU load; its `others` is None if it is not measured.
     """
 
     policy: Policy
@@ -72,14 +72,14 @@ class Ranking:
         return min(sorted(range(len(self.samples)) if among is None else among), key=self.seconds)
 
     def differs(self, i: int, fastest: int, errors: float | None = None) -> bool:
-        """Whether a candidate is slower than `fastest` by more than the policy's tolerance. `errors` replaces the policy's standard errors."""
+        """True if a candidate is slower than `fastest` by more than the policy's tolerance. `errors` replaces the policy's standard errors."""
         errors = self.policy.accept_errors if errors is None else errors
         a, b = self.samples[i], self.samples[fastest]
         noise = noise_between(a, b, self.policy.paired) if errors is None else errors * hypot(standard_error(a), standard_error(b))
         return self.seconds(i) - self.seconds(fastest) > self.policy.tolerance(self.seconds(fastest), noise)
 
     def select(self, order: Sequence[int]) -> int:
-        """The first candidate of `order` that cannot be told from the fastest of them."""
+        """The first candidate of `order` that does not differ from the fastest of them."""
         fastest = self.fastest(order)
         return next(i for i in order if not self.differs(i, fastest))
 
@@ -155,11 +155,11 @@ class _Attempt:
 
     @property
     def others(self) -> float:
-        """CPUs that others used."""
+        """CPUs used by other processes."""
         return self.load.others or 0.0
 
     def completed_by(self, earlier: Sequence[_Attempt], measured: Sequence[int]) -> _Attempt:
-        """This attempt with the samples of candidates that only earlier attempts have measured."""
+        """Adds the samples of candidates that only earlier attempts have measured; returns this attempt."""
         for i in range(len(self.samples)):
             if i not in measured:
                 self.samples[i] = [s for a in earlier for s in a.samples[i]]
@@ -225,7 +225,7 @@ class _Attempt:
                 limit = self._round_limit(stage)
 
     def _round_limit(self, stage: Stage) -> int:
-        """The rounds that a stage's budget grants its present candidates, judged by what they have taken so far."""
+        """The number of rounds within a stage's budget, estimated from the remaining candidates' times so far."""
         fewest, most = stage.rounds
         once = sum(self._expect(i) for i in self.alive)
         if once > 0 and stage.budget.per != "fastest":
@@ -234,7 +234,7 @@ class _Attempt:
         return max(fewest, most)
 
     def _expect(self, i: int) -> float:
-        """Seconds of a candidate's next turn."""
+        """The expected seconds of a candidate's next block."""
         once = median(self.samples[i]) if self.samples[i] else self._warmup.get(i, 0.0)
         return once * (self._counts[i] + self.policy.block.discard)
 
@@ -260,21 +260,21 @@ class _Attempt:
         self.alive = [i for i in self.alive if i not in dropped]
 
     def _is_decided(self) -> bool:
-        """Whether the incumbent leads, or another candidate beats it by more than chance."""
+        """True if the incumbent leads, or another candidate is faster by a significant difference."""
         now = Ranking(self.policy, self.samples, self.runs, self.alive)
         fastest, incumbent = now.fastest(self.alive), min(self.alive)
         return fastest == incumbent or now.differs(incumbent, fastest, self.policy.decide_errors)
 
 
 def _is_hopeless(policy: Policy, seconds: float, fastest: float) -> bool:
-    """Whether a candidate's run is longer than any disturbance explains."""
+    """True if a candidate's run is longer than any disturbance explains."""
     factor, least = policy.hopeless
     return seconds > max(least, factor * fastest)
 
 
 @contextmanager
 def _garbage_collection_off() -> Iterator[None]:
-    """A collection takes milliseconds, and would count for whichever candidate runs."""
+    """Disables garbage collection, whose milliseconds would count for the candidate that is running."""
     was_on = gc.isenabled()
     gc.disable()
     try:

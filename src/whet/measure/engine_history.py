@@ -19,7 +19,7 @@ from whet.measure.timing_cache import Timed, TimingCache
 from whet.measure.timing_key import source_digest
 from whet.network import Network
 
-_METHOD = 3  # of timing and selecting whole networks; raised when results of another kind come out
+_METHOD = 3  # version of timing and selecting whole networks; raised when results are no longer comparable
 
 
 class TimedEngine(Protocol):
@@ -76,7 +76,7 @@ class EngineHistory:
         with self.cache.transaction():
             for s in selections:
                 about = {"tactic": s.option.tactic.name, "layer": s.kind.text, "implementation": s.option.kernel.implementation}
-                ms = s.ms if isfinite(s.ms) else s.option.cost  # there was no time left to compare it
+                ms = s.ms if isfinite(s.ms) else s.option.cost  # not compared for lack of time
                 self.cache.put(keys[s.kind, s.option.ident], Timed(ms, 0.0, 1), {**about, "what": "the network with it"})
 
     def _engine_keys(self, engines: Sequence[TimedEngine]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Selecting kernels in the network, where launches overlap their neighbours: the whole network is replayed with one kind of layer exchanged.
+"""Selecting kernels in the network on backends with overlapping launches: the whole network is replayed with one kind of layer exchanged.
 
-A kernel timed in a chain of its own kind does not show how it affects the launches around it: how much shared memory it leaves to the next
-one for prefetched weights, when its last block ends, what it leaves in the cache. So the options that are nearly as fast as the selected one
-are compared in the network itself, kind by kind, those that take the most time first. The fastest stays for the next kind.
+A kernel timed in a chain of its own kind does not show its effect on adjacent launches: the shared memory it leaves to the next one for
+prefetched weights, the end of its last block, the contents of the cache. So options that are nearly as fast as the selected one are compared in
+the network itself, kind by kind, the most expensive kinds first. The fastest stays in the network for the next kind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from whet.measure.policy import IN_NETWORK, IN_NETWORK_AGAIN, IN_NETWORK_NEAR
 from whet.runtime import BoundEngine, WeightStore
 from whet.runtime.kernels import plan_layer
 
-_SWEEPS = 3  # over all kinds: a changed kernel changes the surroundings of the others
+_SWEEPS = 3  # over all kinds: a changed kernel affects the adjacent ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,18 +73,18 @@ class ExchangeableNetwork:
         self._recorded: dict[tuple[int, Any], list[Any] | None] = {}
         self._weights: list[Any] = []  # packed weights of exchanged kernels
 
-    def select(self, kind: LayerKind, now: Selection, others: Sequence[Option], *, again: bool = False) -> tuple[Selection, list[Option]]:
-        """Compares the present option of a kind with others in the network as it is; the fastest stays in it. Returns it and the options that
-        came near. `again`: these options came near in an earlier sweep."""
+    def select(self, kind: LayerKind, current: Selection, others: Sequence[Option], *, again: bool = False) -> tuple[Selection, list[Option]]:
+        """Compares the present option of a kind with others in the network as it is; the fastest stays in it. Returns it and the options
+        within IN_NETWORK_NEAR of it. `again`: `others` come from an earlier sweep."""
         options: list[Option] = []
         executables: list[Any] = []
-        for option in (now.option, *(o for o in others if o is not now.option)):
+        for option in (current.option, *(o for o in others if o is not current.option)):
             calls = {self._steps[name]: self._record(name, option) for name in kind.layers}
             if all(c is not None for c in calls.values()):
                 options.append(option)
                 executables.append(self._finish(calls))  # type: ignore[arg-type]
         if len(options) < 2:
-            return now, []
+            return current, []
         ranking = compare(
             [partial(_run_untimed, e) for e in executables],  # the first run instantiates the graph
             IN_NETWORK_AGAIN if again else IN_NETWORK,
@@ -92,8 +92,8 @@ class ExchangeableNetwork:
             catch=(BackendError,),
         )
         measured = [i for i, samples in enumerate(ranking.samples) if samples]
-        if not measured or options[measured[0]] is not now.option:
-            return now, []
+        if not measured or options[measured[0]] is not current.option:
+            return current, []
         fastest = ranking.fastest(ranking.survivors)
         winner = ranking.select([0, fastest])
         near = [options[i] for i in measured if ranking.seconds(i) <= IN_NETWORK_NEAR * ranking.seconds(fastest)]
@@ -110,7 +110,7 @@ class ExchangeableNetwork:
         return stream.finish()
 
     def _record(self, name: str, option: Option) -> list[Any] | None:
-        """The launches of an option for a layer; None where it cannot be planned for it."""
+        """The launches of an option for a layer; None if it cannot be planned."""
         i = self._steps[name]
         if (i, option.ident) not in self._recorded:
             try:

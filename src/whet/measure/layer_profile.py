@@ -1,4 +1,4 @@
-"""The times of a whole engine's layers, run launch by launch; measured again where they contradict the time of the engine."""
+"""The times of a whole engine's layers, run launch by launch; measured again if they contradict the time of the engine."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from whet.errors import BackendError
 
 
 def read_machine_state(backend: Backend, note: Callable[[str], None]) -> dict[str, Any]:
-    """The backend's `state()` as the key "gpu" of the timing report; empty where it has none (a CPU, a GPU without NVML).
+    """The backend's `state()` as the key "gpu" of the timing report; empty if it has none (a CPU, a GPU without NVML).
 
-    `note` hears of other processes on the GPU: processes that compute at the same time slow each other, and measured times may be off.
+    Other processes on the GPU are reported to `note`: they may have slowed the measured kernels.
     """
     try:
         state = backend.state()

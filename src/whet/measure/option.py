@@ -8,14 +8,14 @@ from whet.engine.plan import Choice
 from whet.engine.report import Candidate
 from whet.tactics import Config, Kernel, Signature, Tactic
 
-#: (tactic, signature, config) as text: what a ban or a lock names
+#: (tactic, signature, config): identifies an option in bans and locks
 Ident = tuple[str, str, Config]
 
 
 @dataclass
 class Option:
-    """One planned way to run a layer. Times are in milliseconds; `ms` is None until the option is timed, and `estimate_ms` replaces it where
-    nothing is timed.
+    """One planned way to run a layer. Times are in milliseconds; `ms` is None until the option is timed; `estimate_ms` replaces it if nothing
+    is timed.
 
     `cold_ms` is the time of a finalist with weights out of the cache. `rank_ms` is the time by which options are then compared (timing.py).
     """
@@ -32,7 +32,7 @@ class Option:
     cold_spread_ms: float = 0.0
     rank_ms: float | None = None
     note: str = ""
-    texts: tuple[str, ...] = ()  # sources it compiles, kept until it is known whether they are needed
+    texts: tuple[str, ...] = ()  # sources to compile, if the option is selected for timing
 
     @property
     def ident(self) -> Ident:

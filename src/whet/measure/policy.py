@@ -1,4 +1,4 @@
-"""Measuring policies: how many rounds a comparison takes, when a candidate is dropped, which difference counts. The only place for such values."""
+"""Measuring policies: rounds per comparison, when a candidate is dropped, which differences are significant. All such constants are here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Block:
-    """Runs of one candidate in each of its turns: at most `most`, about `seconds` long; the first `discard` of them do not count. The median
+    """Consecutive runs of one candidate in a round: at most `most`, about `seconds` long; the first `discard` of them do not count. The median
     of a block is one sample."""
 
     seconds: float = 0.0
@@ -33,8 +33,8 @@ class Stage:
     """Rounds with one drop-out rule. `rounds` are the fewest and the most.
 
     After round k a candidate is dropped when the lower quartile of its samples exceeds `drop[k]` (the last factor stays) times the leader's
-    median. At the end of the stage those leave whose median exceeds `drop_at_end` times the leader's. With `until_decided` the stage is
-    repeated up to so often, and only while the leader cannot be told from the incumbent.
+    median. At the end of the stage candidates with a median above `drop_at_end` times the leader's are dropped. With `until_decided` the stage
+    is repeated up to so often, while the leader does not differ significantly from the incumbent.
     """
 
     rounds: tuple[int, int]
@@ -52,19 +52,19 @@ class Policy:
     """
 
     stages: tuple[Stage, ...]
-    warmup_rounds: int = 1  # uncounted runs of each candidate; their times say how many rounds the budget allows
+    warmup_rounds: int = 1  # uncounted runs of each candidate; their times determine the rounds within the budget
     block: Block = Block()
     keep_incumbent: bool = False  # the first candidate is never dropped: the others have to beat it
     drop_after_warmup: float = inf  # times the fastest
     drop_after_seconds: float = 0.0  # that a candidate has run before it may be dropped
     hopeless: tuple[float, float] = (inf, inf)  # (factor, seconds): a run beyond both is explained by no disturbance, so one such run is enough
-    long: Policy | None = None  # taken instead where the fastest warm-up run takes at least `long_seconds`
+    long: Policy | None = None  # used instead if the fastest warm-up run takes at least `long_seconds`
     long_seconds: float = inf
     attempts: float = 1  # a comparison under external load is repeated up to so often
     pool: bool = True  # samples of disturbed attempts are pooled; else the least disturbed attempt counts
     resolution: float = 0.0
     noise_limit: float = inf
-    paired: bool = True  # noise is that of the differences round by round: what slows all candidates alike is no noise
+    paired: bool = True  # noise of the differences round by round, from which common slowdowns cancel
     accept_errors: float | None = None
     decide_errors: float = 0.0  # the same, for a stage `until_decided` to end early
 
@@ -105,17 +105,17 @@ _LONG_LAYERS = Policy(
 #: Options of one layer on their own buffers, with caches as the network leaves them.
 LAYERS = Policy(
     stages=(_LAYER_STAGE,),
-    hopeless=(20.0, 0.020),  # interruptions take a few milliseconds; reference loops take a second where others take half a millisecond
+    hopeless=(20.0, 0.020),  # interruptions take a few milliseconds; reference loops take a second, others half a millisecond
     long=_LONG_LAYERS,
     long_seconds=1e-3,
     attempts=inf,  # limited by PATIENCE
     resolution=0.005,  # smaller differences between layers timed alone do not show in the network
 )
-#: Reformats: simple copies, whose times differ by multiples.
+#: Reformats: simple copies with times that differ by multiples.
 REFORMAT_ROUNDS = 2
 #: A fused layer against the chain of its parts. Four rounds are enough to see that the parts are slower, as they mostly are.
 FUSED_ROUNDS = 4
-UNFUSED = Policy(stages=LAYERS.stages, resolution=0.03)  # 3 %: the parts' candidates are timed in full only where they clearly win
+UNFUSED = Policy(stages=LAYERS.stages, resolution=0.03)  # 3 %: the parts' candidates are timed in full only if they clearly win
 
 #: Finalists of a layer with weights out of the L2 cache.
 COLD_WEIGHTS = Policy(
@@ -128,7 +128,7 @@ COLD_FINALISTS = 8  # of a layer at most; each needs copies of its weights
 # --- kernels in the network ---------------------------------------------------------------------------------------------------------------
 
 _DECIDE = Stage(rounds=(5, 12), budget=Budget(0.03, "comparison"), until_decided=3)
-#: Kernels exchanged in the whole network where launches overlap; the incumbent is the kernel selected by its own time. Replays of a GPU
+#: Kernels exchanged in the whole network if launches overlap; the incumbent is the kernel selected by its own time. Replays of a GPU
 #: graph scatter by a few tenths of a percent, so factors are close to 1; 30 ms per stage bound the time of slow networks.
 IN_NETWORK = Policy(
     stages=(
@@ -142,10 +142,10 @@ IN_NETWORK = Policy(
     decide_errors=2.0,
 )
 IN_NETWORK_NEAR = 1.015  # of the fastest: tried again once other kinds of layers have changed
-#: The same for candidates that were near before: one look, then the decision.
+#: The same for candidates that were near before: one stage, then the decision.
 IN_NETWORK_AGAIN = replace(IN_NETWORK, stages=(Stage(rounds=(4, 4), drop_at_end=IN_NETWORK_NEAR), _DECIDE))
 
-#: Two whole engines that differ in their layers' kernels, compared layer by layer where launches do not overlap.
+#: Two whole engines that differ in their layers' kernels, compared layer by layer if launches do not overlap.
 LAYER_PAIRS = Policy(
     stages=(Stage(rounds=(3, 7), budget=Budget(1.5, "comparison")),),
     warmup_rounds=0,  # both have run
@@ -167,16 +167,16 @@ ENGINES = Policy(
     attempts=2,
     resolution=0.003,  # whole engines repeat to three thousandths
 )
-#: Times an engine recalled from the cache may be slower now than the others were recorded, before all are timed again.
+#: The factor by which an engine recalled from the cache may be slower than the recorded times of the others; above it all are timed again.
 RECALL_DOUBT = 1.05
-#: Of the fastest engine: engines up to here are timed again together with the one whose kernels were selected in the network.
+#: Of the fastest engine: engines up to here are re-timed together with the engine of kernels selected in the network.
 ENGINE_NEAR = 1.06
 #: Engines of different precisions: they may nearly tie, and the selection decides about accuracy too, so more rounds.
 PRECISIONS = Policy(
     stages=(Stage(rounds=(3, 40), budget=Budget(3.0), drop=_ENGINE_DROP),),
     drop_after_seconds=_ENGINE_DROP_S,
     resolution=0.003,
-    paired=False,  # under load integers and floats, or one thread and many, do not slow down alike
+    paired=False,  # load slows down integer and float engines, or one and many threads, differently
     noise_limit=0.02,  # engines that differ by a fiftieth are not equal, however much they scatter
 )
 #: A batch at once or sample by sample: engines differ in how they use the threads, so their times scatter differently.

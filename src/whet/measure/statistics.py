@@ -39,7 +39,7 @@ def confidence_interval(samples: Sequence[float], errors: float = 1.96) -> tuple
 
 def noise_between(a: Sequence[float], b: Sequence[float], paired: bool = True) -> float:
     """The noise of the difference of two candidates' times: the larger spread of both; if `paired`, at most the spread of their differences
-    round by round where both ran in the same rounds, in which a change of the machine's clock slows both alike."""
+    round by round if both ran in the same rounds, in which a change of clocks slows both alike."""
     alone = max(spread(a), spread(b))
     if not paired or not a or len(a) != len(b):
         return alone

@@ -1,6 +1,6 @@
-"""Timing the options of a layer: interleaved, with caches as cold as the network leaves them, medians and spread kept in the timing cache.
+"""Timing the options of a layer: interleaved, with caches as cold as in the network; medians and spreads are kept in the timing cache.
 
-Where launches overlap (a GPU), a chain of equal launches in a warm L2 cache is timed, and the finalists once more with cold weights (cold.py).
+If launches overlap (a GPU), a chain of equal launches in a warm L2 cache is timed, and the finalists once more with cold weights (cold.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from whet.network import Layer
 
 COLD = "cold"  # no cache holds anything but the previous layer's outputs; in other states the last-level cache holds more
 _COLD_WEIGHTS = "weights out of the L2 cache, method 1"
-_METHOD = 4  # of timing; raised when times of another kind come out, so that recorded ones are not compared with new ones
+_METHOD = 4  # version of the timing method; raised when times are no longer comparable with recorded ones
 _FAILURES = (BackendError, ValueError, IndexError, TypeError)  # of a kernel that cannot run here
 
 
@@ -35,7 +35,7 @@ _FAILURES = (BackendError, ValueError, IndexError, TypeError)  # of a kernel tha
 class Conditions:
     """The state of the caches before each sample: "hot", or cold: the operands are evicted, or `flush_bytes` of other memory are read.
 
-    `l2_bytes` is the size of the cache from which finalists' weights are evicted for their second time, 0 where there is none (a CPU).
+    `l2_bytes` is the size of the cache from which finalists' weights are evicted for their cold time, 0 if there is none (a CPU).
     """
 
     state: str
@@ -79,12 +79,12 @@ class Timer:
 
     @property
     def flush_bytes(self) -> int:
-        """Bytes read before each sample to flush the caches; 0 where caches stay hot."""
+        """Bytes read before each sample to flush the caches; 0 if caches stay hot."""
         return self.conditions.flush_bytes
 
     @property
     def environment(self) -> tuple[str, str]:
-        """The machine and the state of its caches: all that times depend on, besides the work itself."""
+        """The machine and the state of its caches: all that times depend on, except the work itself."""
         return self._machine_key, self.conditions.state
 
     def key(self, option: Option, text: str, *, cold: bool = False) -> str:
@@ -92,7 +92,7 @@ class Timer:
         return timing_key(option.tactic, text, option.signature, option.config, self._machine_key, state)
 
     def read_cache(self, options: Sequence[Option], text: str) -> list[Option]:
-        """Sets the times that the cache has; returns the options whose times it lacks."""
+        """Sets the cached times; returns the options without one."""
         missing = []
         for o in options:
             found = self.cache.get(self.key(o, text))
@@ -103,7 +103,7 @@ class Timer:
         return missing
 
     def is_cached(self, options: Sequence[Option], text: str) -> bool:
-        """Whether the cache has the times of all options; then they are set. Counts neither hits nor misses."""
+        """True if the cache has the times of all options; then sets them. Counts neither hits nor misses."""
         found = [self.cache.peek(self.key(o, text)) for o in options]
         if None in found:
             return False
@@ -111,14 +111,14 @@ class Timer:
             o.ms, o.spread_ms = timed.ms, timed.spread_ms  # type: ignore[union-attr]
         return True
 
-    def time(self, layer: Layer, text: str, options: Sequence[Option], *, keep: bool = False, anew: bool = False) -> None:
+    def time(self, layer: Layer, text: str, options: Sequence[Option], *, keep: bool = False, remeasure: bool = False) -> None:
         """Times options that the cache lacks; sets `ms` and `spread_ms`. An option that fails gets a note and no time.
 
-        When one of a layer's options is missing, all are timed again together, since only times of the same moment are compared. `anew` times
-        all of them whatever the cache has. `keep` leaves operands and weights where they are, for `time_cold`. Raises BuildError under
+        When one of a layer's options is missing, all are timed again together, since only times of the same moment are compared. `remeasure` times
+        all of them regardless of the cache. `keep` keeps operands and weights in memory for `time_cold`. Raises BuildError under
         `error_on_miss`.
         """
-        missing = list(options) if anew else self.read_cache(options, text)
+        missing = list(options) if remeasure else self.read_cache(options, text)
         if not missing:
             return
         if self.error_on_miss:
@@ -166,10 +166,10 @@ class Timer:
 
     def time_cold(self, layer: Layer, text: str, options: Sequence[Option]) -> None:
         """Times the finalists among the timed options of a layer with cold weights too; sets their `cold_ms` and `cold_spread_ms`, and `rank_ms`
-        of all options: the cold time, else the warm time plus the least that cold weights cost a finalist. Does nothing where the machine has
+        of all options: the cold time, else the warm time plus the least that cold weights cost a finalist. Does nothing if the machine has
         no such cache. Raises BuildError under `error_on_miss`.
 
-        Of a timing cache without cold times the warm ones are kept, and only the cold ones are timed.
+        If the timing cache has only warm times, they are kept and only the cold ones are measured.
         """
         bench, self._bench = self._bench, None
         near = select_finalists(layer, options) if self.conditions.l2_bytes else []
@@ -189,7 +189,7 @@ class Timer:
                 o.rank_ms = o.ms + min(extra) if o.cold_ms is None else o.cold_ms
 
     def _time_finalists(self, bench: Bench, text: str, near: Sequence[Option]) -> None:
-        """Times finalists with cold weights and caches the times; on a GPU without the memory for it they get none."""
+        """Times finalists with cold weights and caches the times; if the GPU has too little memory for it they get none."""
         start = perf_counter()
         try:
             samples = sample_cold_weights(bench, near, self.rounds, self.conditions.l2_bytes)
@@ -207,7 +207,7 @@ class Timer:
         self.cold_s += perf_counter() - start
 
     def cold_report(self) -> dict[str, Any]:
-        """How many options were timed with cold weights in this build, in how many seconds; empty where none can be."""
+        """How many options were timed with cold weights in this build, in how many seconds; empty if the backend has no cold times."""
         if not self.conditions.l2_bytes:
             return {}
         return {"cold_timed": self.cold_timed, "cold_seconds": round(self.cold_s, 3)}
@@ -219,8 +219,8 @@ class Timer:
         return self._filler
 
     def borrow(self, key: tuple, nbytes: int) -> Any:
-        """Memory of at least so many bytes. Host memory is the same for the same key where it is large enough: the first touch of a page takes
-        longer than most kernels run."""
+        """Memory of at least so many bytes. Host memory is reused for the same key if it is large enough: the first touch of a page takes
+        longer than most kernels."""
         found = self._buffers.get(key)
         if found is None or found.nbytes < nbytes:
             found = self.backend.allocate(max(nbytes, 64))
@@ -245,12 +245,12 @@ def _missing_time(layer: Layer, o: Option) -> BuildError:
 
 
 def _describe(o: Option, text: str) -> dict[str, str]:
-    """The description of a row of the cache, for people who look into it."""
+    """The human-readable description of a row of the cache."""
     return {"tactic": o.tactic.name, "signature": str(o.signature), "layer": text, "implementation": o.kernel.implementation}
 
 
 def select_fastest(options: Sequence[Option]) -> Option:
-    """The first-listed of the options whose time cannot be told from the fastest one's."""
+    """The first-listed of the options that do not differ significantly from the fastest."""
     best = min(options, key=lambda o: o.cost)
     for o in sorted(options, key=lambda o: o.rank):
         if o.cost - best.cost <= LAYERS.tolerance(best.cost, max(o.noise_ms, best.noise_ms)):

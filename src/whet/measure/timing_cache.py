@@ -1,7 +1,7 @@
 """The timing cache: measured times in one SQLite file, shared by all builds and safe between processes.
 
-A row's key says everything that the time depends on (key.py), so rows are never wrong, only unused; nothing is ever invalidated.
-A layer's results are committed when they are there: an interrupted build keeps what it has timed.
+A row's key contains everything that the time depends on (timing_key.py), so rows never become wrong and are never invalidated.
+The results of a layer are committed at once: an interrupted build keeps its measurements.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def default_path() -> Path:
 
 
 class TimingCache:
-    """`get`, `put`; counts hits and misses. With `path` "" nothing is kept beyond this object.
+    """`get`, `put`; counts hits and misses. With `path` "" nothing outlives this object.
 
-    A file that cannot be used raises CacheError. The default one, which nobody asked for, is given up instead when there is `note` to be told.
+    An unusable file raises CacheError. An unusable default file is reported to `note` instead, if given, and not used.
     """
 
     def __init__(self, path: str | Path | None = None, note: Callable[[str], None] | None = None):
@@ -73,7 +73,7 @@ class TimingCache:
         return db
 
     def get(self, key: str) -> Timed | None:
-        """What was measured under this key, here or by another process, or None. Raises CacheError for a damaged file."""
+        """The time recorded under this key, by this or another process, or None. Raises CacheError for a damaged file."""
         found = self.peek(key)
         if found is None:
             self.misses += 1
@@ -93,7 +93,7 @@ class TimingCache:
         return found
 
     def put(self, key: str, timed: Timed, about: dict[str, str]) -> None:
-        """Keeps a result; `about` is for people who look into the file (tactic, layer, signature, machine)."""
+        """Stores a time; `about` is a human-readable description (tactic, layer, signature, machine)."""
         self._new[key] = timed
         if self._db is not None:
             row = (key, float(timed.ms), float(timed.spread_ms), int(timed.samples), json.dumps(about), time.time())
@@ -101,7 +101,7 @@ class TimingCache:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commits all rows put inside at once: a commit waits for the disk (8 ms), and a layer has tens of results."""
+        """Commits all rows put inside at once: a commit waits for the disk (8 ms), and a layer has tens of times."""
         if self._db is not None:
             self._run("BEGIN IMMEDIATE", ())
         try:
@@ -120,17 +120,17 @@ class TimingCache:
             return []
 
     def _give_up(self, why: str, cause: Exception | None = None) -> None:
-        """Raises CacheError for a file that the user named; else says that nothing is kept."""
-        said = f"the timing cache {self.path} cannot be used: {why}."
+        """Raises CacheError for a file named by the user; else notes that nothing is kept."""
+        problem = f"the timing cache {self.path} cannot be used: {why}."
         if self._note is None:
-            raise CacheError(f"{said} Delete it, name another with --timingCacheFile, or build with --noBuilderCache.") from cause
-        self._note(f"{said} What is timed is not kept for the next build; --timingCacheFile names another file.")
+            raise CacheError(f"{problem} Delete it, name another with --timingCacheFile, or build with --noBuilderCache.") from cause
+        self._note(f"{problem} Times are not kept for the next build; --timingCacheFile names another file.")
 
     def __len__(self) -> int:
         return int(self._run("SELECT count(*) FROM timings", ())[0][0]) if self._db is not None else len(self._new)
 
     def close(self) -> None:
-        """Closes the file; the object can still be asked for what it timed itself."""
+        """Closes the file; times put by this object can still be read from it."""
         if self._db is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._db.close()

@@ -1,6 +1,6 @@
-"""Keys of timings: everything that can change how long a kernel takes, and nothing that cannot.
+"""Keys of times: everything that can change the time of a kernel, and nothing else.
 
-A key does not hold a layer's name, its sources or its weights' values, so a pruned or fine-tuned variant finds what is unchanged.
+A key omits a layer's name, its sources and its weights' values, so that a pruned or fine-tuned variant finds the times of unchanged layers.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from whet.network import Layer, Network, Tensor
 from whet.network.text import value_text
 from whet.tactics import Config, Signature, Tactic
 
-_SMALL_FLOATS, _SMALL_INTS = 4, 64  # constants up to this size stand in the key with their values: bounds, scales, axes
+_SMALL_FLOATS, _SMALL_INTS = 4, 64  # the key has the values of constants up to this size: bounds, scales, axes
 
 
 def layer_text(layer: Layer) -> str:
     """Op, attributes, fused body, shapes and types of a layer, with tensors numbered: equal work gives equal text."""
     numbers: dict[Tensor, int] = {}
-    scales, zeros = _inputs_of_rounding(layer, 1), _inputs_of_rounding(layer, 2)
+    scales, zeros = _quantization_inputs(layer, 1), _quantization_inputs(layer, 2)
 
     def shown(i: int, t: Tensor | None) -> str:
-        if i in zeros and t is not None and t.weight is not None and _inner(t.weight.array):
+        if i in zeros and t is not None and t.weight is not None and _is_inner(t.weight.array):
             return f"{_operand(t, numbers, values=False)} inside"
         return _operand(t, numbers, values=i not in scales)
 
     return "\n".join(_lines(layer, numbers, "(" + ", ".join(shown(i, t) for i, t in enumerate(layer.inputs)) + ")"))
 
 
-def _inputs_of_rounding(layer: Layer, place: int) -> set[int]:
-    """Inputs that are scales (place 1) or zero points (2) of integers. No kernel's time depends on a scale's value; on a zero point's only by
-    whether there is one, and whether it is the integer at an end, which saves a bound."""
+def _quantization_inputs(layer: Layer, position: int) -> set[int]:
+    """Inputs that are scales (position 1) or zero points (2) of Q/DQ layers. No kernel's time depends on a scale's value, or on a zero point's
+    except that it is 0 or an extreme of its type, which saves a clamp."""
     if layer.op in ("QuantizeLinear", "DequantizeLinear"):
-        return {place}
+        return {position}
     if layer.op != "Fused":
         return set()
     body = layer.regions["body"]
     rounding = [x for x in body.layers if x.op in ("QuantizeLinear", "DequantizeLinear")]
-    used = {x.inputs[place] for x in rounding if len(x.inputs) > place and x.inputs[place] is not None}
+    used = {x.inputs[position] for x in rounding if len(x.inputs) > position and x.inputs[position] is not None}
     return {i for i, t in enumerate(body.inputs) if t in used}
 
 
-def _inner(zeros: np.ndarray) -> bool:
-    """Whether zero points of 8 bits are neither 0 nor at an end of their type."""
+def _is_inner(zeros: np.ndarray) -> bool:
+    """True if zero points are neither 0 nor an extreme of their type."""
     return zeros.dtype.kind in "iu" and not np.any(np.isin(zeros, (0, np.iinfo(zeros.dtype).min, np.iinfo(zeros.dtype).max)))
 
 
@@ -92,7 +92,7 @@ def _operand(t: Tensor | None, numbers: dict[Tensor, int], *, values: bool = Tru
 
 
 def timing_key(tactic: Tactic, layer: str, signature: Signature, config: Config, machine_key: str, state: str) -> str:
-    """SHA-256 over everything that a timing depends on. `layer` is layer_text(); `state` says in which cache state it was timed."""
+    """SHA-256 over everything that a timing depends on. `layer` is layer_text(); `state` is the state of the caches."""
     parts = [
         tactic.name,
         tactic.version,
@@ -108,8 +108,8 @@ def timing_key(tactic: Tactic, layer: str, signature: Signature, config: Config,
 
 
 def source_digest(tactic: Tactic) -> str:
-    """SHA-256 over the source files that a tactic is made of: its module and what that imports of whet's tactics and backends, and the
-    kernel texts (.cu, .cuh) in the folders of those modules."""
+    """SHA-256 over the source files of a tactic: its module, the modules it imports from whet.tactics and whet.backends, and the kernel
+    sources (.cu, .cuh) in the folders of these modules."""
     return _digest(type(tactic).__module__)
 
 
@@ -132,7 +132,7 @@ def _content(path: Path) -> str:
 
 
 def transitive_modules(module: str) -> set[str]:
-    """`module` and the modules under whet.tactics and whet.backends that it imports, directly or not; packages' data stays out."""
+    """`module` and the modules under whet.tactics and whet.backends that it imports, directly or indirectly."""
     found: set[str] = set()
     waiting = [module]
     while waiting:
@@ -147,10 +147,10 @@ def transitive_modules(module: str) -> set[str]:
 
 @cache
 def _imports(path: Path) -> tuple[str, ...]:
-    """The names under whet.tactics and whet.backends that a source file imports: modules, and what may be modules."""
+    """The names under whet.tactics and whet.backends imported by a source file: modules, and attributes that may be modules."""
     found: list[str] = []
     waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
-    while waiting:  # statements alone: expressions, which are most of a tree, import nothing
+    while waiting:  # visits statements only: expressions import nothing
         node = waiting.pop()
         if isinstance(node, ast.Import):
             found += (a.name for a in node.names)
@@ -163,7 +163,7 @@ def _imports(path: Path) -> tuple[str, ...]:
 
 
 def _file(module: str) -> Path | None:
-    """The source file of a module, without importing it; None when there is none of that name."""
+    """The source file of a module, without importing it; None if there is none."""
     root = Path(sys.modules["whet"].__path__[0])
     path = root.joinpath(*module.split(".")[1:])
     if path.with_suffix(".py").is_file():

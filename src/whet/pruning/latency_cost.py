@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from whet.builder.batching.profiles import OPT, bound_layers, environment, resolve_profiles
 from whet.builder.config import BuildConfig
-from whet.builder.lowering import lowered_network
+from whet.builder.lowering import lower_network
 from whet.builder.precision.calibration import invented_ranges, is_explicit, prepared
 from whet.builder.precision.int8 import quantized_network
 from whet.errors import NetworkError, PruneError, WhetError
@@ -36,7 +36,7 @@ def static_layers(net: Network, config: BuildConfig, *, filled: bool = False) ->
     if "int8" in config.precisions and not is_explicit(net):
         made = prepared(net, config)
         net = quantized_network(made, invented_ranges(made), frozenset())
-    lowered, _ = lowered_network(net, config if filled else replace(config, passes=(*config.passes, "-pad_channels")))
+    lowered, _ = lower_network(net, config if filled else replace(config, passes=(*config.passes, "-pad_channels")))
     profiles, _ = resolve_profiles(lowered, config)
     return bound_layers(lowered, environment(lowered, profiles[0], OPT))
 

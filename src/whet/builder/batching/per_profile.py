@@ -1,7 +1,7 @@
-"""An engine of several profiles: each is tuned for its own shapes, then the plans are put together.
+"""Engines of several profiles: each profile is tuned for its own shapes, then the plans are joined.
 
-As in TensorRT, the layers of a profile run by what was fastest at its opt shapes: fusions, formats, kernels. Profiles that end in the same
-network and choices share them. All take the CPU threads of the first: the count belongs to the whole engine.
+As in TensorRT, fusions, formats and kernels of a profile are those that are fastest at its opt shapes. Profiles with the same network and
+choices share them. All profiles use the thread count of the first, since an engine has one count.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ import numpy as np
 
 from whet.backends import capabilities_of
 from whet.builder.config import BuildConfig
-from whet.builder.progress import Noting
+from whet.builder.progress import ProgressLog
 from whet.engine.plan import EnginePlan
 from whet.errors import LockError
 from whet.network import network_text
 
-Make = Callable[[BuildConfig, dict[str, Any] | None, Noting], EnginePlan]
+Make = Callable[[BuildConfig, dict[str, Any] | None, ProgressLog], EnginePlan]
 
 
-def tuned_apart(config: BuildConfig, lock: Mapping[str, Any] | None) -> bool:
-    """Whether the build makes a plan for each profile. A lock says so by itself."""
+def has_profile_plans(config: BuildConfig, lock: Mapping[str, Any] | None) -> bool:
+    """True if each profile gets a plan of its own. Under a lock, true if the lock has several plans."""
     return len(config.profiles) > 1 if lock is None else "further" in lock
 
 
-def built_apart(config: BuildConfig, lock: dict[str, Any] | None, make: Make, tell: Noting) -> EnginePlan:
-    """The engine of all profiles; `make` builds one of one profile, under its part of the lock. Raises LockError where those are not as many."""
+def build_profiles(config: BuildConfig, lock: dict[str, Any] | None, make: Make, log: ProgressLog) -> EnginePlan:
+    """The engine of all profiles. `make` builds the engine of one profile, under its part of the lock. Raises LockError if their numbers differ."""
     locks = [None] * len(config.profiles) if lock is None else [lock, *lock["further"]]
     if len(locks) != len(config.profiles):
         raise LockError(f"the lock is of {len(locks)} profiles, {len(config.profiles)} are asked for. Give those that it was saved with.")
     plans: list[EnginePlan] = []
     for k, (profile, part) in enumerate(zip(config.profiles, locks, strict=True)):
         threads = plans[0].threads if plans and capabilities_of(config.backend).workers else config.threads
-        with tell.making(f"profile {k}"):
-            plans.append(make(dataclasses.replace(config, profiles=(profile,), threads=threads), part, tell))
-    return joined(plans)
+        with log.making(f"profile {k}"):
+            plans.append(make(dataclasses.replace(config, profiles=(profile,), threads=threads), part, log))
+    return join_plans(plans)
 
 
-def joined(plans: Sequence[EnginePlan]) -> EnginePlan:
-    """One engine of plans of one profile each: same inputs and outputs, machine and threads."""
+def join_plans(plans: Sequence[EnginePlan]) -> EnginePlan:
+    """Joins plans of one profile each, which have the same inputs, outputs, machine and threads, into one engine."""
     first, *rest = plans
     text = network_text(first.network)
-    alike = all(p.choices == first.choices and network_text(p.network) == text for p in rest)
+    equal = all(p.choices == first.choices and network_text(p.network) == text for p in rest)
     libraries = {k: v for p in plans for k, v in p.machine.get("libraries", {}).items()}
     options = first.options | {"profiles": tuple(q for p in plans for q in p.options.get("profiles", ()))}
     described = first.machine | {"libraries": libraries}
@@ -58,12 +58,12 @@ def joined(plans: Sequence[EnginePlan]) -> EnginePlan:
         machine=described,
         options=options,
         report=report,
-        others=[] if alike else [dataclasses.replace(p, machine=described, options=options) for p in rest],
+        others=[] if equal else [dataclasses.replace(p, machine=described, options=options) for p in rest],
     )
 
 
-def fitting(inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> Mapping[str, np.ndarray] | None:
-    """The user's data where the config's one profile takes them, else None."""
+def select_inputs(inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> Mapping[str, np.ndarray] | None:
+    """The user's data if they fit the config's only profile or there are several, else None."""
     if inputs is None or len(config.profiles) != 1:
         return inputs
     low, _, high = config.profiles[0]

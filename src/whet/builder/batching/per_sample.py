@@ -1,9 +1,9 @@
-"""A batch as one, or sample by sample? All engines are built and timed in turns, and the fastest is kept.
+"""Selecting the sample mode: engines that run a batch at once or per sample are built, timed interleaved, and the fastest is kept.
 
-Where samples do not touch, an engine that was planned for one of them on one thread can run a batch: every thread takes whole samples. No
-thread waits for the others after each layer, one sample's numbers stay in the caches, and joins of one image lie in place, which those of a
-changing batch cannot. Or all threads share one sample after the other: they wait for each other, but weights are read once for all of them,
-and the memory is that of one. What both run by is runtime/sample_parallel.py; how much they bring, docs/design/choice.md.
+If the samples of a batch are independent, an engine of one sample can run the batch. Mode "apart": each thread runs whole samples on an engine
+planned for one thread. No thread waits for others after each layer, a sample's activations stay in the caches, and Concat layers may be views,
+which a dynamic batch does not allow. Mode "turns": all threads share one sample at a time. They synchronize after each layer, but weights are
+read once for all threads, and the arena is that of one sample. The runtime is runtime/sample_parallel.py; gains are in docs/design/choice.md.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from whet.backends import Backend, capabilities_of, get_backend
-from whet.builder.assemble import dealt
-from whet.builder.batching.per_sample_check import batch_differs
+from whet.builder.assemble import make_sample_parallel
+from whet.builder.batching.per_sample_check import find_batch_difference
 from whet.builder.batching.profiles import resolve_profiles
 from whet.builder.config import BuildConfig
-from whet.builder.progress import Noting
+from whet.builder.progress import ProgressLog
 from whet.builder.verify.verification import verify_engine
 from whet.engine.plan import EnginePlan, Profile
 from whet.engine.probe import make_probe, probe_inputs, probe_shapes
@@ -36,38 +36,40 @@ from whet.runtime import SampleParallelEngine, arena_bytes, bind
 Make = Callable[[BuildConfig], EnginePlan]
 Feeds = Mapping[str, np.ndarray]
 
-_LEVEL = 3  # from here on whole engines are compared so
-WAYS = {"apart": "one sample", "turns": "one sample on all threads"}  # to run samples one by one, and what their engine is of
-_FOUND = ("precisions", "precision_constraints", "layer_precisions", "layer_output_types")  # what a build with INT8 may have settled
+_LEVEL = 3  # the least builderOptimizationLevel that compares sample modes
+PER_SAMPLE_MODES = {"apart": "one sample", "turns": "one sample on all threads"}  # mode: the workload of its engine
+_PRECISION_OPTIONS = ("precisions", "precision_constraints", "layer_precisions", "layer_output_types")  # a build with INT8 may have changed them
 
 
-def worth_dealing(net: Network, config: BuildConfig) -> bool:
-    """Whether running samples one by one comes into question: asked for, or a batch that changes and is tuned for more than one, on CPUs."""
+def may_run_per_sample(net: Network, config: BuildConfig) -> bool:
+    """True if a per-sample mode is requested, or \"auto\" should try one: a dynamic batch tuned for more than one sample, on a CPU."""
     if config.samples != "auto":
-        return config.samples in WAYS
+        return config.samples in PER_SAMPLE_MODES
     timed = config.optimization_level >= _LEVEL and config.whole_engines > 0 and config.max_tactics != 0
     if not capabilities_of(config.backend).workers or not timed or len(config.profiles) > 1 or batch_symbol(net) is None:
         return False
     return _batch(resolve_profiles(net, config)[0][0]) > 1
 
 
-def dealt_if_faster(together: EnginePlan | None, net: Network, config: BuildConfig, make: Make, tell: Noting, inputs: Feeds | None) -> EnginePlan:
-    """The engine that `together` is, or one of `net` that runs samples one by one where that is faster (or asked for, then `together` is None).
+def select_sample_mode(
+    together: EnginePlan | None, net: Network, config: BuildConfig, make: Make, log: ProgressLog, inputs: Feeds | None
+) -> EnginePlan:  # fmt: skip
+    """The fastest engine: `together`, or one of `net` that runs per sample. With `together` None a per-sample mode is requested.
 
-    `make` builds the engines of one sample. Raises BuildError where it is asked for and cannot be, and what `make` raises.
+    `make` builds the engines of one sample. Raises BuildError if the requested mode is impossible, and the errors of `make`.
     """
     backend = get_backend(config.backend, threads=max(config.threads, 0))
     profiles, _ = resolve_profiles(net, config)
-    why = _why_not(net, profiles, config, backend)
+    why = _unsupported_reason(net, profiles, config, backend)
     if why is None:
-        asked = (config.samples,) if config.samples in WAYS else tuple(WAYS)[: 2 if backend.threads > 1 else 1]
-        ways = [_way(w, config, profiles, backend, together, make, tell) for w in asked]
-        found = _Race(together, ways, backend, config)
-        why = found.why_not
-    if why is None and config.verify and (why := verify_dealt(found.way.plan, net, backend, config, inputs, tell)) is not None:
-        tell.note(f"an engine that runs samples one by one was the fastest, but it fails verification: {why}")
+        modes = (config.samples,) if config.samples in PER_SAMPLE_MODES else tuple(PER_SAMPLE_MODES)[: 2 if backend.threads > 1 else 1]
+        engines = [_build_mode(w, config, profiles, backend, together, make, log) for w in modes]
+        compared = _ModeComparison(together, engines, backend, config)
+        why = compared.why_not
+    if why is None and config.verify and (why := verify_sample_parallel(compared.engine.plan, net, backend, config, inputs, log)) is not None:
+        log.note(f"an engine that runs samples one by one was the fastest, but it fails verification: {why}")
     if why is None:
-        return _told(found, config, tell.seconds())
+        return _report_mode(compared, config, log.seconds())
     if together is None:
         raise BuildError(f"samples cannot be run one by one: {why}. Build without --samples={config.samples}.")
     together.report.samples = SampleModes("together", why)
@@ -75,100 +77,100 @@ def dealt_if_faster(together: EnginePlan | None, net: Network, config: BuildConf
 
 
 @dataclass(frozen=True)
-class _Way:
-    """An engine of one sample, and that of batches which it becomes."""
+class _ModeEngine:
+    """An engine `one` of one sample, and the engine `plan` of batches made from it. `name`: the sample mode."""
 
     name: str
     one: EnginePlan
     plan: EnginePlan
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         lanes = self.plan.arenas[0].lanes
         return f"one by one on {lanes} thread(s)" if self.name == "apart" else f"in turns on {self.plan.threads} thread(s)"
 
 
-def _way(
-    name: str, config: BuildConfig, profiles: Sequence[Profile], backend: Backend, together: EnginePlan | None, make: Make, tell: Noting
-) -> _Way:  # fmt: skip
-    alone = name == "apart"
-    with tell.making(WAYS[name]):
-        one = make(_of_one_sample(config, profiles[0], together, 1 if alone else backend.threads))
+def _build_mode(
+    name: str, config: BuildConfig, profiles: Sequence[Profile], backend: Backend, together: EnginePlan | None, make: Make, log: ProgressLog
+) -> _ModeEngine:  # fmt: skip
+    one_thread = name == "apart"
+    with log.making(PER_SAMPLE_MODES[name]):
+        one = make(_one_sample_config(config, profiles[0], together, 1 if one_thread else backend.threads))
     backend.activate()
-    return _Way(name, one, dealt(one, profiles, backend, None if alone else 1))
+    return _ModeEngine(name, one, make_sample_parallel(one, profiles, backend, None if one_thread else 1))
 
 
-class _Race:
-    """The engines in turns at the opt shapes. `way` is the fastest of those that run samples one by one, `ms` and `spread_ms` its times, `rest`
-    those of the others by name; `why_not` says why none of them is kept, or is None."""
+class _ModeComparison:
+    """Engines timed interleaved at the opt shapes. `engine` is the fastest per-sample engine, `ms` and `spread_ms` are its times, `rest` those of
+    the other engines by mode. `why_not` is the reason why no per-sample engine is kept, or None."""
 
-    def __init__(self, together: EnginePlan | None, ways: Sequence[_Way], backend: Backend, config: BuildConfig):
-        self.together, self.batch = together, _batch(ways[0].plan.profiles[0])
-        able, runs, self.why_not = [], [] if together is None else [_bound(together, backend)], None
+    def __init__(self, together: EnginePlan | None, engines: Sequence[_ModeEngine], backend: Backend, config: BuildConfig):
+        self.together, self.batch = together, _batch(engines[0].plan.profiles[0])
+        runnable, runs, self.why_not = [], [] if together is None else [_bind(together, backend)], None
         first = len(runs)
-        for w in ways:
+        for w in engines:
             try:
-                if (too_large := _too_large(w.plan, config)) is not None:
+                if (too_large := _memory_refusal(w.plan, config)) is not None:
                     raise EngineError(too_large)
-                runs.append(_bound(w.plan, backend))
-                able.append(w)
+                runs.append(_bind(w.plan, backend))
+                runnable.append(w)
             except (EngineError, BackendError) as e:
                 self.why_not = str(e)
-        if not able:
+        if not runnable:
             return
-        order = [*range(first), *reversed(range(first, len(runs)))]  # in turns before apart: all threads work whatever the batch, in less memory
-        ranking, self.why_not = _compare(runs, ways[0].plan, backend, config), None
+        order = [*range(first), *reversed(range(first, len(runs)))]  # ties: "turns" before "apart"; it uses less memory
+        ranking, self.why_not = _compare(runs, engines[0].plan, backend, config), None
         ms, spread_ms = ([1e3 * s(i) for i in range(len(runs))] for s in (ranking.seconds, ranking.spread))
         selected = ranking.select(order)
         kept = selected if selected >= first else ranking.fastest(range(first, len(runs)))
-        self.way, self.ms, self.spread_ms = able[kept - first], ms[kept], spread_ms[kept]
-        names = [*["together"][:first], *(w.name for w in able)]
+        self.engine, self.ms, self.spread_ms = runnable[kept - first], ms[kept], spread_ms[kept]
+        names = [*["together"][:first], *(w.name for w in runnable)]
         self.rest = {n: (ms[i], spread_ms[i]) for i, n in enumerate(names) if i != kept}
         if selected < first:
-            each = " and ".join(f"{ms[first + i]:.4g} ms {w.said}" for i, w in enumerate(able))
+            each = " and ".join(f"{ms[first + i]:.4g} ms {w.description}" for i, w in enumerate(runnable))
             self.why_not = f"not faster: {self.batch} samples take {each}, {ms[0]:.4g} ms together"
 
 
-def _bound(plan: EnginePlan, backend: Backend) -> Any:
-    """The engine over memory. Raises EngineError where its batch cannot be dealt, BackendError where there is no memory."""
-    here = backend if plan.threads == backend.threads else get_backend(backend.name, threads=plan.threads)
-    here.activate()  # kernels are planned for the calling thread's count
-    run: Any = bind(plan, here)
+def _bind(plan: EnginePlan, backend: Backend) -> Any:
+    """The engine bound to memory. Raises EngineError if it cannot run samples in parallel, BackendError if there is no memory."""
+    own_backend = backend if plan.threads == backend.threads else get_backend(backend.name, threads=plan.threads)
+    own_backend.activate()  # kernels are planned for the active thread count
+    run: Any = bind(plan, own_backend)
     if isinstance(run, SampleParallelEngine) and run.why_not_parallel is not None:
         raise EngineError(run.why_not_parallel)
     return run
 
 
-def as_one(config: BuildConfig) -> BuildConfig:
-    """The same build of batches that are run as one: of engines that compete before samples are taken apart. A lock says it by itself."""
+def without_sample_mode(config: BuildConfig) -> BuildConfig:
+    """The config with samples="together", for engines that are compared before a sample mode is selected. A lock fixes the mode itself."""
     return config if config.lock else dataclasses.replace(config, samples="together")
 
 
-def dealt_at_last(plan: EnginePlan, net: Network, config: BuildConfig, make: Make, tell: Noting, inputs: Feeds | None) -> EnginePlan:
-    """The engine that was kept of several (built `as_one` for `net`), or one that runs its samples apart where that is faster."""
-    found = plan if config.lock or not worth_dealing(net, config) else dealt_if_faster(plan, net, config, make, tell, inputs)
-    found.options = found.options | {"samples": config.samples}
-    return found
+def apply_sample_mode(plan: EnginePlan, net: Network, config: BuildConfig, make: Make, log: ProgressLog, inputs: Feeds | None) -> EnginePlan:
+    """The engine of the fastest sample mode; `plan` was built for `net` with the config of `without_sample_mode`."""
+    selected = plan if config.lock or not may_run_per_sample(net, config) else select_sample_mode(plan, net, config, make, log, inputs)
+    selected.options = selected.options | {"samples": config.samples}
+    return selected
 
 
 def _batch(profile: Profile, which: int = 1) -> int:
     return min((shapes[which][0] for shapes in profile.shapes.values() if shapes[which]), default=0)
 
 
-def _why_not(net: Network, profiles: Sequence[Profile], config: BuildConfig, backend: Backend) -> str | None:
+def _unsupported_reason(net: Network, profiles: Sequence[Profile], config: BuildConfig, backend: Backend) -> str | None:
     if not backend.capabilities.executes or not backend.capabilities.workers:
-        return f"the backend '{config.backend}' has no lanes"
+        return f"the backend '{config.backend}' has no CPU workers"
     if _batch(profiles[0], 0) < 1:
         return "the profile takes empty batches"
     return why_samples_touch(net, {n: s[2] for n, s in profiles[0].shapes.items()})
 
 
-def _of_one_sample(config: BuildConfig, profile: Profile, together: EnginePlan | None, threads: int) -> BuildConfig:
-    """The build of one sample on so many threads; verified when it is known to be the fastest."""
+def _one_sample_config(config: BuildConfig, profile: Profile, together: EnginePlan | None, threads: int) -> BuildConfig:
+    """The config of an engine of one sample. It is not verified: only the engine that is kept is."""
     shapes = profile.of_one_sample().shapes
     low, opt, high = ({n: s[k] for n, s in shapes.items()} for k in range(3))
-    found = {} if together is None else {k: together.options[k] for k in _FOUND}
-    return dataclasses.replace(config, **found, threads=threads, profiles=((low, opt, high),), samples="together", verify=False, lock=None)
+    precisions = {} if together is None else {k: together.options[k] for k in _PRECISION_OPTIONS}
+    return dataclasses.replace(config, **precisions, threads=threads, profiles=((low, opt, high),), samples="together", verify=False, lock=None)
 
 
 def _compare(runs: Sequence[Any], plan: EnginePlan, backend: Backend, config: BuildConfig) -> Ranking:
@@ -177,50 +179,54 @@ def _compare(runs: Sequence[Any], plan: EnginePlan, backend: Backend, config: Bu
     for run in runs:
         run.feed(inputs)
         run.seconds(1)
-    ranking = compare([partial(_once, r) for r in runs], SAMPLE_MODES, watch=backend.watch)
+    ranking = compare([partial(_run_once, r) for r in runs], SAMPLE_MODES, watch=backend.watch)
     backend.activate()
     return ranking
 
 
-def _once(run: Any) -> float:
+def _run_once(run: Any) -> float:
     return float(run.seconds(1)[0])
 
 
-def _too_large(apart: EnginePlan, config: BuildConfig) -> str | None:
-    limit, needed = config.memory_limit.get("arena"), arena_bytes(apart)
+def _memory_refusal(plan: EnginePlan, config: BuildConfig) -> str | None:
+    limit, needed = config.memory_limit.get("arena"), arena_bytes(plan)
     if limit is None or needed <= limit:
         return None
-    return f"arenas of all lanes take {needed / 2**20:.2f} MiB, --memPoolSize=arena allows {limit / 2**20:.2f}"
+    return f"the arenas of all lanes take {needed / 2**20:.2f} MiB, --memPoolSize=arena allows {limit / 2**20:.2f}"
 
 
-def verify_dealt(apart: EnginePlan, net: Network, backend: Backend, config: BuildConfig, inputs: Feeds | None, tell: Noting) -> str | None:
-    """Why the engine is not right, or None (then it has its probe): one sample is verified as any engine is, and batches must give what their
-    samples give alone."""
-    one, lanes = apart.of_one_sample(), apart.arenas[0].lanes
+def verify_sample_parallel(
+    plan: EnginePlan, net: Network, backend: Backend, config: BuildConfig, inputs: Feeds | None, log: ProgressLog
+) -> str | None:  # fmt: skip
+    """The reason why a per-sample engine fails verification; if there is none, sets its probe and returns None.
+
+    The engine of one sample is verified like any engine, and batches must give the results of their samples alone."""
+    one, lanes = plan.of_one_sample(), plan.arenas[0].lanes
     first = None if inputs is None else {n: np.asarray(a)[:1] for n, a in inputs.items()}
-    checked = verify_engine(one, net, backend if lanes == 1 else get_backend(backend.name, threads=1), first, config, tell)
+    checked = verify_engine(one, net, backend if lanes == 1 else get_backend(backend.name, threads=1), first, config, log)
     backend.activate()
-    why = str(checked.failures[0]) if checked.failures else batch_differs(apart, backend, config.seed)
+    why = str(checked.failures[0]) if checked.failures else find_batch_difference(plan, backend, config.seed)
     if why is None:
-        run = bind(apart, backend)
-        run.feed(probe_inputs(apart.network, config.seed, probe_shapes(apart)))
+        run = bind(plan, backend)
+        run.feed(probe_inputs(plan.network, config.seed, probe_shapes(plan)))
         run.run()
-        apart.probe = make_probe(apart, run.fetch(), seed=config.seed, rtol=checked.probe_rtol)
-        apart.report = dataclasses.replace(apart.report, verification=checked.report())
+        plan.probe = make_probe(plan, run.fetch(), seed=config.seed, rtol=checked.probe_rtol)
+        plan.report = dataclasses.replace(plan.report, verification=checked.report())
     return why
 
 
-def _told(found: _Race, config: BuildConfig, phases: Mapping[str, float]) -> EnginePlan:
-    """The engine with a report of what was compared: times of layers are those of one sample, on one thread or in turns on all."""
-    way, plan, together = found.way, found.way.plan, found.together
-    before, own = BuildReport() if together is None else together.report, way.one.report
-    said = f"samples are run {'apart' if way.name == 'apart' else 'in turns'}: {found.batch} of them, {way.said}, take {found.ms:.4g} ms"
+def _report_mode(compared: _ModeComparison, config: BuildConfig, phases: Mapping[str, float]) -> EnginePlan:
+    """The selected per-sample engine with a report of the comparison. Its layers' times are those of one sample."""
+    engine, plan, together = compared.engine, compared.engine.plan, compared.together
+    before, own = BuildReport() if together is None else together.report, engine.one.report
+    how = "apart" if engine.name == "apart" else "in turns"
+    description = f"samples are run {how}: {compared.batch} of them, {engine.description}, take {compared.ms:.4g} ms"
     words = {"together": "together", "apart": "on a thread each", "turns": "in turns"}
-    said += ", " + ", ".join(f"{words[n]} {ms:.4g} ms" for n, (ms, _) in found.rest.items()) if found.rest else " (asked for)"
-    times = {f"{way.name}_ms": found.ms}
-    for name, (ms, spread_ms) in found.rest.items():
+    description += ", " + ", ".join(f"{words[n]} {ms:.4g} ms" for n, (ms, _) in compared.rest.items()) if compared.rest else " (asked for)"
+    times = {f"{engine.name}_ms": compared.ms}
+    for name, (ms, spread_ms) in compared.rest.items():
         times |= {f"{name}_ms": ms, f"{name}_spread_ms": spread_ms}
-    samples = SampleModes(way.name, said, found.batch, plan.arenas[0].lanes, found.spread_ms, **times)
+    samples = SampleModes(engine.name, description, compared.batch, plan.arenas[0].lanes, compared.spread_ms, **times)
     seconds = dict(before.phase_seconds)
     for phase, s in phases.items():
         seconds[phase] = seconds.get(phase, 0.0) + s
@@ -232,11 +238,11 @@ def _told(found: _Race, config: BuildConfig, phases: Mapping[str, float]) -> Eng
         accuracy=before.accuracy or plan.report.accuracy,
         threads=before.threads or plan.report.threads,
         notes=list(dict.fromkeys([*before.notes, *own.notes])),
-        info=list(dict.fromkeys([*before.info, *own.info, said])),
+        info=list(dict.fromkeys([*before.info, *own.info, description])),
         phase_seconds=seconds,
         build_seconds=sum(seconds.values()),
         samples=samples,
-        latency_ms=found.ms,
+        latency_ms=compared.ms,
     )
-    plan.options = way.one.options | {"threads": config.threads, "profiles": config.profiles, "samples": config.samples}
+    plan.options = engine.one.options | {"threads": config.threads, "profiles": config.profiles, "samples": config.samples}
     return plan

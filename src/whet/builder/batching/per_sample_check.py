@@ -1,4 +1,4 @@
-"""Is a batch that is run sample by sample right? What its samples give must be what they give alone, at batches that divide and that do not."""
+"""Verifying batches that are run per sample: every sample must give the result that it gives alone, also if lanes do not divide the batch."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from whet.engine.probe import probe_inputs, probe_shapes
 from whet.runtime import BoundEngine, WeightStore, bind
 
 
-def batch_differs(apart: EnginePlan, backend: Backend, seed: int = 0) -> str | None:
-    """What differs, or None. Its engine of one sample is verified on one thread.
+def find_batch_difference(plan: EnginePlan, backend: Backend, seed: int = 0) -> str | None:
+    """A description of the first difference, or None. The engine of one sample must have been verified on one thread.
 
-    On all threads, where what cannot fill the lanes runs, every layer must give what it gave on one thread, within its kernel's bound. Then
-    batches are run: each sample's outputs must have the bits that it gave alone, in a lane or on all threads (there alone, where samples take turns).
+    Samples that do not fill all lanes run on all threads; there every layer must give its one-thread result within its kernel's bound. Then
+    batches are run: each sample's outputs must equal, bit by bit, those of the sample alone, on one thread or on all.
     """
-    one, store = apart.of_one_sample(), WeightStore(backend)
-    shapes = {n: (1, *s[1:]) for n, s in probe_shapes(apart).items()}
+    one, store = plan.of_one_sample(), WeightStore(backend)
+    shapes = {n: (1, *s[1:]) for n, s in probe_shapes(plan).items()}
     alone = team = bind(one, backend, shapes, store=store)
-    if apart.arenas[0].lanes > 1 and backend.threads > 1:
+    if plan.arenas[0].lanes > 1 and backend.threads > 1:
         alone = bind(one, get_backend(backend.name, threads=1), shapes, store=store)
         backend.activate()
     if alone is not team and (why := _layers_differ(alone, team, one, probe_inputs(one.network, seed, shapes))) is not None:
         return why
-    for batch in _batches(apart):
+    for batch in _batches(plan):
         whole = {n: (batch, *s[1:]) for n, s in shapes.items()}
-        data = probe_inputs(apart.network, seed + batch, whole)
-        run = bind(apart, backend, whole, store=store)
+        data = probe_inputs(plan.network, seed + batch, whole)
+        run = bind(plan, backend, whole, store=store)
         run.feed(data)
         run.run()
         got = run.fetch()
@@ -44,11 +44,11 @@ def batch_differs(apart: EnginePlan, backend: Backend, seed: int = 0) -> str | N
 
 
 def _batches(plan: EnginePlan) -> list[int]:
-    """The opt batch, the smallest, and around the number of lanes: what the profile takes of them."""
+    """Batch sizes within the profile: opt, min, 1, and sizes that the number of lanes does not divide."""
     low, opt, high = next(iter(plan.profiles[0].shapes.values()))
     lanes = plan.arenas[0].lanes
-    wanted = (opt[0], low[0], 1, lanes + 1, 2 * lanes - 1)
-    return [b for b in dict.fromkeys(wanted) if low[0] <= b <= high[0]]
+    sizes = (opt[0], low[0], 1, lanes + 1, 2 * lanes - 1)
+    return [b for b in dict.fromkeys(sizes) if low[0] <= b <= high[0]]
 
 
 def _outputs(bound: BoundEngine, data: Mapping[str, np.ndarray], i: int) -> dict[str, np.ndarray]:
@@ -58,12 +58,12 @@ def _outputs(bound: BoundEngine, data: Mapping[str, np.ndarray], i: int) -> dict
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether they have the same bits: NaN is NaN."""
+    """True if both have the same bits (NaN equals NaN)."""
     return a.shape == b.shape and np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
 def _layers_differ(alone: BoundEngine, team: BoundEngine, plan: EnginePlan, data: Mapping[str, np.ndarray]) -> str | None:
-    """The first layer whose outputs on all threads are not those on one, given the same inputs."""
+    """The first layer whose outputs on all threads differ from those on one thread for the same inputs, or None."""
     alone.feed(data)
     with np.errstate(all="ignore"):
         for i, (layer, ins, outs) in enumerate(alone.walk()):
@@ -76,6 +76,6 @@ def _layers_differ(alone: BoundEngine, team: BoundEngine, plan: EnginePlan, data
                 error, why = difference(team.value(t.name), want, t.dtype)
                 bound = 2 * layer_bound(layer, choice, dtype) if t.dtype.is_float else 0.0
                 if error > bound:
-                    said = why or f"by {error:.2g}, allowed is {bound:.2g}"
-                    return f"{layer.op} '{layer.name}' by {choice.tactic} differs on {team.backend.threads} threads from one: {said}"
+                    difference_text = why or f"by {error:.2g}, allowed is {bound:.2g}"
+                    return f"{layer.op} '{layer.name}' by {choice.tactic} differs on {team.backend.threads} threads from one: {difference_text}"
     return None

@@ -17,8 +17,8 @@ MIN, OPT, MAX = 0, 1, 2
 def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], list[str]]:
     """The profiles of a build, every input in each, and notes for the user.
 
-    An input that a profile does not name keeps its static shape; one with symbols and no profile gets 1 for each symbol, as
-    TensorRT's tools do. Raises UsageError for an unknown input or min > opt or opt > max, ShapeError for shapes that do not fit.
+    An input that a profile does not name keeps its static shape; if that has symbols, each becomes 1, as in
+    TensorRT's tools. Raises UsageError for an unknown input or min > opt or opt > max, ShapeError for shapes that do not fit.
     """
     notes: list[str] = []
     known = {t.name: t for t in net.inputs}
@@ -26,14 +26,14 @@ def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], 
     for given in config.profiles or (({}, {}, {}),):
         for name in (n for shapes in given for n in shapes):
             if name not in known:
-                raise UsageError(f"the profile names an input {name!r}, which the network has not.{nearest(name, known)} Inputs: {', '.join(known)}")
+                raise UsageError(f"the profile names an input {name!r}, unknown to the network.{nearest(name, known)} Inputs: {', '.join(known)}")
         full: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {}
         for name, t in known.items():
             shapes = [s.get(name) for s in given]
             filled = next((s for s in (shapes[OPT], shapes[MAX], shapes[MIN]) if s is not None), None)
             if filled is None and not t.type.static:
                 filled = static_shape(tuple(substitute(d, dict.fromkeys(t.type.symbols(), 1)) for d in t.shape))
-                notes.append(f"input '{name}' is {t.type}, and no profile gives its shape: it is built for {list(filled)}. Use --optShapes.")
+                notes.append(f"input '{name}' is {t.type}, and no profile gives its shape: the engine is built for {list(filled)}. Use --optShapes.")
             filled = filled if filled is not None else static_shape(t.shape)
             low, opt, high = (tuple(int(d) for d in (s if s is not None else filled)) for s in shapes)
             if not len(low) == len(opt) == len(high) == t.type.rank:
@@ -41,10 +41,10 @@ def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], 
             if not all(a <= b <= c for a, b, c in zip(low, opt, high, strict=True)):
                 raise UsageError(f"input '{name}': the profile needs min <= opt <= max in every axis, not {list(low)}, {list(opt)}, {list(high)}")
             full[name] = (low, opt, high)
-        made = Profile(full)
+        profile = Profile(full)
         for which in (MIN, OPT, MAX):
-            environment(net, made, which)  # raises where a shape does not fit
-        profiles.append(made)
+            environment(net, profile, which)  # raises if a shape does not fit
+        profiles.append(profile)
     return profiles, notes
 
 

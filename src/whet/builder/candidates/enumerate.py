@@ -1,4 +1,4 @@
-"""Candidates: every way that the backend's tactics offer for a layer, planned, or refused with a reason."""
+"""Listing the candidates of a layer: every tactic, signature and configuration, planned or refused with a reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whet.tactics import Kernel, PlanRefused, Signature, Tactic
 
 @dataclass
 class Candidates:
-    """All options of one kind of layer (equal text, equal work) and what was refused."""
+    """All options of one kind of layer (equal text, equal work) and the refused candidates."""
 
     layer: Layer  # a representative, with static shapes
     text: str
@@ -35,44 +35,44 @@ def list_candidates(
     deterministic: bool = False,
     workspace: int | None = None,
 ) -> Candidates:
-    """Options of `layer` (static shapes) in order: tactics by name, those that were asked for (`opt_in`: ties go to the others) and fallbacks
-    last; signatures and configs as each tactic lists them.
+    """Options of `layer` (static shapes) in order: tactics by name, then opt-in tactics (so that they lose ties), then fallbacks; signatures and
+    configurations as each tactic lists them.
 
-    `deterministic` refuses kernels that are not, `workspace` those that need more scratch (bytes).
+    `deterministic` refuses nondeterministic kernels, `workspace` kernels that need more scratch (bytes).
     """
-    made = Candidates(layer, layer_text(layer))
+    listed = Candidates(layer, layer_text(layer))
     for t in sorted(tactics, key=lambda t: (t.fallback, t.opt_in, t.name)):
         if (reason := t.why_not(layer)) is not None:
-            made.refused.append(Candidate(t.name, "", (), reason=reason))
+            listed.refused.append(Candidate(t.name, "", (), reason=reason))
             continue
         try:
             signatures = t.signatures(layer, backend)
-        except NetworkError as e:  # a shape that is known only at run time
-            made.refused.append(Candidate(t.name, "", (), reason=str(e)))
+        except NetworkError as e:  # a shape known only at run time
+            listed.refused.append(Candidate(t.name, "", (), reason=str(e)))
             continue
         for signature in signatures:
             reason = _malformed(layer, signature) or permissions.refuses(layer, signature) or t.refuses(layer, signature, backend)
             if reason is not None:
-                made.refused.append(Candidate(t.name, str(signature), (), reason=reason))
+                listed.refused.append(Candidate(t.name, str(signature), (), reason=reason))
                 continue
             for config, texts in configs_with_texts(t, layer, signature, backend):
                 try:
                     kernel = t.plan(layer, signature, config, backend)
                 except (PlanRefused, BackendError, NetworkError) as e:
-                    made.refused.append(Candidate(t.name, str(signature), tuple(config), reason=str(e)))
+                    listed.refused.append(Candidate(t.name, str(signature), tuple(config), reason=str(e)))
                     continue
                 reason = _kernel_refusal(kernel, deterministic, workspace)
                 if reason is not None:
-                    made.refused.append(Candidate(t.name, str(signature), tuple(config), kernel.implementation, reason=reason))
+                    listed.refused.append(Candidate(t.name, str(signature), tuple(config), kernel.implementation, reason=reason))
                     continue
-                option = Option(t, signature, config, kernel, len(made.options), texts=texts)
+                option = Option(t, signature, config, kernel, len(listed.options), texts=texts)
                 option.estimate_ms = estimate_ms(option, layer)
-                made.options.append(option)
-    return made
+                listed.options.append(option)
+    return listed
 
 
 def _malformed(layer: Layer, signature: Signature) -> str | None:
-    """A signature that leaves a computed input open could not be planned."""
+    """The reason why a signature is invalid (it has no format for a computed input), or None."""
     for t, o in zip(layer.inputs, signature.inputs, strict=True):
         if t is not None and not t.is_constant and o is None:
             return f"does not say how it reads %{t.name}"
@@ -88,7 +88,7 @@ def _kernel_refusal(kernel: Kernel, deterministic: bool, workspace: int | None) 
 
 
 def no_tactic(layer: Layer, refused: list[Candidate], backend: Backend, others: Sequence[Layer] = ()) -> NoTacticError:
-    """The error for a layer that nothing computes: refusals of tactics for its op, the names of `others` of that kind, and what to do."""
+    """The error for a layer that no tactic computes: refusals of the tactics for its op, the names of `others` like it, and the remedies."""
     elsewhere = [c for c in refused if c.reason.startswith("computes ") and ", not " in c.reason]
     lines = [f"  {c.tactic}{' ' + c.signature if c.signature else ''}: {c.reason}" for c in refused if c not in elsewhere]
     lines += [f"  {len(elsewhere)} tactics are for other ops"] if elsewhere else []
@@ -103,14 +103,14 @@ def no_tactic(layer: Layer, refused: list[Candidate], backend: Backend, others: 
     )
 
 
-# Where nothing is timed, an estimate orders formats: bytes and operations at modest speeds; a fallback in Python costs far more.
+# Without times, estimates from bytes and operations order the options; fallbacks in Python cost far more.
 _BYTES_PER_MS, _OPS_PER_MS, _LAUNCH_MS = 10e6, 50e6, 0.002
 
 _MOVE_NOTHING = frozenset({"Reformat", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})  # in place
 
 
 def estimate_ms(option: Option, layer: Layer) -> float:
-    """A rough time from bytes and multiply-adds; the place in the listing breaks ties."""
+    """A rough time from bytes and multiply-adds; the index in the listing breaks ties."""
     k = option.kernel
     if option.signature.inplace and layer.op in _MOVE_NOTHING:
         return 1e-6 * (1 + option.rank)

@@ -1,4 +1,4 @@
-"""Which options of a layer are worth timing: up to a cap, tactics and formats in turn, few of those that nearly always lose."""
+"""Selecting the options of a layer to time: up to a cap, round-robin over tactics and formats, few of those that are nearly always slower."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from whet.builder.candidates.tactic_sources import family
 from whet.measure.option import Option
 from whet.network import BF16, F16
 
-_FALLBACKS = 4  # the level from which references in NumPy are timed beside kernels
-_FEW = 2  # options of 32 bits that each family of tactics times, of each kind of arithmetic, beside those of fewer bits
-_SHARE = 0.625  # of the cap that is timed then
-_TRIED, _LOSES = 4, 2.5  # layers in which an implementation of a library was timed, and times behind the best in all of them: it has lost
-_SAYS_MS = 0.5  # layers that are faster do not count for that
-_CLOSE = 1.3  # times the fastest: where 32 bits come that near, they take part like all others
+_FALLBACKS = 4  # the least level that times NumPy references although there are kernels
+_FEW = 2  # 32-bit options timed per family of tactics and arithmetic, if there are options of fewer bits
+_SHARE = 0.625  # of the cap, in this case
+_TRIED, _SLOWER = 4, 2.5  # timed layers, and the factor over the fastest in all of them, from which an implementation counts as slow
+_MIN_MS = 0.5  # shorter layers do not count: times of microseconds do not carry over to other layers
+_CLOSE = 1.3  # times the fastest: if a 32-bit option comes that near, all 32-bit options are timed
 
 
-def worth_timing(options: list[Option], level: int, cap: int | None, sparing: bool) -> list[Option]:
-    """Options in listing order, at most `cap`; those left out get a note. No fallbacks beside kernels below level 4.
+def select_for_timing(options: list[Option], level: int, cap: int | None, few_float32: bool) -> list[Option]:
+    """The options to time, at most `cap`, in listing order; the others get a note. Below level 4 no fallbacks if there are kernels.
 
-    `sparing`: where there are more than the cap, and every one has to be compiled, few of those that store all in 32 bits beside those that
-    do not. If these few come near (`wide_is_close`), it is asked again without.
+    `few_float32`: if there are more options than the cap (each has to be compiled), only few of those that store everything in 32 bits. If
+    these few are close (`is_float32_close`), the caller asks again without it.
     """
     kernels = [o for o in options if not o.tactic.fallback]
     if level < _FALLBACKS and kernels:
@@ -33,83 +33,83 @@ def worth_timing(options: list[Option], level: int, cap: int | None, sparing: bo
     for o in options:
         groups.setdefault((o.tactic.name, o.signature), []).append(o)
     most = len(options) if cap is None else cap
-    if sparing and level < _FALLBACKS and len(options) > most and len({_wide(group[0]) for group in groups.values()}) == 2:
+    if few_float32 and level < _FALLBACKS and len(options) > most and len({_is_float32(group[0]) for group in groups.values()}) == 2:
         # Composites exist to move fewer bytes; their parts are timed in 32 bits too.
-        several = all(o.tactic.composites for o in options)
-        most = most if several else round(_SHARE * most)
-        groups = _few_wide(groups, 0 if several else _FEW)
+        composite = all(o.tactic.composites for o in options)
+        most = most if composite else round(_SHARE * most)
+        groups = _limit_float32(groups, 0 if composite else _FEW)
     rounds = [group[i : i + 1] for i in range(max(map(len, groups.values()))) for group in groups.values()]
-    turns = [o for group in rounds for o in group]
-    for o in turns[most:]:
+    ordered = [o for group in rounds for o in group]
+    for o in ordered[most:]:
         o.note = f"not timed: at most {most} tactics a layer at this level"
-    for o in turns[:most]:
+    for o in ordered[:most]:
         o.note = "" if o.note.startswith("not timed") else o.note
-    return sorted(turns[:most], key=lambda o: o.rank)
+    return sorted(ordered[:most], key=lambda o: o.rank)
 
 
-def _few_wide(groups: dict[object, list[Option]], few: int) -> dict[object, list[Option]]:
-    """`few` of each family's options in 32 bits that compute in the same numbers, of its tactics in turn; all others."""
+def _limit_float32(groups: dict[object, list[Option]], few: int) -> dict[object, list[Option]]:
+    """Keeps `few` 32-bit options per family and arithmetic, round-robin over its tactics, and all other options."""
     families: dict[object, list[object]] = {}
     for key, group in groups.items():
-        if _wide(group[0]):
+        if _is_float32(group[0]):
             first = group[0]
             families.setdefault((family(first.tactic), dict(first.config).get("math"), first.signature), []).append(key)
     for keys in families.values():
-        turns = [o for turn in zip_longest(*(groups[key] for key in keys)) for o in turn if o is not None]
-        for o in turns[few:]:
-            o.note = "not timed: the first ones in 32 bits were far behind those of fewer bits" if few else "not timed: in 32 bits its parts are"
-        kept = {id(o) for o in turns[:few]}
+        ordered = [o for turn in zip_longest(*(groups[key] for key in keys)) for o in turn if o is not None]
+        for o in ordered[few:]:
+            o.note = "not timed: the first 32-bit options were much slower than those of fewer bits" if few else "not timed: in 32 bits its parts are"
+        kept = {id(o) for o in ordered[:few]}
         for key in keys:
             groups[key] = [o for o in groups[key] if id(o) in kept]
     return {key: group for key, group in groups.items() if group}
 
 
-class Losers:
-    """Implementations of a library that were far behind wherever they were timed in this build; so they are where another one is to be had
-    for the same operands, and they take the longest."""
+class SlowImplementations:
+    """Library implementations that were much slower than the fastest option in all layers timed so far. They are skipped where there is another
+    option of the same signature, since they take the most timing time."""
 
     def __init__(self) -> None:
-        self._behind: dict[object, list[float]] = {}
+        self._factors: dict[object, list[float]] = {}
 
-    def saw(self, options: Sequence[Option]) -> None:
-        """Notes how far each option is behind the best of its layer. What takes microseconds says nothing about others."""
+    def record(self, options: Sequence[Option]) -> None:
+        """Records each option's time relative to the fastest of its layer."""
         times = [o.ms for o in options if o.ms is not None]
-        if times and min(times) >= _SAYS_MS:
+        if times and min(times) >= _MIN_MS:
             for o in options:
                 if o.ms is not None:
-                    self._behind.setdefault(_implementation(o), []).append(o.ms / min(times))
+                    self._factors.setdefault(_implementation(o), []).append(o.ms / min(times))
 
-    def without(self, options: Sequence[Option]) -> list[Option]:
-        """Options of one layer but for those that lose; these get a note."""
-        able = [o for o in options if not self._loses(o)]
-        signatures = {o.signature for o in able}
+    def drop_slow(self, options: Sequence[Option]) -> list[Option]:
+        """The options of a layer without the slow ones, which get a note."""
+        others = [o for o in options if not self._is_slow(o)]
+        signatures = {o.signature for o in others}
         for o in options:
-            if self._loses(o) and o.signature in signatures:
-                o.note = f"not timed: at least {min(self._behind[_implementation(o)]):.1f} times slower than the best in all layers before"
-        return [o for o in options if not self._loses(o) or o.signature not in signatures]
+            if self._is_slow(o) and o.signature in signatures:
+                o.note = f"not timed: at least {min(self._factors[_implementation(o)]):.1f} times slower than the best in all layers before"
+        return [o for o in options if not self._is_slow(o) or o.signature not in signatures]
 
-    def _loses(self, o: Option) -> bool:
-        behind = self._behind.get(_implementation(o), [])
-        return len(behind) >= _TRIED and min(behind) >= _LOSES
+    def _is_slow(self, o: Option) -> bool:
+        factors = self._factors.get(_implementation(o), [])
+        return len(factors) >= _TRIED and min(factors) >= _SLOWER
 
 
 def _implementation(o: Option) -> object:
     return o.tactic.name, o.kernel.implementation, tuple(x.dtype for x in o.signature.outputs)
 
 
-def wide_is_close(options: Sequence[Option]) -> bool:
-    """Whether the fastest option in 32 bits is nearly as fast as the fastest in fewer, where both were timed."""
+def is_float32_close(options: Sequence[Option]) -> bool:
+    """True if the fastest timed 32-bit option is nearly as fast as the fastest of fewer bits."""
     times: dict[bool, list[float]] = {True: [], False: []}
     for o in options:
         if o.ms is not None:
-            times[_wide(o)].append(o.ms)
+            times[_is_float32(o)].append(o.ms)
     return bool(times[True] and times[False]) and min(times[True]) <= _CLOSE * min(times[False])
 
 
-def is_narrow(o: Option) -> bool:
-    """Whether an option stores any operand as floats of 16 bits."""
+def stores_float16(o: Option) -> bool:
+    """True if an option stores any operand as 16-bit floats."""
     return any(x is not None and x.dtype in (F16, BF16) for x in (*o.signature.inputs, *o.signature.outputs))
 
 
-def _wide(o: Option) -> bool:
+def _is_float32(o: Option) -> bool:
     return all(x is None or x.dtype.bits >= 32 for x in (*o.signature.inputs, *o.signature.outputs))

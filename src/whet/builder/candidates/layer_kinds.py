@@ -1,4 +1,4 @@
-"""The kinds of layers of a network and their candidates: layers of equal text and equal demands share them."""
+"""The kinds of layers of a network and their candidates, shared by layers of equal text and equal precision constraints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from whet.builder.candidates.enumerate import Candidates, list_candidates, no_ta
 from whet.builder.candidates.unfuse import list_parts, unfuse
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions
-from whet.builder.progress import Noting
+from whet.builder.progress import ProgressLog
 from whet.engine.report import Candidate
 from whet.measure.option import Option
 from whet.measure.timing_key import layer_text
@@ -20,34 +20,34 @@ from whet.tactics import Tactic
 
 
 class LayerKinds:
-    """Candidates by kind of layer. `layers` have static shapes, `kind_of` and `layers` are by layer name, `unfused` lists (layer, why).
+    """Candidates by kind of layer. `layers` have static shapes, `kind_of` and `layers` are by layer name, `unfused` lists (layer, reason).
 
     `on_listed` is called with the candidates of each new kind.
     """
 
     def __init__(
         self, net: Network, env: Mapping[str, Dim], tactics: list[Tactic], backend: Backend, permissions: Permissions, config: BuildConfig,
-        tell: Noting, on_listed: Callable[[Candidates], None],
+        log: ProgressLog, on_listed: Callable[[Candidates], None],
     ):  # fmt: skip
         self.net, self.env, self.tactics, self.backend, self.permissions = net, env, tactics, backend, permissions
-        self.config, self.tell, self._on_listed = config, tell, on_listed
+        self.config, self.log, self._on_listed = config, log, on_listed
         self.layers: dict[str, Layer] = {}
         self.kinds: dict[str, Candidates] = {}
         self.kind_of: dict[str, str] = {}
         self.unfused: list[tuple[str, str]] = []
 
     def list_all(self, ban_reason: Callable[[str, Option], str | None]) -> None:
-        """Lists the candidates of every layer. Fused layers that only the reference would compute, or whose kernels are all banned, are unfused.
+        """Lists the candidates of every layer. Fused layers without kernels other than the reference and the banned ones are unfused.
 
         Raises NoTacticError.
         """
-        self.tell.stage("candidates", len(self.net.layers))
+        self.log.stage("candidates", len(self.net.layers))
         self._unfuse_banned(ban_reason)
         waiting = list(self.net.layers)
         nothing: list[tuple[Layer, list[Candidate]]] = []
         while waiting:
             layer = waiting.pop(0)
-            self.tell.step(layer.name)
+            self.log.step(layer.name)
             if layer.name in self.kind_of:
                 continue
             found = self.list_layer(layer)
@@ -60,7 +60,7 @@ class LayerKinds:
             raise no_tactic(*nothing[0], self.backend, [layer for layer, _ in nothing[1:]])
 
     def list_layer(self, layer: Layer) -> Candidates:
-        """The candidates of a layer of this network, or of one that was made from it."""
+        """The candidates of a layer of this network or of one derived from it."""
         bound = bound_layers(_network_of(self.net, layer), self.env)[layer.name]
         self.layers[layer.name] = bound
         self.kind_of[layer.name] = kind = self.list_kind(bound)
@@ -88,18 +88,18 @@ class LayerKinds:
         return unfuse(self.net, layer)
 
     def _unfuse_banned(self, ban_reason: Callable[[str, Option], str | None]) -> None:
-        """Unfuses layers whose kernels are all banned: a quantized one becomes one of permitted floats between roundings."""
+        """Unfuses layers whose kernels are all banned; the parts of a quantized one compute in a permitted floating-point type."""
         for layer in [x for x in self.net.layers if x.op == "Fused" and x.name in self.kind_of]:
             kind = self.kind_of[layer.name]
             kernels = [o for o in self.kinds[kind].options if not o.tactic.fallback]
             reasons = [ban_reason(kind, o) for o in kernels]
             if kernels and all(reasons) and all(self._have_kernels(layer, {o.tactic.name for o in kernels})):
                 why = f"every kernel that computes it whole is banned, its parts have others; the last of them {reasons[-1]}"
-                self.tell.note(f"'{layer.name}' is unfused: {why}")
+                self.log.note(f"'{layer.name}' is unfused: {why}")
                 self._unfuse(layer, why)
 
     def _have_kernels(self, layer: Layer, banned: Collection[str] = ()) -> Iterator[bool]:
-        """For each part of a fused layer whether it or its own parts have a kernel, by tactics other than those named `banned`."""
+        """Yields for each part of a fused layer True if it or its own parts have a kernel by a tactic not in `banned`."""
         tactics = [t for t in self.tactics if not t.fallback and t.name not in banned]
         for part in list_parts(layer).layers:
             whole = list_candidates(bind_layer(part, self.env), tactics, self.backend, self.permissions).options

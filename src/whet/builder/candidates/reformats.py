@@ -1,4 +1,4 @@
-"""Reformats: what it costs to bring a tensor from one format or storage type into another, and the layers that do it."""
+"""Reformats: the cost of converting a tensor to another format or storage type, and the layers that convert it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANY = Permissions(frozenset({F16, BF16}))
 
 
 class Reformats:
-    """Options for moving tensors between operands, timed once for each shape and pair. `timer` None: estimates."""
+    """Options for converting tensors between operands, timed once for each shape and pair. `timer` None: estimates."""
 
     def __init__(self, tactics: list[Tactic], backend: Backend, env: Mapping[str, Dim], timer: Timer | None):
         self.tactics, self.backend, self.env, self.timer = tactics, backend, env, timer
@@ -26,24 +26,24 @@ class Reformats:
         self._bans: dict[Ident, str] = {}
 
     def ban(self, ident: Ident, reason: str) -> None:
-        """Takes a way of reformatting out: it computes wrongly."""
+        """Excludes an option that computes wrongly."""
         self._bans[ident] = reason
         self._found = {k: [o for o in options if o.ident != ident] for k, options in self._found.items()}
 
-    def option(self, t: Tensor, source: Operand, target: Operand, *, apart: bool = False) -> Option | None:
-        """The best way for a tensor of `t`'s type (symbols filled in), or None when no tactic does it.
+    def option(self, t: Tensor, source: Operand, target: Operand, *, out_of_place: bool = False) -> Option | None:
+        """The best option for a tensor of `t`'s type (symbols bound), or None if no tactic converts it.
 
-        `apart` leaves out those that work in place: the old bytes are still needed.
+        `out_of_place` excludes options that overwrite the source.
         """
         shape = tuple(substitute(d, self.env) for d in t.shape)
         key = (shape, t.dtype, source, target)
         if key not in self._found:
             self._found[key] = self._search(Tensor("x", t.type.with_shape(shape)), source, target)
-        options = [o for o in self._found[key] if not (apart and o.signature.inplace)]
+        options = [o for o in self._found[key] if not (out_of_place and o.signature.inplace)]
         return select_fastest(options) if options else None
 
     def cost(self, t: Tensor, source: Operand, target: Operand) -> float:
-        """Milliseconds; infinity when no tactic does it."""
+        """Milliseconds; infinity if no tactic converts it."""
         found = self.option(t, source, target)
         return inf if found is None else found.cost
 
@@ -64,41 +64,41 @@ def _attributes(source: Operand, target: Operand) -> dict[str, str]:
 
 
 def with_reformats(net: Network, picked: Mapping[str, Option], reformats: Reformats) -> tuple[Network, dict[str, Option]]:
-    """A copy of `net` with Reformat layers where maker and reader differ, and the options of all its layers.
+    """A copy of `net` with a Reformat layer on every edge whose formats differ, and the options of all its layers.
 
-    Readers that want the same share one, which stands right before the first of them.
+    Readers of the same format share a reformat, which is inserted before the first of them.
     """
-    made = net.clone()
+    reformatted = net.clone()
     chosen = dict(picked)
     moved: dict[tuple[Tensor, Operand], Tensor] = {}
-    by_name = {layer.name: layer for layer in made.layers}
+    by_name = {layer.name: layer for layer in reformatted.layers}
     for w in sorted(links(net), key=lambda w: _position(net, w.reader)):
         a, b = stored(w, picked), wanted(w, picked)
         if b is None or a == b:
             continue
         option = reformats.option(w.tensor, a, b)
         assert option is not None, f"no reformat of %{w.tensor.name} from {a} to {b}"
-        source = by_name[w.maker].outputs[w.index] if w.maker else next(t for t in made.inputs if t.name == w.tensor.name)
+        source = by_name[w.maker].outputs[w.index] if w.maker else next(t for t in reformatted.inputs if t.name == w.tensor.name)
         if (w.tensor, b) not in moved:
-            at = len(made.layers) if w.reader is None else made.layers.index(by_name[w.reader])
+            at = len(reformatted.layers) if w.reader is None else reformatted.layers.index(by_name[w.reader])
             base = w.tensor.name
-            layer = made.add_layer("Reformat", (source,), _attributes(a, b), name=f"{base}_{b.format}_{b.dtype}", at=at)
+            layer = reformatted.add_layer("Reformat", (source,), _attributes(a, b), name=f"{base}_{b.format}_{b.dtype}", at=at)
             moved[w.tensor, b] = layer.outputs[0]
             chosen[layer.name] = option
         target = moved[w.tensor, b]
         if w.reader is None:
-            _make_output(made, source, target, w.tensor.name)
+            _make_output(reformatted, source, target, w.tensor.name)
         else:
             reader = by_name[w.reader]
             reader.inputs = tuple(target if i == w.slot else t for i, t in enumerate(reader.inputs))
     for (t, b), target in moved.items():
         mover = target.maker
         assert mover is not None
-        if chosen[mover.name].signature.inplace and inplace_refusal(made, mover, chosen[mover.name]) is not None:
-            option = reformats.option(t, chosen[mover.name].signature.inputs[0], b, apart=True)  # type: ignore[arg-type]
-            assert option is not None, f"no reformat of %{t.name} to {b} beside the old one"
+        if chosen[mover.name].signature.inplace and inplace_refusal(reformatted, mover, chosen[mover.name]) is not None:
+            option = reformats.option(t, chosen[mover.name].signature.inputs[0], b, out_of_place=True)  # type: ignore[arg-type]
+            assert option is not None, f"no reformat of %{t.name} to {b} out of place"
             chosen[mover.name] = option
-    return made, chosen
+    return reformatted, chosen
 
 
 def _position(net: Network, reader: str | None) -> int:
@@ -106,7 +106,7 @@ def _position(net: Network, reader: str | None) -> int:
 
 
 def _make_output(net: Network, source: Tensor, target: Tensor, name: str) -> None:
-    """`target` takes the place and the name of the output `source`."""
+    """Replaces the output `source` by `target`, which gets its name."""
     source.name = net.fresh(f"{name}_stored")
     target.name = name
     net.outputs = [target if t is source else t for t in net.outputs]

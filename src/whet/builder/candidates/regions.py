@@ -1,4 +1,4 @@
-"""What If, Loop and Scan read of the network around them becomes inputs of theirs, so that a kernel has all it reads at hand."""
+"""Lifting captures: outer tensors read by the regions of If, Loop and Scan become inputs of the layer, so that kernels get them as operands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from whet.network import Layer, Network, Tensor
 def lift_captures(net: Network) -> int:
     """Makes computed values that regions capture inputs of their layers, the innermost regions first; returns how many layers changed.
 
-    Constants stay captured: they have their values with them. The order of inputs is that of first use.
+    Constants stay captured, since they carry their values. Inputs are in the order of first use.
     """
     changed = 0
     for layer in net.layers:
@@ -28,11 +28,11 @@ def _lift(layer: Layer, captured: list[Tensor]) -> None:
     layer.inputs = (*layer.inputs, *captured)
     for region in layer.regions.values():
         for t in captured:
-            _reads(region, t, _input(region, t))
+            _replace(region, t, _input(region, t))
 
 
 def _input(region: Network, t: Tensor) -> Tensor:
-    """A new input of a region for the outer tensor `t`, under its name where that is free."""
+    """A new input of a region for the outer tensor `t`, named like it if that name is free."""
     name = region.fresh(t.name)
     inner = Tensor(name, t.type)
     inner.shape_value = t.shape_value
@@ -40,10 +40,10 @@ def _input(region: Network, t: Tensor) -> Tensor:
     return inner
 
 
-def _reads(region: Network, old: Tensor, new: Tensor) -> None:
-    """Everything in `region`, its own regions included, reads `new` in the place of `old`."""
+def _replace(region: Network, old: Tensor, new: Tensor) -> None:
+    """Replaces `old` by `new` in `region` and its nested regions."""
     for layer in region.layers:
         layer.inputs = tuple(new if t is old else t for t in layer.inputs)
         for inner in layer.regions.values():
-            _reads(inner, old, new)
+            _replace(inner, old, new)
     region.outputs = [new if t is old else t for t in region.outputs]

@@ -1,7 +1,7 @@
-"""What BuildConfig.sparsity asks of the weights: "force" writes 2:4 into all that can have it, before anything else looks at the network.
+"""Applying BuildConfig.sparsity to the weights: "force" overwrites all eligible weights with 2:4 sparse ones before the passes run.
 
-As trtexec's --sparsity: "disable" and "enable" leave weights as they are ("enable" lets kernels for 2:4 be chosen where weights have it),
-"force" overwrites them, so that the time of a sparse engine is known before anybody has trained one.
+As in trtexec's --sparsity, "disable" and "enable" leave weights unchanged ("enable" permits 2:4 kernels for weights that are 2:4 already), and
+"force" overwrites them, so that the time of a sparse engine is known before a sparse network has been trained.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from whet.sparsity import force_two_four
 _NAMED = 4  # layers that the note names
 
 
-def with_sparsity(net: Network, config: BuildConfig) -> tuple[Network, list[str]]:
-    """The source network with the weights that `config.sparsity` asks for, and what to tell the user of it.
+def apply_sparsity(net: Network, config: BuildConfig) -> tuple[Network, list[str]]:
+    """The source network with the weights of `config.sparsity`, and notes for the user.
 
-    `net` itself, and nothing to tell, where no weight changes: without "force", and for a network that has been here already.
+    Returns `net` itself and no notes if no weight changes: without "force", or if the weights are 2:4 already.
     """
     if config.sparsity != "force":
         return net, []
-    made, done, left = force_two_four(net)
+    sparse, done, left = force_two_four(net)
     if not done:
         return net, []
-    said = (
+    note = (
         f"sparsity=force wrote 2:4 weights into {len(done)} layers (the two largest of every four along the reduction axis stay); "
-        "the accuracy is not to be trusted before fine-tuning."
+        "the accuracy is meaningless before fine-tuning."
     )
     if left:
         more = f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-        said += f" {len(left)} weighted layers cannot be 2:4: " + "; ".join(f"{n}: {why}" for n, why in list(left.items())[:_NAMED]) + more
-    return made, [said]
+        note += f" {len(left)} weighted layers cannot be 2:4: " + "; ".join(f"{n}: {why}" for n, why in list(left.items())[:_NAMED]) + more
+    return sparse, [note]

@@ -1,4 +1,4 @@
-"""Unfusing: replacing a fused layer by its parts, where no kernel computes it whole but its parts have kernels."""
+"""Unfusing: replacing a fused layer by its parts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def unfuse(net: Network, layer: Layer) -> list[Layer]:
     seen: dict[Tensor, Tensor] = {inner: outer for inner, outer in zip(body.inputs, layer.inputs, strict=True) if outer is not None}
     for t in body.constants.values():
         seen[t] = net.constant(t.constant(), t.name)
-    made: list[Layer] = []
+    parts: list[Layer] = []
     for inner in body.layers:
         regions = {k: copy_into(r, Network(r.name, net.stage), seen) for k, r in inner.regions.items()}
         inputs = [None if t is None else seen[t] for t in inner.inputs]
         if inner.op == "DequantizeLinear" and all(t is None or t.is_constant for t in inputs):
-            # quantized weights that no kernel reads: dequantized once, not in every run
+            # quantized weights that no kernel reads are dequantized at build time, not in every run
             folded = express(inner.op, *[None if t is None else t.weight for t in inputs], **inner.attrs)
             seen[inner.output] = net.constant(folded, inner.output.name)
             continue
@@ -39,20 +39,20 @@ def unfuse(net: Network, layer: Layer) -> list[Layer]:
             name=f"{layer.name}.{inner.name}",
             regions=regions,
             sources=inner.sources or layer.sources,
-            at=at + len(made),
+            at=at + len(parts),
         )
-        made.append(new)
+        parts.append(new)
         seen.update(zip(inner.outputs, new.outputs, strict=True))
     for old, inner_out in zip(layer.outputs, body.outputs, strict=True):
         net.replace(old, seen[inner_out])
     net.remove(layer)
     net.sort()
-    return made
+    return parts
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The layers of a fused layer's body in a network of their own, and the index of the fused layer's input that a tensor is."""
+    """The layers of a fused layer's body in a network of their own; `inputs`: the index of the fused layer's input for each input tensor."""
 
     layers: list[Layer]
     inputs: Mapping[Tensor, int]
@@ -72,7 +72,7 @@ def list_parts(layer: Layer) -> Parts:
 
 
 def _find_concat(net: Network, inner: Layer, inputs: list[Tensor | None]) -> Tensor | None:
-    """The output of a Concat of `net` of the same tensors on the same axis, where `inner` is a Concat."""
+    """The output of a Concat of `net` with the same inputs and axis as `inner`, if that is a Concat; else None."""
     if inner.op != "Concat":
         return None
     return next((x.output for x in net.layers if x.op == "Concat" and list(x.inputs) == inputs and x.attrs == inner.attrs), None)

@@ -1,7 +1,7 @@
-"""Which Concat, Split and Slice layers may be views: parts that lie inside of the whole, so that nothing is copied.
+"""Selecting Concat, Split and Slice layers that become views: their parts share memory with the whole tensor, so that nothing is copied.
 
-A part can lie in one place only, and what works in place on a part must not destroy what is still read through the whole. So views are
-taken one by one, the largest first; one that would clash with those before runs the kernel that copies, in the same formats.
+A part can be at one address only, and an in-place kernel on a part must not overwrite bytes that are still read through the whole. So views
+are accepted one by one, the largest first; a view that clashes with earlier ones is replaced by a kernel that copies in the same formats.
 """
 
 from __future__ import annotations
@@ -13,68 +13,68 @@ from whet.errors import BuildError
 from whet.measure.option import Option
 from whet.network import Layer, Network
 
-#: ops whose kernels in place leave every byte as it was, as the engine's check has them
+#: Ops whose in-place kernels leave every byte unchanged; the same set as in the engine's check.
 _BYTES_STAY = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout"})
 
 
-class StuckViews(BuildError):
-    """Views that clash with others and for which no kernel copies in the same formats; the choice is made again without them."""
+class ViewClashError(BuildError):
+    """Views that clash with others and have no copying kernel in the same formats; the selection is repeated without them."""
 
     def __init__(self, layers: Sequence[str]):
-        super().__init__(f"the parts of {', '.join(layers)} cannot lie in two places")
+        super().__init__(f"the parts of {', '.join(layers)} cannot be at two addresses")
         self.layers = tuple(layers)
 
 
 def is_view(o: Option) -> bool:
-    """Whether an option puts parts inside of a larger tensor."""
+    """True if an option makes its parts views of a larger tensor."""
     return bool(getattr(o.kernel, "shifts", ()))
 
 
 def view_refusal(net: Network, layer: Layer, option: Option, *, fixed: bool) -> str | None:
-    """Why a layer of `net` can never be such a view, or None. Clashes between views are for `settled`.
+    """The reason why a layer of `net` cannot be a view at all, or None. Clashes between views are checked by `resolve_clashes`.
 
-    `fixed`: all inputs have one shape for good, though the network's may have symbols.
+    `fixed`: all inputs have one shape, although the network's types may have symbols.
     """
     for i, j in option.signature.inplace:
-        t, made = layer.inputs[i], layer.outputs[j]
+        t, output = layer.inputs[i], layer.outputs[j]
         if t is None or t.is_constant:
             return f"works in place on input {i}, which is constant"
         if t in net.inputs or t in net.outputs:
             return f"%{t.name} is an input or output of the network, which have bytes of their own"
-        if made in net.outputs and layer.op != "Concat":
-            return f"%{made.name} is an output of the network, which has bytes of its own"
-        if not (fixed or (t.type.static and made.type.static)):
-            return "its shapes differ from run to run, and with them where parts lie"
+        if output in net.outputs and layer.op != "Concat":
+            return f"%{output.name} is an output of the network, which has bytes of its own"
+        if not (fixed or (t.type.static and output.type.static)):
+            return "its shapes differ from run to run, and with them the addresses of its parts"
     return None
 
 
-def settled(net: Network, chosen: Mapping[str, Option], copying: Callable[[str, Option], Option | None]) -> dict[str, Option]:
-    """`chosen` with views that clash replaced by what `copying(layer name, view)` gives. Raises StuckViews where that is None.
+def resolve_clashes(net: Network, chosen: Mapping[str, Option], copying: Callable[[str, Option], Option | None]) -> dict[str, Option]:
+    """`chosen` with clashing views replaced by `copying(layer name, view)`. Raises ViewClashError if that is None.
 
-    `net` has its reformats in place.
+    `net` includes its reformats.
     """
     views = [layer for layer in net.layers if is_view(chosen[layer.name])]
     if not views:
         return dict(chosen)
-    made = dict(chosen)
+    resolved = dict(chosen)
     kept: set[str] = set()
-    stuck: list[str] = []
+    unresolved: list[str] = []
     for layer in sorted(views, key=lambda x: (-sum(chosen[x.name].kernel.outputs), net.layers.index(x))):
         if not clashes(net, chosen, kept | {layer.name}):
             kept.add(layer.name)
             continue
         other = copying(layer.name, chosen[layer.name])
         if other is None:
-            stuck.append(layer.name)
+            unresolved.append(layer.name)
         else:
-            made[layer.name] = other
-    if stuck:
-        raise StuckViews(stuck)
-    return made
+            resolved[layer.name] = other
+    if unresolved:
+        raise ViewClashError(unresolved)
+    return resolved
 
 
 def clashes(net: Network, chosen: Mapping[str, Option], views: set[str]) -> bool:
-    """Whether bytes would be written over while they are needed, with only the layers in `views` taken as views of parts."""
+    """True if bytes would be overwritten while they are needed, with only the layers in `views` as views."""
     groups, pairs, roots = Groups(), {}, Groups()
     first = {t.name: -1 for t in net.inputs}
     last = dict.fromkeys(first, len(net.layers))
@@ -112,11 +112,11 @@ def clashes(net: Network, chosen: Mapping[str, Option], views: set[str]) -> bool
     members: dict[str, list[str]] = {}
     for n in dict.fromkeys(name for pair in pairs for name in pair):
         members.setdefault(groups.root(n), []).append(n)
-    return any(_over(a, b, groups, roots, pairs, size, first, last, written) for group in members.values() for a in group for b in group if a < b)
+    return any(_clobbers(a, b, groups, roots, pairs, size, first, last, written) for group in members.values() for a in group for b in group if a < b)
 
 
-def _over(a: str, b: str, groups: Groups, roots: Groups, pairs, size, first, last, written) -> bool:
-    """Whether one of two tensors of a group is written over the other while that is needed."""
+def _clobbers(a: str, b: str, groups: Groups, roots: Groups, pairs, size, first, last, written) -> bool:
+    """True if one of two tensors of a group overwrites the other while that is needed."""
     at_a, at_b = groups.offset(a), groups.offset(b)
     if at_a + size[a] <= at_b or at_b + size[b] <= at_a or first[a] > last[b] or first[b] > last[a]:
         return False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.backends import Backend, get_backend
-from whet.builder.assemble import assemble, dealt, model_digest
+from whet.builder.assemble import assemble, make_sample_parallel, model_digest
 from whet.builder.batching.profiles import OPT, bound_layers, environment
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.unfuse import unfuse
@@ -171,7 +171,7 @@ def locked_plan(
         choices = {entry["name"]: _read_choice(entry) for entry in lock["layers"]}
         if lanes := _lanes(lock, lowered, profiles, config):  # choices are per sample: one thread per sample, or all threads
             single, own = [p.of_one_sample() for p in profiles], backend if lanes == 1 else get_backend(backend.name, threads=1)
-            plan = dealt(_replayed(choices, source, lowered, single, own, config), profiles, backend, lanes)
+            plan = make_sample_parallel(_replayed(choices, source, lowered, single, own, config), profiles, backend, lanes)
             backend.activate()
         else:
             plan = _replayed(choices, source, lowered, profiles, backend, config)
@@ -201,14 +201,14 @@ def _replayed(choices: dict[str, Choice], source: Network, lowered: Network, pro
     picked = {}
     for name, layer in layers.items():
         if name not in choices:
-            raise LockError(_text([f"the lowered network has a layer '{name}' that the lock has not"]))
+            raise LockError(_text([f"the lowered network has a layer '{name}' that the lock does not have"]))
         picked[name] = _option(choices[name], layer, backend)
     reformats = {name: c for name, c in choices.items() if name not in layers}
     net, chosen = with_reformats(lowered, picked, _LockedReformats(reformats, backend))  # type: ignore[arg-type]
     moved = bound_layers(net, environment(net, profiles[0], OPT))
     for name in chosen.keys() - picked.keys():
         if name not in reformats:
-            raise LockError(_text([f"the engine needs a reformat '{name}' that the lock has not"]))
+            raise LockError(_text([f"the engine needs a reformat '{name}' that the lock does not have"]))
         chosen[name] = _option(reformats[name], moved[name], backend)
     return assemble(net, chosen, profiles, backend, config, source)
 
@@ -219,14 +219,14 @@ class _LockedReformats:
     def __init__(self, choices: Mapping[str, Choice], backend: Backend):
         self.choices, self.backend = choices, backend
 
-    def option(self, t: Tensor, source: Operand, target: Operand, *, apart: bool = False) -> Option:
+    def option(self, t: Tensor, source: Operand, target: Operand, *, out_of_place: bool = False) -> Option:
         wanted = ((source.format, source.dtype.name),), ((target.format, target.dtype.name),)
-        same = [c for c in self.choices.values() if (c.inputs, c.outputs) == wanted and not (apart and c.inplace)]
+        same = [c for c in self.choices.values() if (c.inputs, c.outputs) == wanted and not (out_of_place and c.inplace)]
         own = [c for n, c in self.choices.items() if c in same and n == f"{t.name}_{target.format}_{target.dtype}"]
         for c in [*own, *same]:
             tactic = _tactic_of(c)
             return Option(tactic, Signature((source,), (target,), c.inplace), c.config, _Named(c), 0)  # type: ignore[arg-type]
-        raise LockError(_text([f"%{t.name} needs a reformat from {source} to {target} that the lock has not"]))
+        raise LockError(_text([f"%{t.name} needs a reformat from {source} to {target} that the lock does not have"]))
 
 
 class _Named:
@@ -310,7 +310,7 @@ def _read_choice(entry: Mapping[str, Any]) -> Choice:
 
 
 def _plain(v: Any) -> Any:
-    """Tuples become lists, so that a value equals what JSON gives back."""
+    """Converts tuples to lists, so that a value equals its JSON round trip."""
     if isinstance(v, Mapping):
         return {str(k): _plain(x) for k, x in v.items()}
     if isinstance(v, list | tuple):

@@ -88,7 +88,7 @@ def build_locked(
 
 
 def read_recipe(recipe: QuantizationRecipe) -> tuple[Ranges, frozenset[str], bool]:
-    """(ranges, layers left in floating point, whether activations use tables). Raises ValueError for values that are no ranges."""
+    """(ranges, layers left in floating point, True if activations use tables). Raises ValueError for invalid ranges."""
     tensors = {n: Range(low, high) for n, (low, high) in recipe.ranges.items()}
     scalings, corrections = ({n: np.array(v, np.float32) for n, v in rows.items()} for rows in (recipe.scalings, recipe.corrections))
     if unusable := [n for n, r in tensors.items() if not r.usable]:

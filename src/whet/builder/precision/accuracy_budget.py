@@ -53,7 +53,7 @@ class Judge:
         self, made: Network, precision: str, ranges: Ranges | None, samples: Sequence[Feeds], budget: Budget, config: BuildConfig,
         progress: Progress | None = None,
     ):  # fmt: skip
-        self.budget, self.tell = budget, progress or Silent()
+        self.budget, self.log = budget, progress or Silent()
         self.analysis = Analysis(made, precision, samples, SegmentedRuns(made, samples), ranges, memory_file(made, precision, config))
         self.judged = 0
 
@@ -98,8 +98,8 @@ class Judge:
             fit.judged = self.judged
             return fit
         free = [n for n in start if n not in set(kept)]
-        self.tell.stage("accuracy", len(free))
-        fit.rows = self.analysis.alone(free, tell=self.tell.step)
+        self.log.stage("accuracy", len(free))
+        fit.rows = self.analysis.alone(free, tell=self.log.step)
         by = {r.layer: r for r in fit.rows}
         order = sorted(free, key=lambda n: -by[n].noise / max(saved_ms.get(n, 0.0), _NOTHING_MS))
         fails, holds = 0, len(order)

@@ -8,12 +8,12 @@ from glob import escape
 
 import numpy as np
 
-from whet.builder.batching.per_sample import as_one, dealt_at_last
+from whet.builder.batching.per_sample import apply_sample_mode, without_sample_mode
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
 from whet.builder.lock.relock import build_locked, record_request
 from whet.builder.precision.accuracy_budget import Fit, Judge, accuracy_record
-from whet.builder.progress import Noting, Progress
+from whet.builder.progress import Progress, ProgressLog
 from whet.engine.plan import EnginePlan
 from whet.network import BF16, F16, Network
 from whet.precision.budget import Budget, Verdict
@@ -49,9 +49,9 @@ def build_floats_within(
     """
     if config.lock:
         return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs)), None
-    plan, verdict = _within(net, made, as_one(config), budget, samples, progress, inputs)
-    tell = Noting(progress)
-    plan = dealt_at_last(plan, net, config, lambda c: build(net, c, progress=tell), tell, inputs)
+    plan, verdict = _within(net, made, without_sample_mode(config), budget, samples, progress, inputs)
+    log = ProgressLog(progress)
+    plan = apply_sample_mode(plan, net, config, lambda c: build(net, c, progress=log), log, inputs)
     return record_request(plan, config), verdict
 
 

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from whet.builder.build import build
-from whet.builder.candidates.sparse_weights import with_sparsity
+from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import read_lock
 from whet.builder.lock.relock import build_locked, make_recipe, record_request
 from whet.builder.precision.calibration import Calibration, prepared
 from whet.builder.precision.float8_ranges import ENOUGH_DB, LEAST_DB, float8_network, float8_ranges, sensitive_layers
 from whet.builder.precision.permissions import demanded_floats, has_float8
-from whet.builder.precision.precision_search import EngineCandidate, PrecisionSearch, Strategy
-from whet.builder.progress import Noting, Progress
+from whet.builder.precision.precision_search import PrecisionEngine, PrecisionSearch, Strategy
+from whet.builder.progress import Progress, ProgressLog
 from whet.engine.plan import EnginePlan
 from whet.engine.report import Float8Record
 from whet.errors import BuildError, LockError
@@ -48,11 +48,11 @@ def build_float8(
     Raises CalibrationError, BuildError under `strict` if FP8 cannot be used, and the errors of `build`. The plan's report lists the timed
     engines under "precision_choice", and the layers not in FP8 with reasons under "fp8".
     """
-    net, said = with_sparsity(net, config)
+    net, said = apply_sparsity(net, config)
     if config.lock:
         plan = _locked(net, config, progress, inputs)
     else:
-        plan = _search_float8(net, config, calibration, budget, other, Noting(progress), inputs)
+        plan = _search_float8(net, config, calibration, budget, other, ProgressLog(progress), inputs)
     plan.report.notes = [*said, *plan.report.notes]
     return plan
 
@@ -63,11 +63,11 @@ def _search_float8(
     calibration: Calibration,
     budget: Budget | None,
     other: EnginePlan | None,
-    progress: Noting,
+    progress: ProgressLog,
     inputs: Mapping[str, np.ndarray] | None,
 ) -> EnginePlan:
     plain = dataclasses.replace(config, precisions=tuple(p for p in config.precisions if p not in ("fp8", "int8")))
-    baseline = EngineCandidate(
+    baseline = PrecisionEngine(
         "floating point" if other is None else "int8 or floating point", other or build(net, plain, progress=progress, inputs=inputs)
     )
     folded = prepared(net, config)
@@ -99,13 +99,13 @@ class Float8(Strategy):
     fitting_rounds = 0
     refines_finalists, reports_accuracy = False, False
 
-    def __init__(self, baseline: EngineCandidate, left_out: Mapping[str, str]):
+    def __init__(self, baseline: PrecisionEngine, left_out: Mapping[str, str]):
         self.baseline, self.left_out = baseline, left_out
 
-    def first_candidates(self, search: PrecisionSearch) -> list[EngineCandidate]:
+    def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
         return [self.baseline, self.build(search, "fp8", frozenset())]
 
-    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> EngineCandidate:
+    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
         precisions = (*(p for p in search.config.precisions if p not in ("fp8", "int8")), "fp8")
         excluded = float_layers | set(self.left_out)
         with search.progress.making(what):
@@ -115,17 +115,17 @@ class Float8(Strategy):
             )  # fmt: skip
         rounded = pack_rounding(search.prepared, search.ranges.rounded)
         plan.report.quantized = make_recipe(search.ranges, excluded, kind="fp8", rounded=rounded)
-        return EngineCandidate(what, plan, float_layers)
+        return PrecisionEngine(what, plan, float_layers)
 
-    def rebuild(self, search: PrecisionSearch, candidate: EngineCandidate) -> EngineCandidate:
+    def rebuild(self, search: PrecisionSearch, candidate: PrecisionEngine) -> PrecisionEngine:
         is_baseline = candidate.plan is self.baseline.plan
         return candidate if is_baseline else self.build(search, candidate.what, candidate.float_layers)
 
-    def preference(self, candidates: Sequence[EngineCandidate], allowed: Sequence[int]) -> list[int]:
+    def preference(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
         """In the order of building, so that the baseline wins a tie."""
         return list(allowed)
 
-    def describe(self, search: PrecisionSearch, candidates: Sequence[EngineCandidate], kept: int, shown: str) -> None:
+    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
         candidates[kept].plan.report.fp8 = Float8Record(dict(self.left_out), sorted(search.ranges.float_sums))
         if kept == 0:
             search.info.append(f"--fp8 is permitted but does not pay here: {shown}.")

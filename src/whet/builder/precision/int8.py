@@ -17,17 +17,17 @@ from time import perf_counter
 
 import numpy as np
 
-from whet.builder.batching.per_sample import as_one, dealt_at_last
+from whet.builder.batching.per_sample import apply_sample_mode, without_sample_mode
 from whet.builder.build import build
-from whet.builder.candidates.sparse_weights import with_sparsity
+from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.relock import build_locked, make_recipe, read_recipe, record_request
 from whet.builder.precision.calibration import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepared
 from whet.builder.precision.comparison import known_as, slow_layers
 from whet.builder.precision.float16 import build_floats_within
 from whet.builder.precision.permissions import demanded_floats, demanded_integers
-from whet.builder.precision.precision_search import EngineCandidate, PrecisionSearch, Strategy
-from whet.builder.progress import Noting, Progress
+from whet.builder.precision.precision_search import PrecisionEngine, PrecisionSearch, Strategy
+from whet.builder.progress import Progress, ProgressLog
 from whet.builder.verify.engine_values import EngineRun
 from whet.builder.verify.verify_selected import build_verified
 from whet.engine.plan import EnginePlan
@@ -59,7 +59,7 @@ def build_int8(
     Raises CalibrationError, BuildError for a layer that --layerPrecisions demands in INT8 under obey and that cannot be, and the errors
     of `build`. The plan's report lists the timed engines under "precision_choice", and layers excluded by the budget under "accuracy".
     """
-    net, said = with_sparsity(net, config)
+    net, said = apply_sparsity(net, config)
 
     def source(plan: EnginePlan) -> Network:
         if plan.report.quantized is None:
@@ -67,12 +67,12 @@ def build_int8(
         ranges, skip, tables = read_recipe(plan.report.quantized)
         return quantized_network(prepared(net, config), ranges, skip, demanded_floats(config), tables=tables)
 
-    began, tell = perf_counter(), Noting(progress)
+    began, log = perf_counter(), ProgressLog(progress)
     with _times_shared(config) as sharing:
-        plan = build_verified(lambda c: _search_int8(net, c, calibration, budget, tell, inputs), source, as_one(sharing), tell, inputs)
-        plan = dealt_at_last(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=tell), tell, inputs)
+        plan = build_verified(lambda c: _search_int8(net, c, calibration, budget, log, inputs), source, without_sample_mode(sharing), log, inputs)
+        plan = apply_sample_mode(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=log), log, inputs)
     plan.report.notes = [*said, *plan.report.notes]
-    plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, tell.seconds()  # of all the engines
+    plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, log.seconds()  # of all the engines
     return record_request(plan, config)
 
 
@@ -91,7 +91,7 @@ def _search_int8(
     config: BuildConfig,
     calibration: Calibration,
     budget: Budget | None,
-    progress: Noting,
+    progress: ProgressLog,
     inputs: Mapping[str, np.ndarray] | None,
 ) -> EnginePlan:
     folded = prepared(net, config)
@@ -137,7 +137,7 @@ class Int8(Strategy):
     def __init__(self, demanded: frozenset[str] = frozenset(), tables: bool = False):
         self.demanded, self.tables = demanded, tables
 
-    def first_candidates(self, search: PrecisionSearch) -> list[EngineCandidate]:
+    def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
         """Floating point, or INT8 only where it is demanded; then all layers in INT8, without and with tables, the faster one last."""
         candidates = []
         if self.demanded:
@@ -155,15 +155,15 @@ class Int8(Strategy):
             candidates.append(self._build_floats(search, quantized[-1].plan.report.latency_ms))
         return [*candidates, *quantized]
 
-    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> EngineCandidate:
+    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
         net = quantized_network(search.prepared, search.ranges, float_layers, demanded_floats(search.config), tables=self.tables)
         name = f"{what}{_LOOKED_UP}" if self.tables else what
         with search.progress.making(name):
             plan = build(net, search.config, progress=search.progress, inputs=search.inputs)
         plan.report.quantized = make_recipe(search.ranges, float_layers, self.tables)
-        return EngineCandidate(name, plan, float_layers, tables=self.tables)
+        return PrecisionEngine(name, plan, float_layers, tables=self.tables)
 
-    def rebuild(self, search: PrecisionSearch, candidate: EngineCandidate) -> EngineCandidate:
+    def rebuild(self, search: PrecisionSearch, candidate: PrecisionEngine) -> PrecisionEngine:
         self.tables = candidate.tables
         if candidate.plan.report.quantized is None:
             return self._build_floats(search)
@@ -172,11 +172,11 @@ class Int8(Strategy):
             search.set_verdict(built)
         return built
 
-    def preference(self, candidates: Sequence[EngineCandidate], allowed: Sequence[int]) -> list[int]:
+    def preference(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
         """The baseline first, then by the number of layers in floating point, descending."""
         return sorted(allowed, key=lambda i: (i > 0, -len(candidates[i].float_layers)))
 
-    def describe(self, search: PrecisionSearch, candidates: Sequence[EngineCandidate], kept: int, shown: str) -> None:
+    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
         left = len(candidates[kept].float_layers)
         if not any(c.is_allowed for c in candidates):
             text = f"No engine holds the accuracy budget: {shown}. The first one is kept; the demands for INT8 or 16 bits leave no other."
@@ -189,18 +189,18 @@ class Int8(Strategy):
             floats = f"; {left} of {len(search.layers)} quantizable layers stay in floating point" if left else ""
             search.info.append(f"INT8 pays: {shown}{floats}.")
 
-    def _build_floats(self, search: PrecisionSearch, incumbent_ms: float | None = None) -> EngineCandidate:
+    def _build_floats(self, search: PrecisionSearch, incumbent_ms: float | None = None) -> PrecisionEngine:
         """The engine in floating point, within the budget where 16 bits are permitted; `incumbent_ms` as in `build`."""
         config, what = without_int8(search.config), "floating point"
         with search.progress.making(what):
             if search.judge is None or not config.precisions:
                 plan = build(search.net, config, progress=search.progress, inputs=search.inputs, incumbent_ms=incumbent_ms)
-                return EngineCandidate(what, plan)
+                return PrecisionEngine(what, plan)
             budget, samples = search.judge.budget, search.judge.analysis.samples
             plan, verdict = build_floats_within(
                 search.net, search.prepared, config, budget, samples, progress=search.progress, inputs=search.inputs
             )  # fmt: skip
-        return EngineCandidate(what, plan, verdict=verdict, judged_on="engine")
+        return PrecisionEngine(what, plan, verdict=verdict, judged_on="engine")
 
     def _can_use_tables(self, search: PrecisionSearch) -> bool:
         """True if the backend has a table kernel and the network an activation for it."""

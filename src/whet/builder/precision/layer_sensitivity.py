@@ -56,7 +56,7 @@ def find_harm(
     `samples` of the calibration data with the smallest digests judge. With `times`, engines in FP32 and in the low precision are built
     (int8, and fp16 and bf16 where the machine computes in them) and their layers' times set beside. Raises CalibrationError without data.
     """
-    tell = progress or Silent()
+    log = progress or Silent()
     notes: list[str] = []
     made = prepared(net, config)
     ranges = None
@@ -68,16 +68,16 @@ def find_harm(
         chosen = _drawn(net, samples)
         notes.append("There are no calibration data: the layers are judged on random numbers, which says little. Give --calibData.")
     analysis = Analysis(made, precision, chosen, SegmentedRuns(made, chosen), ranges, memory_file(made, precision, config))
-    tell.stage(f"each layer alone in {precision}", len(analysis.layers))
-    rows = analysis.alone(tell=tell.step)
-    tell.stage("from the most harmful on", len(rows))
-    analysis.cumulative(rows, tell=tell.step)
+    log.stage(f"each layer alone in {precision}", len(analysis.layers))
+    rows = analysis.alone(tell=log.step)
+    log.stage("from the most harmful on", len(rows))
+    analysis.cumulative(rows, tell=log.step)
     report = HarmReport(precision, rows, analysis.snr(), len(chosen), analysis.tensors(), notes=notes)
     by = {x.name: x for x in analysis.layers}
     for r in rows:
         r.tensor_db = report.tensors.get(by[r.layer].outputs[0].name)
     if times:
-        _times(report, net, made, ranges, analysis.layers, config, tell)
+        _times(report, net, made, ranges, analysis.layers, config, log)
     return report
 
 
@@ -93,7 +93,7 @@ def _drawn(net: Network, count: int) -> list[dict[str, np.ndarray]]:
 
 
 def _times(
-    report: HarmReport, net: Network, made: Network, ranges: Ranges | None, layers: list[Layer], config: BuildConfig, tell: Progress
+    report: HarmReport, net: Network, made: Network, ranges: Ranges | None, layers: list[Layer], config: BuildConfig, log: Progress
 ) -> None:
     """Sets the rows' times from an FP32 engine and one in the low precision."""
     if report.precision == "fp8" and not has_float8(config):
@@ -102,12 +102,12 @@ def _times(
     plain = dataclasses.replace(config, precisions=())
     if report.precision == "fp8":
         assert ranges is not None
-        low = build(float8_network(made, ranges), dataclasses.replace(config, precisions=("fp8",)), progress=tell)
+        low = build(float8_network(made, ranges), dataclasses.replace(config, precisions=("fp8",)), progress=log)
     elif report.precision == "int8":
-        low = build(emulated(made, "int8", ranges), dataclasses.replace(config, precisions=("int8",)), progress=tell)
+        low = build(emulated(made, "int8", ranges), dataclasses.replace(config, precisions=("int8",)), progress=log)
     else:
-        low = build(net, dataclasses.replace(config, precisions=(report.precision,)), progress=tell)
-    floats = build(net, plain, progress=tell)
+        low = build(net, dataclasses.replace(config, precisions=(report.precision,)), progress=log)
+    floats = build(net, plain, progress=log)
     if report.precision in ("int8", "fp8"):
         found: Mapping[str, tuple[float, float]] = layer_times(floats, low, layers)
     else:

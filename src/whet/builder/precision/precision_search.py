@@ -19,7 +19,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.precision.accuracy_budget import SAMPLES, Fit, Judge, accuracy_record
 from whet.builder.precision.calibration import Calibration
 from whet.builder.precision.comparison import compare_engines, layer_times, slow_layers
-from whet.builder.progress import Noting
+from whet.builder.progress import ProgressLog
 from whet.engine.plan import EnginePlan
 from whet.engine.report import CalibrationStep, PrecisionCandidate
 from whet.measure.compare import Ranking
@@ -31,7 +31,7 @@ _FINALIST = 1.15  # times the fastest engine's time: the largest gain observed f
 
 
 @dataclass
-class EngineCandidate:
+class PrecisionEngine:
     """One engine of a search. `float_layers`: quantizable layers that it leaves in floating point. `tables`: activations are looked up."""
 
     what: str
@@ -60,23 +60,23 @@ class Strategy(ABC):
     demanded: frozenset[str] = frozenset()  # layers that the user demands in this precision
 
     @abstractmethod
-    def first_candidates(self, search: PrecisionSearch) -> list[EngineCandidate]:
+    def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
         """The baseline, then the engines with every layer in the low precision; further ones are derived from the last."""
 
     @abstractmethod
-    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> EngineCandidate:
+    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
         """The engine with every quantizable layer in the low precision but `float_layers`."""
 
     @abstractmethod
-    def rebuild(self, search: PrecisionSearch, candidate: EngineCandidate) -> EngineCandidate:
+    def rebuild(self, search: PrecisionSearch, candidate: PrecisionEngine) -> PrecisionEngine:
         """The candidate built again under the search's present config."""
 
     @abstractmethod
-    def preference(self, candidates: Sequence[EngineCandidate], allowed: Sequence[int]) -> list[int]:
+    def preference(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
         """Indices of the allowed candidates; in a tie the first is kept."""
 
     @abstractmethod
-    def describe(self, search: PrecisionSearch, candidates: Sequence[EngineCandidate], kept: int, shown: str) -> None:
+    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
         """Adds to the search's notes and info what was decided; `shown` lists the candidates with their times."""
 
 
@@ -90,7 +90,7 @@ class PrecisionSearch:
     ranges: Ranges
     config: BuildConfig
     layers: list[Layer]  # those that may be quantized
-    progress: Noting
+    progress: ProgressLog
     inputs: Mapping[str, np.ndarray] | None = None
     judge: Judge | None = None
     notes: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ class PrecisionSearch:
         """The quantizable layers but `float_layers`."""
         return [x.name for x in self.layers if x.name not in float_layers]
 
-    def set_verdict(self, candidate: EngineCandidate) -> None:
+    def set_verdict(self, candidate: PrecisionEngine) -> None:
         """Judges an engine, or its emulation where its shapes do not take the samples. Needs a judge."""
         assert self.judge is not None
         candidate.verdict, candidate.judged_on = self.judge.engine(candidate.plan, self.config), "engine"
@@ -133,7 +133,7 @@ class PrecisionSearch:
             names = self.names_in_low_precision(candidate.float_layers)
             candidate.verdict, candidate.judged_on = self.judge.low(names), "emulation"
 
-    def _leave_out_slow_layers(self, candidates: list[EngineCandidate]) -> None:
+    def _leave_out_slow_layers(self, candidates: list[PrecisionEngine]) -> None:
         """Adds engines without the layers whose low-precision form takes as long as the baseline's."""
         baseline = candidates[0].plan
         for _ in range(self.strategy.pruning_rounds):
@@ -147,7 +147,7 @@ class PrecisionSearch:
                 return
             candidates.append(self.strategy.build(self, f"{self.strategy.name} without {len(float_layers)} layers that do not pay", float_layers))
 
-    def _fit_budget(self, candidates: list[EngineCandidate]) -> Fit:
+    def _fit_budget(self, candidates: list[PrecisionEngine]) -> Fit:
         """Judges the candidates; adds one that holds the budget where the last does not."""
         judge, demanded = self.judge, self.strategy.demanded
         assert judge is not None
@@ -174,7 +174,7 @@ class PrecisionSearch:
             self._report_budget(judge.budget, fit)
         return fit
 
-    def _build_within_budget(self, float_layers: frozenset[str]) -> EngineCandidate:
+    def _build_within_budget(self, float_layers: frozenset[str]) -> PrecisionEngine:
         return self.strategy.build(self, f"{self.strategy.name} without {len(float_layers)} layers, within the budget", float_layers)
 
     def _report_budget(self, budget: Budget, fit: Fit) -> None:
@@ -188,14 +188,14 @@ class PrecisionSearch:
             text += f": nothing has to leave {self.strategy.title} for it."
         (self.info if fit.holds else self.notes).append(text)
 
-    def _compare(self, candidates: Sequence[EngineCandidate]) -> Ranking:
+    def _compare(self, candidates: Sequence[PrecisionEngine]) -> Ranking:
         self.progress.stage("comparing engines", 1)
         backend = get_backend(self.config.backend, threads=max(self.config.threads, 0))
         ranking = compare_engines([c.plan for c in candidates], backend, self.config)
         self.progress.step("done")
         return ranking
 
-    def _refine_finalists(self, candidates: list[EngineCandidate], ranking: Ranking) -> list[EngineCandidate]:
+    def _refine_finalists(self, candidates: list[PrecisionEngine], ranking: Ranking) -> list[PrecisionEngine]:
         """The candidates, the fastest allowed one in floating point and in low precision built again where they are near the fastest."""
         allowed = _allowed(candidates)
         is_low = [c.plan.report.quantized is not None for c in candidates]
@@ -208,7 +208,7 @@ class PrecisionSearch:
                     refined[best] = again
         return refined
 
-    def _keep(self, candidates: Sequence[EngineCandidate], ranking: Ranking, fit: Fit) -> EnginePlan:
+    def _keep(self, candidates: Sequence[PrecisionEngine], ranking: Ranking, fit: Fit) -> EnginePlan:
         """The fastest allowed engine, with the comparison in its report."""
         index = ranking.select(self.strategy.preference(candidates, _allowed(candidates)))
         times_ms = [1e3 * ranking.seconds(i) for i in range(len(candidates))]
@@ -249,6 +249,6 @@ class PrecisionSearch:
         return plan
 
 
-def _allowed(candidates: Sequence[EngineCandidate]) -> list[int]:
+def _allowed(candidates: Sequence[PrecisionEngine]) -> list[int]:
     """Indices of the candidates that meet the budget, or of the baseline if none does."""
     return [i for i, c in enumerate(candidates) if c.is_allowed] or [0]

@@ -1,1 +1,1 @@
-"""Selection over the whole graph: formats and tactics together, fused or not, then whole engines against each other."""
+"""Selection over the whole graph: formats and tactics, fused or unfused layers, then whole engines by measured time."""

@@ -1,4 +1,4 @@
-"""Kernels that must not be used: they failed when they ran, or computed wrong results."""
+"""Banned kernels: they failed at run time or computed wrong results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from whet.measure.option import Ident, Option
 
-#: Each failed configuration costs a build and a verification; after so many of one tactic for a layer the others are not tried.
+#: Failed configurations of a tactic after which its others are banned too: each failure costs a build and a verification.
 _FAILED_CONFIGURATIONS = 4
 
 
@@ -32,7 +32,7 @@ class Bans:
                 self._reasons.setdefault((kind, other), f"{failed} other configurations of this tactic failed here, the last: {reason}")
 
     def ban_tactic(self, kind: str, layer: str, tactic: str, options: Sequence[Option], reason: str) -> bool:
-        """Bans all of a kind's `options` by one tactic; False, and nothing is banned, where no other kernel remains."""
+        """Bans all of a kind's `options` by one tactic. Bans nothing and returns False if no other kernel would remain."""
         remaining = [o for o in options if (kind, o.ident) not in self._reasons]
         if not any(o.tactic.name != tactic and not o.tactic.fallback for o in remaining):
             return False

@@ -1,9 +1,8 @@
-"""A beam over the core of a PBQP that does not reduce: nodes in turn, the best few partial choices kept.
+"""Beam search over the irreducible core of a PBQP: nodes are decided one by one, and the best partial assignments are kept.
 
-Nodes are taken in an order that keeps the frontier small: the nodes already decided that still touch undecided ones. Two partial choices
-that agree on the frontier have the same future, so only the cheaper one stays; where that leaves no more of them than the beam is wide at
-every step, nothing was lost and the result is the least (dynamic programming over a path decomposition). Otherwise partial choices are
-ranked by their cost and a lower bound on what their frontier still has to pay.
+The node order keeps the frontier small: the decided nodes with undecided neighbors. Partial assignments that agree on the frontier have the
+same possible completions, so only the cheapest of them is kept. If their number never exceeds the beam width, the result is optimal (dynamic
+programming over a path decomposition). Otherwise partial assignments are ranked by their cost plus a lower bound on the remaining cost.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ WIDTH = 1000
 
 
 def beam(vectors: Mapping[Node, np.ndarray], near: Near, width: int = WIDTH) -> tuple[dict[Node, int], bool]:
-    """The option per node, and whether the total is surely least. `vectors` has the costs of each node's options."""
+    """The option per node, and True if the total is proven minimal. `vectors` has the costs of each node's options."""
     order = small_frontier_order(vectors, near)
     place = {n: i for i, n in enumerate(order)}
     ahead = {n: {o: _ahead(n, o, vectors, near) for o in near[n]} for n in order}
@@ -51,7 +50,7 @@ def beam(vectors: Mapping[Node, np.ndarray], near: Near, width: int = WIDTH) -> 
 
 
 def _distinct(picks: np.ndarray, costs: np.ndarray, frontier: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Of the partial choices that agree on the frontier, the cheapest; possible ones only, as long as there are any."""
+    """The cheapest of the partial assignments that agree on the frontier, for each frontier; only those of finite cost if there are any."""
     if np.isfinite(costs).any():
         possible = np.isfinite(costs)
         picks, costs = picks[possible], costs[possible]
@@ -66,12 +65,12 @@ def _distinct(picks: np.ndarray, costs: np.ndarray, frontier: Sequence[int]) -> 
 
 
 def _ahead(node: Node, other: Node, vectors: Mapping[Node, np.ndarray], near: Near) -> np.ndarray:
-    """For each option of `node`, the least that its edge to `other` and a fair share of that node's own cost will add."""
+    """For each option of `node`, a lower bound on the cost of its edge to `other` plus an equal share of that node's own cost."""
     return (near[node][other] + vectors[other][None, :] / len(near[other])).min(axis=1)
 
 
 def small_frontier_order(vectors: Mapping[Node, np.ndarray], near: Near) -> list[Node]:
-    """All nodes, each next one chosen so that the fewest decided nodes still touch undecided ones."""
+    """All nodes in greedy order: each next one minimizes the frontier."""
     rank = {n: i for i, n in enumerate(vectors)}
     open_edges = {n: len(near[n]) for n in vectors}
     left, order = set(vectors), []

@@ -1,4 +1,4 @@
-"""One whole engine among those that are tried: how it came about, its plan, the engine over memory, its times."""
+"""A whole engine that competes in the selection: its origin, its plan, its binding to memory and its times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from whet.builder.select.formats import Choosing
+from whet.builder.select.formats import Assignment
 from whet.builder.select.search import Search
 from whet.engine.plan import EnginePlan
 from whet.errors import BackendError, BuildError
@@ -22,7 +22,7 @@ Make = Callable[[Network, Mapping[str, Option]], EnginePlan]
 
 
 class BrokenKernel(BuildError):
-    """A kernel failed when it ran; building goes on without it."""
+    """A kernel failed at run time; the build continues without it."""
 
     def __init__(self, layer: str, option: Option, why: str):
         super().__init__(f"'{layer}' by {option.tactic.name} {option.kernel.implementation} fails at run time: {why}")
@@ -30,13 +30,15 @@ class BrokenKernel(BuildError):
 
 
 @dataclass
-class Entry:
-    """One whole engine: how it came about, the network chosen for (and what was taken apart for it), that network with reformats, the
-    option per layer, its plan and times in ms: samples of this build, else what an earlier one `told`, times `pace` (how much slower the
-    machine is since then, by another entry that was timed in both moments)."""
+class EngineCandidate:
+    """A whole engine. `what` describes its origin, `lowered` is its network with the layers in `unfused` unfused, `net` that network with
+    reformats, `chosen` the option per layer.
+
+    `samples` are times in ms of this build; without them `recalled_time` is that of an earlier one (timing cache). `drift` is the drift factor:
+    how much slower the machine has become since, by another candidate that was timed at both moments. `ms` and `spread` include it."""
 
     what: str
-    choosing: Choosing
+    assignment: Assignment
     lowered: Network
     unfused: list[tuple[str, str]]
     net: Network
@@ -45,47 +47,47 @@ class Entry:
     bound: BoundEngine | None = None
     samples: list[float] = field(default_factory=list)
     disturbed: bool = False
-    told: Timed | None = None
-    pace: float = 1.0
+    recalled_time: Timed | None = None
+    drift: float = 1.0
 
     @property
     def ms(self) -> float:
         if self.samples:
-            return typical(self.samples, self.disturbed) * self.pace
-        return inf if self.told is None else self.told.ms * self.pace
+            return typical(self.samples, self.disturbed) * self.drift
+        return inf if self.recalled_time is None else self.recalled_time.ms * self.drift
 
     @property
     def spread(self) -> float:
         if not self.samples:
-            return 0.0 if self.told is None else self.told.spread_ms * self.pace
-        return spread(self.samples) * self.pace
+            return 0.0 if self.recalled_time is None else self.recalled_time.spread_ms * self.drift
+        return spread(self.samples) * self.drift
 
-    def noise(self, other: Entry) -> float:
-        """By how many ms this and another may differ and count as equal: what the middle of their times varies by, or of their differences
-        where they ran in the same turns, in which a change of the machine's pace does not count."""
+    def noise(self, other: EngineCandidate) -> float:
+        """The difference in ms up to which this and another candidate count as equal: the larger spread of both; for candidates timed in the
+        same rounds at most the spread of their differences, from which drift cancels."""
         if self.samples and len(self.samples) == len(other.samples):
-            return min(max(self.spread, other.spread), noise_between(self.samples, other.samples) * self.pace)
+            return min(max(self.spread, other.spread), noise_between(self.samples, other.samples) * self.drift)
         return max(self.spread, other.spread)
 
 
-class Stand:
-    """Where engines are run: the same inputs for all of them, and one copy of every weight."""
+class BenchmarkHarness:
+    """Runs engines on the same inputs, with one shared copy of every weight."""
 
     def __init__(self, search: Search, inputs: Mapping[str, np.ndarray]):
         self.search, self.inputs = search, inputs
         self.store = WeightStore(search.backend)
 
-    def bound(self, e: Entry) -> BoundEngine:
-        """The engine over memory; made, and run once, when it is asked for first. Raises BrokenKernel when one of its kernels fails."""
+    def bind(self, e: EngineCandidate) -> BoundEngine:
+        """The candidate bound to memory; the first call binds it and runs it once. Raises BrokenKernel if one of its kernels fails."""
         if e.bound is not None:
             return e.bound
-        self.search.tell.step(e.what)
+        self.search.log.step(e.what)
         bound = bind(e.plan, self.search.backend, store=self.store)
         bound.feed(self.inputs)
         try:
             bound.run()
         except BackendError as error:
-            layer = first_broken(bound)
+            layer = find_failing_layer(bound)
             if layer is None:
                 raise
             raise BrokenKernel(layer, e.chosen[layer], str(error)) from error
@@ -93,8 +95,8 @@ class Stand:
         return bound
 
 
-def first_broken(bound: BoundEngine) -> str | None:
-    """The first layer whose kernel fails when the layers run one by one."""
+def find_failing_layer(bound: BoundEngine) -> str | None:
+    """The first layer whose kernel fails if the layers run one by one; None if none fails."""
     done = 0
     try:
         for _ in bound.walk():
@@ -104,7 +106,7 @@ def first_broken(bound: BoundEngine) -> str | None:
     return None
 
 
-def changed_entry(base: Entry, what: str, others: Mapping[str, Option], make: Make) -> Entry:
-    """`base` with other kernels of the same operands for some layers."""
+def replace_kernels(base: EngineCandidate, what: str, others: Mapping[str, Option], make: Make) -> EngineCandidate:
+    """`base` with other options of the same signatures for some layers."""
     chosen = {**base.chosen, **others}
-    return Entry(what, base.choosing, base.lowered, base.unfused, base.net, chosen, make(base.net, chosen))
+    return EngineCandidate(what, base.assignment, base.lowered, base.unfused, base.net, chosen, make(base.net, chosen))

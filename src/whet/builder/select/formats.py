@@ -1,4 +1,4 @@
-"""Choice of formats and tactics for the whole graph: a layer is a node, a reformat between two layers is the cost of their edge."""
+"""Selecting formats and tactics for the whole graph as a PBQP: layers are nodes, reformats between layers are edge costs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from whet.network import Layer, Network, Tensor
 from whet.tactics import Operand
 
 ReformatCost = Callable[[Tensor, Operand, Operand], float]
-"""(tensor, stored as, wanted as) -> milliseconds; infinity where nothing can do it."""
+"""(tensor, stored format, required format) -> milliseconds; infinity if no tactic converts it."""
 
 
 @dataclass(frozen=True)
-class Choosing:
-    """What was picked per layer, the sum of the times in ms, and how it was found.
+class Assignment:
+    """The option `picked` per layer, the sum of times in ms and the method that found it.
 
-    `core` are the layers whose connections did not reduce (see pbqp.py), `tried` the cost that each way of solving them came to; a
-    reformat that several layers read is counted for each of them there.
+    `core` are the layers that did not reduce (see pbqp.py), `tried` the cost by each method for the core, which counts a shared reformat once
+    per reader.
     """
 
     picked: dict[str, Option]
@@ -44,33 +44,33 @@ class Link:
 
 
 def links(net: Network) -> list[Link]:
-    """Every way that a value takes between two layers, or between a layer and the outside. Constants take none."""
-    found: list[Link] = []
+    """All edges between two layers, or between a layer and an input or output of the network; none for constants."""
+    edges: list[Link] = []
     for layer in net.layers:
         for i, t in enumerate(layer.inputs):
             if t is not None and not t.is_constant:
-                found.append(Link(t, t.maker.name if t.maker else None, t.index, layer.name, i))
+                edges.append(Link(t, t.maker.name if t.maker else None, t.index, layer.name, i))
     for t in net.outputs:
         if t.maker is not None:
-            found.append(Link(t, t.maker.name, t.index, None, 0))
-    return found
+            edges.append(Link(t, t.maker.name, t.index, None, 0))
+    return edges
 
 
 def stored(link: Link, picked: Mapping[str, Option]) -> Operand:
-    """How the tensor of a link lies in memory under a choice."""
+    """The format in which the tensor of a link is stored."""
     return Operand("linear", link.tensor.dtype) if link.maker is None else picked[link.maker].signature.outputs[link.index]
 
 
 def wanted(link: Link, picked: Mapping[str, Option]) -> Operand | None:
-    """How the reader of a link wants it; None when it does not look at it."""
+    """The format in which the reader of a link requires it; None if it does not read the data."""
     return Operand("linear", link.tensor.dtype) if link.reader is None else picked[link.reader].signature.inputs[link.slot]
 
 
 def inplace_refusal(net: Network, layer: Layer, option: Option) -> str | None:
     """Why an in-place signature cannot be used for this layer, or None.
 
-    The input's bytes are overwritten, so nothing else may read them: it is neither an input, an output nor a constant of the network,
-    no other operand of the layer is the same tensor, and no later layer reads it. An output of the network keeps bytes of its own.
+    The input's bytes are overwritten, so nothing else may read them: it must not be an input, an output or a constant of the network, another
+    operand of the layer, or an input of a later layer. Outputs of the network have bytes of their own.
     """
     for i, o in option.signature.inplace:
         t = layer.inputs[i]
@@ -89,61 +89,61 @@ def inplace_refusal(net: Network, layer: Layer, option: Option) -> str | None:
     return None
 
 
-def choose(net: Network, options: Mapping[str, list[Option]], reformat: ReformatCost) -> Choosing:
-    """The choice of least total time. `options` has each layer's, of different signatures.
+def choose(net: Network, options: Mapping[str, list[Option]], reformat: ReformatCost) -> Assignment:
+    """The assignment of least total time. `options` are those of each layer, one per signature.
 
-    Raises NoTacticError when formats cannot be joined at all.
+    Raises NoTacticError if no combination of formats is possible.
     """
     problem = Problem()
-    ways = links(net)
+    edges = links(net)
     for layer in net.layers:
         problem.add_node(layer.name, [o.cost for o in options[layer.name]])
-    for w in ways:
-        own = Operand("linear", w.tensor.dtype)
+    for w in edges:
+        linear = Operand("linear", w.tensor.dtype)
         if w.maker is None and w.reader is None:
             continue
         if w.maker is None:
-            costs = [_price(w, own, o.signature.inputs[w.slot], reformat) for o in options[w.reader or ""]]
+            costs = [_price(w, linear, o.signature.inputs[w.slot], reformat) for o in options[w.reader or ""]]
             problem.nodes[w.reader] = problem.nodes[w.reader] + costs
         elif w.reader is None:
-            problem.nodes[w.maker] = problem.nodes[w.maker] + [_price(w, o.signature.outputs[w.index], own, reformat) for o in options[w.maker]]
+            problem.nodes[w.maker] = problem.nodes[w.maker] + [_price(w, o.signature.outputs[w.index], linear, reformat) for o in options[w.maker]]
         else:
             rows = [o.signature.outputs[w.index] for o in options[w.maker]]
             columns = [o.signature.inputs[w.slot] for o in options[w.reader]]
             problem.add_edge(w.maker, w.reader, [[_price(w, a, b, reformat) for b in columns] for a in rows])
     solution = problem.solve()
     if not np.isfinite(solution.cost):
-        raise NoTacticError(_no_way(net, options, ways, reformat))
+        raise NoTacticError(_no_assignment(net, options, edges, reformat))
     picked = {str(name): options[str(name)][i] for name, i in solution.picked.items()}
-    picked, cost, moved = _share(net, options, picked, ways, reformat)
+    picked, cost, moved = _share(net, options, picked, edges, reformat)
     method = "exact" if solution.exact else solution.tried[0][0]
     if moved:
         method += f", then {moved} layers moved because readers share reformats"
-    return Choosing(picked, cost, method, tuple(map(str, solution.core)), dict(solution.tried))
+    return Assignment(picked, cost, method, tuple(map(str, solution.core)), dict(solution.tried))
 
 
 def _price(w: Link, a: Operand, b: Operand | None, reformat: ReformatCost) -> float:
     return 0.0 if b is None or a == b else reformat(w.tensor, a, b)
 
 
-def total(net: Network, picked: Mapping[str, Option], ways: list[Link], reformat: ReformatCost) -> float:
-    """Milliseconds of all layers and of the reformats between them; readers that want the same share one."""
-    moves = {(id(w.tensor), stored(w, picked), wanted(w, picked)): w for w in ways}
+def total(net: Network, picked: Mapping[str, Option], edges: list[Link], reformat: ReformatCost) -> float:
+    """Milliseconds of all layers and of the reformats between them; readers of the same format share a reformat."""
+    moves = {(id(w.tensor), stored(w, picked), wanted(w, picked)): w for w in edges}
     return sum(picked[layer.name].cost for layer in net.layers) + sum(_price(w, a, b, reformat) for (_, a, b), w in moves.items())
 
 
-def _share(net, options, picked: dict[str, Option], ways: list[Link], reformat: ReformatCost) -> tuple[dict[str, Option], float, int]:
-    """Edges count a reformat once for each reader; here readers of one format share it. Single layers move while that helps."""
+def _share(net, options, picked: dict[str, Option], edges: list[Link], reformat: ReformatCost) -> tuple[dict[str, Option], float, int]:
+    """Improves an assignment under shared reformats (edges count one per reader): layers change options one by one while the total falls."""
     near: dict[str, list[Link]] = {layer.name: [] for layer in net.layers}
     touching: dict[int, list[Link]] = {}
-    for w in ways:
+    for w in edges:
         touching.setdefault(id(w.tensor), []).append(w)
         for name in {w.maker, w.reader} - {None}:
             near[str(name)].append(w)
 
-    def around(name: str, trial: dict[str, Option]) -> float:
-        ways_near = {id(x): x for w in near[name] for x in touching[id(w.tensor)]}.values()
-        moves = {(id(w.tensor), stored(w, trial), wanted(w, trial)): w for w in ways_near}
+    def local_cost(name: str, trial: dict[str, Option]) -> float:
+        near_edges = {id(x): x for w in near[name] for x in touching[id(w.tensor)]}.values()
+        moves = {(id(w.tensor), stored(w, trial), wanted(w, trial)): w for w in near_edges}
         return trial[name].cost + sum(_price(w, a, b, reformat) for (_, a, b), w in moves.items())
 
     moved: set[str] = set()
@@ -151,11 +151,11 @@ def _share(net, options, picked: dict[str, Option], ways: list[Link], reformat: 
         changed = False
         for layer in net.layers:
             name, before = layer.name, picked[layer.name]
-            best, best_cost = before, around(name, picked)
+            best, best_cost = before, local_cost(name, picked)
             for o in options[name]:
                 if o is before:
                     continue
-                cost = around(name, {**picked, name: o}) if len(options[name]) > 1 else best_cost
+                cost = local_cost(name, {**picked, name: o}) if len(options[name]) > 1 else best_cost
                 if cost < best_cost - 1e-9:
                     best, best_cost = o, cost
             if best is not before:
@@ -164,11 +164,11 @@ def _share(net, options, picked: dict[str, Option], ways: list[Link], reformat: 
                 changed = True
         if not changed:
             break
-    return picked, total(net, picked, ways, reformat), len(moved)
+    return picked, total(net, picked, edges, reformat), len(moved)
 
 
-def _no_way(net: Network, options, ways: list[Link], reformat: ReformatCost) -> str:
-    for w in ways:
+def _no_assignment(net: Network, options, edges: list[Link], reformat: ReformatCost) -> str:
+    for w in edges:
         makers = {o.signature.outputs[w.index] for o in options[w.maker]} if w.maker else {Operand("linear", w.tensor.dtype)}
         readers = {o.signature.inputs[w.slot] for o in options[w.reader]} if w.reader else {Operand("linear", w.tensor.dtype)}
         if not any(np.isfinite(_price(w, a, b, reformat)) for a in makers for b in readers):

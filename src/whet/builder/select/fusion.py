@@ -1,4 +1,4 @@
-"""Fused layers of a search against their parts: every kind of them is timed so, and a network is made without those that lose."""
+"""Timing each kind of fused layer against its parts, and making a network without the fused layers that are slower."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _LEVEL = 3  # from which fused layers are timed against their parts
 
 
 def list_fused_parts(search: Search) -> None:
-    """Lists the parts that will be timed each by itself, so that they compile while other layers are timed; for machines that compile ahead."""
-    if _looks(search) and search.backend.capabilities.compiles_ahead:
+    """Lists the parts that will be timed one by one, so that they compile while other layers are timed (backends that compile ahead)."""
+    if _is_enabled(search) and search.backend.capabilities.compiles_ahead:
         for layer in [x for x in search.layers.values() if x.op == "Fused" and anchor(x) is x]:
             for part in list_parts(layer).layers:
                 search.listing.list_kind(bind_layer(part, {}))
 
 
 def time_unfused(search: Search) -> None:
-    """Times what fused layers take when they are taken apart, at the levels that time a lot; sets `search.unfused_times` by kind."""
-    if not _looks(search):
+    """Times the parts of fused layers, from level 3 on; sets `search.unfused_times` by kind."""
+    if not _is_enabled(search):
         return
     assert search.timer is not None
     timer = dataclasses.replace(search.timer, rounds=min(FUSED_ROUNDS, search.timer.rounds))
     chains: dict[str, tuple[Option, list[Option]]] = {}
-    search.tell.phase("fused or apart")
+    search.log.phase("fused or apart")
     for kind in dict.fromkeys(k for n, k in search.kind_of.items() if search.layers[n].op == "Fused"):
         found = search.kinds[kind]
         if kind in search.unfused_times or not found.options:
@@ -45,7 +45,7 @@ def time_unfused(search: Search) -> None:
             continue
         best = min(timed, key=lambda o: o.cost)
         if anchor(found.layer) is found.layer:
-            search.unfused_times[kind] = _parts_alone(search, found.layer, best)
+            search.unfused_times[kind] = _time_parts(search, found.layer, best)
             continue
         listed = list_chains(found.layer, best, {o.tactic.name for o in kernels}, search.tactics, search.permissions, search.backend)
         if isinstance(listed, UnfusedTime):
@@ -53,19 +53,20 @@ def time_unfused(search: Search) -> None:
             continue
         start_compiling(listed, search.backend)
         chains[kind] = best, listed
-    search.tell.stage("fused or apart", len(chains))
+    search.log.stage("fused or apart", len(chains))
     for kind, (best, listed) in chains.items():
-        search.tell.step(search.kinds[kind].layer.name)
+        search.log.step(search.kinds[kind].layer.name)
         search.unfused_times[kind] = time_chains(search.kinds[kind].layer, search.kinds[kind].text, best, listed, timer)
 
 
 def unfuse_slower(search: Search) -> tuple[Network, list[tuple[str, str]]] | None:
-    """A copy of the network with the fused layers taken apart whose parts win on their own, and (layer, why); None when none does.
+    """A copy of the network in which fused layers that are slower than their parts are unfused, and (layer, reason) for each; None if there are
+    none.
 
-    The parts' candidates are listed and timed.
+    Lists and times the candidates of the parts.
     """
-    apart = {x.name: search.unfused_times.get(search.kind_of[x.name]) for x in search.net.layers}
-    won = {name: found for name, found in apart.items() if found is not None and found.wins}
+    times = {x.name: search.unfused_times.get(search.kind_of[x.name]) for x in search.net.layers}
+    won = {name: found for name, found in times.items() if found is not None and found.wins}
     if not won:
         return None
     net = search.net.clone()
@@ -77,12 +78,12 @@ def unfuse_slower(search: Search) -> tuple[Network, list[tuple[str, str]]] | Non
     return net, [(name, str(found)) for name, found in won.items()]
 
 
-def _looks(search: Search) -> bool:
+def _is_enabled(search: Search) -> bool:
     return search.timer is not None and search.config.optimization_level >= _LEVEL and search.backend.capabilities.executes
 
 
-def _parts_alone(search: Search, layer: Layer, best: Option) -> UnfusedTime:
-    """A layer around no single op against the sum of its parts' best times, each tuned like any other layer."""
+def _time_parts(search: Search, layer: Layer, best: Option) -> UnfusedTime:
+    """Compares a fused layer that has no root operation with the sum of its parts' best times, each timed like any other layer."""
     assert search.timer is not None
     picked = []
     for part in list_parts(layer).layers:

@@ -1,4 +1,4 @@
-"""Timing the candidates of each kind of layer: which options, by which timers, and the report of it."""
+"""Timing the candidates of each kind of layer: selecting the options, timing them, reporting."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from whet.backends import Backend
 from whet.builder.candidates.compile_ahead import start_compiling
 from whet.builder.candidates.enumerate import Candidates
-from whet.builder.candidates.filter import Losers, wide_is_close, worth_timing
+from whet.builder.candidates.filter import SlowImplementations, is_float32_close, select_for_timing
 from whet.builder.config import BuildConfig
-from whet.builder.progress import Noting
+from whet.builder.progress import ProgressLog
 from whet.engine.report import GpuState, TimingRecord
 from whet.measure.machine_state import read_machine_state
 from whet.measure.option import Option
@@ -19,19 +19,19 @@ from whet.measure.timing_cache import TimingCache
 
 #: options timed per kind of layer at each builderOptimizationLevel; None: all
 _TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
-_SKIP_LOSERS = 3  # the level up to which implementations that lost in every layer so far are not timed
+_SKIP_SLOW = 3  # up to this level, implementations that were slow in every layer so far are not timed
 
 
 class LayerTiming:
-    """Times kinds of layers. `timer` is None at level 0, where nothing is timed. `footprint`: bytes that one run of the network touches."""
+    """Times kinds of layers. `timer` is None at level 0, which times nothing. `footprint`: bytes touched by one run of the network."""
 
-    def __init__(self, backend: Backend, config: BuildConfig, footprint: int, tell: Noting):
-        self.backend, self.config, self.tell = backend, config, tell
+    def __init__(self, backend: Backend, config: BuildConfig, footprint: int, log: ProgressLog):
+        self.backend, self.config, self.log = backend, config, log
         level = min(max(config.optimization_level, 0), 5)
         self.cap = config.max_tactics if config.max_tactics >= 0 else _TIMED[level]
-        self.cache = TimingCache("" if self.cap == 0 else config.timing_cache, tell.note)
+        self.cache = TimingCache("" if self.cap == 0 else config.timing_cache, log.note)
         self.timer = None if self.cap == 0 else self._timer(Conditions.of(backend, footprint), config.avg_timing)
-        self._losers = Losers()
+        self._slow = SlowImplementations()
 
     def _timer(self, conditions: Conditions, rounds: int) -> Timer:
         return Timer(self.backend, self.cache, conditions, rounds, self.config.error_on_cache_miss)
@@ -45,15 +45,15 @@ class LayerTiming:
         if self.timer is None:
             return
         todo = [found for found in kinds if len(found.options) > 1]
-        self.tell.stage("timing", len(todo))
+        self.log.stage("timing", len(todo))
         for found in todo:
-            self.tell.step(f"{found.layer.name}: {len(found.options)} tactics")
+            self.log.step(f"{found.layer.name}: {len(found.options)} tactics")
             self.time_kind(found)
         if self.timer.loads.disturbed:
             worst = max(self.timer.loads.disturbed, key=lambda load: load.others or 0.0)
-            self.tell.note(
-                f"{worst.who} took up to {worst.others:.1f} CPUs while kernels were timed; what was timed then was repeated, but on a busy "
-                "machine choices may be off. Build again when it is quiet."
+            self.log.note(
+                f"{worst.who} took up to {worst.others:.1f} CPUs while kernels were timed; those measurements were repeated, but on a busy "
+                "machine choices may be off. Build again when it is idle."
             )
 
     def time_kind(self, found: Candidates) -> None:
@@ -61,34 +61,34 @@ class LayerTiming:
         assert self.timer is not None
         options = self.select_options(found)
         self.timer.time(found.layer, found.text, options, keep=True)
-        if wide_is_close(options):
-            options = self.select_options(found, alike=True)
+        if is_float32_close(options):
+            options = self.select_options(found, all_float32=True)
             self.timer.time(found.layer, found.text, options, keep=True)
-        with self.tell.within("timing with cold weights"):
+        with self.log.within("timing with cold weights"):
             self.timer.time_cold(found.layer, found.text, options)
-        self._losers.saw(options)
+        self._slow.record(options)
 
     def retime_contradictions(self, timed: Iterable[tuple[Candidates, Option]], engine_ms: float) -> list[str]:
-        """Times kinds of layers again whose selected option has a recorded time beyond that of the whole engine; returns the layers' names.
+        """Re-times kinds of layers whose selected option has a recorded time beyond that of the whole engine; returns the layers' names.
 
-        Such a time was recorded under external load, and every later build would read it.
+        Such a time was recorded under external load, and later builds would read it from the timing cache.
         """
         if self.timer is None or self.timer.error_on_miss:
             return []
         kinds = {found.text: found for found, option in timed if (option.ms or 0.0) > CONTRADICTION * engine_ms}
         for found in kinds.values():
-            self.tell.note(f"'{found.layer.name}' was recorded with more milliseconds than the whole engine takes, and is timed again")
-            self.timer.time(found.layer, found.text, [o for o in found.options if o.ms is not None], anew=True)
+            self.log.note(f"'{found.layer.name}' has a recorded time above that of the whole engine, and is timed again")
+            self.timer.time(found.layer, found.text, [o for o in found.options if o.ms is not None], remeasure=True)
         return [found.layer.name for found in kinds.values()]
 
-    def select_options(self, found: Candidates, *, alike: bool = False) -> list[Option]:
-        """The options that are worth timing; `alike` as in `worth_timing`."""
+    def select_options(self, found: Candidates, *, all_float32: bool = False) -> list[Option]:
+        """The options to time; `all_float32`: however many of 32 bits there are."""
         ahead, level = self.backend.capabilities.compiles_ahead, self.config.optimization_level
-        options = found.options if ahead or level > _SKIP_LOSERS else self._losers.without(found.options)
-        return worth_timing(options, level, self.cap, ahead and not alike)
+        options = found.options if ahead or level > _SKIP_SLOW else self._slow.drop_slow(found.options)
+        return select_for_timing(options, level, self.cap, ahead and not all_float32)
 
     def start_compiling(self, found: Candidates) -> None:
-        """Compiles in the background the options that will be timed; of options whose times are cached, the few that may be selected."""
+        """Compiles in the background the options that will be timed; if all times are cached, only options that may be selected."""
         if not self.backend.capabilities.compiles_ahead:
             return
         options = self.select_options(found) if found.options and self.timer is not None else found.options[:1]
@@ -102,7 +102,7 @@ class LayerTiming:
         """Hits and misses of the cache, the state of the caches, external load, and the state of a GPU."""
         if self.timer is None:
             return TimingRecord(self.config.optimization_level, timed=0, why="level 0 times nothing: the first kernel that runs is taken")
-        gpu = read_machine_state(self.backend, self.tell.note).get("gpu")
+        gpu = read_machine_state(self.backend, self.log.note).get("gpu")
         return TimingRecord(
             level=self.config.optimization_level,
             hits=self.cache.hits,

@@ -1,9 +1,9 @@
 """Partitioned Boolean quadratic problems: pick one option per node so that node costs plus edge costs are least.
 
-Nodes of degree 0, 1 and 2 are taken out exactly (R0, R1, R2, after Scholz and Eckstein, LCTES 2002); a graph that is
-series-parallel, as most networks are, is solved exactly that way. Where only nodes of higher degree are left (the core), two ways are
-tried and the cheaper result is kept: a beam over the core (builder/select/beam.py), which may prove its result least, and fixing the node with
-the most edges by looking one step ahead (RN). Both are improved by single changes afterwards.
+Nodes of degree 0, 1 and 2 are eliminated exactly (R0, R1, R2, after Scholz and Eckstein, LCTES 2002), which solves series-parallel graphs, as
+most networks are. If nodes of higher degree remain (the core), the cheaper result of two methods is used: beam search over the core
+(builder/select/beam.py), which may prove its result minimal, and the RN heuristic, which fixes the node with the most edges by its local
+minimum. A local search then changes single nodes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Node = Hashable
 
 @dataclass(frozen=True)
 class Solution:
-    """The option picked per node, the total cost, whether that is surely the least, the nodes of the core that did not reduce, and the
-    totals that each way of solving the core came to."""
+    """The option picked per node and the total cost; `exact`: it is proven minimal. `core` are the nodes that did not reduce, `tried` the methods
+    used for the core with their totals, the best first."""
 
     picked: dict[Node, int]
     cost: float
     exact: bool = True
     core: tuple[Node, ...] = ()
-    tried: tuple[tuple[str, float], ...] = ()  # the kept one first
+    tried: tuple[tuple[str, float], ...] = ()
 
 
 class Problem:
@@ -60,19 +60,19 @@ class Problem:
         return cost + sum(float(m[picked[a], picked[b]]) for (a, b), m in self.edges.items())
 
     def solve(self, width: int = WIDTH) -> Solution:
-        """The least choice, or a good one where the graph does not reduce. Infinite cost means that there is no choice."""
+        """The optimal assignment, or a good one if the graph does not reduce. An infinite cost means that there is none."""
         reduced = _Reduction(self)
         core = reduced.reduce(set(self.nodes))
         if not core:
-            picked = reduced.back({})
+            picked = reduced.back_substitute({})
             return Solution(picked, self.total(picked))
         nodes = tuple(n for n in self.nodes if n in core)
         found, least = beam({n: reduced.vectors[n] for n in nodes}, {n: reduced.near[n] for n in nodes}, width)
-        ahead = _Reduction(self)
-        ways = [("frontier search" if least else f"beam of {width}", reduced.back(found))]
+        heuristic = _Reduction(self)
+        results = [("frontier search" if least else f"beam of {width}", reduced.back_substitute(found))]
         if not least:
-            ways = [(what, self._improve(picked)) for what, picked in (*ways, ("one step ahead", ahead.run()))]
-        tried = sorted(((what, self.total(picked), picked) for what, picked in ways), key=lambda w: w[1])
+            results = [(what, self._improve(picked)) for what, picked in (*results, ("one step ahead", heuristic.run()))]
+        tried = sorted(((what, self.total(picked), picked) for what, picked in results), key=lambda w: w[1])
         return Solution(tried[0][2], tried[0][1], least, nodes, tuple((what, cost) for what, cost, _ in tried))
 
     def _improve(self, picked: dict[Node, int]) -> dict[Node, int]:
@@ -103,7 +103,7 @@ class _Reduction:
         self.undo: list[tuple[Node, Callable[[dict[Node, int]], int]]] = []
 
     def reduce(self, left: set[Node]) -> set[Node]:
-        """Takes nodes of degree 0 to 2 out of `left` until there are none; returns what is left."""
+        """Eliminates nodes of degree 0 to 2 from `left` until there are none; returns the remaining nodes."""
         while left:
             node = min(left, key=lambda n: (min(len(self.near[n]), 3), -len(self.near[n]), self.order[n]))
             degree = len(self.near[node])
@@ -114,17 +114,17 @@ class _Reduction:
         return left
 
     def run(self) -> dict[Node, int]:
-        """A choice for all nodes, by looking ahead where none reduces."""
+        """An assignment of all nodes; RN is applied when no node reduces."""
         left = self.reduce(set(self.vectors))
         while left:
             node = min(left, key=lambda n: (-len(self.near[n]), self.order[n]))
             self._rn(node)
             left.discard(node)
             left = self.reduce(left)
-        return self.back({})
+        return self.back_substitute({})
 
-    def back(self, picked: dict[Node, int]) -> dict[Node, int]:
-        """Adds the nodes taken out, last first, to a choice for those that are left."""
+    def back_substitute(self, picked: dict[Node, int]) -> dict[Node, int]:
+        """Extends an assignment of the remaining nodes by the eliminated nodes, in reverse order."""
         for node, choose in reversed(self.undo):
             picked[node] = choose(picked)
         return picked

@@ -12,7 +12,7 @@ from whet.builder.candidates.reformats import Reformats
 from whet.builder.candidates.views import is_view, view_refusal
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions
-from whet.builder.progress import Noting
+from whet.builder.progress import ProgressLog
 from whet.builder.select.bans import Bans
 from whet.builder.select.formats import inplace_refusal
 from whet.builder.select.layer_timing import LayerTiming
@@ -25,7 +25,7 @@ from whet.measure.timing import select_fastest
 from whet.network import Layer, Network, evaluate
 from whet.tactics import Tactic
 
-#: Times another sum of layers' times, or another engine: sums of layers' times differ from times of the whole by less.
+#: The largest ratio between a sum of layers' times and the time of the whole engine.
 SUM_MARGIN = 1.25
 
 
@@ -44,22 +44,22 @@ class Search:
         tactics: list[Tactic],
         permissions: Permissions,
         config: BuildConfig,
-        tell: Noting,
+        log: ProgressLog,
         incumbent_ms: float | None = None,
     ):
         self.incumbent_ms = incumbent_ms
-        self.net, self.backend, self.tactics, self.permissions, self.config, self.tell = net, backend, tactics, permissions, config, tell
+        self.net, self.backend, self.tactics, self.permissions, self.config, self.log = net, backend, tactics, permissions, config, log
         self.env = environment(net, profiles[0], OPT)
         self._fixed = len(profiles) == 1 and all(low == high for low, _, high in profiles[0].shapes.values())
         self.bans = Bans()
-        self.timing = LayerTiming(backend, config, self._count_bytes(), tell)
-        self.listing = LayerKinds(net, self.env, tactics, backend, permissions, config, tell, self.timing.start_compiling)
+        self.timing = LayerTiming(backend, config, self._count_bytes(), log)
+        self.listing = LayerKinds(net, self.env, tactics, backend, permissions, config, log, self.timing.start_compiling)
         self.layers, self.kinds, self.kind_of = self.listing.layers, self.listing.kinds, self.listing.kind_of
         self.cache, self.timer = self.timing.cache, self.timing.timer
         self.unfused_times: dict[str, UnfusedTime] = {}  # by kind of fused layer
         self.history = EngineHistory(self.cache, () if self.timer is None else self.timer.environment, self.kind_of)
         self.reformats = Reformats(tactics, backend, self.env, self.timing.reformat_timer())
-        self._no_views: set[str] = set()  # layers whose parts must be copied
+        self._no_views: set[str] = set()  # layers that must copy their parts
 
     def __enter__(self) -> Search:
         return self
@@ -85,9 +85,8 @@ class Search:
         return names
 
     def cannot_win(self, ms: float) -> bool:
-        """Whether the incumbent is so much faster than a sum of layers' times that no other selection makes up for it.
-
-        Never where launches overlap, since there a sum predicts too little.
+        """True if the sum of layers' times exceeds the incumbent's time by more than SUM_MARGIN. Always False if launches overlap, since then the
+        sum predicts little.
         """
         return self.incumbent_ms is not None and not self.backend.capabilities.overlapping_launches and ms > SUM_MARGIN * self.incumbent_ms
 
@@ -107,41 +106,41 @@ class Search:
             raise no_tactic(layer, refused, self.backend)
         preferred = [o for o in options if self.permissions.meets(self.layers[layer.name], o.signature)]
         if not preferred:
-            self.tell.note(f"'{layer.name}': no tactic computes it in the precision that --layerPrecisions or --layerOutputTypes prefers")
+            self.log.note(f"'{layer.name}': no tactic computes it in the precision that --layerPrecisions or --layerOutputTypes prefers")
         groups: dict[object, list[Option]] = {}
         for o in preferred or options:
             groups.setdefault(o.signature, []).append(o)
         return sorted((select_fastest(g) for g in groups.values()), key=lambda o: o.rank)
 
     def why_not(self, layer: Layer, o: Option, net: Network) -> str | None:
-        """Why this layer of `net` may not use an option of its kind, or None."""
+        """The reason why this layer of `net` may not use an option of its kind, or None."""
         banned = self.bans.reason(self.kind_of[layer.name], o)
         if banned or not o.signature.inplace:
             return banned
         if not is_view(o):
             return inplace_refusal(net, layer, o)
         if layer.name in self._no_views:
-            return "its parts lie inside of other tensors already"
+            return "its parts are views of other tensors already"
         return view_refusal(net, layer, o, fixed=self._fixed)
 
     def select_copy(self, layer: str, view: Option) -> Option | None:
-        """The best option of a layer that copies in the formats of a view, or None."""
+        """The best option of a layer that copies in the same formats as a view, or None."""
         kind, s = self.kind_of[layer], view.signature
         options = [o for o in self.kinds[kind].options if (o.signature.inputs, o.signature.outputs) == (s.inputs, s.outputs)]
         options = [o for o in options if not o.signature.inplace and self.bans.reason(kind, o) is None]
         return select_fastest([o for o in options if o.ms is not None] or options) if options else None
 
     def refuse_views(self, layers: Sequence[str]) -> None:
-        """These layers copy their parts from now on."""
+        """Excludes the view options of these layers: they copy their parts."""
         self._no_views.update(layers)
 
     def ban(self, layer: str, ident: Ident, reason: str) -> None:
-        """Bans an option from all layers of `layer`'s kind: it computes wrongly."""
+        """Bans an option that computes wrongly from all layers of `layer`'s kind."""
         kind = self.kind_of[layer]
         self.bans.ban(kind, layer, ident, self.kinds[kind].options, reason)
 
     def ban_tactic(self, layer: str, tactic: str, reason: str) -> bool:
-        """Bans a tactic from all layers of `layer`'s kind, where other kernels remain; whether they do."""
+        """Bans a tactic from all layers of `layer`'s kind if other kernels remain; returns True if it did."""
         kind = self.kind_of[layer]
         return self.bans.ban_tactic(kind, layer, tactic, self.kinds[kind].options, reason)
 

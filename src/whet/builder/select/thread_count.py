@@ -1,8 +1,8 @@
-"""How many threads: whole engines built for several counts, timed against each other in turns.
+"""Selecting the thread count: whole engines are built for several counts and timed interleaved.
 
-Small networks may run faster on fewer threads than there are: every parallel region waits for its slowest thread. The count belongs to
-the whole engine: oneDNN's primitives are made for one count, and libgomp tears its pool down and builds it up when regions of different
-counts follow each other, which costs more than a small layer takes.
+Small networks may run faster on fewer threads than there are, since every parallel region waits for its slowest thread. An engine has one
+count: oneDNN's primitives are created for one count, and libgomp rebuilds its thread pool between regions of different counts, which takes
+longer than a small layer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from whet.measure.compare import compare
 from whet.measure.policy import THREAD_COUNTS
 from whet.runtime import bind
 
-_LEVEL = 4  # from here on "all usable threads" is a question, not an answer
+_LEVEL = 4  # the least builderOptimizationLevel that times several counts
 
 
-def thread_counts(config: BuildConfig, locked: int | None = None) -> list[int]:
-    """Counts worth building for, what is usually fastest first: all usable, half of them, one. A lock's count is the only one."""
+def list_thread_counts(config: BuildConfig, locked: int | None = None) -> list[int]:
+    """Thread counts to build for, usually the fastest first: all usable, half of them, one. Under a lock only the locked count."""
     if not capabilities_of(config.backend).workers or config.threads > 0:
         return [config.threads]
     if locked is not None:
@@ -35,8 +35,10 @@ def thread_counts(config: BuildConfig, locked: int | None = None) -> list[int]:
     return list(dict.fromkeys((usable, max(usable // 2, 1), 1)))
 
 
-def fastest(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
-    """The plan that runs fastest, the first of those that do not differ. All get a report of the counts and their times."""
+def select_fastest_plan(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
+    """The fastest plan, or the first of those that do not differ. It gets a report of the counts and their times."""
+    if len(plans) == 1:
+        return plans[0]
     backends = [get_backend(p.backend, threads=p.threads) for p in plans]
     bounds = []
     for plan, backend in zip(plans, backends, strict=True):

@@ -1,9 +1,9 @@
-"""Fused or not, by time: the layers inside of a fused layer, run one after the other, against the kernel that does them at once.
+"""Timing a fused layer against its parts, run one after the other.
 
-The chain of parts is timed as one kernel with the same operands, in turns with the fastest fused kernel: what lies in which cache, and
-how busy the machine is, is the same for both. Of the anchor (the convolution or product) the fused kernel's own implementation without
-what is fused to it is tried, and those of tactics that do not take the fused layer. Only where a chain wins are the parts' own
-candidates timed in full, and the whole network chosen for without the fused layer too.
+The chain of parts is timed as one kernel with the same operands, interleaved with the fastest fused kernel, so that both see the same caches
+and the same external load. For the root operation (the convolution or matrix product) the chain uses the fused kernel's own implementation
+without its epilogue, and tactics that do not accept the fused layer. Only if a chain wins are the parts' candidates timed in full, and the
+network is also selected with the layer unfused.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from whet.network import Layer
 from whet.ops import bind_layer
 from whet.tactics import Args, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, anchor, is_quantized
 
-_LONGEST = 4  # parts; a longer chain passes over memory too often to win
+_LONGEST = 4  # parts; longer chains read and write too much memory to win
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class UnfusedTime:
-    """The fastest chain of a fused layer's parts against its fastest kernel, ms of each in turns with the other; or why there is none."""
+    """Interleaved times in ms of the fastest chain of a fused layer's parts and of its fastest kernel; or the reason why there are none."""
 
     fused_ms: float | None = None
     ms: float | None = None
@@ -43,21 +43,21 @@ class UnfusedTime:
 
     @property
     def wins(self) -> bool:
-        """Whether the whole network without the fused layer is worth a look."""
+        """True if the chain is faster by more than the noise."""
         if self.ms is None or self.fused_ms is None:
             return False
         return self.fused_ms - self.ms > UNFUSED.tolerance(self.ms, self.spread_ms)
 
     def __str__(self) -> str:
-        return self.reason or f"fused {self.fused_ms:.4f} ms, apart {self.ms:.4f} ms in turns with it"
+        return self.reason or f"fused {self.fused_ms:.4f} ms, unfused {self.ms:.4f} ms (interleaved)"
 
     def candidate(self) -> Candidate:
-        """For the report."""
+        """The row of the report; its tactic name "apart" is part of the engine format."""
         return Candidate("apart", self.signature, (), self.parts, self.ms, self.spread_ms if self.ms is not None else None, str(self))
 
 
 class _ChainTactic(Tactic):
-    """Names a chain in timing keys."""
+    """Identifies a chain in timing keys, by the name "apart"."""
 
     name, version = "apart", 1
 
@@ -70,7 +70,7 @@ class _ChainTactic(Tactic):
 
 @dataclass(frozen=True)
 class _Step:
-    """One part: its option, and where each operand lies: ("input" | "output" | "between", index); None for an absent one."""
+    """One part: its option and the buffer of each operand, ("input" | "output" | "between", index); None if absent."""
 
     option: Option
     reads: tuple[tuple[str, int] | None, ...]
@@ -78,7 +78,7 @@ class _Step:
 
 
 class _ChainKernel:
-    """The parts' launches, one after the other; what lies between them is scratch."""
+    """The parts' launches one after the other; intermediate tensors are in scratch memory."""
 
     rtol, deterministic = 0.0, True
 
@@ -110,16 +110,16 @@ def _padded(nbytes: int) -> int:
 
 
 def list_chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | UnfusedTime:
-    """Chains of the parts of `layer` (static shapes) in the formats of `best`, its fastest fused kernel; or why there are none.
+    """Chains of the parts of `layer` (static shapes) in the formats of `best`, its fastest fused kernel; or the reason why there are none.
 
     `fused` are the tactics that have a kernel for the fused layer.
     """
     if is_quantized(layer):
-        return UnfusedTime(reason="not taken apart: between its parts numbers would stand as floats")
+        return UnfusedTime(reason="not unfused: tensors between its parts would be floating point")
     if not 2 <= len(layer.regions["body"].layers) <= _LONGEST or len(layer.outputs) != 1:
-        return UnfusedTime(reason=f"not taken apart: only 2 to {_LONGEST} parts with one result are")
+        return UnfusedTime(reason=f"not unfused: only layers of 2 to {_LONGEST} parts with one output are")
     chains = _chains(layer, best, fused, tactics, permissions, backend)
-    return UnfusedTime(reason=f"not taken apart: {chains}") if isinstance(chains, str) else chains
+    return UnfusedTime(reason=f"not unfused: {chains}") if isinstance(chains, str) else chains
 
 
 def time_chains(layer: Layer, text: str, best: Option, chains: list[Option], timer: Timer) -> UnfusedTime:
@@ -134,12 +134,12 @@ def time_chains(layer: Layer, text: str, best: Option, chains: list[Option], tim
 
 
 def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | str:
-    """One option for each kernel of the anchor, followed by the first kernel of every other part; or the part that has none."""
-    parts, head = list_parts(layer), anchor(layer).op
+    """One option per kernel of the root operation, followed by the first kernel of every other part; or the reason why a part has none."""
+    parts, root_op = list_parts(layer), anchor(layer).op
     stored: dict[str, Operand] = {}
-    place: dict[str, tuple[str, int]] = {}
+    buffers: dict[str, tuple[str, int]] = {}
     for t, i in parts.inputs.items():
-        place[t.name] = ("input", i)
+        buffers[t.name] = ("input", i)
         if (o := best.signature.inputs[i]) is not None:
             stored[t.name] = o
     target = best.signature.outputs[0]
@@ -147,31 +147,31 @@ def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], 
     between: list[int] = []
     for k, part in enumerate(parts.layers):
         static = bind_layer(part, {})
-        made = part.outputs[0].name
-        leads = k == 0 and part.op == head
-        usable = [t for t in tactics if not t.fallback and not (leads and t.name in fused and t.name != best.tactic.name)]
+        output = part.outputs[0].name
+        is_root = k == 0 and part.op == root_op
+        usable = [t for t in tactics if not t.fallback and not (is_root and t.name in fused and t.name != best.tactic.name)]
         last = k == len(parts.layers) - 1
         writes = target if last else _between(part, layer, stored, target)
-        options = _options(static, stored, writes, usable, permissions, backend, first=not leads)
-        if leads and len(options) > 1:
+        options = _options(static, stored, writes, usable, permissions, backend, first=not is_root)
+        if is_root and len(options) > 1:
             options = [o for o in options if o.tactic is not best.tactic or o.config == best.config] or options
         if not options:
             return f"its part {part.op} has no kernel that reads and writes {writes}"
-        place[made], stored[made] = ("output", 0) if last else ("between", len(between)), writes
+        buffers[output], stored[output] = ("output", 0) if last else ("between", len(between)), writes
         if not last:
             between.append(options[0].kernel.outputs[0])
-        reads = tuple(None if t is None or t.is_constant else place[t.name] for t in part.inputs)
-        one_each = {o.tactic.name: o for o in reversed(options)}
-        listed.append([_Step(o, reads, place[made]) for o in (one_each.values() if leads else options[:1])])
+        reads = tuple(None if t is None or t.is_constant else buffers[t.name] for t in part.inputs)
+        by_tactic = {o.tactic.name: o for o in reversed(options)}
+        listed.append([_Step(o, reads, buffers[output]) for o in (by_tactic.values() if is_root else options[:1])])
     return [_chain(best, [first, *(steps[0] for steps in listed[1:])], between, rank) for rank, first in enumerate(listed[0], start=1)]
 
 
 def _between(part: Layer, whole: Layer, stored: Mapping[str, Operand], target: Operand) -> Operand:
-    """How the result of a part that is not the last is stored: as the whole's, or, of another rank, as what the part reads of its own."""
-    made = part.outputs[0].type
-    if made.rank == whole.outputs[0].type.rank:
+    """The format of an intermediate tensor: that of the fused layer's output, or of an input of the part if the rank differs."""
+    tensor = part.outputs[0].type
+    if tensor.rank == whole.outputs[0].type.rank:
         return target
-    return next((stored[t.name] for t in part.inputs if t is not None and t.name in stored and t.type.rank == made.rank), target)
+    return next((stored[t.name] for t in part.inputs if t is not None and t.name in stored and t.type.rank == tensor.rank), target)
 
 
 def _chain(best: Option, steps: list[_Step], between: Sequence[int], rank: int) -> Option:
@@ -183,7 +183,7 @@ def _chain(best: Option, steps: list[_Step], between: Sequence[int], rank: int) 
 def _options(
     part: Layer, stored: Mapping[str, Operand], target: Operand, tactics: list[Tactic], permissions: Any, backend: Backend, *, first: bool
 ) -> list[Option]:
-    """Kernels of a part that read its operands as they are stored and write `target`, none in place; with `first`, one is enough."""
+    """Kernels of a part that read its operands as stored and write `target`, not in place. `first`: of the first tactic that has any."""
 
     def fits(s: Signature) -> bool:
         if s.inplace or s.outputs != (target,):

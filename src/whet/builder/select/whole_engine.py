@@ -1,17 +1,17 @@
-"""Whole engines: the best few different ones are built and timed end to end, because a sum of layer times is not the network's time."""
+"""Selecting whole engines: a few different ones are built and timed end to end, since a sum of layer times is not the time of the network."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from whet.builder.candidates.filter import is_narrow
+from whet.builder.candidates.filter import stores_float16
 from whet.builder.candidates.reformats import with_reformats
-from whet.builder.candidates.views import StuckViews, settled
-from whet.builder.select.engine_candidate import BrokenKernel, Entry, Make, Stand
-from whet.builder.select.formats import Choosing, ReformatCost, choose, links, total
+from whet.builder.candidates.views import ViewClashError, resolve_clashes
+from whet.builder.select.engine_candidate import BenchmarkHarness, BrokenKernel, EngineCandidate, Make
+from whet.builder.select.formats import Assignment, ReformatCost, choose, links, total
 from whet.builder.select.fusion import time_unfused, unfuse_slower
-from whet.builder.select.refine import refined_entry
+from whet.builder.select.refine import refine_in_network
 from whet.builder.select.search import SUM_MARGIN, Search
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
@@ -23,184 +23,186 @@ from whet.measure.policy import ENGINE_NEAR, ENGINES, RECALL_DOUBT
 from whet.network import Network, Tensor
 from whet.tactics import Operand
 
-WIDE = "no 16-bit floats"  # types are chosen by the sum of layers' times; the clock judges the whole without
+WIDE = "no 16-bit floats"  # the layers' times select types; this variant lets the whole engine's time decide
 
 
 @dataclass
-class Best:
-    """The engine that was kept, and all that were timed."""
+class SelectedEngine:
+    """The selected engine, and the times of all that were compared."""
 
-    entry: Entry
+    candidate: EngineCandidate
     engines: list[EngineTime]
     estimate_ms: float
-    recalled: bool = False  # by times that the timing cache remembered
+    recalled: bool = False  # selected by times from the timing cache
 
     @property
     def plan(self) -> EnginePlan:
-        return self.entry.plan
+        return self.candidate.plan
 
     @property
-    def doubtful(self) -> bool:
-        """Whether the engine that was kept by remembered times takes clearly longer now than another was remembered to take: they may be of a
-        moment in which something that shows in no process slowed the machine, another virtual machine of its host say."""
+    def is_doubtful(self) -> bool:
+        """True if an engine selected by cached times now takes clearly longer than the cached time of another one. The cached times may come
+        from a moment of external load that no process shows, such as another virtual machine of the host."""
         others = [e.ms for e in self.engines[1:]]
-        return self.recalled and not self.entry.disturbed and bool(others) and self.engines[0].ms > RECALL_DOUBT * min(others)
+        return self.recalled and not self.candidate.disturbed and bool(others) and self.engines[0].ms > RECALL_DOUBT * min(others)
 
     @property
     def chosen(self) -> dict[str, Option]:
-        return self.entry.chosen
+        return self.candidate.chosen
 
     def choice_report(self) -> SelectionRecord:
-        c = self.entry.choosing
+        c = self.candidate.assignment
         timed = "by an earlier build (timing cache)" if self.recalled else ""
-        return SelectionRecord(c.method, self.estimate_ms, self.entry.what, timed, len(c.core), dict(c.tried) if c.core else {})
+        return SelectionRecord(c.method, self.estimate_ms, self.candidate.what, timed, len(c.core), dict(c.tried) if c.core else {})
 
 
-def best_engine(search: Search, make: Make) -> Best:
-    """Chooses, builds the different engines worth a try, times them in turns, keeps the fastest (the first where they do not differ)."""
-    search.tell.stage("choice", 1)
-    entries = _settled_entries(search, make)
+def select_engine(search: Search, make: Make) -> SelectedEngine:
+    """Builds different engines, times them interleaved and selects the fastest, or the first of those that do not differ."""
+    search.log.stage("choice", 1)
+    candidates = _list_engines(search, make)
     timed = search.timer is not None and search.backend.capabilities.executes and search.config.whole_engines > 0
     if not timed:
-        first = entries[0]
-        return Best(first, [], first.choosing.cost)
-    search.tell.stage("whole engines", len(entries) + 3)  # the runners-up in one, what was changed for them, the last look
-    stand = Stand(search, probe_inputs(entries[0].plan.network, search.config.seed, probe_shapes(entries[0].plan)))
-    best = _raced(search, make, stand, list(entries))
-    if search.retime_contradictions(best.entry.lowered, best.chosen, best.entry.ms):
+        first = candidates[0]
+        return SelectedEngine(first, [], first.assignment.cost)
+    search.log.stage("whole engines", len(candidates) + 3)  # the engine of runners-up, the refined engine, the final run
+    harness = BenchmarkHarness(search, probe_inputs(candidates[0].plan.network, search.config.seed, probe_shapes(candidates[0].plan)))
+    best = _compare_engines(search, make, harness, list(candidates))
+    if search.retime_contradictions(best.candidate.lowered, best.chosen, best.candidate.ms):
         time_unfused(search)
-        entries = _settled_entries(search, make)
-        best = _raced(search, make, stand, list(entries))
-    return _raced(search, make, stand, entries, anew=True) if best.doubtful else best
+        candidates = _list_engines(search, make)
+        best = _compare_engines(search, make, harness, list(candidates))
+    return _compare_engines(search, make, harness, candidates, remeasure=True) if best.is_doubtful else best
 
 
-def _raced(search: Search, make: Make, stand: Stand, entries: list[Entry], *, anew: bool = False) -> Best:
-    """The fastest of these and of one with kernels chosen in the network; by what the timing cache remembers, unless all are timed `anew`."""
-    _timed(search, entries, stand, anew)
-    if search.config.optimization_level >= 3 and search.config.in_network and not search.cannot_win(entries[0].choosing.cost):
-        search.tell.phase("choice in the network")
-        refined = refined_entry(search, min(entries, key=lambda e: e.ms), make, stand)
-        search.tell.phase("whole engines")
+def _compare_engines(
+    search: Search, make: Make, harness: BenchmarkHarness, candidates: list[EngineCandidate], *, remeasure: bool = False
+) -> SelectedEngine:
+    """The fastest of these and of one with kernels selected in the network. Cached times are used unless `remeasure`."""
+    _set_times(search, candidates, harness, remeasure)
+    if search.config.optimization_level >= 3 and search.config.in_network and not search.cannot_win(candidates[0].assignment.cost):
+        search.log.phase("choice in the network")
+        refined = refine_in_network(search, min(candidates, key=lambda e: e.ms), make, harness)
+        search.log.phase("whole engines")
         if refined is not None:
-            overlaps, lead = search.backend.capabilities.overlapping_launches, min(entries, key=lambda e: e.ms)
-            least = lead.ms
-            entries.append(refined)
-            again = entries if overlaps else [e for e in entries if e is refined or e.ms <= ENGINE_NEAR * least]
-            _timed(search, again, stand, anew)
-            for e in entries:
-                e.pace = 1.0 if e in again else lead.ms / least  # who was not timed again is compared as it would be now
-            if overlaps and refined.ms <= min(e.ms for e in entries):
-                entries.insert(0, entries.pop())  # each of its changes was faster in the network: that it is by less than the noise now is no reason
-    kept = _earliest(entries)
-    recalled = not kept.samples
+            overlaps, leader = search.backend.capabilities.overlapping_launches, min(candidates, key=lambda e: e.ms)
+            leader_ms = leader.ms
+            candidates.append(refined)
+            retimed = candidates if overlaps else [e for e in candidates if e is refined or e.ms <= ENGINE_NEAR * leader_ms]
+            _set_times(search, retimed, harness, remeasure)
+            for e in candidates:
+                e.drift = 1.0 if e in retimed else leader.ms / leader_ms  # candidates that were not re-timed are scaled by the drift factor
+            if overlaps and refined.ms <= min(e.ms for e in candidates):
+                candidates.insert(0, candidates.pop())  # preferred even within the noise: each of its changes was faster in the network
+    selected = _select_earliest(candidates)
+    recalled = not selected.samples
     if recalled:
-        stand.bound(kept)
-        _time(search, [kept])  # what the report says, and whether to believe what is remembered
-    search.tell.step("in place")
-    kept.plan.report.latency_ms = kept.ms
-    bound = stand.bound(kept)
-    kept.plan.report.layer_ms = profile_layers(bound.run_timed, [layer.name for layer in kept.net.layers], kept.ms, search.backend.watch)
-    engines = [EngineTime(e.what, e.ms, e.spread) for e in (kept, *(e for e in entries if e is not kept))]
-    return Best(kept, engines, kept.choosing.cost, recalled)
+        harness.bind(selected)
+        _measure_times(search, [selected])  # for the report, and to check the cached times
+    search.log.step("in place")
+    selected.plan.report.latency_ms = selected.ms
+    bound = harness.bind(selected)
+    selected.plan.report.layer_ms = profile_layers(bound.run_timed, [layer.name for layer in selected.net.layers], selected.ms, search.backend.watch)
+    engines = [EngineTime(e.what, e.ms, e.spread) for e in (selected, *(e for e in candidates if e is not selected))]
+    return SelectedEngine(selected, engines, selected.assignment.cost, recalled)
 
 
-def _timed(search: Search, entries: list[Entry], stand: Stand, anew: bool) -> None:
-    """Sets the times of all entries: those that the timing cache remembers of just these engines, or measured now (all that are timed `anew`)."""
-    known = None if anew else search.history.read_times(entries)
-    for k, e in enumerate(entries):
-        e.samples, e.told, e.pace = [], None if known is None else known[k], 1.0
+def _set_times(search: Search, candidates: list[EngineCandidate], harness: BenchmarkHarness, remeasure: bool) -> None:
+    """Sets the times of all candidates: from the timing cache if it has them all for this set of engines, else (or with `remeasure`) measured."""
+    known = None if remeasure else search.history.read_times(candidates)
+    for k, e in enumerate(candidates):
+        e.samples, e.recalled_time, e.drift = [], None if known is None else known[k], 1.0
     if known is None:
-        for e in entries:
-            stand.bound(e)
-        _time(search, entries)
-        search.history.write_times(entries)
+        for e in candidates:
+            harness.bind(e)
+        _measure_times(search, candidates)
+        search.history.write_times(candidates)
 
 
-def _settled_entries(search: Search, make: Make) -> list[Entry]:
-    """`_entries`, with as many views as can lie side by side."""
+def _list_engines(search: Search, make: Make) -> list[EngineCandidate]:
+    """The engines of `_try_list_engines`, without the views that clash."""
     while True:
         try:
-            return _entries(search, make)
-        except StuckViews as stuck:
-            search.refuse_views(stuck.layers)
+            return _try_list_engines(search, make)
+        except ViewClashError as clash:
+            search.refuse_views(clash.layers)
 
 
 @dataclass(frozen=True)
-class _Way:
-    """A choice for the lowered network, or for one with fused layers taken apart."""
+class _Variant:
+    """An assignment of options for the lowered network, or for one with some fused layers unfused."""
 
     what: str
-    choosing: Choosing
+    assignment: Assignment
     lowered: Network
     unfused: list[tuple[str, str]]
 
 
-def _entries(search: Search, make: Make) -> list[Entry]:
-    """The engine of least total time first, then others that differ: fused layers whole or apart, fewer reformats, one format throughout."""
+def _try_list_engines(search: Search, make: Make) -> list[EngineCandidate]:
+    """The engine of least total time first, then others: fused layers unfused, fewer reformats, one format throughout. Raises ViewClashError."""
     options = {layer.name: search.list_usable(layer, search.net) for layer in search.net.layers}
-    first = _Way("least sum of times", choose(search.net, options, search.reformats.cost), search.net, [])
+    first = _Variant("least sum of times", choose(search.net, options, search.reformats.cost), search.net, [])
     several = search.timer is not None and search.backend.capabilities.executes and search.config.whole_engines > 1
-    several = several and not search.cannot_win(first.choosing.cost)
-    ways = [first]
+    several = several and not search.cannot_win(first.assignment.cost)
+    variants = [first]
     if several:
-        apart = _apart_way(search)
-        if apart is not None:
-            ways = [apart, first] if apart.choosing.cost < first.choosing.cost else [first, apart]
-        ways += _worth_a_try(search, ways, _other_ways(search, ways[0], options if ways[0] is first else None))
-    found: list[_Way] = []
-    for way in ways:
-        if all(_differ(way.choosing, other.choosing) for other in found):
-            found.append(way)
-    return [_entry(search, way, make) for way in found[: max(search.config.whole_engines, 1) if several else 1]]
+        unfused = _unfused_variant(search)
+        if unfused is not None:
+            variants = [unfused, first] if unfused.assignment.cost < first.assignment.cost else [first, unfused]
+        variants += _filter_variants(search, variants, _other_variants(search, variants[0], options if variants[0] is first else None))
+    distinct: list[_Variant] = []
+    for variant in variants:
+        if all(_differ(variant.assignment, other.assignment) for other in distinct):
+            distinct.append(variant)
+    return [_make_candidate(search, variant, make) for variant in distinct[: max(search.config.whole_engines, 1) if several else 1]]
 
 
-def _differ(a: Choosing, b: Choosing) -> bool:
+def _differ(a: Assignment, b: Assignment) -> bool:
     return a.picked.keys() != b.picked.keys() or any(a.picked[n] is not b.picked[n] for n in a.picked)
 
 
-def _apart_way(search: Search) -> _Way | None:
-    """The least sum of times with the fused layers apart whose parts win on their own."""
-    made = unfuse_slower(search)
-    if made is None:
+def _unfused_variant(search: Search) -> _Variant | None:
+    """The least sum of times of the network in which fused layers slower than their parts are unfused; None if there are none."""
+    result = unfuse_slower(search)
+    if result is None:
         return None
-    net, unfused = made
+    net, unfused = result
     options = {layer.name: search.list_usable(layer, net) for layer in net.layers}
-    what = f"least sum of times, {len(unfused)} fused layer{'s' if len(unfused) > 1 else ''} apart"
-    return _Way(what, choose(net, options, search.reformats.cost), net, unfused)
+    what = f"least sum of times, {len(unfused)} layer{'s' if len(unfused) > 1 else ''} unfused"
+    return _Variant(what, choose(net, options, search.reformats.cost), net, unfused)
 
 
-def _other_ways(search: Search, like: _Way, known: Mapping[str, list[Option]] | None) -> list[_Way]:
-    """Choices that may win in the network though the sum of their times is larger."""
-    net, cost = like.lowered, search.reformats.cost
+def _other_variants(search: Search, base: _Variant, known: Mapping[str, list[Option]] | None) -> list[_Variant]:
+    """Assignments that may be faster in the network although the sum of their times is larger."""
+    net, cost = base.lowered, search.reformats.cost
     options = known or {layer.name: search.list_usable(layer, net) for layer in net.layers}
 
-    def way(what: str, options: Mapping[str, list[Option]], cost: ReformatCost) -> _Way:
-        return _Way(what, choose(net, options, cost), net, like.unfused)
+    def variant(what: str, options: Mapping[str, list[Option]], cost: ReformatCost) -> _Variant:
+        return _Variant(what, choose(net, options, cost), net, base.unfused)
 
-    wide = {n: [o for o in group if not is_narrow(o)] or group for n, group in options.items()}
-    changes = not search.backend.capabilities.overlapping_launches and any(len(wide[n]) < len(options[n]) for n in wide)
-    without = [way(WIDE, wide, cost)] if changes else []
+    float32 = {n: [o for o in group if not stores_float16(o)] or group for n, group in options.items()}
+    changes = not search.backend.capabilities.overlapping_launches and any(len(float32[n]) < len(options[n]) for n in float32)
+    without_float16 = [variant(WIDE, float32, cost)] if changes else []
     formats = sorted({o.format for group in options.values() for x in group for o in x.signature.outputs} - {"linear"})
-    single = [way(f"{f} wherever it can be", _only_format(options, f), cost) for f in formats]
-    single.sort(key=lambda w: total(net, w.choosing.picked, links(net), cost))
-    dear = way("reformats weighted threefold", options, _weighted(cost, 3.0))
-    cheap = way("reformats weighted a third", options, _weighted(cost, 0.3))
-    return [*without, *single[:1], dear, *single[1:], cheap]
+    single = [variant(f"{f} wherever it can be", _only_format(options, f), cost) for f in formats]
+    single.sort(key=lambda w: total(net, w.assignment.picked, links(net), cost))
+    threefold = variant("reformats weighted threefold", options, _weighted(cost, 3.0))
+    third = variant("reformats weighted a third", options, _weighted(cost, 0.3))
+    return [*without_float16, *single[:1], threefold, *single[1:], third]
 
 
-def _worth_a_try(search: Search, known: Sequence[_Way], others: Sequence[_Way]) -> list[_Way]:
-    """Those of `others` whose layers and reformats do not take so much longer that the network cannot make up for it. On a machine whose
-    launches overlap a sum says less, and a run takes next to nothing: there it is all of them."""
+def _filter_variants(search: Search, known: Sequence[_Variant], others: Sequence[_Variant]) -> list[_Variant]:
+    """Drops variants whose sum of times exceeds the least by more than SUM_MARGIN. Keeps all if launches overlap: there the sum predicts little,
+    and a run is short."""
     if search.backend.capabilities.overlapping_launches:
         return list(others)
-    least = min(w.choosing.cost for w in known)
-    return [w for w in others if total(w.lowered, w.choosing.picked, links(w.lowered), search.reformats.cost) <= SUM_MARGIN * least]
+    least = min(w.assignment.cost for w in known)
+    return [w for w in others if total(w.lowered, w.assignment.picked, links(w.lowered), search.reformats.cost) <= SUM_MARGIN * least]
 
 
-def _entry(search: Search, way: _Way, make: Make) -> Entry:
-    net, chosen = with_reformats(way.lowered, way.choosing.picked, search.reformats)
-    chosen = settled(net, chosen, search.select_copy)
-    return Entry(way.what, way.choosing, way.lowered, way.unfused, net, chosen, make(net, chosen))
+def _make_candidate(search: Search, variant: _Variant, make: Make) -> EngineCandidate:
+    net, chosen = with_reformats(variant.lowered, variant.assignment.picked, search.reformats)
+    chosen = resolve_clashes(net, chosen, search.select_copy)
+    return EngineCandidate(variant.what, variant.assignment, variant.lowered, variant.unfused, net, chosen, make(net, chosen))
 
 
 def _weighted(cost: Callable[[Tensor, Operand, Operand], float], factor: float):
@@ -208,27 +210,28 @@ def _weighted(cost: Callable[[Tensor, Operand, Operand], float], factor: float):
 
 
 def _only_format(options: Mapping[str, list[Option]], f: str) -> dict[str, list[Option]]:
-    """Where a layer has options that write format `f`, only these."""
+    """The options that write format `f`, for layers that have such options; else all."""
     return {n: [o for o in group if any(x.format == f for x in o.signature.outputs)] or group for n, group in options.items()}
 
 
-def _time(search: Search, entries: Sequence[Entry]) -> None:
-    """Compares whole engines; sets their samples."""
+def _measure_times(search: Search, candidates: Sequence[EngineCandidate]) -> None:
+    """Times whole engines interleaved; sets their samples."""
     assert search.timer is not None
 
-    def run_of(e: Entry) -> Callable[[], float]:
+    def run_of(e: EngineCandidate) -> Callable[[], float]:
         bound = e.bound
         assert bound is not None
         return lambda: bound.seconds(1)[0]
 
-    ranking = compare([run_of(e) for e in entries], ENGINES, watch=search.backend.watch, loads=search.timer.loads)
-    for e, samples in zip(entries, ranking.samples, strict=True):
-        e.samples, e.disturbed, e.pace = [s * 1e3 for s in samples], ranking.disturbed, 1.0
+    ranking = compare([run_of(e) for e in candidates], ENGINES, watch=search.backend.watch, loads=search.timer.loads)
+    for e, samples in zip(candidates, ranking.samples, strict=True):
+        e.samples, e.disturbed, e.drift = [s * 1e3 for s in samples], ranking.disturbed, 1.0
 
 
-def _earliest(entries: Sequence[Entry]) -> Entry:
-    best = min(entries, key=lambda e: e.ms)
-    return next(e for e in entries if e.ms - best.ms <= ENGINES.tolerance(best.ms, e.noise(best)))
+def _select_earliest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
+    """The first candidate that is not slower than the fastest by more than the noise."""
+    best = min(candidates, key=lambda e: e.ms)
+    return next(e for e in candidates if e.ms - best.ms <= ENGINES.tolerance(best.ms, e.noise(best)))
 
 
-__all__ = ["Best", "BrokenKernel", "best_engine"]
+__all__ = ["BrokenKernel", "SelectedEngine", "select_engine"]

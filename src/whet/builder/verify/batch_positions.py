@@ -12,28 +12,28 @@ from collections.abc import Mapping
 import numpy as np
 
 from whet.backends import Backend
-from whet.builder.batching.batch_items import Places
+from whet.builder.batching.batch_items import BatchAxes
 from whet.network import F8E4M3, Tensor
 from whet.runtime import BoundEngine
 from whet.runtime.memory import read_bytes, write_bytes
 
 
-def rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], places: Places, batch: int, seed: int = 0):
+def rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], axes: BatchAxes, batch: int, seed: int = 0):
     """(layer, error of its worst output, relative to the largest value) layer by layer; `other` is the same engine with separate memory.
 
-    Layers with a separate constant for each batch item are skipped (`places.fixed`). The rotated run reads each layer's actual inputs, rotated,
+    Layers with a separate constant for each batch item are skipped (`axes.fixed`). The rotated run reads each layer's actual inputs, rotated,
     so that errors do not propagate. 0 for bit-identical outputs.
     """
     shift = 1 + int(np.random.RandomState(seed).randint(0, batch - 1))
     bound.feed(data)
     for i, layer in enumerate(bound.network.layers):
-        axis = places.parts[layer.name] | places.axis
-        if layer.name not in places.fixed:
+        axis = axes.parts[layer.name] | axes.axis
+        if layer.name not in axes.fixed:
             for t in layer.inputs:
                 if t is not None and not t.is_constant:
-                    _turn(bound, other, t, axis.get(t.name), shift, batch)
+                    _copy_rotated(bound, other, t, axis.get(t.name), shift, batch)
         bound.run_step(i)
-        if layer.name not in places.fixed:
+        if layer.name not in axes.fixed:
             other.run_step(i)
             yield layer, max((_difference(bound, other, t, axis.get(t.name), shift, batch) for t in layer.outputs), default=0.0)
 
@@ -45,7 +45,7 @@ def _pieces(bound: BoundEngine, name: str, shift: int, batch: int) -> list[tuple
     return [(at + cut, at, nbytes - cut), (at, at + nbytes - cut, cut)]
 
 
-def _turn(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, shift: int, batch: int) -> None:
+def _copy_rotated(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, shift: int, batch: int) -> None:
     """Copies a tensor to the other arena, rotated along its batch axis."""
     if axis in (None, 0):
         at, nbytes = bound.place(t.name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from whet.builder.batching.batch_items import NOWHERE, Images, Places, network_on_images, on_images
+from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchItems, run_network_on_items, run_on_items
 from whet.engine.plan import Choice, EnginePlan
 from whet.network import BF16, F16, DType, Layer, Tensor
 from whet.ops import bind_layer, bind_symbols, run_layer, run_regions, widened
@@ -14,7 +14,9 @@ from whet.ops import bind_layer, bind_symbols, run_layer, run_regions, widened
 _PRODUCTS = ("Conv", "ConvTranspose", "Fused", "Gemm", "MatMul")  # ops whose operands a tactic may round
 
 
-def reference_outputs(layer: Layer, choice: Choice, ins: list, images: Images | None = None, places: Places = NOWHERE) -> list[np.ndarray]:
+def reference_outputs(
+    layer: Layer, choice: Choice, ins: list, images: BatchItems | None = None, axes: BatchAxes = NO_BATCH_AXES
+) -> list[np.ndarray]:  # fmt: skip
     """The layer's outputs in float64 from inputs as stored; weights are rounded if the layer computes in a smaller type."""
     small = computing_type(layer, choice)
     arrays = []
@@ -27,7 +29,7 @@ def reference_outputs(layer: Layer, choice: Choice, ins: list, images: Images | 
     if layer.op == "Reformat":
         return arrays
     if images is not None:
-        return on_images(layer, arrays, {t: places.axis[t.name] for t in layer.inputs if t is not None and t.name in places.axis}, images)
+        return run_on_items(layer, arrays, {t: axes.axis[t.name] for t in layer.inputs if t is not None and t.name in axes.axis}, images)
     if layer.regions:
         return run_regions(layer, arrays, widen=True)
     return run_layer(widened(layer), arrays)
@@ -64,7 +66,7 @@ def rounded_tf32(a: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(a), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), a).astype(a.dtype)
 
 
-def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: Images | None = None) -> dict[str, np.ndarray]:
+def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: BatchItems | None = None) -> dict[str, np.ndarray]:
     """The engine's network by the reference in the tensors' own types, rounded to the storage types of the engine."""
     net = plan.network
 
@@ -81,7 +83,7 @@ def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: Images |
         return a if stored is None or not t.dtype.is_float else a.astype(stored.numpy).astype(t.dtype.numpy)
 
     if images is not None:
-        return network_on_images(net, inputs, images, read=read, made=stored_as)
+        return run_network_on_items(net, inputs, images, read=read, write=stored_as)
     env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
     values = {t: np.asarray(inputs[t.name]) for t in net.inputs}
     for layer in net.layers:

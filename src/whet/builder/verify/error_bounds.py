@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from whet.builder.batching.batch_items import NOWHERE, Images, Places, network_on_images
+from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchItems, run_network_on_items
 from whet.builder.verify.differences import difference, output_error, worst_error
 from whet.builder.verify.emulation import computes_tf32, emulate, reference_outputs
 from whet.builder.verify.host_overlap import Beside
@@ -87,14 +87,14 @@ class Compared:
 
 
 def compare_layer(
-    layer: Layer, choice: Choice, ins: list, outs: list[np.ndarray], images: Images | None = None, places: Places = NOWHERE
+    layer: Layer, choice: Choice, ins: list, outs: list[np.ndarray], images: BatchItems | None = None, axes: BatchAxes = NO_BATCH_AXES
 ) -> Compared:
     """Compares one layer's outputs with the reference on its actual inputs (`ins` as stored; only for `images` if given)."""
     if choice.tactic.rpartition("/")[2] == "numpy_reference":
         return Compared(layer.name)  # the tactic is the reference itself
     errors = []
     with np.errstate(all="ignore"):
-        want = reference_outputs(layer, choice, ins, images, places)
+        want = reference_outputs(layer, choice, ins, images, axes)
         for t, (_, dtype), got, ref in zip(layer.outputs, choice.outputs, outs, want, strict=True):
             error, why = difference(got, ref, t.dtype)
             bound = 0.0 if not t.dtype.is_float else layer_bound(layer, choice, dtype)
@@ -121,7 +121,7 @@ class NetworkJudge:
     network must first pass that test in float64; then the error of the emulation's roundings is allowed in addition.
     """
 
-    def __init__(self, plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], images: Images | None, beside: Beside):
+    def __init__(self, plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], images: BatchItems | None, beside: Beside):
         self.plan, self.source, self.inputs, self.images = plan, source, inputs, images
         self.narrow = any(computes_tf32(c) or any(d in _UNIT for _, d in c.outputs) for c in plan.choices.values())
         self.truth = beside.early(partial(self._outputs, source, widen=True))
@@ -157,6 +157,7 @@ class NetworkJudge:
                 found.emulation_error = worst_error(self.emulated(), lowered)
                 found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
         if found.network_error > found.network_bound and has_ties(self.source):
+
             def run(net: Network) -> dict[str, np.ndarray]:
                 return _reference(net, self.inputs, self.images, widen=True)
 
@@ -173,6 +174,6 @@ class NetworkJudge:
             found.failures.append(Failure("", "", found.network_error, found.network_bound, what))
 
 
-def _reference(net: Network, inputs: Mapping[str, np.ndarray], images: Images | None, *, widen: bool = False) -> dict[str, np.ndarray]:
-    """Outputs of a network by the reference, for the judged batch items."""
-    return run_network(net, inputs, widen=widen) if images is None else network_on_images(net, inputs, images, widen=widen)
+def _reference(net: Network, inputs: Mapping[str, np.ndarray], images: BatchItems | None, *, widen: bool = False) -> dict[str, np.ndarray]:
+    """Outputs of a network by the reference, for the verified batch items."""
+    return run_network(net, inputs, widen=widen) if images is None else run_network_on_items(net, inputs, images, widen=widen)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from whet.backends import get_backend
-from whet.builder.batching.per_profile import fitting
+from whet.builder.batching.per_profile import select_inputs
 from whet.builder.config import BuildConfig
-from whet.builder.progress import Noting, Progress
+from whet.builder.progress import Progress, ProgressLog
 from whet.builder.verify.verification import verify_engine
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import make_probe
@@ -35,14 +35,14 @@ def build_verified(
     backend = get_backend(config.backend, threads=plan.threads)
     if not backend.capabilities.executes:
         return plan
-    tell = Noting(progress)
+    log = ProgressLog(progress)
     for k, part in enumerate(plan.by_profile()):
         own = config if not plan.others else dataclasses.replace(config, profiles=config.profiles[k : k + 1])
-        checked = verify_engine(part, source(plan), backend, fitting(inputs, own), own, tell)
+        checked = verify_engine(part, source(plan), backend, select_inputs(inputs, own), own, log)
         if checked.failures:
             return make(config)
         whole = plan.part(k)[0]
         whole.report.verification = checked.report()
         whole.probe = make_probe(part, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
-    plan.report.notes += tell.notes
+    plan.report.notes += log.notes
     return plan

@@ -1,4 +1,4 @@
-"""Batches that are run sample by sample: built where they are faster, right at every batch, saved, locked, told; refused where samples meet."""
+"""Per-sample engines: selected when faster, correct at every batch, saved, locked and reported; refused if samples depend on each other."""
 
 import dataclasses
 import json
@@ -11,10 +11,10 @@ from whet.backends import get_backend
 from whet.backends.cpu import CpuBackend
 from whet.backends.cpu.workers import ParallelLaunch
 from whet.builder import BuildConfig, build, save_lock
-from whet.builder.assemble import dealt
+from whet.builder.assemble import make_sample_parallel
 from whet.builder.batching import per_sample
-from whet.builder.batching.per_profile import joined
-from whet.builder.batching.per_sample_check import batch_differs
+from whet.builder.batching.per_profile import join_plans
+from whet.builder.batching.per_sample_check import find_batch_difference
 from whet.engine import Profile, engine_bytes, read_engine
 from whet.errors import BuildError, EngineError, LockError, ShapeError
 from whet.measure.compare import Ranking
@@ -28,7 +28,7 @@ QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=2, in_network=F
 
 
 def inception(outputs: int = 5, seed: int = 0) -> Network:
-    """Branches joined along channels, a sum, a product: joins of one image may lie in place. A sample's output has `outputs` floats."""
+    """Branches concatenated along channels, an Add, a Gemm; for one sample the Concat may be a view. A sample's output has `outputs` floats."""
     rng = np.random.default_rng(seed)
     net = Network("inception")
 
@@ -70,9 +70,9 @@ def turns():
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 6, 7])
-@pytest.mark.parametrize("way", ["apart", "turns"])
-def test_every_batch_gives_what_the_network_gives(way, batch, request):
-    context = Runtime().load(request.getfixturevalue(way)).create_context()
+@pytest.mark.parametrize("mode", ["apart", "turns"])
+def test_every_batch_equals_the_reference(mode, batch, request):
+    context = Runtime().load(request.getfixturevalue(mode)).create_context()
     data = feed(batch)
     got = context.run(data)
     close(got, run_network(inception(), data, widen=True))
@@ -81,7 +81,7 @@ def test_every_batch_gives_what_the_network_gives(way, batch, request):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_engine_runs_on_other_numbers_of_threads(apart, threads):
+def test_the_engine_runs_on_other_thread_counts(apart, threads):
     with pytest.warns(UserWarning, match="tuned elsewhere") if threads != 2 else nullcontext():
         engine = Runtime(threads=threads).load(apart)
     context = engine.create_context()
@@ -89,8 +89,8 @@ def test_the_engine_runs_on_other_numbers_of_threads(apart, threads):
         close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
 
 
-def test_where_no_lanes_can_be_samples_take_turns(apart, monkeypatch):
-    """An engine from elsewhere, on a machine without a compiler: one sample after the other on all threads."""
+def test_without_lanes_samples_run_in_turns(apart, monkeypatch):
+    """An engine of another machine, on one without a compiler: all threads share one sample at a time."""
     monkeypatch.setattr(CpuBackend, "why_not_parallel", lambda self, calls: "no compiler")
     context = Runtime().load(apart).create_context()
     for batch in (1, 4, 5):
@@ -102,8 +102,8 @@ def test_where_no_lanes_can_be_samples_take_turns(apart, monkeypatch):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_samples_take_turns_on_all_threads(turns, threads):
-    """Whatever the machine has: no launch is of lanes, and the memory is that of one sample, with the batch's inputs and outputs."""
+def test_turns_share_each_sample_among_all_threads(turns, threads):
+    """No launch uses lanes, and the memory is that of one sample plus the inputs and outputs of the batch."""
     assert turns.arenas[0].lanes == 1
     with pytest.warns(UserWarning, match="tuned elsewhere") if threads != 2 else nullcontext():
         engine = Runtime(threads=threads).load(turns)
@@ -117,7 +117,7 @@ def test_samples_take_turns_on_all_threads(turns, threads):
 
 
 def test_turns_are_locked_saved_and_need_no_compiled_loop(turns, tmp_path, monkeypatch):
-    """What runs in Python may take turns too; a lock gives the same engine, and is not one of lanes."""
+    """Python kernels may run in turns too; a lock rebuilds the same engine, without lanes."""
     save_lock(turns, path := tmp_path / "lock.json")
     again = build(inception(), config(samples="auto", lock=str(path)))
     assert (again.arenas, again.choices) == (turns.arenas, turns.choices)
@@ -130,8 +130,8 @@ def test_turns_are_locked_saved_and_need_no_compiled_loop(turns, tmp_path, monke
     assert build(inception(), config(samples="turns")).arenas[0].lanes == 1
 
 
-def test_joins_of_one_image_may_lie_in_place(apart):
-    """What a changing batch cannot have, one sample of it can: the copy-free kernel is among the candidates of one alone."""
+def test_concats_of_one_sample_may_be_views(apart):
+    """The view kernel is among the candidates of the one-sample engine, but not of a dynamic batch."""
 
     def views(plan):
         return [c for rows in plan.report.candidates.values() for c in rows if c.tactic == "cpu/part_view" and c.signature]
@@ -140,8 +140,8 @@ def test_joins_of_one_image_may_lie_in_place(apart):
     assert not views(build(inception(), config(samples="together")))
 
 
-def test_users_arrays_are_read_and_written_without_copies_where_samples_are_aligned(apart):
-    """A sample of 'map' has a multiple of 64 bytes; one of 'y' has 20: it is copied, and said so."""
+def test_user_arrays_are_bound_without_copies_if_samples_are_aligned(apart):
+    """A sample of 'map' has a multiple of 64 bytes; one of 'y' has 20, so it is copied, which is reported."""
     context = Runtime().load(apart).create_context()
     for batch in (4, 3, 1):
         context.set_input_shape("x", (batch, 16, 8, 8))
@@ -154,12 +154,12 @@ def test_users_arrays_are_read_and_written_without_copies_where_samples_are_alig
             y[:] = m[:] = np.nan
             context.execute()
             close({"y": y, "map": m}, run_network(inception(), {"x": x}, widen=True))
-        close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))  # its own memory again
+        close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))  # back in the context's own memory
         context.execute()
         close({"y": y, "map": m}, run_network(inception(), {"x": x}, widen=True))
 
 
-def test_contexts_have_memory_of_their_own(apart):
+def test_contexts_have_separate_memory(apart):
     engine = Runtime().load(apart)
     first, second = engine.create_context(), engine.create_context()
     one, two = first.run(feed(5, 1)), second.run(feed(5, 2))
@@ -177,14 +177,14 @@ def test_batches_outside_the_profile_are_refused(apart):
             context.run(feed(batch))
 
 
-def test_the_profile_has_a_row_for_each_layer(apart):
+def test_the_layer_profile_has_a_row_for_each_layer(apart):
     context = Runtime().load(apart).create_context()
     for batch in (4, 1):
         rows = context.profile(feed(batch), iterations=2)
         assert [r.layer for r in rows] == [layer.name for layer in apart.network.layers]
 
 
-def test_the_file_holds_it_and_is_checked(apart):
+def test_the_engine_file_stores_lanes_and_is_checked(apart):
     data = engine_bytes(apart)
     again = read_engine(data)
     assert again.arenas[0].lanes == apart.arenas[0].lanes
@@ -192,13 +192,13 @@ def test_the_file_holds_it_and_is_checked(apart):
     close(Runtime().load(again).create_context().run(feed(5)), run_network(inception(), feed(5), widen=True))
 
 
-def test_an_engine_whose_samples_touch_is_refused_when_it_is_opened():
-    """The proof is made again: a file may claim what it likes."""
+def test_an_engine_with_dependent_samples_is_refused_when_it_is_loaded():
+    """Independence is proven again: an engine file is not trusted."""
     net = Network("mixing")
     x = net.add_input("x", parse_type("f32[N,16,8,8]"))
     net.mark_output(net.add("Softmax", x, axis=0), "y")
     one = build(net, config(1, 1, 1, samples="together"))
-    claimed = dealt(one, [Profile({"x": ((1, 16, 8, 8), (4, 16, 8, 8), (4, 16, 8, 8))})], get_backend("cpu", threads=2), 2)
+    claimed = make_sample_parallel(one, [Profile({"x": ((1, 16, 8, 8), (4, 16, 8, 8), (4, 16, 8, 8))})], get_backend("cpu", threads=2), 2)
     with pytest.raises(EngineError, match="depend on each other: Softmax"):
         engine_bytes(claimed)
     with pytest.raises(EngineError, match="depend on each other: Softmax"):
@@ -206,7 +206,7 @@ def test_an_engine_whose_samples_touch_is_refused_when_it_is_opened():
 
 
 @pytest.mark.parametrize("backend", ["cuda", "null"])
-def test_only_the_cpu_deals(apart, backend):
+def test_only_the_cpu_runs_per_sample(apart, backend):
     with pytest.raises(EngineError, match=f"'{backend}' does not support"):
         engine_bytes(dataclasses.replace(apart, backend=backend))
 
@@ -215,15 +215,15 @@ def ranking(samples):
     return Ranking(SAMPLE_MODES, samples, samples, list(range(len(samples))))
 
 
-def test_of_ways_that_time_cannot_tell_apart_turns_are_kept(monkeypatch):
-    """Together stands first, as nothing is gained then; of the two others the one that keeps all threads busy at every batch."""
+def test_turns_are_preferred_on_a_tie(monkeypatch):
+    """On a tie the batch runs together; of the per-sample modes \"turns\" is preferred, which uses all threads at every batch."""
     for least, kept in (([2.0, 2.0, 2.0], "together"), ([3.0, 2.0, 2.005], "turns"), ([3.0, 2.0, 2.5], "apart")):
         monkeypatch.setattr(per_sample, "compare", lambda *_, least=least, **__: ranking([[t * (1 + k / 1000) for k in range(9)] for t in least]))
         plan = build(inception(), config(samples="auto"))
         assert plan.report.samples.kept == kept, least
 
 
-def test_the_faster_is_kept_and_the_other_told(monkeypatch):
+def test_the_fastest_is_kept_and_the_others_are_reported(monkeypatch):
     for ms, kept, lanes in (([4.0, 2.0, 3.0], "apart", 2), ([2.0, 4.0, 3.0], "together", 0), ([3.0, 4.0, 2.0], "turns", 1)):
         monkeypatch.setattr(per_sample, "compare", lambda *_, ms=ms, **__: ranking([[t / 1e3] * 3 for t in ms]))
         plan = build(inception(), config(samples="auto"))
@@ -235,7 +235,7 @@ def test_the_faster_is_kept_and_the_other_told(monkeypatch):
         assert plan.probe["shapes"] == {"x": [4, 16, 8, 8]}
 
 
-def test_nothing_changes_where_a_batch_is_one_or_fixed():
+def test_batches_of_one_and_fixed_batches_run_together():
     for net, given in ((inception(), config(1, 1, 1, samples="auto")), (inception(), config(samples="together"))):
         plan = build(net, given)
         assert plan.arenas[0].lanes == 0
@@ -243,7 +243,7 @@ def test_nothing_changes_where_a_batch_is_one_or_fixed():
         assert b'"lanes"' not in engine_bytes(plan)
 
 
-def test_asking_for_what_cannot_be_says_why():
+def test_an_impossible_mode_is_refused_with_a_reason():
     net = Network("mixing")
     x = net.add_input("x", parse_type("f32[N,16,8,8]"))
     net.mark_output(net.add("Softmax", x, axis=0, name="over the batch"), "y")
@@ -254,7 +254,7 @@ def test_asking_for_what_cannot_be_says_why():
     assert "over the batch" in plan.report.samples.why
 
 
-def test_the_lock_gives_the_same_engine_or_fails(apart, tmp_path):
+def test_the_lock_rebuilds_the_same_engine_or_fails(apart, tmp_path):
     path = tmp_path / "lock.json"
     save_lock(apart, path)
     again = build(inception(), config(samples="auto", lock=str(path)))
@@ -272,16 +272,16 @@ def test_the_lock_gives_the_same_engine_or_fails(apart, tmp_path):
             build(inception(), config(samples="auto", lock=str(path)))
 
 
-def test_an_arena_of_all_lanes_keeps_the_limit():
+def test_the_arenas_of_all_lanes_respect_the_limit():
     with pytest.raises(BuildError, match="arenas of all lanes"):
         build(inception(), config(memory_limit={"arena": 60_000}))
 
 
-@pytest.mark.parametrize("way", ["apart", "turns"])
-def test_a_deal_that_is_wrong_is_found(way, request):
-    """Broken on purpose: a sample of a batch that reads another one."""
-    apart = request.getfixturevalue(way)
-    assert batch_differs(apart, get_backend("cpu", threads=2)) is None
+@pytest.mark.parametrize("mode", ["apart", "turns"])
+def test_wrong_sample_addresses_are_found(mode, request):
+    """Injected fault: a sample of a batch reads another one."""
+    apart = request.getfixturevalue(mode)
+    assert find_batch_difference(apart, get_backend("cpu", threads=2)) is None
     real = SampleParallelEngine.set_address
 
     def other(self, name, address):
@@ -293,19 +293,19 @@ def test_a_deal_that_is_wrong_is_found(way, request):
 
     SampleParallelEngine.set_address = other
     try:
-        assert "sample 2 of a batch of 4" in batch_differs(apart, get_backend("cpu", threads=2))
+        assert "sample 2 of a batch of 4" in find_batch_difference(apart, get_backend("cpu", threads=2))
     finally:
         SampleParallelEngine.set_address = real
 
 
-def test_profiles_may_differ_in_how_they_run():
-    """The first profile runs batches apart, the second is of one image."""
+def test_profiles_may_use_different_sample_modes():
+    """The first profile runs per sample, the second has a batch of one."""
     shapes = [tuple({"x": (n, 16, 8, 8)} for n in three) for three in ((2, 4, 4), (1, 1, 1))]
     given = dataclasses.replace(config(), profiles=tuple(shapes), samples="auto")
     plans = []
     for samples, k in (("apart", 0), ("together", 1)):
         plans.append(build(inception(), dataclasses.replace(given, profiles=given.profiles[k : k + 1], samples=samples)))
-    plan = read_engine(engine_bytes(joined(plans)))
+    plan = read_engine(engine_bytes(join_plans(plans)))
     assert [a.lanes > 0 for a in plan.arenas] == [True, False]
     context = Runtime().load(plan).create_context()
     for batch in (1, 3, 4, 1):
@@ -314,7 +314,7 @@ def test_profiles_may_differ_in_how_they_run():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_batches_of_random_sizes_of_outputs(seed):
+def test_random_batches_and_output_sizes(seed):
     rng = np.random.default_rng(seed)
     low, opt, high = sorted(int(n) for n in rng.integers(1, 9, 3))
     net = inception(int(rng.integers(1, 40)), seed)
@@ -326,8 +326,8 @@ def test_random_batches_of_random_sizes_of_outputs(seed):
         close(run.fetch(), run_network(net, feed(batch), widen=True))
 
 
-def test_other_axes_may_change_too():
-    """Texts of any length, any number of them: attention over the tokens of each."""
+def test_other_axes_may_be_dynamic():
+    """Attention over texts with dynamic length and batch."""
     rng = np.random.default_rng(0)
     net = Network("texts")
     x = net.add_input("x", parse_type("f32[N,S,16]"))
@@ -342,7 +342,7 @@ def test_other_axes_may_change_too():
         close(context.run(data), run_network(net, data, widen=True))
 
 
-def test_onnx_runtime_gives_the_same(tmp_path):
+def test_results_equal_onnx_runtime(tmp_path):
     ort = pytest.importorskip("onnxruntime")
     from whet.frontends.onnx_writer import save_onnx
 
@@ -353,7 +353,7 @@ def test_onnx_runtime_gives_the_same(tmp_path):
         close(context.run(feed(batch)), dict(zip(("map", "y"), session.run(["map", "y"], feed(batch)), strict=True)), 2e-5)
 
 
-def test_what_runs_in_python_has_no_lanes_and_is_named():
+def test_python_kernels_have_no_lanes_and_are_named():
     net = Network("numpy")
     x = net.add_input("x", parse_type("f32[N,16,8,8]"))
     net.mark_output(net.add("CumSum", net.add("Relu", x), net.constant(np.array(1)), name="running"), "y")

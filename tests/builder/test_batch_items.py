@@ -1,4 +1,4 @@
-"""Large batches are judged by a few images and by turning the batch; what mixes images is judged whole."""
+"""Large batches are verified on a few items and by rotating the batch; networks that mix items are verified as a whole."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ from test_verification import QUICK, only, plant  # noqa: F401 - a fixture
 
 from whet.backends import get_backend
 from whet.builder import build
-from whet.builder.batching.batch_items import NOWHERE, Images, NotPerImage, Places, batch_of, image_places, network_on_images
-from whet.builder.progress import Noting
+from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchItems, NotPerImage, batch_of, find_batch_axes, run_network_on_items
+from whet.builder.progress import ProgressLog
 from whet.builder.verify import verification
 from whet.builder.verify.differences import float8_error
 from whet.builder.verify.emulation import reference_outputs
@@ -22,7 +22,7 @@ BATCH = 9
 
 
 def attention(batch=BATCH):
-    """Images to tokens to heads and back: the batch moves to other axes, constants hold a part for each image."""
+    """Patches to tokens to heads and back: the batch moves to other axes, and constants have a part for each item."""
     rng = np.random.default_rng(0)
     net = Network("attention")
     x = net.add_input("x", parse_type(f"f32[{batch},3,4,4]"))
@@ -51,26 +51,26 @@ def feed(net, seed=1):
     return {t.name: rng.standard_normal(tuple(t.shape)).astype(np.float32) for t in net.inputs}
 
 
-def test_images_are_the_first_the_last_and_seeded_ones():
-    assert Images.of(128, 0) == Images.of(128, 0)
-    assert Images.of(128, 0) != Images.of(128, 1)
+def test_items_are_the_first_the_last_and_seeded_ones():
+    assert BatchItems.of(128, 0) == BatchItems.of(128, 0)
+    assert BatchItems.of(128, 0) != BatchItems.of(128, 1)
     for batch in (2, 3, 4, 128):
-        at = Images.of(batch, 5).at
+        at = BatchItems.of(batch, 5).at
         assert (at[0], at[-1], len(at)) == (0, batch - 1, min(batch, 3))
     assert batch_of({"a": (4, 3), "b": (4, 7)}) == 4
     assert batch_of({"a": (4, 3), "b": (2, 7)}) == batch_of({"a": (4, 3), "b": (4,)}) == 1
 
 
 @pytest.mark.parametrize("widen", [False, True])
-def test_a_few_images_give_what_the_whole_batch_gives(widen):
+def test_selected_items_equal_those_of_the_whole_batch(widen):
     net = attention()
-    x, images = feed(net), Images.of(BATCH)
-    few, whole = network_on_images(net, x, images, widen=widen), run_network(net, x, widen=widen)
+    x, items = feed(net), BatchItems.of(BATCH)
+    few, whole = run_network_on_items(net, x, items, widen=widen), run_network(net, x, widen=widen)
     assert few["y"].shape == (3, 40)
     assert few["y"].dtype == whole["y"].dtype
-    np.testing.assert_allclose(few["y"], whole["y"][list(images.at)], rtol=1e-12 if widen else 1e-5)
-    axes = image_places(net, {"x": (BATCH, 3, 4, 4)}, BATCH).axis
-    assert 1 in axes.values(), "the batch stood second for a while"
+    np.testing.assert_allclose(few["y"], whole["y"][list(items.at)], rtol=1e-12 if widen else 1e-5)
+    axes = find_batch_axes(net, {"x": (BATCH, 3, 4, 4)}, BATCH).axis
+    assert 1 in axes.values(), "the batch is the second axis of some tensors"
 
 
 E4M3 = F8E4M3.numpy
@@ -91,19 +91,19 @@ FLOAT8_LAYERS = {
 
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("name", FLOAT8_LAYERS)
-def test_the_reference_of_a_layer_that_stores_float8_are_numbers_of_float8(name, few):
-    """They were whole numbers: widening took the type that is stored for one that is computed in."""
+def test_the_reference_of_a_layer_that_stores_float8_has_float8_values(name, few):
+    """Regression: widening rounded them to integers."""
     net, layer, arrays = sample_layer(*FLOAT8_LAYERS[name])
     fed = {t.name: a for t, a in zip(layer.inputs, arrays, strict=True) if not t.is_constant}
     want = next(iter(run_network(net, fed).values()))
     assert want.dtype == E4M3
     choice = Choice("cuda/any", (), tuple(("linear", t.dtype.name) for t in layer.inputs), (("linear", "f8e4m3"),))
-    images = Images.of(BATCH) if few else None
-    places = Places({t.name: 0 for t in layer.inputs if not t.is_constant}, {}, frozenset()) if few else NOWHERE
+    images = BatchItems.of(BATCH) if few else None
+    places = BatchAxes({t.name: 0 for t in layer.inputs if not t.is_constant}, {}, frozenset()) if few else NO_BATCH_AXES
     ins = [images.take(a, 0) if few and t.name in places.axis else a for t, a in zip(layer.inputs, arrays, strict=True)]
     (got,) = reference_outputs(layer, choice, ins, images, places)
     want = images.take(want, 0) if few else want
-    assert np.array_equal(got.astype(np.float64), np.asarray(got).astype(E4M3).astype(np.float64)), "not numbers of e4m3"
+    assert np.array_equal(got.astype(np.float64), np.asarray(got).astype(E4M3).astype(np.float64)), "no values of e4m3"
     error, why = float8_error(want, got)
     assert error <= 1e-6, why
     assert len(np.unique(want.astype(np.float32))) > 20
@@ -114,7 +114,7 @@ def mixing(kind):
     x = net.add_input("x", parse_type(f"f32[{BATCH},4]"))
     if kind == "mean over the batch":
         y = net.add("Add", x, net.add("ReduceMean", x, net.constant(np.array([0])), keepdims=1))
-    elif kind == "turned":
+    elif kind == "transposed":
         y = net.add("MatMul", net.add("Transpose", x, perm=(1, 0)), net.constant(np.ones((BATCH, BATCH), np.float32)))
     elif kind == "regrouped":
         y = net.add("Reshape", x, net.constant(np.array([BATCH * 2, 2])))
@@ -124,11 +124,11 @@ def mixing(kind):
     return net
 
 
-@pytest.mark.parametrize("kind", ["mean over the batch", "turned", "regrouped", "softmax over the batch"])
-def test_what_mixes_images_is_seen_and_judged_whole(kind):
+@pytest.mark.parametrize("kind", ["mean over the batch", "transposed", "regrouped", "softmax over the batch"])
+def test_networks_that_mix_items_are_verified_as_a_whole(kind):
     net = mixing(kind)
     with pytest.raises(NotPerImage):
-        image_places(net, {"x": (BATCH, 4)}, BATCH)
+        find_batch_axes(net, {"x": (BATCH, 4)}, BATCH)
     plan = build(net, QUICK)
     assert plan.report.verification.images is None
     assert any(f"all {BATCH} images" in n for n in plan.report.notes)
@@ -143,29 +143,29 @@ def convolutions(batch):
     return net
 
 
-@pytest.mark.parametrize("image", range(BATCH))
-def test_a_kernel_that_is_wrong_at_one_place_is_found_wherever_that_is(plant, image):  # noqa: F811
-    def at_one_place(call):
-        call.writes[0][image] *= 1.01
+@pytest.mark.parametrize("index", range(BATCH))
+def test_a_kernel_that_is_wrong_for_one_item_is_found_at_any_index(plant, index):  # noqa: F811
+    def spoil_item(call):
+        call.writes[0][index] *= 1.01
 
-    plant(at_one_place)
+    plant(spoil_item)
     plan = build(convolutions(BATCH), only())
     assert len(plan.report.verification.images) == 3
     assert {what.split()[0] for _, what, _ in plan.report.banned} == {"cpu/planted"}
-    judged = image in plan.report.verification.images
-    assert all(("depends on its place in the batch" in reason) != judged for _, _, reason in plan.report.banned)
+    compared = index in plan.report.verification.images
+    assert all(("depends on its place in the batch" in reason) != compared for _, _, reason in plan.report.banned)
 
 
-def test_a_kernel_that_is_wrong_everywhere_alike_is_found_by_the_reference(plant):  # noqa: F811
-    def everywhere(call):
+def test_a_kernel_that_is_equally_wrong_for_all_items_is_found_by_the_reference(plant):  # noqa: F811
+    def spoil_all(call):
         call.writes[0][:, 0] *= 1.01
 
-    plant(everywhere)
+    plant(spoil_all)
     plan = build(convolutions(BATCH), only())
     assert {what.split()[0] for _, what, _ in plan.report.banned} == {"cpu/planted"}
 
 
-def test_a_good_engine_of_a_large_batch_is_kept_and_says_what_was_judged():
+def test_a_correct_engine_of_a_large_batch_reports_the_verified_items():
     plan = build(attention(), QUICK)
     said = plan.report.verification
     assert said.failures == []
@@ -174,7 +174,7 @@ def test_a_good_engine_of_a_large_batch_is_kept_and_says_what_was_judged():
     assert plan.probe
 
 
-def test_a_network_whose_reference_takes_long_is_judged_on_one_image_its_layers_on_three(monkeypatch):
+def test_a_network_with_a_slow_reference_is_verified_on_one_item_its_layers_on_three(monkeypatch):
     source = convolutions(BATCH)
     plan, other = build(source, QUICK), convolutions(BATCH)
     other.layers[0].inputs[1].weight = Weight(other.layers[0].inputs[1].array() * np.float32(1.01))
@@ -188,15 +188,15 @@ def test_a_network_whose_reference_takes_long_is_judged_on_one_image_its_layers_
     monkeypatch.setattr(verification, "NetworkJudge", Watched)
     for least, many in ((2e9, 3), (0.0, 1)):
         monkeypatch.setattr(verification, "_LONG_MACS", least)
-        right, wrong = (verification.verify_engine(plan, net, get_backend("cpu"), None, QUICK, Noting(None)) for net in (source, other))
+        right, wrong = (verification.verify_engine(plan, net, get_backend("cpu"), None, QUICK, ProgressLog(None)) for net in (source, other))
         assert len(seen[-1].at) == many
         assert set(seen[-1].at) <= set(right.images)
         assert len(right.images) == 3
         assert not right.failures
-        assert [f.layer for f in wrong.failures] == [""], "the network's answer is another"
+        assert [f.layer for f in wrong.failures] == [""], "the network's result differs"
 
 
-def test_every_layer_that_nothing_computes_is_named_at_once():
+def test_all_layers_without_a_tactic_are_named_in_one_error():
     from whet.errors import NoTacticError
 
     net = Network("net")

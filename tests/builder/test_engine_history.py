@@ -1,4 +1,4 @@
-"""What earlier builds found in whole networks comes back out of the timing cache; rows that are damaged or made up change no answer."""
+"""Results of earlier whole-network measurements are read from the timing cache; damaged or forged rows do not change results."""
 
 import dataclasses
 import sqlite3
@@ -10,9 +10,9 @@ from nets import inputs, residual
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, Silent, build
-from whet.builder.progress import Noting
+from whet.builder.progress import ProgressLog
 from whet.builder.select import refine, whole_engine
-from whet.builder.select.engine_candidate import Entry
+from whet.builder.select.engine_candidate import EngineCandidate
 from whet.builder.select.search import Search
 from whet.builder.verify.host_overlap import Beside
 from whet.engine.report import EngineTime
@@ -26,51 +26,51 @@ QUICK = BuildConfig(avg_timing=1, whole_engines=3, verify=False)
 
 @pytest.fixture(autouse=True)
 def no_retiming(monkeypatch):
-    """On a busy machine layers of such short networks may be timed again, which changes selections (tests/measure/test_layer_profile.py)."""
+    """On a busy machine layers of short networks may be re-timed, which changes selections (tests/measure/test_layer_profile.py)."""
     monkeypatch.setattr(Search, "retime_contradictions", lambda *_: [])
 
 
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
-    """A build with a cache; its networks run so shortly that times of two moments differ by more than what makes a builder doubt them."""
+    """A config with a cache; times of such short networks vary by more than RECALL_DOUBT between builds."""
     monkeypatch.setattr(whole_engine, "RECALL_DOUBT", np.inf)
     return dataclasses.replace(QUICK, timing_cache=str(tmp_path / "t.sqlite"))
 
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Which whole engines are timed, in order; each call a list of what they are."""
-    calls, time = [], whole_engine._time
+    """The whole engines timed, in order: a list of names per call."""
+    calls, time = [], whole_engine._measure_times
 
-    def noting(search, entries):
-        calls.append([e.what for e in entries])
-        time(search, entries)
+    def noting(search, candidates):
+        calls.append([e.what for e in candidates])
+        time(search, candidates)
 
-    monkeypatch.setattr(whole_engine, "_time", noting)
+    monkeypatch.setattr(whole_engine, "_measure_times", noting)
     return calls
 
 
-def test_a_second_build_times_no_engine_against_another(cached, timed, monkeypatch):
+def test_a_second_build_compares_no_engines(cached, timed, monkeypatch):
     first = build(residual(), cached)
     timed.clear()
 
     def never(*_):
-        raise AssertionError("the timing cache knows which kernels are faster in this network")
+        raise AssertionError("the timing cache has the selection of kernels in this network")
 
     monkeypatch.setattr(refine, "_compare_layers", never)
     again = build(residual(), cached)
     assert again.choices == first.choices
     assert [e.what for e in again.report.engines] == [e.what for e in first.report.engines]
-    assert [len(c) for c in timed] == [1], "the kept one alone, for the report"
+    assert [len(c) for c in timed] == [1], "only the selected one, for the report"
     assert "earlier build" in again.report.choice.engines_timed
     assert not first.report.choice.engines_timed
     assert again.report.timing.misses == 0
 
 
-def test_times_that_are_not_seen_again_are_taken_anew(timed, monkeypatch):
-    """An engine that is remembered to take a nanosecond takes longer now than the others are remembered to: all of them run again, once."""
+def test_implausible_recalled_times_are_measured_again(timed, monkeypatch):
+    """An engine with a recalled time of a nanosecond is slower now than the recalled times of the others: all are timed again, once."""
     monkeypatch.setattr(whole_engine, "_differ", lambda a, b: True)
-    monkeypatch.setattr(EngineHistory, "read_times", lambda _, entries: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(entries))])
+    monkeypatch.setattr(EngineHistory, "read_times", lambda _, candidates: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(candidates))])
     config = dataclasses.replace(QUICK, in_network=False)
     for doubt, calls in ((np.inf, 1), (1.05, 2)):
         timed.clear()
@@ -79,22 +79,21 @@ def test_times_that_are_not_seen_again_are_taken_anew(timed, monkeypatch):
         assert [len(c) for c in timed] == [1, len(report.engines)][:calls]
         assert len(report.engines) > 1
         assert bool(report.choice.engines_timed) == (calls == 1)
-        assert all(e.ms > 1e-5 for e in report.engines) == (calls == 2), "measured, not remembered"
+        assert all(e.ms > 1e-5 for e in report.engines) == (calls == 2), "measured, not recalled"
 
 
-def test_a_busy_moment_is_no_reason_to_doubt():
-    """What is remembered was taken on a machine at rest."""
-    entry = Entry("kept", *[None] * 6)
-    best = whole_engine.Best(entry, [EngineTime("", 3.0, 0.0), EngineTime("", 2.0, 0.0), EngineTime("", 4.0, 0.0)], 1.0, recalled=True)
-    assert best.doubtful
-    assert not dataclasses.replace(best, recalled=False).doubtful
-    assert not dataclasses.replace(best, engines=best.engines[:1]).doubtful
-    assert not dataclasses.replace(best, engines=[EngineTime("", 2.05, 0.0), EngineTime("", 2.0, 0.0)]).doubtful
-    entry.disturbed = True
-    assert not best.doubtful
+def test_recalled_times_are_not_doubted_under_external_load():
+    candidate = EngineCandidate("kept", *[None] * 6)
+    best = whole_engine.SelectedEngine(candidate, [EngineTime("", 3.0, 0.0), EngineTime("", 2.0, 0.0), EngineTime("", 4.0, 0.0)], 1.0, recalled=True)
+    assert best.is_doubtful
+    assert not dataclasses.replace(best, recalled=False).is_doubtful
+    assert not dataclasses.replace(best, engines=best.engines[:1]).is_doubtful
+    assert not dataclasses.replace(best, engines=[EngineTime("", 2.05, 0.0), EngineTime("", 2.0, 0.0)]).is_doubtful
+    candidate.disturbed = True
+    assert not best.is_doubtful
 
 
-def test_weights_may_differ_and_nothing_else(cached):
+def test_only_weights_may_differ(cached):
     def recalled(net):
         return bool(build(net, cached).report.choice.engines_timed)
 
@@ -104,7 +103,7 @@ def test_weights_may_differ_and_nothing_else(cached):
         assert not recalled(other)
 
 
-def test_engines_that_read_other_tensors_are_others(cached):
+def test_engines_with_other_edges_have_other_keys(cached):
     def net(swapped):
         made = residual()
         add = next(x for x in made.layers if x.op == "Add")
@@ -132,7 +131,7 @@ def test_engines_that_read_other_tensors_are_others(cached):
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         "UPDATE timings SET ms = 'fast'",
         "UPDATE timings SET ms = -1.0",
@@ -144,14 +143,14 @@ def test_engines_that_read_other_tensors_are_others(cached):
         "DELETE FROM timings WHERE about LIKE '%whole engine%'",
     ],
 )
-def test_spoiled_rows_change_no_answer(cached, spoil):
+def test_damaged_rows_change_no_result(cached, damage):
     net = residual()
     first = build(net, cached)
     db = sqlite3.connect(cached.timing_cache)
-    changed = db.execute(spoil).rowcount
+    changed = db.execute(damage).rowcount
     db.commit()
     db.close()
-    assert changed or "the network with it" in spoil, "nothing may have been nearly as fast alone"
+    assert changed or "the network with it" in damage, "possibly no kernel was nearly as fast alone"
     plan = build(net, dataclasses.replace(cached, verify=True))
     assert plan.report.verification.failures == []
     listed = {name: {(c.tactic, c.implementation) for c in rows} for name, rows in plan.report.candidates.items()}
@@ -166,15 +165,15 @@ def test_spoiled_rows_change_no_answer(cached, spoil):
     assert first.probe == {}
 
 
-def test_a_disturbed_moment_is_not_remembered(cached, monkeypatch):
-    time = whole_engine._time
+def test_disturbed_times_are_not_stored(cached, monkeypatch):
+    time = whole_engine._measure_times
 
-    def disturbed(search, entries):
-        time(search, entries)
-        for e in entries:
+    def disturbed(search, candidates):
+        time(search, candidates)
+        for e in candidates:
             e.disturbed = True
 
-    monkeypatch.setattr(whole_engine, "_time", disturbed)
+    monkeypatch.setattr(whole_engine, "_measure_times", disturbed)
     build(residual(), cached)
     db = sqlite3.connect(cached.timing_cache)
     (rows,) = db.execute("SELECT count(*) FROM timings WHERE about LIKE '%whole engine%'").fetchone()
@@ -182,7 +181,7 @@ def test_a_disturbed_moment_is_not_remembered(cached, monkeypatch):
     assert rows == 0
 
 
-def test_seconds_of_all_phases_make_up_the_build():
+def test_phase_seconds_add_up_to_the_build_time():
     plan = build(residual(), dataclasses.replace(QUICK, timing_cache="", verify=True))
     spent = plan.report.phase_seconds
     assert list(spent)[:4] == ["start", "passes", "candidates", "timing"]
@@ -190,10 +189,10 @@ def test_seconds_of_all_phases_make_up_the_build():
     assert sum(spent.values()) == pytest.approx(plan.report.build_seconds, rel=0.02)
 
 
-def test_a_build_of_several_engines_adds_their_phases_up():
-    outer = Noting(Silent())
+def test_phases_of_several_engines_are_added_up():
+    outer = ProgressLog(Silent())
     for _ in range(2):
-        inner = Noting(outer)
+        inner = ProgressLog(outer)
         inner.stage("passes", 1)
         inner.note("once")
         inner.seconds()
@@ -202,7 +201,7 @@ def test_a_build_of_several_engines_adds_their_phases_up():
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_work_beside_is_taken_in_order(many):
+def test_results_of_host_threads_are_delivered_in_order(many):
     taken, threads = [], set()
 
     def make(i):
@@ -219,7 +218,7 @@ def test_work_beside_is_taken_in_order(many):
     assert (threading.current_thread() in threads) is not many
 
 
-def test_an_error_beside_is_raised_where_it_is_taken():
+def test_an_error_on_a_host_thread_is_raised_on_delivery():
     with Beside(True) as beside:
         beside.then(lambda: 1 // 0, print)
         with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""Fused or not: a chain of parts computes what the fused layer does, is timed in turns with it, and wins where it is faster."""
+"""Timing fused layers against their parts: the chain of parts gives the same results, is timed interleaved, and is used if faster."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def fused_layer() -> Layer:
     return net.add_layer("Fused", [*feeds, net.add_input("z", parse_type(types[3]))], {"composite": "Conv"}, regions={"body": body})
 
 
-def ways(layer: Layer):
+def list_options(layer: Layer):
     permissions = Permissions.of(BuildConfig())
     found = list_candidates(layer, [get_tactic("cpu/onednn_conv")], CPU, permissions)
     return found.options, permissions
@@ -47,9 +47,9 @@ def tactics():
     return tactics_for("cpu", ())
 
 
-def test_a_chain_computes_what_the_fused_layer_does():
+def test_a_chain_computes_the_results_of_the_fused_layer():
     layer, rng = fused_layer(), np.random.default_rng(1)
-    options, permissions = ways(layer)
+    options, permissions = list_options(layer)
     assert len({o.signature for o in options}) > 2
     tried = 0
     for best in options:
@@ -81,9 +81,9 @@ def test_a_chain_computes_what_the_fused_layer_does():
     assert tried > 2
 
 
-def test_times_of_both_go_into_the_cache_and_come_back(tmp_path):
+def test_times_are_cached_and_read_back(tmp_path):
     layer = fused_layer()
-    options, permissions = ways(layer)
+    options, permissions = list_options(layer)
     found = []
     for _ in range(2):
         cache = TimingCache(str(tmp_path / "t.sqlite"))
@@ -97,13 +97,13 @@ def test_times_of_both_go_into_the_cache_and_come_back(tmp_path):
     assert found[0].ms > 0
     assert found[0].fused_ms > 0
     assert str(found[0]).startswith("fused ")
-    assert options[0].ms is None, "the option's own time is not touched"
+    assert options[0].ms is None, "the option's own time is unchanged"
 
 
-def test_only_what_is_clearly_faster_wins():
+def test_only_clearly_faster_chains_win():
     assert UnfusedTime(1.0, 0.9, 0.05).wins
-    assert not UnfusedTime(1.0, 0.98, 0.0).wins  # a thirtieth is not worth another network
-    assert not UnfusedTime(1.0, 0.9, 0.2).wins  # inside the noise
+    assert not UnfusedTime(1.0, 0.98, 0.0).wins  # below the resolution of 3 %
+    assert not UnfusedTime(1.0, 0.9, 0.2).wins  # within the noise
     assert not UnfusedTime(reason="no chain").wins
 
 
@@ -118,19 +118,19 @@ def test_the_report_has_both_times():
 
 
 @pytest.fixture
-def apart_wins(monkeypatch):
+def parts_win(monkeypatch):
     monkeypatch.setattr(UnfusedTime, "wins", property(lambda self: self.ms is not None))
-    real = whole_engine._earliest
-    monkeypatch.setattr(whole_engine, "_earliest", lambda entries: next((e for e in entries if e.unfused), None) or real(entries))
+    real = whole_engine._select_earliest
+    monkeypatch.setattr(whole_engine, "_select_earliest", lambda candidates: next((e for e in candidates if e.unfused), None) or real(candidates))
 
 
-def test_where_the_parts_win_the_engine_has_them_and_a_lock_holds_them(apart_wins, tmp_path, monkeypatch):
+def test_parts_that_win_are_in_the_engine_and_in_its_lock(parts_win, tmp_path, monkeypatch):
     net = residual()
     plan = build(net, QUICK)
     check_plan(plan)
     assert len(plan.report.unfused) >= 3
-    assert all("apart" in why for _, why in plan.report.unfused)
-    assert "apart" in plan.report.choice.kept
+    assert all("unfused" in why for _, why in plan.report.unfused)
+    assert "unfused" in plan.report.choice.kept
     assert any(x.op == "Relu" for x in plan.network.layers)
     from whet.runtime import bind
 
