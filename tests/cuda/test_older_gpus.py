@@ -130,13 +130,13 @@ def device(capability):
 def test_users_are_told_what_never_ran(monkeypatch):
     assert device((9, 0)).caution == ""
     assert "8.6: whet's kernels were only run on 9.0" in device((8, 6)).caution
-    assert "Nothing was compiled" in device((12, 0)).caution
+    assert "They were never compiled for it" in device((12, 0)).caution
     null = get_backend("null")
     monkeypatch.setattr(type(null), "caution", device((8, 0)).caution, raising=False)
     net = Network("net")
     net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[2,3]"))), "y")
     plan = build(net, BuildConfig(backend="null", timing_cache=""))
-    assert any("never run there" in note for note in plan.report.notes), "whet exec prints the notes as warnings"
+    assert any("were only run on 9.0" in note for note in plan.report.notes), "whet exec prints the notes as warnings"
 
 
 def test_candidates_compile_ahead_for_the_gpu_that_is_there(monkeypatch):
