@@ -5,6 +5,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+import whet.composites  # noqa: F401  (samples of fused layers, in one order whichever test file is collected first)
 from support.datasets import root
 from support.standin_gpu import standin_gpu as standin_gpu  # a fixture of tests in several folders
 from whet.backends.cpu.threads import settings as wait_settings
