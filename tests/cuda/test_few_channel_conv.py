@@ -96,11 +96,11 @@ def test_every_tile_that_is_offered_fits(case):
     ("shape", "words"),
     [
         (ConvShape(1, 8, 8, 48, 32, 3, 3), "16, 32 or 64 channels"),
-        (ConvShape(1, 8, 7, 32, 32, 3, 3), "whole rows"),
-        (ConvShape(1, 8, 8, 64, 20, 3, 3), "in eights"),
-        (ConvShape(1, 8, 8, 64, 64), "several taps"),
+        (ConvShape(1, 8, 7, 32, 32, 3, 3), "rows of a multiple of 128 bytes"),
+        (ConvShape(1, 8, 8, 64, 20, 3, 3), "a multiple of 8"),
+        (ConvShape(1, 8, 8, 64, 64), "2 to 49 taps"),
         (ConvShape(1, 8, 8, 64, 64, 3, 3, dilation=(2, 2)), "no dilation"),
-        (ConvShape(1, 40, 40, 64, 64, 7, 7, (2, 2)), "do not fit"),
+        (ConvShape(1, 40, 40, 64, 64, 7, 7, (2, 2)), "exceed shared memory"),
     ],
 )
 def test_it_says_what_it_does_not_take(shape, words):

@@ -77,10 +77,10 @@ def test_every_tap_of_a_tile_lies_in_its_piece(case):
 def test_what_it_does_not_take_is_said():
     for case, said in [
         (((1, 48, 8, 8), (32, 3, 3), {}, False), "48 channels"),
-        (((1, 32, 8, 9), (32, 3, 3), {"strides": (2, 2)}, False), "9 pixels a row"),
+        (((1, 32, 8, 9), (32, 3, 3), {"strides": (2, 2)}, False), "9 pixels per row"),
         (((1, 64, 8, 8), (30, 3, 3), {}, False), "30 output channels"),
-        (((1, 64, 8, 8), (64, 1, 1), {}, False), "several taps"),
-        (((1, 64, 40, 40), (64, 7, 7), {}, False), "do not fit"),
+        (((1, 64, 8, 8), (64, 1, 1), {}, False), "taps"),
+        (((1, 64, 40, 40), (64, 7, 7), {}, False), "shared memory"),
     ]:
         layer, _ = layer_of(*case)
         assert said in TACTIC.refuses(layer, TACTIC.signatures(layer, HOPPER)[0], HOPPER)

@@ -88,7 +88,7 @@ def test_gpus_without_these_products_and_other_activations_are_refused():
     load_tactics("cuda")
     mine, layer = TACTICS["cuda/qconv_few_channel"], layer_of()
     assert "Hopper" in mine.refuses(layer, mine.signatures(layer, HOPPER)[0], CompileOnlyGpu("sm_80"))
-    assert "clip or SiLU" in mine.why_not(layer_of(act="LeakyRelu"))
+    assert "Clip or SiLU" in mine.why_not(layer_of(act="LeakyRelu"))
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_killed_training_goes_on_with_the_same_views(tmp_path):
 
 def test_batches_of_the_users_own_have_no_views():
     some = Batches([(data().inputs["x"][:8], data().labels[:8])], ("x",))
-    with pytest.raises(UsageError, match="do not say which samples"):
+    with pytest.raises(UsageError, match="have no sample indices"):
         finetune(small(), some, FinetuneConfig(device="cpu", views=4))
     with pytest.raises(UsageError, match="views is 0 or more"):
         FinetuneConfig(views=-1)

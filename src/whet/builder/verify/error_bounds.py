@@ -17,6 +17,7 @@ from whet.engine.plan import Choice, EnginePlan
 from whet.engine.report import VerificationRecord, WorstLayer
 from whet.network import BF16, F16, Layer, Network
 from whet.ops import run_network
+from whet.ops._products import native_accumulators
 
 FLOOR = 1e-5  # network error that is always allowed
 FACTOR = 4.0  # times the emulation's error
@@ -131,11 +132,11 @@ class NetworkJudge:
             self.emulated = beside.early(self._emulation)
 
     def _outputs(self, net: Network, *, widen: bool = False) -> list[np.ndarray]:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), native_accumulators():  # the bound is the error of arithmetic in the tensors' own types
             return list(_reference(net, self.inputs, self.images, widen=widen).values())
 
     def _emulation(self) -> list[np.ndarray]:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), native_accumulators():
             return list(emulate(self.plan, self.inputs, self.images).values())
 
     def judge(self, got: Mapping[str, np.ndarray], found: Checked) -> None:
