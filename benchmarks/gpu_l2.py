@@ -29,8 +29,9 @@ from whet.builder import BuildConfig, build
 from whet.builder.candidates.enumerate import Option
 from whet.builder.select import refine
 from whet.frontends.onnx import network_from_onnx
-from whet.measure import cold, in_network
-from whet.measure.in_network import LayerKind
+from whet.measure import cold
+from whet.measure.in_network import ExchangeableNetwork, LayerKind
+from whet.measure.statistics import standard_error
 
 SHARES = {"warm": 0.0, "a quarter cold": 0.25, "half cold": 0.5, "cold": 1.0}  # of the difference between both times
 ROUNDS, WHOLE_ROUNDS = 40, 80
@@ -45,23 +46,23 @@ def ranked(o: Option, share: float) -> float:
 def caught(net: Any) -> dict[str, Any]:
     """A build's plan, and the engine that its kernels were chosen in, with the kinds of layers and their options."""
     found: dict[str, Any] = {}
-    real = refine.chosen_in_chain
+    real = refine.select_in_network
 
     def noting(bound: Any, kinds: Any, store: Any, seconds: float) -> Any:
         found.update(bound=bound, kinds=kinds, store=store)
         return real(bound, kinds, store, seconds)
 
-    refine.chosen_in_chain = noting  # type: ignore[assignment]
+    refine.select_in_network = noting  # type: ignore[assignment]
     try:
         found["plan"] = build(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False))
     finally:
-        refine.chosen_in_chain = real
+        refine.select_in_network = real
     return found
 
 
-def turns(chain: Any, variants: list[Any], rounds: int, other: Any = None) -> np.ndarray:
+def turns(network: Any, variants: list[Any], rounds: int, other: Any = None) -> np.ndarray:
     """Microseconds [variant, round] of executables, forwards and backwards in turns; each with an emptied cache where there is `other` memory."""
-    machine = chain.bound.backend
+    machine = network.bound.backend
     samples = np.zeros((len(variants), rounds))
     for executable in variants:
         executable.run()
@@ -83,21 +84,21 @@ def agreement(a: list[float], b: list[float]) -> float:
 
 def row_of(name: str, batch: int) -> dict[str, Any]:
     found = caught(network_from_onnx(zoo.build(name, batch=batch)))
-    plan, bound, chain = found["plan"], found["bound"], in_network._Chain(found["bound"], found["store"])
+    plan, bound, network = found["plan"], found["bound"], ExchangeableNetwork(found["bound"], found["store"])
     orders: dict[str, list[float]] = {what: [] for what in SHARES}
     slower: dict[str, list[np.ndarray]] = {what: [] for what in (*SHARES, "in network")}
     picks: dict[str, dict[LayerKind, Option]] = {what: {} for what in (*SHARES, "in network")}
     kinds = []
     for kind in found["kinds"]:
-        options = [kind.mine, *kind.others]
+        options = [kind.incumbent, *kind.others]
         if any(o.cold_ms is not None for o in options):
             options = [o for o in options if o.cold_ms is not None]  # times of one kind are compared
-        calls = [{chain.at[n]: chain._calls(n, o) for n in kind.layers} for o in options]
+        calls = [{network._steps[n]: network._record(n, o) for n in kind.layers} for o in options]
         able = [k for k, c in enumerate(calls) if all(x is not None for x in c.values())]
         options, calls = [options[k] for k in able], [calls[k] for k in able]
         if len(options) < 2:
             continue
-        samples = turns(chain, [chain._executable(c) for c in calls], ROUNDS)
+        samples = turns(network, [network._finish(c) for c in calls], ROUNDS)
         whole = np.median(samples, axis=1)
         first = {what: int(np.argmin([ranked(o, share) for o in options])) for what, share in SHARES.items()}
         first["in network"] = int(np.argmin(np.median(samples[:, ::2], axis=1)))
@@ -110,18 +111,18 @@ def row_of(name: str, batch: int) -> dict[str, Any]:
         shown = [[o.kernel.implementation, o.ms and round(o.ms * 1e3, 3), o.cold_ms and round(o.cold_ms * 1e3, 3), round(float(w), 2)]
                  for o, w in zip(options, whole, strict=True)]  # fmt: skip
         kinds.append({"work": kind.text.splitlines()[0][:160], "layers": len(kind.layers), "options": shown})
-    engines = {what: chain._executable(_exchanged(chain, chosen)) for what, chosen in picks.items()}
-    times = turns(chain, list(engines.values()), WHOLE_ROUNDS)
-    emptied = turns(chain, list(engines.values()), WHOLE_ROUNDS, bound.backend.allocate(2 * bound.backend.capabilities.cache_bytes[2]))
+    engines = {what: network._finish(_exchanged(network, chosen)) for what, chosen in picks.items()}
+    times = turns(network, list(engines.values()), WHOLE_ROUNDS)
+    emptied = turns(network, list(engines.values()), WHOLE_ROUNDS, bound.backend.allocate(2 * bound.backend.capabilities.cache_bytes[2]))
     compared = {}
     for k, what in enumerate(engines):
-        errors = [in_network._error(list(d)) for d in slower[what]]
+        errors = [standard_error(list(d)) for d in slower[what]]
         compared[what] = {
             "order": round(float(np.mean(orders[what])), 3) if orders.get(what) else None, "kinds": len(orders.get(what, ())),
             "slower_us": round(float(sum(median(d) for d in slower[what])), 2), "error_us": round(float(np.sqrt(np.sum(np.square(errors)))), 2),
             "picks_other": sum(o is not picks["warm"][kind] for kind, o in picks[what].items()),
-            "engine_us": round(float(np.median(times[k])), 2), "engine_error_us": round(in_network._error(list(times[k])), 2),
-            "emptied_us": round(float(np.median(emptied[k])), 2), "emptied_error_us": round(in_network._error(list(emptied[k])), 2),
+            "engine_us": round(float(np.median(times[k])), 2), "engine_error_us": round(standard_error(list(times[k])), 2),
+            "emptied_us": round(float(np.median(emptied[k])), 2), "emptied_error_us": round(standard_error(list(emptied[k])), 2),
         }  # fmt: skip
     t = plan.report.timing
     return {
@@ -131,12 +132,12 @@ def row_of(name: str, batch: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _exchanged(chain: Any, chosen: dict[LayerKind, Option]) -> dict[int, list[Any]]:
-    return {chain.at[n]: chain._calls(n, o) for kind, o in chosen.items() for n in kind.layers}
+def _exchanged(network: Any, chosen: dict[LayerKind, Option]) -> dict[int, list[Any]]:
+    return {network._steps[n]: network._record(n, o) for kind, o in chosen.items() for n in kind.layers}
 
 
 def main() -> None:
-    cold.NEAR, cold.MOST = 1.3, 20  # every option that may win in the network
+    cold.COLD_FINALIST, cold.COLD_FINALISTS = 1.3, 20  # every option that may win in the network
     machine, networks = get_backend("cuda"), []
     l2 = machine.capabilities.cache_bytes[2]
     for word in sys.argv[1:]:

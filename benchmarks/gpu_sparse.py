@@ -40,9 +40,9 @@ from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph, Launch
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
-from whet.tactics.cuda.conv._conv import NONE, ConvShape, EightBitTypes, PostOps, Steps, View
+from whet.tactics.cuda.conv._conv import NONE, ConvShape, EightBitTypes, PostOps, Scales, View
 from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
-from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._launch import Packed24, Types, padded_rows, sparse_constants, sparse_launch, step_elements
@@ -139,23 +139,21 @@ def dense_configs(case: Case, most: int) -> list[ConvConfig]:
 def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
     """Launches of the dense kernel on different operands."""
     s, size, found = case.shape, case.size, []
-    steps = None if size == 2 else Steps(memory.floats.address, 127.0, 12582912.0)
+    scales = None if size == 2 else Scales(memory.floats.address, per_step=127.0, zero=12582912.0)
     for i in range(sets_of(case)):
         x, w, y = memory.take([s.n * s.h * s.w * s.c * size, -(-s.k // 32) * 32 * s.steps(config.bk) * config.bk * size, s.m * s.k * size], i)
-        found.append(
-            conv_launch(
-                config,
-                s,
-                View(x, s.c),
-                w,
-                memory.floats.address,
-                View(y, s.k),
-                finish=FINISH,
-                bf16=case.kind == "bf16",
-                types8=eight_of(case),
-                scales8=steps,
-            )
+        problem = ConvProblem(
+            shape=s,
+            input=View(x, s.c),
+            weights=w,
+            bias=memory.floats.address,
+            output=View(y, s.k),
+            finish=FINISH,
+            bf16=case.kind == "bf16",
+            types8=eight_of(case),
+            scales=scales,
         )
+        found.append(conv_launch(config, problem))
     return found
 
 
@@ -300,7 +298,7 @@ def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[
         compile_ahead(
             [sparse_text(sparse_constants(t, types, not s.plain, finish))
              for t in sparse_tiles(case, tiles)]
-            + [conv_source(c, not s.plain and not c.halo, "clip", case.kind == "bf16", False, False, eight_of(case))
+            + [conv_source(c, Features(im2col=not s.plain and not c.halo, bf16=case.kind == "bf16", odd=s.k % 8 != 0, types8=eight_of(case)))
                for c in dense_configs(case, tiles)]
         )  # fmt: skip
     for case in cases:
@@ -328,6 +326,7 @@ def measure_network(name: str, batch: int, verify: bool) -> dict[str, Any]:
     from whet import zoo
     from whet.backends import get_backend
     from whet.builder import BuildConfig, build
+    from whet.engine.schema import encode
     from whet.frontends.onnx import network_from_onnx
     from whet.runtime import WeightStore, bind
     from whet.sparsity import force_two_four
@@ -348,8 +347,8 @@ def measure_network(name: str, batch: int, verify: bool) -> dict[str, Any]:
     slowest = sorted(zip(bounds[1].run_timed(), plan.network.layers, strict=True), key=lambda x: -x[0])[:12]
     return {
         "case": f"{name} batch {batch} f16", "dense_ms": round(dense, 4), "sparse_ms": round(sparse, 4), "speedup": round(dense / sparse, 3),
-        "sparse_layers": len(picked), "layers": len(plan.network.layers), "banned": plan.report.get("banned"),
-        "verified": plan.report.get("verification") if verify else None,
+        "sparse_layers": len(picked), "layers": len(plan.network.layers), "banned": encode(plan.report.banned),
+        "verified": encode(plan.report.verification) if verify else None,
         "slowest_us": [[x.name, plan.choices[x.name].tactic, plan.choices[x.name].implementation, round(1e6 * s, 2)] for s, x in slowest],
     }  # fmt: skip
 
