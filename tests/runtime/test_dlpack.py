@@ -45,16 +45,16 @@ def test_what_is_given_out_comes_back(dtype):
 def test_memory_lives_as_long_as_a_tensor_over_it_and_no_longer():
     owner = Owner()
     watched = weakref.ref(owner)
-    before = len(dlpack._given)
+    before = len(dlpack._exported)
     got = device_array("x", Tensor(DeviceArray(4096, (2,), F32, 0, owner)))
     del owner
     gc.collect()
     assert watched() is not None
-    assert len(dlpack._given) == before + 1
+    assert len(dlpack._exported) == before + 1
     del got
     gc.collect()
     assert watched() is None
-    assert len(dlpack._given) == before
+    assert len(dlpack._exported) == before
 
 
 def test_a_tensor_that_is_not_row_major_is_refused():

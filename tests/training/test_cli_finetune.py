@@ -64,7 +64,7 @@ def test_the_order_of_steps_is_kept_in_the_files(files):
     tuned = whet.network_from_onnx(files / "tuned.onnx")
     assert [s["step"] for s in history(tuned)] == ["prune", "finetune"]
     check_order(tuned, "calibrate")
-    with pytest.raises(PruneError, match="was fine-tuned since it was cut"):
+    with pytest.raises(PruneError, match="was fine-tuned after it was cut"):
         recover(tuned, whole, {}, {"x": np.zeros((1, 1, 8, 8), np.float32)})
     assert run(files / "tuned.onnx", *steps, "--qat", "--lr", 0.0001, "-o", files / "int8.onnx").exit_code == 0
     quantized = whet.network_from_onnx(files / "int8.onnx")
