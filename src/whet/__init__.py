@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from whet import engine as engine
     from whet import errors as errors
     from whet import files as files
+    from whet import forks as forks
     from whet import frontends as frontends
     from whet import inspector as inspector
     from whet import measure as measure
