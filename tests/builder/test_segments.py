@@ -119,7 +119,7 @@ def test_short_networks_and_single_tensors_run_in_one_piece():
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("name", "enough"), [("resnet8_mlperftiny", 32.0), ("resnet20_cifar10", 29.0)])
+@pytest.mark.parametrize(("name", "enough"), [("resnet8_mlperftiny", 32.0), pytest.param("resnet20_cifar10", 29.0, marks=pytest.mark.slow)])
 def test_the_same_layers_are_sensitive(name, enough, monkeypatch):
     (model,) = realdata.models([name])
     net = network_from_onnx(str(model.path))

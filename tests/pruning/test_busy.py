@@ -167,7 +167,7 @@ def test_the_commands_report_disturbed_rows(machine, tmp_path):
     null = ["--backend=null", "--timingCacheFile", str(tmp_path / "c.sqlite")]
     machine.others = 1.0
     out = CliRunner().invoke(latency_table, [str(model), f"--export={table}", *null], catch_exceptions=False).output
-    assert f"{LatencyTable(table).busy} rows were timed while {OTHERS} used the CPUs: the next run that finds the machine quiet" in out
+    assert f"{LatencyTable(table).busy} rows were timed under external load: the next run on an idle machine" in out
     target = [str(model), "--latency=0.7x", f"--latencyTable={table}", "-o", str(tmp_path / "s.onnx"), *null]
     assert f"layer times were measured while {OTHERS} used up to 1.0 CPUs" in CliRunner().invoke(prune_command, target).output
     machine.others = 0.0

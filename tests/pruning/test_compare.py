@@ -60,5 +60,5 @@ def test_from_the_command_line(models, tmp_path):
     assert plain["models"][1]["params"] == count_params(models["cut"])
     with pytest.raises(UsageError, match="at least two models"):
         CliRunner().invoke(group, ["compare", files[0]], catch_exceptions=False)
-    with pytest.raises(UsageError, match="one model twice"):
+    with pytest.raises(UsageError, match="a model twice"):
         CliRunner().invoke(group, ["compare", files[0], files[0]], catch_exceptions=False)

@@ -120,7 +120,7 @@ def test_heads_and_widths_of_separate_projections():
     assert shapes[v.name.removesuffix("@0")] == (192, 4 * 16)
 
 
-@pytest.mark.parametrize("name", ["vit_b_16", "swin_t"])
+@pytest.mark.parametrize("name", ["vit_b_16", pytest.param("swin_t", marks=pytest.mark.slow)])
 def test_heads_of_a_fused_projection(name):
     """One weight computes q, k and v: a head is three runs of its columns, a unit of width is one column of each head in each."""
     net = network(name)

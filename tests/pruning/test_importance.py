@@ -177,7 +177,7 @@ def test_a_user_function(monkeypatch):
         importance(groups(net), "python:mine:wrong", net=net)
     with pytest.raises(PruneError, match="negative or not finite"):
         importance(groups(net), lambda net, group: np.full(group.size, -1.0), net=net)
-    with pytest.raises(UsageError, match=r"python:mine:nothing: .*looked for in the working folder"):
+    with pytest.raises(UsageError, match=r"python:mine:nothing: .*searched in the working folder"):
         importance(groups(net), "python:mine:nothing", net=net)
 
 
