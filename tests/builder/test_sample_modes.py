@@ -262,7 +262,7 @@ def test_the_lock_rebuilds_the_same_engine_or_fails(apart, tmp_path):
     assert again.choices == apart.choices
     one, two = (Runtime().load(p).create_context().run(feed(5)) for p in (apart, again))
     assert all(np.array_equal(one[n], two[n]) for n in one)
-    with pytest.raises(LockError, match="together is asked for"):
+    with pytest.raises(LockError, match="the build --samples=together"):
         build(inception(), config(samples="together", lock=str(path)))
     for lanes in (-1, "x", 10**9, None, [2]):
         lock = json.loads(path.read_text())
