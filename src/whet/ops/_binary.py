@@ -34,7 +34,7 @@ def infer_integers(layer: Layer) -> TensorType:
 
 def infer_variadic(layer: Layer) -> TensorType:
     """Any number of tensors of one type, broadcast together."""
-    dtype, shape = layer.inputs[0].dtype, layer.inputs[0].shape
+    dtype, shape = layer.needs(0).dtype, layer.needs(0).shape
     for t in layer.inputs:
         if t.dtype != dtype:
             raise NetworkError(f"takes tensors of one type, not {[str(t.type) for t in layer.inputs]}")

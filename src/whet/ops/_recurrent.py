@@ -67,7 +67,7 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
         raise NetworkError(f"{where}: hidden_size is {layer.attrs['hidden_size']}, R is {r}")
     if x.type.rank != 3 or not may_equal(w.shape, (d, gates * h, x.shape[2])) or not may_equal(r.shape, (d, gates * h, h)):
         raise NetworkError(f"{where}: W {w} and R {r} do not match X {x}, {d} direction(s) and {h} units")
-    if layer.input(3) is not None and not may_equal(layer.inputs[3].shape, (d, 2 * gates * h)):
+    if layer.input(3) is not None and not may_equal(layer.needs(3).shape, (d, 2 * gates * h)):
         raise NetworkError(f"{where}: B is {layer.inputs[3]}, it needs shape [{d},{2 * gates * h}]")
     lengths = layer.input(4)
     if lengths is not None and lengths.dtype != I32:
@@ -105,7 +105,7 @@ def couples(layer: Layer, gates: int, states: int) -> list[Couple]:
     result += [Couple(r, 2, t, t.type.rank - 1) for t in (*layer.outputs, *first)]
     sample, y_sample, state_sample = (0, 0, 0) if layer.attrs["layout"] else (1, 2, 1)
     result += [Couple(x, sample, layer.outputs[0], y_sample), *(Couple(x, sample, t, state_sample) for t in (*layer.outputs[1:], *first))]
-    return result if layer.input(4) is None else [*result, Couple(x, sample, layer.inputs[4], 0)]
+    return result if layer.input(4) is None else [*result, Couple(x, sample, layer.needs(4), 0)]
 
 
 def recut(layer: Layer, kept) -> dict[str | int, Any]:

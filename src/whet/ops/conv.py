@@ -15,7 +15,7 @@ from whet.ops._window import explicit_pads, out_size, windows
 
 def attributes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """strides, dilations, pads with defaults filled in."""
-    r = layer.inputs[1].type.rank - 2
+    r = layer.needs(1).type.rank - 2
     a = layer.attrs
     return tuple(a.get("strides") or (1,) * r), tuple(a.get("dilations") or (1,) * r), tuple(a.get("pads") or (0,) * 2 * r)
 

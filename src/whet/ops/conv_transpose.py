@@ -14,7 +14,7 @@ from whet.ops._types import may_equal, one_float_type
 
 def attributes(layer: Layer):
     """strides, dilations, pads, output_padding with defaults filled in."""
-    r = layer.inputs[1].type.rank - 2
+    r = layer.needs(1).type.rank - 2
     a = layer.attrs
     one, zero = (1,) * r, (0,) * r
     return (

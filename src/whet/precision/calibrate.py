@@ -156,7 +156,7 @@ def _judged(places: Places, t: Tensor, candidates: list[Range], values: list[Map
 def middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
     """The centre of a large tensor, at least `crop` pixels and twice the filter size: it represents the rest of the image."""
     if x.ndim == 4:
-        kernel = layer.inputs[1].shape[2:] if layer is not None and layer.op == "Conv" else (1, 1)
+        kernel = layer.needs(1).shape[2:] if layer is not None and layer.op == "Conv" else (1, 1)
         cuts = []
         for size, k in zip(x.shape[2:], kernel, strict=True):
             most = max(crop, 2 * int(k))
@@ -170,7 +170,7 @@ def middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
 
 def computed(layer: Layer, x: np.ndarray, range_: Range | None, weights: np.ndarray | None = None) -> np.ndarray:
     """The layer's output for `x` without bias (f32), with input and weights fake-quantized when `range_` is given. `weights` replace its own."""
-    w = layer.inputs[1].array() if weights is None else weights
+    w = layer.needs(1).array() if weights is None else weights
     if range_ is not None:
         x, w = range_.fake(x), fake_weights(layer, w)
     alone = Network("alone")

@@ -131,14 +131,14 @@ class Attention(CompiledTactic):
 
 
 def _why_not(layer: Layer, found: Heads) -> str | None:
-    if any(layer.inputs[v.place].dtype != F32 for v in (found.q, found.k, found.v)) or layer.outputs[0].dtype != F32:
+    if any(layer.needs(v.place).dtype != F32 for v in (found.q, found.k, found.v)) or layer.outputs[0].dtype != F32:
         return "computes in f32"
-    if any(layer.inputs[v.place].is_constant for v in (found.q, found.k, found.v)):
+    if any(layer.needs(v.place).is_constant for v in (found.q, found.k, found.v)):
         return "an operand of its products is constant"
     if found.keys % LANES:
         return f"takes a multiple of {LANES} keys, not {found.keys}"
     mask = found.mask
-    if mask is not None and (layer.inputs[mask.place].dtype != F32 or mask.strides[-1] != 1):
+    if mask is not None and (layer.needs(mask.place).dtype != F32 or mask.strides[-1] != 1):
         return "takes f32 masks with one value for each key"
     return None
 

@@ -111,7 +111,7 @@ def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
             z = p.other
             if p.op != "Add" or z is None or z in own or inputs[z] is None:
                 continue
-            if parts.view.inputs[z].shape == parts.view.outputs[0].shape and inputs[z].dtype.bits == out.dtype.bits:
+            if parts.view.needs(z).shape == parts.view.outputs[0].shape and inputs[z].dtype.bits == out.dtype.bits:
                 made.append(Signature(tuple(inputs), (out,), ((z, 0),)))
         made.append(Signature(tuple(inputs), (out,)))
     return made
@@ -121,7 +121,7 @@ def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None)
     """The epilogue as post-ops on real numbers, with integer addends dequantized."""
     made = Chain()
     for post in needed(parts):
-        if post.other not in parts.reads or parts.view.inputs[post.other].is_constant:
+        if post.other not in parts.reads or parts.view.needs(post.other).is_constant:
             step = chain([post], parts.view, signature, shaper)
         else:
             step = _summand(post, parts, signature, shaper)

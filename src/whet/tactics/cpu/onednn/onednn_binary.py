@@ -26,12 +26,12 @@ class OneDnnBinary(OneDnnTactic):
             return reason
         head = anchor(layer)
         if head.op == "BatchNormalization":
-            if len(layer.outputs) != 1 or any(not layer.inputs[i].is_constant for i in _outer(layer, head)[1:]):
+            if len(layer.outputs) != 1 or any(not layer.needs(i).is_constant for i in _outer(layer, head)[1:]):
                 return "its statistics are computed at run time"
         elif len(head.inputs) != 2:
             return f"takes two operands, not {len(head.inputs)}"
         elif any(t.dtype.name not in ("f32", "bf16") for t in head.inputs if t is not None):
-            return f"computes floats, not {head.inputs[0].dtype}"
+            return f"computes floats, not {head.needs(0).dtype}"
         return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -61,7 +61,7 @@ class OneDnnBinary(OneDnnTactic):
             return fused
         outer = _outer(layer, head)
         shape, target = static_shape(head.outputs[0].shape), signature.outputs[0]
-        if head.op != "Div" and static_shape(layer.inputs[outer[0]].shape) != shape:
+        if head.op != "Div" and static_shape(layer.needs(outer[0]).shape) != shape:
             outer = outer[::-1]  # only the second operand broadcasts in fast kernels
             if head.op == "Sub":
                 fused = _negated(fused)

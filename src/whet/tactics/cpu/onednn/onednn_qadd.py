@@ -19,7 +19,7 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
     def rejects(self, parts: Parts) -> str | None:
         if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
             return "adds integers and stores integers"
-        if any(parts.view.inputs[i].is_constant for i in parts.reads):
+        if any(parts.view.needs(i).is_constant for i in parts.reads):
             return "one of its operands is constant"
         return None
 
@@ -39,7 +39,7 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
             return fused
         steps.extend(fused)
         steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.result.number, float(parts.result.zero)))
-        sides = [describe(parts.view.inputs[i], signature.inputs[i]) for i in places]
+        sides = [describe(parts.view.needs(i), signature.needs(i)) for i in places]
         made = dnn.Attributes(tuple(steps.post_ops), scales=(("src", 0, 1), ("src1", 0, 1)))
         first = dnn.binary("add", sides[0], sides[1], describe(parts.view.outputs[0], signature.outputs[0]), made)
         recipe = Recipe(first, {"dst": ("output", 0)}, 0.0)

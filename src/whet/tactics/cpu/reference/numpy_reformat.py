@@ -37,7 +37,7 @@ class ReformatKernel:
         self.shape = static_shape(layer.output.shape)
         self.source_shape = stored_shape(self.source.format, self.shape)
         self.target_shape = stored_shape(self.target.format, self.shape)
-        self.inputs, self.outputs = (operand_bytes(layer.inputs[0], self.source),), (operand_bytes(layer.output, self.target),)
+        self.inputs, self.outputs = (operand_bytes(layer.needs(0), self.source),), (operand_bytes(layer.output, self.target),)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         stream.record(ReformatCall(self, args))

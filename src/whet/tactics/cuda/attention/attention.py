@@ -85,11 +85,11 @@ class Attention(Tactic):
         if isinstance(found, str):
             return []
         read = {v.place for v in (found.q, found.k, found.v)}
-        mask = found.mask.place if found.mask is not None and not layer.inputs[found.mask.place].is_constant else None
+        mask = found.mask.place if found.mask is not None and not layer.needs(found.mask.place).is_constant else None
         signatures = []
         for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], FLOAT16_TYPES):
             stored = {i: Operand("linear", t) for i in read}
-            kinds = (t, F32) if mask is not None and layer.inputs[mask].dtype == F32 else (t,)
+            kinds = (t, F32) if mask is not None and layer.needs(mask).dtype == F32 else (t,)
             for kind in kinds if mask is not None else (None,):
                 operands = stored if kind is None or mask is None else {**stored, mask: Operand("linear", kind)}
                 signatures.append(same(layer, operands, Operand("linear", t)))
@@ -123,7 +123,7 @@ class Attention(Tactic):
         constants = _constants(found, config, layer, signature)
         grid = (blocks_of(found.rows, 16 * said["wr"] * said["mi"]), found.batch * found.heads, 1)
         packed: list[Packed] = []
-        constant = found.mask is not None and layer.inputs[found.mask.place].is_constant
+        constant = found.mask is not None and layer.needs(found.mask.place).is_constant
         if constant:
             t = layer.inputs[found.mask.place]
             packed.append(packed_array(f"{t.weight.digest}|mask f32", prod(static_shape(t.shape)) * 4, lambda: np.asarray(t.array(), np.float32)))

@@ -134,14 +134,14 @@ class AttentionFused(Tactic):
         if isinstance(heads, str):
             return []
         read = {v.place for v in (heads.q, heads.k, heads.v)}
-        mask = heads.mask.place if heads.mask is not None and not layer.inputs[heads.mask.place].is_constant else None
+        mask = heads.mask.place if heads.mask is not None and not layer.needs(heads.mask.place).is_constant else None
         signatures = []
         for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], FLOAT16_TYPES):
             stored = {i: Operand("linear", t) for i in read}
             if mask is None:
                 signatures.append(same(layer, stored, Operand("linear", t)))
                 continue
-            for kind in (t, F32) if layer.inputs[mask].dtype == F32 else (t,):
+            for kind in (t, F32) if layer.needs(mask).dtype == F32 else (t,):
                 signatures.append(same(layer, {**stored, mask: Operand("linear", kind)}, Operand("linear", t)))
         return signatures
 

@@ -68,9 +68,9 @@ class Transposed:
     def of(layer: Layer) -> Transposed:
         """For a ConvTranspose of two spatial axes."""
         head = anchor(layer)
-        n, c, h, w = static_shape(head.inputs[0].shape)
+        n, c, h, w = static_shape(head.needs(0).shape)
         _, k, p, q = static_shape(head.outputs[0].shape)
-        r, s = static_shape(head.inputs[1].shape)[2:]
+        r, s = static_shape(head.needs(1).shape)[2:]
         strides, dilations, pads, _ = attributes(head)
         return Transposed(n, c, h, w, k, p, q, r, s, head.attrs["group"], strides, pads[:2], dilations)
 

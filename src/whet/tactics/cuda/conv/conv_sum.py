@@ -147,7 +147,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
     parts = []
     for view in views:
         head = anchor(view)
-        if head.op != "Conv" or head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:
+        if head.op != "Conv" or head.attrs["group"] != 1 or head.needs(0).type.rank != 4:
             return "takes convolutions of one group and two spatial axes"
         if reason := constant_weights(view, head):
             return reason
@@ -158,7 +158,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
         fed = next((i for i, t in enumerate(layer.inputs) if t is view.inputs[x]), None)
         if fed is None:
             return "one convolution reads the other"
-        parts.append(_Part(view, conv_shape(view), fed, view.inputs[w], None if b is None else view.inputs[b], made))
+        parts.append(_Part(view, conv_shape(view), fed, view.needs(w), None if b is None else view.inputs[b], made))
     first, last = parts
     added = last.made.residual
     if first.made.residual is not None or first.made.finish != PostOps() or added is None or last.layer.inputs[added] is not views[0].outputs[0]:

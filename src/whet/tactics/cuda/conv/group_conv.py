@@ -96,8 +96,8 @@ class GroupConv(Tactic):
 def groups_of(layer: Layer) -> Groups:
     """The groups of a Conv."""
     head = anchor(layer)
-    group, channels = head.attrs["group"], static_shape(head.inputs[0].shape)[1]
-    return Groups(static_shape(head.inputs[1].shape)[0] // group, channels // group, channels)
+    group, channels = head.attrs["group"], static_shape(head.needs(0).shape)[1]
+    return Groups(static_shape(head.needs(1).shape)[0] // group, channels // group, channels)
 
 
 def tile_shape(shape: ConvShape, groups: Groups, bn: int) -> ConvShape:

@@ -141,7 +141,7 @@ def _can_tile(parts: Parts, s: ConvShape, signature: Signature) -> bool:
 def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
     """Weights [k, taps] as real values of an input step."""
     x, w, _ = parts.places()
-    integers = np.asarray(parts.view.inputs[w].array(), np.float64).reshape(s.c, s.r * s.s)
+    integers = np.asarray(parts.view.needs(w).array(), np.float64).reshape(s.c, s.r * s.s)
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.c,))
     return integers * factor[:, None]
 

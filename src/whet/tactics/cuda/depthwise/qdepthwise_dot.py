@@ -154,7 +154,7 @@ def pack_taps(weights: np.ndarray, kinds: int, taken: int) -> np.ndarray:
 def _factors(parts: Parts, made: Epilogue, s: ConvShape, per: float, shift: float) -> np.ndarray:
     """[2][pitch]: biases that subtract the zero point, and the real value of a step; with FOLD both as fractions of the range."""
     x, w, b = parts.places()
-    reads, weights = parts.reads[x], weight_bytes(parts.view.inputs[w]).astype(np.float64)
+    reads, weights = parts.reads[x], weight_bytes(parts.view.needs(w)).astype(np.float64)
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (s.c,))
     own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
     out = np.zeros((2, bias_count(s.c)), np.float32)

@@ -49,7 +49,7 @@ class Broadcast(UnfusedTactic):
         said = super().why_not(layer)
         if said:
             return said
-        if layer.op == "Cast" and layer.inputs[0].dtype.is_float:
+        if layer.op == "Cast" and layer.needs(0).dtype.is_float:
             return "casts integers to floats"
         wanted = {"Where": 3, "Cast": 1}.get(layer.op, 2)
         if len(layer.inputs) != wanted or any(t.dtype.name not in _KINDS for t in layer.inputs):

@@ -139,7 +139,7 @@ def chain_of(layer: Layer) -> _Chain | str:
     out, made = static_shape(layer.outputs[0].shape), _Chain()
 
     def kind(i: int) -> int | None:
-        shape = static_shape(layer.inputs[i].shape)
+        shape = static_shape(layer.needs(i).shape)
         full = (1,) * (len(out) - len(shape)) + shape
         if full == out:
             return 0
@@ -148,7 +148,7 @@ def chain_of(layer: Layer) -> _Chain | str:
         if len(out) >= 2 and len(full) == len(out) and full[1] == out[1] and all(d == 1 for d in full[2:]):
             return 1 if full[0] == 1 else 3 if full[0] == out[0] else None
         spread = len(full) == len(out) and all(f in (1, o) for f, o in zip(full, out, strict=True))
-        return 0 if spread and layer.inputs[i].is_constant else None
+        return 0 if spread and layer.needs(i).is_constant else None
 
     def step(op: str, attrs: Any, other: int | None, swapped: bool) -> str | None:
         if other is None:
@@ -162,7 +162,7 @@ def chain_of(layer: Layer) -> _Chain | str:
             return None
         how = kind(other)
         if op not in BINARY or how is None:
-            return f"the kernel has no {op} with an operand of shape {list(static_shape(layer.inputs[other].shape))}"
+            return f"the kernel has no {op} with an operand of shape {list(static_shape(layer.needs(other).shape))}"
         made.operands.append((other, how))
         made.binary(op, swapped)
         return None
@@ -178,11 +178,11 @@ def chain_of(layer: Layer) -> _Chain | str:
         made.operands.append((where[first], 0))
         said = step(head.op, head.attrs, where[1 - first], first == 1)
     else:
-        if any(i is not None and not layer.inputs[i].is_constant for i in where[1:]):
+        if any(i is not None and not layer.needs(i).is_constant for i in where[1:]):
             return f"{head.op}'s bounds are computed at run time"
         made.operands.append((where[0], 0))
         at = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
-        bounds = {f"input{i}": layer.inputs[p].array() for i, p in at.items() if p is not None}
+        bounds = {f"input{i}": layer.needs(p).array() for i, p in at.items() if p is not None}
         said = step(head.op, {**head.attrs, **bounds}, None, False)
     for post in posts:
         said = said or step(post.op, post.attrs, post.other, post.swapped)

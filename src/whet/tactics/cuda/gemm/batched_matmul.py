@@ -56,7 +56,7 @@ class BatchedMatmul(Tactic):
         head = anchor(layer)
         a, b = head.inputs[0], head.inputs[1]
         where = [outer_input(layer, t) for t in (a, b)]
-        if any(i is None or layer.inputs[i].is_constant for i in where):
+        if any(i is None or layer.needs(i).is_constant for i in where):
             return "takes two matrices computed at run time"
         if a.type.rank < 2 or b.type.rank < 2:
             return "takes matrices, not vectors"
@@ -85,7 +85,7 @@ class BatchedMatmul(Tactic):
         stack, m, n, k, a_step, b_step = found
         scale, (kind, low, high) = made
         a, b = _places(layer)
-        dtype = signature.inputs[a].dtype
+        dtype = signature.needs(a).dtype
         half = dtype in FLOAT16_TYPES
         constants = {
             "TYPE": TYPE[dtype.name] if half else 0,

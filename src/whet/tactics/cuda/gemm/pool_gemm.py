@@ -80,7 +80,7 @@ class PoolGemm(Tactic):
         s, i = _sizes(layer), int(dict(config)["i"])
         if i not in _ways(s):
             raise PlanRefused(f"{s.c} channels are not split into parts of {32 * i}")
-        ranks, tiles, dtype = -(-s.c // (32 * i)), -(-s.columns // _TILE), signature.inputs[0].dtype
+        ranks, tiles, dtype = -(-s.c // (32 * i)), -(-s.columns // _TILE), signature.needs(0).dtype
         constants = _constants(s, signature, i)
 
         def weights() -> np.ndarray:
@@ -112,7 +112,7 @@ class PoolGemm(Tactic):
 
 def _constants(s: _Sizes, signature: Signature, i: int) -> dict[str, int]:
     """The macros of an instance."""
-    reads, stores = signature.inputs[0].dtype.name, signature.outputs[0].dtype.name
+    reads, stores = signature.needs(0).dtype.name, signature.outputs[0].dtype.name
     return {"TYPE": TYPES[reads], "TO": TYPES[stores], "I": i, "RANKS": -(-s.c // (32 * i)), "IMAGES": s.n, "PIXELS": s.pixels}
 
 
@@ -132,7 +132,7 @@ def _sizes(layer: Layer) -> _Sizes:
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     pool, product = body.layers[0], body.layers[-1]
-    n, c, h, w = static_shape(pool.inputs[0].shape)
+    n, c, h, w = static_shape(pool.needs(0).shape)
     weights, b = outer[product.inputs[1]], product.input(2)  # type: ignore[index]
     assert weights is not None
     transposed = product.op == "MatMul" or not product.attrs.get("transB")

@@ -76,8 +76,8 @@ class LibraryConvolution(Tactic):
             return []
         posts = epilogue(layer) or ()
         x = places(layer)[0]
-        others = [p.other for p in posts if p.other is not None and not layer.inputs[p.other].is_constant]
-        if any(layer.inputs[i].type.rank != 4 for i in others):
+        others = [p.other for p in posts if p.other is not None and not layer.needs(p.other).is_constant]
+        if any(layer.needs(i).type.rank != 4 for i in others):
             return []
         types = float_types([anchor(layer).inputs[0], layer.outputs[0]], self.kinds)
         return [same(layer, {i: Operand(f, t) for i in (*others, x)}, Operand(f, t)) for t in types for f in self.formats]

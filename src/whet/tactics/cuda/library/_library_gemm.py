@@ -77,7 +77,7 @@ class LibraryProduct(Tactic):
             return conv_signatures(layer, "nhwc", self.kinds)
         head, posts = anchor(layer), epilogue(layer)
         x = places(layer)[0]
-        others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
+        others = [p.other for p in posts or () if p.other is not None and not layer.needs(p.other).is_constant]
         found = []
         for t in float_types([head.inputs[0], layer.outputs[0]], self.kinds):
             found.append(same(layer, {i: Operand("linear", t) for i in (*others, x)}, Operand("linear", t)))

@@ -52,7 +52,7 @@ class Gather(Tactic):
         return [Signature((Operand("linear", k), index), (Operand("linear", k),)) for k in kinds]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if not static_shape(layer.inputs[0].shape)[int(layer.attrs["axis"])]:
+        if not static_shape(layer.needs(0).shape)[int(layer.attrs["axis"])]:
             return "the data are empty"
         return "more than 2**31 elements" if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31 else None
 

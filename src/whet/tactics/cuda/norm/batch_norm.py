@@ -53,7 +53,7 @@ class BatchNorm(Tactic):
         if reason:
             return reason
         where = [outer_input(layer, t) for t in anchor(layer).inputs[1:5]]
-        if any(i is None or not layer.inputs[i].is_constant for i in where):
+        if any(i is None or not layer.needs(i).is_constant for i in where):
             return "its statistics are computed at run time"
         made = _activation(layer)
         return made if isinstance(made, str) else None

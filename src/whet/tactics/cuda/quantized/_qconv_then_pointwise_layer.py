@@ -114,7 +114,7 @@ def half_of(conv: Layer) -> Half | str:
     parts = take_apart(conv)
     if isinstance(parts, str):
         return parts
-    if parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+    if parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
         return "takes convolutions of two spatial axes and one group"
     if reason := why_not_weighted(parts):
         return reason

@@ -69,7 +69,7 @@ class QConvFewChannel(QuantizedTactic):
     ops = ("Conv",)
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+        if parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes and one group"
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return "stores integers"

@@ -68,12 +68,12 @@ def why_not_rows(parts: Parts) -> str | None:
 
 def matrix(parts: Parts) -> np.ndarray:
     """The integers of the second matrix as filters [k, c, 1, 1]."""
-    given = weight_bytes(parts.view.inputs[parts.places()[1]])
+    given = weight_bytes(parts.view.needs(parts.places()[1]))
     transposed = parts.head.op == "MatMul" or not parts.head.attrs.get("transB")
     return (given.T if transposed else given)[:, :, None, None]
 
 
 def rows_of(parts: Parts) -> ConvShape:
     """The product as a 1x1 convolution over a row of pixels."""
-    *rows, inner = static_shape(parts.head.inputs[0].shape)
+    *rows, inner = static_shape(parts.head.needs(0).shape)
     return ConvShape(1, 1, prod(rows), inner, static_shape(parts.head.outputs[0].shape)[-1])

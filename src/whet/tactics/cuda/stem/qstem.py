@@ -41,7 +41,7 @@ class QStem(QuantizedTactic):
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         head = parts.head
-        if head.inputs[0].type.rank != 4 or head.attrs["group"] != 1 or head.inputs[0].shape[1] not in (1, 2, 3, 4):
+        if head.needs(0).type.rank != 4 or head.attrs["group"] != 1 or head.needs(0).shape[1] not in (1, 2, 3, 4):
             return "takes convolutions of at most 4 input channels and one group"
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return "stores integers"
