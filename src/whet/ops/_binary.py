@@ -15,7 +15,7 @@ from whet.ops._types import broadcast, stretches_to
 
 
 def infer_binary(layer: Layer) -> TensorType:
-    a, b = layer.inputs[0], layer.inputs[1]
+    a, b = layer.needs(0), layer.needs(1)
     if a.dtype != b.dtype:
         raise NetworkError(f"{layer.op} '{layer.name}' takes two tensors of one type, not {a.type} and {b.type}")
     return TensorType(a.dtype, broadcast(a.shape, b.shape))

@@ -92,7 +92,7 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
 def couples(layer: Layer, gates: int, states: int) -> list[Couple]:
     """Features of X are coupled to W's columns. A state unit is coupled to its rows of W and R (one per gate), its column of R and its biases,
     equally in both directions. Batch and time are independent; directions are not pruned."""
-    x, w, r, b = layer.inputs[0], layer.inputs[1], layer.inputs[2], layer.input(3)
+    x, w, r, b = layer.needs(0), layer.needs(1), layer.needs(2), layer.input(3)
     if not all(t.is_constant for t in (w, r, b) if t is not None) or not isinstance(h := r.shape[2], int):
         return []
     rows = {"b_repeat": gates, "count": h}

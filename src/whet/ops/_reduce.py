@@ -31,7 +31,7 @@ def infer(layer: Layer, logical: bool = False) -> TensorType:
 
 def kept_couples(layer: Layer, axes: tuple[int, ...]) -> list[Couple]:
     """Couples of the axes that are not reduced."""
-    x, y = layer.inputs[0], layer.output
+    x, y = layer.needs(0), layer.output
     rest = [i for i in range(x.type.rank) if i not in axes]
     return mapped(x, y, {a: a if layer.attrs["keepdims"] else b for b, a in enumerate(rest)})
 

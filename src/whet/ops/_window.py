@@ -109,7 +109,7 @@ class Pool:
 
 def pool_of(layer: Layer) -> Pool:
     """The geometry of a pooling layer. Raises NetworkError."""
-    x, a = layer.inputs[0], layer.attrs
+    x, a = layer.needs(0), layer.attrs
     r = x.type.rank - 2
     kernel = a.get("kernel_shape")
     if kernel is None or len(kernel) != r:
@@ -122,7 +122,7 @@ def pool_of(layer: Layer) -> Pool:
 
 
 def infer_pool(layer: Layer) -> TensorType:
-    x = layer.inputs[0]
+    x = layer.needs(0)
     numeric_input(layer)
     if not 3 <= x.type.rank <= 5:
         raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")
@@ -131,7 +131,7 @@ def infer_pool(layer: Layer) -> TensorType:
 
 def pool_couples(layer: Layer) -> list[Couple]:
     """Couples batch and channels; spatial axes are not pruned."""
-    x, y = layer.inputs[0], layer.output
+    x, y = layer.needs(0), layer.output
     return [Couple(x, i, y, i) for i in range(2)]
 
 

@@ -92,7 +92,7 @@ def _padding(layer: Layer) -> Compute:
 
 @torch_op("Gather")
 def _gather(layer: Layer) -> Compute:
-    x = layer.inputs[0]
+    x = layer.needs(0)
     axis = layer.attrs["axis"] % x.type.rank
     n, shape = x.shape[axis], tuple(layer.output.shape)
 

@@ -71,7 +71,7 @@ def _total(around: list[int]) -> list[int]:
 
 def _counts(layer: Layer, pool: Pool) -> np.ndarray:
     """Number of elements per window: [1, 1, *out]."""
-    x = layer.inputs[0]
+    x = layer.needs(0)
     ones = np.ones((1, 1, *x.shape[2:]), np.float32)
     if not layer.attrs["count_include_pad"]:
         return np.asarray(sum(pool.slices(ones, 0)), np.float32)

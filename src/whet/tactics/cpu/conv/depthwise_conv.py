@@ -47,7 +47,7 @@ class Depthwise(ConvTactic):
         return steps == ("Silu",)
 
     def rejects(self, head: Layer) -> str | None:
-        w, a = head.inputs[1], head.attrs
+        w, a = head.needs(1), head.attrs
         if head.needs(0).type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % LANES:
             return f"takes depthwise convolutions of images with a multiple of {LANES} channels"
         window, stride, pads = _geometry(head)

@@ -127,7 +127,7 @@ def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str
     first = dnn.binary("mul", layout, vector, layout, dnn.Attributes((dnn.Binary("add", vector), *fused.post_ops)))
     recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)})
     tensors = [layer.inputs[i] for i in (scale, bias, mean, variance)]
-    key = "|".join(t.weight.digest for t in tensors) + f"|{head.attrs.get('epsilon', 1e-5)}"
+    key = "|".join(t.constant().digest for t in tensors) + f"|{head.attrs.get('epsilon', 1e-5)}"
     recipe.constant("src1", key + "|factor", _folded(head, tensors, 0))
     recipe.constant("post0", key + "|shift", _folded(head, tensors, 1))
     return recipe

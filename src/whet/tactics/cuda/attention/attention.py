@@ -126,7 +126,7 @@ class Attention(Tactic):
         constant = found.mask is not None and layer.needs(found.mask.place).is_constant
         if constant:
             t = layer.inputs[found.mask.place]
-            packed.append(packed_array(f"{t.weight.digest}|mask f32", prod(static_shape(t.shape)) * 4, lambda: np.asarray(t.array(), np.float32)))
+            packed.append(packed_array(f"{t.constant().digest}|mask f32", prod(static_shape(t.shape)) * 4, lambda: np.asarray(t.array(), np.float32)))
 
         def make(args: Args) -> list:
             at = [args.inputs[v.place] + v.offset * 2 for v in (found.q, found.k, found.v)]

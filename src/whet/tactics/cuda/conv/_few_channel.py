@@ -288,4 +288,4 @@ def few_channel_filters(weights: Tensor, dtype: DType, finish: PostOps, permuted
         out[:k, : r * s * c] = (np.asarray(weights.array(), np.float32) * scale).transpose(0, 2, 3, 1).reshape(k, -1)
         return permute_rows(out) if permuted else out
 
-    return packed_array(f"{weights.weight.digest}|narrow {row} {dtype} {scale} {permuted}", rows(k, permuted) * row * 2, filters)
+    return packed_array(f"{weights.constant().digest}|narrow {row} {dtype} {scale} {permuted}", rows(k, permuted) * row * 2, filters)

@@ -133,7 +133,7 @@ class F32Product(Tactic):
         said = f"{self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}"
         packed = (
             packed_array(
-                f"{weights.weight.digest}|tf32 permuted {said}",
+                f"{weights.constant().digest}|tf32 permuted {said}",
                 tile.parts * _tf32.filters(shape.k) * rows * 4,
                 lambda: _tf32.pack(_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
             ),

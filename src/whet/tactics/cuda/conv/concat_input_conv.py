@@ -143,7 +143,7 @@ class ConcatInputConv(Tactic):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs")
         (a, b), (first, last) = found.shapes(), found.images
         types8, out, finish, numbers = _ends(found, signature)
-        digest, k = found.weights.weight.digest, found.shape.k
+        digest, k = found.weights.constant().digest, found.shape.k
         packed: tuple[Packed, ...]
         if numbers is None:
             values = lambda: pack_weights(found.matrix(np.asarray(found.weights.array(), np.float32)), tile.bk, dtype.numpy)  # noqa: E731

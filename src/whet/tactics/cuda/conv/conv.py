@@ -89,7 +89,7 @@ class Conv(Tactic):
         rows = shape.steps(tile.bk) * tile.bk
         packed = (
             packed_array(
-                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",
+                f"{weights.constant().digest}|conv krsc {tile.bk} {dtype}",
                 shape.k * rows * 2,
                 lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
             ),

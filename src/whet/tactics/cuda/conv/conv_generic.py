@@ -128,7 +128,7 @@ class ConvGeneric(Tactic):
 
         size = int(np.prod(static_shape(weights.shape))) * 4
         packed = (
-            packed_array(f"{weights.weight.digest}|direct {transposed} f32", size, filters),
+            packed_array(f"{weights.constant().digest}|direct {transposed} f32", size, filters),
             packed_bias(made, own, s.k),
         )
         kind = made.finish.activation[0]

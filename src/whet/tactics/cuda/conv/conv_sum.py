@@ -103,8 +103,8 @@ class ConvSum(Tactic):
         def bias() -> np.ndarray:
             return pack_bias(a.made.bias(a.bias, a.shape.k) + b.made.bias(b.bias, a.shape.k), a.shape.k)
 
-        key = "+".join(p.weights.weight.digest for p in parts)
-        biases = "+".join(t.weight.digest for p in parts for t in (p.bias, *p.made.biases) if t is not None)
+        key = "+".join(p.weights.constant().digest for p in parts)
+        biases = "+".join(t.constant().digest for p in parts for t in (p.bias, *p.made.biases) if t is not None)
         packed = (
             packed_array(f"{key}|pair krsc {tile.bk} {dtype}", a.shape.k * steps * tile.bk * 2, weights),
             packed_array(f"bias {biases} {a.shape.k}", bias_count(a.shape.k) * 4, bias),

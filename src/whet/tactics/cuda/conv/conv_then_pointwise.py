@@ -56,7 +56,7 @@ class ConvThenPointwise(ConvAndProduct):
         (filters, own_inner), (weights, own) = constants_of(both.first), constants_of(both.product)
 
         def packed_weights(t: Tensor, nbytes: int) -> Any:
-            digest = t.weight.digest
+            digest = t.constant().digest
             key = f"{digest}|conv krsc 16 {dtype}"
             return packed_array(key, nbytes, lambda: pack_weights(np.asarray(t.array(), np.float32), 16, dtype.numpy))
 

@@ -80,7 +80,7 @@ class GroupConv(Tactic):
         dtype = signature.outputs[0].dtype
         packed = (
             packed_array(
-                f"{weights.weight.digest}|groups {groups} {tile.bn} {tile.bk} {dtype}",
+                f"{weights.constant().digest}|groups {groups} {tile.bn} {tile.bk} {dtype}",
                 shape.k * shape.steps(tile.bk) * tile.bk * 2,
                 lambda: pack_groups(np.asarray(weights.array(), np.float32), groups, tile.bn, tile.bk, dtype.numpy),
             ),

@@ -71,7 +71,7 @@ class Depthwise(Tactic):
         said = super().why_not(layer) or conv_reason(layer, head)
         if said:
             return said
-        w = head.inputs[1]
+        w = head.needs(1)
         return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "takes depthwise convolutions"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -119,7 +119,7 @@ class Depthwise(Tactic):
         }
         packed = (
             packed_array(
-                f"{weights.weight.digest}|depthwise rsc f32",
+                f"{weights.constant().digest}|depthwise rsc f32",
                 s.r * s.s * s.c * 4,
                 lambda: np.asarray(weights.array(), np.float32).reshape(s.c, s.r * s.s).T,
             ),

@@ -113,7 +113,7 @@ class QDepthwiseDot(QDepthwise):
             per, shift, out, finish = folded(out, made, stored)
         constants, pitch = _constants(parts, made, s, tile, signature), bias_count(s.c)
         kinds, taken = words_of(s, tile)
-        w = parts.view.inputs[parts.places()[1]]
+        w = parts.view.needs(parts.places()[1])
         key = f"{key_of(parts, made)}|depthwise dot"
         packed = (
             packed_array(f"{key} {kinds} {taken}", s.r * kinds * taken * s.c * 4, lambda: pack_taps(weight_bytes(w), kinds, taken)),

@@ -54,7 +54,7 @@ class BatchedMatmul(Tactic):
         if reason:
             return reason
         head = anchor(layer)
-        a, b = head.inputs[0], head.inputs[1]
+        a, b = head.needs(0), head.needs(1)
         where = [outer_input(layer, t) for t in (a, b)]
         if any(i is None or layer.needs(i).is_constant for i in where):
             return "takes two matrices computed at run time"

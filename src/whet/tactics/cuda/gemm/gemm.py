@@ -84,7 +84,7 @@ class Gemm(Tactic):
             return pack_weights((given.T if transposed else given)[:, :, None, None], tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|gemm {transposed} {tile.bk} {dtype}", shape.k * rows * 2, filters),
+            packed_array(f"{weights.constant().digest}|gemm {transposed} {tile.bk} {dtype}", shape.k * rows * 2, filters),
             packed_bias(made, own, shape.k),
         )
 
@@ -103,7 +103,7 @@ def product_reason(layer: Layer) -> str | None:
 def gemm_reason(layer: Layer) -> str | None:
     """Why a Gemm or MatMul is no product with a constant matrix on the right, or None."""
     head = anchor(layer)
-    x, w = head.inputs[0], head.inputs[1]
+    x, w = head.needs(0), head.needs(1)
     i = outer_input(layer, w)
     if i is None or not layer.needs(i).is_constant or w.type.rank != 2:
         return "the second matrix is computed at run time, or has batch axes"

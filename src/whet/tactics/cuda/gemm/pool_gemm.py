@@ -96,8 +96,8 @@ class PoolGemm(Tactic):
                 out[: s.columns] = np.asarray(s.bias.array(), np.float32).reshape(-1)
             return out
 
-        digest = s.weights.weight.digest
-        own = "" if s.bias is None else s.bias.weight.digest
+        digest = s.weights.constant().digest
+        own = "" if s.bias is None else s.bias.constant().digest
         packed = (
             packed_array(f"{digest}|pool gemm {s.transposed} {i} {dtype}", tiles * _TILE * ranks * 64 * i, weights),
             packed_array(f"bias {own} of {tiles * _TILE}", tiles * _TILE * 4, bias),

@@ -165,9 +165,9 @@ class LibraryConvolution(Tactic):
             return (given.transpose(0, 2, 3, 1) if work.last else given).astype(dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|cudnn {'krsc' if work.last else 'kcrs'} {dtype}", _count(work.w) * dtype.bits // 8, filters),
+            packed_array(f"{weights.constant().digest}|cudnn {'krsc' if work.last else 'kcrs'} {dtype}", _count(work.w) * dtype.bits // 8, filters),
             packed_array(
-                f"bias {own.weight.digest if own is not None else ''} {made.key} {channels} {bias_type}",
+                f"bias {own.constant().digest if own is not None else ''} {made.key} {channels} {bias_type}",
                 channels * bias_type.itemsize,
                 lambda: made.bias(own, channels).astype(bias_type),
             ),

@@ -120,9 +120,9 @@ class LibraryProduct(Tactic):
             return np.pad(flat, ((0, 0), (0, work.padded - work.k))).astype(dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|library rows {head.op} {transposed} {work.padded} {dtype}", work.n * work.padded * size, rows),
+            packed_array(f"{weights.constant().digest}|library rows {head.op} {transposed} {work.padded} {dtype}", work.n * work.padded * size, rows),
             packed_array(
-                f"bias {own.weight.digest if own is not None else ''} {made.key} {work.n} {dtype}",
+                f"bias {own.constant().digest if own is not None else ''} {made.key} {work.n} {dtype}",
                 work.n * size,
                 lambda: made.bias(own, work.n).astype(dtype.numpy),
             ),

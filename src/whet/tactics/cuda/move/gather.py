@@ -65,7 +65,7 @@ class Gather(Tactic):
         unit = next(u for u in (16, 8, 4, 2, 1) if width % u == 0)
         packed: list[Packed] = []
         if at.is_constant:
-            key = f"{at.weight.digest}|take i64"
+            key = f"{at.constant().digest}|take i64"
             packed.append(packed_array(key, max(indices, 1) * 8, lambda: np.asarray(at.array(), np.int64).reshape(-1)))
         wide = at.is_constant or at.dtype.name == "i64"
         constants = {"UNIT": unit, "WIDE_INDEX": int(wide)}

@@ -25,7 +25,7 @@ class Slice(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        x = layer.inputs[0]
+        x = layer.needs(0)
         if layer.op == "Fused" or x.dtype.bits % 8 or x.dtype.bits > 64:
             return "takes single layers with elements of 1, 2, 4 or 8 bytes"
         if any(t is not None and not t.is_constant for t in layer.inputs[1:]):

@@ -88,7 +88,7 @@ class BatchNorm(Tactic):
             return (factor, b - m * factor)[which].astype(np.float32)
 
         channels, count = shape[1], prod(shape)
-        key = "+".join(t.weight.digest for t in (scale, bias, mean, variance)) + f"|affine {epsilon}"
+        key = "+".join(t.constant().digest for t in (scale, bias, mean, variance)) + f"|affine {epsilon}"
         packed = tuple(packed_array(f"{key} {i}", channels * 4, lambda i=i: numbers(i)) for i in (0, 1))  # type: ignore[misc]
         last, plane = stored.format == "nhwc", prod(shape[2:])
         vec = 8 if last or plane % 8 == 0 else 1

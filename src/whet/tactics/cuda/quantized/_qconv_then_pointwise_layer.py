@@ -52,12 +52,12 @@ class Half:
         """Weights as rows [k][r][s][c] of i8; bias_count(k) biases and as many factors, in parts of the range of results."""
         view, s, (per, shift, _, _) = self.parts.view, self.shape, self.ends()
         _, w, b = self.parts.places()
-        weights, bias = view.inputs[w], None if b is None else view.inputs[b]
+        weights, bias = view.needs(w), None if b is None else view.inputs[b]
 
         def array() -> np.ndarray:
             return weight_bytes(weights)
 
-        digest, key = weights.weight.digest, key_of(self.parts, self.made)
+        digest, key = weights.constant().digest, key_of(self.parts, self.made)
         rows = packed_array(f"{digest}|conv krsc 8 bits", s.k * s.r * s.s * s.c, lambda: pack_weights(array(), 16, np.dtype(np.int8)))
         numbers, _ = packed_factors(
             f"{key}|product {s} {per} {shift}", s, 1, False, lambda: factors(self.parts, self.made, array(), s, bias).times(per, shift)

@@ -208,8 +208,8 @@ def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int
 def key_of(parts: Parts, made: Epilogue) -> str:
     """The scales and biases that packed constants depend on, as a key."""
     x, w, b = parts.places()
-    t, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
-    return f"{t.weight.digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.weight.digest if bias is not None else ''}|{made.key}"
+    t, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
+    return f"{t.constant().digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.constant().digest if bias is not None else ''}|{made.key}"
 
 
 def conv_shape_of(parts: Parts) -> ConvShape:

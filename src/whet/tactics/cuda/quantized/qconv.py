@@ -78,7 +78,7 @@ class QConv(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str):
             raise PlanRefused(parts)
-        w = parts.view.inputs[parts.places()[1]]
+        w = parts.view.needs(parts.places()[1])
         return product_plan(layer, parts, conv_shape_of(parts), signature, config, backend, lambda: weight_bytes(w), "conv")
 
 
@@ -167,7 +167,7 @@ def product_plan(
     x, w, b = parts.places()
     bias = None if b is None else parts.view.inputs[b]
     classes, key = count_classes(shape) if types8.border else 1, key_of(parts, made)
-    digest = parts.view.needs(w).weight.digest
+    digest = parts.view.needs(w).constant().digest
     rows = shape.steps(tile.bk) * tile.bk
 
     def filters() -> np.ndarray:

@@ -102,7 +102,7 @@ class QConvSum(Tactic):
         if not _able(tile) or tile.hold not in (0, steps):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs with separate accumulators")
         (_, _, inner, _), (_, _, out, finish) = found.first.ends(), found.last.ends()
-        key = "+".join(h.parts.view.needs(h.parts.places()[1]).weight.digest for h in (found.first, found.last))
+        key = "+".join(h.parts.view.needs(h.parts.places()[1]).constant().digest for h in (found.first, found.last))
         rows = -(-b.k // 32) * 32 * steps * tile.bk
         packed = (
             packed_array(f"{key}|pair 8 bits {tile.bk}", rows, lambda: found.weights(tile.bk)),

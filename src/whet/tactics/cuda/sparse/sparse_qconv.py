@@ -63,7 +63,7 @@ class SparseQuantizedTactic(QuantizedTactic):
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         reason = self.wrong_kind(parts) or why_not_weighted(parts) or unfit_float8(parts, self.channels(parts))
-        weights = parts.view.inputs[parts.places()[1]]
+        weights = parts.view.needs(parts.places()[1])
         return reason or why_not_two_four(weights, self.name, lambda: self.filters(parts))
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
@@ -122,7 +122,7 @@ class SparseQuantizedTactic(QuantizedTactic):
             return found.bias[0], found.factor
 
         packed = packed_sparse(
-            f"{parts.view.needs(w).weight.digest}|{self.name}", tile, shape, types, lambda: self.filters(parts),
+            f"{parts.view.needs(w).constant().digest}|{self.name}", tile, shape, types, lambda: self.filters(parts),
             f"{key_of(parts, end)}|{self.name} {shape} {per} {shift}", floats,
         )  # fmt: skip
         scales = Scales(out.per_step, out.zero, out.add_step, out.add_shift)

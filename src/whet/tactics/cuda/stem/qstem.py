@@ -153,7 +153,7 @@ def packed_integer_stem(parts: Parts, made: Epilogue, s: ConvShape, stored: str)
         return pack_weights8(out[:, :, None, None], row)
 
     numbers, out, finish = stem_factors(parts, made, s, stored)
-    return (packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, finish
+    return (packed_array(f"{weights.constant().digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, finish
 
 
 def stem_factors(parts: Parts, made: Epilogue, s: ConvShape, stored: str) -> tuple[Packed, Output, PostOps]:

@@ -154,7 +154,7 @@ class StemAsChannels(FirstLayer):
             return pack_weights(side.reshape(shape.k, shape.s * wide.channels, shape.r, 1), tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),
+            packed_array(f"{weights.constant().digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),
             packed_bias(made, own, shape.k),
         )
         constants = {"FROM": TYPE[source.dtype.name], "TO": TYPE[dtype.name], "CP": wide.channels, "NHWC": int(source.format == "nhwc")}
