@@ -35,9 +35,9 @@ def infer_integers(layer: Layer) -> TensorType:
 def infer_variadic(layer: Layer) -> TensorType:
     """Any number of tensors of one type, broadcast together."""
     dtype, shape = layer.needs(0).dtype, layer.needs(0).shape
-    for t in layer.inputs:
+    for t in layer.required_inputs():
         if t.dtype != dtype:
-            raise NetworkError(f"takes tensors of one type, not {[str(t.type) for t in layer.inputs]}")
+            raise NetworkError(f"takes tensors of one type, not {[str(t.type) for t in layer.required_inputs()]}")
         shape = broadcast(shape, t.shape)
     return TensorType(dtype, shape)
 

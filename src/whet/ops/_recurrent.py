@@ -58,7 +58,7 @@ def activations(layer: Layer, defaults: tuple[str, ...]) -> list[list[Callable[.
 
 def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> list[TensorType]:
     """Types of Y and of the final states."""
-    x, w, r = layer.inputs[:3]
+    x, w, r = layer.needs(0), layer.needs(1), layer.needs(2)
     where = f"{layer.op} '{layer.name}'"
     if layer.attrs["direction"] not in DIRECTIONS:
         raise NetworkError(f"{where}: direction is one of {', '.join(DIRECTIONS)}, not {layer.attrs['direction']!r}")
@@ -95,8 +95,8 @@ def couples(layer: Layer, gates: int, states: int) -> list[Couple]:
     x, w, r, b = layer.needs(0), layer.needs(1), layer.needs(2), layer.input(3)
     if not all(t.is_constant for t in (w, r, b) if t is not None) or not isinstance(h := r.shape[2], int):
         return []
-    rows = {"b_repeat": gates, "count": h}
-    result = [Couple(x, 2, w, 2, summed=True), Couple(r, 2, w, 1, **rows), Couple(r, 2, r, 1, **rows)]
+    rows = [Couple(r, 2, t, 1, b_repeat=gates, count=h) for t in (w, r)]
+    result = [Couple(x, 2, w, 2, summed=True), *rows]
     if b is not None:
         result.append(Couple(r, 2, b, 1, b_repeat=2 * gates, count=h))
     if (peepholes := layer.input(5 + states)) is not None:  # peepholes

@@ -57,7 +57,7 @@ def skip_sums(net: Network, skip: Iterable[str] = ()) -> frozenset[str]:
     """Add layers of `net` whose operands FP8 would round when it skips the layers `skip`; they may stay in 16 bits or more."""
     names = set(skip)
     sums = {x.name for x in net.layers if x.op == "Add" and x.inputs[0] is not None and x.inputs[1] is not None and x.name not in names}
-    sums = {x.name for x in net.layers if x.name in sums and not any(t.is_constant for t in x.inputs)}
+    sums = {x.name for x in net.layers if x.name in sums and not any(t.is_constant for t in x.required_inputs())}
     rounded, left = (find_places(net, names, s).roots for s in ((), sums))
     return frozenset(sums) if rounded != left else frozenset()
 

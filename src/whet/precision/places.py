@@ -189,8 +189,9 @@ class _Finder:
         if maker is None:
             return False
         if maker.op == "Mul":  # SiLU written as Mul and Sigmoid
-            gates = [(x, y) for x, y in (maker.inputs, maker.inputs[::-1]) if y is not None and y.maker is not None and y.maker.op == "Sigmoid"]
-            return any(x is not None and y.maker.inputs[0] is x and x.maker in self.own for x, y in gates)
+            a, b = maker.required_inputs()
+            gates = [(x, y.maker) for x, y in ((a, b), (b, a)) if y.maker is not None and y.maker.op == "Sigmoid"]
+            return any(gate.inputs[0] is x and x.maker in self.own for x, gate in gates)
         return maker in self.own or (maker.op in UNARY and self.takes_sum(maker.needs(0)))
 
     def fusable(self, t: Tensor) -> bool:

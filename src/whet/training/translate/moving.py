@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from whet.errors import UnsupportedError
-from whet.network import Layer
+from whet.network import Layer, static_shape
 from whet.ops import pad as _pad
 from whet.ops import slice as _slice
 from whet.ops._base import given, given_ints
@@ -74,7 +76,8 @@ def _padding(layer: Layer) -> Compute:
     if mode == "constant":
         fill = 0 if value is None else value.array().reshape(-1)[0].item()
         return lambda x, *_: F.pad(x, around, value=fill)
-    numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
+    modes: dict[str, Literal["reflect", "edge", "wrap"]] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+    numpy_mode = modes[mode]
     shape = layer.needs(0).shape
     taken: dict[int, Fixed] = {}
     for axis, (a, b) in enumerate(both):  # torch pads only some ranks this way, so padding is by index
@@ -151,7 +154,7 @@ def _trilu(layer: Layer) -> Compute:
 def _top_k(layer: Layer) -> Compute:
     axis, largest, k = layer.attrs["axis"], bool(layer.attrs["largest"]), given(layer, "k", 1)
     assert k is not None
-    count = int(k[0])
+    (count,) = static_shape(k)
 
     def compute(x: torch.Tensor, *_: torch.Tensor):
         values, places = torch.sort(x, dim=axis, descending=largest, stable=True)

@@ -40,8 +40,9 @@ def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
         return dnn.Eltwise("soft_relu", 1.0)
     if op == "Gelu":
         return dnn.Eltwise("gelu_tanh" if a("approximate", "none") == "tanh" else "gelu_erf")
-    if op == "Pow" and a("input1") is not None and np.size(a("input1")) == 1:
-        exponent = _scalar(a("input1"))
+    power = a("input1")
+    if op == "Pow" and power is not None and np.size(power) == 1:
+        exponent = _scalar(power)
         return dnn.Eltwise("square") if exponent == 2 else dnn.Eltwise("pow", 1.0, exponent)
     if op == "Reciprocal":
         return dnn.Eltwise("pow", 1.0, -1.0)

@@ -126,18 +126,18 @@ def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str
     vector = dnn.describe((1, shape[1], *(1,) * (len(shape) - 2)), "f32")
     first = dnn.binary("mul", layout, vector, layout, dnn.Attributes((dnn.Binary("add", vector), *fused.post_ops)))
     recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)})
-    tensors = [layer.inputs[i] for i in (scale, bias, mean, variance)]
+    tensors = [layer.needs(i) for i in (scale, bias, mean, variance)]
     key = "|".join(t.constant().digest for t in tensors) + f"|{head.attrs.get('epsilon', 1e-5)}"
     recipe.constant("src1", key + "|factor", _folded(head, tensors, 0))
     recipe.constant("post0", key + "|shift", _folded(head, tensors, 1))
     return recipe
 
 
-def _folded(head: Layer, tensors: list[Tensor | None], which: int) -> Callable[[], np.ndarray]:
+def _folded(head: Layer, tensors: list[Tensor], which: int) -> Callable[[], np.ndarray]:
     """The function that computes factor (0) or shift (1), in double."""
 
     def make() -> np.ndarray:
-        scale, bias, mean, variance = (f32_of(t).astype(np.float64) for t in tensors if t is not None)
+        scale, bias, mean, variance = (f32_of(t).astype(np.float64) for t in tensors)
         factor = scale / np.sqrt(variance + head.attrs.get("epsilon", 1e-5))
         return (factor if which == 0 else bias - mean * factor).astype(np.float32)
 

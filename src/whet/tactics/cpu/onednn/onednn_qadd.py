@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
+
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Signature, tactic
@@ -46,6 +50,6 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
         for name, i in zip(("src", "src1"), places, strict=True):
             recipe.places[name] = ("input", i)
             scale = parts.reads[i].scale
-            recipe.constant(f"scale:{name}", f"scale|{scale.tobytes().hex()}", lambda s=scale: s)  # type: ignore[misc]
+            recipe.constant(f"scale:{name}", f"scale|{scale.tobytes().hex()}", partial(np.asarray, scale))
         steps.fill(recipe)
         return recipe

@@ -71,7 +71,7 @@ class OneDnnQConv(OneDnnQuantized):
             strides,
             dilations,
             pads,
-            dnn.Attributes(tuple(fused.post_ops), **quantization(parts, x, w, channels)),
+            quantization(fused.post_ops, parts, x, w, channels),
         )
         work = prod(static_shape(view.outputs[0].shape)) * prod(static_shape(weights.shape)[1:])
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, 0.0 if parts.stores else None, work)

@@ -103,7 +103,7 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     stored = static_shape(right.shape)
     trans = bool(head.op == "Gemm" and head.attrs["transB"])
     plain = (*stored[:-2], *(stored[:-3:-1] if trans else stored[-2:]))  # (..., K, N)
-    made = dnn.Attributes(tuple(fused.post_ops), **quantization(parts, a, b, channels))
+    made = quantization(fused.post_ops, parts, a, b, channels)
     bias = view.inputs[c] if c is not None else None
     vector = bias is not None and bias.type.elements == n
     if bias is not None and not vector:

@@ -37,7 +37,7 @@ class OneDnnResize(OneDnnTactic):
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         a = layer.attrs
-        source, target = (static_shape(t.shape) for t in (layer.inputs[0], layer.outputs[0]))
+        source, target = (static_shape(t.shape) for t in (layer.needs(0), layer.outputs[0]))
         if source[:2] != target[:2]:
             return "batch or channels are resized"
         mode = a.get("mode", "nearest")

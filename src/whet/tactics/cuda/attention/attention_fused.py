@@ -443,4 +443,5 @@ def _packed_tiles(layer: Layer, heads: Heads, mask: MaskForm, tile: Tile) -> Pac
         with np.errstate(over="ignore"):
             return values.transpose(0, 1, 2, 3, 4, 6, 5, 7).astype(kind)
 
-    return packed_array(f"{t.constant().digest}|attention mask {tile.bn} {np.dtype(kind).name} {view}", math.prod(shape) * np.dtype(kind).itemsize, make)
+    dtype = np.dtype(kind)
+    return packed_array(f"{t.constant().digest}|attention mask {tile.bn} {dtype.name} {view}", math.prod(shape) * dtype.itemsize, make)

@@ -87,6 +87,12 @@ class FewChannelTile:
     groups: int = 1
     front: bool = field(default=False, kw_only=True)
 
+    @classmethod
+    def of(cls, config: Config, *, front: bool = False) -> FewChannelTile:
+        """The tile of `config`."""
+        n = {name: int(value) for name, value in config}
+        return cls(n["th"], n["tw"], n["bn"], n["slots"], n["blocks"], n.get("run", 1), n.get("groups", 1), front=front)
+
     @property
     def config(self) -> Config:
         """The engine's record of the configuration."""

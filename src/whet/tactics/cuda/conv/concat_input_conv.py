@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import Layer, Tensor
+from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, epilogue, is_quantized, places
 from whet.tactics._quantized import Parts, take_apart
@@ -243,14 +243,15 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
     x, w, b = parts.places() if parts is not None else places(view)
     if conv.inputs[x] is not joined.outputs[0]:
         return "the convolution does not read the Concat"
-    images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.inputs]
+    images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.required_inputs()]
     residual = None
     if made.residual is not None:
         residual = next((i for i, t in enumerate(layer.inputs) if t is conv.inputs[made.residual]), None)
         if residual is None:
             return "the residual is computed within the layer"
-    if None in images:
+    first, second = images
+    if first is None or second is None:
         return "an input is computed within the layer"
-    channels = tuple(int(part.shape[1]) for part in joined.inputs)
+    channels = tuple(static_shape(part.shape)[1] for part in joined.required_inputs())
     bias = None if b is None else view.inputs[b]
-    return ConcatInput(conv, made, shape, tuple(images), channels, residual, view.needs(w), bias, parts)
+    return ConcatInput(conv, made, shape, (first, second), (channels[0], channels[1]), residual, view.needs(w), bias, parts)

@@ -130,7 +130,7 @@ class Depthwise(Tactic):
             text = tile_constants(s, tile, constants["FROM"], constants["TO"], kind)
 
             def through(args: Args) -> list:
-                addresses = (args.inputs[x], *args.packed, args.outputs[0])
+                addresses = (args.inputs[x], args.packed[0], args.packed[1], args.outputs[0])
                 return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), backend.capabilities.multiprocessors, layer.name)]
 
             return GpuKernel(layer, signature, through, implementation=f"depthwise tile {tile}", packed=packed)

@@ -75,7 +75,8 @@ class DepthwiseThenPointwise(ConvAndProduct):
         )
 
         def make(args: Args) -> list:
-            addresses = (args.inputs[both.x], *args.packed, args.outputs[0])
+            taps, weights, bias = args.packed
+            addresses = (args.inputs[both.x], taps, weights, bias, args.outputs[0])
             residual = 0 if both.residual is None else args.inputs[both.residual]
             endings = (both.inner.finish.activation, both.made.finish)
             blocks = backend.capabilities.multiprocessors

@@ -54,7 +54,7 @@ class Elementwise(Tactic):
         chain = chain_of(layer)
         if isinstance(chain, str):
             return []
-        tensors = [layer.inputs[i] for i in chain.inputs]
+        tensors = [layer.needs(i) for i in chain.inputs]
         if any(t.dtype != layer.outputs[0].dtype for t in tensors) or layer.outputs[0].dtype.name not in TYPE:
             return []
         kinds = (F16, BF16, F32) if layer.outputs[0].dtype == F32 else (layer.outputs[0].dtype,)
@@ -172,17 +172,21 @@ def chain_of(layer: Layer) -> _Chain | str:
     if head.op in BINARY:
         if len(where) != 2:
             return f"takes {head.op} of two operands"
-        first = next((i for i in (0, 1) if kind(where[i]) == 0 and computed[i]), None)
+        first = next(((i, at) for i, at in enumerate(where) if at is not None and kind(at) == 0 and computed[i]), None)
         if first is None:
             return "no operand has the result's shape"
-        made.operands.append((where[first], 0))
-        said = step(head.op, head.attrs, where[1 - first], first == 1)
+        i, at = first
+        made.operands.append((at, 0))
+        said = step(head.op, head.attrs, where[1 - i], i == 1)
     else:
         if any(i is not None and not layer.needs(i).is_constant for i in where[1:]):
             return f"{head.op}'s bounds are computed at run time"
+        if where[0] is None:
+            return f"{head.op}'s operand is computed within the layer"
         made.operands.append((where[0], 0))
-        at = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
-        bounds = {f"input{i}": layer.needs(p).array() for i, p in at.items() if p is not None}
+        bounds = {
+            f"input{i}": layer.needs(p).array() for i, t in enumerate(head.inputs) if i and t is not None and (p := outer_input(layer, t)) is not None
+        }
         said = step(head.op, {**head.attrs, **bounds}, None, False)
     for post in posts:
         said = said or step(post.op, post.attrs, post.other, post.swapped)

@@ -133,7 +133,7 @@ def _sizes(layer: Layer) -> _Sizes:
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     pool, product = body.layers[0], body.layers[-1]
     n, c, h, w = static_shape(pool.needs(0).shape)
-    weights, b = outer[product.inputs[1]], product.input(2)  # type: ignore[index]
+    weights, b = outer[product.needs(1)], product.input(2)
     assert weights is not None
     transposed = product.op == "MatMul" or not product.attrs.get("transB")
     return _Sizes(n, c, h * w, static_shape(product.outputs[0].shape)[-1], weights, transposed, None if b is None else outer[b])

@@ -38,7 +38,7 @@ class Gather(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        x, at = layer.inputs
+        x, at = layer.required_inputs()
         if layer.op == "Fused" or x.dtype.bits % 8 or x.dtype.bits > 64:
             return "takes single layers with elements of 1, 2, 4 or 8 bytes"
         return None if at.dtype.name in ("i32", "i64") else "takes indices of 32 or 64 bits"
@@ -46,7 +46,7 @@ class Gather(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        x, at = layer.inputs
+        x, at = layer.required_inputs()
         kinds = [F16, BF16, x.dtype] if x.dtype.name == "f32" else [x.dtype]
         index = None if at.is_constant else Operand("linear", at.dtype)
         return [Signature((Operand("linear", k), index), (Operand("linear", k),)) for k in kinds]
@@ -54,10 +54,10 @@ class Gather(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not static_shape(layer.needs(0).shape)[int(layer.attrs["axis"])]:
             return "the data are empty"
-        return "more than 2**31 elements" if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31 else None
+        return "more than 2**31 elements" if max(prod(static_shape(t.shape)) for t in (layer.needs(0), layer.outputs[0])) >= 2**31 else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        x, at = layer.inputs
+        x, at = layer.required_inputs()
         shape = static_shape(x.shape)
         axis = int(layer.attrs["axis"]) % len(shape)
         size = signature.outputs[0].dtype.bits // 8

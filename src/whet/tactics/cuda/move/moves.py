@@ -70,7 +70,7 @@ class Moves(Tactic):
         return found
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        sizes = [static_shape(t.shape) for t in (*(layer.inputs[i] for i in _sources(layer)), layer.outputs[0])]
+        sizes = [static_shape(t.shape) for t in (*(layer.needs(i) for i in _sources(layer)), layer.outputs[0])]
         if any(functools.reduce(int.__mul__, s, 1) >= 2**31 for s in sizes):
             return "more than 2**31 elements"
         made = _moves(layer, signature)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -65,7 +66,7 @@ class Resize(UnfusedTactic):
         return [same(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31:
+        if max(prod(static_shape(t.shape)) for t in (layer.needs(0), layer.outputs[0])) >= 2**31:
             return "more than 2**31 elements"
         made = resampled(layer)
         at = [a.axis for a in made]
@@ -91,7 +92,7 @@ class Resize(UnfusedTactic):
         inner = prod(x[at + len(made) :])
         vec = 8 if inner % 8 == 0 else 1
         packed = tuple(
-            packed_array(f"resize {kind} {_digest(table)}", table.size * 4, lambda table=table, kind=kind: table.astype(kind))  # type: ignore[misc]
+            packed_array(f"resize {kind} {_digest(table)}", table.size * 4, partial(table.astype, kind))
             for pair in tables
             for table, kind in zip(pair, (np.int32, np.float32), strict=True)
         )

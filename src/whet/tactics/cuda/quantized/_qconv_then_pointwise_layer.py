@@ -35,7 +35,7 @@ class Half:
     parts: Parts
     made: Epilogue
     shape: ConvShape
-    reads: Tensor | None
+    reads: Tensor
     added: Tensor | None
 
     @property
@@ -126,4 +126,4 @@ def half_of(conv: Layer) -> Half | str:
     added = None if made.residual is None else conv.inputs[made.residual]
     if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in INT8_TYPES):
         return "takes a residual of integers"
-    return Half(parts, made, conv_shape_of(parts), conv.inputs[parts.source_place()], added)
+    return Half(parts, made, conv_shape_of(parts), conv.needs(parts.source_place()), added)

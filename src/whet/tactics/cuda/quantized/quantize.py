@@ -27,9 +27,9 @@ class Quantize(Tactic):
         if reason:
             return reason
         x, y = layer.inputs[0], layer.outputs[0]
-        integer, real = (y, x) if layer.op == "QuantizeLinear" else (x, y)
         if layer.op == "Fused" or x is None or x.is_constant:
             return "takes single layers with an input computed at run time"
+        integer, real = (y, x) if layer.op == "QuantizeLinear" else (x, y)
         if integer.dtype.name not in BYTES or real.dtype != F32 or not layer.attrs.get("saturate", 1):
             return f"converts between f32 and 8-bit integers or e4m3 that saturate, not {real.dtype} and {integer.dtype}"
         if any(t is not None and not t.is_constant for t in layer.inputs[1:]):

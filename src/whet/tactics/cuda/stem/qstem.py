@@ -220,6 +220,7 @@ def integer_stem_constants(
     kind = TYPES[parts.reads[parts.source_place()].dtype.name]
     fixed = {"BN": _columns(s), "TAPS": _taps(s), "PAIRS": 0, "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
     if floats:
+        assert source is not None, "the kernel quantizes the image, so the image is stored"
         fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}
     return {**stem_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}
 
