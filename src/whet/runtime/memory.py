@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from whet.backends import Backend, Buffer
 from whet.errors import BackendError
+from whet.forks import new_lock
 from whet.network import Weight, stored_shape, to_stored
 from whet.tactics import Operand, Packed
 
@@ -71,7 +71,7 @@ class WeightStore:
         """`prepacked` has packed weights by key that need not be packed again (from an engine file)."""
         self.backend, self._prepacked = backend, prepacked or {}
         self._held: WeakValueDictionary[str, Shared] = WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def packed(self, weight: Packed) -> Shared:
         """The buffer of a packed weight, shared by all users of its key."""
