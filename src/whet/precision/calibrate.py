@@ -171,7 +171,7 @@ def _centre(x: np.ndarray, conv: Layer | None, crop: int) -> np.ndarray:
     """The centre of the spatial axes of x [N, C, spatial...]."""
     rank = x.ndim - 2
     side = round(crop ** (2 / rank))
-    kernel = conv.inputs[1].shape[2:] if conv is not None else (1,) * rank
+    kernel = conv.needs(1).shape[2:] if conv is not None else (1,) * rank
     dilations = (conv.attrs.get("dilations") if conv is not None else None) or (1,) * rank
     cuts = [slice(None)] * 2
     for size, k, dilation in zip(x.shape[2:], kernel, dilations, strict=True):
