@@ -1,4 +1,4 @@
-"""The lock: the same lock gives the same engine, or the build fails and names what moved."""
+"""The lock: the same lock gives the same engine, or the build fails and names the differences."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from whet.errors import LockError
 from whet.measure.timing import Timer
 from whet.runtime import Runtime, bind
 
-#: without the kernel that may be faster than oneDNN's convolutions: these tests write about those into locks
+# : without the kernel that may be faster than oneDNN's convolutions: these tests edit the oneDNN entries of locks
 QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, tactic_sources=("-DIRECT",))
 
 
@@ -62,7 +62,7 @@ def test_the_same_lock_gives_the_same_engine_and_times_nothing(built, monkeypatc
     np.testing.assert_array_equal(outs[0], outs[1])
 
 
-def test_the_order_of_permissions_is_nothing_that_moves(tmp_path):
+def test_the_order_of_permissions_does_not_matter(tmp_path):
     net, path = residual(), tmp_path / "lock.json"
     first = build(net, dataclasses.replace(QUICK, precisions=("bf16", "fp16")))
     save_lock(first, path)
@@ -76,10 +76,10 @@ def test_other_weights_are_another_model(built):
         locked(built[1], residual(seed=3))
 
 
-def test_all_that_moved_is_named_at_once(built):
+def test_all_differences_are_named_at_once(built):
     with pytest.raises(LockError, match=r"(?s)the number of threads: was \d+, is 1.*the option passes") as e:
         locked(built[1], threads=1, passes=("-cancel_transposes",))
-    get_backend("cpu")  # sets this thread's number of threads back
+    get_backend("cpu")  # restores this thread's number of threads
     assert re.search(r"the machine: was .*threads=\d+.*, is .*threads=1", str(e.value)), "the part that differs is shown"
 
 
@@ -96,7 +96,7 @@ def test_all_that_moved_is_named_at_once(built):
         (lambda d: d.update(unfused=["nothing"]), "'nothing' is gone"),
     ],
 )
-def test_a_lock_that_cannot_be_kept_says_what_moved(built, tmp_path, change, message):
+def test_a_lock_that_cannot_be_kept_names_the_differences(built, tmp_path, change, message):
     data = json.loads(built[1].read_text())
     change(data)
     if "arenas" in message or "memory" in message:
@@ -133,7 +133,7 @@ def test_a_missing_file_is_an_error(tmp_path):
         save_lock(build(residual(), dataclasses.replace(QUICK, optimization_level=0, verify=False)), tmp_path / "no" / "lock.json")
 
 
-def test_deterministic_builds_take_only_kernels_that_say_so(monkeypatch):
+def test_deterministic_builds_use_only_deterministic_kernels(monkeypatch):
     from whet.tactics.cpu.onednn._kernel import OneDnnKernel
 
     monkeypatch.setattr(OneDnnKernel, "deterministic", False)

@@ -1,4 +1,4 @@
-"""An engine tuned again: the same network and results, no reformats left over from the old choice."""
+"""Retuning an engine: the same network and results, no reformats left over from the old selection."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ out %y
 """
 
 
-def test_retuned_engine_computes_the_same():
+def test_a_retuned_engine_computes_the_same():
     shape = {"x": (2, 8, 12, 12)}
     config = BuildConfig(profiles=((shape, shape, shape),), timing_cache="", avg_timing=2, optimization_level=1)
     old = build(parse_network(NET), config)
@@ -32,6 +32,6 @@ def test_retuned_engine_computes_the_same():
     assert kept[0] == kept[1]
     x = np.random.default_rng(0).standard_normal((2, 8, 12, 12)).astype(np.float32)
     a, b = (Runtime().load(p).create_context().run({"x": x})["y"] for p in (old, new))
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * np.abs(a).max())  # kernels may add in another order
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * np.abs(a).max())  # kernels may accumulate in another order
     assert new.profiles == old.profiles
     assert new.model_digest == old.model_digest

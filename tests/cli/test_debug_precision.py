@@ -58,12 +58,12 @@ def test_the_harmful_layer_stands_first_with_its_times(folder, tmp_path):
 def test_other_precisions_are_emulated(folder, tmp_path, kind):
     got = run(folder, kind, "--noTimes", "--samples=3", "--plot", tmp_path / "p.html", "--top=2")
     assert got.exit_code == 0, got.output
-    assert f"{kind[2:]}: harm by layer, judged on 3 samples" in got.output
+    assert f"{kind[2:]}: sensitivity by layer, on 3 samples" in got.output
     page = (tmp_path / "p.html").read_text()
     assert page.startswith("<!doctype html>")
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # nothing is loaded from elsewhere
     if kind == "--bf16":  # more layers than weighted ones: the Relu too
-        assert "and 2 layers that hurt less" in got.output
+        assert "and 2 less sensitive layers" in got.output
 
 
 def test_without_data_it_is_said(folder):

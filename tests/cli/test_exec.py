@@ -73,7 +73,7 @@ def test_save_load_and_export(folder):
     assert all(isinstance(x, str) for x in names["Layers"])
     assert "--profilingVerbosity=detailed" in said  # the way to the rest is told
     assert "Total" in said
-    assert "--coldL2 empties a GPU's cache" in whet("exec", "--loadEngine=a.engine", "--coldL2", cwd=folder, code=2)
+    assert "--coldL2 flushes a GPU's cache" in whet("exec", "--loadEngine=a.engine", "--coldL2", cwd=folder, code=2)
 
 
 def test_dynamic_batch_through_profiles(folder):
@@ -83,7 +83,7 @@ def test_dynamic_batch_through_profiles(folder):
         assert f"(batch {n})" in whet("exec", "--loadEngine=d.engine", f"--shapes=input:{n}x1x32x32", "--duration=0.05", cwd=folder)
     assert "profile 0 takes 1 to 4" in whet("exec", "--loadEngine=d.engine", "--shapes=input:5x1x32x32", cwd=folder, code=1)
     said = whet("exec", "--loadEngine=d.engine", "--fp16", "--noVerify", "--timeDeserialize", cwd=folder)
-    assert "--fp16, --noVerify: for a build" in said
+    assert "--fp16, --noVerify: build options" in said
 
 
 def test_two_profiles_are_tuned_apart_and_chosen_by_the_shapes(folder):

@@ -40,7 +40,7 @@ def test_wrong_usage_teaches(argv, text):
 def test_names_split_at_the_last_colon():
     assert split_names("'Input:0':1x3,b:2") == [("Input:0", "1x3"), ("b", "2")]
     assert shapes("a:1x3x224x224,s:scalar", "shapes") == {"a": (1, 3, 224, 224), "s": ()}
-    with pytest.raises(UsageError, match="no shape"):
+    with pytest.raises(UsageError, match="not a shape"):
         shapes("a:1x-3", "shapes")
     with pytest.raises(UsageError, match="the largest is 2147483647"):
         shapes("a:99999999999999999999x3", "shapes")
@@ -67,7 +67,7 @@ def test_two_profiles_by_order():
         profiles([("profile", "2"), ("optShapes", "x:1x3")])
     with pytest.raises(UsageError, match="given twice"):
         profiles([("optShapes", "x:1x3"), ("optShapes", "x:8x3")])
-    with pytest.raises(UsageError, match="not in order"):
+    with pytest.raises(UsageError, match="not in ascending order"):
         profiles([("minShapes", "x:4x3"), ("maxShapes", "x:2x3")])
 
 
@@ -91,11 +91,11 @@ def options(*argv: str) -> Options:
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
-        ("--iterations=abc", "'abc' is no whole number"),
-        ("--warmUp=-1", "the least is 0"),
+        ("--iterations=abc", "'abc' is not an integer"),
+        ("--warmUp=-1", "the minimum is 0"),
         ("--shapes=1x3x32x32", "--shapes=NAME:1x3x32x32"),
         ("--percentile=101", "above 100"),
-        ("--numThreads=many", "no whole number"),
+        ("--numThreads=many", "not an integer"),
     ],
 )
 def test_values_are_read_before_anything_is_built(flag, text):
@@ -115,7 +115,7 @@ def test_every_number_has_its_default_and_its_help_says_it():
 def test_files_are_looked_for_before_anything_is_built(tmp_path):
     with pytest.raises(UsageError, match=r"there is no file .*x\.bin for 'input'"):
         check_files(options(f"--loadInputs=input:{tmp_path}/x.bin"))
-    with pytest.raises(UsageError, match="no plain file"):  # root would put an engine in the device's place
+    with pytest.raises(UsageError, match="not a regular file"):  # root would put an engine in the device's place
         check_files(options("--saveEngine=/dev/null"))
     check_files(options(f"--saveEngine={tmp_path}/new.engine"))
 
@@ -151,7 +151,7 @@ def test_the_list_of_commands_holds_whole_sentences():
     from whet.cli import group
 
     said = CliRunner().invoke(group, ["--help"], terminal_width=80).output
-    assert "with its reason and the nearest way out." in " ".join(said.split())
+    assert "with the reason and the nearest workaround." in " ".join(said.split())
     assert "..." not in said.split("Commands:")[1]
 
 
@@ -165,7 +165,7 @@ def test_a_full_disk_is_one_line_and_no_traceback(monkeypatch, capsys):
     with pytest.raises(SystemExit) as done:
         cli.main([])
     assert done.value.code == 1
-    assert capsys.readouterr().err.startswith("OSError: x.onnx: No space left on device. Make room")
+    assert capsys.readouterr().err.startswith("OSError: x.onnx: No space left on device. Free disk space")
 
 
 def test_a_model_in_place_of_an_engine_is_told_how_to_become_one(tmp_path):
@@ -181,5 +181,5 @@ def test_a_model_in_place_of_an_engine_is_told_how_to_become_one(tmp_path):
 def test_values_that_mean_something_else_are_said():
     assert unused(Options([("numThreads", "auto"), ("builderOptimizationLevel", "5")], [])) == []
     said = unused(Options([("builderOptimizationLevel", "9"), ("device", "3"), ("numThreads", "99999")], []))
-    assert [next(word for word in ("taken for 5", "ignored", "CPUs") if word in text) for text in said] == ["taken for 5", "ignored", "CPUs"]
+    assert [next(word for word in ("treated as 5", "ignored", "CPUs") if word in text) for text in said] == ["treated as 5", "ignored", "CPUs"]
     assert unused(Options([("device", "1"), ("backend", "cuda")], [])) == []

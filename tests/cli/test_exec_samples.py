@@ -46,7 +46,7 @@ def run(*flags):
 def test_the_build_says_what_it_did(folder):
     out = (folder / "out.txt").read_text()
     assert "samples are run apart: 5 of them, one by one on 2 thread(s)" in out
-    assert "2 sample(s) at once, each in" in out
+    assert "2 concurrent sample(s), each in" in out
     assert read_engine(folder / "m.engine").arenas[0].lanes == 2
 
 
@@ -63,7 +63,7 @@ def test_a_loaded_engine_runs_any_batch_and_profiles_one_sample(folder):
 def test_explain_says_of_what_its_numbers_are(folder):
     got = CliRunner().invoke(explain, [f"{folder}/m.engine"])
     assert got.exit_code == 0, got.output
-    assert "Samples are run apart, 2 at once" in " ".join(got.output.split())
+    assert "Samples run separately, 2 at once" in " ".join(got.output.split())
     facts = json.loads(CliRunner().invoke(explain, [f"{folder}/m.engine", "--json"]).output)
     assert facts["lanes"] == [2]
     assert facts["samples"]["kept"] == "apart"
@@ -74,10 +74,10 @@ def test_turns_are_told_of_too(folder, tmp_path):
     code, out = run(f"--onnx={folder}/m.onnx", f"--saveEngine={tmp_path}/t.engine", "--samples=turns", *BATCH)
     assert code == 0, out
     assert "samples are run in turns: 5 of them, in turns on 2 thread(s)" in out
-    assert "1 sample(s) at once, each in" in out
+    assert "1 concurrent sample(s), each in" in out
     assert read_engine(tmp_path / "t.engine").arenas[0].lanes == 1
     got = CliRunner().invoke(explain, [f"{tmp_path}/t.engine"])
-    said = "Samples are run one after the other: layers, GFLOP and MB are those of one sample, their ms on all threads"
+    said = "Samples run one after the other: layers, GFLOP and MB are those of one sample, ms on all threads"
     assert said in " ".join(got.output.split())
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 from whet.cli import main
-from whet.cli._failures import said_of
+from whet.cli._failures import failure_text
 from whet.cli.exec import command as exec_command
 from whet.cli.retune import command as retune_command
 from whet.cli.run import command as run_command
@@ -30,7 +30,7 @@ from whet.network import Network, parse_type
     ],
 )
 def test_one_line_and_a_code(error, text, code):
-    said, got = said_of(error)
+    said, got = failure_text(error)
     assert text in said
     assert "\n" not in said
     assert got == code
@@ -38,7 +38,7 @@ def test_one_line_and_a_code(error, text, code):
 
 def test_a_defect_stays_one():
     with pytest.raises(OSError, match="no file's"):
-        said_of(OSError("no file's"))
+        failure_text(OSError("no file's"))
 
 
 def test_too_little_memory_fails_as_trtexec_does(monkeypatch):

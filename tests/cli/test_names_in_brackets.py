@@ -61,7 +61,7 @@ def test_a_layer_is_explained(folder):
 def test_a_run_names_what_differs(folder):
     pytest.importorskip("onnxruntime")
     text = said(run.command, folder / "a.onnx", "--against", "onnxruntime", "--tolerance", "1e-12", "--all", code=1)
-    assert "made by" in text
+    assert "computed by" in text
     assert "y[/]" in text
     assert "MISMATCH: an output differs" in text
 

@@ -83,7 +83,7 @@ def test_a_recipe_decides_alone_and_is_written_again(tmp_path):
     for flag in (["--ratio", "0.9"], ["--latency", "0.5x"], ["--importance", "l2"], ["--skip", "conv1.weight"], ["--noDepth"]):
         done = CliRunner().invoke(command, [*again, *flag])
         assert isinstance(done.exception, UsageError)
-        assert f"--applyRecipe says what is cut, so {flag[0].replace('noDepth', 'depth')} has nothing to choose" in str(done.exception)
+        assert f"--applyRecipe defines the cuts, so {flag[0].replace('noDepth', 'depth')} has no effect" in str(done.exception)
     done = CliRunner().invoke(command, [*again, "--recipe", str(tmp_path / "copy.json")], catch_exceptions=False)
     assert (tmp_path / "copy.json").read_text() == recipe.read_text(), done.output
 

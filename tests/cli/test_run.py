@@ -69,7 +69,7 @@ def test_the_first_to_differ_is_named(folder):
     assert not rows["y"]["enters"]
     code, out = run(folder / "a.onnx", folder / "b.onnx", "--against", "whet")
     assert code == 1
-    assert "The first to differ: %conv2, made by Conv 'conv2'" in out
+    assert "The first difference: %conv2, computed by Conv 'conv2'" in out
     assert "MISMATCH" in out
 
 

@@ -1,4 +1,4 @@
-"""Sums of two quantized convolutions in one launch: which layers become one, and what the kernel computes."""
+"""Sums of two quantized convolutions in one launch: layers that are fused, and results of the kernel."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def block(n=2, size=16, channels=(64, 64), filters=256, stride=1, taps=1, low=-1
 
 
 def sums(net):
-    """The layers that the pass makes."""
+    """The layers formed by the pass."""
     return [x for x in net.layers if x.composite == "QuantizedSum"]
 
 
@@ -63,7 +63,7 @@ def test_the_projection_and_the_last_convolution_become_one_layer(name):
         assert mine.plan(layer, signature, config, HOPPER).rtol == 0.0
 
 
-def test_what_it_does_not_do_is_refused_with_the_reason():
+def test_refusals_give_the_reason():
     load_tactics("cuda")
     mine = TACTICS["cuda/qconv_sum"]
     (layer,) = sums(block(taps=3))  # a zero point at padding
@@ -76,7 +76,7 @@ def test_what_it_does_not_do_is_refused_with_the_reason():
 @pytest.mark.gpu
 @pytest.mark.skipif(driver.available() is not None, reason=str(driver.available()))
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_instance_gives_the_reference(name):
+def test_every_instance_equals_the_reference(name):
     from test_tactics import compute
 
     from whet.backends import get_backend

@@ -22,6 +22,7 @@ def run(command: list[str] | str, cwd: Path) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
+@pytest.mark.slow
 def test_tutorial_commands_run(tmp_path):
     commands = [line for b in blocks(ROOT / "docs" / "tutorial.md", "sh") for line in b.splitlines() if line.strip()]
     assert len(commands) > 8

@@ -149,7 +149,7 @@ def test_opsets_that_cannot_be_written():
     net = Network("new")
     net.mark_output(net.add("Gelu", net.add_input("x", parse_type("f32[2]"))), "y")
     assert onnx_from_network(net, 20).graph.node[0].op_type == "Gelu"
-    with pytest.raises(UnsupportedError, match="Gelu 'gelu' is no op of ONNX opset 19"):
+    with pytest.raises(UnsupportedError, match="Gelu 'gelu' is not an op of ONNX opset 19"):
         onnx_from_network(net, 19)
 
 

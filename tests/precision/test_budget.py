@@ -121,7 +121,7 @@ def test_forms_of_a_budget(tmp_path, monkeypatch):
     for bad, words in {
         "snr": "not a number", "snr:loud": "not a number", "psnr:3": "none of", "python:a:b": "not a number", "cosine:7": "cannot be 7",
         "python:whet_eval_of_mine:top1:-1": "cannot be -1", "python:whet_eval_of_mine:top5:1": "top5",
-        "python:whet_eval_of_mine:number:1": "cannot be called", "python:no_such_module:f:1": "no_such_module",
+        "python:whet_eval_of_mine:number:1": "is not a function", "python:no_such_module:f:1": "no_such_module",
     }.items():  # fmt: skip
         with pytest.raises(UsageError, match=words):
             Budget.parse(bad)

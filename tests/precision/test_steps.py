@@ -196,6 +196,7 @@ def test_the_order_of_samples_changes_no_step(steps, tmp_path):
     assert written[0] == written[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(datasets.root() is None, reason="no shared data folder")
 def test_steps_never_lose_on_a_real_vit():
     """Six blocks trained on MNIST: with the steps on, INT8 is as near to FP32 on other images as without, or nearer."""

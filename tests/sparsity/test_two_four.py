@@ -9,7 +9,7 @@ from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.pruning import zero_smallest
 from whet.sparsity import eligible_layers, force_two_four, is_two_four, reduction_axis, two_four
-from whet.sparsity.report import said_of_zeros, scattered_zeros
+from whet.sparsity.report import describe_zeros, scattered_zeros
 
 NET = """network n source
 in %x: f32[2,8,4,4]
@@ -59,10 +59,10 @@ def test_force_changes_what_it_can_and_says_what_it_cannot():
 def test_zeros_without_a_pattern_are_told_and_those_with_one_are_not():
     net = parse_network(NET)
     assert scattered_zeros(net) == 0
-    assert said_of_zeros(net) is None
+    assert describe_zeros(net) is None
     scattered = zero_smallest(net, 0.5)
     assert scattered_zeros(scattered) == pytest.approx(0.5, abs=0.02)
-    assert "50% of the weights are zeros in no pattern (unstructured pruning): no kernel here skips" in said_of_zeros(scattered)
+    assert "50% of the weights are zeros in no pattern (unstructured pruning): no kernel here skips" in describe_zeros(scattered)
     fours = force_two_four(net)[0]
     assert scattered_zeros(fours) == 0  # the other weight has no zeros
     whole = net.clone()

@@ -218,6 +218,11 @@ class Backend(Protocol):
         """Reason why the process lost its context on the device, which invalidates all its buffers; "" while the context is valid."""
         return ""
 
+    @property
+    def unusable_after_fork(self) -> str:
+        """Reason why this process, a child made by fork() after the device was opened, cannot use the device; "" if it can, or is no such child."""
+        return ""
+
     # memory that the host cannot address: required where `host_memory` is False
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from whet.backends import Backend, get_backend
 from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError
+from whet.forks import new_lock
 from whet.network import DType, TensorType
 from whet.runtime.kernels import ConfigCheck, Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes
@@ -107,8 +107,9 @@ class Engine:
         self._store = WeightStore(backend, plan.packed if probed and not differences else {})
         self._configs = ConfigCheck()
         self._shaped: OrderedDict[tuple, ShapedPlan] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._open = True
+        self._process = os.getpid()
         self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
         self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)}
         if differences and require_same_hardware:
@@ -254,7 +255,9 @@ class Engine:
         self.check_alive()
 
     def check_alive(self) -> None:
-        """Raises ContextError after a kernel failure that invalidated the engine's memory."""
+        """Raises ContextError after a kernel failure that invalidated the engine's memory, and in a child process that cannot use the engine."""
+        if os.getpid() != self._process and (reason := self.backend.unusable_after_fork):
+            raise ContextError(reason)
         if self.poisoned:
             raise ContextError(f"this engine is poisoned and cannot be used again: {self.poisoned}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from whet.backends import Backend, Buffer
 from whet.errors import BackendError
+from whet.forks import new_lock
 from whet.network import Weight, stored_shape, to_stored
 from whet.tactics import Operand, Packed
 
@@ -72,7 +72,7 @@ class WeightStore:
         self.backend, self._prepacked = backend, prepacked or {}
         self.used_prepacked = False  # True once one of them is used
         self._held: WeakValueDictionary[str, Shared] = WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def forget_prepacked(self) -> None:
         """Packs all further weights again: the probe has tested only those that are in use now."""

@@ -47,7 +47,7 @@ def scattered_zeros(net: Network) -> float:
     return lost / total if total else 0.0
 
 
-def said_of_zeros(net: Network) -> str | None:
+def describe_zeros(net: Network) -> str | None:
     """A note for models with unstructured sparsity; None for other models."""
     share = scattered_zeros(net)
     if share < WORTH_A_WORD:
