@@ -48,7 +48,7 @@ def _retune_profile(plan: EnginePlan, threads: int, timing_cache: str | None, pr
         for p in plan.profiles
         if any(not t.type.static for t in plan.network.inputs)
     )
-    given = {"backend": plan.backend, "threads": threads, "timing_cache": timing_cache, "profiles": shapes, "verify": True}
+    given: dict[str, Any] = {"backend": plan.backend, "threads": threads, "timing_cache": timing_cache, "profiles": shapes, "verify": True}
     try:
         config = BuildConfig(**stored_options(plan), **given)
     except UsageError as e:
