@@ -119,6 +119,7 @@ def compute(layer, arrays, tactic, signature, config):
 
 def judge(got, want, rtol, where, others=(), reach=0.0):
     """Every element of `got` equals that of `want`, or that of one of `others` (a kernel's declared results for NaN).
+
     `reach`: magnitude of the accumulated terms; the error of a sum near zero is relative to it.
     """
     if want.dtype.itemsize == 1 and want.dtype.kind in "iu":  # a requantization tie may differ by one

@@ -221,6 +221,10 @@ class Network:
         self._names.add(name)
         return name
 
+    def reserve(self, *names: str) -> None:
+        """Keeps `fresh` from returning these names."""
+        self._names.update(names)
+
     def _release(self, name: str) -> None:
         """Renames the tensor called `name`. Raises NetworkError for an input or output."""
         if any(t.name == name for t in (*self.inputs, *self.outputs)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whet.errors import NetworkError
+from whet.errors import NetworkError, UnsupportedError
 from whet.network import F64, Dim, DType, Expr, Layer, Tensor, TensorType
 from whet.ops._base import Couple
 
@@ -39,8 +39,10 @@ def one_float_type(layer: Layer, *indices: int) -> DType:
     return first
 
 
-def axis_of(axis: int, rank: int, what: str = "axis") -> int:
-    """`axis` counted from the front. Raises NetworkError when it is out of range."""
+def axis_of(axis: Dim, rank: int, what: str = "axis") -> int:
+    """`axis` counted from the front. Raises NetworkError when it is out of range, UnsupportedError when it is symbolic."""
+    if isinstance(axis, Expr):
+        raise UnsupportedError(f"{what} {axis} depends on a dynamic dimension; it must be a number")
     if not -rank <= axis < rank:
         raise NetworkError(f"{what} {axis} is out of range for rank {rank}")
     return axis % rank
