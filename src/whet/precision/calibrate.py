@@ -171,7 +171,7 @@ def _centre(x: np.ndarray, conv: Layer | None, crop: int) -> np.ndarray:
     """The centre of the spatial axes of x [N, C, spatial...]."""
     rank = x.ndim - 2
     side = round(crop ** (2 / rank))
-    kernel = conv.inputs[1].shape[2:] if conv is not None else (1,) * rank
+    kernel = conv.needs(1).shape[2:] if conv is not None else (1,) * rank
     dilations = (conv.attrs.get("dilations") if conv is not None else None) or (1,) * rank
     cuts = [slice(None)] * 2
     for size, k, dilation in zip(x.shape[2:], kernel, dilations, strict=True):
@@ -183,7 +183,7 @@ def _centre(x: np.ndarray, conv: Layer | None, crop: int) -> np.ndarray:
 
 def computed(layer: Layer, x: np.ndarray, range_: Range | None, weights: np.ndarray | None = None) -> np.ndarray:
     """The layer's output for `x` without bias (f32), with input and weights fake-quantized when `range_` is given. `weights` replace its own."""
-    w = layer.inputs[1].array() if weights is None else weights
+    w = layer.needs(1).array() if weights is None else weights
     if range_ is not None:
         x, w = range_.fake(x), fake_weights(layer, w)
     alone = Network("alone")
