@@ -71,6 +71,23 @@ def test_the_order_of_permissions_does_not_matter(tmp_path):
         locked(path, net, precisions=("fp16",))
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("deterministic", True),
+        ("sparsity", "force"),
+        ("optimization_level", 4),
+        ("no_fuse", ("a",)),
+        ("precision_constraints", "obey"),
+        ("layer_precisions", (("*", "fp32"),)),
+        ("layer_output_types", (("*", "fp32"),)),
+    ],
+)
+def test_each_option_that_determines_the_engine_is_locked(built, option, value):
+    with pytest.raises(LockError, match=f"the option {option}: was "):
+        locked(built[1], **{option: value})
+
+
 def test_other_weights_are_another_model(built):
     with pytest.raises(LockError, match=r"the model: was \w+\.\.\., is"):
         locked(built[1], residual(seed=3))
