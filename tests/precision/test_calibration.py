@@ -340,3 +340,42 @@ def test_a_json_cache_records_its_model(tmp_path):
     assert data["samples"] == 2
     with pytest.raises(UsageError, match="cannot be written"):
         write_cache(tmp_path / "no" / "c.json", calibrate(small_network(), samples(2)))
+
+
+def weighted(inputs, make):
+    """A network with one input and the layers that `make(net, x, w)` adds; w(*shape) is a random constant."""
+    rng = np.random.default_rng(5)
+    net = Network("weighted")
+
+    def w(*shape):
+        return net.constant((rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32), "w")
+
+    net.mark_output(make(net, net.add_input("x", parse_type(inputs)), w))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("inputs", "make"),
+    [
+        ("f32[1,100,3000]", lambda net, x, w: net.add("Conv", net.add("Relu", net.add("Conv", x, w(80, 100, 3))), w(90, 80, 3), strides=(2,))),
+        ("f32[1,80,12,14,40]", lambda net, x, w: net.add("Conv", x, w(8, 80, 3, 3, 3))),
+        ("f32[1,66,300]", lambda net, x, w: net.add("Conv", x, w(66, 1, 9), group=66, dilations=(16,))),
+        ("f32[1,56,56,96]", lambda net, x, w: net.add("MatMul", x, w(96, 12))),
+        ("f32[1,12,200,64]", lambda net, x, w: net.add("MatMul", x, w(64, 12))),
+        (
+            "f32[1,96,96]",
+            lambda net, x, w: net.add("Add", net.add("MatMul", x, w(96, 96)), net.add("Conv", x, w(96, 96, 1))),
+        ),
+    ],
+    ids=["1-d", "3-d", "dilated", "channels last", "heads", "a convolution and a product"],
+)
+def test_channels_are_never_cut(inputs, make):
+    """Layers of every rank: the part of a large activation that is evaluated keeps its channels."""
+    net = weighted(inputs, make)
+    data = [{"x": np.random.default_rng(i).standard_normal(net.inputs[0].shape).astype(np.float32)} for i in range(2)]
+    ranges = calibrate(net, data)
+    assert ranges.tensors
+    want = run_network(net, data[0])
+    got = run_network(quantize(net, ranges), data[0])
+    for name, a in got.items():
+        assert np.linalg.norm(a - want[name]) < 0.05 * np.linalg.norm(want[name])

@@ -137,8 +137,8 @@ def _judged(places: Places, t: Tensor, candidates: list[Range], values: list[Map
     """
     wrong, right = [0.0] * len(candidates), 0.0
     readers: list[Layer | None] = [x for x in places.layers if x.inputs[0] is t] or [None]
-    x = np.concatenate([middle(np.asarray(v[t.name], np.float32), readers[0]) for v in values])
     for layer in readers:
+        x = np.concatenate([middle(np.asarray(v[t.name], np.float32), layer) for v in values])
         want = (x if layer is None else computed(layer, x, None)).astype(np.float64)
         right += float(np.sum(want**2))
         for k, r in enumerate(candidates):
@@ -154,23 +154,36 @@ def _judged(places: Places, t: Tensor, candidates: list[Range], values: list[Map
 
 
 def middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
-    """The centre of a large tensor, at least `crop` pixels and twice the filter size: it represents the rest of the image."""
-    if x.ndim == 4:
-        kernel = layer.inputs[1].shape[2:] if layer is not None and layer.op == "Conv" else (1, 1)
-        cuts = []
-        for size, k in zip(x.shape[2:], kernel, strict=True):
-            most = max(crop, 2 * int(k))
-            first = max(0, (size - most) // 2)
-            cuts.append(slice(first, first + most))
-        return x[:, :, cuts[0], cuts[1]]
-    if x.ndim >= 2 and x.shape[-2] > _ROWS:
-        return x[..., :_ROWS, :]
-    return x
+    """A part of a large activation [N, ...] that represents the rest: of a convolution's input the centre of the spatial axes (about `crop`
+    squared positions, at least twice the filter's extent per axis), of a product's input the first rows. Channels are never cut."""
+    if layer is None or layer.op == "Conv":
+        return _centre(x, layer, crop) if x.ndim > 2 else x[:_ROWS]
+    if layer.attrs.get("transA") or x.ndim < 2:
+        return x
+    cuts = [slice(None)] * x.ndim
+    cuts[-2] = slice(0, _ROWS if x.ndim < 4 else crop)
+    if x.ndim > 3:  # an image with the channels last, or heads
+        cuts[-3] = slice(0, crop)
+    return x[tuple(cuts)]
+
+
+def _centre(x: np.ndarray, conv: Layer | None, crop: int) -> np.ndarray:
+    """The centre of the spatial axes of x [N, C, spatial...]."""
+    rank = x.ndim - 2
+    side = round(crop ** (2 / rank))
+    kernel = conv.needs(1).shape[2:] if conv is not None else (1,) * rank
+    dilations = (conv.attrs.get("dilations") if conv is not None else None) or (1,) * rank
+    cuts = [slice(None)] * 2
+    for size, k, dilation in zip(x.shape[2:], kernel, dilations, strict=True):
+        most = max(side, 2 * ((int(k) - 1) * dilation + 1))
+        first = max(0, (size - most) // 2)
+        cuts.append(slice(first, first + most))
+    return x[tuple(cuts)]
 
 
 def computed(layer: Layer, x: np.ndarray, range_: Range | None, weights: np.ndarray | None = None) -> np.ndarray:
     """The layer's output for `x` without bias (f32), with input and weights fake-quantized when `range_` is given. `weights` replace its own."""
-    w = layer.inputs[1].array() if weights is None else weights
+    w = layer.needs(1).array() if weights is None else weights
     if range_ is not None:
         x, w = range_.fake(x), fake_weights(layer, w)
     alone = Network("alone")

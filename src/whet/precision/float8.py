@@ -57,7 +57,7 @@ def skip_sums(net: Network, skip: Iterable[str] = ()) -> frozenset[str]:
     """Add layers of `net` whose operands FP8 would round when it skips the layers `skip`; they may stay in 16 bits or more."""
     names = set(skip)
     sums = {x.name for x in net.layers if x.op == "Add" and x.inputs[0] is not None and x.inputs[1] is not None and x.name not in names}
-    sums = {x.name for x in net.layers if x.name in sums and not any(t.is_constant for t in x.inputs)}
+    sums = {x.name for x in net.layers if x.name in sums and not any(t.is_constant for t in x.required_inputs())}
     rounded, left = (find_places(net, names, s).roots for s in ((), sums))
     return frozenset(sums) if rounded != left else frozenset()
 
@@ -71,7 +71,7 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
     layers = [x for x in find_places(net, set(skip)).layers if x.op in ("Conv", "Gemm")]
     if not layers:
         return ranges
-    names = list(dict.fromkeys(x.inputs[0].name for x in layers))
+    names = list(dict.fromkeys(x.needs(0).name for x in layers))
     scales = {n: float8_scale(r) for n in names if (r := _range_of(net, ranges, n)) is not None}
     run = run_of(net, names)
     sums: dict[str, list[np.ndarray]] = {}
@@ -79,7 +79,7 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
     for feeds in chosen_samples(samples, SAMPLES):
         values = run(feeds)
         for layer in layers:
-            name = layer.inputs[0].name
+            name = layer.needs(0).name
             if name not in scales:
                 continue
             x = np.asarray(values[name], np.float32)
@@ -113,7 +113,7 @@ def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_
         return found
     by_input: dict[str, list[Layer]] = {}
     for layer in layers:
-        by_input.setdefault(layer.inputs[0].name, []).append(layer)
+        by_input.setdefault(layer.needs(0).name, []).append(layer)
     for name, readers in by_input.items():  # keeps one tensor of all samples in memory at a time
         own = _range_of(net, ranges, name)
         if own is None:
@@ -121,7 +121,7 @@ def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_
         run, scale = run_of(net, [name]), float8_scale(own)
         inputs = [rounded(np.asarray(run(f)[name], np.float32), scale) for f in chosen]
         for layer in readers:
-            w = np.asarray(layer.inputs[1].array(), np.float32)
+            w = np.asarray(layer.needs(1).array(), np.float32)
             halves = [moments(layer, inputs[i::2], len(inputs[i::2])) for i in (0, 1)]
             made = adapted(layer, w, float8_weights(layer, w), float8_weight_scales(layer, w).astype(np.float64), (halves[0], halves[1]), _grid)
             if made is not None:
@@ -160,14 +160,14 @@ def unpack_rounding(net: Network, packed: Mapping[str, str]) -> dict[str, np.nda
 
 def _codes(layer: Layer, w: np.ndarray | None) -> np.ndarray:
     """Weights (None: the layer's own, rounded to nearest) as signed e4m3 indices counted from zero, i32."""
-    own = np.asarray(layer.inputs[1].array(), np.float32) if w is None else w
+    own = np.asarray(layer.needs(1).array(), np.float32) if w is None else w
     bits = e4m3(own / _column(layer)).astype(F8E4M3.numpy).view(np.uint8).astype(np.int32)
     return np.where(bits & 0x80, -(bits & 0x7F), bits)
 
 
 def _column(layer: Layer) -> np.ndarray:
     """The weight scales, shaped to broadcast over the weights."""
-    w = np.asarray(layer.inputs[1].array(), np.float32)
+    w = np.asarray(layer.needs(1).array(), np.float32)
     shape = [1] * w.ndim
     shape[weight_axis(layer)] = -1
     return float8_weight_scales(layer, w).reshape(shape)
@@ -191,7 +191,7 @@ def mean_inputs(layer: Layer, x: np.ndarray) -> np.ndarray:
 
 def mean_shift(layer: Layer, low: np.ndarray, exact: np.ndarray, rounded_weights: np.ndarray | None = None) -> np.ndarray:
     """Shift of each output channel's mean by rounding, f64. `low` and `exact` are mean_inputs of rounded and exact inputs."""
-    w = np.asarray(layer.inputs[1].array(), np.float32)
+    w = np.asarray(layer.needs(1).array(), np.float32)
     q = float8_weights(layer, w) if rounded_weights is None else rounded_weights
     if layer.op == "Conv":
         groups = layer.attrs["group"]
@@ -216,7 +216,7 @@ def _range_of(net: Network, ranges: Ranges, name: str) -> Range | None:
 def _channels(layer: Layer) -> tuple[object, object]:
     w = layer.needs(1)
     if layer.op == "Conv":
-        return layer.inputs[0].shape[1], w.shape[0]
+        return layer.needs(0).shape[1], w.shape[0]
     transposed = layer.op == "Gemm" and layer.attrs["transB"]
     return (w.shape[1], w.shape[0]) if transposed else (w.shape[0], w.shape[1])
 

@@ -72,11 +72,11 @@ def _behind_pool(t: Tensor, readers: list[Layer], users: Mapping[Tensor, list[tu
 
 def weight_scales(layer: Layer, weights: np.ndarray | None = None) -> np.ndarray:
     """One f32 scale per output channel that maps its largest magnitude to 127; 1 for a zero channel. `weights` replace the layer's own."""
-    w = layer.inputs[1].array() if weights is None else weights
+    w = layer.needs(1).array() if weights is None else weights
     axis = weight_axis(layer)
     top = np.abs(w).max(axis=tuple(i for i in range(w.ndim) if i != axis)).astype(np.float32)
     if not np.isfinite(top).all():
-        raise CalibrationError(f"the weights %{layer.inputs[1].name} of '{layer.name}' are not finite")
+        raise CalibrationError(f"the weights %{layer.needs(1).name} of '{layer.name}' are not finite")
     return np.where(top > 0, top / np.float32(127), np.float32(1)).astype(np.float32)
 
 

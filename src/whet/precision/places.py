@@ -189,9 +189,10 @@ class _Finder:
         if maker is None:
             return False
         if maker.op == "Mul":  # SiLU written as Mul and Sigmoid
-            gates = [(x, y) for x, y in (maker.inputs, maker.inputs[::-1]) if y is not None and y.maker is not None and y.maker.op == "Sigmoid"]
-            return any(x is not None and y.maker.inputs[0] is x and x.maker in self.own for x, y in gates)
-        return maker in self.own or (maker.op in UNARY and self.takes_sum(maker.inputs[0]))
+            a, b = maker.required_inputs()
+            gates = [(x, y.maker) for x, y in ((a, b), (b, a)) if y.maker is not None and y.maker.op == "Sigmoid"]
+            return any(gate.inputs[0] is x and x.maker in self.own for x, gate in gates)
+        return maker in self.own or (maker.op in UNARY and self.takes_sum(maker.needs(0)))
 
     def fusable(self, t: Tensor) -> bool:
         """Whether the producer of `t` can store integers: a quantized layer, or a sum, activation or average applied to one."""
@@ -201,10 +202,10 @@ class _Finder:
         if maker in self.own:
             return True
         if maker.op in UNARY:
-            return self.fusable(maker.inputs[0])
+            return self.fusable(maker.needs(0))
         if maker.op in ("Add", "Mul"):
             return any(x is not None and self.fusable(x) for x in maker.inputs)
-        return (maker.op in POOLS or moves(maker)) and self.fusable(maker.inputs[0])
+        return (maker.op in POOLS or moves(maker)) and self.fusable(maker.needs(0))
 
 
 def moves(layer: Layer) -> bool:

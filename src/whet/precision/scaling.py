@@ -136,7 +136,7 @@ def channels_last(site: Site) -> bool:
 
 def reading_weights(layer: Layer, s: np.ndarray) -> np.ndarray:
     """Factors for the weights of a reader: `s` along their input channels, shaped to broadcast."""
-    w = layer.inputs[1].array()
+    w = layer.needs(1).array()
     if layer.op != "Conv":
         axis = 1 if layer.op == "Gemm" and layer.attrs["transB"] else 0
         return s.reshape([-1 if i == axis else 1 for i in range(w.ndim)])
@@ -151,7 +151,7 @@ def _largest_read(site: Site, count: int) -> np.ndarray:
     """Largest weight magnitude that reads each channel of the tensor."""
     top = np.zeros(count)
     for layer in site.readers:
-        w = np.abs(layer.inputs[1].array().astype(np.float64))
+        w = np.abs(layer.needs(1).array().astype(np.float64))
         if layer.op != "Conv":
             w = w if layer.op == "Gemm" and layer.attrs["transB"] else w.T
             top = np.maximum(top, w.max(axis=0))
@@ -167,7 +167,7 @@ def proposals(site: Site, largest: np.ndarray, steps: tuple[str, ...]) -> dict[s
     read = _largest_read(site, largest.size)
     made: dict[str, np.ndarray] = {}
     if "equalize" in steps and site.producer is not None and site.producer.op in WEIGHTED:
-        w = np.abs(site.producer.inputs[1].array().astype(np.float64))
+        w = np.abs(site.producer.needs(1).array().astype(np.float64))
         axis = 0 if site.producer.op == "Conv" or site.producer.attrs.get("transB") else 1
         own = w.max(axis=tuple(i for i in range(w.ndim) if i != axis))
         made["equalize"] = _settled(site, largest, np.sqrt(_ratio(own, read)))

@@ -120,7 +120,7 @@ def _error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, ze
         signal = np.sum(want**2, axis=others)
         signal = signal + _QUIET * signal.mean() + 1e-30
         x = plain if s is None else plain / s.reshape(shape)
-        w = layer.inputs[1].array()
+        w = layer.needs(1).array()
         w = w if s is None else (w * reading_weights(layer, s)).astype(np.float32)
         for k, r in enumerate(ranges):
             noise = np.sum((computed(layer, x, r, w) - want) ** 2, axis=others)

@@ -162,6 +162,7 @@ def _insert(net: Network, x: Tensor, readers: list[Layer], found: Code) -> None:
     """Inserts x -> compress -> Q -> DQ -> expand for all readers of x."""
     scale = net.constant(literal(np.asarray(found.scale)), f"{x.name}.scale")
     zero = net.constant(literal(np.asarray(found.zero, np.uint8)), f"{x.name}.zero")
+    assert x.maker is not None, f"{x} is an input or a constant: no activation computed it"
     at = net.layers.index(x.maker) + 1
     y = x
     if found.squeeze != 1:

@@ -51,7 +51,7 @@ def unquantized(layer: Layer) -> Unquantized | str:
             source = x.needs(0)
             last, seen[x.output] = x, seen[source]
         elif x.op == "DequantizeLinear":
-            i = place.get(x.inputs[0])
+            i = place.get(x.needs(0))
             if i is None or i in found:
                 return "one value is dequantized twice"
             t = layer.needs(i)
@@ -113,9 +113,9 @@ def epilogue(layer: Layer) -> list[Post] | None:
             steps.append(Post(x.op, dict(x.attrs)))
         else:
             # Clip's bounds and the like: constants of the fused layer
-            if any(t not in place or layer.inputs[place[t]].weight is None for _, t in others):
+            if any(t not in place or layer.needs(place[t]).weight is None for _, t in others):
                 return None
-            bounds = {f"input{i}": layer.inputs[place[t]].array() for i, t in others}
+            bounds = {f"input{i}": layer.needs(place[t]).array() for i, t in others}
             steps.append(Post(x.op, {**x.attrs, **bounds}))
         running = x.outputs[0]
     return steps if body.outputs == [running] else None

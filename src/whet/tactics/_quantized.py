@@ -106,7 +106,7 @@ def _scale(layer: Layer, given: Sequence[Tensor | None]) -> Scale | str:
     zeros = np.zeros(1, np.int64) if zero is None else np.asarray(zero.array()).astype(np.float64).reshape(-1)
     if np.any(zeros != zeros[0]):
         return "zero points differ within a tensor"
-    dtype = layer.output.dtype if layer.op == "QuantizeLinear" else layer.inputs[0].dtype
+    dtype = layer.output.dtype if layer.op == "QuantizeLinear" else layer.needs(0).dtype
     if dtype.name == FLOAT8 and (zeros[0] != 0 or not layer.attrs.get("saturate", 1)):
         return "float8 has no zero point here, and saturates"
     if dtype.name not in (*_EIGHT_BIT, FLOAT8):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from whet.network import Layer, Origin, Tensor, Weight
-from whet.ops import get_op, run_layer
+from whet.ops import get_op, has_symbols, run_layer
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
@@ -25,7 +25,7 @@ def fold_constants(g: Graph, layer: Layer) -> list[Tensor] | Skip | None:
         return None
     if layer.op == "Identity" and g.is_output(layer.output):
         return None  # it makes a constant an output
-    if not all(t.type.static for t in layer.outputs):
+    if has_symbols(layer) or not all(t.type.static for t in layer.outputs):
         return None  # for example an Expand to a symbolic batch
     if any(t.dtype.name == "string" for t in (*inputs, *layer.outputs)):
         return Skip("strings are not folded")

@@ -63,7 +63,7 @@ def signature(layer: Layer, fmt: str, inplace: tuple[tuple[int, int], ...] = ())
 def product_macs(layer: Layer) -> int:
     """Multiply-adds of the Conv, Gemm or MatMul of a layer or at the root of a fused one."""
     head = anchor(layer)
-    out, w = head.outputs[0], head.inputs[1]
+    out, w = head.outputs[0], head.needs(1)
     shape = static_shape(w.shape)
     per = {
         "Conv": prod(shape[1:]),

@@ -148,7 +148,7 @@ class ConvTactic(CompiledTactic):
         if reason := super().why_not(layer):
             return reason
         head = anchor(layer)
-        if any(not layer.inputs[i].is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
+        if any(not layer.needs(i).is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
         if any(t.dtype != F32 for t in activations(layer)):
             return "computes in 32-bit floating point"
@@ -183,4 +183,4 @@ def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
 
 
 def _is_residual(layer: Layer, i: int) -> bool:
-    return not layer.inputs[i].is_constant and layer.inputs[i].shape == layer.outputs[0].shape
+    return not layer.needs(i).is_constant and layer.needs(i).shape == layer.outputs[0].shape

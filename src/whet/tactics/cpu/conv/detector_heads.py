@@ -139,12 +139,18 @@ class Heads(CompiledTactic):
         if len(names) > 1 or any(symbols(d) for t in layer.inputs if t is not None for d in t.shape[1:]):
             return "images of unknown sizes"
         one = bind_layer(layer, dict.fromkeys(names, 1))
-        for signature in self.signatures(one, None):
-            if (reason := self.refuses(one, signature, None)) is None:
+        for signature in self._signatures(one):
+            if (reason := self._refuses(one, signature)) is None:
                 return None
         return reason
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        return self._signatures(layer)
+
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        return self._refuses(layer, signature)
+
+    def _signatures(self, layer: Layer) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or len(layer.outputs) != 1:
             return []
         images = {h.image for h in take_apart(layer)[0]}
@@ -152,8 +158,8 @@ class Heads(CompiledTactic):
         targets = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
         return [Signature(inputs, (Operand(target, F32),)) for target in targets]
 
-    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        configs = self.configs(layer, signature, backend)
+    def _refuses(self, layer: Layer, signature: Signature) -> str | None:
+        configs = _configs(layer)
         if not configs:
             return "an image has fewer pixels than the smallest tile"
         try:
@@ -163,11 +169,7 @@ class Heads(CompiledTactic):
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        """The two register tiles of lowest cost, with few and many pixels per item."""
-        heads, _ = take_apart(layer)
-        least = min(prod(static_shape(h.output.shape)[2:]) for h in heads)
-        fit = sorted(((b, p) for b, p in TILES if p <= least), key=lambda t: _cost(heads, *t))[:2]
-        return [(("blocks", b), ("pixels", p), ("tile", n)) for b, p in fit for n in _TILES]
+        return _configs(layer)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> HeadsKernel:
         try:
@@ -182,6 +184,14 @@ class Heads(CompiledTactic):
         if (sizes["blocks"], sizes["pixels"]) not in TILES or not sizes["pixels"] <= least or sizes["tile"] < sizes["pixels"]:
             raise Refused(f"a tile of {sizes['pixels']} pixels does not fit images of {least}")
         return HeadsKernel(layer, signature, sizes["blocks"], sizes["pixels"], sizes["tile"], count)
+
+
+def _configs(layer: Layer) -> list[Config]:
+    """The two register tiles of lowest cost, with few and many pixels per item."""
+    heads, _ = take_apart(layer)
+    least = min(prod(static_shape(h.output.shape)[2:]) for h in heads)
+    fit = sorted(((b, p) for b, p in TILES if p <= least), key=lambda t: _cost(heads, *t))[:2]
+    return [(("blocks", b), ("pixels", p), ("tile", n)) for b, p in fit for n in _TILES]
 
 
 def take_apart(layer: Layer) -> tuple[list[Head], Layer]:

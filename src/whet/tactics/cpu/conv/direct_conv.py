@@ -38,7 +38,7 @@ class DirectKernel(ConvKernel):
         head = anchor(layer)
         planes = signature.needs(self.x).format == "linear"
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
-        taken, height, width = static_shape(head.inputs[0].shape)[1:]
+        taken, height, width = static_shape(head.needs(0).shape)[1:]
         top, side = _pads(head)
         ends = _edge_taps(head, columns, tile.pixels)
         assert ends is not None
@@ -62,7 +62,7 @@ class Direct(ConvTactic):
 
     def rejects(self, head: Layer) -> str | None:
         a = head.attrs
-        if head.inputs[0].type.rank != 4 or a["group"] != 1 or set(a.get("dilations") or (1,)) != {1}:
+        if head.needs(0).type.rank != 4 or a["group"] != 1 or set(a.get("dilations") or (1,)) != {1}:
             return "takes convolutions of images with one group and no dilations"
         window, pads = _window(head), a.get("pads") or (0,) * 4
         if prod(window) == 1 or max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(pads)):
@@ -74,7 +74,7 @@ class Direct(ConvTactic):
             return []
         x, steps = source_place(layer), steps_of(layer)
         assert steps is not None
-        few = static_shape(anchor(layer).inputs[0].shape)[1] <= _MAX_PLANES and x != steps[1]
+        few = static_shape(anchor(layer).needs(0).shape)[1] <= _MAX_PLANES and x != steps[1]
         image = Operand("linear", STORED.dtype) if few else STORED
         inputs = tuple(image if i == x else STORED if i == steps[1] else None for i in range(len(layer.inputs)))
         inplace = [] if steps[1] in (None, x) else [Signature(inputs, (STORED,), ((steps[1], 0),))]
@@ -142,7 +142,7 @@ def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) ->
 
 
 def _window(head: Layer) -> tuple[int, int]:
-    high, wide = static_shape(head.inputs[1].shape)[2:]
+    high, wide = static_shape(head.needs(1).shape)[2:]
     return high, wide
 
 
@@ -169,7 +169,7 @@ def _cost(layer: Layer, blocks: int, pixels: int) -> float:
 def _edge_taps(head: Layer, columns: int, pixels: int) -> tuple[Taps, Taps | None] | None:
     """The taps within the image of a row's first and last tile (None: the same one); None if another tile has taps outside the image."""
     wide, across, side = _window(head)[1], _strides(head)[1], _pads(head)[1]
-    width = static_shape(head.inputs[0].shape)[3]
+    width = static_shape(head.needs(0).shape)[3]
 
     def taps(start: int) -> Taps:
         """For each tap from which and up to which pixel of the tile at column `start` it is within the image."""

@@ -48,10 +48,10 @@ class Pointwise(ConvTactic):
     def rejects(self, head: Layer) -> str | None:
         a = head.attrs
         plain = a["group"] == 1 and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or (0,))
-        if head.inputs[0].type.rank != 4 or tuple(head.inputs[1].shape[2:]) != (1, 1) or not plain:
+        if head.needs(0).type.rank != 4 or tuple(head.needs(1).shape[2:]) != (1, 1) or not plain:
             return "takes 1x1 convolutions of images with one group, no strides, no pads"
-        if head.inputs[1].shape[1] % STEP:
-            return f"{head.inputs[1].shape[1]} channels: it takes multiples of {STEP}"
+        if head.needs(1).shape[1] % STEP:
+            return f"{head.needs(1).shape[1]} channels: it takes multiples of {STEP}"
         return None
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from whet.backends import Backend
 from whet.network import FORMATS, Layer, format_fits, static_shape
 from whet.network.types import DTYPES, DType
-from whet.tactics._base import Args, Config, Operand, Signature, Stream, operand_bytes, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Kernel, Operand, Signature, Stream, operand_bytes, stored_bytes, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnKernel, OneDnnTactic, Recipe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, static, storage_types
 
 
 class ViewKernel:
@@ -72,7 +72,7 @@ class View(OneDnnTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return "strings are not stored in device memory" if signature.outputs[0].dtype.name == "string" else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel | ViewKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         if signature.inplace:
             return ViewKernel(layer, signature)
         return self._plan(lambda: self.recipe(layer, signature, backend), layer, signature, (), backend)

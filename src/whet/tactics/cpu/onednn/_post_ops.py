@@ -40,8 +40,9 @@ def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
         return dnn.Eltwise("soft_relu", 1.0)
     if op == "Gelu":
         return dnn.Eltwise("gelu_tanh" if a("approximate", "none") == "tanh" else "gelu_erf")
-    if op == "Pow" and a("input1") is not None and np.size(a("input1")) == 1:
-        exponent = _scalar(a("input1"))
+    power = a("input1")
+    if op == "Pow" and power is not None and np.size(power) == 1:
+        exponent = _scalar(power)
         return dnn.Eltwise("square") if exponent == 2 else dnn.Eltwise("pow", 1.0, exponent)
     if op == "Reciprocal":
         return dnn.Eltwise("pow", 1.0, -1.0)
@@ -114,8 +115,8 @@ def chain(posts: Sequence[Post], layer: Layer, signature: Signature, shaper: Sha
                 return f"oneDNN has no post-op for {post.op}"
             made.post_ops.append(unary)
             continue
-        if post.op == "Pow" and not post.swapped and layer.inputs[post.other].is_constant:
-            power = activation("Pow", {"input1": layer.inputs[post.other].array()})
+        if post.op == "Pow" and not post.swapped and layer.needs(post.other).is_constant:
+            power = activation("Pow", {"input1": layer.needs(post.other).array()})
             if power is None:
                 return "oneDNN takes one constant exponent, not several"
             made.post_ops.append(power)
@@ -228,4 +229,4 @@ def residuals(posts: Sequence[Post], layer: Layer) -> list[int]:
     """Inputs that are added with the full shape: each could be added in place."""
     out = layer.outputs[0]
     found = [p.other for p in posts if p.op == "Add" and p.other is not None]
-    return [i for i in found if not layer.inputs[i].is_constant and layer.inputs[i].shape == out.shape]
+    return [i for i in found if not layer.needs(i).is_constant and layer.needs(i).shape == out.shape]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -109,9 +109,9 @@ def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
         own = {parts.place(t) for t in parts.head.inputs}
         for p in parts.posts:
             z = p.other
-            if p.op != "Add" or z is None or z in own or inputs[z] is None:
+            if p.op != "Add" or z is None or z in own or (addend := inputs[z]) is None:
                 continue
-            if parts.view.inputs[z].shape == parts.view.outputs[0].shape and inputs[z].dtype.bits == out.dtype.bits:
+            if parts.view.needs(z).shape == parts.view.outputs[0].shape and addend.dtype.bits == out.dtype.bits:
                 made.append(Signature(tuple(inputs), (out,), ((z, 0),)))
         made.append(Signature(tuple(inputs), (out,)))
     return made
@@ -121,7 +121,7 @@ def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None)
     """The epilogue as post-ops on real numbers, with integer addends dequantized."""
     made = Chain()
     for post in needed(parts):
-        if post.other not in parts.reads or parts.view.inputs[post.other].is_constant:
+        if post.other not in parts.reads or parts.view.needs(post.other).is_constant:
             step = chain([post], parts.view, signature, shaper)
         else:
             step = _summand(post, parts, signature, shaper)
@@ -173,15 +173,15 @@ def _summand(post: Post, parts: Parts, signature: Signature, shaper: Shaper | No
     return made
 
 
-def quantization(parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dict[str, tuple[tuple[str, int, int], ...]]:
-    """`scales` and `zero_points` of the primitive's attributes. `channels` is (mask, count) of weights with a scale per channel."""
+def quantization(post_ops: Sequence[dnn.PostOp], parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dnn.Attributes:
+    """The primitive's attributes with these post-ops. `channels` is (mask, count) of weights with a scale per channel."""
     by_channel = parts.reads[w].scale.size > 1
     scales = [("src", 0, 1), ("weights", *channels) if by_channel else ("weights", 0, 1)]
     zeros = [("src", 0, 1)] if parts.reads[x].zero else []
     if parts.stores is not None:
         scales.append(("dst", 0, 1))
         zeros += [("dst", 0, 1)] if parts.stores.zero else []
-    return {"scales": tuple(scales), "zero_points": tuple(zeros)}
+    return dnn.Attributes(tuple(post_ops), tuple(scales), tuple(zeros))
 
 
 def add_scales(recipe: Recipe, parts: Parts, x: int, w: int) -> None:

@@ -26,12 +26,12 @@ class OneDnnBinary(OneDnnTactic):
             return reason
         head = anchor(layer)
         if head.op == "BatchNormalization":
-            if len(layer.outputs) != 1 or any(not layer.inputs[i].is_constant for i in _outer(layer, head)[1:]):
+            if len(layer.outputs) != 1 or any(not layer.needs(i).is_constant for i in _outer(layer, head)[1:]):
                 return "its statistics are computed at run time"
         elif len(head.inputs) != 2:
             return f"takes two operands, not {len(head.inputs)}"
         elif any(t.dtype.name not in ("f32", "bf16") for t in head.inputs if t is not None):
-            return f"computes floats, not {head.inputs[0].dtype}"
+            return f"computes floats, not {head.needs(0).dtype}"
         return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -61,7 +61,7 @@ class OneDnnBinary(OneDnnTactic):
             return fused
         outer = _outer(layer, head)
         shape, target = static_shape(head.outputs[0].shape), signature.outputs[0]
-        if head.op != "Div" and static_shape(layer.inputs[outer[0]].shape) != shape:
+        if head.op != "Div" and static_shape(layer.needs(outer[0]).shape) != shape:
             outer = outer[::-1]  # only the second operand broadcasts in fast kernels
             if head.op == "Sub":
                 fused = _negated(fused)
@@ -126,18 +126,18 @@ def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str
     vector = dnn.describe((1, shape[1], *(1,) * (len(shape) - 2)), "f32")
     first = dnn.binary("mul", layout, vector, layout, dnn.Attributes((dnn.Binary("add", vector), *fused.post_ops)))
     recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)})
-    tensors = [layer.inputs[i] for i in (scale, bias, mean, variance)]
-    key = "|".join(t.weight.digest for t in tensors) + f"|{head.attrs.get('epsilon', 1e-5)}"
+    tensors = [layer.needs(i) for i in (scale, bias, mean, variance)]
+    key = "|".join(t.constant().digest for t in tensors) + f"|{head.attrs.get('epsilon', 1e-5)}"
     recipe.constant("src1", key + "|factor", _folded(head, tensors, 0))
     recipe.constant("post0", key + "|shift", _folded(head, tensors, 1))
     return recipe
 
 
-def _folded(head: Layer, tensors: list[Tensor | None], which: int) -> Callable[[], np.ndarray]:
+def _folded(head: Layer, tensors: list[Tensor], which: int) -> Callable[[], np.ndarray]:
     """The function that computes factor (0) or shift (1), in double."""
 
     def make() -> np.ndarray:
-        scale, bias, mean, variance = (f32_of(t).astype(np.float64) for t in tensors if t is not None)
+        scale, bias, mean, variance = (f32_of(t).astype(np.float64) for t in tensors)
         factor = scale / np.sqrt(variance + head.attrs.get("epsilon", 1e-5))
         return (factor if which == 0 else bias - mean * factor).astype(np.float32)
 

@@ -23,7 +23,7 @@ class OneDnnConv(OneDnnTactic):
         if reason := super().why_not(layer):
             return reason
         head = anchor(layer)
-        if any(i is None or not layer.inputs[i].is_constant for i in _weights(layer, head)):
+        if any(i is None or not layer.needs(i).is_constant for i in _weights(layer, head)):
             return "the weights are computed at run time; oneDNN's fast kernels need them packed in advance"
         if epilogue(layer) is None:
             return "its fused operations do not form a chain"
@@ -35,9 +35,9 @@ class OneDnnConv(OneDnnTactic):
             return []
         head = anchor(layer)
         x = source_place(layer)
-        formats = [f for f in image_formats(head.inputs[0].type.rank) if f != "linear"]
+        formats = [f for f in image_formats(head.needs(0).type.rank) if f != "linear"]
         pairs = [(f, f) for f in formats]
-        if head.inputs[0].shape[1] in (1, 2, 3, 4) and head.op == "Conv":
+        if head.needs(0).shape[1] in (1, 2, 3, 4) and head.op == "Conv":
             pairs = [("linear", f) for f in formats] + pairs  # planar images: the kernels of first layers read them
         found = []
         for dtype in storage_types(activations(layer), backend):
@@ -60,7 +60,7 @@ class OneDnnConv(OneDnnTactic):
         first = dnn.convolution(
             describe(source, stored),
             dnn.describe(shape, stored.dtype.name, "any"),
-            None if b is None else dnn.describe(static_shape(layer.inputs[b].shape), "f32"),
+            None if b is None else dnn.describe(static_shape(layer.needs(b).shape), "f32"),
             describe(layer.outputs[0], target),
             strides,
             dilations,

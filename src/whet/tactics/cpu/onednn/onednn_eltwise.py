@@ -32,7 +32,7 @@ class OneDnnEltwise(OneDnnTactic):
         head = anchor(layer)
         for t in head.inputs[1:]:
             i = outer_input(layer, t)
-            if i is not None and not layer.inputs[i].is_constant:
+            if i is not None and not layer.needs(i).is_constant:
                 return f"{head.op}'s parameters are computed at run time"
         return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
@@ -67,7 +67,7 @@ class OneDnnEltwise(OneDnnTactic):
             unary = activation("LeakyRelu", {"alpha": float(bounds["input1"].reshape(-1)[0])})
         else:
             unary = activation(head.op, {**head.attrs, **bounds})
-        if head.op == "Pow" and layer.outputs[0].shape != layer.inputs[x].shape:
+        if head.op == "Pow" and layer.outputs[0].shape != layer.needs(x).shape:
             return "the exponent broadcasts the base"
         fused = chain(posts, layer, signature)
         restore = _restores_nan(head.op, {**head.attrs, **bounds})
@@ -89,7 +89,7 @@ class OneDnnEltwise(OneDnnTactic):
 def _parameters(layer: Layer, head: Layer) -> dict[str, np.ndarray]:
     """The root operation's constant operands as `input1`, `input2`."""
     places = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
-    return {f"input{i}": layer.inputs[p].array() for i, p in places.items() if p is not None}
+    return {f"input{i}": layer.needs(p).array() for i, p in places.items() if p is not None}
 
 
 def _restores_nan(op: str, attrs: Mapping[str, Any]) -> str | None:

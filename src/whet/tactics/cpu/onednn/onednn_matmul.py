@@ -25,10 +25,10 @@ class OneDnnMatMul(TwoPrimitives):
             return reason
         head = anchor(layer)
         if any(t is not None and t.dtype.name not in ("f32", "bf16") for t in head.inputs):
-            return f"computes floats, not {head.inputs[0].dtype}"
+            return f"computes floats, not {head.needs(0).dtype}"
         if any(t.type.rank < 2 for t in head.inputs[:2] if t is not None):
             return "takes matrices, not vectors"
-        if layer.inputs[_at(layer, head.inputs[0])].is_constant:
+        if layer.needs(_at(layer, head.inputs[0])).is_constant:
             return "the first operand is constant; oneDNN packs the second"
         return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
@@ -43,7 +43,7 @@ class OneDnnMatMul(TwoPrimitives):
             stored = second_operands(posts, layer, out)
             for t in head.inputs:
                 i = outer_input(layer, t)
-                if i is not None and not layer.inputs[i].is_constant:
+                if i is not None and not layer.needs(i).is_constant:
                     stored[i] = out
             inputs = tuple(stored.get(i) for i in range(len(layer.inputs)))
             own = {outer_input(layer, t) for t in head.inputs}

@@ -28,7 +28,7 @@ class OneDnnPool(OneDnnTactic):
             return "oneDNN's pooling for inference has no indices output"
         if epilogue(layer) is None:
             return "its fused operations do not form a chain"
-        rank = head.inputs[0].type.rank
+        rank = head.needs(0).type.rank
         if not 3 <= rank <= 5:
             return f"pools images of 1 to 3 spatial axes, not rank {rank}"
         if head.op.startswith("Reduce") and reduced_axes(head) != tuple(range(2, rank)):
@@ -41,7 +41,7 @@ class OneDnnPool(OneDnnTactic):
             return []
         head = anchor(layer)
         x = source_place(layer)
-        shape = static_shape(head.inputs[0].shape)
+        shape = static_shape(head.needs(0).shape)
         pairs = [(f, f) for f in image_formats(len(shape))]
         if head.op in _WHOLE:
             kept = layer.outputs[0].type.rank == len(shape)
@@ -49,7 +49,7 @@ class OneDnnPool(OneDnnTactic):
             flat = [(f, "linear") for f, _ in pairs if f == "nhwc" or (f.startswith("nChw") and shape[1] % 16 == 0)]
             pairs = [*flat, *(pairs if kept else [("linear", "linear")])]
         found = []
-        own = layer.inputs[x].dtype if x is not None else None
+        own = layer.needs(x).dtype if x is not None else None
         integers = [own] if own is not None and own.name in ("i8", "u8") and head.op == "MaxPool" and layer is head else []
         for dtype in integers or storage_types(activations(layer), backend):
             for source, target in pairs:
@@ -64,7 +64,7 @@ class OneDnnPool(OneDnnTactic):
         posts, head = steps_after(layer), anchor(layer)
         x = source_place(layer)
         stored = signature.needs(x)
-        source = static_shape(layer.inputs[x].shape)
+        source = static_shape(layer.needs(x).shape)
         fused = chain(posts, layer, signature)
         if isinstance(fused, str):
             return fused

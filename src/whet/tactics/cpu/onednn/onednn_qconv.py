@@ -39,7 +39,7 @@ class OneDnnQConv(OneDnnQuantized):
         if x not in parts.reads or w not in parts.reads:
             return "its input or its weights are not quantized"
         weights = parts.view.needs(w)
-        if not weights.is_constant or (b is not None and not parts.view.inputs[b].is_constant):
+        if not weights.is_constant or (b is not None and not parts.view.needs(b).is_constant):
             return "the weights are computed at run time"
         if parts.reads[w].zero or parts.reads[w].dtype.name != "i8":
             return "oneDNN takes symmetric i8 weights"
@@ -71,7 +71,7 @@ class OneDnnQConv(OneDnnQuantized):
             strides,
             dilations,
             pads,
-            dnn.Attributes(tuple(fused.post_ops), **quantization(parts, x, w, channels)),
+            quantization(fused.post_ops, parts, x, w, channels),
         )
         work = prod(static_shape(view.outputs[0].shape)) * prod(static_shape(weights.shape)[1:])
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, 0.0 if parts.stores else None, work)

@@ -43,7 +43,7 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
         if isinstance(fused, str):
             return fused
         whole, gate = (describe(parts.view.needs(i), signature.needs(i)) for i in (x, factor))
-        if any(a not in (1, b) for a, b in zip(static_shape(parts.view.inputs[factor].shape), static_shape(layer.outputs[0].shape), strict=True)):
+        if any(a not in (1, b) for a, b in zip(static_shape(parts.view.needs(factor).shape), static_shape(layer.outputs[0].shape), strict=True)):
             return "the factor broadcasts the integer"
         reads, steps, names = parts.reads[x], Chain(), {"src": x, "src1": factor}
         if reads.zero:  # (q - zero) * scale first: max(q, q) is q, and the factor is a post-op

@@ -24,7 +24,7 @@ class OneDnnQPool(QuantizedTactic, OneDnnTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.inputs[0].type.rank):
+        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.needs(0).type.rank):
             return []
         parts = taken_apart(layer)
         x = parts.source_place()
@@ -37,7 +37,7 @@ class OneDnnQPool(QuantizedTactic, OneDnnTactic):
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         parts = taken_apart(layer)
         x, head = parts.source_place(), parts.head
-        source, target = static_shape(parts.view.inputs[x].shape), static_shape(parts.view.outputs[0].shape)
+        source, target = static_shape(parts.view.needs(x).shape), static_shape(parts.view.outputs[0].shape)
         reads, stores, dtype = parts.reads[x], parts.result, parts.result.dtype.name
         alg, r = "avg_exclude_padding", len(source) - 2
         if head.op == "GlobalAveragePool":

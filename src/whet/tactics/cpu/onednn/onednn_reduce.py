@@ -38,7 +38,7 @@ class OneDnnReduce(OneDnnTactic):
             return []
         head = anchor(layer)
         x = source_place(layer)
-        rank = head.inputs[0].type.rank
+        rank = head.needs(0).type.rank
         same = layer.outputs[0].type.rank == rank
         formats = image_formats(rank) if same else ("linear",)
         return [
@@ -53,7 +53,7 @@ class OneDnnReduce(OneDnnTactic):
         assert x is not None
         assert axes
         stored = signature.needs(x)
-        source = static_shape(layer.inputs[x].shape)
+        source = static_shape(layer.needs(x).shape)
         target = tuple(1 if i in axes else d for i, d in enumerate(source))
         if source == target:
             return "every reduced axis has one element"

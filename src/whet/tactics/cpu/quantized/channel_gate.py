@@ -37,7 +37,7 @@ class GateKernel(CompiledKernel):
         self.x, self.factor = integer_and_factor(parts)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
         reads, stores = parts.reads[self.x], parts.result
-        scale = np.float32(reads.number) / np.float32(stores.number)
+        scale = float(np.float32(reads.number) / np.float32(stores.number))
         self.packed = (packed_parameters(scale, reads.zero, stores.zero, *integer_range(stores.dtype)),)
         self.signed = reads.dtype.name == "i8"
 

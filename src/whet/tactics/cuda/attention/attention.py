@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from typing import Annotated
 
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import Layer, static_shape
+from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._attention import Heads, View, taken_apart
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
@@ -85,11 +84,11 @@ class Attention(Tactic):
         if isinstance(found, str):
             return []
         read = {v.place for v in (found.q, found.k, found.v)}
-        mask = found.mask.place if found.mask is not None and not layer.inputs[found.mask.place].is_constant else None
+        mask = found.mask.place if found.mask is not None and not layer.needs(found.mask.place).is_constant else None
         signatures = []
         for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], FLOAT16_TYPES):
             stored = {i: Operand("linear", t) for i in read}
-            kinds = (t, F32) if mask is not None and layer.inputs[mask].dtype == F32 else (t,)
+            kinds = (t, F32) if mask is not None and layer.needs(mask).dtype == F32 else (t,)
             for kind in kinds if mask is not None else (None,):
                 operands = stored if kind is None or mask is None else {**stored, mask: Operand("linear", kind)}
                 signatures.append(same(layer, operands, Operand("linear", t)))
@@ -123,10 +122,11 @@ class Attention(Tactic):
         constants = _constants(found, config, layer, signature)
         grid = (blocks_of(found.rows, 16 * said["wr"] * said["mi"]), found.batch * found.heads, 1)
         packed: list[Packed] = []
-        constant = found.mask is not None and layer.inputs[found.mask.place].is_constant
-        if constant:
-            t = layer.inputs[found.mask.place]
-            packed.append(packed_array(f"{t.weight.digest}|mask f32", prod(static_shape(t.shape)) * 4, lambda: np.asarray(t.array(), np.float32)))
+        t = None if found.mask is None else layer.needs(found.mask.place)
+        constant = t is not None and t.is_constant
+        if t is not None and t.is_constant:
+            values = t.array()
+            packed.append(packed_array(f"{t.constant().digest}|mask f32", values.size * 4, lambda: np.asarray(values, np.float32)))
 
         def make(args: Args) -> list:
             at = [args.inputs[v.place] + v.offset * 2 for v in (found.q, found.k, found.v)]

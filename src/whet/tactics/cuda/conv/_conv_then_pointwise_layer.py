@@ -86,7 +86,7 @@ def pair_of(layer: Layer) -> Pair | str:
     first, second = (seen(x, outer) for x in body.layers)
     for view in (first, second):
         head = anchor(view)
-        if head.op != "Conv" or head.inputs[0].type.rank != 4:
+        if head.op != "Conv" or head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes"
         if reason := constant_weights(view, head):
             return reason

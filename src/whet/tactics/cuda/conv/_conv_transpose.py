@@ -68,9 +68,9 @@ class Transposed:
     def of(layer: Layer) -> Transposed:
         """For a ConvTranspose of two spatial axes."""
         head = anchor(layer)
-        n, c, h, w = static_shape(head.inputs[0].shape)
+        n, c, h, w = static_shape(head.needs(0).shape)
         _, k, p, q = static_shape(head.outputs[0].shape)
-        r, s = static_shape(head.inputs[1].shape)[2:]
+        r, s = static_shape(head.needs(1).shape)[2:]
         strides, dilations, pads, _ = attributes(head)
         return Transposed(n, c, h, w, k, p, q, r, s, head.attrs["group"], strides, pads[:2], dilations)
 
@@ -106,9 +106,9 @@ def transposed_launch(
     vec = 8 if entry == "gather" and t.k % 8 == 0 else 1
     count = t.n * t.p * t.q * t.k // vec
     sizes = (t.h, t.w, t.p, t.q, t.k, t.r, t.s, *t.stride, *t.pad, *t.dilation, t.c, t.c // t.group, t.k // t.group)
-    activation, *limits = made.finish.activation
+    activation, low, high = made.finish.activation
     arguments = ConvTransposeArguments(
-        source, weights, bias, residual, out, count, *sizes, has_residual=made.finish.residual if residual else 0, act=limits
+        source, weights, bias, residual, out, count, *sizes, has_residual=made.finish.residual if residual else 0, act=(low, high)
     )
     constants = {"TYPE": TYPE[kind.name], "VEC": vec, "ACT": ACTIVATIONS[activation]}
     return launch(entry, arguments, constants, (blocks_of(count, 256), 1, 1), 256, label=label)

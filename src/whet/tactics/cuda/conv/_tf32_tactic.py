@@ -94,8 +94,8 @@ class F32Product(Tactic):
             return []
         conv, rank = head.op == "Conv", layer.outputs[0].type.rank
         form = Operand("nhwc" if conv else "linear", F32)
-        others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
-        if any(layer.inputs[i].type.rank != rank for i in others):
+        others = [p.other for p in posts or () if p.other is not None and not layer.needs(p.other).is_constant]
+        if any(layer.needs(i).type.rank != rank for i in others):
             return []
         sources = [form] if not conv or not Work.of(layer).row else [Operand("linear", F32), form]
         return [same(layer, {**dict.fromkeys(others, form), x: source}, form) for source in sources]
@@ -133,7 +133,7 @@ class F32Product(Tactic):
         said = f"{self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}"
         packed = (
             packed_array(
-                f"{weights.weight.digest}|tf32 permuted {said}",
+                f"{weights.constant().digest}|tf32 permuted {said}",
                 tile.parts * _tf32.filters(shape.k) * rows * 4,
                 lambda: _tf32.pack(_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
             ),

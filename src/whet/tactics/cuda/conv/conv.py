@@ -89,7 +89,7 @@ class Conv(Tactic):
         rows = shape.steps(tile.bk) * tile.bk
         packed = (
             packed_array(
-                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",
+                f"{weights.constant().digest}|conv krsc {tile.bk} {dtype}",
                 shape.k * rows * 2,
                 lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
             ),
@@ -136,14 +136,14 @@ def launch_with_epilogue(
 def constant_weights(layer: Layer, head: Layer) -> str | None:
     """Why weights or bias cannot be packed at build time, or None."""
     places = [outer_input(layer, t) for t in head.inputs[1:3] if t is not None]
-    if any(i is None or not layer.inputs[i].is_constant for i in places):
+    if any(i is None or not layer.needs(i).is_constant for i in places):
         return "the weights are computed at run time"
     return None
 
 
 def conv_reason(layer: Layer, head: Layer) -> str | None:
     """Why these kernels cannot compute a convolution, or None: they need two spatial axes, packed weights and an epilogue that is a chain."""
-    if head.inputs[0].type.rank != 4:
+    if head.needs(0).type.rank != 4:
         return "takes convolutions of two spatial axes"
     return constant_weights(layer, head) or (None if epilogue(layer) is not None else "its fused operations do not form a chain")
 
@@ -154,8 +154,8 @@ def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_
     x = source_place(layer)
     found = []
     for dtype in float_types([head.inputs[0], layer.outputs[0]], types):
-        stored = {p.other: Operand("nhwc", dtype) for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant}
-        if any(layer.inputs[i].type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):
+        stored = {p.other: Operand("nhwc", dtype) for p in posts or () if p.other is not None and not layer.needs(p.other).is_constant}
+        if any(layer.needs(i).type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):
             continue
         found.append(same(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))
     return found
@@ -164,8 +164,8 @@ def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_
 def conv_shape(layer: Layer) -> ConvShape:
     """The sizes of a Conv of two spatial axes."""
     head = anchor(layer)
-    n, c, h, w = static_shape(head.inputs[0].shape)
-    k, _, r, s = static_shape(head.inputs[1].shape)
+    n, c, h, w = static_shape(head.needs(0).shape)
+    k, _, r, s = static_shape(head.needs(1).shape)
     a = head.attrs
     return ConvShape(
         n, h, w, c, k, r, s, tuple(a.get("strides") or (1, 1)), tuple(a.get("pads") or (0, 0, 0, 0)), tuple(a.get("dilations") or (1, 1))

@@ -91,8 +91,8 @@ class ConvGeneric(Tactic):
         x, form = source_place(layer), "nhwc" if head.op == "Conv" else "linear"
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32)):
-            others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
-            if any(layer.inputs[i].type.rank != layer.outputs[0].type.rank for i in others):
+            others = [p.other for p in posts or () if p.other is not None and not layer.needs(p.other).is_constant]
+            if any(layer.needs(i).type.rank != layer.outputs[0].type.rank for i in others):
                 continue
             found.append(same(layer, {i: Operand(form, dtype) for i in (*others, x)}, Operand(form, dtype)))
         return found
@@ -128,7 +128,7 @@ class ConvGeneric(Tactic):
 
         size = int(np.prod(static_shape(weights.shape))) * 4
         packed = (
-            packed_array(f"{weights.weight.digest}|direct {transposed} f32", size, filters),
+            packed_array(f"{weights.constant().digest}|direct {transposed} f32", size, filters),
             packed_bias(made, own, s.k),
         )
         kind = made.finish.activation[0]

@@ -103,8 +103,8 @@ class ConvSum(Tactic):
         def bias() -> np.ndarray:
             return pack_bias(a.made.bias(a.bias, a.shape.k) + b.made.bias(b.bias, a.shape.k), a.shape.k)
 
-        key = "+".join(p.weights.weight.digest for p in parts)
-        biases = "+".join(t.weight.digest for p in parts for t in (p.bias, *p.made.biases) if t is not None)
+        key = "+".join(p.weights.constant().digest for p in parts)
+        biases = "+".join(t.constant().digest for p in parts for t in (p.bias, *p.made.biases) if t is not None)
         packed = (
             packed_array(f"{key}|pair krsc {tile.bk} {dtype}", a.shape.k * steps * tile.bk * 2, weights),
             packed_array(f"bias {biases} {a.shape.k}", bias_count(a.shape.k) * 4, bias),
@@ -147,7 +147,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
     parts = []
     for view in views:
         head = anchor(view)
-        if head.op != "Conv" or head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:
+        if head.op != "Conv" or head.attrs["group"] != 1 or head.needs(0).type.rank != 4:
             return "takes convolutions of one group and two spatial axes"
         if reason := constant_weights(view, head):
             return reason
@@ -158,7 +158,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
         fed = next((i for i, t in enumerate(layer.inputs) if t is view.inputs[x]), None)
         if fed is None:
             return "one convolution reads the other"
-        parts.append(_Part(view, conv_shape(view), fed, view.inputs[w], None if b is None else view.inputs[b], made))
+        parts.append(_Part(view, conv_shape(view), fed, view.needs(w), None if b is None else view.inputs[b], made))
     first, last = parts
     added = last.made.residual
     if first.made.residual is not None or first.made.finish != PostOps() or added is None or last.layer.inputs[added] is not views[0].outputs[0]:

@@ -56,7 +56,7 @@ class ConvThenPointwise(ConvAndProduct):
         (filters, own_inner), (weights, own) = constants_of(both.first), constants_of(both.product)
 
         def packed_weights(t: Tensor, nbytes: int) -> Any:
-            digest = t.weight.digest
+            digest = t.constant().digest
             key = f"{digest}|conv krsc 16 {dtype}"
             return packed_array(key, nbytes, lambda: pack_weights(np.asarray(t.array(), np.float32), 16, dtype.numpy))
 
@@ -68,7 +68,8 @@ class ConvThenPointwise(ConvAndProduct):
         )
 
         def make(args: Args) -> list:
-            addresses = (args.inputs[both.x], *args.packed, args.outputs[0])
+            filters, filters_bias, weights, weights_bias = args.packed
+            addresses = (args.inputs[both.x], filters, filters_bias, weights, weights_bias, args.outputs[0])
             residual = 0 if both.residual is None else args.inputs[both.residual]
             return [product_launch(tile, s, k, addresses, residual, both.inner.finish.activation, both.made.finish, dtype.name == "bf16", layer.name)]
 

@@ -49,7 +49,7 @@ class ConvTranspose(TransposedTactic):
         weights, own = constants_of(layer)
         packed = (
             packed_array(
-                f"{weights.weight.digest}|transposed {tile.bk} {dtype}",
+                f"{weights.constant().digest}|transposed {tile.bk} {dtype}",
                 shape.k * shape.steps(tile.bk) * tile.bk * 2,
                 lambda: pack_weights(tap_rows(np.asarray(weights.array(), np.float32))[:, :, None, None], tile.bk, dtype.numpy),
             ),

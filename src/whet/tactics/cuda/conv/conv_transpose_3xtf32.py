@@ -60,7 +60,7 @@ class ConvTranspose3xtf32(TransposedTactic):
             return _tf32.pack(np.pad(given, ((0, 0), (0, inner - shape.c))), tile.bk, tile.terms)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|transposed f32 permuted {tile.bk}", 2 * _tf32.filters(shape.k) * inner * 4, rows),
+            packed_array(f"{weights.constant().digest}|transposed f32 permuted {tile.bk}", 2 * _tf32.filters(shape.k) * inner * 4, rows),
             packed_array(f"no bias {shape.k}", pack_bias(None, shape.k).nbytes, lambda: pack_bias(None, shape.k)),
             packed_bias(made, own, t.k),
         )

@@ -34,7 +34,7 @@ class ConvTransposeGeneric(TransposedTactic):
         kind = signature.outputs[0].dtype
         packed = (
             packed_array(
-                f"{weights.weight.digest}|transposed direct {t.group}",
+                f"{weights.constant().digest}|transposed direct {t.group}",
                 int(np.prod(weights.shape)) * 4,
                 lambda: by_taps(np.asarray(weights.array(), np.float32), t.group),
             ),

@@ -99,8 +99,8 @@ class DualOutput:
         """Weights of both below each other, and their biases."""
         first, k = self.ways[0], self.shapes[0].k
         row = self.steps * self.bk
-        digest = " ".join(w.weights.weight.digest for w in self.ways)
-        biases = " ".join(f"{'' if w.bias is None else w.bias.weight.digest} {w.made.key} {w.shape.k}" for w in self.ways)
+        digest = " ".join(w.weights.constant().digest for w in self.ways)
+        biases = " ".join(f"{'' if w.bias is None else w.bias.constant().digest} {w.made.key} {w.shape.k}" for w in self.ways)
         return (
             packed_array(
                 f"{digest}|forked {first.channels} {self.bk} {dtype}",

@@ -32,7 +32,7 @@ class FewChannelConv(Conv):
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), FewChannelTile(**{k: int(v) for k, v in config})
+        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), FewChannelTile.of(config)
         reason = made if isinstance(made, str) else few_channel_reason(s) or tile.unfit(s)
         if isinstance(made, str) or reason:
             raise PlanRefused(str(reason))

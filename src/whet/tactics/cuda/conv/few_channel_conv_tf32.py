@@ -163,7 +163,7 @@ class FewChannelConvTf32(F32Product):
             out[: s.k] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(s.k, -1)
             return permute_by_16(cut_to_tf32(out))
 
-        packed = (packed_array(f"{weights.weight.digest}|narrow tf32", filters(s.k) * row * 4, rows), packed_bias(made, own, s.k))
+        packed = (packed_array(f"{weights.constant().digest}|narrow tf32", filters(s.k) * row * 4, rows), packed_bias(made, own, s.k))
         return GpuKernel(layer, signature, make, implementation=f"narrow wgmma tf32 {tile}", packed=packed, rtol=self.rtol)
 
 

@@ -80,7 +80,7 @@ class GroupConv(Tactic):
         dtype = signature.outputs[0].dtype
         packed = (
             packed_array(
-                f"{weights.weight.digest}|groups {groups} {tile.bn} {tile.bk} {dtype}",
+                f"{weights.constant().digest}|groups {groups} {tile.bn} {tile.bk} {dtype}",
                 shape.k * shape.steps(tile.bk) * tile.bk * 2,
                 lambda: pack_groups(np.asarray(weights.array(), np.float32), groups, tile.bn, tile.bk, dtype.numpy),
             ),
@@ -96,8 +96,8 @@ class GroupConv(Tactic):
 def groups_of(layer: Layer) -> Groups:
     """The groups of a Conv."""
     head = anchor(layer)
-    group, channels = head.attrs["group"], static_shape(head.inputs[0].shape)[1]
-    return Groups(static_shape(head.inputs[1].shape)[0] // group, channels // group, channels)
+    group, channels = head.attrs["group"], static_shape(head.needs(0).shape)[1]
+    return Groups(static_shape(head.needs(1).shape)[0] // group, channels // group, channels)
 
 
 def tile_shape(shape: ConvShape, groups: Groups, bn: int) -> ConvShape:

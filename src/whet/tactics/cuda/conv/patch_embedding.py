@@ -91,7 +91,7 @@ class PatchEmbedding(Conv):
             return pack_weights(np.pad(flat, ((0, 0), (0, shape.c - flat.shape[1])))[:, :, None, None], tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|patches {tile.bk} {dtype}", shape.k * shape.steps(tile.bk) * tile.bk * 2, rows),
+            packed_array(f"{weights.constant().digest}|patches {tile.bk} {dtype}", shape.k * shape.steps(tile.bk) * tile.bk * 2, rows),
             packed_bias(made, own, shape.k),
         )
         unit = next(u for u in (16, 8, 4, 2) if s.c * 2 % u == 0)

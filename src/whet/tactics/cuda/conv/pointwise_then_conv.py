@@ -54,7 +54,7 @@ class PointwiseThenConv(Tactic):
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        pair, tile = _pair(layer), FewChannelTile(**{k: int(v) for k, v in config}, front=True)
+        pair, tile = _pair(layer), FewChannelTile.of(config, front=True)
         if isinstance(pair, str):
             raise PlanRefused(pair)
         s, dtype = conv_shape(pair.second), signature.outputs[0].dtype

@@ -50,7 +50,7 @@ class WeightsAsAConv(Conv):
         x, (weights, own), dtype = source_place(layer), constants_of(layer), signature.outputs[0].dtype
         packed = (
             packed_array(
-                f"{weights.weight.digest}|upright {dtype}",
+                f"{weights.constant().digest}|upright {dtype}",
                 s.r * s.s * 64 * 64 * 2,
                 lambda: pack_weights_as_a(np.asarray(weights.array(), np.float32), dtype.numpy),
             ),

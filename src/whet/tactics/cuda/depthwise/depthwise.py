@@ -71,7 +71,7 @@ class Depthwise(Tactic):
         said = super().why_not(layer) or conv_reason(layer, head)
         if said:
             return said
-        w = head.inputs[1]
+        w = head.needs(1)
         return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "takes depthwise convolutions"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -119,7 +119,7 @@ class Depthwise(Tactic):
         }
         packed = (
             packed_array(
-                f"{weights.weight.digest}|depthwise rsc f32",
+                f"{weights.constant().digest}|depthwise rsc f32",
                 s.r * s.s * s.c * 4,
                 lambda: np.asarray(weights.array(), np.float32).reshape(s.c, s.r * s.s).T,
             ),
@@ -130,7 +130,7 @@ class Depthwise(Tactic):
             text = tile_constants(s, tile, constants["FROM"], constants["TO"], kind)
 
             def through(args: Args) -> list:
-                addresses = (args.inputs[x], *args.packed, args.outputs[0])
+                addresses = (args.inputs[x], args.packed[0], args.packed[1], args.outputs[0])
                 return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), backend.capabilities.multiprocessors, layer.name)]
 
             return GpuKernel(layer, signature, through, implementation=f"depthwise tile {tile}", packed=packed)

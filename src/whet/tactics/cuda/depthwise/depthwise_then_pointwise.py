@@ -59,7 +59,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
         taps, own_inner = constants_of(both.first)
         weights, own = constants_of(both.product)
         steps = -(-s.c // tile.bk)
-        inner_key = f"{taps.weight.digest} {own_inner.weight.digest if own_inner else ''} {both.inner.key}"
+        inner_key = f"{taps.constant().digest} {own_inner.constant().digest if own_inner else ''} {both.inner.key}"
         packed = (
             packed_array(
                 f"{inner_key}|depthwise steps {tile.bk}",
@@ -67,7 +67,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
                 lambda: pack_depthwise(np.asarray(taps.array(), np.float32), both.inner.bias(own_inner, s.c), tile.bk),
             ),
             packed_array(
-                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",
+                f"{weights.constant().digest}|conv krsc {tile.bk} {dtype}",
                 k * steps * tile.bk * 2,
                 lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
             ),
@@ -75,7 +75,8 @@ class DepthwiseThenPointwise(ConvAndProduct):
         )
 
         def make(args: Args) -> list:
-            addresses = (args.inputs[both.x], *args.packed, args.outputs[0])
+            taps, weights, bias = args.packed
+            addresses = (args.inputs[both.x], taps, weights, bias, args.outputs[0])
             residual = 0 if both.residual is None else args.inputs[both.residual]
             endings = (both.inner.finish.activation, both.made.finish)
             blocks = backend.capabilities.multiprocessors

@@ -39,7 +39,7 @@ class QDepthwise(QuantizedTactic):
     ops = ("Conv",)
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        x, w = parts.head.inputs[:2]
+        x, w = parts.head.needs(0), parts.head.needs(1)
         if x.type.rank != 4 or w.shape[1] != 1 or parts.head.attrs["group"] != w.shape[0] or w.shape[0] != x.shape[1]:
             return "takes depthwise convolutions of two spatial axes"
         return why_not_weighted(parts)
@@ -63,6 +63,7 @@ class QDepthwise(QuantizedTactic):
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         s, made = conv_shape_of(parts), match_quantized_epilogue(parts)
+        assert isinstance(made, Epilogue)
         found: list[Config] = []
         if _can_tile(parts, s, signature) and machine_has(backend, "tma") and s.m * s.c >= 8192 * backend.capabilities.multiprocessors:
             tiles, (reads, stores) = tiles_for(s, 1, backend.capabilities.multiprocessors), _types(parts, signature)
@@ -102,7 +103,7 @@ class QDepthwise(QuantizedTactic):
             text = tile_constants(s, tile, reads, stores, kind, fold)
 
             def through(args: Args) -> list:
-                addresses = (args.inputs[x], *args.packed, args.outputs[0])
+                addresses = (args.inputs[x], args.packed[0], args.packed[1], args.outputs[0])
                 blocks = backend.capabilities.multiprocessors
                 return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), blocks, layer.name)]
 
@@ -141,7 +142,7 @@ def _can_tile(parts: Parts, s: ConvShape, signature: Signature) -> bool:
 def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
     """Weights [k, taps] as real values of an input step."""
     x, w, _ = parts.places()
-    integers = np.asarray(parts.view.inputs[w].array(), np.float64).reshape(s.c, s.r * s.s)
+    integers = np.asarray(parts.view.needs(w).array(), np.float64).reshape(s.c, s.r * s.s)
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.c,))
     return integers * factor[:, None]
 

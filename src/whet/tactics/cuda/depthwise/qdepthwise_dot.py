@@ -113,7 +113,7 @@ class QDepthwiseDot(QDepthwise):
             per, shift, out, finish = folded(out, made, stored)
         constants, pitch = _constants(parts, made, s, tile, signature), bias_count(s.c)
         kinds, taken = words_of(s, tile)
-        w = parts.view.inputs[parts.places()[1]]
+        w = parts.view.needs(parts.places()[1])
         key = f"{key_of(parts, made)}|depthwise dot"
         packed = (
             packed_array(f"{key} {kinds} {taken}", s.r * kinds * taken * s.c * 4, lambda: pack_taps(weight_bytes(w), kinds, taken)),
@@ -154,7 +154,7 @@ def pack_taps(weights: np.ndarray, kinds: int, taken: int) -> np.ndarray:
 def _factors(parts: Parts, made: Epilogue, s: ConvShape, per: float, shift: float) -> np.ndarray:
     """[2][pitch]: biases that subtract the zero point, and the real value of a step; with FOLD both as fractions of the range."""
     x, w, b = parts.places()
-    reads, weights = parts.reads[x], weight_bytes(parts.view.inputs[w]).astype(np.float64)
+    reads, weights = parts.reads[x], weight_bytes(parts.view.needs(w)).astype(np.float64)
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (s.c,))
     own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
     out = np.zeros((2, bias_count(s.c)), np.float32)

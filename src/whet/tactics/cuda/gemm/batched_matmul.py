@@ -54,9 +54,9 @@ class BatchedMatmul(Tactic):
         if reason:
             return reason
         head = anchor(layer)
-        a, b = head.inputs[0], head.inputs[1]
+        a, b = head.needs(0), head.needs(1)
         where = [outer_input(layer, t) for t in (a, b)]
-        if any(i is None or layer.inputs[i].is_constant for i in where):
+        if any(i is None or layer.needs(i).is_constant for i in where):
             return "takes two matrices computed at run time"
         if a.type.rank < 2 or b.type.rank < 2:
             return "takes matrices, not vectors"
@@ -85,7 +85,7 @@ class BatchedMatmul(Tactic):
         stack, m, n, k, a_step, b_step = found
         scale, (kind, low, high) = made
         a, b = _places(layer)
-        dtype = signature.inputs[a].dtype
+        dtype = signature.needs(a).dtype
         half = dtype in FLOAT16_TYPES
         constants = {
             "TYPE": TYPE[dtype.name] if half else 0,
@@ -117,7 +117,7 @@ def _places(layer: Layer) -> tuple[int, int]:
 def _sizes(layer: Layer) -> tuple[int, int, int, int, int, int] | str:
     """(matrices, m, n, k, elements from one left matrix to the next, from one right matrix), or why not."""
     head = anchor(layer)
-    left, right, out = (static_shape(t.shape) for t in (head.inputs[0], head.inputs[1], head.outputs[0]))
+    left, right, out = (static_shape(t.shape) for t in (head.needs(0), head.needs(1), head.outputs[0]))
     m, k, n, stack = left[-2], left[-1], right[-1], prod(out[:-2])
     steps = []
     for shape, size in ((left, m * k), (right, k * n)):
@@ -140,8 +140,9 @@ def _ending(layer: Layer) -> tuple[float, tuple[str, float, float]] | str:
     for post in posts:
         if post.other is not None:
             t = post.other_tensor
-            one = t is not None and t.is_constant and t.array().size == 1
-            if post.op not in ("Mul", "Div") or not one or activated or (post.op == "Div" and post.swapped):
+            if t is None or not t.is_constant or t.array().size != 1 or activated or (post.op, post.swapped) == ("Div", True):
+                return f"the kernel has no {post.op} with this operand"
+            if post.op not in ("Mul", "Div"):
                 return f"the kernel has no {post.op} with this operand"
             value = float(np.asarray(t.array(), np.float64).reshape(-1)[0])
             scale = scale * value if post.op == "Mul" else scale / value

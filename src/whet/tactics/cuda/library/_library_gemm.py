@@ -77,7 +77,7 @@ class LibraryProduct(Tactic):
             return conv_signatures(layer, "nhwc", self.kinds)
         head, posts = anchor(layer), epilogue(layer)
         x = places(layer)[0]
-        others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
+        others = [p.other for p in posts or () if p.other is not None and not layer.needs(p.other).is_constant]
         found = []
         for t in float_types([head.inputs[0], layer.outputs[0]], self.kinds):
             found.append(same(layer, {i: Operand("linear", t) for i in (*others, x)}, Operand("linear", t)))
@@ -120,9 +120,9 @@ class LibraryProduct(Tactic):
             return np.pad(flat, ((0, 0), (0, work.padded - work.k))).astype(dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|library rows {head.op} {transposed} {work.padded} {dtype}", work.n * work.padded * size, rows),
+            packed_array(f"{weights.constant().digest}|library rows {head.op} {transposed} {work.padded} {dtype}", work.n * work.padded * size, rows),
             packed_array(
-                f"bias {own.weight.digest if own is not None else ''} {made.key} {work.n} {dtype}",
+                f"bias {own.constant().digest if own is not None else ''} {made.key} {work.n} {dtype}",
                 work.n * size,
                 lambda: made.bias(own, work.n).astype(dtype.numpy),
             ),

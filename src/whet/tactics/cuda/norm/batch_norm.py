@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -53,7 +54,7 @@ class BatchNorm(Tactic):
         if reason:
             return reason
         where = [outer_input(layer, t) for t in anchor(layer).inputs[1:5]]
-        if any(i is None or not layer.inputs[i].is_constant for i in where):
+        if any(i is None or not layer.needs(i).is_constant for i in where):
             return "its statistics are computed at run time"
         made = _activation(layer)
         return made if isinstance(made, str) else None
@@ -78,8 +79,8 @@ class BatchNorm(Tactic):
             raise PlanRefused(made)
         (act, low, high), head = made, anchor(layer)
         shape, stored = static_shape(layer.outputs[0].shape), signature.outputs[0]
-        x, *rest = (outer_input(layer, t) for t in head.inputs[:5])
-        scale, bias, mean, variance = (layer.inputs[i] for i in rest)  # type: ignore[index]
+        x, *rest = (i for t in head.inputs[:5] if (i := outer_input(layer, t)) is not None)
+        scale, bias, mean, variance = (layer.needs(i) for i in rest)
         epsilon = float(head.attrs["epsilon"])
 
         def numbers(which: int) -> np.ndarray:
@@ -88,15 +89,15 @@ class BatchNorm(Tactic):
             return (factor, b - m * factor)[which].astype(np.float32)
 
         channels, count = shape[1], prod(shape)
-        key = "+".join(t.weight.digest for t in (scale, bias, mean, variance)) + f"|affine {epsilon}"
-        packed = tuple(packed_array(f"{key} {i}", channels * 4, lambda i=i: numbers(i)) for i in (0, 1))  # type: ignore[misc]
+        key = "+".join(t.constant().digest for t in (scale, bias, mean, variance)) + f"|affine {epsilon}"
+        packed = tuple(packed_array(f"{key} {i}", channels * 4, partial(numbers, i)) for i in (0, 1))
         last, plane = stored.format == "nhwc", prod(shape[2:])
         vec = 8 if last or plane % 8 == 0 else 1
         constants = {"TYPE": TYPE[stored.dtype.name], "ACT": ACTIVATIONS[act], "LAST": int(last), "VEC": vec}
         sizes = (count // vec, channels // 8 if last else channels, 1 if last else plane // vec)
 
         def make(args: Args) -> list:
-            arguments = AffineArguments(args.inputs[x], args.outputs[0], args.packed[0], args.packed[1], *sizes, act=(low, high))  # type: ignore[index]
+            arguments = AffineArguments(args.inputs[x], args.outputs[0], args.packed[0], args.packed[1], *sizes, act=(low, high))
             return [launch("affine", arguments, constants, (blocks_of(sizes[0], 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"affine x{vec}", packed=packed)

@@ -36,7 +36,7 @@ def why_not_weighted(parts: Parts) -> str | None:
     x, w, b = parts.places()
     if x not in parts.reads or w not in parts.reads:
         return "its input or its weights are not quantized"
-    if not parts.view.inputs[w].is_constant or (b is not None and not parts.view.inputs[b].is_constant):
+    if not parts.view.needs(w).is_constant or (b is not None and not parts.view.needs(b).is_constant):
         return "weights or bias are computed at run time"
     kind = FLOAT8 if parts.reads[x].dtype.name == FLOAT8 else "i8"
     if parts.reads[w].zero or parts.reads[w].dtype.name != kind:
@@ -208,15 +208,15 @@ def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int
 def key_of(parts: Parts, made: Epilogue) -> str:
     """The scales and biases that packed constants depend on, as a key."""
     x, w, b = parts.places()
-    t, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
-    return f"{t.weight.digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.weight.digest if bias is not None else ''}|{made.key}"
+    t, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
+    return f"{t.constant().digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.constant().digest if bias is not None else ''}|{made.key}"
 
 
 def conv_shape_of(parts: Parts) -> ConvShape:
     """The sizes of a quantized Conv of two spatial axes."""
     a = parts.head.attrs
-    n, c, h, w = static_shape(parts.head.inputs[0].shape)
-    k, _, r, s = static_shape(parts.head.inputs[1].shape)
+    n, c, h, w = static_shape(parts.head.needs(0).shape)
+    k, _, r, s = static_shape(parts.head.needs(1).shape)
     return ConvShape(
         n, h, w, c, k, r, s, tuple(a.get("strides") or (1, 1)), tuple(a.get("pads") or (0, 0, 0, 0)), tuple(a.get("dilations") or (1, 1))
     )

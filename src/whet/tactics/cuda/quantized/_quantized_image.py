@@ -42,7 +42,7 @@ def image_parts(layer: Layer, composite: str) -> Image | str:
     made = match_quantized_epilogue(parts)
     if isinstance(made, str):
         return made
-    if made.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+    if made.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
         return "takes a convolution of two spatial axes and one group without a residual"
     if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
         return "stores integers"

@@ -69,7 +69,7 @@ class QConvFewChannel(QuantizedTactic):
     ops = ("Conv",)
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+        if parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes and one group"
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return "stores integers"
@@ -114,14 +114,14 @@ class QConvFewChannel(QuantizedTactic):
         if reason := few_channel_integer_reason(s):
             raise PlanRefused(reason)
         x, w, _ = parts.places()
-        tile, weights = FewChannelIntegerTile(s, *(int(v) for _, v in config)), parts.view.inputs[w]
+        tile, weights = FewChannelIntegerTile(s, *(int(v) for _, v in config)), parts.view.needs(w)
         constants = tile.constants(parts, made)
         tiles_y, tiles_x = -(-s.p // tile.lines), -(-s.q // tile.wide)
         tiles, stride = s.n * tiles_y * tiles_x, s.stride[0]
         numbers, out, finish = stem_factors(parts, made, s, signature.outputs[0].dtype.name)
         outside = (parts.reads[x].zero & 0xFF) * 0x01010101
         rows = packed_array(
-            f"{weights.weight.digest}|narrow 8 bits {stride}", tile.steps * THREADS * 16, lambda: few_channel_registers(weight_bytes(weights), s)
+            f"{weights.constant().digest}|narrow 8 bits {stride}", tile.steps * THREADS * 16, lambda: few_channel_registers(weight_bytes(weights), s)
         )
 
         def make(args: Args) -> list:

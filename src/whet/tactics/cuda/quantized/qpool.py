@@ -38,7 +38,7 @@ class QPool(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
-        channels = parts.head.inputs[0].shape[1]
+        channels = parts.head.needs(0).shape[1]
         if channels % 8:
             return f"{channels} channels; takes a multiple of 8"
         return "ceil_mode adds padding, which the kernel does not count" if _grown(parts.head) else None
@@ -49,7 +49,7 @@ class QPool(QuantizedTactic):
             raise PlanRefused(str(parts))
         x = parts.source_place()
         reads, stores = parts.reads[x], parts.stores
-        shapes = static_shape(parts.head.inputs[0].shape), static_shape(layer.outputs[0].shape)
+        shapes = static_shape(parts.head.needs(0).shape), static_shape(layer.outputs[0].shape)
         entry, constants, grid, sizes = pool_launch(parts.head, *shapes, TYPES[reads.dtype.name], TYPES[stores.dtype.name])
         numbers = (float(reads.zero), reads.number / stores.number, float(stores.zero))
 

@@ -67,12 +67,12 @@ class SparseTactic(Tactic):
         tile = tile_of(config, types, end.residual is not None)
         x, (weights, bias) = source_place(layer), constants_of(layer)
         packed = packed_sparse(
-            f"{weights.weight.digest}|{self.name} {dtype}",
+            f"{weights.constant().digest}|{self.name} {dtype}",
             tile,
             shape,
             types,
             lambda: self.filters(layer).astype(dtype.numpy),
-            f"{bias.weight.digest if bias is not None else ''} {end.key} {shape.k}",
+            f"{bias.constant().digest if bias is not None else ''} {end.key} {shape.k}",
             lambda: (end.bias(bias, shape.k), None),
         )
 

@@ -41,7 +41,7 @@ class QStem(QuantizedTactic):
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         head = parts.head
-        if head.inputs[0].type.rank != 4 or head.attrs["group"] != 1 or head.inputs[0].shape[1] not in (1, 2, 3, 4):
+        if head.needs(0).type.rank != 4 or head.attrs["group"] != 1 or head.needs(0).shape[1] not in (1, 2, 3, 4):
             return "takes convolutions of at most 4 input channels and one group"
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return "stores integers"
@@ -153,7 +153,7 @@ def packed_integer_stem(parts: Parts, made: Epilogue, s: ConvShape, stored: str)
         return pack_weights8(out[:, :, None, None], row)
 
     numbers, out, finish = stem_factors(parts, made, s, stored)
-    return (packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, finish
+    return (packed_array(f"{weights.constant().digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, finish
 
 
 def stem_factors(parts: Parts, made: Epilogue, s: ConvShape, stored: str) -> tuple[Packed, Output, PostOps]:
@@ -220,6 +220,7 @@ def integer_stem_constants(
     kind = TYPES[parts.reads[parts.source_place()].dtype.name]
     fixed = {"BN": _columns(s), "TAPS": _taps(s), "PAIRS": 0, "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
     if floats:
+        assert source is not None, "the kernel quantizes the image, so the image is stored"
         fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}
     return {**stem_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}
 

@@ -104,7 +104,7 @@ class QStemOverlap(Tactic):
         assert weights is not None
         step, zero = found.step, parts.reads[parts.source_place()].zero
         assert step is not None
-        key, size = f"{weights.weight.digest}|stem 8 bits {s.pad}", tile.steps * THREADS * 16
+        key, size = f"{weights.constant().digest}|stem 8 bits {s.pad}", tile.steps * THREADS * 16
         packed = (packed_array(key, size, lambda: fragments(weights.array(), s)), numbers)
 
         def make(args: Args) -> list:

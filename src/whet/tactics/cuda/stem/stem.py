@@ -164,7 +164,7 @@ def stem_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
         out[:, : side[0].size] = side.reshape(s.k, -1)
         return out
 
-    return packed_array(f"{weights.weight.digest}|first {taps} {stem_row(s)} {dtype}", s.k * stem_row(s) * 2, filters)
+    return packed_array(f"{weights.constant().digest}|first {taps} {stem_row(s)} {dtype}", s.k * stem_row(s) * 2, filters)
 
 
 def stem_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:

@@ -91,7 +91,7 @@ class FirstLayer(Tactic):
             return reason
         if head.attrs["group"] != 1:
             return "takes convolutions of one group"
-        if not isinstance(head.inputs[0].shape[1], int) or head.inputs[0].shape[1] > 8:
+        if not isinstance(head.needs(0).shape[1], int) or head.needs(0).shape[1] > 8:
             return "takes convolutions of at most 8 input channels"
         return None
 
@@ -100,11 +100,11 @@ class FirstLayer(Tactic):
             return []
         head, posts = anchor(layer), epilogue(layer)
         x = source_place(layer)
-        if any(p.other is not None and not layer.inputs[p.other].is_constant for p in posts or ()):
+        if any(p.other is not None and not layer.needs(p.other).is_constant for p in posts or ()):
             return []
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
-            for source in dict.fromkeys((head.inputs[0].dtype, dtype)):
+            for source in dict.fromkeys((head.needs(0).dtype, dtype)):
                 for form in ("linear", "nhwc"):
                     found.append(same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))
         return found
@@ -154,7 +154,7 @@ class StemAsChannels(FirstLayer):
             return pack_weights(side.reshape(shape.k, shape.s * wide.channels, shape.r, 1), tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),
+            packed_array(f"{weights.constant().digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),
             packed_bias(made, own, shape.k),
         )
         constants = {"FROM": TYPE[source.dtype.name], "TO": TYPE[dtype.name], "CP": wide.channels, "NHWC": int(source.format == "nhwc")}

@@ -160,7 +160,7 @@ def packed_filters(s: ConvShape, weights: Tensor, own: Tensor | None, made: Epil
         out[:, : side[0].size] = side.reshape(columns(s), -1)
         return permute_rows(out)
 
-    key = f"{weights.weight.digest} {'' if own is None else own.weight.digest} {made.key}|first places {s.pad[1] % 2} {row(s)} {dtype}"
+    key = f"{weights.constant().digest} {'' if own is None else own.constant().digest} {made.key}|first places {s.pad[1] % 2} {row(s)} {dtype}"
     return packed_array(f"{key} {halved(made.finish)}", columns(s) * row(s) * 2, filters)
 
 

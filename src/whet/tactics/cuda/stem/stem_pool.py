@@ -43,11 +43,11 @@ class StemPool(FirstLayer):
             return []
         conv = _conv(layer)
         head, posts = anchor(conv), epilogue(conv)
-        if any(p.other is not None and not conv.inputs[p.other].is_constant for p in posts or ()):
+        if any(p.other is not None and not conv.needs(p.other).is_constant for p in posts or ()):
             return []
         x, found = _image(layer, conv), []
         for dtype in float_types([layer.inputs[x], layer.outputs[0]], FLOAT16_TYPES):
-            for source in dict.fromkeys((head.inputs[0].dtype, dtype)):
+            for source in dict.fromkeys((head.needs(0).dtype, dtype)):
                 found += [same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)) for form in ("linear", "nhwc")]
         return found
 

@@ -193,8 +193,8 @@ def stem_filters(s: ConvShape, weights: Tensor, made: Epilogue, own: Tensor | No
         out[:, : side[0].size] = side.reshape(columns(s), -1)
         return permute_by_16(cut_to_tf32(out))
 
-    bias = "" if own is None else own.weight.digest
-    key = f"{weights.weight.digest} {bias} {made.key}|first tf32 {lead(s)} {s.stride[1]} {row(s)} {columns(s)}"
+    bias = "" if own is None else own.constant().digest
+    key = f"{weights.constant().digest} {bias} {made.key}|first tf32 {lead(s)} {s.stride[1]} {row(s)} {columns(s)}"
     return packed_array(key, columns(s) * row(s) * 4, filters)
 
 
