@@ -193,7 +193,7 @@ def test_files_other_than_engines(tmp_path):
 def test_other_versions_are_named():
     data = bytearray(engine_bytes(full_plan()))
     data[8] = 1
-    with pytest.raises(EngineError, match="format version 1, this whet reads 2: build it again"):
+    with pytest.raises(EngineError, match="format version 1, this whet reads 3: build it again"):
         read_engine(data)
 
 
@@ -218,7 +218,12 @@ def test_packed_weights_are_stored(tmp_path):
     write_engine(plan, tmp_path / "a", packed_weights=packed)
     again = read_engine(tmp_path / "a")
     assert {k: v.tolist() for k, v in again.packed.items()} == {k: v.tolist() for k, v in packed.items()}
-    assert engine_versions(tmp_path / "a")["digest"] == engine_digest(plan)
+    digest = engine_versions(tmp_path / "a")["digest"]
+    assert digest == engine_digest(again) == engine_digest(plan, packed_weights=packed) != engine_digest(plan)
+    write_engine(again, tmp_path / "b")  # a plan from a file keeps its packed weights
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+    other = dict(packed, k1=packed["k1"][::-1])
+    assert engine_versions(engine_bytes(plan, packed_weights=other))["digest"] != digest
 
 
 def test_mapped_weights_do_not_copy_the_file(tmp_path):

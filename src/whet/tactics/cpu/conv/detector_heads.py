@@ -106,7 +106,7 @@ def _pack_weights(head: Head, groups: int, blocks: int) -> Packed:
     key = "|".join("" if t is None else t.constant().digest for t in (weights, bias))
     tile = Tile(blocks, 1, groups)
     packed_key = f"{key}|pointwise {blocks} {tile.channels}"
-    return Packed(packed_key, groups * (taps + 1) * blocks * LANES * 4, lambda: pack_weights(weights, bias, tile).view(np.uint8))
+    return Packed(packed_key, groups * (taps + 1) * blocks * LANES * 4, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
 
 
 @tactic

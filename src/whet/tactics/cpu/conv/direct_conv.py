@@ -48,7 +48,7 @@ class DirectKernel(ConvKernel):
         sizes = [height, width, rows, columns, taken, -(-channels // LANES), tile.groups, top, side, int(nbytes <= _CACHE)]
         weights, bias = self.weights, self.bias
         key = f"{self.constants}|direct {tile.blocks} {form.step} {tile.channels}"
-        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8))
+        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8), storable=True)
         return direct_ir(form), sizes, images * tile.groups * rows, made
 
 

@@ -78,7 +78,8 @@ class DualOutputKernel:
         sizes = [branches[0].blocks, plane, -(-taps // LANES), whole, taps, tiles, groups, strip_tiles(tile, tiles, taps)]
         self.sizes = [*sizes, items, -(-items // self.threads)]
         key = f"{branches[0].key} {branches[1].key}|forked {blocks}"
-        self.packed = (Packed(key, groups * (taps + 1) * blocks * LANES * 4, lambda: pack_weights(branches, groups, blocks).view(np.uint8)),)
+        nbytes = groups * (taps + 1) * blocks * LANES * 4
+        self.packed = (Packed(key, nbytes, lambda: pack_weights(branches, groups, blocks).view(np.uint8), storable=True),)
         self.ir = pointwise_ir(Variant(blocks, tile, found.steps, jit.has("avx512dq"), fits_first_cache(blocks, tile, taps), two_outputs=True))
         self.implementation = f"{blocks * LANES} channels x {tile} pixels of both"
 

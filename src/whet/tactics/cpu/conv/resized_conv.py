@@ -121,7 +121,7 @@ def _weights(found: ResizedInput, image: Image, blocks: int, biased: bool) -> Pa
     groups = found.blocks // blocks
     key = f"{' '.join(w.key for w in found.branches)}|resized {blocks} {image.taps} {biased}"
     nbytes = groups * (image.channels + 1) * blocks * LANES * 4
-    return Packed(key, nbytes, lambda: pack_weights(found.branches, groups, blocks, image.taps, biased).view(np.uint8))
+    return Packed(key, nbytes, lambda: pack_weights(found.branches, groups, blocks, image.taps, biased).view(np.uint8), storable=True)
 
 
 @tactic

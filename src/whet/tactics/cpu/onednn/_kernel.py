@@ -118,8 +118,8 @@ class Recipe:
 
 def _packed(key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None, wanted: dnn.MemoryDesc) -> Packed:
     if given is None:
-        return Packed(f"{key}|{wanted.text}", wanted.nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8))
-    return Packed(f"{key}|{given.text}|{wanted.text}", wanted.nbytes, lambda: dnn.pack(np.ascontiguousarray(make()), given, wanted))
+        return Packed(f"{key}|{wanted.text}", wanted.nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8), storable=True)
+    return Packed(f"{key}|{given.text}|{wanted.text}", wanted.nbytes, lambda: dnn.pack(np.ascontiguousarray(make()), given, wanted), storable=True)
 
 
 class OneDnnTactic(Tactic):
