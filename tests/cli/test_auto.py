@@ -13,7 +13,7 @@ pytest.importorskip("optuna", reason="the search needs Optuna: pip install 'whet
 from report.sample import sample
 from search.conftest import case, perceptron, recipe_with  # noqa: F401 - a fixture of the search's tests
 from whet.cli import main
-from whet.cli.auto import _tell
+from whet.cli.auto import _print_outcome
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -62,7 +62,7 @@ def test_the_table_fits_the_terminal(width, capsys, monkeypatch):
     found = sample()
     for row in found["rows"]:
         row["throughput"] = 123456.0
-    _tell(SimpleNamespace(met=True, folder=SimpleNamespace(deploy=Path("d"))), found)
+    _print_outcome(SimpleNamespace(met=True, folder=SimpleNamespace(deploy=Path("d"))), found)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     head = next(line for line in lines if line.startswith("engine "))
