@@ -45,7 +45,7 @@ def run(*flags):
 
 def test_the_build_reports_the_sample_mode(folder):
     out = (folder / "out.txt").read_text()
-    assert "samples are run apart: 5 of them, one by one on 2 thread(s)" in out
+    assert "samples run separately on 2 thread(s): 5 samples take" in out
     assert "2 concurrent sample(s), each in" in out
     assert read_engine(folder / "m.engine").arenas[0].lanes == 2
 
@@ -73,7 +73,7 @@ def test_turns_are_reported_too(folder, tmp_path):
     """One sample after the other on all threads: the log, the memory, and the basis of explain's numbers."""
     code, out = run(f"--onnx={folder}/m.onnx", f"--saveEngine={tmp_path}/t.engine", "--samples=turns", *BATCH)
     assert code == 0, out
-    assert "samples are run in turns: 5 of them, in turns on 2 thread(s)" in out
+    assert "samples run one at a time on all 2 thread(s): 5 samples take" in out
     assert "1 concurrent sample(s), each in" in out
     assert read_engine(tmp_path / "t.engine").arenas[0].lanes == 1
     got = CliRunner().invoke(explain, [f"{tmp_path}/t.engine"])

@@ -12,13 +12,13 @@ from test_calibration import samples, small_network
 
 from whet.builder.config import BuildConfig
 from whet.builder.precision.float16 import build_floats_within
-from whet.builder.precision.int8 import Calibration, build_int8, prepared
+from whet.builder.precision.int8 import Calibration, build_int8, prepare
 from whet.builder.verify.engine_values import EngineRun
 from whet.engine.schema import encode
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision import Analysis, Budget, calibrate, emulated, find_places
+from whet.precision import Analysis, Budget, calibrate, emulated, find_quantization_sites
 from whet.precision.measures import EXACT_DB, cosine, decibels, output_snr, snr_db
 from whet.tactics import is_quantized, load_tactics
 
@@ -48,7 +48,7 @@ def spiky_network():
 
 def analysis(net=None, precision="int8", **more):
     net = net or spiky_network()
-    ranges = calibrate(net, samples(4), run=EngineRun(net, find_places(net).names()), method="minmax")
+    ranges = calibrate(net, samples(4), run=EngineRun(net, find_quantization_sites(net).names()), method="minmax")
     return Analysis(net, precision, samples(6, 9), EngineRun, ranges, **more)
 
 
@@ -190,7 +190,7 @@ def test_the_users_own_metric_decides():
 
 def test_16_bit_floats_within_a_budget():
     net = small_network()
-    made = prepared(net, config())
+    made = prepare(net, config())
     quick = config(precisions=("bf16",), precision_constraints="none")
     plan, verdict = build_floats_within(net, made, quick, Budget("snr", 60.0), samples(4))
     found = plan.report.accuracy

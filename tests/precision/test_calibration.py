@@ -9,7 +9,7 @@ from whet.builder.precision.int8 import EngineRun
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision import Histogram, Preprocessing, calibrate, calibration_data, find_places, quantize, read_cache, write_cache
+from whet.precision import Histogram, Preprocessing, calibrate, calibration_data, find_quantization_sites, quantize, read_cache, write_cache
 from whet.precision.methods import LIMITS
 from whet.precision.ranges import Range
 
@@ -67,7 +67,7 @@ def test_batch_changes_nothing(tmp_path):
 
 def test_engines_give_the_same_bits_twice_and_write_the_same_cache(tmp_path):
     net, data = small_network(), samples(6)
-    names = find_places(net).names()
+    names = find_quantization_sites(net).names()
     for k in range(2):
         write_cache(tmp_path / f"{k}.json", calibrate(net, data, run=EngineRun(net, names), model="m"))
         write_cache(tmp_path / f"{k}.cache", calibrate(net, data, run=EngineRun(net, names)))
@@ -79,7 +79,7 @@ def test_an_engine_has_the_same_ranges_as_the_reference():
     net, data = small_network(), samples(1)
     values = {}
     run_network(net, data[0], watch=lambda t, a: values.setdefault(t.name, a))
-    got = EngineRun(net, find_places(net).names())(data[0])
+    got = EngineRun(net, find_quantization_sites(net).names())(data[0])
     for name in got:
         if name != "x":
             np.testing.assert_allclose(got[name], values[name], rtol=1e-4, atol=1e-5)
@@ -207,7 +207,7 @@ def test_caches_round_trip(tmp_path):
 
 def test_tensorrts_text_format_is_read(tmp_path):
     net = small_network()
-    names = find_places(net).names()
+    names = find_quantization_sites(net).names()
     path = tmp_path / "trt.cache"
     path.write_text("TRT-8601-EntropyCalibration2\n" + "".join(f"{n}: 3c010a14\n" for n in names) + "(Unnamed Layer* 5)_output: 3c010a14\n")
     found = read_cache(path, net)

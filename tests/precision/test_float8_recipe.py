@@ -14,7 +14,7 @@ from support import datasets, realdata
 from whet.builder import BuildConfig, build
 from whet.builder.lock.relock import make_recipe, read_recipe
 from whet.builder.lowering import lower_network
-from whet.builder.precision.calibration import Calibration, prepared
+from whet.builder.precision.calibration import Calibration, prepare
 from whet.builder.precision.float8 import _left_out, build_float8
 from whet.builder.precision.float8_ranges import float8_network, float8_ranges, sensitive_layers
 from whet.builder.verify.engine_values import EngineRun
@@ -23,7 +23,7 @@ from whet.frontends import network_from_onnx
 from whet.frontends.onnx_writer import save_onnx
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
-from whet.precision import Analysis, calibrate, chosen_samples, find_places, read_cache, write_cache
+from whet.precision import Analysis, calibrate, chosen_samples, find_quantization_sites, read_cache, write_cache
 from whet.precision.float8 import SAMPLES, adapted_weights, corrected, kept_out, mean_inputs, mean_shift, pack_rounding, skip_sums, unpack_rounding
 from whet.precision.insert import e4m3, float8_weight_scales, float8_weights
 from whet.precision.measures import snr_db
@@ -214,7 +214,7 @@ def test_the_most_sensitive_layers_leave_float8_until_outputs_have_enough_decibe
     ranges = float8_ranges(net, net, data, BuildConfig(), [])
     config = BuildConfig(timing_cache="")
     assert sensitive_layers(net, ranges, data, config, left, enough_db=10) == {}
-    names = [x.name for x in find_places(net, left).layers]
+    names = [x.name for x in find_quantization_sites(net, left).layers]
     judges = chosen_samples(samples(20), 16)
     enough = round(Analysis(net, "fp8", judges, EngineRun, ranges).snr(names) + 2)
     gone = sensitive_layers(net, ranges, data, config, left, enough_db=enough)
@@ -268,7 +268,7 @@ def test_the_cpu_reports_that_it_has_no_fast_float8():
     assert any("no FP8 kernels" in n for n in plan.report.notes)
     with pytest.raises(BuildError, match="--fp8 cannot be used: this backend has no FP8 kernels"):
         build_float8(chain(64), replace(config, strict=True), Calibration(samples=lambda: samples(4)))
-    made = float8_network(prepared(chain(64), config), calibrate(chain(64), samples(4), method="minmax"))
+    made = float8_network(prepare(chain(64), config), calibrate(chain(64), samples(4), method="minmax"))
     explicit = build(made, config)
     assert "no tactic of this backend computes in FP8" in explicit.report.precisions["fp8"].reason
 
@@ -287,7 +287,7 @@ def test_resnet8_keeps_its_accuracy():
     net = network_from_onnx(str(model.path))
     net.outputs = [net.outputs[0].maker.inputs[0]]
     net.prune_dead()
-    made = prepared(net, BuildConfig())
+    made = prepare(net, BuildConfig())
     x, _ = datasets.cifar10_train_lossless()
     images = x[datasets.spread(len(x), 96)].astype(np.float32).transpose(0, 3, 1, 2)
     name = net.inputs[0].name
@@ -295,4 +295,4 @@ def test_resnet8_keeps_its_accuracy():
     exact, low = (EngineRun(n, [made.outputs[0].name]) for n in (made, float8_network(made, ranges)))
     a, b = (r({name: images[64:]})[made.outputs[0].name] for r in (exact, low))
     assert snr_db(a, b) > 27  # 16 without the recipe
-    assert len(find_places(made).layers) - len(kept_out(made)) == 8
+    assert len(find_quantization_sites(made).layers) - len(kept_out(made)) == 8

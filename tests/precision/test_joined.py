@@ -5,7 +5,7 @@ import pytest
 
 from whet.builder.precision.int8 import EngineRun
 from whet.network import Network, parse_type
-from whet.precision import Analysis, calibrate, find_places, quantize, read_cache, write_cache
+from whet.precision import Analysis, calibrate, find_quantization_sites, quantize, read_cache, write_cache
 from whet.precision.joined import APART, stored_forms
 from whet.precision.ranges import Range
 
@@ -36,7 +36,7 @@ def samples(n=8):
 
 def test_a_small_part_keeps_its_scale_for_its_other_readers():
     net = joined_network(40.0)
-    places, ranges = find_places(net), calibrate(net, samples())
+    places, ranges = find_quantization_sites(net), calibrate(net, samples())
     quiet, big = net.tensor("quiet"), net.tensor("big")
     own, joined = stored_forms(places, ranges)[quiet]
     assert own.range == ranges.tensors["quiet"]
@@ -49,7 +49,7 @@ def test_a_small_part_keeps_its_scale_for_its_other_readers():
 
 def test_close_scales_are_merged():
     net = joined_network(1.0)
-    places, ranges = find_places(net), calibrate(net, samples())
+    places, ranges = find_quantization_sites(net), calibrate(net, samples())
     ratio = ranges.tensors["big"].scale / ranges.tensors["quiet"].scale
     assert 1 / APART < ratio < APART
     forms = stored_forms(places, ranges)
@@ -60,7 +60,7 @@ def test_close_scales_are_merged():
 def test_float8_needs_no_second_scale():
     net = joined_network(40.0)
     made = quantize(net, calibrate(net, samples()), kind="fp8")
-    assert sum(x.op == "QuantizeLinear" for x in made.layers) == len(find_places(net).roots)
+    assert sum(x.op == "QuantizeLinear" for x in made.layers) == len(find_quantization_sites(net).roots)
 
 
 def test_outputs_become_more_accurate(monkeypatch):
@@ -77,7 +77,7 @@ def test_the_cache_gives_the_same_network(tmp_path):
     ranges = calibrate(net, samples(), model="m")
     write_cache(tmp_path / "c.json", ranges)
     again = read_cache(tmp_path / "c.json", net, "m")
-    forms, others = stored_forms(find_places(net), ranges), stored_forms(find_places(net), again)
+    forms, others = stored_forms(find_quantization_sites(net), ranges), stored_forms(find_quantization_sites(net), again)
     assert [[f.range.scale for f in forms[t]] for t in forms] == [[f.range.scale for f in others[t]] for t in others]
 
 

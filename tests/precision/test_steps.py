@@ -13,13 +13,13 @@ from test_calibration import samples, small_network
 
 from support import datasets, realdata
 from whet.builder.config import BuildConfig
-from whet.builder.precision.calibration import Calibration, calibrated_ranges, prepared
+from whet.builder.precision.calibration import Calibration, calibrated_ranges, prepare
 from whet.builder.verify.engine_values import EngineRun
 from whet.errors import CalibrationError, UsageError
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision import Analysis, calibrate, chosen_samples, find_places, quantize, read_cache, write_cache
+from whet.precision import Analysis, calibrate, chosen_samples, find_quantization_sites, quantize, read_cache, write_cache
 from whet.precision.measures import snr_db
 from whet.precision.scaling import rescaled, sites
 from whet.precision.steps import find_corrections, find_scalings
@@ -160,7 +160,7 @@ def test_bias_correction_removes_the_mean_error():
 def test_steps_are_stored_in_the_cache(tmp_path):
     net = mobile_network()
     data = feeds(net)
-    made = prepared(net, BuildConfig())
+    made = prepare(net, BuildConfig())
     notes = []
     calibration = Calibration(samples=lambda: iter(data), cache=str(tmp_path / "c.json"), method="minmax", steps=("equalize", "smooth", "bias"))
     tried = []
@@ -186,7 +186,7 @@ def test_steps_are_stored_in_the_cache(tmp_path):
 def test_the_order_of_samples_changes_no_step(steps, tmp_path):
     """40 samples: 16 serve for evaluation and 16 others for the steps, independent of order; the caches are identical bytes."""
     net = mobile_network() if "bias" not in steps else shifted_network()
-    data, made, written = feeds(net, 40), prepared(net, BuildConfig()), []
+    data, made, written = feeds(net, 40), prepare(net, BuildConfig()), []
     for k, order in enumerate((data, data[::-1])):
         cache = tmp_path / f"{k}.json"
         calibration = Calibration(samples=lambda order=order: iter(order), cache=str(cache), method="minmax", steps=steps)
@@ -202,7 +202,7 @@ def test_steps_never_lose_accuracy_on_a_real_vit():
     """Six blocks trained on MNIST: with the steps, INT8 is at least as accurate against FP32 on other images as without."""
     (model,) = realdata.models(["vit_mnist"])
     net = network_from_onnx(str(model.path))
-    made = prepared(net, BuildConfig())
+    made = prepare(net, BuildConfig())
     images = list(model.inputs(14))
     snrs = []
     for steps in ((), ("smooth",)):
@@ -217,4 +217,4 @@ def test_samples_are_selected_by_content_not_by_order():
     data = samples(9)
     one, other = chosen_samples(data, 3), chosen_samples(data[::-1], 3)
     assert all(np.array_equal(a["x"], b["x"]) for a, b in zip(one, other, strict=True))
-    assert find_places(spiky_network()).layers
+    assert find_quantization_sites(spiky_network()).layers

@@ -7,7 +7,7 @@ import pytest
 
 from whet.builder import BuildConfig, build, plan_digest, save_lock
 from whet.builder.precision import precision_search
-from whet.builder.precision.int8 import Calibration, build_int8, prepared, quantized_network
+from whet.builder.precision.int8 import Calibration, build_int8, prepare, quantized_network
 from whet.measure.compare import Ranking
 from whet.measure.policy import PRECISIONS
 from whet.network import Network, parse_type
@@ -72,10 +72,10 @@ def test_a_code_loses_little_precision(kind, highest):
 
 def test_tables_are_inserted_after_quantized_layers():
     config = BuildConfig(**QUICK)
-    made = prepared(network(), config)
+    made = prepare(network(), config)
     chosen = quantize(made, calibrated(made))
     assert insert_tables(chosen, calibrated(made)) == 3
-    branched = prepared(network(branch=True), config)
+    branched = prepare(network(branch=True), config)
     chosen = quantize(branched, calibrated(branched))
     assert insert_tables(chosen, calibrated(branched)) == 2  # values read in floating point are computed in floating point
     skipped = quantize(made, calibrated(made), skip=[x.name for x in made.layers if x.op == "Conv"][:1])
@@ -100,7 +100,7 @@ def calibrated(made):
 @VNNI
 def test_a_network_with_tables_runs_on_integers():
     config = BuildConfig(**QUICK)
-    made = prepared(network(), config)
+    made = prepare(network(), config)
     ranges = calibrated(made)
     chosen = quantized_network(made, ranges, frozenset(), tables=True)
     plan = build(chosen, config)

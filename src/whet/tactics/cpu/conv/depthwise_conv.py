@@ -88,7 +88,7 @@ def _geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:
 
 
 def _inner_columns(layer: Layer) -> tuple[int, int]:
-    """The columns of the result from which and up to which every tap is within the image."""
+    """The range of result columns with every tap inside the image."""
     head = anchor(layer)
     window, stride, pads = _geometry(head)
     width, columns = static_shape(head.needs(0).shape)[3], static_shape(layer.outputs[0].shape)[3]
