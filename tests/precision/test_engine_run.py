@@ -1,4 +1,4 @@
-"""Calibration where oneDNN is not installed, as on machines for GPUs."""
+"""Calibration without oneDNN, as on machines for GPUs."""
 
 import numpy as np
 from test_calibration import samples, small_network
