@@ -114,6 +114,10 @@ class Layer:
             raise NetworkError(f"{self.op} '{self.name}' has no input {i}, which it needs")
         return t
 
+    def required_inputs(self) -> tuple[Tensor, ...]:
+        """All inputs, of an op without optional ones. Raises NetworkError if one is absent."""
+        return tuple(self.needs(i) for i in range(len(self.inputs)))
+
     def __repr__(self) -> str:
         from whet.network.text import layer_text
 

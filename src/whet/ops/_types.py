@@ -11,12 +11,12 @@ from whet.ops._base import Couple
 
 def same_as_input(layer: Layer) -> TensorType:
     """The type of input 0."""
-    return layer.inputs[0].type
+    return layer.needs(0).type
 
 
 def float_input(layer: Layer) -> TensorType:
     """The type of input 0, which must be floating point."""
-    t = layer.inputs[0].type
+    t = layer.needs(0).type
     if not t.dtype.is_float:
         raise NetworkError(f"{layer.op} '{layer.name}' takes floating point, not {t}; put a Cast before it")
     return t
@@ -24,7 +24,7 @@ def float_input(layer: Layer) -> TensorType:
 
 def numeric_input(layer: Layer) -> TensorType:
     """The type of input 0, which must be numeric."""
-    t = layer.inputs[0].type
+    t = layer.needs(0).type
     if t.dtype.kind in ("bool", "string"):
         raise NetworkError(f"{layer.op} '{layer.name}' takes numbers, not {t}")
     return t
