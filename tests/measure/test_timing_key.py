@@ -7,8 +7,8 @@ from whet.network import parse_network
 
 NET = """network n source
 in %x: f32[4,8]
-const %s: f32[] = {scale}
-const %z: {type}[] = {zero}
+const %s: f32[] = [{scale}]
+const %z: {type}[] = [{zero}]
 %y = QuantizeLinear(%x, %s, %z) from "q"
 out %y
 """
