@@ -107,7 +107,7 @@ class _Run:
                 self.log.skipped[name, where.name] = reason
 
     def run_pass(self, p: Pass) -> bool:
-        """Runs one pass once over the network. Returns whether it fired."""
+        """Runs one pass once over the network. Returns True if it fired."""
         before = len(self.log.fired)
         try:
             if p.ops is None:

@@ -68,11 +68,16 @@ class Signature:
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed weight: exact bytes, a key that is equal for equal contents, and a function that packs it (uint8, C-contiguous)."""
+    """A packed weight: exact bytes, a key that is equal for equal contents, and a function that packs it (uint8, C-contiguous).
+
+    `storable`: engine files may contain it, because kernels only compute with its values. Tables of indices and offsets, with which kernels
+    address memory, are always derived again: a stored one could make a kernel read or write any address.
+    """
 
     key: str
     nbytes: int
     make: Callable[[], np.ndarray]
+    storable: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""A layer whose inputs are all constants becomes a constant; its origin records the computation.
+"""Replaces a layer with only constant inputs by a constant; its origin records the computation.
 
-A layer whose result is much larger than its inputs (an Expand of a scalar) is kept, to keep the engine small. QuantizeLinear and DequantizeLinear
+A layer with a result much larger than its inputs (an Expand of a scalar) is kept, to keep the engine small. QuantizeLinear and DequantizeLinear
 are kept because they give the storage type of a weight.
 """
 
@@ -24,7 +24,7 @@ def fold_constants(g: Graph, layer: Layer) -> list[Tensor] | Skip | None:
     if layer.regions or layer.op in _KEPT or not all(t.is_constant for t in inputs) or not get_op(layer.op).pure:
         return None
     if layer.op == "Identity" and g.is_output(layer.output):
-        return None  # it makes a constant an output
+        return None  # an Identity that makes a constant an output
     if has_symbols(layer) or not all(t.type.static for t in layer.outputs):
         return None  # for example an Expand to a symbolic batch
     if any(t.dtype.name == "string" for t in (*inputs, *layer.outputs)):

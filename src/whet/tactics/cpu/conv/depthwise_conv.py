@@ -34,7 +34,7 @@ class DepthwiseKernel(ConvKernel):
         window, stride, pads = _geometry(head)
         sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_inner_columns(layer)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
-        made = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8))
+        made = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8), storable=True)
         return depthwise_ir(window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, made
 
 
@@ -88,7 +88,7 @@ def _geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:
 
 
 def _inner_columns(layer: Layer) -> tuple[int, int]:
-    """The columns of the result from which and up to which every tap is within the image."""
+    """The range of result columns with every tap inside the image."""
     head = anchor(layer)
     window, stride, pads = _geometry(head)
     width, columns = static_shape(head.needs(0).shape)[3], static_shape(layer.outputs[0].shape)[3]

@@ -1,8 +1,8 @@
 """Convolutions of images, f32 in blocks of 16 channels: accumulators, SiLU or ReLU and a residual stay in registers.
 
-oneDNN's SiLU takes about thirty instructions for 16 values, this one about fifteen. The ends of rows have code of their own, tiles divide the row
-where possible, threads share all rows of all channels, each value of a row is read once for all of its taps, and padding channels of the input are
-not multiplied. Layers with few channels gain most.
+oneDNN's SiLU takes about thirty instructions for 16 values, this one about fifteen. The ends of rows have separate code, tiles divide the row if
+possible, threads share all rows of all channels, each value of a row is read once for all of its taps, and padding channels of the input are skipped.
+Layers with few channels gain most.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _BLOCKS = range(1, MOST + 1)
 _MIN_PIXELS = 4  # pixels of a tile
 _TILE_COST = 0.5  # overhead of a tile, in pixels
 _WINDOW = 11
-_MAX_PLANES = 4  # channels of an image that may be stored plane by plane
-_CACHE = 1 << 18  # bytes of weights that stay in the second-level cache with rows of the image
+_MAX_PLANES = 4  # maximum channels of an image stored plane by plane
+_CACHE = 1 << 18  # bytes of weights that stay in L2 together with rows of the image
 
 
 class DirectKernel(ConvKernel):
@@ -48,7 +48,7 @@ class DirectKernel(ConvKernel):
         sizes = [height, width, rows, columns, taken, -(-channels // LANES), tile.groups, top, side, int(nbytes <= _CACHE)]
         weights, bias = self.weights, self.bias
         key = f"{self.constants}|direct {tile.blocks} {form.step} {tile.channels}"
-        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8))
+        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8), storable=True)
         return direct_ir(form), sizes, images * tile.groups * rows, made
 
 
@@ -172,7 +172,7 @@ def _edge_taps(head: Layer, columns: int, pixels: int) -> tuple[Taps, Taps | Non
     width = static_shape(head.needs(0).shape)[3]
 
     def taps(start: int) -> Taps:
-        """For each tap from which and up to which pixel of the tile at column `start` it is within the image."""
+        """For each tap, the range of pixels of the tile at column `start` with the tap inside the image."""
         firsts = [start * across - side + s for s in range(wide)]
         bounds = [(max(0, -(f // across)), min(pixels, (width - 1 - f) // across + 1)) for f in firsts]
         return tuple((low, max(low, high)) for low, high in bounds)

@@ -208,7 +208,7 @@ def constant_f32(tensor: Tensor) -> tuple[str, Callable[[], np.ndarray]]:
 
 
 def readable_at_rank(operand: Operand, shape: Sequence[int], full: Sequence[int]) -> bool:
-    """Whether a tensor stored as `operand` can be read as the rank-padded shape `full` in the same format."""
+    """True if a tensor stored as `operand` can be read as the rank-padded shape `full` in the same format."""
     if operand.format == "linear" or len(shape) == len(full):
         return True
     return sum(d != 1 for d in shape) <= 1

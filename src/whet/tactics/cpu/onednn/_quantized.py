@@ -65,12 +65,12 @@ class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
 
 
 def inexact_products() -> str | None:
-    """Why 8-bit products are not exact on this CPU, whatever their operands; None where they are."""
+    """The reason why 8-bit products are not exact on this CPU for any operands, or None."""
     return None if dnn.has_isa("avx512_core_vnni") else "oneDNN multiplies 8-bit integers exactly with VNNI instructions only"
 
 
 def unsafe(x: Scale) -> str | None:
-    """Why 8-bit products with this operand on the left are not exact on this CPU; None where they are."""
+    """The reason why 8-bit products with this left operand are not exact on this CPU, or None."""
     if inexact_products() is None:
         return None
     if x.dtype.name == "i8":

@@ -37,7 +37,7 @@ class OneDnnEltwise(OneDnnTactic):
         return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Where NaN is restored, the root operation keeps it."""
+        """If NaN is restored, the root operation propagates it."""
         head, found = anchor(layer), declared(layer, implementation)
         again = head.op in {p.op for p in epilogue(layer) or ()}
         if not again and _restores_nan(head.op, {**head.attrs, **_parameters(layer, head)}):

@@ -193,7 +193,12 @@ def match_epilogue(layer: Layer, posts: Sequence[Post] | None, channel_axis: int
 
 
 def packed_array(key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Packed:
-    """A packed weight from a function that makes its array."""
+    """A packed weight from a function that makes its array of values; kernels must not compute addresses from them (see `packed_table`)."""
+    return Packed(key, nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8), storable=True)
+
+
+def packed_table(key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Packed:
+    """An array of indices or offsets from the function that makes it: engine files never contain it."""
     return Packed(key, nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8))
 
 

@@ -12,7 +12,7 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch, packed_table
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Gather(Tactic):
         packed: list[Packed] = []
         if at.is_constant:
             key = f"{at.constant().digest}|take i64"
-            packed.append(packed_array(key, max(indices, 1) * 8, lambda: np.asarray(at.array(), np.int64).reshape(-1)))
+            packed.append(packed_table(key, max(indices, 1) * 8, lambda: np.asarray(at.array(), np.int64).reshape(-1)))
         wide = at.is_constant or at.dtype.name == "i64"
         constants = {"UNIT": unit, "WIDE_INDEX": int(wide)}
         count = prod(shape[:axis]) * indices * (width // unit)

@@ -15,7 +15,7 @@ from whet.network.types import BF16, F16, F32
 from whet.ops.resize import resampling, targets
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstIntPointer, ConstPointer, Float32, Int32, Pointer, UInt32
-from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, same
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, packed_table, same
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
 _MOST_TAPS = 64  # along an axis
@@ -92,9 +92,9 @@ class Resize(UnfusedTactic):
         inner = prod(x[at + len(made) :])
         vec = 8 if inner % 8 == 0 else 1
         packed = tuple(
-            packed_array(f"resize {kind} {_digest(table)}", table.size * 4, partial(table.astype, kind))
+            pack(f"resize {kind} {_digest(table)}", table.size * 4, partial(table.astype, kind))
             for pair in tables
-            for table, kind in zip(pair, (np.int32, np.float32), strict=True)
+            for table, kind, pack in zip(pair, (np.int32, np.float32), (packed_table, packed_array), strict=True)
         )
         (in_a, out_a), (in_b, out_b) = sides
         count = prod(y) // vec

@@ -13,7 +13,7 @@ from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Operand, Packed, Signature
 from whet.tactics._quantized import FLOAT8, Parts, take_apart
-from whet.tactics.cuda._device.kernel import Epilogue, match_epilogue, packed_array
+from whet.tactics.cuda._device.kernel import Epilogue, match_epilogue, packed_array, packed_table
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, Scales, bias_count
 
 INT8_TYPES = ("i8", "u8")
@@ -190,7 +190,7 @@ def packed_factors(key: str, shape: ConvShape, classes: int, border: bool, make:
     pixels = shape.p * shape.q if border else 1
     return (
         packed_array(f"{key} factors", (classes + 1) * count * 4, floats),
-        packed_array(f"{key} classes", pixels * 2, lambda: make().classes if border else np.zeros(1, np.uint16)),
+        packed_table(f"{key} classes", pixels * 2, lambda: make().classes if border else np.zeros(1, np.uint16)),
     )
 
 
