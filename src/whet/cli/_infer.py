@@ -12,7 +12,7 @@ import numpy as np
 from whet.cli import _exec_values as values
 from whet.cli._measure import measure
 from whet.cli._summary import Log, print_summary
-from whet.engine.layer_times import find_contradiction
+from whet.engine.time_check import find_contradiction
 from whet.errors import ShapeError, UsageError
 
 

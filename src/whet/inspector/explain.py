@@ -7,9 +7,9 @@ from typing import Any
 
 from whet.composites import composite_of
 from whet.engine import Candidate, EnginePlan
-from whet.engine.layer_times import find_contradiction
 from whet.engine.report import SelectionRecord
 from whet.engine.schema import encode
+from whet.engine.time_check import find_contradiction
 from whet.inspector.facts import LayerFacts, find_layer, layer_facts
 from whet.inspector.words import layer_type
 
