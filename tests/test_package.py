@@ -29,3 +29,9 @@ def test_extras_named_in_messages_exist():
     named = {name for page in pages for group in re.findall(r"(?:whet|-e '\.)\[([a-z,-]+)\]", page.read_text()) for name in group.split(",")}
     assert {"train", "jit", "search", "test"} <= named
     assert named <= set(extras)
+
+
+def test_the_wheel_has_its_licence():
+    files = PROJECT["project"]["license-files"]
+    assert [f for f in files if not (ROOT / f).is_file()] == []
+    assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()

@@ -36,12 +36,36 @@ def test_readme_python_runs(tmp_path):
         run([sys.executable, f"block{i}.py"], tmp_path)
 
 
-def test_readme_shell_names_real_commands():
+@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
+def test_shell_blocks_name_real_commands(page):
     from whet.cli import group
 
-    names = {line.split()[1] for b in blocks(ROOT / "README.md", "sh") for line in b.splitlines() if line.startswith("whet ")}
+    names = {line.split()[1] for b in blocks(ROOT / page, "sh") for line in b.splitlines() if line.startswith("whet ")}
     assert names
     assert names <= set(group.list_commands(None))
+
+
+def test_commands_at_a_glance_names_every_command():
+    from whet.cli import group
+
+    text = (ROOT / "docs" / "commands.md").read_text()
+    assert [name for name in group.list_commands(None) if f"whet {name}" not in text] == []
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 700
+
+
+def test_the_chart_shows_the_published_results():
+    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "chart.py"), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_version_names_what_a_bug_report_needs():
+    done = subprocess.run([sys.executable, "-m", "whet", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("whet, version ")
+    for fact in ("Python 3.", "CPUs", "numpy ", "onnx ", "onednn-cpu-gomp "):
+        assert fact in done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

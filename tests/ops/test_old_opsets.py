@@ -128,7 +128,6 @@ def test_old_form(case):
 
 
 REFUSED = {
-    "training": ("BatchNormalization", 14, [f(2, 3, 4), f(3), f(3), f(3), f(3)], {"training_mode": 1}, "evaluation mode"),
     "statistics": ("BatchNormalization", 9, [f(2, 3, 4), f(3), f(3), f(3), f(3)], {}, "running statistics", 5),
     "dropping": ("Dropout", 12, [f(3), np.array(0.5, np.float32), np.array(True)], {}, "evaluation mode"),
     "argmax": ("MaxPool", 12, [f(1, 2, 4, 4)], {"kernel_shape": [2, 2]}, "output 1", 2),

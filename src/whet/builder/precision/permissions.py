@@ -15,7 +15,7 @@ from whet.builder.config import BuildConfig
 from whet.engine.report import PermissionUse
 from whet.errors import BackendError, BuildError, UsageError
 from whet.network import BF16, F8E4M3, F16, F32, I8, U8, DType, Layer
-from whet.tactics import Signature, anchor, is_quantized, tactics_of
+from whet.tactics import Signature, is_quantized, root_layer, tactics_of
 
 #: flag -> storage types that it permits for f32 tensors of the network. int8 and fp8 come with Q/DQ in the network or calibration.
 _PERMITS: dict[str, tuple[DType, ...]] = {"fp32": (), "fp16": (F16,), "bf16": (BF16,), "int8": (), "fp8": (), "best": (F16, BF16)}
@@ -184,7 +184,7 @@ def no_float8(layer: Layer, config: BuildConfig) -> str | None:
         reason = t.why_not(layer)
         if reason is None:
             return _too_old(config)
-        if anchor(layer).op in t.ops:
+        if root_layer(layer).op in t.ops:
             reasons.append(f"{t.name}: {reason}")
     details = f" ({'; '.join(reasons)})" if reasons else ""
     return f"no kernel of {config.backend} computes this layer in FP8{details}: its values are rounded to e4m3 and computed in floating point"

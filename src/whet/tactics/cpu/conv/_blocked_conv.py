@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -9,7 +10,7 @@ from math import prod
 from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes
-from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
+from whet.tactics._fused import constants_of, epilogue, outer_input, root_layer, source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
@@ -65,7 +66,7 @@ class Launch:
     shift: int
 
 
-class ConvKernel:
+class ConvKernel(ABC):
     """A planned convolution, with a launch and a packed operand (weights and biases) for each tile. Contexts hold the addresses of the image, the
     packed operand, the result and the addend, then sizes."""
 
@@ -76,7 +77,7 @@ class ConvKernel:
         fused = steps_of(layer)
         assert fused is not None, "the tactic takes no other layers"
         self.steps, self.added = fused
-        self.x = source_place(layer)
+        self.x = source_index(layer)
         self.weights, self.bias = constants_of(layer)
         self.inputs, self.outputs = stored_bytes(layer, signature)
         images, channels, *sides = static_shape(layer.outputs[0].shape)
@@ -91,9 +92,9 @@ class ConvKernel:
         self.packed = tuple(operands)
         self.implementation = "" + " + ".join(f"{t.blocks * LANES} channels x {t.pixels} pixels" for t in tiles)
 
+    @abstractmethod
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
         """A tile's code, sizes, number of items, and packed weights and biases."""
-        raise NotImplementedError
 
     @property
     def constants(self) -> str:
@@ -118,9 +119,9 @@ class ConvTactic(CompiledTactic):
     needs_avx512 = True
     epilogues = "SiLU, ReLU or no epilogue"
 
+    @abstractmethod
     def rejects(self, head: Layer) -> str | None:
         """The reason why the kernel does not support this convolution, or None."""
-        raise NotImplementedError
 
     def takes(self, steps: tuple[str, ...]) -> bool:
         """True if the kernel computes this epilogue."""
@@ -132,9 +133,9 @@ class ConvTactic(CompiledTactic):
         """The launches of a config; None if it is for another layer."""
         return tiles_of(layer, sizes)
 
+    @abstractmethod
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         """True if a tile fits the layer's shapes, which may differ from the tuned ones. Does not check the divisibility of the channels."""
-        raise NotImplementedError
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ConvKernel:
         sizes = {name: int(value) for name, value in config}
@@ -146,7 +147,7 @@ class ConvTactic(CompiledTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = anchor(layer)
+        head = root_layer(layer)
         if any(not layer.needs(i).is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
         if any(t.dtype != F32 for t in activations(layer)):
@@ -159,19 +160,19 @@ class ConvTactic(CompiledTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        x = source_place(layer)
+        x = source_index(layer)
         return [Signature(tuple(STORED if i == x else None for i in range(len(layer.inputs))), (STORED,))]
 
 
 def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
     """The epilogue as "Silu", "Relu" and "Add" (of one tensor of the result's shape, computed at run time), and the index of the added input;
     None for any other epilogue."""
-    posts = epilogue(layer)
-    if posts is None:
+    steps = epilogue(layer)
+    if steps is None:
         return None
     names: list[str] = []
     added = None
-    for post in posts:
+    for post in steps:
         name = "Silu" if post.op == "Swish" and float(post.attrs.get("alpha", 1.0)) == 1.0 else post.op
         if name == "Add" and post.other is not None and added is None and _is_residual(layer, post.other):
             added = post.other

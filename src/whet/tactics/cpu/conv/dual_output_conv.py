@@ -14,7 +14,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
-from whet.tactics._fused import constants_of, seen, source_place
+from whet.tactics._fused import constants_of, seen, source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
@@ -154,7 +154,7 @@ def split_branches(layer: Layer) -> DualOutput | str:
     reason = next((why for part in parts if (why := _POINTWISE.why_not(part)) is not None), None)
     if reason is not None:
         return reason
-    images, steps = [part.needs(source_place(part)) for part in parts], [steps_of(part) for part in parts]
+    images, steps = [part.needs(source_index(part)) for part in parts], [steps_of(part) for part in parts]
     if images[0] is not images[1] or steps[0] != steps[1] or steps[0] is None:
         return "the two convolutions read different images, or have different epilogues"
     first, second = (Branch(*constants_of(part), int(part.outputs[0].shape[1])) for part in parts)

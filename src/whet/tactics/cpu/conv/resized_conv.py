@@ -17,7 +17,7 @@ from whet.backends import Backend
 from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
-from whet.tactics._fused import constants_of, seen, source_place
+from whet.tactics._fused import constants_of, seen, source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
@@ -217,7 +217,7 @@ def _convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Branch, ...], tu
     if (reason := _POINTWISE.why_not(reader)) is not None:
         return reason
     steps = steps_of(reader)
-    if steps is None or reader.inputs[source_place(reader)] is not joined:
+    if steps is None or reader.inputs[source_index(reader)] is not joined:
         return "the convolution reads another image"
     return (Branch(*constants_of(reader), int(reader.outputs[0].shape[1])),), steps[0]
 

@@ -22,7 +22,7 @@ from functools import reduce
 import numpy as np
 
 from whet.network import Layer
-from whet.tactics._fused import anchor
+from whet.tactics._fused import root_layer
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -141,4 +141,4 @@ def declared(layer: Layer, implementation: str) -> list[dict[str, Reference]]:
 
 def spreads(layer: Layer, dtype: str) -> bool:
     """True if a layer's product is computed in BF16, so that an infinity or NaN may give more NaNs than the reference."""
-    return dtype == "bf16" and anchor(layer).op in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    return dtype == "bf16" and root_layer(layer).op in ("Conv", "ConvTranspose", "Gemm", "MatMul")
