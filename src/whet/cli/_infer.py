@@ -128,7 +128,7 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray], engine
     if "dumpProfile" in o:
         log.info("")
         log.info(f"=== Profile ({records[0]['count']} iterations ) ===")
-        if context.engine.plan.arenas[context.profile_index].lanes:
+        if context.engine.plan.arenas[context.profile_index].concurrent_samples:
             log.info("Samples run separately: times are those of one sample.")
         _profile_table(log, context, records[1:], {k: v.shape for k, v in feed.items()})
         if disturbed := find_contradiction({f"{i}: {r['name']}": r["medianMs"] for i, r in enumerate(records[1:])}, engine_ms):
