@@ -76,7 +76,7 @@ class DualOutput:
         return self.ways[0].shape.k
 
     @property
-    def finish(self) -> PostOps:
+    def post_ops(self) -> PostOps:
         return self.ways[0].epilogue.post_ops
 
     @property

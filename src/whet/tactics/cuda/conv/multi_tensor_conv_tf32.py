@@ -39,7 +39,7 @@ class Several:
         return [replace(first.shape, c=c, k=k) for c in first.channels]
 
     @property
-    def finish(self) -> PostOps:
+    def post_ops(self) -> PostOps:
         return self.ways[0].epilogue.post_ops
 
     @property
