@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 from whet.backends import Backend
@@ -33,13 +34,13 @@ class ConvAndProduct(Tactic):
 
     ops = ("*",)
 
+    @abstractmethod
     def unfit_pair(self, both: Both) -> str | None:
         """The reason why the kernel does not take these convolutions, whatever their sizes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
         """Why it does not take these sizes."""
-        raise NotImplementedError
 
     def pair(self, layer: Layer) -> Both | str:
         """The two convolutions, or why they are none that the kernel takes."""

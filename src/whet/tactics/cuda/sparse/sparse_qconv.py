@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,25 +42,25 @@ class SparseQuantizedTactic(QuantizedTactic):
     float8 = True
     format = "linear"
 
+    @abstractmethod
     def filters(self, parts: Parts) -> np.ndarray:
         """The weights as [output channel, input channel, height, width], int8 or float8."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shape(self, parts: Parts) -> ConvShape:
         """The sizes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def channels(self, parts: Parts) -> tuple[Any, Any]:
         """Input and output channels, possibly symbolic."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wrong_kind(self, parts: Parts) -> str | None:
         """Why the layer is none of those that the tactic computes, whatever its weights, or None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def channel_axis(self, layer: Layer) -> int:
         """The axis of the output channels."""
-        raise NotImplementedError
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         reason = self.wrong_kind(parts) or why_not_weighted(parts) or unfit_float8(parts, self.channels(parts))
