@@ -260,3 +260,11 @@ def test_findings_are_stored_separately_from_warnings():
     plan.report.info = [3]
     with pytest.raises(EngineError):
         read_engine(engine_bytes(plan))
+
+
+def test_a_plan_that_cannot_be_read_back_is_refused_and_leaves_no_file(tmp_path):
+    plan = make_plan(conv_net())
+    plan.model_digest = "0" * 300  # the reader allows 200 characters
+    with pytest.raises(EngineError, match="cannot be read back"):
+        write_engine(plan, tmp_path / "e.engine")
+    assert list(tmp_path.iterdir()) == []
