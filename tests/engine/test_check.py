@@ -1,4 +1,4 @@
-"""The judge of arenas: what overlaps while it lives, lies outside or contradicts the network is refused."""
+"""The check of memory plans: buffers that overlap while live, exceed the arena or contradict the network are refused."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def test_a_plan_by_hand_is_accepted():
     check_plan(make_plan(conv_net()))
 
 
-def test_dead_bytes_may_be_used_again_and_live_ones_not():
+def test_dead_bytes_may_be_reused_and_live_ones_not():
     plan = relu_chain()
     plan.arenas[0].offsets["r2"] = plan.arenas[0].offsets["r0"]
     check_plan(plan)
@@ -61,7 +61,7 @@ def test_in_place_needs_the_same_bytes_and_the_last_reader():
         check_plan(plan)
 
 
-def test_a_view_may_live_on_beside_its_source():
+def test_a_view_may_be_live_together_with_its_source():
     net = Network("views", "lowered")
     x = net.add_input("x", parse_type("f32[4,16]"))
     a = net.add("Relu", x, name="a")

@@ -1,4 +1,4 @@
-"""The text form round-trips for every op's samples; damaged text is refused with the line, and nothing else is raised."""
+"""The text form round-trips for every op's samples; damaged text is refused with its line, and no other exception is raised."""
 
 import random
 
@@ -39,7 +39,7 @@ def test_text_round_trip(name, i):
         ("%y: f64[N,4] = Relu(%x)", "%y"),
     ],
 )
-def test_what_is_wrong_is_said(line, why):
+def test_errors_name_the_mistake(line, why):
     with pytest.raises(NetworkError, match=why):
         parse_network(f"network n source\nin %x: f32[N,4]\n{line}\nout %x\n")
 

@@ -17,7 +17,7 @@ from whet.ops import run_layer, run_network
 from whet.precision.histogram import Histogram
 from whet.precision.insert import fake_weights
 from whet.precision.methods import LIMITS
-from whet.precision.places import Places, find_places
+from whet.precision.quantization_sites import QuantizationSites, find_quantization_sites
 from whet.precision.ranges import METHODS, Range, Ranges
 
 Feeds = Mapping[str, np.ndarray]
@@ -45,7 +45,7 @@ def calibrate(
     model: str = "",
     tell: Callable[[str], None] | None = None,
 ) -> Ranges:
-    """Calibrates the tensors of `find_places(net)` over `samples` (inputs by name, batch 1 where the batch is dynamic).
+    """Calibrates the tensors of `find_quantization_sites(net)` over `samples` (inputs by name, batch 1 if the batch is dynamic).
 
     `run` computes a sample (default: the reference in NumPy); `method` is one of METHODS, or "auto": per tensor the one with the
     smallest error, min-max unless another halves it. `forced` sets the method per tensor. `zero_points` allows zero points for skewed ranges.
@@ -55,28 +55,28 @@ def calibrate(
     for m in (method, *(forced or {}).values()):
         if m != "auto" and m not in METHODS:
             raise UsageError(f"unknown calibration method {m!r}; methods: auto, {', '.join(METHODS)}")
-    places = find_places(net)
-    if not places.roots:
+    sites = find_quantization_sites(net)
+    if not sites.roots:
         raise CalibrationError(f"'{net.name}' has no quantizable layer: no convolution or matrix product with constant weights")
-    run = run or _reference(net, places.names())
-    histograms, judges, count = _count(places, samples, run, tell)
+    run = run or _reference(net, sites.names())
+    histograms, judges, count = _count(sites, samples, run, tell)
     _check(histograms, count)
     values = [run(feeds) for feeds in judges]
     found = Ranges(model=model, samples=count)
-    for t in places.roots:
+    for t in sites.roots:
         wanted = (forced or {}).get(t.name, method)
         candidates = candidate_ranges(histograms[t.name], LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
-        found.tensors[t.name] = _judged(places, t, candidates, values) if len(candidates) > 1 else candidates[0]
+        found.tensors[t.name] = _judged(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
         if tell is not None:
             tell(t.name)
     return found
 
 
 def _count(
-    places: Places, samples: Iterable[Feeds], run: Run, tell: Callable[[str], None] | None
+    sites: QuantizationSites, samples: Iterable[Feeds], run: Run, tell: Callable[[str], None] | None
 ) -> tuple[dict[str, Histogram], list[Feeds], int]:
     """Returns the histograms, the evaluation samples (smallest digests first) and the number of samples."""
-    histograms = {name: Histogram() for name in places.names()}
+    histograms = {name: Histogram() for name in sites.names()}
     kept: list[tuple[str, Feeds]] = []
     count = 0
     for feeds in samples:
@@ -130,13 +130,13 @@ def candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram], fl
     return found
 
 
-def _judged(places: Places, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
+def _judged(sites: QuantizationSites, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
     """Selects the candidate with the smallest output error of the consumer layers (of the tensor itself when it has none).
 
     Min-max stays unless another candidate is better by the factor CUT_PAYS.
     """
     wrong, right = [0.0] * len(candidates), 0.0
-    readers: list[Layer | None] = [x for x in places.layers if x.inputs[0] is t] or [None]
+    readers: list[Layer | None] = [x for x in sites.layers if x.inputs[0] is t] or [None]
     for layer in readers:
         x = np.concatenate([middle(np.asarray(v[t.name], np.float32), layer) for v in values])
         want = (x if layer is None else computed(layer, x, None)).astype(np.float64)

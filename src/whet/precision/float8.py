@@ -24,7 +24,7 @@ import numpy as np
 from whet.network import F8E4M3, F32, Layer, Network, Tensor
 from whet.precision._taps import Taps
 from whet.precision.insert import e4m3, float8_scale, float8_weight_scales, float8_weights, weight_axis
-from whet.precision.places import WEIGHTED, find_places
+from whet.precision.quantization_sites import WEIGHTED, find_quantization_sites
 from whet.precision.ranges import Range, Ranges
 from whet.precision.rounding import adapted, fits, moments
 from whet.precision.sensitivity import chosen_samples
@@ -38,7 +38,7 @@ RunOf = Callable[[Network, list[str]], Callable[[Feeds], Mapping[str, np.ndarray
 def kept_out(net: Network) -> dict[str, str]:
     """Quantizable layers of `net` (prepared) that stay in 16 bits or more under FP8: name -> reason."""
     found: dict[str, str] = {}
-    layers = find_places(net).layers
+    layers = find_quantization_sites(net).layers
     users = net.users()
     for layer in layers:
         c, k = _channels(layer)
@@ -58,7 +58,7 @@ def skip_sums(net: Network, skip: Iterable[str] = ()) -> frozenset[str]:
     names = set(skip)
     sums = {x.name for x in net.layers if x.op == "Add" and x.inputs[0] is not None and x.inputs[1] is not None and x.name not in names}
     sums = {x.name for x in net.layers if x.name in sums and not any(t.is_constant for t in x.required_inputs())}
-    rounded, left = (find_places(net, names, s).roots for s in ((), sums))
+    rounded, left = (find_quantization_sites(net, names, s).roots for s in ((), sums))
     return frozenset(sums) if rounded != left else frozenset()
 
 
@@ -68,7 +68,7 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
     One FP32 pass over the SAMPLES samples with the smallest digests, so that order has no effect. One half gives a correction, the other
     half validates it; a validated correction is computed from all samples.
     """
-    layers = [x for x in find_places(net, set(skip)).layers if x.op in ("Conv", "Gemm")]
+    layers = [x for x in find_quantization_sites(net, set(skip)).layers if x.op in ("Conv", "Gemm")]
     if not layers:
         return ranges
     names = list(dict.fromkeys(x.needs(0).name for x in layers))
@@ -105,8 +105,8 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
 
 
 def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()) -> dict[str, np.ndarray]:
-    """Adaptively rounded weights (precision.rounding) of FP8 layers, f32 by layer name, where they reduce the error on held-out samples."""
-    layers = [x for x in find_places(net, set(skip)).layers if fits(x)]
+    """Adaptively rounded weights (precision.rounding) of FP8 layers, f32 by layer name, if they reduce the error on held-out samples."""
+    layers = [x for x in find_quantization_sites(net, set(skip)).layers if fits(x)]
     chosen = chosen_samples(samples, SAMPLES)
     found: dict[str, np.ndarray] = {}
     if len(chosen) < 2:
@@ -222,7 +222,7 @@ def _channels(layer: Layer) -> tuple[object, object]:
 
 
 def _begins(net: Network, layer: Layer) -> bool:
-    """Whether a network input reaches the layer without passing through another weighted layer."""
+    """True if a network input reaches the layer without passing through another weighted layer."""
     inputs, seen = set(net.inputs), set()
     waiting = [layer.inputs[0]]
     while waiting:
@@ -238,7 +238,7 @@ def _begins(net: Network, layer: Layer) -> bool:
 
 
 def _ends(net: Network, layer: Layer, users: Mapping[Tensor, list[tuple[Layer, int]]]) -> bool:
-    """Whether the layer's result reaches a network output without passing through another weighted layer."""
+    """True if the layer's result reaches a network output without passing through another weighted layer."""
     outputs, seen = set(net.outputs), set()
     waiting = list(layer.outputs)
     while waiting:

@@ -213,7 +213,7 @@ class Engine:
         return shaped
 
     def _warn_of_fallbacks(self, shaped: ShapedPlan) -> None:
-        """Warns once of all layers whose tactic cannot run."""
+        """Warns once about all layers with a tactic that cannot run."""
         groups: dict[str, list[Planned]] = {}
         for s in shaped.steps:
             if s.fell_back and (s.layer.name, s.fell_back) not in self._told:

@@ -97,7 +97,7 @@ class Heads:
     causal: int | None = None  # the mask is a constant that hides exactly the keys after row + causal: a kernel may skip them and not read it
 
 
-def taken_apart(layer: Layer, *, grouped: bool = False) -> Heads | str:
+def match_attention(layer: Layer, *, grouped: bool = False) -> Heads | str:
     """The structure of an Attention layer, or why the kernels do not support it. `grouped`: several heads of q may share a head of k and v."""
     body = layer.regions["body"]
     views: dict[Tensor, View] = {t: plain_view(i, static_shape(t.shape)) for i, t in enumerate(body.inputs)}

@@ -24,7 +24,7 @@ from whet.measure.timing import Timer
 from whet.measure.timing_key import source_digest
 from whet.network import Layer
 from whet.ops import bind_layer
-from whet.tactics import Args, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, anchor, is_quantized
+from whet.tactics import Args, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, is_quantized, root_layer
 
 _LONGEST = 4  # parts; longer chains read and write too much memory to win
 _ALIGNMENT = 64
@@ -52,14 +52,14 @@ class UnfusedTime:
         return self.reason or f"fused {self.fused_ms:.4f} ms, unfused {self.ms:.4f} ms (interleaved)"
 
     def candidate(self) -> Candidate:
-        """The row of the report; its tactic name "apart" is part of the engine format."""
-        return Candidate("apart", self.signature, (), self.parts, self.ms, self.spread_ms if self.ms is not None else None, str(self))
+        """The row of the report, under the tactic name "unfused"."""
+        return Candidate("unfused", self.signature, (), self.parts, self.ms, self.spread_ms if self.ms is not None else None, str(self))
 
 
 class _ChainTactic(Tactic):
-    """Identifies a chain in timing keys, by the name "apart"."""
+    """Identifies a chain in timing keys, by the name "unfused"."""
 
-    name, version = "apart", 1
+    name, version = "unfused", 1
 
     def __init__(self, steps: Sequence[_Step]):
         self._library = "; ".join(f"{s.option.tactic.name} {source_digest(s.option.tactic)} {s.option.tactic.library_version()}" for s in steps)
@@ -135,7 +135,7 @@ def time_chains(layer: Layer, text: str, best: Option, chains: list[Option], tim
 
 def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | str:
     """One option per kernel of the root operation, followed by the first kernel of every other part; or the reason why a part has none."""
-    parts, root_op = list_parts(layer), anchor(layer).op
+    parts, root_op = list_parts(layer), root_layer(layer).op
     stored: dict[str, Operand] = {}
     buffers: dict[str, tuple[str, int]] = {}
     for t, i in parts.inputs.items():

@@ -12,7 +12,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.backends.cpu import threads
 from whet.network import F32, Layer
-from whet.tactics._attention import Heads, View, taken_apart
+from whet.tactics._attention import Heads, View, match_attention
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
@@ -93,27 +93,27 @@ class Attention(CompiledTactic):
             return said
         if not static(layer):
             return None
-        found = taken_apart(layer)
+        found = match_attention(layer)
         return found if isinstance(found, str) else _why_not(layer, found)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        found = taken_apart(layer)
+        found = match_attention(layer)
         assert isinstance(found, Heads)
         read = {v.place for v in (found.q, found.k, found.v, found.mask) if v is not None}
         inputs = tuple(Operand("linear", F32) if i in read and t is not None and not t.is_constant else None for i, t in enumerate(layer.inputs))
         return [Signature(inputs, (Operand("linear", F32),))]
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = taken_apart(layer)
+        found = match_attention(layer)
         assert isinstance(found, Heads)
         threads.set_threads(backend.threads)
         names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _products(found, _group(found))]
         return [(("scores", a), ("values", b)) for a in names[0] for b in names[1]]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> AttentionKernel:
-        found = taken_apart(layer)
+        found = match_attention(layer)
         if isinstance(found, str) or (said := self.why_not(layer)):
             raise PlanRefused(found if isinstance(found, str) else said or "")
         threads.set_threads(backend.threads)

@@ -12,7 +12,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
-from whet.tactics._fused import anchor
+from whet.tactics._fused import root_layer
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile
@@ -28,7 +28,7 @@ class DepthwiseKernel(ConvKernel):
     name, serial_work = "depthwise", 1 << 16
 
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
-        head = anchor(layer)
+        head = root_layer(layer)
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
         height, width = static_shape(head.needs(0).shape)[2:]
         window, stride, pads = _geometry(head)
@@ -88,8 +88,8 @@ def _geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:
 
 
 def _inner_columns(layer: Layer) -> tuple[int, int]:
-    """The columns of the result from which and up to which every tap is within the image."""
-    head = anchor(layer)
+    """The range of result columns with every tap inside the image."""
+    head = root_layer(layer)
     window, stride, pads = _geometry(head)
     width, columns = static_shape(head.needs(0).shape)[3], static_shape(layer.outputs[0].shape)[3]
     left = -(-pads[1] // stride)

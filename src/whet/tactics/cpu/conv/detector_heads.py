@@ -37,7 +37,7 @@ _PITCH_PADDING = 16  # floats after a pixel's channels: pitches that are multipl
 
 @dataclass(frozen=True)
 class Head:
-    """One of the layer's convolutions: which source of the moves it computes, the index of its image among the layer's inputs, weights, bias, and its
+    """One of the layer's convolutions: its source index in the moves, the index of its image among the layer's inputs, weights, bias, and its
     output in the body."""
 
     source: int
@@ -56,11 +56,11 @@ class HeadsKernel:
 
     serial_work = 1 << 18  # multiplications
 
-    # 1e-5 of the convolutions, doubled where boxes' sides are squared, and 1e-5 of the moves
+    # 1e-5 of the convolutions, doubled by squaring the boxes' sides, and 1e-5 of the moves
     rtol, deterministic = 3e-5, True
 
     def __init__(self, layer: Layer, signature: Signature, blocks: int, pixels: int, tile: int, count: int) -> None:
-        heads, view = take_apart(layer)
+        heads, view = split_layer(layer)
         self.images = [h.image for h in heads]
         self.inputs, self.outputs = stored_bytes(layer, signature)
         groups = [-(-static_shape(h.output.shape)[1] // (blocks * LANES)) for h in heads]
@@ -96,7 +96,7 @@ class HeadsKernel:
 
 
 def _pack_array(values: np.ndarray) -> Packed:
-    """An array that the kernel reads as it is."""
+    """An array that the kernel reads unchanged."""
     return Packed(f"numbers|{hashlib.sha256(values.tobytes()).hexdigest()}", values.nbytes, lambda: values.reshape(-1).view(np.uint8))
 
 
@@ -153,7 +153,7 @@ class Heads(CompiledTactic):
     def _signatures(self, layer: Layer) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or len(layer.outputs) != 1:
             return []
-        images = {h.image for h in take_apart(layer)[0]}
+        images = {h.image for h in split_layer(layer)[0]}
         inputs = tuple(Operand("nChw16c", F32) if i in images else None for i in range(len(layer.inputs)))
         targets = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
         return [Signature(inputs, (Operand(target, F32),)) for target in targets]
@@ -180,7 +180,7 @@ class Heads(CompiledTactic):
     def _kernel(self, layer: Layer, signature: Signature, config: Config, count: int = 1) -> HeadsKernel:
         """The layer on up to `count` threads. Raises Refused."""
         sizes = {name: int(n) for name, n in config}
-        least = min(prod(static_shape(h.output.shape)[2:]) for h in take_apart(layer)[0])
+        least = min(prod(static_shape(h.output.shape)[2:]) for h in split_layer(layer)[0])
         if (sizes["blocks"], sizes["pixels"]) not in TILES or not sizes["pixels"] <= least or sizes["tile"] < sizes["pixels"]:
             raise Refused(f"a tile of {sizes['pixels']} pixels does not fit images of {least}")
         return HeadsKernel(layer, signature, sizes["blocks"], sizes["pixels"], sizes["tile"], count)
@@ -188,13 +188,13 @@ class Heads(CompiledTactic):
 
 def _configs(layer: Layer) -> list[Config]:
     """The two register tiles of lowest cost, with few and many pixels per item."""
-    heads, _ = take_apart(layer)
+    heads, _ = split_layer(layer)
     least = min(prod(static_shape(h.output.shape)[2:]) for h in heads)
     fit = sorted(((b, p) for b, p in TILES if p <= least), key=lambda t: _cost(heads, *t))[:2]
     return [(("blocks", b), ("pixels", p), ("tile", n)) for b, p in fit for n in _TILES]
 
 
-def take_apart(layer: Layer) -> tuple[list[Head], Layer]:
+def split_layer(layer: Layer) -> tuple[list[Head], Layer]:
     """The convolutions, sorted by input channels, descending (the last items are the smallest), and the moves with their constants."""
     body = layer.regions["body"]
     *convs, moves = body.layers
@@ -211,7 +211,7 @@ def take_apart(layer: Layer) -> tuple[list[Head], Layer]:
 
 
 def _moves_and_runs(view: Layer, out: str, pitches: dict[int, int]) -> tuple[Moves, list[Run]]:
-    """The moves over images stored channels last with these pitches, and which rows depend on which pixels. Raises Refused."""
+    """The moves over images stored channels last with these pitches, and the runs (result rows per pixel range). Raises Refused."""
     places = [i for i, t in enumerate(view.inputs) if t is not None and not t.is_constant]
     moves = Moves(view, dict.fromkeys(places, "nhwc"), out, pitches={i: pitches[k] for k, i in enumerate(places)})
     found = runs(moves, [pitches[k] for k in range(len(places))])

@@ -20,8 +20,8 @@ from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, pointwise_
 from whet.tactics.cpu.onednn._kernel import f32_of
 
 _PIXELS = dict(TILES)
-_STRIP = 1 << 17  # bytes of an image that stay in the second-level cache with the weights while all groups process them
-_FIRST_CACHE = 24 << 10  # bytes of weights and two tiles that stay in the first-level cache
+_STRIP = 1 << 17  # bytes of an image that stay in L2 with the weights while all groups process them
+_FIRST_CACHE = 24 << 10  # bytes of weights and two tiles that stay in L1
 
 
 class PointwiseKernel(ConvKernel):
@@ -96,10 +96,10 @@ def group_weights(w: np.ndarray, bias: np.ndarray | None, groups: int, blocks: i
 
 
 def strip_tiles(pixels: int, tiles: int, taps: int) -> int:
-    """How many tiles of so many pixels all groups process before the next ones are read."""
+    """The number of tiles per strip, which all groups process before the next strip."""
     return max(1, min(tiles, _STRIP // (pixels * taps * 4)))
 
 
 def fits_first_cache(blocks: int, pixels: int, taps: int) -> bool:
-    """Whether the weights and two tiles fit the first-level cache, so that the next tile is worth prefetching."""
+    """True if the weights and two tiles fit L1, so that prefetching the next tile helps."""
     return taps * (blocks * LANES + 2 * pixels) * 4 <= _FIRST_CACHE

@@ -1,5 +1,4 @@
-"""Layers that change a tensor's name or shape but none of its bytes (Reshape, Flatten, Squeeze, ..., some Reformats): no launch in place,
-else one copy."""
+"""Layers that change only a tensor's name or shape (Reshape, Flatten, Squeeze, ..., some Reformats): no launch if in place, else one copy."""
 
 from __future__ import annotations
 
@@ -83,14 +82,14 @@ class View(OneDnnTactic):
 
 
 def same_bytes(one: str, other: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of `shape` has the same bytes in both formats."""
+    """True if a tensor of `shape` has the same bytes in both formats."""
     if any(f not in FORMATS or not format_fits(f, len(shape)) for f in (one, other)):
         return False
     return one == other or _order(one, shape) == _order(other, shape)
 
 
 def _order(fmt: str, shape: tuple[int, ...]) -> tuple[object, ...]:
-    """The axes longer than 1 in memory order, a blocked channel axis as two; formats with padding are equal to themselves only."""
+    """The axes longer than 1 in memory order, a blocked channel axis as two; formats with padding only equal themselves."""
     axes = [(i, d) for i, d in enumerate(shape)]
     if fmt == "nhwc":
         axes = [axes[0], *axes[2:], axes[1]]

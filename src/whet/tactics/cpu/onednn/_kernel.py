@@ -123,7 +123,7 @@ def _packed(key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | No
 
 
 class OneDnnTactic(Tactic):
-    """A tactic whose layer is one oneDNN primitive. Subclasses give `signatures` and `recipe`; implementations become configs."""
+    """A tactic for layers that are one oneDNN primitive. Subclasses give `signatures` and `recipe`; implementations become configs."""
 
     library = "oneDNN"
     backend = "cpu"
@@ -226,7 +226,7 @@ def image_formats(rank: int) -> tuple[str, ...]:
 
 
 def storage_types(tensors: Sequence[Tensor | None], backend: Backend) -> list[DType]:
-    """Storage types for a layer of these activations: f32 and, where the CPU multiplies it, bf16."""
+    """Storage types for a layer of these activations: f32 and, if the CPU multiplies it, bf16."""
     names = {t.dtype.name for t in tensors if t is not None}
     if names == {"f32"}:
         return [F32, BF16] if "avx512_bf16" in backend.capabilities.features and dnn.has_isa("avx512_core_bf16") else [F32]
@@ -234,7 +234,7 @@ def storage_types(tensors: Sequence[Tensor | None], backend: Backend) -> list[DT
 
 
 def static(layer: Layer) -> bool:
-    """Whether every shape of the layer is known and none is empty."""
+    """True if every shape of the layer is known and none is empty."""
     tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
     return all(t.type.static for t in tensors) and all(0 not in static_shape(t.shape) for t in tensors)
 

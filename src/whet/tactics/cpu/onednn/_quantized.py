@@ -9,8 +9,8 @@ import numpy as np
 
 from whet.network import BF16, F32, DType, Layer, format_fits, static_shape
 from whet.tactics._base import Operand, Signature, Tactic
-from whet.tactics._fused import Post
-from whet.tactics._quantized import Parts, Scale, take_apart, taken_apart
+from whet.tactics._fused import EpilogueStep
+from whet.tactics._quantized import Parts, Scale, match_quantized, require_quantized
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe
 from whet.tactics.cpu.onednn._post_ops import Chain, Shaper, chain, clip_bounds, readable_at_rank
@@ -25,9 +25,9 @@ __all__ = [
     "inexact_products",
     "needed",
     "quantization",
+    "require_quantized",
     "same_format",
     "signatures",
-    "taken_apart",
     "unsafe",
     "weight_key",
 ]
@@ -48,7 +48,7 @@ class QuantizedTactic(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        parts = take_apart(layer)
+        parts = match_quantized(layer)
         return parts if isinstance(parts, str) else self.rejects(parts)
 
 
@@ -64,12 +64,12 @@ class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
 
 
 def inexact_products() -> str | None:
-    """Why 8-bit products are not exact on this CPU, whatever their operands; None where they are."""
+    """The reason why 8-bit products are not exact on this CPU for any operands, or None."""
     return None if dnn.has_isa("avx512_core_vnni") else "oneDNN multiplies 8-bit integers exactly with VNNI instructions only"
 
 
 def unsafe(x: Scale) -> str | None:
-    """Why 8-bit products with this operand on the left are not exact on this CPU; None where they are."""
+    """The reason why 8-bit products with this left operand are not exact on this CPU, or None."""
     if inexact_products() is None:
         return None
     if x.dtype.name == "i8":
@@ -107,7 +107,7 @@ def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
                 inputs.append(Operand(fmt if t.type.rank == rank else "linear", parts.reads[i].dtype if i in parts.reads else real))
         out = Operand(fmt, parts.stores.dtype if parts.stores else real)
         own = {parts.place(t) for t in parts.head.inputs}
-        for p in parts.posts:
+        for p in parts.steps:
             z = p.other
             if p.op != "Add" or z is None or z in own or (addend := inputs[z]) is None:
                 continue
@@ -131,24 +131,24 @@ def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None)
     return made
 
 
-def needed(parts: Parts) -> list[Post]:
+def needed(parts: Parts) -> list[EpilogueStep]:
     """The epilogue without final bounds that saturation implies: Relu before u8 with zero point 0, a Clip to the range.
 
     A bound is implied if it rounds to the lowest (highest) integer or beyond: values outside it saturate to the same integer.
     """
-    posts, stores = list(parts.posts), parts.stores
+    steps, stores = list(parts.steps), parts.stores
     if stores is None:
-        return posts
+        return steps
     lowest, highest = (-128, 127) if stores.dtype.name == "i8" else (0, 255)
-    while posts and posts[-1].other is None and posts[-1].op in ("Relu", "Clip"):
-        low, high = (0.0, math.inf) if posts[-1].op == "Relu" else clip_bounds(posts[-1].attrs)
+    while steps and steps[-1].other is None and steps[-1].op in ("Relu", "Clip"):
+        low, high = (0.0, math.inf) if steps[-1].op == "Relu" else clip_bounds(steps[-1].attrs)
         if np.rint(low / stores.number) + stores.zero > lowest or np.rint(high / stores.number) + stores.zero < highest:
             break
-        posts.pop()
-    return posts
+        steps.pop()
+    return steps
 
 
-def _summand(post: Post, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
+def _summand(post: EpilogueStep, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
     """+ (z - zero) * scale: an addition in place, or the accumulator scaled to z's steps and back."""
     i, made = post.other, Chain()
     assert i is not None

@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input, steps_after
+from whet.tactics._fused import epilogue, outer_input, root_layer, steps_after
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
 from whet.tactics.cpu.onednn._post_ops import Chain, chain, constant_f32, readable_at_rank, second_operands
@@ -24,7 +24,7 @@ class OneDnnBinary(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = anchor(layer)
+        head = root_layer(layer)
         if head.op == "BatchNormalization":
             if len(layer.outputs) != 1 or any(not layer.needs(i).is_constant for i in _outer(layer, head)[1:]):
                 return "its statistics are computed at run time"
@@ -35,16 +35,16 @@ class OneDnnBinary(OneDnnTactic):
         return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        posts = epilogue(layer)
-        if posts is None or self.why_not(layer) or not static(layer):
+        steps = epilogue(layer)
+        if steps is None or self.why_not(layer) or not static(layer):
             return []
-        head = anchor(layer)
+        head = root_layer(layer)
         outer, rank = _outer(layer, head), layer.outputs[0].type.rank
         found = []
         for dtype in storage_types(activations(layer), backend):
             for f in image_formats(rank):
                 out = Operand(f, dtype)
-                stored = second_operands(posts, layer, out)
+                stored = second_operands(steps, layer, out)
                 for i in outer[:1] if head.op == "BatchNormalization" else outer:
                     t = layer.needs(i)
                     if not t.is_constant:
@@ -53,10 +53,10 @@ class OneDnnBinary(OneDnnTactic):
         return found
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        posts, head = steps_after(layer), anchor(layer)
+        steps, head = steps_after(layer), root_layer(layer)
         if head.op == "BatchNormalization":
             return _batch_norm(layer, head, signature)
-        fused = chain(posts, layer, signature)
+        fused = chain(steps, layer, signature)
         if isinstance(fused, str):
             return fused
         outer = _outer(layer, head)
@@ -114,8 +114,8 @@ def _side(tensor: Tensor | None, stored: Operand | None, shape: tuple[int, ...],
 def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str:
     """x * factor + shift, both one value per channel."""
     x, scale, bias, mean, variance = _outer(layer, head)
-    posts, shape, target = steps_after(layer), static_shape(layer.outputs[0].shape), signature.outputs[0]
-    fused = chain(posts, layer, signature)
+    steps, shape, target = steps_after(layer), static_shape(layer.outputs[0].shape), signature.outputs[0]
+    fused = chain(steps, layer, signature)
     if isinstance(fused, str):
         return fused
     if fused.places or fused.constants:

@@ -12,7 +12,7 @@ from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
 from whet.tactics.cpu.onednn._post_ops import Chain, chain
-from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, same_format, taken_apart
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, require_quantized, same_format
 
 
 @tactic
@@ -30,11 +30,11 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         return same_format(layer, {i: s.dtype for i, s in parts.reads.items()}, parts.result.dtype)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         places = [i for i in (parts.place(t) for t in parts.head.inputs) if i is not None]
         shift = -sum(parts.reads[i].zero * parts.reads[i].number for i in places)
         steps = Chain([dnn.Eltwise("linear", 1.0, shift)] if shift else [])

@@ -18,8 +18,8 @@ from whet.tactics.cpu.onednn._quantized import (
     attributes,
     inexact_products,
     quantization,
+    require_quantized,
     signatures,
-    taken_apart,
     unsafe,
     weight_key,
 )
@@ -35,7 +35,7 @@ class OneDnnQConv(OneDnnQuantized):
         return inexact_products()
 
     def rejects(self, parts: Parts) -> str | None:
-        x, w, b = parts.places()
+        x, w, b = parts.operand_indices()
         if x not in parts.reads or w not in parts.reads:
             return "its input or its weights are not quantized"
         weights = parts.view.needs(w)
@@ -48,13 +48,13 @@ class OneDnnQConv(OneDnnQuantized):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         return signatures(parts, "nhwc", backend)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         head, view = parts.head, parts.view
-        x, w, b = parts.places()
+        x, w, b = parts.operand_indices()
         source, weights, stored = view.needs(x), view.needs(w), signature.needs(x)
         group, count = head.attrs["group"], int(weights.shape[0])
         channels = (1 if group == 1 else 3, count)

@@ -19,8 +19,8 @@ from whet.tactics.cpu.onednn._quantized import (
     attributes,
     inexact_products,
     quantization,
+    require_quantized,
     signatures,
-    taken_apart,
     unsafe,
     weight_key,
 )
@@ -59,7 +59,7 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         return signatures(parts, "linear", backend)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
@@ -71,7 +71,7 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
 
 def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     """The product as a primitive. With a constant matrix on the right, all axes but the last of the left one are rows."""
-    parts = taken_apart(layer)
+    parts = require_quantized(layer)
     head, view = parts.head, parts.view
     a, b, c = (parts.place(t) for t in (*head.inputs, None)[:3])
     assert a is not None  # `rejects` said so

@@ -11,7 +11,7 @@ from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
 from whet.tactics.cpu.onednn._post_ops import Chain, chain
-from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, same_format, taken_apart
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, require_quantized, same_format
 
 _COST_OF_PLAIN_LOOPS = 100  # multiply-adds in the time of one element (50 ns) of the scalar loops, which batches of several samples use
 
@@ -32,12 +32,12 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         x, factor = integer_and_factor(parts)
         return same_format(layer, {x: parts.reads[x].dtype, factor: F32}, parts.result.dtype)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         x, factor = integer_and_factor(parts)
         fused = chain(needed(parts), parts.view, signature)
         if isinstance(fused, str):

@@ -59,6 +59,6 @@ class OneDnnResize(OneDnnTactic):
 
 
 def _plain_scales(layer: Layer, source: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether the scales are exactly the ratio of the sizes (ONNX uses the scale, oneDNN the ratio)."""
+    """True if the scales are exactly the ratio of the sizes (ONNX uses the scale, oneDNN the ratio)."""
     scales = [scale for _, scale in targets(layer)]
     return all(s is None or abs(float(s) * n - m) < 1e-4 for s, n, m in zip(scales, source, target, strict=True))

@@ -12,7 +12,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._attention import Heads, View, taken_apart
+from whet.tactics._attention import Heads, View, match_attention
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, CType, Float32, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
@@ -74,13 +74,13 @@ class Attention(Tactic):
             return said
         if not all_static(layer):
             return None
-        found = taken_apart(layer)
+        found = match_attention(layer)
         return found if isinstance(found, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer):
             return []
-        found = taken_apart(layer)
+        found = match_attention(layer)
         if isinstance(found, str):
             return []
         read = {v.place for v in (found.q, found.k, found.v)}
@@ -95,13 +95,13 @@ class Attention(Tactic):
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = taken_apart(layer)
+        found = match_attention(layer)
         if isinstance(found, str):
             return found
         return "attention_fused was faster in every case measured on Hopper" if machine_has(backend, "wgmma") and unfit(found) is None else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = taken_apart(layer)
+        found = match_attention(layer)
         if isinstance(found, str):
             return []
         configs = candidates(found, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
@@ -109,7 +109,7 @@ class Attention(Tactic):
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found = taken_apart(layer)
+        found = match_attention(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
         said = {k: int(v) for k, v in config}

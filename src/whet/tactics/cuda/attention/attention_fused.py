@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._attention import Heads, View, taken_apart
+from whet.tactics._attention import Heads, View, match_attention
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, TensorMap, UInt32
 from whet.tactics.cuda._device.kernel import (
@@ -126,11 +126,11 @@ class AttentionFused(Tactic):
             return said
         if not all_static(layer):
             return None
-        heads = taken_apart(layer, grouped=True)
+        heads = match_attention(layer, grouped=True)
         return heads if isinstance(heads, str) else unfit(heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        heads = taken_apart(layer, grouped=True) if all_static(layer) else ""
+        heads = match_attention(layer, grouped=True) if all_static(layer) else ""
         if isinstance(heads, str):
             return []
         read = {v.place for v in (heads.q, heads.k, heads.v)}
@@ -148,11 +148,11 @@ class AttentionFused(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (wgmma, sm_90a)"
-        heads = taken_apart(layer, grouped=True)
+        heads = match_attention(layer, grouped=True)
         return heads if isinstance(heads, str) else unfit(heads)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        heads = taken_apart(layer, grouped=True)
+        heads = match_attention(layer, grouped=True)
         if isinstance(heads, str):
             return []
         mask = mask_form(heads, layer, signature)
@@ -162,7 +162,7 @@ class AttentionFused(Tactic):
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        heads = taken_apart(layer, grouped=True)
+        heads = match_attention(layer, grouped=True)
         reason = self.refuses(layer, signature, backend)
         if isinstance(heads, str) or reason:
             raise PlanRefused(str(reason or heads))

@@ -10,7 +10,7 @@ from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.ops.conv_transpose import attributes
 from whet.tactics._base import Signature, Tactic
-from whet.tactics._fused import anchor, epilogue
+from whet.tactics._fused import epilogue, root_layer
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, Epilogue, all_static, blocks_of, launch, match_epilogue
 from whet.tactics.cuda.conv.conv import conv_reason, conv_signatures
@@ -67,7 +67,7 @@ class Transposed:
     @staticmethod
     def of(layer: Layer) -> Transposed:
         """For a ConvTranspose of two spatial axes."""
-        head = anchor(layer)
+        head = root_layer(layer)
         n, c, h, w = static_shape(head.needs(0).shape)
         _, k, p, q = static_shape(head.outputs[0].shape)
         r, s = static_shape(head.needs(1).shape)[2:]
@@ -85,7 +85,7 @@ class TransposedTactic(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        head = anchor(layer)
+        head = root_layer(layer)
         return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

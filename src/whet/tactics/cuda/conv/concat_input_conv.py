@@ -14,8 +14,8 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, is_quantized, places
-from whet.tactics._quantized import Parts, take_apart
+from whet.tactics._fused import epilogue, is_quantized, operand_indices, root_layer
+from whet.tactics._quantized import Parts, match_quantized
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
@@ -198,7 +198,7 @@ def _ends(found: ConcatInput, signature: Signature) -> tuple[EightBitTypes | Non
     if parts is None:
         return None, Output(), made.finish, None
     stored = signature.outputs[0].dtype.name
-    x = parts.source_place()
+    x = parts.source_index()
     other = "" if found.residual is None else signature.needs(found.residual).dtype.name
     fold, out, per, shift, finish = folds(made, stored), Output.of(parts, made), 1.0, 0.0, made.finish
     if fold:
@@ -222,7 +222,7 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
     joined, conv = body.layers[0], seen(body.layers[1], outer)
     parts: Parts | None = None
     if is_quantized(conv):
-        apart = take_apart(conv)
+        apart = match_quantized(conv)
         if isinstance(apart, str):
             return apart
         made, head, parts = match_quantized_epilogue(apart), apart.head, apart
@@ -231,7 +231,7 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
         if apart.stores is None or apart.stores.dtype.name not in INT8_TYPES or apart.float8:
             reason = reason or "stores integers"
     else:
-        made, head, view = match_epilogue(conv, epilogue(conv)), anchor(conv), conv
+        made, head, view = match_epilogue(conv, epilogue(conv)), root_layer(conv), conv
         reason = constant_weights(conv, head)
     if isinstance(made, str) or reason:
         return reason or str(made)
@@ -240,7 +240,7 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
     shape = conv_shape_of(parts) if parts is not None else conv_shape(conv)
     if not shape.plain:
         return "the convolution is not 1x1 with stride 1"
-    x, w, b = parts.places() if parts is not None else places(view)
+    x, w, b = parts.operand_indices() if parts is not None else operand_indices(view)
     if conv.inputs[x] is not joined.outputs[0]:
         return "the convolution does not read the Concat"
     images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.required_inputs()]

@@ -13,7 +13,7 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
+from whet.tactics._fused import constants_of, epilogue, outer_input, root_layer, source_index
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
@@ -46,7 +46,7 @@ class Conv(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        head = anchor(layer)
+        head = root_layer(layer)
         if head.attrs["group"] != 1:
             return "takes convolutions of one group"
         return conv_reason(layer, head)
@@ -83,7 +83,7 @@ class Conv(Tactic):
         reason = made if isinstance(made, str) else refuses(shape, made.residual is None and tile.direct == 1) or fits(tile, shape)
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         dtype = signature.outputs[0].dtype
         rows = shape.steps(tile.bk) * tile.bk
@@ -150,11 +150,11 @@ def conv_reason(layer: Layer, head: Layer) -> str | None:
 
 def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_TYPES) -> list[Signature]:
     """Channels last in `types` for the result and the residual; the input in format `source`."""
-    posts, head = epilogue(layer), anchor(layer)
-    x = source_place(layer)
+    steps, head = epilogue(layer), root_layer(layer)
+    x = source_index(layer)
     found = []
     for dtype in float_types([head.inputs[0], layer.outputs[0]], types):
-        stored = {p.other: Operand("nhwc", dtype) for p in posts or () if p.other is not None and not layer.needs(p.other).is_constant}
+        stored = {p.other: Operand("nhwc", dtype) for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant}
         if any(layer.needs(i).type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):
             continue
         found.append(same(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))
@@ -163,7 +163,7 @@ def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_
 
 def conv_shape(layer: Layer) -> ConvShape:
     """The sizes of a Conv of two spatial axes."""
-    head = anchor(layer)
+    head = root_layer(layer)
     n, c, h, w = static_shape(head.needs(0).shape)
     k, _, r, s = static_shape(head.needs(1).shape)
     a = head.attrs

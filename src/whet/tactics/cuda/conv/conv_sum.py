@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, places
+from whet.tactics._fused import epilogue, operand_indices, root_layer
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
@@ -146,7 +146,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
     views = [seen(x, outer) for x in body.layers]
     parts = []
     for view in views:
-        head = anchor(view)
+        head = root_layer(view)
         if head.op != "Conv" or head.attrs["group"] != 1 or head.needs(0).type.rank != 4:
             return "takes convolutions of one group and two spatial axes"
         if reason := constant_weights(view, head):
@@ -154,7 +154,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
         made = match_epilogue(view, epilogue(view))
         if isinstance(made, str):
             return made
-        x, w, b = places(view)
+        x, w, b = operand_indices(view)
         fed = next((i for i, t in enumerate(layer.inputs) if t is view.inputs[x]), None)
         if fed is None:
             return "one convolution reads the other"

@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import anchor, constants_of
+from whet.tactics._fused import constants_of, root_layer
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, packed_array
 from whet.tactics.cuda.conv._conv import pack_weights, refuses
 from whet.tactics.cuda.conv._conv_then_pointwise import Tile, product_launch, product_source, tiles_of, unfit
@@ -28,7 +28,7 @@ class ConvThenPointwise(ConvAndProduct):
     what = "a convolution and the product behind it"
 
     def unfit_pair(self, both: Both) -> str | None:
-        return None if anchor(both.first).attrs["group"] == 1 else "takes convolutions of one group"
+        return None if root_layer(both.first).attrs["group"] == 1 else "takes convolutions of one group"
 
     def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
         if reason := refuses(both.shape):

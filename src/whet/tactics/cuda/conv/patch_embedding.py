@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, source_index
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, blocks_of, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
@@ -83,7 +83,7 @@ class PatchEmbedding(Conv):
         if isinstance(made, str):
             raise PlanRefused(made)
         shape, dtype = product_of(s), signature.outputs[0].dtype
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
 
         def rows() -> np.ndarray:

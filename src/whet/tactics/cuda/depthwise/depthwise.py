@@ -11,7 +11,7 @@ from whet.backends.cuda.launch import MAX_SHARED
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Pointer, UInt32
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -67,7 +67,7 @@ class Depthwise(Tactic):
     ops = ("Conv",)
 
     def why_not(self, layer: Layer) -> str | None:
-        head = anchor(layer)
+        head = root_layer(layer)
         said = super().why_not(layer) or conv_reason(layer, head)
         if said:
             return said
@@ -104,7 +104,7 @@ class Depthwise(Tactic):
         if isinstance(made, str):
             raise PlanRefused(made)
         s, wide, tall = conv_shape(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         kind, low, high = made.finish.activation
         constants = {

@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import anchor, constants_of
+from whet.tactics._fused import constants_of, root_layer
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, packed_array
 from whet.tactics.cuda.conv._conv import pack_weights
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Both, ConvAndProduct
@@ -29,7 +29,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
 
     def unfit_pair(self, both: Both) -> str | None:
         s = both.shape
-        depthwise = anchor(both.first).attrs["group"] == s.c == s.k
+        depthwise = root_layer(both.first).attrs["group"] == s.c == s.k
         return None if depthwise else "takes a depthwise convolution followed by a 1x1"
 
     def unfit_sizes(self, both: Both, backend: Backend) -> str | None:

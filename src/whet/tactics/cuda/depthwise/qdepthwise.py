@@ -83,7 +83,7 @@ class QDepthwise(QuantizedTactic):
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
         s, (reads, stores), given = conv_shape_of(parts), _types(parts, signature), dict(config)
-        x = parts.source_place()
+        x = parts.source_index()
         zero = parts.reads[x].zero
         out, per, shift, stored = Output.of(parts, made), 1.0, 0.0, signature.outputs[0].dtype.name
         fold = not int(given.get("tall", 0)) and folds(made, stored)
@@ -128,20 +128,20 @@ def _kernel(layer: Layer, signature: Signature, make: Any, name: str, packed: An
 
 
 def _types(parts: Parts, signature: Signature) -> tuple[int, int]:
-    x = parts.source_place()
+    x = parts.source_index()
     return TYPES[parts.reads[x].dtype.name], TYPES[signature.outputs[0].dtype.name]
 
 
 def _can_tile(parts: Parts, s: ConvShape, signature: Signature) -> bool:
     """Bulk copies fill padding with the integer 0."""
-    x = parts.source_place()
+    x = parts.source_index()
     whole = not any(s.pad)
     return (parts.reads[x].zero == 0 or whole) and not no_tile(s) and signature.outputs[0].dtype.name != "f32"
 
 
 def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
     """Weights [k, taps] as real values of an input step."""
-    x, w, _ = parts.places()
+    x, w, _ = parts.operand_indices()
     integers = np.asarray(parts.view.needs(w).array(), np.float64).reshape(s.c, s.r * s.s)
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.c,))
     return integers * factor[:, None]
@@ -149,7 +149,7 @@ def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
 
 def _bias(parts: Parts, made: Epilogue, s: ConvShape) -> np.ndarray:
     """Biases that subtract the zero point: padding is read as the zero point."""
-    x, _, b = parts.places()
+    x, _, b = parts.operand_indices()
     out = np.zeros(bias_count(s.c), np.float32)
     own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
     out[: s.c] = own - parts.reads[x].zero * _scaled(parts, s).sum(axis=1)

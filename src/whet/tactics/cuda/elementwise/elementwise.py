@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape, to_stored
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import Post, anchor, epilogue, outer_input
+from whet.tactics._fused import EpilogueStep, epilogue, outer_input, root_layer
 from whet.tactics.cuda._device.arguments import Arguments, CType, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, GpuKernel, activation_of, all_static, blocks_of, launch, packed_array
 
@@ -133,8 +133,8 @@ class _Chain:
 
 def chain_of(layer: Layer) -> _Chain | str:
     """The layer as a chain over its first full operand, or why it is none."""
-    posts, head = epilogue(layer), anchor(layer)
-    if posts is None:
+    steps, head = epilogue(layer), root_layer(layer)
+    if steps is None:
         return "its fused operations do not form a chain"
     out, made = static_shape(layer.outputs[0].shape), _Chain()
 
@@ -152,7 +152,7 @@ def chain_of(layer: Layer) -> _Chain | str:
 
     def step(op: str, attrs: Any, other: int | None, swapped: bool) -> str | None:
         if other is None:
-            act = activation_of(Post(op, attrs))
+            act = activation_of(EpilogueStep(op, attrs))
             if op in UNARY:
                 made.unary(UNARY[op])
             elif act is not None:
@@ -188,7 +188,7 @@ def chain_of(layer: Layer) -> _Chain | str:
             f"input{i}": layer.needs(p).array() for i, t in enumerate(head.inputs) if i and t is not None and (p := outer_input(layer, t)) is not None
         }
         said = step(head.op, {**head.attrs, **bounds}, None, False)
-    for post in posts:
+    for post in steps:
         said = said or step(post.op, post.attrs, post.other, post.swapped)
     return said or made
 

@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
+from whet.tactics._fused import constants_of, epilogue, outer_input, root_layer, source_index
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, all_static, float_types, machine_has, match_epilogue, packed_array, same
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
@@ -36,11 +36,11 @@ class Gemm(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):
             return []
-        head, posts = anchor(layer), epilogue(layer)
-        x = source_place(layer)
+        head, steps = root_layer(layer), epilogue(layer)
+        x = source_index(layer)
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
-            others = [p.other for p in posts or () if p.other is not None and not layer.needs(p.other).is_constant]
+            others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
             stored = {i: Operand("linear", dtype) for i in (*others, x)}
             results = [dtype] if others or layer.outputs[0].dtype != F32 else [dtype, F32]
             found += [same(layer, stored, Operand("linear", t)) for t in results]
@@ -59,7 +59,7 @@ class Gemm(Tactic):
             found = [c for c in found if c.sk > 1 or c.direct]
         found = varied(found, MAX_CONFIGS, each=5)
         made = match_epilogue(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
-        kind = signature.needs(source_place(layer)).dtype.name
+        kind = signature.needs(source_index(layer)).dtype.name
         if not isinstance(made, str):
             f32 = signature.outputs[0].dtype == F32
             ahead(backend, [conv_source(c, Features(activation=made.finish.activation[0], bf16=kind == "bf16", out_f32=f32)) for c in found])
@@ -69,11 +69,11 @@ class Gemm(Tactic):
         made = match_epilogue(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             raise PlanRefused(made)
-        head, shape, tile = anchor(layer), gemm_shape(layer), from_config(config)
+        head, shape, tile = root_layer(layer), gemm_shape(layer), from_config(config)
         out_f32 = signature.outputs[0].dtype == F32
         if out_f32 and tile.sk == 1 and not tile.direct:
             raise PlanRefused("f32 results need a split or direct configuration")
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         dtype = signature.needs(x).dtype
         transposed = head.op == "MatMul" or not head.attrs.get("transB")
@@ -96,13 +96,13 @@ class Gemm(Tactic):
 
 def product_reason(layer: Layer) -> str | None:
     """Why kernels for all three cannot compute a Conv, Gemm or MatMul, or None: they need constant weights and an epilogue that is a chain."""
-    head = anchor(layer)
+    head = root_layer(layer)
     return gemm_reason(layer) if head.op != "Conv" else conv_reason(layer, head)
 
 
 def gemm_reason(layer: Layer) -> str | None:
     """Why a Gemm or MatMul is no product with a constant matrix on the right, or None."""
-    head = anchor(layer)
+    head = root_layer(layer)
     x, w = head.needs(0), head.needs(1)
     i = outer_input(layer, w)
     if i is None or not layer.needs(i).is_constant or w.type.rank != 2:
@@ -126,6 +126,6 @@ def _columns(head: Layer) -> int:
 
 def gemm_shape(layer: Layer) -> ConvShape:
     """The product as a 1x1 convolution over a row of pixels."""
-    head = anchor(layer)
+    head = root_layer(layer)
     *rows, inner = static_shape(head.needs(0).shape)
     return ConvShape(1, 1, prod(rows), inner, _columns(head))

@@ -16,7 +16,7 @@ from whet.errors import BackendError
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, places, source_place
+from whet.tactics._fused import constants_of, epilogue, operand_indices, root_layer, source_index
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     RTOL,
@@ -69,18 +69,18 @@ class LibraryConvolution(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        head = anchor(layer)
+        head = root_layer(layer)
         return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        posts = epilogue(layer) or ()
-        x = places(layer)[0]
-        others = [p.other for p in posts if p.other is not None and not layer.needs(p.other).is_constant]
+        steps = epilogue(layer) or ()
+        x = operand_indices(layer)[0]
+        others = [p.other for p in steps if p.other is not None and not layer.needs(p.other).is_constant]
         if any(layer.needs(i).type.rank != 4 for i in others):
             return []
-        types = float_types([anchor(layer).inputs[0], layer.outputs[0]], self.kinds)
+        types = float_types([root_layer(layer).inputs[0], layer.outputs[0]], self.kinds)
         return [same(layer, {i: Operand(f, t) for i in (*others, x)}, Operand(f, t)) for t in types for f in self.formats]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -155,7 +155,7 @@ class LibraryConvolution(Tactic):
             raise PlanRefused(said)
         if plan.workspace > MOST_WORKSPACE:
             raise PlanRefused(f"engine {engine} asks for {plan.workspace >> 20} MiB of workspace")
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         dtype, channels = out.dtype, work.y[1]
         bias_type = dtype.numpy if form == "fused" else np.dtype(np.float32)
@@ -216,7 +216,7 @@ class LibraryConvolution(Tactic):
 
 def work_of(layer: Layer, stored: Operand, made: Epilogue, form: str) -> Convolution | None:
     """The layer as the library's graph: with its epilogue ("fused"; None if it has no such step) or without ("apart")."""
-    head = anchor(layer)
+    head = root_layer(layer)
     a, transposed = head.attrs, head.op == "ConvTranspose"
     x, w, y = (_four(t) for t in (head.needs(0), head.needs(1), layer.outputs[0]))
     stride, dilation = tuple(a.get("strides") or (1, 1)), tuple(a.get("dilations") or (1, 1))
@@ -247,7 +247,7 @@ def _ending(layer: Layer) -> Epilogue | str:
 
 def _follows(layer: Layer, made: Epilogue) -> bool:
     """True if a bias, a residual or an activation follows the convolution."""
-    own = (*anchor(layer).inputs, None)[:3][2]
+    own = (*root_layer(layer).inputs, None)[:3][2]
     return own is not None or bool(made.biases) or made.residual is not None or made.finish.activation != ("clip", -np.inf, np.inf)
 
 

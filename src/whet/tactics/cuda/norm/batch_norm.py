@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input, source_place
+from whet.tactics._fused import epilogue, outer_input, root_layer, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -53,7 +53,7 @@ class BatchNorm(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        where = [outer_input(layer, t) for t in anchor(layer).inputs[1:5]]
+        where = [outer_input(layer, t) for t in root_layer(layer).inputs[1:5]]
         if any(i is None or not layer.needs(i).is_constant for i in where):
             return "its statistics are computed at run time"
         made = _activation(layer)
@@ -62,8 +62,8 @@ class BatchNorm(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        head = anchor(layer)
-        x = source_place(layer)
+        head = root_layer(layer)
+        x = source_index(layer)
         forms = ["linear"]
         if layer.outputs[0].type.rank == 4 and static_shape(layer.outputs[0].shape)[1] % 8 == 0:
             forms.insert(0, "nhwc")
@@ -77,7 +77,7 @@ class BatchNorm(Tactic):
         made = _activation(layer)
         if isinstance(made, str):
             raise PlanRefused(made)
-        (act, low, high), head = made, anchor(layer)
+        (act, low, high), head = made, root_layer(layer)
         shape, stored = static_shape(layer.outputs[0].shape), signature.outputs[0]
         x, *rest = (i for t in head.inputs[:5] if (i := outer_input(layer, t)) is not None)
         scale, bias, mean, variance = (layer.needs(i) for i in rest)
@@ -105,10 +105,10 @@ class BatchNorm(Tactic):
 
 def _activation(layer: Layer) -> Activation | str:
     """The activation after it (a clip without bounds if none), or the reason why the kernel cannot compute the epilogue."""
-    posts = epilogue(layer)
-    if posts is None:
+    steps = epilogue(layer)
+    if steps is None:
         return "its fused operations do not form a chain"
-    if not posts:
+    if not steps:
         return NONE
-    made = activation_of(posts[0]) if len(posts) == 1 and posts[0].other is None else None
-    return f"takes one activation after it, not {' and '.join(p.op for p in posts)}" if made is None else made
+    made = activation_of(steps[0]) if len(steps) == 1 and steps[0].other is None else None
+    return f"takes one activation after it, not {' and '.join(p.op for p in steps)}" if made is None else made

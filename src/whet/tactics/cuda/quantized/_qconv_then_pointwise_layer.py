@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.tactics._base import Packed
-from whet.tactics._quantized import Parts, take_apart
+from whet.tactics._quantized import Parts, match_quantized
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import Epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, bias_count, pack_weights
@@ -51,7 +51,7 @@ class Half:
     def packed(self) -> tuple[Packed, Packed]:
         """Weights as rows [k][r][s][c] of i8; bias_count(k) biases and as many factors, in parts of the range of results."""
         view, s, (per, shift, _, _) = self.parts.view, self.shape, self.ends()
-        _, w, b = self.parts.places()
+        _, w, b = self.parts.operand_indices()
         weights, bias = view.needs(w), None if b is None else view.inputs[b]
 
         def array() -> np.ndarray:
@@ -111,7 +111,7 @@ def both_of(layer: Layer) -> Both8 | str:
 
 def half_of(conv: Layer) -> Half | str:
     """A quantized convolution with its epilogue, or the reason why accumulators in registers cannot compute it."""
-    parts = take_apart(conv)
+    parts = match_quantized(conv)
     if isinstance(parts, str):
         return parts
     if parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
@@ -126,4 +126,4 @@ def half_of(conv: Layer) -> Half | str:
     added = None if made.residual is None else conv.inputs[made.residual]
     if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in INT8_TYPES):
         return "takes a residual of integers"
-    return Half(parts, made, conv_shape_of(parts), conv.needs(parts.source_place()), added)
+    return Half(parts, made, conv_shape_of(parts), conv.needs(parts.source_index()), added)

@@ -12,7 +12,7 @@ import numpy as np
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Operand, Packed, Signature
-from whet.tactics._quantized import FLOAT8, Parts, take_apart
+from whet.tactics._quantized import FLOAT8, Parts, match_quantized
 from whet.tactics.cuda._device.kernel import Epilogue, match_epilogue, packed_array, packed_table
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, Scales, bias_count
 
@@ -23,17 +23,17 @@ BYTES = (*INT8_TYPES, FLOAT8)  # types of one byte an element
 @functools.lru_cache(maxsize=8)
 def parts_of(layer: Layer) -> Parts | str:
     """The quantized layer without its Q and DQ layers, or the reason why not; the last few are cached, as every candidate needs them."""
-    return take_apart(layer, float8=True)
+    return match_quantized(layer, float8=True)
 
 
 def match_quantized_epilogue(parts: Parts, axis: int = 1) -> Epilogue | str:
     """The epilogue between sum and stored integer."""
-    return match_epilogue(parts.view, parts.posts, axis)
+    return match_epilogue(parts.view, parts.steps, axis)
 
 
 def why_not_weighted(parts: Parts) -> str | None:
     """Why a Conv, Gemm or MatMul is not one of 8-bit inputs with constant symmetric i8 weights and constant biases, or None."""
-    x, w, b = parts.places()
+    x, w, b = parts.operand_indices()
     if x not in parts.reads or w not in parts.reads:
         return "its input or its weights are not quantized"
     if not parts.view.needs(w).is_constant or (b is not None and not parts.view.needs(b).is_constant):
@@ -149,7 +149,7 @@ class Factors:
 
 def factors(parts: Parts, made: Epilogue, weights: np.ndarray, shape: ConvShape, bias: Tensor | None) -> Factors:
     """For integer `weights` [k, c, r, s]. Padding is the real 0, in memory the integer 0: a tap on padding does not subtract the zero point."""
-    x, w, _ = parts.places()
+    x, w, _ = parts.operand_indices()
     reads = parts.reads[x]
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (shape.k,))
     plain = made.bias(bias, shape.k).astype(np.float64)
@@ -166,7 +166,7 @@ def factors(parts: Parts, made: Epilogue, weights: np.ndarray, shape: ConvShape,
 
 def has_border(parts: Parts, shape: ConvShape) -> bool:
     """True if biases depend on the pixel: the input has a zero point, and some windows read padding."""
-    x = parts.source_place()
+    x = parts.source_index()
     return bool(parts.reads[x].zero) and len({*_inside(shape, 0)}) * len({*_inside(shape, 1)}) > 1
 
 
@@ -207,7 +207,7 @@ def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int
 
 def key_of(parts: Parts, made: Epilogue) -> str:
     """The scales and biases that packed constants depend on, as a key."""
-    x, w, b = parts.places()
+    x, w, b = parts.operand_indices()
     t, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
     return f"{t.constant().digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.constant().digest if bias is not None else ''}|{made.key}"
 

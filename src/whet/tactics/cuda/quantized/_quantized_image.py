@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._quantized import Parts, take_apart
+from whet.tactics._quantized import Parts, match_quantized
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import Epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
@@ -36,7 +36,7 @@ def image_parts(layer: Layer, composite: str) -> Image | str:
     if fused is None:
         return "the convolution is not quantized"
     conv, first = seen(fused, outer), body.layers[0]
-    parts = take_apart(conv)
+    parts = match_quantized(conv)
     if isinstance(parts, str):
         return parts
     made = match_quantized_epilogue(parts)
@@ -48,7 +48,7 @@ def image_parts(layer: Layer, composite: str) -> Image | str:
         return "stores integers"
     if reason := why_not_weighted(parts):
         return reason
-    x = parts.source_place()
+    x = parts.source_index()
     step: float | None = None
     read = conv.inputs[x]
     if first.op == "QuantizeLinear":

@@ -78,7 +78,7 @@ class QConv(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str):
             raise PlanRefused(parts)
-        w = parts.view.needs(parts.places()[1])
+        w = parts.view.needs(parts.operand_indices()[1])
         return product_plan(layer, parts, conv_shape_of(parts), signature, config, backend, lambda: weight_bytes(w), "conv")
 
 
@@ -112,7 +112,7 @@ def refuses_product(parts: Parts, shape: ConvShape, backend: Backend, axis: int 
 
 def kinds_of(parts: Parts, made: Epilogue, signature: Signature, shape: ConvShape) -> EightBitTypes:
     """The types of an instance."""
-    x = parts.source_place()
+    x = parts.source_index()
     other = "" if made.residual is None else signature.needs(made.residual).dtype.name
     stored = signature.outputs[0].dtype.name
     fold = folds(made, stored) or folds_float8(made, stored, Output.of(parts, made))
@@ -164,7 +164,7 @@ def product_plan(
     types8 = kinds_of(parts, made, signature, shape)
     if not storable(tile, types8, shape):
         raise PlanRefused(f"{tile} cannot store {types8.result} with {shape.k} channels and this residual")
-    x, w, b = parts.places()
+    x, w, b = parts.operand_indices()
     bias = None if b is None else parts.view.inputs[b]
     classes, key = count_classes(shape) if types8.border else 1, key_of(parts, made)
     digest = parts.view.needs(w).constant().digest

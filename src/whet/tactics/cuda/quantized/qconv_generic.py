@@ -68,7 +68,7 @@ class QConvGeneric(QuantizedTactic):
             raise PlanRefused(made)
         s: ConvShape = conv_shape_of(parts) if conv else rows_of(parts)
         group = int(parts.head.attrs["group"]) if conv else 1
-        x, w, b = parts.places()
+        x, w, b = parts.operand_indices()
         weights, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
 
         def filters() -> np.ndarray:

@@ -68,7 +68,7 @@ def why_not_rows(parts: Parts) -> str | None:
 
 def matrix(parts: Parts) -> np.ndarray:
     """The integers of the second matrix as filters [k, c, 1, 1]."""
-    given = weight_bytes(parts.view.needs(parts.places()[1]))
+    given = weight_bytes(parts.view.needs(parts.operand_indices()[1]))
     transposed = parts.head.op == "MatMul" or not parts.head.attrs.get("transB")
     return (given.T if transposed else given)[:, :, None, None]
 

@@ -21,7 +21,7 @@ class SparseQGemm(SparseQuantizedTactic):
     ops = ("Gemm", "MatMul")
 
     def filters(self, parts: Parts) -> np.ndarray:
-        weights = parts.view.needs(parts.places()[1]).array()
+        weights = parts.view.needs(parts.operand_indices()[1]).array()
         transposed = parts.head.op == "MatMul" or not parts.head.attrs.get("transB")
         return (weights.T if transposed else weights)[:, :, None, None]
 

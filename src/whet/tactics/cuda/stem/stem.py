@@ -16,7 +16,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer, Tensor
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, source_index
 from whet.tactics.cuda._device.arguments import (
     ActivationParameters,
     Arguments,
@@ -111,7 +111,7 @@ class Stem(FirstLayer):
                 if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(s, th, tw, float_taps(s)) * blocks < 220 * 1024:
                     found.append((("th", th), ("tw", tw), ("blocks", blocks)))
         made = match_epilogue(layer, epilogue(layer))
-        source = signature.inputs[source_place(layer)]
+        source = signature.inputs[source_index(layer)]
         if not isinstance(made, str):
             kind, dtype = made.finish.activation[0], signature.outputs[0].dtype.name
             ahead(backend, [text("stem.cu", stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
@@ -122,7 +122,7 @@ class Stem(FirstLayer):
         if isinstance(made, str):
             raise PlanRefused(made)
         s, tile = conv_shape(layer), {k: int(v) for k, v in config}
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None

@@ -18,7 +18,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
@@ -85,7 +85,7 @@ class FirstLayer(Tactic):
     ops = ("Conv",)
 
     def why_not(self, layer: Layer) -> str | None:
-        head = anchor(layer)
+        head = root_layer(layer)
         reason = super().why_not(layer) or conv_reason(layer, head)
         if reason:
             return reason
@@ -98,9 +98,9 @@ class FirstLayer(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        head, posts = anchor(layer), epilogue(layer)
-        x = source_place(layer)
-        if any(p.other is not None and not layer.needs(p.other).is_constant for p in posts or ()):
+        head, steps = root_layer(layer), epilogue(layer)
+        x = source_index(layer)
+        if any(p.other is not None and not layer.needs(p.other).is_constant for p in steps or ()):
             return []
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
@@ -140,7 +140,7 @@ class StemAsChannels(FirstLayer):
             raise PlanRefused(made)
         shape, tile = conv_shape(layer), from_config(config)
         wide = Wide.of(shape)
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
