@@ -3,6 +3,7 @@
 import numpy as np
 
 from whet.errors import NetworkError
+from whet.network import BF16, F16, F32
 from whet.ops._base import Couple, op
 from whet.ops._types import axis_of, float_input, may_broadcast_to, one_float_type
 
@@ -32,9 +33,22 @@ def couples(layer):
 
 
 def read(node, g):
-    if any(node.outputs[1:]):
-        raise node.unsupported("its mean and deviation outputs are used, as in training; export the model in evaluation mode")
-    return node.add(g, "LayerNormalization", *node.inputs, **node.attrs)
+    """The outputs of mean and 1 / deviation become layers of their own."""
+    if not any(node.outputs[1:]):
+        return node.add(g, "LayerNormalization", *node.inputs, **node.attrs)
+
+    def add(op, *inputs, **attrs):
+        return g.add(op, *inputs, name=f"{node.name}_{op.lower()}", sources=(node.name,), **attrs)
+
+    x = node.inputs[0]
+    wide = add("Cast", x, to=F32) if x.dtype in (F16, BF16) else x
+    axes = tuple(range(axis_of(node.attrs.get("axis", -1), x.type.rank), x.type.rank))
+    mean = add("ReduceMean", wide, axes=axes, keepdims=1)
+    d = add("Sub", wide, mean)
+    epsilon = g.constant(np.array(node.attrs.get("epsilon", 1e-5), wide.dtype.numpy), f"{node.name}_epsilon")
+    deviation = add("Sqrt", add("Add", add("ReduceMean", add("Mul", d, d), axes=axes, keepdims=1), epsilon))
+    y = g.add("LayerNormalization", *node.inputs, name=node.name, sources=(node.name,), **node.attrs)
+    return y, mean, add("Reciprocal", deviation)
 
 
 op(

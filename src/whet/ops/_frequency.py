@@ -1,0 +1,36 @@
+"""Shared by DFT and STFT: discrete Fourier transforms of values whose last axis holds 1 (real) or 2 (real, imaginary) components."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whet.errors import UnsupportedError
+from whet.network import Dim, Layer
+from whet.ops._base import known_ints
+
+
+def known_scalar(layer: Layer, i: int, what: str) -> Dim | None:
+    """The value of the optional scalar input `i`. Raises UnsupportedError if it is known only at run time."""
+    return None if layer.input(i) is None else known_ints(layer, i, what)[0]
+
+
+def bins(length: Dim, onesided: int) -> Dim:
+    """The number of frequencies of a transform of `length` values."""
+    return length // 2 + 1 if onesided else length
+
+
+def complex_of(x: np.ndarray) -> np.ndarray:
+    """x [..., 1 or 2] as complex numbers [...]."""
+    return x[..., 0] + 1j * x[..., 1] if x.shape[-1] == 2 else x[..., 0]
+
+
+def components(z: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Complex z [...] as [..., 2]."""
+    return np.stack((z.real, z.imag), axis=-1).astype(dtype)
+
+
+def check_components(layer: Layer) -> None:
+    """Raises UnsupportedError unless the last axis of input 0 has 1 or 2 components."""
+    shape = layer.needs(0).shape
+    if shape[-1] not in (1, 2):
+        raise UnsupportedError(f"{layer.op} '{layer.name}': the last axis of {layer.needs(0).type} must have 1 (real) or 2 (complex) components")

@@ -1,0 +1,132 @@
+"""The ONNX standard's backend tests (node and simple models): each passes, or stands with its reason in onnx_backend_refusals.txt.
+
+Cases whose sizes, axes and counts are inputs run with these as weights, as models have them: an engine needs shapes in advance.
+`python tests/frontends/test_onnx_backend_suite.py` writes the list anew.
+"""
+
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from whet.errors import FrontendError, UnsupportedError
+from whet.frontends import network_from_onnx
+from whet.ops import run_network
+
+LIST = Path(__file__).with_name("onnx_backend_refusals.txt")
+SHARE = 0.93  # of the cases of tensors and control flow that must pass (93.4 % when this was written)
+# Cases outside of networks of tensors: strings, sequences and optional values, classical machine learning, training, decoding of files.
+OTHER = re.compile(
+    r"holds strings|is a (sequence|optional|map)|Sequence|Optional|ai\.onnx\.(ml|preview)|ImageDecoder|TfIdfVectorizer|String|RegexFullMatch|"
+    r"random numbers|drops values|element type (STRING|UNDEFINED)"
+)
+
+
+def array(v):
+    return numpy_helper.to_array(v) if isinstance(v, TensorProto) else np.asarray(v)
+
+
+def with_weights(case, fed):
+    """The case's model with all inputs but those at the indices `fed` as weights."""
+    model = ModelProto()
+    model.CopyFrom(case.model)
+    kept = [info for i, info in enumerate(model.graph.input) if i in fed]
+    for i, (info, v) in enumerate(zip(case.model.graph.input, case.data_sets[0][0], strict=True)):
+        if i not in fed:
+            model.graph.initializer.append(numpy_helper.from_array(array(v), info.name))
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return model
+
+
+def wrong(case, net, feeds, wants):
+    """How the network's outputs differ from the expected ones; "" if they do not."""
+    got = run_network(net, dict(zip((t.name for t in net.inputs), feeds, strict=True)))
+    for a, w in zip(got.values(), wants, strict=True):
+        w = array(w)
+        if a.dtype != w.dtype or a.shape != w.shape:
+            return f"{a.dtype}{a.shape}, not {w.dtype}{w.shape}"
+        if a.dtype.kind in "iub" and not np.array_equal(a, w):
+            return "integers differ"
+        eps = {"float16": 2e-3, "bfloat16": 2e-2}.get(str(a.dtype), 1e-4)
+        a, w = a.astype(np.float64), w.astype(np.float64)
+        if not np.allclose(a, w, rtol=max(case.rtol, eps), atol=max(case.atol, eps / 10, 1e-6), equal_nan=True):
+            return "values differ"
+    return ""
+
+
+def outcome(case):
+    """("passed" | "refused" | "wrong", reason) of one case."""
+    reason = ""
+    count = len(case.model.graph.input)
+    subsets = [tuple(range(count))]
+    if all(i.type.HasField("tensor_type") for i in case.model.graph.input):
+        floats = tuple(i for i, v in enumerate(case.data_sets[0][0]) if array(v).dtype.kind not in "iu")
+        subsets += [floats, (0,), ()]
+    for fed in dict.fromkeys(subsets):
+        whole = len(fed) == count
+        try:
+            net = network_from_onnx(case.model if whole else with_weights(case, fed))
+        except (UnsupportedError, FrontendError) as e:
+            reason = reason or str(e)
+            if "run time" not in str(e) and "depends on the data" not in str(e):
+                break
+            continue
+        for given, wants in case.data_sets if whole else case.data_sets[:1]:
+            said = wrong(case, net, [array(v) for i, v in enumerate(given) if i in fed], wants)
+            if said:
+                return "wrong", said
+        return "passed", ""
+    return "refused", reason
+
+
+def outcomes():
+    """{case: (outcome, reason)} of the node and simple models."""
+    from onnx.backend.test.loader import load_model_tests
+
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the cases are computed on import, overflows and all
+        for kind in ("node", "simple"):
+            for case in load_model_tests(kind=kind):
+                if case.model is not None and case.data_sets and not case.name.startswith("test_mod_float"):
+                    found[f"{kind}/{case.name}"] = outcome(case)
+    return found
+
+
+def short(reason):
+    """The reason without the names of nodes and values, which differ between cases."""
+    return re.sub(r"node '[^']*' |'[^']*' ?", "", reason).split(";")[0].split(". ")[0][:120].strip(" .:")
+
+
+@pytest.mark.slow
+def test_each_case_passes_or_is_listed():
+    found = outcomes()
+    if not found:
+        pytest.skip("this version of onnx does not ship its cases")
+    listed = {line.split(": ", 1)[0] for line in LIST.read_text().splitlines() if line and not line.startswith("#")}
+    assert not [f"{name}: {why}" for name, (kind, why) in found.items() if kind == "wrong"]
+    assert not [name for name, (kind, _) in found.items() if kind == "refused" and name not in listed], "refused, but not listed"
+    tensors = [kind for kind, why in found.values() if not OTHER.search(why)]
+    assert tensors.count("passed") >= SHARE * len(tensors)
+
+
+def main():
+    found = outcomes()
+    refused = {name: why for name, (kind, why) in found.items() if kind == "refused"}
+    tensors = [kind for kind, why in found.values() if not OTHER.search(why)]
+    lines = [
+        "# Backend tests of the ONNX standard that whet refuses, with the reasons. Written by test_onnx_backend_suite.py.",
+        f"# {len(found)} cases: {len(found) - len(refused)} pass, {len(refused)} are refused; of {len(tensors)} cases of tensors and control flow "
+        f"{tensors.count('passed')} pass ({tensors.count('passed') / len(tensors):.1%}).",
+    ]
+    LIST.write_text("\n".join([*lines, *(f"{name}: {short(why)}" for name, why in sorted(refused.items()))]) + "\n")
+    sys.stdout.write("\n".join(lines) + "\n" + "\n".join(f"{n}: {r}" for n, r in found.items() if r[0] == "wrong") + "\n")
+
+
+if __name__ == "__main__":
+    main()
