@@ -1,9 +1,12 @@
-"""Opens many damaged and hostile engine files: each must raise EngineError or be a good engine, without crash, hang or excessive memory.
+"""Opens many damaged and hostile engine files: each must raise EngineError or be a good engine, with the answers of the unmodified one if the edit
+left network and weights alone. No crash, hang or flood of memory.
 
-    python benchmarks/fuzz_engine.py --files 100000
+    python benchmarks/fuzz_engine.py --files 1000000 --resume fuzz.jsonl
 
-Workers are processes that open one file at a time; a watchdog terminates those that exceed the limit. Files come from seeds
-(tests/engine/mutants.py), so that --seed N --files 1 repeats a finding. Results: benchmarks/results/cpu/fuzz_engine.json.
+The corpus (tests/engine/corpus.py, trial.py) has engines of whole networks and of tactics of every family of both backends, CUDA's on a stand-in
+device. Workers are processes that open one file at a time; a watchdog ends one that takes longer than the limit. Files come from seeds
+(tests/engine/mutants.py), so that a finding is repeated with --seed N --files 1. With --resume outcomes are appended to a file, and seeds in it are
+not repeated. Results: benchmarks/results/cpu/fuzz_engine.json.
 """
 
 from __future__ import annotations
@@ -33,10 +36,13 @@ ADDRESS_SPACE = 12 << 30  # address space limit of a worker: excess memory ends 
 
 def worker() -> None:
     """Reads seeds from stdin, writes one JSON line each."""
-    from mutants import RAW, mutant
-    from trial import attempt, base_engines
+    from corpus import family_engines
+    from mutants import RAW, SAME_ANSWERS, mutant
+    from trial import answers_of, attempt, base_engines, refuse_marked_configs
 
-    bases = base_engines()
+    bases = [*base_engines(), *family_engines().values()]
+    refuse_marked_configs()
+    answers = {base: answers_of(base) for base in bases}
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     for base in bases:
         assert attempt(base) == "opened and ran", attempt(base)
@@ -44,7 +50,7 @@ def worker() -> None:
         seed = int(line)
         kind, data, base = mutant(seed, bases)
         before, start = _peak(), time.perf_counter()
-        outcome = attempt(data)
+        outcome = attempt(data, answers[base] if kind in SAME_ANSWERS else None)
         grown, seconds = _peak() - before, time.perf_counter() - start
         if kind in RAW and data != base and not outcome.startswith(("refused", "BAD")):
             outcome = f"BAD opened although damaged: {outcome}"
@@ -108,6 +114,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--worker", action="store_true")
+    parser.add_argument("--resume", help="file of outcomes, one JSON line per seed: seeds in it are not repeated")
     parser.add_argument("--retry", action="store_true", help="open the bad ones of the results file again, and note what came out")
     parser.add_argument("--output", default=str(ROOT / "benchmarks/results/cpu/fuzz_engine.json"))
     options = parser.parse_args()
@@ -116,7 +123,7 @@ def main() -> int:
         return 0
     if options.retry:
         return retry(Path(options.output))
-    results = run(options.files, options.seed, options.workers)
+    results = run(options.files, options.seed, options.workers, Path(options.resume) if options.resume else None)
     summary = summarize(results)
     print(json.dumps(summary, indent=1))
     if options.files >= 1000:
@@ -136,12 +143,28 @@ def retry(path: Path) -> int:
     return 1 if any(r["again"]["outcome"].startswith("BAD") for r in summary["bad"]) else 0
 
 
-def run(files: int, seed: int, workers: int) -> list[dict]:
-    """The outcome of every seed from `seed` on."""
+def earlier_outcomes(path: Path | None) -> dict[int, dict]:
+    """Outcomes by seed in a file of an interrupted run; its last line may be cut off."""
+    outcomes: dict[int, dict] = {}
+    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+        try:
+            outcome = json.loads(line)
+        except ValueError:
+            continue
+        outcomes[outcome["seed"]] = outcome
+    return outcomes
+
+
+def run(files: int, seed: int, workers: int, resume: Path | None = None) -> list[dict]:
+    """The outcome of every seed from `seed` on; those in `resume` are taken from there, all others are appended to it."""
+    known = earlier_outcomes(resume)
+    results = [known[n] for n in range(seed, seed + files) if n in known]
     pools = [Pool() for _ in range(workers)]
-    waiting = iter(range(seed, seed + files))
+    waiting = (n for n in range(seed, seed + files) if n not in known)
     busy: dict[int, Pool] = {}
-    results: list[dict] = []
+    log = open(resume, "a") if resume is not None else None
+    if log is not None and known:
+        log.write("\n")  # after a line that was cut off
     started = time.monotonic()
 
     def next_for(pool: Pool) -> None:
@@ -161,6 +184,9 @@ def run(files: int, seed: int, workers: int) -> list[dict]:
             if found is not None:
                 del busy[fd]
                 results.append(found)
+                if log is not None:
+                    log.write(json.dumps(found) + "\n")
+                    log.flush()
                 if found["outcome"].startswith("BAD"):
                     print(found, flush=True)
                 next_for(pool)
@@ -169,6 +195,8 @@ def run(files: int, seed: int, workers: int) -> list[dict]:
     for p in pools:
         p.process.stdin.close()
         p.process.wait()
+    if log is not None:
+        log.close()
     return results
 
 

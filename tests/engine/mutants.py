@@ -19,11 +19,12 @@ NUMBERS = [-1, 0, 1, 2, 3, 7, 64, 255, 65536, 2**31 - 1, 2**31, 2**32, 2**40, 2*
 NUMBERS += [10**400]
 FORMATS = ["linear", "nhwc", "nChw8c", "nChw16c"]
 TYPES = ["f64", "f32", "f16", "bf16", "f8e4m3", "i64", "i32", "i8", "i4", "u8", "bool", "string"]
+MARK = "1\n__device__ void injected() {}\n#include \"/etc/passwd\""  # text that no kernel source may contain
 VALUES: list[Any] = [
     *NUMBERS, 0.5, -0.0, 1e308, 1e-300, True, False, None, "", "x", "cpu", "cuda", "../../etc/passwd", "\0", "é\u2028", "A" * 100_000,
     [], {}, [[]], [None], [0] * 10_000, {"a": {"b": {}}}, *FORMATS, *TYPES,
     "cpu/onednn_conv", "cpu/onednn_matmul", "cpu/onednn_pool", "cpu/onednn_reformat", "cpu/view", "cpu/numpy_reference",
-    "cpu/numpy_reformat", "cpu/none", "cuda/gemm",
+    "cpu/numpy_reformat", "cpu/none", "cuda/gemm", MARK,
 ]  # fmt: skip
 
 
@@ -258,6 +259,8 @@ def weights(rng: random.Random, data: bytes) -> bytes:
     """Changed values in a stored array with valid digests: a good engine with unusual weights."""
     parts = sections_of(data)
     index, raw = json.loads(parts["index"]), bytearray(parts["weights"])
+    if not index["weights"]:
+        return choice(rng, data)
     row = rng.choice(index["weights"])
     _, type_text, at, size, digest = row
     if size:
@@ -294,10 +297,135 @@ def choice(rng: random.Random, data: bytes) -> bytes:
     return assemble(parts)
 
 
+def config(rng: random.Random, data: bytes) -> bytes:
+    """Values of tuning configs: source text, extreme and mistyped numbers, further and missing pairs."""
+    parts = sections_of(data)
+    choices = json.loads(parts["choices"])
+    for _ in range(rng.choice([1, 1, 2])):
+        pairs = choices[rng.choice(sorted(choices))]["config"]
+        match rng.randrange(4) if pairs else 1:
+            case 0:
+                rng.choice(pairs)[1] = rng.choice([MARK, *NUMBERS, True, 4, 8, 16, 24, 0.5, "ref:any"])
+            case 1:
+                pairs.append([rng.choice(["bulk", "wide", "tall", "impl", "blocks", "pixels", "tile", "x"]), rng.choice([MARK, 1, 2, 10**9, -1])])
+            case 2:
+                pair = rng.choice(pairs)
+                if isinstance(pair[1], int):
+                    pair[1] += rng.choice([-1, 1, 2, 8, pair[1]])
+                else:
+                    pair[1] += MARK
+            case 3:
+                pairs.remove(rng.choice(pairs))
+    parts["choices"] = _canonical(choices)
+    return assemble(parts)
+
+
+def arena(rng: random.Random, data: bytes) -> bytes:
+    """Offsets, sizes, scratch and lanes of arenas: shifted, exchanged, equal, outside."""
+    parts = sections_of(data)
+    arenas = json.loads(parts["arenas"])
+    a = rng.choice(arenas)
+    names = sorted(a["offsets"])
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        one, other = rng.choice(names), rng.choice(names)
+        match rng.randrange(8):
+            case 0:
+                a["offsets"][one] += rng.choice([-64, 64, 128, 4096, -a["offsets"][one], 4, 1])
+            case 1:
+                a["offsets"][one], a["offsets"][other] = a["offsets"][other], a["offsets"][one]
+            case 2:
+                a["offsets"][one] = a["offsets"][other]
+            case 3:
+                a["sizes"][one] += rng.choice([-64, -1, 1, 64])
+            case 4:
+                a["total"] += rng.choice([-64, 64, 1 << 16, 1 << 40])
+            case 5:
+                a["scratch_offset"] = rng.choice([0, a["offsets"][one], a["total"]])
+            case 6:
+                a["scratch_bytes"] = rng.choice([0, 64, a["scratch_bytes"] * 2, 1 << 40])
+            case 7:
+                a["lanes"] = rng.choice([0, 1, 2, 3, 4096])
+    parts["arenas"] = _canonical(arenas)
+    return assemble(parts)
+
+
+def types(rng: random.Random, data: bytes) -> bytes:
+    """Storage types and formats, replaced in one choice, or everywhere in choices and network alike, so that they agree."""
+    parts = sections_of(data)
+    if rng.randrange(2):
+        old, new = rng.sample(TYPES, 2) if rng.randrange(2) else rng.sample(FORMATS, 2)
+        for name in ("choices", "network", "header"):
+            if rng.randrange(3):
+                parts[name] = parts[name].replace(old.encode(), new.encode())
+        return assemble(parts)
+    choices = json.loads(parts["choices"])
+    for _ in range(rng.choice([1, 2, 2, 3])):
+        c = choices[rng.choice(sorted(choices))]
+        operands = [o for o in (*c["inputs"], *c["outputs"]) if o]
+        k = rng.randrange(2)
+        rng.choice(operands)[k] = rng.choice(TYPES if k else FORMATS)
+    parts["choices"] = _canonical(choices)
+    return assemble(parts)
+
+
+def expression(rng: random.Random, data: bytes) -> bytes:
+    """Expressions of dims in the network's text, and of constants in the index."""
+    parts = sections_of(data)
+    if rng.randrange(2) and b"N" in parts["network"]:
+        dims = ["N+1", "N-1", "2*N", "8-N", "N*N", "N//2", "max(N,3)", "N*0+4", "M", "N*1000000", "(N+1)//2*2"]
+        parts["network"] = re.sub(rb"\[N,", f"[{rng.choice(dims)},".encode(), parts["network"], count=rng.choice([0, 0, 1]))
+        return assemble(parts)
+    index = json.loads(parts["index"])
+    if index["nodes"]:
+        node = rng.choice(index["nodes"])
+        match rng.randrange(4):
+            case 0:
+                node[0] = rng.choice("Add Mul Pad Concat Gather Cast Transpose Expand Tile literal Div Slice source".split())
+            case 1 if node[2]:
+                node[2][rng.randrange(len(node[2]))] = rng.randrange(len(index["nodes"]))
+            case 2:
+                value = rng.choice(["(9999999999,)", "-7", "(1, 0)", "f16", "'x'", "10**9"])
+                node[3] = [[rng.choice(["axis", "pads", "perm", "to", "shape"]), value]]
+            case _:
+                index["nodes"].append(node)
+        parts["index"] = _canonical(index)
+    return assemble(parts)
+
+
+def packed(rng: random.Random, data: bytes) -> bytes:
+    """Values and keys of packed weights, their digests right: they are probed, or packed again."""
+    parts = sections_of(data)
+    if "packed" not in parts:
+        return choice(rng, data)
+    index, raw = json.loads(parts["packed_index"]), bytearray(parts["packed"])
+    for _ in range(rng.choice([1, 1, 3])):
+        row = rng.choice(index)
+        _, at, size, _ = row
+        if not size or rng.randrange(5) == 0:
+            row[0] = rng.choice(index)[0] if rng.randrange(2) else MARK
+            continue
+        first, n = (0, size) if rng.randrange(2) else (rng.randrange(size), 64)
+        n = min(n, size - first)
+        indices = (10**9).to_bytes(4, "little") * (n // 4) + bytes(n % 4)
+        raw[at + first : at + first + n] = rng.choice([rng.randbytes(n), bytes(n), b"\xff" * n, indices])
+        row[3] = hashlib.sha256(raw[at : at + size]).hexdigest()
+    parts["packed_index"], parts["packed"] = _canonical(index), bytes(raw)
+    return assemble(parts)
+
+
+def _canonical(tree: Any) -> bytes:
+    return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
+
+
 RAW: dict[str, Callable[[random.Random, bytes], bytes]] = {"flip": flip, "cut": cut, "extend": extend, "overwrite": overwrite}
 EDITS: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "table": table, "swap": swap, "json_value": json_value, "json_text": json_text, "text": text, "weights": weights, "choice": choice,
+    "config": config, "arena": arena, "types": types, "expression": expression, "packed": packed,
 }  # fmt: skip
+
+
+#: kinds whose mutants compute what the good engine computes, if they open at all: they do not edit the network or its source weights
+SAME_ANSWERS = frozenset({*RAW, "table", "choice", "config", "arena", "packed"})
 
 
 def mutant(seed: int, bases: list[bytes]) -> tuple[str, bytes, bytes]:
@@ -305,6 +433,6 @@ def mutant(seed: int, bases: list[bytes]) -> tuple[str, bytes, bytes]:
     rng = random.Random(seed)
     base = bases[rng.randrange(len(bases))]
     kinds = {**RAW, **EDITS}
-    weight = {"json_value": 4, "text": 5, "choice": 3}
+    weight = {"json_value": 4, "text": 5, "choice": 3, "config": 3, "arena": 3, "types": 3, "expression": 2, "packed": 2}
     kind = rng.choices(list(kinds), [weight.get(k, 1) for k in kinds])[0]
     return kind, kinds[kind](rng, base), base

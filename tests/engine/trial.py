@@ -5,28 +5,92 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+from mutants import MARK
 
 from whet.errors import EngineError, WhetError
 from whet.inspector import engine_information, explain
 from whet.network import Network, parse_network, parse_type
 from whet.ops._cost import network_operations
 from whet.runtime import Runtime
+from whet.tactics import TACTICS
 
 MEMORY = 256 << 20  # arena bytes up to which an opened engine is run
 WORK = 2_000_000_000  # operations up to which it is run
 
 
-def attempt(data: bytes) -> str:
-    """`refused: ...`, `opened and ran`, `opened: ...` (one of whet's run-time errors), or `BAD ...`."""
+TOLERANCE = 0.05  # of ||answer||: a plausible edit may store f32 tensors in 16 bits, and the probe has a bound of its own
+
+
+def attempt(data: bytes, answers: dict[str, np.ndarray] | None = None) -> str:
+    """`refused: ...`, `opened and ran`, `opened: ...` (one of whet's run-time errors), or `BAD ...`.
+
+    `answers` are those of the engine that `data` was made of (see `answers_of`), if an edit must keep them.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             engine = Runtime().load(data)
-            return _run(engine)
+            outcome = _run(engine)
+            if answers is not None and outcome == "opened and ran" and (why := _other_answers(engine, answers)):
+                return f"BAD other answers than the unmodified engine: {why}"
+            return outcome
     except EngineError as e:
         return f"BAD MemoryError: {e}" if "MemoryError" in str(e) else f"refused: {e}"
     except Exception as e:  # noqa: BLE001 - any other exception is what is looked for
         return f"BAD {type(e).__name__}: {e}"
+
+
+def answers_of(data: bytes) -> dict[str, np.ndarray]:
+    """The outputs of a good engine for `_feed`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine = Runtime().load(data)
+    return engine.create_context(0).run(_feed(engine))
+
+
+def _feed(engine) -> dict[str, np.ndarray]:
+    rng, plan = np.random.default_rng(5), engine.plan
+    given = plan.profiles[0].shapes if plan.profiles else {}
+    feed = {}
+    for t in plan.network.inputs:
+        shape = given[t.name][1] if t.name in given else tuple(t.shape)
+        feed[t.name] = (rng.standard_normal(shape) if t.dtype.is_float else rng.integers(0, 2, shape)).astype(t.dtype.numpy)
+    return feed
+
+
+def _other_answers(engine, answers: dict[str, np.ndarray]) -> str:
+    """How the engine's outputs differ from `answers`; "" if they do not, or its profiles have other shapes."""
+    got = engine.create_context(0).run(_feed(engine))
+    if set(got) != set(answers):
+        return f"outputs {sorted(got)}"
+    for name, want in answers.items():
+        a, b = np.asarray(got[name], np.float64), np.asarray(want, np.float64)
+        if a.shape != b.shape:
+            continue
+        finite = np.isfinite(b)
+        if not np.array_equal(np.isfinite(a), finite):
+            return f"'{name}' is finite elsewhere"
+        if (error := np.linalg.norm(a[finite] - b[finite])) > TOLERANCE * (np.linalg.norm(b[finite]) or 1.0):
+            return f"'{name}' differs by {error:.3g} of {np.linalg.norm(b[finite]):.3g}"
+    return ""
+
+
+def refuse_marked_configs(patch=None) -> None:
+    """Makes every tactic report (as RuntimeError) a config to plan whose values have text that no tactic lists."""
+    for t in TACTICS.values():
+        kind = type(t)
+        if "plan" in vars(kind) and not hasattr(kind.plan, "watched"):
+            (patch.setattr if patch is not None else setattr)(kind, "plan", _watched(kind.plan))
+
+
+def _watched(plan):
+    def watched(self, layer, signature, config, backend):
+        if any(MARK in str(v) for _, v in config):
+            raise RuntimeError(f"{self.name} plans {config}")  # no error of whet: it is reported as bad
+        return plan(self, layer, signature, config, backend)
+
+    watched.watched = True
+    return watched
 
 
 def _run(engine) -> str:
