@@ -21,6 +21,8 @@ def _geometry(attrs, r):
 def infer(layer):
     t = numeric_input(layer) or layer.inputs[0].type
     image, block = known_ints(layer, 1, "image_shape"), known_ints(layer, 2, "block_shape")
+    if not all(isinstance(n, int) for n in (*image, *block)):
+        raise NetworkError("sizes of the image and of the block must be known numbers, not symbols")
     r = len(image)
     strides, dilations, pads = _geometry(layer.attrs, r)
     if t.rank != 3 or len(block) != r or len(strides) != r or len(dilations) != r or len(pads) != 2 * r:

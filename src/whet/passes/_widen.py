@@ -16,11 +16,11 @@ _BITS = ("BitCast",)  # they read the bits of their input, not its value
 def widen_floats(net: Network, dtypes: Collection[DType]) -> tuple[Network, int]:
     """A copy of `net` in which all values of `dtypes` are f32 but its inputs and outputs, and the number of layers that this concerns.
 
-    Returns `net` itself and 0 if no layer has such a value.
+    Returns `net` itself and 0 if no layer but Cast has such a value: a Cast to 16 bits and back rounds on purpose, and every backend casts.
     """
-    count = _count(net, dtypes)
-    if not count:
+    if not _count(net, dtypes, ignored=("Cast",)):
         return net, 0
+    count = _count(net, dtypes)
     wide = Network(net.name, net.stage)
     wide.metadata = dict(net.metadata)
     _copy(net, wide, ChainMap(), dtypes)
@@ -30,9 +30,10 @@ def widen_floats(net: Network, dtypes: Collection[DType]) -> tuple[Network, int]
     return wide, count
 
 
-def _count(net: Network, dtypes: Collection[DType]) -> int:
-    own = sum(any(t is not None and t.dtype in dtypes for t in (*layer.inputs, *layer.outputs)) for layer in net.layers)
-    return own + sum(_count(r, dtypes) for layer in net.layers for r in layer.regions.values())
+def _count(net: Network, dtypes: Collection[DType], ignored: Collection[str] = ()) -> int:
+    """Number of layers, regions included, that read or write a value of `dtypes` and whose op is not `ignored`."""
+    used = [layer for layer in net.layers if any(t is not None and t.dtype in dtypes for t in (*layer.inputs, *layer.outputs))]
+    return sum(layer.op not in ignored for layer in used) + sum(_count(r, dtypes, ignored) for x in net.layers for r in x.regions.values())
 
 
 def _copy(net: Network, wide: Network, outer: ChainMap[Tensor, Tensor], dtypes: Collection[DType], region: bool = False) -> None:
