@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from whet.errors import UnsupportedError
+from whet.errors import NetworkError, UnsupportedError
 from whet.network import Dim, Layer
 from whet.ops._base import known_ints
 
 
 def known_scalar(layer: Layer, i: int, what: str) -> Dim | None:
-    """The value of the optional scalar input `i`. Raises UnsupportedError if it is known only at run time."""
-    return None if layer.input(i) is None else known_ints(layer, i, what)[0]
+    """The value of the optional scalar input `i`.
+
+    Raises NetworkError unless it is one integer, UnsupportedError if it is known only at run time.
+    """
+    t = layer.input(i)
+    if t is None:
+        return None
+    if t.dtype.kind != "int" or t.type.rank > 1 or t.type.elements != 1:
+        raise NetworkError(f"{what} is one integer, not {t.type}")
+    return known_ints(layer, i, what)[0]
+
+
+def check_length(length: Dim) -> None:
+    """Raises NetworkError if a known length of a transform is not positive."""
+    if isinstance(length, int) and length <= 0:
+        raise NetworkError(f"a transform of {length} values: the length must be positive")
 
 
 def bins(length: Dim, onesided: int) -> Dim:

@@ -18,11 +18,13 @@ def _geometry(attrs):
 
 def infer(layer):
     t, w, offset = float_input(layer), layer.needs(1), layer.needs(2)
-    one_float_type(layer, 1, 2)
+    one_float_type(layer, 1, 2, *(i for i in (3, 4) if layer.input(i) is not None))
     if t.rank != 4 or w.type.rank != 4 or offset.type.rank != 4:
         raise NetworkError(f"takes tensors of rank 4, not {t}, {w.type}, {offset.type}")
     strides, dilations, pads = _geometry(layer.attrs)
     kernel, groups, group = w.shape[2:], layer.attrs["offset_group"], layer.attrs["group"]
+    if group < 1 or groups < 1:
+        raise NetworkError(f"group {group} and offset_group {groups} must be positive")
     out = [out_size(t.shape[2 + i], kernel[i], strides[i], dilations[i], pads[i], pads[2 + i]) for i in range(2)]
     taps = kernel[0] * kernel[1] * groups
     if t.shape[1] != w.shape[1] * group or t.shape[1] % groups or w.shape[0] % group:

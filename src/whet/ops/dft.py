@@ -8,7 +8,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.ops._axes import needs_opset
 from whet.ops._base import known_values, op
-from whet.ops._frequency import bins, check_components, complex_of, components, known_scalar
+from whet.ops._frequency import bins, check_components, check_length, complex_of, components, known_scalar
 from whet.ops._types import axis_of, float_input
 
 
@@ -34,6 +34,8 @@ def infer(layer):
     if axis == t.rank - 1:
         raise NetworkError("its axis is the one of the real and imaginary parts")
     length, shape = _length(layer, axis), list(t.shape)
+    check_length(length)
+    check_length(t.shape[axis])
     real = layer.attrs["inverse"] and layer.attrs["onesided"]
     shape[axis] = length if layer.attrs["inverse"] else bins(length, layer.attrs["onesided"])
     shape[-1] = 1 if real else 2

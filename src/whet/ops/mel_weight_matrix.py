@@ -10,7 +10,13 @@ from whet.ops._base import known_ints, op
 def infer(layer):
     if len(layer.inputs) != 5:
         raise NetworkError(f"takes five scalars, not {len(layer.inputs)}")
+    for i, what in enumerate(("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")):
+        t = layer.needs(i)
+        if t.type.rank > 1 or t.type.elements != 1 or t.dtype.kind != ("int" if i < 3 else "float"):
+            raise NetworkError(f"{what} is one {'integer' if i < 3 else 'floating-point number'}, not {t.type}")
     mel, length = (known_ints(layer, i, what)[0] for i, what in enumerate(("num_mel_bins", "dft_length")))
+    if any(isinstance(n, int) and n <= 0 for n in (mel, length)):
+        raise NetworkError(f"{mel} mel bins of a transform of {length} values: both must be positive")
     return TensorType(layer.attrs["output_datatype"], (length // 2 + 1, mel))
 
 
@@ -19,6 +25,8 @@ def reference(layer, mel_bins, length, rate, low, high):
     low_mel, high_mel = (2595 * np.log10(1 + float(np.reshape(v, ())) / 700) for v in (low, high))
     mels = np.arange(mel_bins + 2) * ((high_mel - low_mel) / (mel_bins + 2)) + low_mel
     edges = ((length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate).astype(np.int64)
+    if edges.min() < 0 or edges.max() > length // 2:
+        raise IndexError(f"the bins of the edges {edges.min()} and {edges.max()} are outside the {length // 2 + 1} of the spectrum")
     y = np.zeros((length // 2 + 1, mel_bins))
     for i in range(mel_bins):
         left, centre, right = edges[i : i + 3]

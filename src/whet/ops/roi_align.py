@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.ops._axes import needs_opset
 from whet.ops._base import op
-from whet.ops._types import float_input, one_float_type
+from whet.ops._types import float_input, may_equal, one_float_type
 
 MODES, COORDINATES = ("avg", "max"), ("half_pixel", "output_half_pixel")
 
@@ -16,6 +16,10 @@ def infer(layer):
     boxes, images = layer.needs(1), layer.needs(2)
     if t.rank != 4 or boxes.type.rank != 2 or boxes.shape[1] != 4 or images.type.rank != 1 or images.dtype.kind != "int":
         raise NetworkError(f"takes [N, C, H, W], boxes [R, 4] and their images [R], not {t}, {boxes.type}, {images.type}")
+    if not may_equal(boxes.shape[:1], images.shape):
+        raise NetworkError(f"{boxes.shape[0]} boxes lie in {images.shape[0]} images: each box needs its own index")
+    if a["output_height"] <= 0 or a["output_width"] <= 0 or a["sampling_ratio"] < 0 or not np.isfinite(a["spatial_scale"]):
+        raise NetworkError(f"the output has {a['output_height']} x {a['output_width']} bins, the sampling ratio is {a['sampling_ratio']}")
     if a["mode"] not in MODES or a["coordinate_transformation_mode"] not in COORDINATES:
         raise NetworkError(f"mode is one of {MODES}, coordinate_transformation_mode of {COORDINATES}")
     return t.with_shape((boxes.shape[0], t.shape[1], a["output_height"], a["output_width"]))

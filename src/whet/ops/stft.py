@@ -8,7 +8,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.ops._axes import needs_opset
 from whet.ops._base import op
-from whet.ops._frequency import bins, check_components, complex_of, components, known_scalar
+from whet.ops._frequency import bins, check_components, check_length, complex_of, components, known_scalar
 from whet.ops._types import float_input
 
 
@@ -26,7 +26,10 @@ def infer(layer):
         length = window.shape[0]
     if window is not None and (window.type.rank != 1 or window.dtype != t.dtype or window.shape[0] != length):
         raise NetworkError(f"the window is {window.type}, the frames have {length} values of {t.dtype}")
-    if step == 0 or (isinstance(t.shape[1], int) and isinstance(length, int) and length > t.shape[1]):
+    check_length(length)
+    if step is None:
+        raise NetworkError("needs a frame_step")
+    if (isinstance(step, int) and step <= 0) or (isinstance(t.shape[1], int) and isinstance(length, int) and length > t.shape[1]):
         raise NetworkError(f"frames of {length} values with step {step} do not fit a signal of {t.shape[1]}")
     if t.rank == 3 and t.shape[2] == 2 and layer.attrs["onesided"]:
         raise NetworkError("onesided is for real signals")
