@@ -41,6 +41,7 @@ def reference(layer, x, boxes, images):
     h, w, ratio = a["output_height"], a["output_width"], a["sampling_ratio"]
     half = a["coordinate_transformation_mode"] == "half_pixel"
     y = np.zeros((len(boxes), x.shape[1], h, w), x.dtype)
+    images = np.clip(images, 0, len(x) - 1)  # ONNX leaves indices outside the batch undefined: they read the nearest image
     for r, (box, image) in enumerate(zip(boxes * a["spatial_scale"] - (0.5 if half else 0.0), images, strict=True)):
         x1, y1, x2, y2 = box
         height, width = (y2 - y1, x2 - x1) if half else (max(y2 - y1, 1), max(x2 - x1, 1))
