@@ -7,7 +7,14 @@ from whet.network import Network, evaluate, symbol
 from whet.ops import OPS, run_layer, sample_layer
 
 CASES = [(name, i) for name, o in sorted(OPS.items()) for i in range(len(o.samples)) if not o.samples[i].regions]
-NEEDS_STATIC = {"Resize-7": "the aspect ratio decides the size", "Squeeze-2": "any axis might be 1"}
+COMPLEX = "the last axis says whether the values are real or complex"
+NEEDS_STATIC = {
+    "Resize-7": "the aspect ratio decides the size",
+    "Squeeze-2": "any axis might be 1",
+    "DFT-1": COMPLEX,
+    "DFT-3": COMPLEX,
+    "STFT-2": COMPLEX,
+}
 
 
 def dynamic(name, i, axes):

@@ -148,12 +148,15 @@ def test_many_loads_free_their_memory(tmp_path, plan):
     for _ in range(10):
         once()
     gc.collect()
-    before, files = resident(), len(os.listdir("/proc/self/fd"))
-    for _ in range(50):
-        once()
-    gc.collect()
+    files, growth = len(os.listdir("/proc/self/fd")), []
+    for _ in range(3):  # a leak grows in each; the heap of a process that ran other tests may grow once
+        before = resident()
+        for _ in range(50):
+            once()
+        gc.collect()
+        growth.append(resident() - before)
     assert len(os.listdir("/proc/self/fd")) == files
-    assert resident() - before < 50 * len((tmp_path / "e").read_bytes()) / 4  # a leak of only the weights would be 50 times the file
+    assert min(growth) < 50 * len((tmp_path / "e").read_bytes()) / 4  # a leak of only the weights would be 50 times the file
 
 
 def test_another_number_of_threads_is_reported(plan):

@@ -6,7 +6,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._base import INTS, given, numbers, op
-from whet.ops._types import numeric_input
+from whet.ops._types import may_equal, numeric_input
 
 
 def _inferred(layer, sizes):
@@ -18,7 +18,7 @@ def _inferred(layer, sizes):
 def infer(layer):
     t = numeric_input(layer) or layer.inputs[0].type
     indices = layer.needs(1)
-    if indices.shape != t.shape or indices.dtype.kind != "int" or len(layer.attrs.get("kernel_shape") or ()) != t.rank - 2:
+    if not may_equal(indices.shape, t.shape) or indices.dtype.kind != "int" or len(layer.attrs.get("kernel_shape") or ()) != t.rank - 2:
         raise NetworkError(f"takes indices of the shape of {t} and a kernel_shape of its spatial rank, not {indices.type}")
     shape = given(layer, "output_shape", 2)
     return t.with_shape(_inferred(layer, t.shape) if shape is None else shape)
