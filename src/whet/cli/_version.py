@@ -9,6 +9,7 @@ from importlib import metadata
 import click
 
 import whet
+from whet.backends.cpu import info
 
 _LIBRARIES = ("numpy", "onnx", "ml_dtypes", "onednn-cpu-gomp", "llvmlite", "onnxruntime", "torch", "cuda-bindings", "nvidia-cuda-nvrtc")
 
@@ -18,19 +19,10 @@ def print_version(context: click.Context, _option: click.Parameter, asked: bool)
     if not asked or context.resilient_parsing:
         return
     click.echo(f"whet, version {whet.__version__}")
-    click.echo(f"Python {platform.python_version()} on {platform.platform()}, {os.cpu_count()} CPUs ({_cpu_name()})")
+    click.echo(f"Python {platform.python_version()} on {platform.platform()}, {os.cpu_count()} CPUs ({info.model()})")
     for name in _LIBRARIES:
         try:
             click.echo(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             click.echo(f"{name} is not installed")
     context.exit()
-
-
-def _cpu_name() -> str:
-    """The CPU's model name from /proc/cpuinfo, or the architecture elsewhere."""
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
