@@ -5,9 +5,9 @@ never negative. CUDA kernels are not planted: the stand-in GPU of the tests comp
 verifies is the same for both backends.
 
 Probability for intermittent kernels: a kernel that is wrong in a share p of its runs escapes only if none of its runs is wrong. With r runs in
-verification that is (1 - p)^r; the runs are counted here, at least 12 in these networks (comparison, two repetitions, one per kind of inputs,
-two at other batches), and at least three for every layer of any network: 87.5 % of the kernels that are wrong in half of their runs are found
-by the repetitions alone, 99.97 % here.
+verification that is (1 - p)^r; the runs are counted here, at least 11 in these networks (comparison, repetition, one per kind of inputs, two at
+each other batch), and at least two for every layer of any network: 75 % of the kernels that are wrong in half of their runs are found by the
+repetition alone, 99.95 % here.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def test_a_correct_kernel_passes_and_runs_often(operation, integers, registry):
     assert "cpu/planted" in tactics
     assert checked.failures == []
     assert [next(iter(s.values()))[0] for s in checked.shapes] == [MIN, MAX]
-    assert planted.runs >= 12  # see the probability above
+    assert planted.runs >= 11  # see the probability above
     assert checked.input_kinds >= 6
 
 

@@ -7,7 +7,6 @@ from support.realdata import evaluate, models
 from support.right import judged, onnxruntime_outputs
 from whet.runtime import Runtime
 
-
 # Each has a smaller sibling in the list: another size, other postprocessing, or a longer network of the same blocks.
 SLOW = {"deeplabv3_mnv2_voc", "version-RFB-640", "version-RFB-320_without_postprocessing", "version-slim-320", "resnet50v2_stages1-3"}
 MODELS = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.name in SLOW else []) for m in (models() if root() else [])]

@@ -19,7 +19,7 @@ from whet.ops import fused_layers
 
 SHARE = 0.1  # of the cost of comparing all layers once
 LEAST = 2e7  # multiply-adds that are always affordable: about 50 ms of the reference
-_PER_ELEMENT = 16  # cost of an element in multiply-adds: conversions and comparisons of the reference
+_PER_ELEMENT = 100  # cost of an element in multiply-adds: conversions and comparisons of the reference
 _MAGNITUDE = 3.0  # largest magnitude of the values of the kind "random" where a layer's own magnitude is 0
 LARGE = 1024.0
 KINDS = ("mixed", "zero", "non-positive", "random", "constant", "large", "denormal", "not finite")
@@ -125,7 +125,7 @@ def make_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, magnitude: f
         a = np.floor(rng.uniform(low, min(magnitude, 127.0 if dtype.kind == "i" else 255.0) + 1, shape))
         a = np.clip(a, np.iinfo(dtype).min, np.iinfo(dtype).max)
     else:
-        a = np.clip(rng.standard_normal(shape) * (magnitude / 4), -magnitude, magnitude)
+        a = rng.random_sample(shape) * (2 * magnitude) - magnitude
     least = float(np.finfo(np.float32).tiny) / 64
     if kind == "zero":
         a = np.zeros(shape)
