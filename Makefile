@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: soak demo test test-long test-oldest test-kernels check lint types bench clean help
+.PHONY: demo test test-long test-oldest test-kernels check lint types mutants soak bench clean help
 
 help:
 	@echo "make demo    engine, pruning, recovery and the table they give, on a model trained on real data"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-oldest  a selection of the tests with the oldest release of each dependency that is supported"
 	@echo "make check   ruff, types, all tests"
 	@echo "make soak    faults and concurrency for SECONDS (3600): kills, threads, growth of memory"
+	@echo "make mutants how many small breaks of the source the tests notice; hours"
 	@echo "make bench   ONNX Runtime and OpenVINO beside whet on this CPU; writes benchmarks/results/cpu"
 
 $(BIN)/python:
@@ -44,6 +45,10 @@ $(VENV)/.test: $(VENV)/.core
 
 $(VENV)/.check: $(VENV)/.test
 	$(PIP) -e '.[check]'
+	@touch $@
+
+$(VENV)/.mutants: $(VENV)/.test
+	$(PIP) -e '.[mutants]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.core
@@ -85,6 +90,10 @@ types: $(VENV)/.check
 SECONDS ?= 3600
 soak: $(VENV)/.test
 	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS)
+
+# Hours: every mutant runs the tests of its package until one fails. MUTANTS holds options, such as --packages pruning --sample 10.
+mutants: $(VENV)/.mutants
+	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/cpu_peers.py

@@ -17,7 +17,7 @@ PYTHON_PREFIX = "python:"  # of the name of a user function
 
 
 def load_folder(package: str, path: Iterable[str], *, deep: bool = True) -> None:
-    """Imports every module of `package` and, when `deep`, of its sub-packages, except those whose name starts with `_`."""
+    """Imports every module of `package` and, when `deep`, of its sub-packages, except names that start with `_`."""
     for m in sorted(iter_modules(list(path)), key=lambda m: m.name):
         if not m.name.startswith("_"):
             module = import_module(f"{package}.{m.name}")

@@ -1,4 +1,4 @@
-"""`whet prune` with data, labels and flags that do not fit: each is named before anything is cut by it."""
+"""`whet prune` with invalid data, labels and flags: each mistake is named before anything is cut."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from whet.pruning import PruneConfig, Target, prune, recover, reestimate_batch_n
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A model, samples of it and files that are wrong in one way each."""
+    """A model, samples for it and files with one mistake each."""
     folder = tmp_path_factory.mktemp("mistakes")
     zoo.save("lenet5", folder / "m.onnx")
     x = np.random.default_rng(0).standard_normal((12, 1, 32, 32)).astype(np.float32)
@@ -64,7 +64,7 @@ TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
     (["--calibData=good.npz", "--weights=good.npz"], "--weights=good.npz would overwrite a file"),
     (["--flops=0.01x"], r"unreachable \(0.01 of the present cost\)"),
 ])  # fmt: skip
-def test_each_is_named(flags, said, home, monkeypatch):
+def test_each_mistake_is_named(flags, said, home, monkeypatch):
     monkeypatch.chdir(home)
     with pytest.raises(WhetError, match=said):
         CliRunner().invoke(command, ["m.onnx", "-o", "x.onnx", *flags], catch_exceptions=False)
@@ -72,7 +72,7 @@ def test_each_is_named(flags, said, home, monkeypatch):
     assert network_from_onnx("m.onnx").constants
 
 
-def test_a_layer_by_its_name_stays_whole(home, monkeypatch):
+def test_an_excluded_layer_is_not_cut(home, monkeypatch):
     monkeypatch.chdir(home)
     flags = ["-o", "s.onnx", "--ratio=0.5", "--skip=/conv2/Conv", *TAYLOR, "--labels=y.npy"]
     done = CliRunner().invoke(command, ["m.onnx", *flags], catch_exceptions=False)
@@ -82,14 +82,14 @@ def test_a_layer_by_its_name_stays_whole(home, monkeypatch):
     assert small.constants["fc1.weight"].shape != whole.constants["fc1.weight"].shape
 
 
-def test_widths_that_are_given_are_kept(home, monkeypatch):
+def test_given_widths_are_kept(home, monkeypatch):
     monkeypatch.chdir(home)
     flags = ["-o", "w.onnx", "--ratio=0.5", "--width=conv1.weight=5", "--width=conv2.weight=16", "--recipe=w.json"]
     CliRunner().invoke(command, ["m.onnx", *flags], catch_exceptions=False)
     small = network_from_onnx("w.onnx").constants
     assert small["conv1.weight"].shape[0] == 5
-    assert small["conv2.weight"].shape[:2] == (16, 5), "the whole width, whatever the ratio"
-    assert small["fc1.weight"].shape[0] < 120, "the ratio is for the others"
+    assert small["conv2.weight"].shape[:2] == (16, 5), "the whole width, independent of the ratio"
+    assert small["fc1.weight"].shape[0] < 120, "the ratio applies to the others"
     assert json.loads((home / "w.json").read_text())["about"]["widths"] == {"conv1.weight": 5, "conv2.weight": 16}
     with pytest.raises(PruneError, match=r"the width 2\.5 is invalid .* give 1 to 6"):
         prune(network_from_onnx("m.onnx"), PruneConfig(widths={"conv1.weight": 2.5}))
@@ -97,7 +97,7 @@ def test_widths_that_are_given_are_kept(home, monkeypatch):
         prune(network_from_onnx("m.onnx"), PruneConfig(target=Target("flops", ratio=0.5), widths={"conv1.weight": 5}))
 
 
-def test_from_python_too(home):
+def test_mistakes_are_named_from_python_too(home):
     net = network_from_onnx(home / "m.onnx")
     with np.load(home / "bad.npz") as f:
         bad = {"input": f["input"]}
@@ -107,7 +107,7 @@ def test_from_python_too(home):
             call()
 
 
-def test_weights_that_are_no_numbers_are_not_ranked(home):
+def test_nan_weights_are_refused(home):
     net = network_from_onnx(home / "m.onnx")
     t = net.constants["conv1.weight"]
     t.weight = type(t.weight)(np.where(t.array() > 0, t.array(), np.nan).astype(np.float32), t.weight.origin)
@@ -117,7 +117,7 @@ def test_weights_that_are_no_numbers_are_not_ranked(home):
             CliRunner().invoke(command, [str(home / "nan.onnx"), f"--importance={kind}", "-o", str(home / "x.onnx")], catch_exceptions=False)
 
 
-def test_a_missing_library_is_said_before_the_work(home, monkeypatch):
+def test_a_missing_library_is_reported_before_the_work(home, monkeypatch):
     monkeypatch.chdir(home)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     with pytest.raises(PruneError, match="masks and weights are stored as safetensors: pip install safetensors"):

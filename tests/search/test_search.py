@@ -1,4 +1,4 @@
-"""The whole loop on a small real case, killed three times on the way: nothing is lost, nothing is done twice, the result can be deployed."""
+"""The whole search on a small real case, killed three times: nothing is lost or done twice, and the result can be deployed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from search.conftest import recipe_with
 from whet.errors import BuildError, UsageError
 from whet.search import dry_run, search
-from whet.search.jobs.job import result_of
+from whet.search.jobs.job import read_result
 from whet.search.loop import pick
 from whet.search.outcome.progress import Silent
 
@@ -32,7 +32,7 @@ def environment(cache: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def finished(case, tmp_path_factory):
-    """A search that was killed with SIGKILL three times at random moments, and then let run to its end."""
+    """A search that was killed with SIGKILL at three random times, and then resumed to its end."""
     out, cache = tmp_path_factory.mktemp("out") / "work", tmp_path_factory.mktemp("cache")
     seed = int(time.time())
     moments = random.Random(seed)
@@ -50,7 +50,7 @@ def finished(case, tmp_path_factory):
     return out, done, kills, seed
 
 
-def test_it_ends_and_says_whether_the_target_is_met(finished):
+def test_it_ends_and_reports_if_the_target_is_met(finished):
     _, done, kills, seed = finished
     assert done.returncode in (0, 3), f"killed after {kills} s (seed {seed})\n{done.stderr[-3000:]}"
     data = json.loads(done.stdout)
@@ -72,7 +72,7 @@ def test_no_trial_is_lost_or_done_twice(finished):
     assert len(own) == 5
     assert len({json.dumps(t.params, sort_keys=True) for t in own}) == len(own)
     for t in own:
-        result = result_of(out / "scouts" / f"{t.number:04d}")
+        result = read_result(out / "scouts" / f"{t.number:04d}")
         assert result["state"] == "done", result
         assert t.values[1] == result["metric"]["value"]
         assert t.user_attrs["candidate"] == result["candidate"]
@@ -126,7 +126,7 @@ def test_everything_is_measured(finished):
     assert len(data["layers"]) >= 3
 
 
-def test_going_on_with_a_finished_search_does_nothing_again(finished, case):
+def test_resuming_a_finished_search_repeats_nothing(finished, case):
     out = finished[0]
     before = (out / "events.jsonl").read_text()
     found = search(recipe_with(case, out), deploy=False)
@@ -172,10 +172,10 @@ def test_a_trial_whose_process_dies_fails_with_the_reason(case, tmp_path):
 
     with pytest.raises(BuildError, match="all 1 trials failed; first failure: the trial's process was killed by SIGABRT"):
         search(recipe, watcher=KillsScouts())
-    assert result_of(tmp_path / "work" / "scouts" / "0000")["reason"].startswith("the trial's process was killed by SIGABRT")
+    assert read_result(tmp_path / "work" / "scouts" / "0000")["reason"].startswith("the trial's process was killed by SIGABRT")
 
 
-def test_for_a_survivor_that_fails_the_next_best_goes_on(case, tmp_path):
+def test_a_failed_survivor_is_replaced_by_the_next_best(case, tmp_path):
     (tmp_path / "metric_of_survivors.py").write_text(
         "import os\n\n\ndef metric(predict):\n    if os.path.exists('refuse'):\n        raise ValueError('not\\nthis one')\n    return 1.0\n"
     )
@@ -197,7 +197,7 @@ def test_for_a_survivor_that_fails_the_next_best_goes_on(case, tmp_path):
     found = search(recipe, watcher=RefusesTheFirst())
     verdicts = [t["verdict"] for t in json.loads((found.folder.deploy / "report.json").read_text())["trials"]]
     assert sum(v.startswith("survivor, but failed with full effort: ValueError: not this one") for v in verdicts) == 1
-    states = [result_of(p)["state"] for p in sorted((tmp_path / "work" / "survivors").iterdir())]
+    states = [read_result(p)["state"] for p in sorted((tmp_path / "work" / "survivors").iterdir())]
     assert sorted(states) == ["done", "failed"]
     assert len(found.final["rows"]) == 2
     assert any("failed as a survivor: ValueError: not this one" in note for note in found.notes)

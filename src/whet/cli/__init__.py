@@ -11,6 +11,7 @@ import click
 
 from whet.cli._failures import failure_text
 from whet.cli._termination import Termination
+from whet.cli._version import print_version
 from whet.errors import WhetError
 from whet.registry import nearest
 
@@ -45,7 +46,7 @@ class Subcommands(click.Group):
 
 
 @click.command(cls=Subcommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(package_name="whet", prog_name="whet")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version, help="Show versions and the machine.")
 def group() -> None:
     """Build the fastest correct inference engine from a trained network, and explain every decision.
 

@@ -67,13 +67,13 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
 def _build_float(net: Any, config: Any, calibration: Any, budget: Any, progress: Any) -> Any:
     from whet.builder.precision.accuracy_budget import SAMPLES
     from whet.builder.precision.float16 import build_floats_within
-    from whet.builder.precision.int8 import prepared
+    from whet.builder.precision.int8 import prepare
     from whet.precision.sensitivity import chosen_samples
 
     if calibration.samples is None and budget.metric is None:
         raise UsageError(f"--accuracy={budget.kind} compares outputs on data: give --calibData")
     samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
-    return build_floats_within(net, prepared(net, config), config, budget, samples, progress=progress)[0]
+    return build_floats_within(net, prepare(net, config), config, budget, samples, progress=progress)[0]
 
 
 def _has_cache(calibration: Any) -> bool:

@@ -40,7 +40,7 @@ def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, 
     so the rows above stay in FP32. own output: SNR of the layer's output with every layer in low precision.
     """
     from whet.builder.precision.int8 import Calibration, is_explicit
-    from whet.builder.precision.layer_sensitivity import find_harm
+    from whet.builder.precision.layer_sensitivity import analyze_sensitivity
     from whet.cli._build_progress import BuildProgress
     from whet.cli._model import network_for
     from whet.errors import UsageError
@@ -56,7 +56,7 @@ def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, 
     samples = None if o["data"] is None else lambda: calibration_data(o["data"], net, preprocessing)
     calibration = Calibration(samples=samples, cache=o["cache"], method=o["method"])
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
-        report = find_harm(net, kind, calibration, _config(net, o), samples=o["samples"], times=o["times"], progress=progress)
+        report = analyze_sensitivity(net, kind, calibration, _config(net, o), samples=o["samples"], times=o["times"], progress=progress)
     if plot:
         write_plot(plot, report.rows, f"{Path(model).name}: {kind} layer by layer", report.all_db)
     if as_json:

@@ -229,7 +229,13 @@ class GraphReader:
             return f"{view.name}/{key}/"
 
         def region(key: str) -> Callable[..., Network]:
-            def build(types: Sequence[TensorType | None] = ()) -> Network:
+            def build(types: Sequence[TensorType | None] = (), *, strict: bool = False) -> Network:
+                if strict and self.on_problem is not None:
+                    on_problem, self.on_problem = self.on_problem, None
+                    try:
+                        return build(types)
+                    finally:
+                        self.on_problem = on_problem
                 proto = protos[key]
                 inner = Scope(Network(key, scope.net.stage), self.folder, scope)
                 known = {}

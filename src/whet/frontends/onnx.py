@@ -43,7 +43,7 @@ def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes |
     names = [info.name for info in graph.output]
     if len(set(names)) != len(names):
         raise FrontendError(f"two outputs have one name, among {', '.join(names)}. {DAMAGED}")
-    net.metadata = metadata_of(model)
+    net.metadata = {**net.metadata, **metadata_of(model)}
     if len(outputs) != len(names):
         return net  # read with on_problem: an output was not reached
     for t, name in zip(outputs, names, strict=True):

@@ -117,7 +117,7 @@ def _file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
 
 
 def split(arrays: Mapping[str, np.ndarray], net: Network, where: str) -> Iterator[dict[str, np.ndarray]]:
-    """Splits arrays into samples of the network's fixed batch size, or of batch 1 where it is dynamic."""
+    """Splits arrays into samples of the network's fixed batch size, or of batch 1 if it is dynamic."""
     lengths = set()
     for t in net.inputs:
         if t.name not in arrays:

@@ -10,11 +10,12 @@ A tactic answers, in this order:
                                          weights, the error bound, deterministic or not
     Kernel.enqueue(args, stream)         records the launch on a stream; the backend's executor replays it
 
-`layer` may be a plain layer or a `Fused` one; `anchor(layer)` and `epilogue(layer)` describe a fused body.
+`layer` may be a plain layer or a `Fused` one; `root_layer(layer)` and `epilogue(layer)` describe a fused body.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,7 +26,7 @@ from whet.backends import Backend, Call
 from whet.errors import BuildError
 from whet.network import DType, Layer, Tensor, format_bytes
 from whet.registry import nearest
-from whet.tactics._fused import anchor, is_quantized
+from whet.tactics._fused import is_quantized, root_layer
 
 Config = tuple[tuple[str, int | str], ...]
 """One point of a tuning space: enumerated (name, value) pairs, never source text or addresses."""
@@ -67,11 +68,16 @@ class Signature:
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed weight: exact bytes, a key that is equal for equal contents, and a function that packs it (uint8, C-contiguous)."""
+    """A packed weight: exact bytes, a key that is equal for equal contents, and a function that packs it (uint8, C-contiguous).
+
+    `storable`: engine files may contain it, because kernels only compute with its values. Tables of indices and offsets, with which kernels
+    address memory, are always derived again: a stored one could make a kernel read or write any address.
+    """
 
     key: str
     nbytes: int
     make: Callable[[], np.ndarray]
+    storable: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ class Kernel(Protocol):
         """Records the launch with these addresses."""
 
 
-class Tactic:
+class Tactic(ABC):
     """Base class of all tactics. `ops` are the root operations that it computes ("*" for any op).
 
     `types` are the storage types it computes in. `version` goes into the timing key: raise it when the kernel changes.
@@ -144,8 +150,9 @@ class Tactic:
     channel_alignment = 1  # bytes of a pixel's channels that its kernels read at once; other numbers of channels only have slower tactics
     quantized = False  # takes only fused layers that dequantize their inputs (is_quantized)
 
+    @abstractmethod
     def signatures(self, layer: Layer, backend: Backend) -> Sequence[Signature]:
-        raise NotImplementedError
+        """The formats and storage types that it computes the layer in, the most promising first; [] for a layer that it does not take."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return None
@@ -153,9 +160,9 @@ class Tactic:
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         return [()]
 
+    @abstractmethod
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         """Raises PlanRefused (with the reason) for a config that cannot run."""
-        raise NotImplementedError
 
     def library_version(self) -> str:
         """Version of its library, for timing keys and locks; "" without a library."""
@@ -165,7 +172,7 @@ class Tactic:
         """Reason why this tactic does not compute the layer with any signature; None if it may."""
         if self.what:
             return None if layer.composite in self.composites else f"computes {self.what}, not {layer.composite or layer.op}"
-        a = anchor(layer)
+        a = root_layer(layer)
         if "*" not in self.ops and a.op not in self.ops:
             return f"computes {', '.join(self.ops)}, not {a.op}"
         if "*" not in self.ops and self.quantized != is_quantized(layer):

@@ -86,8 +86,8 @@ class _ModeEngine:
 
     @property
     def description(self) -> str:
-        lanes = self.plan.arenas[0].lanes
-        return f"one by one on {lanes} thread(s)" if self.name == "apart" else f"in turns on {self.plan.threads} thread(s)"
+        workers = self.plan.arenas[0].concurrent_samples
+        return f"separately on {workers} thread(s)" if self.name == "apart" else f"one at a time on all {self.plan.threads} thread(s)"
 
 
 def _build_mode(
@@ -192,7 +192,7 @@ def _memory_refusal(plan: EnginePlan, config: BuildConfig) -> str | None:
     limit, needed = config.memory_limit.get("arena"), arena_bytes(plan)
     if limit is None or needed <= limit:
         return None
-    return f"the arenas of all lanes take {needed / 2**20:.2f} MiB, --memPoolSize=arena allows {limit / 2**20:.2f}"
+    return f"the arenas of all workers take {needed / 2**20:.2f} MiB, --memPoolSize=arena allows {limit / 2**20:.2f}"
 
 
 def verify_sample_parallel(
@@ -201,9 +201,9 @@ def verify_sample_parallel(
     """The reason why a per-sample engine fails verification; if there is none, sets its probe and returns None.
 
     The engine of one sample is verified like any engine, and batches must give the results of their samples alone."""
-    one, lanes = plan.of_one_sample(), plan.arenas[0].lanes
+    one, workers = plan.of_one_sample(), plan.arenas[0].concurrent_samples
     first = None if inputs is None else {n: np.asarray(a)[:1] for n, a in inputs.items()}
-    checked = verify_engine(one, net, backend if lanes == 1 else get_backend(backend.name, threads=1), first, config, log)
+    checked = verify_engine(one, net, backend if workers == 1 else get_backend(backend.name, threads=1), first, config, log)
     backend.activate()
     why = str(checked.failures[0]) if checked.failures else find_batch_difference(plan, backend, config.seed)
     if why is None:
@@ -219,14 +219,13 @@ def _report_mode(compared: _ModeComparison, config: BuildConfig, phases: Mapping
     """The selected per-sample engine with a report of the comparison. Its layers' times are those of one sample."""
     engine, plan, together = compared.engine, compared.engine.plan, compared.together
     before, own = BuildReport() if together is None else together.report, engine.one.report
-    how = "apart" if engine.name == "apart" else "in turns"
-    description = f"samples are run {how}: {compared.batch} of them, {engine.description}, take {compared.ms:.4g} ms"
-    words = {"together": "together", "apart": "on a thread each", "turns": "in turns"}
-    description += ", " + ", ".join(f"{words[n]} {ms:.4g} ms" for n, (ms, _) in compared.rest.items()) if compared.rest else " (asked for)"
+    description = f"samples run {engine.description}: {compared.batch} samples take {compared.ms:.4g} ms"
+    words = {"together": "together", "apart": "separately", "turns": "one at a time"}
+    description += ", " + ", ".join(f"{words[n]} {ms:.4g} ms" for n, (ms, _) in compared.rest.items()) if compared.rest else " (requested)"
     times = {f"{engine.name}_ms": compared.ms}
     for name, (ms, spread_ms) in compared.rest.items():
         times |= {f"{name}_ms": ms, f"{name}_spread_ms": spread_ms}
-    samples = SampleModes(engine.name, description, compared.batch, plan.arenas[0].lanes, compared.spread_ms, **times)
+    samples = SampleModes(engine.name, description, compared.batch, plan.arenas[0].concurrent_samples, compared.spread_ms, **times)
     seconds = dict(before.phase_seconds)
     for phase, s in phases.items():
         seconds[phase] = seconds.get(phase, 0.0) + s

@@ -12,7 +12,7 @@ from whet.measure.option import Option
 from whet.measure.policy import FUSED_ROUNDS
 from whet.network import Layer, Network
 from whet.ops import bind_layer
-from whet.tactics import anchor
+from whet.tactics import root_layer
 
 _LEVEL = 3  # from which fused layers are timed against their parts
 
@@ -20,7 +20,7 @@ _LEVEL = 3  # from which fused layers are timed against their parts
 def list_fused_parts(search: Search) -> None:
     """Lists the parts that will be timed one by one, so that they compile while other layers are timed (backends that compile ahead)."""
     if _is_enabled(search) and search.backend.capabilities.compiles_ahead:
-        for layer in [x for x in search.layers.values() if x.op == "Fused" and anchor(x) is x]:
+        for layer in [x for x in search.layers.values() if x.op == "Fused" and root_layer(x) is x]:
             for part in list_parts(layer).layers:
                 search.listing.list_kind(bind_layer(part, {}))
 
@@ -32,7 +32,7 @@ def time_unfused(search: Search) -> None:
     assert search.timer is not None
     timer = dataclasses.replace(search.timer, rounds=min(FUSED_ROUNDS, search.timer.rounds))
     chains: dict[str, tuple[Option, list[Option]]] = {}
-    search.log.phase("fused or apart")
+    search.log.phase("fused or unfused")
     for kind in dict.fromkeys(k for n, k in search.kind_of.items() if search.layers[n].op == "Fused"):
         found = search.kinds[kind]
         if kind in search.unfused_times or not found.options:
@@ -44,7 +44,7 @@ def time_unfused(search: Search) -> None:
         if not timed:
             continue
         best = min(timed, key=lambda o: o.cost)
-        if anchor(found.layer) is found.layer:
+        if root_layer(found.layer) is found.layer:
             search.unfused_times[kind] = _time_parts(search, found.layer, best)
             continue
         listed = list_chains(found.layer, best, {o.tactic.name for o in kernels}, search.tactics, search.permissions, search.backend)
@@ -53,7 +53,7 @@ def time_unfused(search: Search) -> None:
             continue
         start_compiling(listed, search.backend)
         chains[kind] = best, listed
-    search.log.stage("fused or apart", len(chains))
+    search.log.stage("fused or unfused", len(chains))
     for kind, (best, listed) in chains.items():
         search.log.step(search.kinds[kind].layer.name)
         search.unfused_times[kind] = time_chains(search.kinds[kind].layer, search.kinds[kind].text, best, listed, timer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, all_static, machine_has, match_epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_reason, conv_shape, conv_signatures
@@ -24,21 +25,21 @@ class SparseTactic(Tactic):
     An input of infinity or NaN is not multiplied by a weight of zero; a dense product gives NaN there.
     """
 
+    @abstractmethod
     def filters(self, layer: Layer) -> np.ndarray:
         """The weights as [output channel, input channel, height, width]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shape(self, layer: Layer) -> ConvShape:
         """The sizes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unfit(self, layer: Layer) -> str | None:
         """Why the layer is none of those that the tactic computes, whatever its weights, or None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def channel_axis(self, layer: Layer) -> int:
         """The axis of the output channels."""
-        raise NotImplementedError
 
     def match_epilogue(self, layer: Layer) -> Epilogue | str:
         """The epilogue, or why the kernel cannot compute it."""
@@ -65,14 +66,14 @@ class SparseTactic(Tactic):
         if reason or isinstance(end, str):
             raise PlanRefused(str(reason))
         tile = tile_of(config, types, end.residual is not None)
-        x, (weights, bias) = source_place(layer), constants_of(layer)
+        x, (weights, bias) = source_index(layer), constants_of(layer)
         packed = packed_sparse(
-            f"{weights.weight.digest}|{self.name} {dtype}",
+            f"{weights.constant().digest}|{self.name} {dtype}",
             tile,
             shape,
             types,
             lambda: self.filters(layer).astype(dtype.numpy),
-            f"{bias.weight.digest if bias is not None else ''} {end.key} {shape.k}",
+            f"{bias.constant().digest if bias is not None else ''} {end.key} {shape.k}",
             lambda: (end.bias(bias, shape.k), None),
         )
 
@@ -93,7 +94,7 @@ class SparseConv(SparseTactic):
     ops = ("Conv",)
 
     def unfit(self, layer: Layer) -> str | None:
-        head = anchor(layer)
+        head = root_layer(layer)
         return "takes convolutions of one group" if head.attrs["group"] != 1 else conv_reason(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
