@@ -1,7 +1,7 @@
 """Whole networks on a GPU through the builder: engines of the zoo's networks, verified, timed as isolated replays of their CUDA graph.
 
 Usage: python3 benchmarks/gpu_engines.py compile|run [--fp32|--noTF32] [--pure] resnet50:1 bert_base:8:sequence=128 ... (results in $OUT)
-FP16 is allowed unless --fp32 (TF32 may be used) or --noTF32 says otherwise; --pure leaves libraries out.
+FP16 is permitted unless --fp32 (TF32 permitted) or --noTF32 is given; --pure excludes libraries.
 `compile` fills the kernel cache (WHET_CUDA_CACHE) and needs no GPU.
 """
 
@@ -67,7 +67,7 @@ def compile_all(wanted: list[tuple[str, int]]) -> None:
 
 
 def engines(wanted: list[tuple], config: BuildConfig = CONFIG) -> list[dict]:
-    """A row of numbers for each network; verified against the reference."""
+    """A row of results per network; verified against the reference."""
     machine, rows = get_backend("cuda"), []
     for name, batch, *rest in wanted:
         net, begun = network(name, batch, **(rest[0] if rest else {})), time.perf_counter()
