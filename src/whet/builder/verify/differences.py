@@ -9,7 +9,7 @@ import numpy as np
 from whet.network import F8E4M3, DType
 
 _FEW_TIES = 8  # integers that may always differ by one
-_TIES = 0.1  # share of the integers, other than zeros and saturated ones, that may differ by one; another rounding mode changes half of them
+_TIES = 0.25  # share of the integers, other than zeros and saturated ones, that may differ by one; another rounding mode changes half of them
 _MIDDLE, _REACH = {"int": -0.5, "uint": 127.5}, {"int": 127.0, "uint": 127.0}  # |value - middle| < reach: not saturated
 _SATURATED = 4.0  # times the largest e4m3 value: assumed unsaturated magnitude of a saturated result
 _FLOAT8_SHARE = 0.025  # noise-to-signal ratio of e4m3 values allowed for a few rounding ties; rounding alone has 0.027
