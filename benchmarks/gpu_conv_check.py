@@ -95,7 +95,7 @@ def run(number: int) -> dict:
             bias=bb.address,
             output=View(out.address + 16, pitch),
             residual=View(br.address, shape.k) if with_residual else None,
-            finish=PostOps(RELU),
+            post_ops=PostOps(RELU),
         ),
     )
     launch.run(stream)

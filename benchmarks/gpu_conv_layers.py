@@ -103,7 +103,7 @@ def own(batches: list[int], seconds: float) -> None:
                                 bias=bias.address,
                                 output=View(y, layer.shape.k),
                                 residual=view,
-                                finish=PostOps(RELU),
+                                post_ops=PostOps(RELU),
                             ),
                         )
                     )

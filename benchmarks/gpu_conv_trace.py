@@ -60,7 +60,7 @@ if __name__ == "__main__":
                 weights=noise.address + (4 << 20),
                 bias=bias.address,
                 output=View(noise.address + (12 << 20), shape.k),
-                finish=PostOps(RELU),
+                post_ops=PostOps(RELU),
             ),
         )
         blocks = base.grid[0]

@@ -148,7 +148,7 @@ def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
             weights=w,
             bias=memory.floats.address,
             output=View(y, s.k),
-            finish=FINISH,
+            post_ops=FINISH,
             bf16=case.kind == "bf16",
             types8=eight_of(case),
             scales=scales,
@@ -171,7 +171,7 @@ def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:
     for i in range(sets_of(case)):
         x, w, y = memory.take([s.n * s.h * s.w * s.c * size, padded_rows(tile, s.k) * row, s.m * s.k * size], i)
         packed = Packed24(w, memory.metadata.address, memory.floats.address)
-        found.append(sparse_launch(tile, s, View(x, s.c), packed, View(y, s.k), types, finish=FINISH))
+        found.append(sparse_launch(tile, s, View(x, s.c), packed, View(y, s.k), types, post_ops=FINISH))
     return found
 
 
@@ -294,9 +294,9 @@ def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[
     until = time.time() + seconds
     for case in cases:
         s = case.shape
-        finish, types = FINISH, Types(case.kind, case.kind, fold=case.size == 1)
+        post_ops, types = FINISH, Types(case.kind, case.kind, fold=case.size == 1)
         compile_ahead(
-            [sparse_text(sparse_constants(t, types, not s.plain, finish))
+            [sparse_text(sparse_constants(t, types, not s.plain, post_ops))
              for t in sparse_tiles(case, tiles)]
             + [conv_source(c, Features(im2col=not s.plain and not c.halo, bf16=case.kind == "bf16", odd=s.k % 8 != 0, types8=eight_of(case)))
                for c in dense_configs(case, tiles)]

@@ -60,7 +60,8 @@ class Checked:
     network_error: float = 0.0
     network_bound: float = FLOOR
     emulation_error: float | None = None
-    images: tuple[int, ...] | None = None  # batch items compared with the reference; None: all
+    images: tuple[int, ...] | None = None  # batch items of each layer compared with the reference; None: all
+    network_items: tuple[int, ...] | None = None  # batch items of the network compared with the reference; None: all
     input_kinds: int = 0  # comparisons with inputs of other kinds
     shapes: tuple[dict[str, tuple[int, ...]], ...] = ()  # further input shapes, such as the minimum and maximum of the profile
     turned: float = 0.0  # largest difference between a batch item's results at two batch indices

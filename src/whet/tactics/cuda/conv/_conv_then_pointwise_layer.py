@@ -24,7 +24,7 @@ class Both:
     shape: ConvShape
     k: int
     inner: Epilogue
-    made: Epilogue
+    epilogue: Epilogue
     x: int
     residual: int | None
 
@@ -71,7 +71,7 @@ class Pair:
     first: Layer
     second: Layer
     inner: Epilogue
-    made: Epilogue
+    epilogue: Epilogue
     x: int
     residual: int | None
 
@@ -114,4 +114,4 @@ def _both(layer: Layer) -> Both | str:
     behind = conv_shape(pair.second)
     if not behind.plain:
         return "the second convolution is not 1x1 without stride and padding"
-    return Both(pair.first, pair.second, conv_shape(pair.first), behind.k, pair.inner, pair.made, pair.x, pair.residual)
+    return Both(pair.first, pair.second, conv_shape(pair.first), behind.k, pair.inner, pair.epilogue, pair.x, pair.residual)

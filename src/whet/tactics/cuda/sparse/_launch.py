@@ -129,9 +129,9 @@ def pack_floats(tile: SparseTile, bias: np.ndarray, factor: np.ndarray | None = 
     return out
 
 
-def sparse_constants(tile: SparseTile, types: Types, im2col: bool, finish: PostOps) -> dict[str, int]:
+def sparse_constants(tile: SparseTile, types: Types, im2col: bool, post_ops: PostOps) -> dict[str, int]:
     """The macros of an instance."""
-    size, residual = types.out_size, finish.residual > 0
+    size, residual = types.out_size, post_ops.residual > 0
     return {
         "WGS": tile.wgs,
         "MI": tile.mi,
@@ -144,8 +144,8 @@ def sparse_constants(tile: SparseTile, types: Types, im2col: bool, finish: PostO
         "PX": tile.chunk_pixels(size),
         "BUFFERS": tile.buffers(size, residual),
         "IM2COL": int(im2col),
-        "ACT": ACTIVATIONS[finish.activation[0]],
-        "RESIDUAL": finish.residual,
+        "ACT": ACTIVATIONS[post_ops.activation[0]],
+        "RESIDUAL": post_ops.residual,
         "IN": TYPES[types.source],
         "TO": TYPES[types.result],
         "ADD": TYPES[types.residual or types.result],
@@ -176,7 +176,7 @@ def sparse_launch(
     types: Types,
     *,
     residual: View | None = None,
-    finish: PostOps = NO_POST_OPS,
+    post_ops: PostOps = NO_POST_OPS,
     scales: Scales | None = None,
     multiprocessors: int = 132,
     label: str = "",
@@ -220,15 +220,15 @@ def sparse_launch(
         units_m=units_m,
         tiles_n=tiles_n,
         group=band_of(tile, size, units_m, multiprocessors),
-        act=finish.activation[1:],
+        act=post_ops.activation[1:],
         per_step=n8.per_step,
         zero=n8.zero,
         add_step=n8.add_step,
         add_shift=n8.add_shift,
     )
     grid = min(units_m * tiles_n, multiprocessors * tile.blocks // tile.cluster) * tile.cluster
-    finish = finish if residual is not None else PostOps(finish.activation)
-    constants = sparse_constants(tile, types, not shape.plain, finish)
+    post_ops = post_ops if residual is not None else PostOps(post_ops.activation)
+    constants = sparse_constants(tile, types, not shape.plain, post_ops)
     kernel = _loaded(tuple(sorted(constants.items())), tile.shared(size, types.out_size, residual is not None))
     return Launch(kernel, (grid, 1, 1), tile.threads, arguments.pack(), cluster=tile.cluster, label=label)
 

@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sparse(const __gri
                 if (CLUSTER == 1 && t == 0) barrier_arrive(empty + 8 * which);
             };
             // Products read their metadata registers when they run, not when they are issued, and the compiler does not wait for that: two
-            // sets take turns, and `keep` holds a set until the products that read it are complete.
+            // sets alternate, and `keep` holds a set until the products that read it are complete.
             u32 meta[2][MI][2] = {};
             for (int k2 = 0; k2 < p.steps; k2 += 2) {
 #pragma unroll

@@ -57,7 +57,7 @@ class SparseTactic(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         end = self.match_epilogue(layer)
-        return [] if isinstance(end, str) else sparse_configs(self.shape(layer), _types(signature.outputs[0].dtype), end.finish, backend)
+        return [] if isinstance(end, str) else sparse_configs(self.shape(layer), _types(signature.outputs[0].dtype), end.post_ops, backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         end, shape, dtype = self.match_epilogue(layer), self.shape(layer), signature.outputs[0].dtype
@@ -78,7 +78,7 @@ class SparseTactic(Tactic):
         )
 
         def make(args: Args) -> list:
-            return launch_of(layer, tile, shape, types, x, end, end.finish, args, backend)
+            return launch_of(layer, tile, shape, types, x, end, end.post_ops, args, backend)
 
         return GpuKernel(layer, signature, make, implementation=f"sparse wgmma {tile}", packed=packed)
 
