@@ -132,10 +132,13 @@ def _random(t: Any, shapes: dict[str, tuple[int, ...]], rng: np.random.Generator
 
 def _save(path: str, values: tuple[dict, dict]) -> None:
     from whet.errors import UsageError
+    from whet.files import replacing
 
     try:
         sides = zip(("ours", "theirs"), values, strict=True)
-        np.savez(path, **{f"{side}/{n}": a for side, v in sides for n, a in v.items() if a.dtype.kind != "V"})
+        target = path if path.endswith(".npz") else f"{path}.npz"  # as NumPy names it
+        with replacing(target) as part, part.open("wb") as file:
+            np.savez(file, **{f"{side}/{n}": a for side, v in sides for n, a in v.items() if a.dtype.kind != "V"})
     except OSError as e:
         raise UsageError(f"--saveValues={path}: {e.strerror}; choose another path") from e
 
