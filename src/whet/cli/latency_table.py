@@ -13,7 +13,7 @@ from whet.cli._written import must_be_writable
 
 
 @click.command()
-@click.argument("model", type=click.Path(dir_okay=False))
+@click.argument("model", type=click.Path())
 @click.option("--export", "table", type=click.Path(dir_okay=False), help="File to write or to extend (default: MODEL.latency.json).")
 @click.option("--add", multiple=True, type=click.Path(dir_okay=False), help="Table whose rows are taken over, repeatable.")
 @click.option("--retime", is_flag=True, help="Time all of the model's rows again, whatever table and timing cache know.")
