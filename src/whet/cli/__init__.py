@@ -6,11 +6,13 @@ import io
 import os
 import sys
 import warnings
+from typing import Any
 
 import click
 
 from whet.cli._failures import said_of
 from whet.errors import WhetError
+from whet.option_names import flags_are_read
 from whet.registry import nearest
 
 _SENTENCE = 160  # characters of a command's first sentence that the list of commands shows
@@ -18,6 +20,10 @@ _SENTENCE = 160  # characters of a command's first sentence that the list of com
 
 class Folder(click.Group):
     """Subcommands are the modules of this package; each is imported only when it is called or listed."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with flags_are_read():
+            return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         from pkgutil import iter_modules

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from whet.builder import build
+from whet.builder.build import build
 from whet.builder.batching.profiles import OPT, resolve_profiles
 from whet.builder.config import BuildConfig
 from whet.builder.precision.calibration import Calibration, is_explicit
