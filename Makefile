@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: demo test test-kernels check lint types bench clean help
+.PHONY: demo test test-long test-oldest test-kernels check lint types mutants bench clean help
 
 help:
 	@echo "make demo    engine, pruning, recovery and the table they give, on a model trained on real data"
 	@echo "make test    the tests (GPU and data tests skip where there is none)"
+	@echo "make test-long  the tests that take longest: larger networks, all samples of the real data, whole tutorials"
 	@echo "make test-kernels  a selection of the tests with the BLAS and oneDNN kernels of other CPUs that this one can run"
-	@echo "make check   ruff, types, tests: what CI runs"
+	@echo "make test-oldest  a selection of the tests with the oldest release of each dependency that is supported"
+	@echo "make check   ruff, types, all tests"
+	@echo "make mutants how many small breaks of the source the tests notice; hours"
 	@echo "make bench   ONNX Runtime and OpenVINO beside whet on this CPU; writes benchmarks/results/cpu"
 
 $(BIN)/python:
@@ -20,6 +23,14 @@ $(BIN)/python:
 # One stamp per set of extras; a changed pyproject installs again.
 $(VENV)/.core: $(BIN)/python pyproject.toml
 	$(PIP) -e .
+	@touch $@
+
+# An environment of its own with the lowest release of each dependency that pyproject.toml allows; $(VENV) has the newest.
+OLDEST := .venv-oldest
+$(OLDEST)/.test: pyproject.toml tests/support/oldest.py
+	$(PYTHON) -m venv $(OLDEST)
+	$(PYTHON) tests/support/oldest.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[test,search]'
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.core
@@ -35,6 +46,10 @@ $(VENV)/.check: $(VENV)/.test
 	$(PIP) -e '.[check]'
 	@touch $@
 
+$(VENV)/.mutants: $(VENV)/.test
+	$(PIP) -e '.[mutants]'
+	@touch $@
+
 $(VENV)/.bench: $(VENV)/.core
 	$(PIP) -e '.[bench]'
 	@touch $@
@@ -43,7 +58,10 @@ demo: $(VENV)/.demo
 	@$(BIN)/python examples/digits/demo.py
 
 test: $(VENV)/.test
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile  # NumPy threads of two workers would fight for two cores
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"  # NumPy threads of two workers would fight for two cores
+
+test-long: $(VENV)/.test
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
 # References must not depend on the BLAS kernels of a CPU, nor oneDNN's tactics on AVX-512. Kernels that this CPU cannot run are left out.
 AVX512 := $(shell grep -qs avx512bw /proc/cpuinfo && echo yes)
@@ -54,7 +72,12 @@ test-kernels: $(VENV)/.test
 	    tests/ops/test_reference.py tests/ops/test_couples.py tests/passes/test_pass_golden.py || exit 1; done
 	$(if $(AVX512),ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/tactics)
 
-check: lint types test
+# Without PyTorch and CUDA packages. onnx.reference of the oldest onnx is wrong for some ops, so tests/ops judges with the newest alone.
+test-oldest: $(OLDEST)/.test
+	OPENBLAS_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/test_*.py \
+	  tests/engine tests/frontends tests/runtime tests/network tests/measure tests/cli/test_run.py tests/search/test_recipe.py tests/tactics/test_cpu_contract.py
+
+check: lint types test test-long
 
 lint: $(VENV)/.check
 	$(BIN)/ruff check .
@@ -62,8 +85,12 @@ lint: $(VENV)/.check
 types: $(VENV)/.check
 	$(BIN)/mypy
 
+# Hours: every mutant runs the tests of its package until one fails. MUTANTS holds options, such as --packages pruning --sample 10.
+mutants: $(VENV)/.mutants
+	$(BIN)/python tests/mutation/run.py $(MUTANTS)
+
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/cpu_peers.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) $(OLDEST) build dist src/*.egg-info

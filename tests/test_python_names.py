@@ -23,9 +23,10 @@ CONV = "network n source\nin %x: f32[N,4,8,8]\nconst %w: f32[4,4,1,1] = seed(1)\
         ("Use --backend=cpu.", "Use backend='cpu'."),
         ("build with --tacticSources=-CUBLASLT.", "build with tactic_sources=('-CUBLASLT',)."),
         ("--builderOptimizationLevel=0 may avoid it", "optimization_level=0 may avoid it"),
-        ("larger --maxShapes (or another --profile)", "larger profiles= (or another profiles=)"),
+        ("larger --maxShapes (or another --profile)", "larger max shapes (profiles=) (or another profile)"),
         ("--layerPrecisions=NAME:fp32.", "layer_precisions=(('NAME', 'fp32'),)."),
         ("--memPoolSize=workspace allows 2", "memory_limit['workspace'] allows 2"),
+        ("Run `whet prune --calibData` or give --calibData", "Run `whet prune --calibData` or give Calibration(samples=...)"),
         ("Leave out --strict", "Leave out strict=True"),
         ("Give --calibData=DIR|FILE.npz or --calib=CACHE.", "Give Calibration(samples=...) or Calibration(cache=...)."),
         ("(--int8, --best)", "(precisions=('int8',), precisions=('best',))"),
@@ -60,7 +61,7 @@ def test_an_input_outside_of_the_profile_names_profiles_in_python_and_flags_on_t
     config = whet.BuildConfig(backend="cpu", timing_cache="", optimization_level=0, profiles=((shape,) * 3,))
     plan = whet.build(parse_network(CONV), config)
     context = whet.Runtime().load(plan).create_context()
-    with pytest.raises(ShapeError, match="larger profiles="):
+    with pytest.raises(ShapeError, match="larger max shapes"):
         context.run({"x": np.zeros((2, 4, 8, 8), np.float32)})
     save_onnx(parse_network(CONV), tmp_path / "n.onnx")
     done = CliRunner().invoke(group, ["exec", f"--onnx={tmp_path / 'n.onnx'}", "--backend=null", "--noFuse=nothing", "--noBuilderCache"])

@@ -1,37 +1,41 @@
-"""Every exception that whet raises on purpose, in one tree.
+"""The exceptions of whet, in one tree.
 
 WhetError
 ├── NetworkError          a network is malformed (verify(), text parser, type inference)
-│   └── UnsupportedError  a model holds an op, attribute or type that whet does not have
+│   └── UnsupportedError  a model has an unsupported op, attribute or type
 ├── FrontendError         a model file cannot be read
 ├── ShapeError            an input's shape or type does not fit the network or the profile
-├── BuildError            no engine could be made
+├── BuildError            no engine could be built
 │   ├── NoTacticError     no tactic computes a layer
 │   ├── MemoryLimitError  the arena or workspace would exceed --memPoolSize
 │   ├── VerificationError outputs differ from the reference by more than the bound
-│   └── LockError         a locked build would not be the same engine
-├── EngineError           an engine file is truncated, damaged, hostile or of another version
-├── BackendError          a machine or library is missing or failed
+│   └── LockError         a locked build would give another engine
+├── EngineError           an engine file is truncated, damaged, malicious or of another version
+├── BackendError          a device or library is missing or failed
 ├── ContextError          an execution context was misused (used twice at once, closed)
 ├── CacheError            the timing cache cannot be read or written
 ├── CalibrationError      calibration data or ranges are missing, constant or not finite
-├── PruneError            a cut is impossible or would not be exact
-├── TrainingError         fine-tuning cannot start, cannot go on, or its checkpoint is of another training
+├── PruneError            a pruning step is impossible or would not be exact
+├── TrainingError         fine-tuning cannot start or continue, or its checkpoint is of another training
 └── UsageError            the command line or an option is wrong
 
+<<<<<<< HEAD
 The text of each says what happened, why, and what to do next. It names options as the caller writes them: flags on the command line, parameters
 and fields in Python (option_names.py).
 
 WhetWarning
 ├── BuildWarning   a note of a build: a shape that was assumed, a permission that cannot be used, a busy machine
 └── EngineWarning  a note about an opened engine (whet.runtime)
+=======
+Each message states what happened, why, and what to do next.
+>>>>>>> main
 """
 
 from whet.option_names import python_names, reads_flags
 
 
 class WhetError(Exception):
-    """Base of everything that whet raises on purpose."""
+    """Base class of whet's exceptions."""
 
     def __init__(self, *args: object):
         super().__init__(*args)
@@ -47,7 +51,7 @@ class NetworkError(WhetError):
 
 
 class UnsupportedError(NetworkError):
-    """A model holds an op, attribute or type that whet does not have."""
+    """A model has an unsupported op, attribute or type."""
 
 
 class FrontendError(WhetError):
@@ -59,7 +63,7 @@ class ShapeError(WhetError):
 
 
 class BuildError(WhetError):
-    """No engine could be made."""
+    """No engine could be built."""
 
 
 class NoTacticError(BuildError):
@@ -75,15 +79,15 @@ class VerificationError(BuildError):
 
 
 class LockError(BuildError):
-    """A locked build would not be the same engine."""
+    """A locked build would give another engine."""
 
 
 class EngineError(WhetError):
-    """An engine file is truncated, damaged, hostile or of another version."""
+    """An engine file is truncated, damaged, malicious or of another version."""
 
 
 class BackendError(WhetError):
-    """A machine or library is missing or failed."""
+    """A device or library is missing or failed."""
 
 
 class ContextError(WhetError):
@@ -95,15 +99,15 @@ class CacheError(WhetError):
 
 
 class CalibrationError(WhetError):
-    """Calibration data or ranges are missing, constant or not finite; the text names the tensor."""
+    """Calibration data or ranges are missing, constant or not finite; the message names the tensor."""
 
 
 class PruneError(WhetError):
-    """A cut is impossible or would not be exact."""
+    """A pruning step is impossible or would not be exact."""
 
 
 class TrainingError(WhetError):
-    """Fine-tuning cannot start, cannot go on, or its checkpoint is of another training."""
+    """Fine-tuning cannot start or continue, or its checkpoint is of another training."""
 
 
 class UsageError(WhetError):

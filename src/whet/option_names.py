@@ -27,7 +27,7 @@ NAMES: dict[str, _Name] = {
         importance="importance", latencyTable="table", lock="lock", loss="loss", lr="lr", masks="masks", multiple="multiple", numThreads="threads",
         precisionConstraints="precision_constraints", profilingVerbosity="profiling_verbosity", samples="samples", sparsity="sparsity",
         teacher="teacher", timingCacheFile="timing_cache", train="train", clip="clip", device="device", avgTiming="avg_timing",
-        shapes="profiles", minShapes="profiles", optShapes="profiles", maxShapes="profiles", profile="profiles",
+        shapes="profiles",
         layerPrecisions="layer_precisions", layerOutputTypes="layer_output_types", memPoolSize="memory_limit",
     ),
     **_table("names", noFuse="no_fuse", passes="passes", tacticSources="tactic_sources"),
@@ -39,11 +39,13 @@ NAMES: dict[str, _Name] = {
         int8="precisions=('int8',)", calib="Calibration(cache=...)", calibData="Calibration(samples=...)",
         calibPreprocess="the preprocessing of the samples", noBuilderCache="timing_cache=''", noTF32="tactic_sources=('-TF32',)",
         noVerify="verify=False", saveEngine="write_engine(plan, path)", saveLock="whet.builder.save_lock(plan, path)",
-        loadEngine="Runtime().load(path)", onnx="network_from_onnx(path)",
+        loadEngine="Runtime().load(path)", minShapes="min shapes (profiles=)", optShapes="profiles=", maxShapes="max shapes (profiles=)",
+        onnx="network_from_onnx(path)", profile="profile",
     ),
 }  # fmt: skip
 
 _FLAG = re.compile(r"(?<![\w-])--([a-zA-Z][A-Za-z0-9]*)(?:=(?:\.\.\.|([^\s,;)'\"`]*[^\s.,:;)'\"`])))?")
+_COMMAND = re.compile(r"(`(?:whet|python|pip|make) [^`]*`)")
 _flag_readers = 0
 
 
@@ -64,8 +66,8 @@ def reads_flags() -> bool:
 
 
 def python_names(text: str) -> str:
-    """`text` with flags replaced by the names of parameters and fields: "--backend=cpu" becomes "backend='cpu'"."""
-    return _FLAG.sub(_in_python, text)
+    """`text` with flags replaced by the names of parameters and fields: "--backend=cpu" becomes "backend='cpu'". Commands in backticks stay."""
+    return "".join(part if _COMMAND.fullmatch(part) else _FLAG.sub(_in_python, part) for part in _COMMAND.split(text))
 
 
 def for_reader(text: str) -> str:

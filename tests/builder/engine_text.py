@@ -1,4 +1,4 @@
-"""The text form of an engine plan in golden files: what was chosen for each layer, and the memory plan."""
+"""The text form of an engine plan in golden files: the selected kernel of each layer, and the memory plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from whet.engine import EnginePlan
 
 
 def engine_text(plan: EnginePlan) -> str:
-    """One line a layer (tactic, config, formats, in place), then arenas; digests of nothing, so that a diff can be read."""
+    """One line per layer (tactic, config, formats, in place), then arenas; no digests, so that diffs are readable."""
     out = [f"backend {plan.backend}, {plan.threads} thread(s), choice {plan.report.choice.method}"]
     for layer in plan.network.layers:
         c = plan.choices[layer.name]

@@ -1,4 +1,4 @@
-"""Small source networks that the builder's tests share."""
+"""Small source networks shared by the builder's tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from whet.network import Network, parse_type
 
 
 def residual(batch: int | str = 2, channels: int = 16, size: int = 10, seed: int = 0) -> Network:
-    """Conv-Relu, then Conv + skip, Relu, pooled, flattened, Gemm: formats, an in-place sum, a view, row-major ends."""
+    """Conv-Relu, then Conv + skip, Relu, pooled, flattened, Gemm: covers formats, an in-place sum, a view and row-major outputs."""
     rng, net = np.random.default_rng(seed), Network("residual")
 
     def weight(name, *shape):
@@ -30,7 +30,7 @@ def residual(batch: int | str = 2, channels: int = 16, size: int = 10, seed: int
 
 
 def inputs(net: Network, seed: int = 5, **sizes: int) -> dict[str, np.ndarray]:
-    """Normal numbers for the inputs; symbols from `sizes`."""
+    """Normal random values for the inputs; symbols from `sizes`."""
     from whet.network import evaluate
 
     rng = np.random.default_rng(seed)

@@ -92,7 +92,7 @@ FLOAT8_LAYERS = {
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("name", FLOAT8_LAYERS)
 def test_the_reference_of_a_layer_that_stores_float8_has_float8_values(name, few):
-    """Regression: widening rounded them to integers."""
+    """Regression: widening rounded the values to integers."""
     net, layer, arrays = sample_layer(*FLOAT8_LAYERS[name])
     fed = {t.name: a for t, a in zip(layer.inputs, arrays, strict=True) if not t.is_constant}
     want = next(iter(run_network(net, fed).values()))
@@ -103,7 +103,7 @@ def test_the_reference_of_a_layer_that_stores_float8_has_float8_values(name, few
     ins = [images.take(a, 0) if few and t.name in places.axis else a for t, a in zip(layer.inputs, arrays, strict=True)]
     (got,) = reference_outputs(layer, choice, ins, images, places)
     want = images.take(want, 0) if few else want
-    assert np.array_equal(got.astype(np.float64), np.asarray(got).astype(E4M3).astype(np.float64)), "no values of e4m3"
+    assert np.array_equal(got.astype(np.float64), np.asarray(got).astype(E4M3).astype(np.float64)), "not representable in e4m3"
     error, why = float8_error(want, got)
     assert error <= 1e-6, why
     assert len(np.unique(want.astype(np.float32))) > 20

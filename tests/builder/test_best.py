@@ -1,5 +1,6 @@
-"""--best: engines of mixed types are tried without 16-bit floats too where sums of times come near, and what is kept can be locked.
-Builds of several engines say which one they are at."""
+"""--best: engines of mixed types are also tried without 16-bit floats if the sums of their times are close; the kept engine can be locked.
+Builds of several engines report the current one.
+"""
 
 import dataclasses
 import sys
@@ -27,7 +28,7 @@ BF16 = pytest.mark.skipif("avx512_bf16" not in get_backend("cpu").capabilities.f
 
 @pytest.fixture
 def narrow_seems_faster(monkeypatch):
-    """By the sum of times 16 bits win every layer that has a kernel for them; as whole engines those without them win."""
+    """By the sum of times 16-bit kernels win every layer that has one; as whole engines those without them win."""
     usable = Search.list_usable
 
     def cheaper(self, layer, net):
@@ -53,7 +54,7 @@ def engines(plan):
 @VNNI
 @BF16
 @pytest.mark.parametrize("wanted", ["floating point", "int8"])
-def test_what_is_kept_has_no_sixteen_bits_and_is_locked(wanted, narrow_seems_faster, monkeypatch, tmp_path):
+def test_the_kept_engine_has_no_16_bit_types_and_is_locked(wanted, narrow_seems_faster, monkeypatch, tmp_path):
     keep(monkeypatch, wanted)
     plan = build_int8(small_network(), BEST, DATA)
     assert engines(plan)[0] == whole_engine.WIDE
@@ -65,7 +66,7 @@ def test_what_is_kept_has_no_sixteen_bits_and_is_locked(wanted, narrow_seems_fas
 
 
 @BF16
-def test_only_sums_that_come_near_are_tried(narrow_seems_faster, monkeypatch):
+def test_only_close_sums_are_tried(narrow_seems_faster, monkeypatch):
     monkeypatch.setattr(whole_engine, "SUM_MARGIN", 0.5)
     plan = build_int8(small_network(), BEST, DATA)
     assert engines(plan) == ["least sum of times"]
@@ -89,7 +90,7 @@ def test_an_engine_that_cannot_win_is_tried_in_one_form(rival, tried_apart, monk
 
 
 @VNNI
-def test_progress_names_the_engine_that_is_made():
+def test_progress_names_the_engine_being_built():
     class Watch(Silent):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Options of a build are checked where they are made: a string in place of a tuple would be read letter by letter."""
+"""Build options are checked at construction: a string in place of a tuple would be read letter by letter."""
 
 import pytest
 
@@ -20,10 +20,10 @@ from whet.errors import UsageError
         ({"threads": -2}, "the least is -1"),
     ],
 )
-def test_values_that_an_option_does_not_take_are_refused(options, text):
+def test_invalid_option_values_are_refused(options, text):
     with pytest.raises(UsageError, match=text):
         BuildConfig(**options)
 
 
-def test_what_the_flags_give_is_taken():
+def test_values_from_the_flags_are_accepted():
     BuildConfig(precisions=("fp32", "fp16", "bf16", "int8", "fp8", "best"), threads=-1, optimization_level=5)

@@ -1,4 +1,4 @@
-"""Locks in which any one value is missing or wrong: refused with a LockError, unless what they say stays the same."""
+"""Locks with one missing or wrong value: refused with a LockError, unless their meaning is unchanged."""
 
 import dataclasses
 import json

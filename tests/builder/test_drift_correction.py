@@ -1,4 +1,4 @@
-"""Selecting whole engines while the speed of the machine changes, between rounds and between comparisons."""
+"""Selection of whole engines while the machine's speed changes, between rounds and between comparisons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whet.builder.select.engine_candidate import EngineCandidate
 from whet.engine import BuildReport
 from whet.measure.timing_cache import Timed
 
-SLOWDOWNS = [1.0, 2.0] * 15  # of the machine, by round
+SLOWDOWNS = [1.0, 2.0] * 15  # of the machine, per round
 
 
 def candidate(what, samples=(), recalled_time=None):
@@ -45,8 +45,9 @@ def test_unpaired_candidates_are_compared_by_their_spread():
 
 @pytest.mark.parametrize("drift", [1.0, 2.0])
 def test_candidates_that_are_not_retimed_are_scaled_by_the_drift_factor(drift, monkeypatch):
-    """b wins the first comparison and is re-timed with the refined engine, when the machine may be half as fast; c, a tenth slower than b and
-    not re-timed, must not pass b by that."""
+    """b wins the first comparison and is re-timed with the refined engine, when the machine may run at half speed; c, 10 % slower than b and not
+    re-timed, must not overtake b because of that.
+    """
     a, b, c = candidate("a"), candidate("b"), candidate("c")
     refined = candidate("b changed")
     first, second = {"a": 1.02, "b": 1.0, "c": 1.1}, {"a": 1.02, "b": 1.0, "b changed": 1.05}

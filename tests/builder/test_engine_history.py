@@ -68,7 +68,7 @@ def test_a_second_build_compares_no_engines(cached, timed, monkeypatch):
 
 
 def test_implausible_recalled_times_are_measured_again(timed, monkeypatch):
-    """An engine with a recalled time of a nanosecond is slower now than the recalled times of the others: all are timed again, once."""
+    """An engine recalled with a time of one nanosecond is slower now than the recalled times of the others: all are timed again, once."""
     monkeypatch.setattr(whole_engine, "_differ", lambda a, b: True)
     monkeypatch.setattr(EngineHistory, "read_times", lambda _, candidates: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(candidates))])
     config = dataclasses.replace(QUICK, in_network=False)
@@ -150,7 +150,7 @@ def test_damaged_rows_change_no_result(cached, damage):
     changed = db.execute(damage).rowcount
     db.commit()
     db.close()
-    assert changed or "the network with it" in damage, "possibly no kernel was nearly as fast alone"
+    assert changed or "the network with it" in damage, "possibly no kernel was nearly as fast by itself"
     plan = build(net, dataclasses.replace(cached, verify=True))
     assert plan.report.verification.failures == []
     listed = {name: {(c.tactic, c.implementation) for c in rows} for name, rows in plan.report.candidates.items()}

@@ -1,4 +1,4 @@
-"""FP8 networks built and verified by planted kernels: right ones are kept, wrong ones banned; a layer that none computes becomes one of floats."""
+"""FP8 networks built and verified with planted kernels: correct ones are kept, wrong ones banned; a layer without a correct one becomes float."""
 
 import dataclasses
 
@@ -13,12 +13,12 @@ from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
 from whet.runtime import Runtime
 
-BATCH = 7  # more than are judged one by one
+BATCH = 7  # more than are verified one by one
 ONLY = dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-cpu/numpy_reference"))
 
 
 def float8_chain(channels=16):
-    """Three 3x3 convolutions between roundings to e4m3, a sum over the second."""
+    """Three 3x3 convolutions between roundings to e4m3, and a residual over the second."""
     rng, net = np.random.default_rng(3), Network("float8")
     t = net.add_input("x", parse_type(f"f32[{BATCH},{channels},8,8]"))
 
@@ -40,14 +40,14 @@ def float8_chain(channels=16):
 
 
 def of_float8(change, planting, configs=1):
-    """A tactic for convolutions in float8, whose results are changed by `change`."""
+    """A tactic for convolutions in float8 whose results are modified by `change`."""
     made = planting(change, name="planted_float8")
     made.quantized = made.float8 = True
     made.configs = lambda self, layer, signature, machine: [(("way", i),) for i in range(configs)]
 
 
 def of_floats(planting, ops=("*",)):
-    """A right tactic for all other layers."""
+    """A correct tactic for all other layers."""
     made = planting(lambda call: None, ops=ops, name="planted_floats")
     given = made.refuses
     made.refuses = lambda self, layer, signature, machine: given(self, layer, signature, machine) or ("is for floats" if is_float8(layer) else None)
@@ -59,8 +59,8 @@ def answers(plan, net):
     return float(np.abs(got - want).max() / np.abs(want).max())
 
 
-def test_right_kernels_are_kept_in_a_batch_that_is_judged_by_a_few_images(plant):  # noqa: F811
-    """Verification refused each of them: its reference for some images gave whole numbers where float8 is stored."""
+def test_correct_kernels_are_kept_in_a_batch_verified_on_a_few_samples(plant):  # noqa: F811
+    """Regression: verification refused each of them, because its reference of some samples had whole numbers in place of float8 values."""
     of_float8(lambda call: None, plant)
     of_floats(plant)
     net = float8_chain()
@@ -72,14 +72,14 @@ def test_right_kernels_are_kept_in_a_batch_that_is_judged_by_a_few_images(plant)
 
 
 def off_by_a_step(call):
-    """Every number of float8 the next larger one: far beyond ties."""
+    """Replaces every float8 value by the next larger one: far beyond rounding ties."""
     if call.writes[0].dtype == F8E4M3.numpy:
         bits = call.writes[0].view(np.uint8)
         bits[(bits > 8) & (bits < 100)] += 1
 
 
 @pytest.mark.parametrize("configs", [1, 9])
-def test_a_layer_whose_float8_kernels_are_all_wrong_becomes_one_of_floats_with_the_reason(plant, configs):  # noqa: F811
+def test_a_layer_without_a_correct_float8_kernel_becomes_float_with_the_reason(plant, configs):  # noqa: F811
     of_float8(off_by_a_step, plant, configs)
     of_floats(plant)
     net = float8_chain()
@@ -90,17 +90,17 @@ def test_a_layer_whose_float8_kernels_are_all_wrong_becomes_one_of_floats_with_t
     assert apart
     assert all("banned" in why and "numbers differ" in why for why in apart.values())
     assert any("is unfused" in n for n in plan.report.notes)
-    assert len(plan.report.banned) <= 4 * 3, "a tactic that is wrong in all its ways is not tried in every one"
+    assert len(plan.report.banned) <= 4 * 3, "a tactic with only wrong configurations is not tried in each of them"
 
 
-def test_without_another_kernel_the_build_fails_and_says_which_were_wrong(plant):  # noqa: F811
+def test_without_another_kernel_the_build_fails_and_names_the_wrong_ones(plant):  # noqa: F811
     of_float8(off_by_a_step, plant)
     of_floats(plant, ops=("QuantizeLinear", "Relu", "Add"))
     with pytest.raises(NoTacticError, match="failed verification"):
         build(float8_chain(), ONLY)
 
 
-def test_a_float8_kernel_that_is_wrong_at_one_place_of_the_batch_is_found(plant):  # noqa: F811
+def test_a_float8_kernel_with_one_wrong_element_in_the_batch_is_found(plant):  # noqa: F811
     def one_image(call):
         if call.writes[0].dtype == F8E4M3.numpy:
             off_by_a_step(type("Part", (), {"writes": [call.writes[0][BATCH // 2 + 1 : BATCH // 2 + 2]]}))

@@ -1,6 +1,6 @@
-"""Golden engines on the null machine: a change of passes, choice or memory plan shows as a diff of text.
+"""Golden engines on the null machine: a change of passes, selection or memory plan appears as a text diff.
 
-After a wanted change: `WHET_UPDATE_GOLDEN=1 pytest tests/builder/test_golden_engines.py`, and read the diff.
+After an intended change: `WHET_UPDATE_GOLDEN=1 pytest tests/builder/test_golden_engines.py`, and review the diff.
 """
 
 import os

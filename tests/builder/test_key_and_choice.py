@@ -1,4 +1,4 @@
-"""Timing keys: what must change them and what must not. In-place pairs: when they may be used. Timing: which of equals is kept."""
+"""Timing keys: changes that must and must not change them. In-place pairs: conditions of use. Selection between equal times."""
 
 import importlib
 import sys
@@ -51,7 +51,7 @@ def test_small_constants_and_assumptions_change_the_text():
     assert layer_text(clip(6.0)) == layer_text(clip(6.0))
 
 
-def test_the_body_of_a_fused_layer_counts_and_which_operand_goes_where():
+def test_the_body_of_a_fused_layer_and_its_operand_order_change_the_text():
     def fused(op, swapped):
         text = f"""network n lowered
         in %x: f32[1,4,6,6]
@@ -125,7 +125,7 @@ def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_pa
         (package / "tactics" / "zz" / "_deep.py").write_text(inner)
         (package / "tactics" / "zz" / "_deeper.py").write_text("B = 1\n")
         found.append(digest())
-        (package / "tactics" / "zz" / "_deeper.py").write_text("B = 2\n")  # imported in a block inside of a block
+        (package / "tactics" / "zz" / "_deeper.py").write_text("B = 2\n")  # imported in a nested block
         found.append(digest())
         (package / "tactics" / "zz" / "mine.cu").write_text("second")
         found.append(digest())
@@ -135,7 +135,7 @@ def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_pa
         digest()
 
 
-def test_a_real_tactics_sources_hold_its_library_binding():
+def test_a_real_tactics_sources_include_its_library_binding():
     tactics_of("cpu")
     modules = transitive_modules("whet.tactics.cpu.onednn.onednn_conv")
     assert {"whet.tactics.cpu.onednn._kernel", "whet.tactics.cpu.onednn._api.primitive", "whet.backends.cpu.threads"} <= modules
@@ -205,16 +205,16 @@ def test_a_reformat_in_place_needs_the_old_bytes_to_be_dead():
         return made
 
     reformats = Reformats(tactics, machine, {}, None)
-    one, chosen = with_reformats(net, picked("b"), reformats)  # c still reads what a made
+    one, chosen = with_reformats(net, picked("b"), reformats)  # c still reads the output of a
     assert [x.op for x in one.layers] == ["Relu", "Reformat", "Sigmoid", "Tanh"]
     assert not chosen["a_nhwc_f32"].signature.inplace
-    both, chosen = with_reformats(net, picked("b", "c"), reformats)  # one reformat for both readers, nothing else reads a
+    both, chosen = with_reformats(net, picked("b", "c"), reformats)  # one reformat for both readers, no other reader of a
     assert [x.op for x in both.layers] == ["Relu", "Reformat", "Sigmoid", "Tanh"]
     assert chosen["a_nhwc_f32"].signature.inplace == ((0, 0),)
     assert both.layers[2].inputs[0] is both.layers[3].inputs[0]
 
 
-def test_links_leave_constants_out_and_end_at_outputs():
+def test_links_omit_constants_and_end_at_outputs():
     net = residual()
     found = links(net)
     assert all(not w.tensor.is_constant for w in found)
@@ -222,7 +222,7 @@ def test_links_leave_constants_out_and_end_at_outputs():
     assert [w.tensor.name for w in found if w.maker is None] == ["x"]
 
 
-def test_caches_are_left_as_the_network_leaves_them():
+def test_caches_have_the_state_after_a_network_run():
     class Machine(Backend):
         capabilities = Capabilities(cache_bytes={2: 1 << 20, 3: 32 << 20})
 
@@ -232,7 +232,7 @@ def test_caches_are_left_as_the_network_leaves_them():
     assert Conditions.of(get_backend("null"), 1 << 40).state == "hot"
 
 
-def test_timed_operands_hold_numbers_of_their_type():
+def test_timed_operands_hold_values_of_their_type():
     for dtype in (F32, BF16):
         raw = np.zeros(1 << 18, np.uint8)
         fill(raw, dtype)
@@ -267,7 +267,7 @@ def test_a_signature_that_leaves_a_computed_input_open_is_refused():
 
 
 @pytest.mark.parametrize(("a", "b", "alike"), [(3, 7, True), (3, 0, False), (3, 255, False), (0, 0, True)])
-def test_the_value_of_a_zero_point_is_no_other_work(a, b, alike):
+def test_the_value_of_a_zero_point_does_not_change_the_text(a, b, alike):
     def text(zero):
         net = Network("n", "lowered")
         x = net.add_input("x", parse_type("f32[1,8]"))

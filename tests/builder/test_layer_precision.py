@@ -1,4 +1,4 @@
-"""--layerPrecisions and --layerOutputTypes bind, INT8 included: in calibrated networks and in those that bring their own Q/DQ."""
+"""--layerPrecisions and --layerOutputTypes bind, INT8 included: in calibrated networks and in networks with their own Q/DQ."""
 
 import sys
 from pathlib import Path
@@ -36,14 +36,14 @@ def quantized(plan):
     return {part for x in plan.network.layers if is_quantized(x) for part in x.name.split(" + ")}
 
 
-def test_int8_binds_though_it_does_not_pay():
+def test_int8_binds_even_if_slower():
     plan = calibrated(precision_constraints="obey", layer_precisions=(("c", "int8"), ("d", "int8")))
     assert {"c", "d"} <= quantized(plan)
     assert all("c" not in e.float_layers and "d" not in e.float_layers for e in plan.report.precision_choice)
     assert "where it is demanded" in plan.report.precision_choice[0].what
 
 
-def test_fp32_binds_beside_int8():
+def test_fp32_binds_next_to_int8():
     plan = calibrated(optimization_level=0, precision_constraints="obey", layer_precisions=(("d", "fp32"),))
     names = quantized(plan)
     assert "d" not in names
@@ -54,14 +54,14 @@ def test_without_constraints_nothing_binds():
     assert "d" in quantized(calibrated(optimization_level=0, layer_precisions=(("d", "fp32"),)))
 
 
-def test_int8_for_what_has_no_quantized_form():
+def test_int8_for_a_layer_without_quantized_form():
     with pytest.raises(NoTacticError, match=r"demands i8 for 's.*not quantized"):
         calibrated(optimization_level=0, precision_constraints="obey", layer_precisions=(("s", "int8"),))
     plan = calibrated(optimization_level=0, precision_constraints="prefer", layer_precisions=(("s", "int8"),))
     assert any("no tactic computes it in the precision" in n for n in plan.report.notes)
 
 
-def test_a_layer_that_cannot_be_quantized_is_refused_before_anything_is_built():
+def test_a_layer_that_cannot_be_quantized_is_refused_before_the_build():
     net = small_network()
     conv = next(x for x in net.layers if x.name == "d")
     scale = net.add("Mul", conv.inputs[1], net.add("ReduceMean", net.inputs[0], keepdims=0, at=0), at=1)
@@ -73,7 +73,7 @@ def test_a_layer_that_cannot_be_quantized_is_refused_before_anything_is_built():
 
 
 def test_an_explicit_network_obeys_too():
-    """Its own Q/DQ say INT8; the user's FP32 for one layer wins, and an output type leaves the integers inside."""
+    """Its own Q/DQ say INT8; the user's FP32 for one layer takes precedence, and an output type keeps the integer layers inside."""
     net = residual_network()
     target = next(x.name for x in net.layers if x.op == "Conv")
     free = build(net, config(16, 2))

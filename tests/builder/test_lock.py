@@ -1,4 +1,4 @@
-"""The lock: the same lock gives the same engine, or the build fails and names what moved."""
+"""The lock: the same lock gives the same engine, or the build fails and names the differences."""
 
 import dataclasses
 import json
@@ -10,12 +10,14 @@ from nets import inputs, residual
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build, plan_digest, save_lock
-from whet.engine import engine_digest
+from whet.engine import engine_bytes, engine_digest
+from whet.engine.file import SECTIONS
+from whet.engine.layout import read_sections
 from whet.errors import LockError
 from whet.measure.timing import Timer
-from whet.runtime import bind
+from whet.runtime import Runtime, bind
 
-#: without the kernel that may be faster than oneDNN's convolutions: these tests write about those into locks
+# : without the kernel that may be faster than oneDNN's convolutions: these tests edit the oneDNN entries of locks
 QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, tactic_sources=("-DIRECT",))
 
 
@@ -35,12 +37,21 @@ def locked(path, net=None, **options):
     return build(net or residual(), dataclasses.replace(QUICK, lock=str(path), **options))
 
 
+def sections(plan):
+    """The bytes of each section of the plan's file, its packed weights included."""
+    data = engine_bytes(plan, packed_weights=Runtime().load(plan).packed_weights())
+    return {n: bytes(v) for n, v in read_sections(memoryview(data), SECTIONS, frozenset({"weights", "packed"})).items()}
+
+
 def test_the_same_lock_gives_the_same_engine_and_times_nothing(built, monkeypatch):
     plan, path = built
     monkeypatch.setattr(Timer, "time", lambda *a: pytest.fail("timed under a lock"))
     again = locked(path)
     assert plan_digest(again) == plan_digest(plan)
     assert engine_digest(again) == engine_digest(plan)
+    once, twice = (sections(locked(path)) for _ in range(2))
+    assert once["info"] != twice["info"], "times and dates are in the files"
+    assert {**once, "info": b""} == {**twice, "info": b""} == {**sections(plan), "info": b""}, "and nothing else differs"
     assert again.probe == plan.probe
     feed, outs = inputs(residual()), []
     for p in (plan, again):
@@ -51,7 +62,7 @@ def test_the_same_lock_gives_the_same_engine_and_times_nothing(built, monkeypatc
     np.testing.assert_array_equal(outs[0], outs[1])
 
 
-def test_the_order_of_permissions_is_nothing_that_moves(tmp_path):
+def test_the_order_of_permissions_does_not_matter(tmp_path):
     net, path = residual(), tmp_path / "lock.json"
     first = build(net, dataclasses.replace(QUICK, precisions=("bf16", "fp16")))
     save_lock(first, path)
@@ -60,15 +71,32 @@ def test_the_order_of_permissions_is_nothing_that_moves(tmp_path):
         locked(path, net, precisions=("fp16",))
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("deterministic", True),
+        ("sparsity", "force"),
+        ("optimization_level", 4),
+        ("no_fuse", ("a",)),
+        ("precision_constraints", "obey"),
+        ("layer_precisions", (("*", "fp32"),)),
+        ("layer_output_types", (("*", "fp32"),)),
+    ],
+)
+def test_each_option_that_determines_the_engine_is_locked(built, option, value):
+    with pytest.raises(LockError, match=f"the option {option}: was "):
+        locked(built[1], **{option: value})
+
+
 def test_other_weights_are_another_model(built):
     with pytest.raises(LockError, match=r"the model: was \w+\.\.\., is"):
         locked(built[1], residual(seed=3))
 
 
-def test_all_that_moved_is_named_at_once(built):
+def test_all_differences_are_named_at_once(built):
     with pytest.raises(LockError, match=r"(?s)the number of threads: was \d+, is 1.*the option passes") as e:
         locked(built[1], threads=1, passes=("-cancel_transposes",))
-    get_backend("cpu")  # sets this thread's number of threads back
+    get_backend("cpu")  # restores this thread's number of threads
     assert re.search(r"the machine: was .*threads=\d+.*, is .*threads=1", str(e.value)), "the part that differs is shown"
 
 
@@ -85,7 +113,7 @@ def test_all_that_moved_is_named_at_once(built):
         (lambda d: d.update(unfused=["nothing"]), "'nothing' is gone"),
     ],
 )
-def test_a_lock_that_cannot_be_kept_says_what_moved(built, tmp_path, change, message):
+def test_a_lock_that_cannot_be_kept_names_the_differences(built, tmp_path, change, message):
     data = json.loads(built[1].read_text())
     change(data)
     if "arenas" in message or "memory" in message:
@@ -116,13 +144,13 @@ def test_damaged_entries_are_refused(built, tmp_path, key):
 
 
 def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(LockError, match="--saveLock"):
+    with pytest.raises(LockError, match=r"save_lock\(plan, path\)"):
         locked(tmp_path / "none.json")
     with pytest.raises(LockError, match="cannot be written"):
         save_lock(build(residual(), dataclasses.replace(QUICK, optimization_level=0, verify=False)), tmp_path / "no" / "lock.json")
 
 
-def test_deterministic_builds_take_only_kernels_that_say_so(monkeypatch):
+def test_deterministic_builds_use_only_deterministic_kernels(monkeypatch):
     from whet.tactics.cpu.onednn._kernel import OneDnnKernel
 
     monkeypatch.setattr(OneDnnKernel, "deterministic", False)

@@ -1,4 +1,4 @@
-"""The memory plan: judged byte by byte, step by step, by a simulation that shares nothing with the planner."""
+"""The memory plan, checked byte by byte and step by step by a simulation that is independent of the planner."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from whet.errors import MemoryLimitError
 
 @st.composite
 def programs(draw):
-    """Random layers over random values: some in place on a value that nothing reads later, some with scratch."""
+    """Random layers over random values: some in place on a value without later readers, some with scratch."""
     inputs = {f"in{i}": draw(st.integers(0, 400)) for i in range(draw(st.integers(1, 2)))}
     sizes = dict(inputs)
     raw = []
@@ -52,7 +52,7 @@ def test_no_byte_has_two_owners(program):
         write(name)
     for use in uses:
         for name, _ in use.inputs:
-            assert all(owner.get(b) == name for b in bytes_of(name)), f"{use.layer} reads %{name} after it was written over"
+            assert all(owner.get(b) == name for b in bytes_of(name)), f"{use.layer} reads %{name} after it was overwritten"
         scratch = range(plan.scratch_offset, plan.scratch_offset + use.scratch)
         written = set(bytes_of(use.outputs[0][0]))
         shared = {use.inputs[i][0] for i, _ in use.inplace}
@@ -64,13 +64,13 @@ def test_no_byte_has_two_owners(program):
         for b in scratch:
             owner[b] = "scratch"
         write(use.outputs[0][0])
-    for name in (*inputs, *outputs):  # users may look at both after the run
-        assert all(owner.get(b) == name for b in bytes_of(name)), f"%{name} is gone at the end"
+    for name in (*inputs, *outputs):  # users may read both after the run
+        assert all(owner.get(b) == name for b in bytes_of(name)), f"%{name} was overwritten by the end"
 
 
 @settings(max_examples=150)
 @given(programs())
-def test_places_are_aligned_and_in_place_pairs_share(program):
+def test_offsets_are_aligned_and_in_place_pairs_share(program):
     uses, inputs, outputs = program
     plan = plan_memory(uses, inputs, outputs)
     assert all(at % ALIGNMENT == 0 for at in plan.offsets.values())
@@ -85,23 +85,23 @@ def chain(n: int, size: int) -> list[Use]:
     return [Use(f"l{i}", ((names[i], size),), ((names[i + 1], size),)) for i in range(n)]
 
 
-def test_a_chain_takes_two_places_beside_input_and_output():
+def test_a_chain_needs_two_buffers_besides_input_and_output():
     plan = plan_memory(chain(10, 640), {"x": 640}, ["v9"])
     assert plan.total == 4 * 640
     assert plan.total == lower_bound(chain(10, 640), {"x": 640}, ["v9"])
 
 
-def test_limits_are_refused_with_the_numbers():
+def test_exceeded_limits_are_refused_with_the_sizes():
     uses = [Use("l0", (("x", 1 << 20),), (("y", 2 << 20),), scratch=3 << 20)]
-    with pytest.raises(MemoryLimitError, match=r"arena needs 6.00 MiB, --memPoolSize=arena allows 1.00 MiB.*%y 2.00 MiB"):
+    with pytest.raises(MemoryLimitError, match=r"arena needs 6.00 MiB, memory_limit\['arena'\] allows 1.00 MiB.*%y 2.00 MiB"):
         plan_memory(uses, {"x": 1 << 20}, ["y"], limits={"arena": 1 << 20})
-    with pytest.raises(MemoryLimitError, match=r"scratch .* 3.00 MiB, --memPoolSize=workspace allows 1.00 MiB"):
+    with pytest.raises(MemoryLimitError, match=r"scratch .* 3.00 MiB, memory_limit\['workspace'\] allows 1.00 MiB"):
         plan_memory(uses, {"x": 1 << 20}, ["y"], limits={"workspace": 1 << 20})
 
 
 @st.composite
 def joined_programs(draw):
-    """Layers that make values, and Concats of them as views: nested, of prefixes, beside copies; parts are read on after they are joined."""
+    """Layers that produce values, and Concats of them as views: nested, of prefixes, next to copies; parts are read after the Concat as well."""
     inputs, sizes, wholes = {"in": 128}, {"in": 128}, {}
     uses, taken = [], set()
     for step in range(draw(st.integers(3, 12))):
@@ -124,13 +124,13 @@ def joined_programs(draw):
 
 @settings(max_examples=300)
 @given(joined_programs())
-def test_every_byte_of_parts_and_wholes_is_what_was_written(program):
+def test_every_byte_of_parts_and_concats_is_preserved(program):
     uses, inputs, outputs, wholes = program
     plan = plan_memory(uses, inputs, outputs)
     memory: dict[int, tuple[str, int]] = {}
 
     def written(name):
-        """What the bytes of a value are: those of its parts, in turn, or its own."""
+        """The expected bytes of a value: those of its parts, concatenated, or its own."""
         if name in wholes:
             return [b for part in wholes[name] for b in written(part)]
         return [(name, i) for i in range(plan.sizes[name])]
@@ -148,12 +148,12 @@ def test_every_byte_of_parts_and_wholes_is_what_was_written(program):
         for name, _ in use.inputs:
             check(name)
         if use.shifts:
-            check(use.layer)  # nothing is moved, and it is there
+            check(use.layer)  # a view moves nothing, and its bytes are present
             continue
         for i in range(plan.scratch_offset, plan.scratch_offset + use.scratch):
             memory[i] = ("scratch", i)
         write(use.outputs[0][0])
         for name, _ in use.inputs:
-            check(name)  # writing the output has left the inputs alone
+            check(name)  # writing the output did not change the inputs
     for name in (*inputs, *outputs):
         check(name)

@@ -1,4 +1,4 @@
-"""PBQP: against trying every choice, on random small graphs."""
+"""PBQP against exhaustive enumeration, on small random graphs."""
 
 import itertools
 
@@ -30,7 +30,7 @@ def random_problem(seed: int, nodes: int, edges: list[tuple[int, int]], forbid: 
 @given(st.integers(0, 10**6), st.integers(1, 7), st.floats(0, 0.4))
 def test_trees_and_residual_graphs_are_solved_exactly(seed, nodes, forbid):
     rng = np.random.default_rng(seed)
-    # A chain with one skip edge at a time over the last two nodes: what residual networks look like, all reduced by R1 and R2.
+    # A chain with one skip edge at a time over the last two nodes, as in residual networks: all reduced by R1 and R2.
     edges = [(i, i + 1) for i in range(nodes - 1)] + [(i, i + 2) for i in range(0, nodes - 2, 2) if rng.random() < 0.6]
     p = random_problem(seed, nodes, edges, forbid)
     found = p.solve()
@@ -50,7 +50,7 @@ def test_a_beam_that_drops_nothing_is_exact(seed, nodes, forbid):
     assert np.isinf(best) or found.cost == p.total(found.picked)
 
 
-def test_edges_between_the_same_nodes_add_up_whichever_way_they_run():
+def test_edges_between_the_same_nodes_add_up_in_either_direction():
     p = Problem()
     p.add_node("a", [0, 1])
     p.add_node("b", [5, 0, 2])
@@ -74,8 +74,8 @@ def several_options(seed, nodes=6):
     return p
 
 
-def test_a_narrow_beam_says_that_it_guessed_and_comes_near_the_best():
-    """Three of the partial choices are kept, of up to 4 ** 5; the beam and the look ahead each win sometimes."""
+def test_a_small_beam_reports_a_heuristic_result_near_the_optimum():
+    """The beam keeps three of up to 4 ** 5 partial choices; the beam and the look-ahead each win sometimes."""
     off, kept = [], set()
     for seed in range(40):
         p = several_options(seed)
@@ -99,8 +99,8 @@ def test_a_wider_beam_is_never_worse_than_looking_ahead_and_exact_when_wide_enou
         assert wide.cost == brute_force(p) <= narrow.cost
 
 
-def test_the_beam_takes_nodes_in_an_order_of_small_frontiers():
-    """A ladder of 30 rungs has a frontier of two or three nodes from end to end, whatever order its nodes are named in."""
+def test_the_beam_visits_nodes_in_an_order_of_small_frontiers():
+    """A ladder of 30 rungs has a frontier of two or three nodes in any naming order."""
     rng, rungs = np.random.default_rng(0), 30
     p = Problem()
     for n in rng.permutation(3 * rungs):
@@ -122,7 +122,7 @@ def test_parallel_edges_add_up_and_an_edge_to_itself_joins_the_node():
     p.add_node("a", [0, 0])
     p.add_node("b", [0, 0])
     p.add_edge("a", "b", [[5, 0], [0, 5]])
-    p.add_edge("b", "a", [[0, 9], [9, 0]])  # seen from b: equal choices cost nothing here, 9 otherwise
+    p.add_edge("b", "a", [[0, 9], [9, 0]])  # as seen from b: equal choices cost nothing, others 9
     p.add_edge("a", "a", [[1, 7], [7, 0]])
     found = p.solve()
     assert found.cost == 5

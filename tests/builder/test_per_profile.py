@@ -1,4 +1,4 @@
-"""Engines of several profiles: each tuned for its own shapes, in one file, chosen by the shapes that come."""
+"""Engines of several profiles: each profile tuned for its own shapes, in one file, selected by the input shapes."""
 
 import dataclasses
 import importlib
@@ -34,7 +34,7 @@ def at(n):
 
 
 PROFILES = ((at(1), at(1), at(1)), (at(2), at(4), at(8)))
-#: without the kernel that may be faster than oneDNN's convolutions, or be what estimates choose at one batch and not at another
+# : without the kernel that may be faster than oneDNN's convolutions, or be selected by estimates at one batch and not at another
 QUICK = BuildConfig(
     timing_cache="", avg_timing=1, whole_engines=1, optimization_level=1, profiles=PROFILES, threads=1, tactic_sources=("-DIRECT",)
 )
@@ -42,7 +42,7 @@ QUICK = BuildConfig(
 
 @pytest.fixture(scope="module")
 def plan():
-    """The second profile may not use oneDNN's convolutions, as if others had been faster there."""
+    """The second profile may not use oneDNN's convolutions, as if others had been faster for it."""
     made, real = [], build_module.tactics_for
 
     def fewer(machine, sources):
@@ -89,10 +89,10 @@ def test_the_shapes_choose_the_profile(plan, source):
         engine.create_context(0).run(inputs(NET, N=2))
 
 
-def test_the_file_keeps_all_and_each_weight_once(plan):
+def test_the_file_stores_every_profile_and_each_weight_once(plan):
     data = engine_bytes(plan, packed_weights=Runtime().load(plan).packed_weights())
     again = read_engine(data)
-    assert engine_digest(again) == engine_digest(plan)
+    assert engine_digest(again) == engine_digest(plan, packed_weights=again.packed)
     assert plan_digest(again) == plan_digest(plan)
     assert [(p.choices, network_text(p.network), p.report.latency_ms) for p in again.by_profile()] == [
         (p.choices, network_text(p.network), p.report.latency_ms) for p in plan.by_profile()
@@ -138,14 +138,14 @@ def test_plans_that_do_not_belong_together_are_refused(plan):
         (build(one_more, dataclasses.replace(QUICK, profiles=PROFILES[1:], verify=False)), None),
     ):
         made = dataclasses.replace(plan, others=[other])
-        if text is None:  # another network with the same inputs and outputs is one: nobody could know
+        if text is None:  # another network with the same inputs and outputs cannot be recognized
             other.network.outputs[0].name = "other"
             made, text = dataclasses.replace(made, profiles=[*first.profiles, *other.profiles], arenas=[*first.arenas, *other.arenas]), "other inputs"
         with pytest.raises(EngineError, match=text):
             engine_bytes(made)
 
 
-def test_a_lock_holds_every_profile(plan, tmp_path):
+def test_a_lock_covers_every_profile(plan, tmp_path):
     path = tmp_path / "lock.json"
     save_lock(plan, path)
     locked = dataclasses.replace(QUICK, lock=str(path))
@@ -183,7 +183,7 @@ def test_an_error_in_a_later_profile_is_raised_before_the_first_is_built(monkeyp
         build(NET, dataclasses.replace(QUICK, profiles=(PROFILES[0], (at(4), at(2), at(8)))))
 
 
-def test_data_for_verification_go_to_the_profiles_that_take_them(monkeypatch):
+def test_verification_data_are_used_by_the_profiles_they_fit(monkeypatch):
     seen, real = [], verified_search.verify_engine
 
     def noted(plan, net, machine, given, *rest):

@@ -1,4 +1,4 @@
-"""What judges an engine of a fixed batch with single samples."""
+"""The reference of an engine with a fixed batch from single samples."""
 
 import sys
 from pathlib import Path

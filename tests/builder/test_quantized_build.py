@@ -1,4 +1,4 @@
-"""Quantized engines: built, verified, chosen by time; ties are allowed for, wrong scales are not."""
+"""Quantized engines: built, verified, selected by time; rounding ties are permitted, wrong scales are not."""
 
 import sys
 from pathlib import Path
@@ -13,11 +13,11 @@ from test_pass_quantize import residual_network
 from support.isa import VNNI
 from whet.builder import build
 from whet.builder.config import BuildConfig
-from whet.builder.precision.int8 import Calibration, build_int8, invented_ranges, prepared, slow_layers
+from whet.builder.precision.int8 import Calibration, build_int8, invented_ranges, prepare, slow_layers
 from whet.builder.verify.rounding_ties import has_ties, nudged_outputs
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision import calibrate, find_places, quantize
+from whet.precision import calibrate, find_quantization_sites, quantize
 from whet.runtime import Runtime
 from whet.tactics import TACTICS, is_quantized, load_tactics, tactic
 from whet.tactics.cpu.reference.numpy_reference import NumpyCall, NumpyKernel, NumpyReference
@@ -44,7 +44,7 @@ def test_an_explicit_network_runs_in_integers():
 
 
 @VNNI
-def test_the_fastest_of_three_is_kept_and_said():
+def test_the_fastest_of_three_is_kept_and_reported():
     config = BuildConfig(profiles=profile(1, 12), precisions=("int8",), **QUICK)
     plan = build_int8(small_network(), config, Calibration(samples=lambda: samples(6)))
     choice = plan.report.precision_choice
@@ -56,21 +56,21 @@ def test_the_fastest_of_three_is_kept_and_said():
     assert kept.ms <= 1.02 * min(c.ms for c in choice) + 1e-9
     floats = kept.what == "floating point"
     assert any(is_quantized(x) for x in plan.network.layers) != floats
-    assert any("INT8 pays: " in n for n in plan.report.info) != floats, "good news is no warning"
+    assert any("INT8 pays: " in n for n in plan.report.info) != floats, "an improvement is not a warning"
     assert any("does not pay here" in n for n in plan.report.notes) == floats
 
 
-def test_without_data_ranges_are_invented_and_it_is_said():
+def test_without_data_ranges_are_synthetic_and_reported():
     config = BuildConfig(backend="null", profiles=profile(1, 12), precisions=("int8",), timing_cache="")
     plan = build_int8(small_network(), config, Calibration())
     assert any("INVENTED" in n for n in plan.report.notes)
-    made = prepared(small_network(), config)
+    made = prepare(small_network(), config)
     found = invented_ranges(made)
-    assert found.tensors["a"].low == 0.0  # behind a Relu
+    assert found.tensors["a"].low == 0.0  # after a Relu
     assert found.tensors["x"].low == -4.0
 
 
-def test_a_network_without_weights_says_so():
+def test_a_network_without_weights_is_reported():
     net = Network("plain")
     net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[1,3,12,12]"))), "y")
     plan = build_int8(net, BuildConfig(precisions=("int8",), **QUICK), Calibration())
@@ -78,11 +78,11 @@ def test_a_network_without_weights_says_so():
 
 
 @VNNI
-def test_layers_that_took_longer_are_found():
+def test_slower_layers_are_found():
     net = small_network()
     config = BuildConfig(profiles=profile(1, 12), **QUICK)
-    made = prepared(net, config)
-    layers = find_places(made).layers
+    made = prepare(net, config)
+    layers = find_quantization_sites(made).layers
     floats, integers = build(net, config), build(quantize(made, calibrate(made, samples(2))), config)
     for plan, ms in ((floats, 1.0), (integers, 0.5)):
         plan.report.layer_ms = {x.name: ms for x in plan.network.layers}
@@ -105,19 +105,19 @@ def test_ties_are_found_and_are_small():
 
 
 def test_a_tie_shows_in_the_nudged_network():
-    """All numbers stand in the middle between two integers: nudged, each becomes another one."""
+    """All values are halfway between two integers; the perturbation moves each to another integer."""
     net = Network("ties")
     x = net.add_input("x", parse_type("f32[1,8]"))
     s, z = net.constant(np.float32(1), "s"), net.constant(np.int8(0), "z")
     net.mark_output(net.add("DequantizeLinear", net.add("QuantizeLinear", x, s, z), s, z), "y")
-    feed = {"x": np.arange(8, dtype=np.float32)[None] * 2 + np.float32(1.5)}  # rounds up to even: 2, 4, 6, ...
+    feed = {"x": np.arange(8, dtype=np.float32)[None] * 2 + np.float32(1.5)}  # rounds half to even: 2, 4, 6, ...
     (up,), (down,) = nudged_outputs(net, feed)
     assert np.array_equal(down[0] - up[0], np.ones(8))
 
 
 @pytest.mark.parametrize("off", [2, 1])
 def test_a_wrong_integer_kernel_is_found_and_banned(off):
-    """One integer off by two in every quantized convolution is a wrong kernel: named, banned, replaced. Off by one is a tie's right."""
+    """An integer off by two in every quantized convolution is a wrong kernel: named, banned, replaced. Off by one is a permitted tie."""
     before = dict(TACTICS)
 
     class Call(NumpyCall):
@@ -155,11 +155,11 @@ def test_a_wrong_integer_kernel_is_found_and_banned(off):
         return
     assert any("cpu/planted_quantized" in what and "integers differ" in reason for _, what, reason in banned)
     assert all(plan.choices[n].tactic != "cpu/planted_quantized" for n in storing)
-    assert any("banned" in why for _, why in plan.report.unfused), "no other kernel computes it in integers: its parts do, in floating point"
+    assert any("banned" in why for _, why in plan.report.unfused), "no other integer kernel: its parts compute it in floating point"
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_kept_engine_alone_is_verified_and_all_where_it_fails(fails, monkeypatch):
+def test_only_the_kept_engine_is_verified_and_all_if_it_fails(fails, monkeypatch):
     import whet.builder.select.verified_search as searching
     import whet.builder.verify.verify_selected as verified
 

@@ -1,4 +1,4 @@
-"""Random networks build at every level of effort, and their engines give the reference's answers."""
+"""Random networks build at every optimization level, and their engines match the reference."""
 
 import sys
 from pathlib import Path
@@ -25,7 +25,7 @@ def config_for(net, level):
 
 @pytest.mark.parametrize("level", [0, 3])
 @pytest.mark.parametrize("seed", range(12))
-def test_random_networks_build_and_answer_as_the_reference(seed, level):
+def test_engines_of_random_networks_match_the_reference(seed, level):
     net = random_network(seed)
     plan = build(net, config_for(net, level))
     check_plan(plan)

@@ -1,4 +1,4 @@
-"""If, Loop and Scan that read values of the network around them build, run, go through a file, and answer as ONNX Runtime does."""
+"""If, Loop and Scan that capture outer values: they build, run, are saved and loaded, and match ONNX Runtime."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ def model(nodes, inputs, outputs, weights=()):
 
 
 def branches():
-    """y = c ? relu(a + w) : (a - x), a = 2 x; the branches read a and x; an If stands inside of the first."""
+    """y = c ? relu(a + w) : (a - x), a = 2 x; the branches capture a and x; the first contains a nested If."""
     inner = [
         helper.make_graph([helper.make_node("Relu", ["s"], ["r"])], "p", [], [value("r", F, 2, 3)]),
         helper.make_graph([helper.make_node("Mul", ["s", "x"], ["m"])], "q", [], [value("m", F, 2, 3)]),
@@ -61,7 +61,7 @@ def branches():
 
 
 def loop(known: bool):
-    """v = v * 0.5 + a in every turn, until the sum falls below 1 or M turns; a is read from outside; with `known`, v is collected."""
+    """v = v * 0.5 + a in every iteration, until the sum falls below 1 or M iterations; a is captured; with `known`, v is collected."""
     body = [
         helper.make_node("Mul", ["v", "half"], ["h"]),
         helper.make_node("Add", ["h", "a"], ["n"]),
@@ -84,7 +84,7 @@ def loop(known: bool):
 
 
 def scan():
-    """A running sum over rows, scaled by what stands outside."""
+    """A running sum over rows, scaled by a captured value."""
     body = [helper.make_node("Mul", ["row", "a"], ["m"]), helper.make_node("Add", ["s", "m"], ["n"]), helper.make_node("Relu", ["n"], ["k"])]
     graph = helper.make_graph(body, "body", [value("s", F, 3), value("row", F, 3)], [value("n", F, 3), value("k", F, 3)])
     nodes = [
@@ -96,7 +96,7 @@ def scan():
 
 
 def growing():
-    """Carries a list that grows by a row a turn: unrolled, because the number of turns is known."""
+    """Carries a list that grows by a row per iteration: unrolled, because the trip count is known."""
     body = [helper.make_node("Mul", ["v", "half"], ["h"]), helper.make_node("Concat", ["h", "x"], ["n"], axis=0)]
     body.append(helper.make_node("Identity", ["c"], ["go"]))
     graph = helper.make_graph(body, "body", [value("i", N), value("c", B), value("v", F, None, 3)], [value("go", B), value("n", F, None, 3)])
@@ -129,7 +129,7 @@ def run(plan, feeds):
 
 @pytest.mark.parametrize("level", [0, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_regions_build_and_answer_as_the_runtime(name, level, tmp_path):
+def test_regions_build_and_match_onnx_runtime(name, level, tmp_path):
     m = CASES[name]()
     plan = build(network_from_onnx(m), dataclasses.replace(QUICK, optimization_level=level))
     check_plan(plan)
@@ -143,7 +143,7 @@ def test_regions_build_and_answer_as_the_runtime(name, level, tmp_path):
                 np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
-def test_captured_values_become_inputs_and_the_network_stays_what_it_is():
+def test_captured_values_become_inputs_and_the_source_network_is_unchanged():
     m = branches()
     net = network_from_onnx(m)
     made = net.clone("lowered")
@@ -158,13 +158,13 @@ def test_captured_values_become_inputs_and_the_network_stays_what_it_is():
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_lock_holds_a_network_with_regions(tmp_path):
+def test_a_lock_covers_a_network_with_regions(tmp_path):
     plan = build(network_from_onnx(scan()), QUICK)
     save_lock(plan, tmp_path / "lock.json")
     assert plan_digest(build(network_from_onnx(scan()), dataclasses.replace(QUICK, lock=str(tmp_path / "lock.json")))) == plan_digest(plan)
 
 
-def test_what_an_engine_cannot_hold_is_said():
+def test_unsupported_regions_are_reported():
     m = loop(True)
     del m.graph.initializer[-1]
     m.graph.input.append(value("M", N))
@@ -178,7 +178,7 @@ def test_what_an_engine_cannot_hold_is_said():
 
 
 @pytest.mark.data
-def test_silero_builds_and_hears_what_the_runtime_hears():
+def test_silero_matches_onnx_runtime():
     if datasets.root() is None:
         pytest.skip("the shared data folder is not here")
     path = datasets.path_of("audio/silero_vad_16k_op15.onnx")

@@ -1,4 +1,4 @@
-"""Derived networks run in segments: the same numbers as in one piece, less of them built and run, the same layers found harmful."""
+"""Derived networks run in segments: the same values as in one piece, less built and run, the same sensitive layers found."""
 
 import sys
 from pathlib import Path
@@ -13,17 +13,17 @@ from support import datasets, realdata
 from whet.builder import BuildConfig
 from whet.builder.precision import accuracy_budget
 from whet.builder.precision.float8_ranges import float8_ranges, sensitive_layers
-from whet.builder.precision.int8 import Calibration, prepared
+from whet.builder.precision.int8 import Calibration, prepare
 from whet.builder.verify.engine_values import EngineRun
 from whet.builder.verify.segments import SegmentedRuns
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
-from whet.precision import Analysis, calibrate, find_places
+from whet.precision import Analysis, calibrate, find_quantization_sites
 from whet.precision.float8 import kept_out
 
 
 def deep_network(blocks=8):
-    """Residual blocks: between two of them one tensor crosses, inside of them two."""
+    """Residual blocks: one tensor crosses between two of them, two inside."""
     rng, net = np.random.default_rng(2), Network("deep")
 
     def w(*shape):
@@ -52,24 +52,24 @@ def built(monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8", "bf16"])
-def test_the_same_as_in_one_piece(precision):
+def test_segments_equal_one_piece(precision):
     net = deep_network()
-    ranges = calibrate(net, samples(4), run=EngineRun(net, find_places(net).names()), method="minmax")
+    ranges = calibrate(net, samples(4), run=EngineRun(net, find_quantization_sites(net).names()), method="minmax")
     data = samples(3, 9)
     whole, parts = (Analysis(net, precision, data, run_of, ranges) for run_of in (EngineRun, SegmentedRuns(net, data)))
     for names in (["stem"], ["a3"], ["b4"], ["a7"], ["b7"], ["a1", "b6"], ["b0", "b7"], None):
-        # dB; a part may run other float kernels than the whole, and what rounds to bf16 on their results falls either way
+        # dB; a segment may use other float kernels than the whole network, and rounding to bf16 may go either way
         assert parts.snr(names) == pytest.approx(whole.snr(names), abs=0.1 if precision == "bf16" else 0.02)
 
 
-def test_only_what_differs_is_built_and_run(built, monkeypatch):
+def test_only_different_segments_are_built_and_run(built, monkeypatch):
     net = deep_network()
     data = samples(2)
-    ranges = calibrate(net, data, run=EngineRun(net, find_places(net).names()), method="minmax")
+    ranges = calibrate(net, data, run=EngineRun(net, find_quantization_sites(net).names()), method="minmax")
     runs = SegmentedRuns(net, data)
     found = Analysis(net, "int8", data, runs, ranges)
     assert len(runs.cuts) >= 4
-    assert all(len(names) == 1 for names in runs.cuts), "between blocks one tensor crosses"
+    assert all(len(names) == 1 for names in runs.cuts), "one tensor crosses between blocks"
     del built[:]
     calls = []
     run = EngineRun.__call__
@@ -77,23 +77,23 @@ def test_only_what_differs_is_built_and_run(built, monkeypatch):
     found.snr(["b7"])
     assert len(built) == 1
     assert built[0] < len(net.layers) / 2
-    assert len(calls) <= 2 * len(data), "what lies before is known"
+    assert len(calls) <= 2 * len(data), "earlier segments are known"
 
 
-def test_sets_share_what_they_have_alike(built):
+def test_sets_share_equal_segments(built):
     net = deep_network()
-    ranges = calibrate(net, samples(2), run=EngineRun(net, find_places(net).names()), method="minmax")
+    ranges = calibrate(net, samples(2), run=EngineRun(net, find_quantization_sites(net).names()), method="minmax")
     found = Analysis(net, "int8", samples(2), SegmentedRuns(net), ranges)
     names = [x.name for x in found.layers]
     found.snr(names)
     del built[:]
     found.snr([n for n in names if n != "a3"])
-    assert len(built) <= 2  # the segment of a3, and the next where what a3 reads or gives is rounded there
+    assert len(built) <= 2  # the segment of a3, and the next if inputs or outputs of a3 are rounded there
 
 
-def test_little_memory_is_more_work_and_the_same_answer():
+def test_little_memory_costs_work_but_not_accuracy():
     net = deep_network()
-    ranges = calibrate(net, samples(2), run=EngineRun(net, find_places(net).names()), method="minmax")
+    ranges = calibrate(net, samples(2), run=EngineRun(net, find_quantization_sites(net).names()), method="minmax")
     data = samples(3)
     expected = Analysis(net, "int8", data, SegmentedRuns(net, data), ranges).snr(["b6"])
     runs = SegmentedRuns(net, data, cache_bytes=30000)  # three values of 9216 bytes
@@ -101,7 +101,7 @@ def test_little_memory_is_more_work_and_the_same_answer():
     assert sum(map(len, runs._known.values())) == 3
 
 
-def test_inputs_that_are_no_samples_may_be_used_again_with_other_numbers():
+def test_reused_input_arrays_with_other_values_are_detected():
     net, data = deep_network(), samples(3)
     run = SegmentedRuns(net, data[:1])(net, ["y"])
     feeds = {}
@@ -119,15 +119,15 @@ def test_short_networks_and_single_tensors_run_in_one_piece():
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("name", "enough"), [("resnet8_mlperftiny", 32.0), ("resnet20_cifar10", 29.0)])
-def test_the_same_layers_are_harmful(name, enough, monkeypatch):
+@pytest.mark.parametrize(("name", "enough"), [("resnet8_mlperftiny", 32.0), pytest.param("resnet20_cifar10", 29.0, marks=pytest.mark.slow)])
+def test_the_same_layers_are_sensitive(name, enough, monkeypatch):
     (model,) = realdata.models([name])
     net = network_from_onnx(str(model.path))
     x, _ = datasets.cifar10_train_lossless()
     x = x[datasets.spread(len(x), 24)]
     images = x.astype(np.float32).transpose(0, 3, 1, 2) if "mlperf" in name else datasets.imagenet_norm(x)
     data = Calibration(samples=lambda: ({net.inputs[0].name: images[i : i + 1]} for i in range(len(images))))
-    config, made = BuildConfig(timing_cache=""), prepared(net, BuildConfig())
+    config, made = BuildConfig(timing_cache=""), prepare(net, BuildConfig())
     ranges = float8_ranges(net, made, data, config, [])
     found = sensitive_layers(made, ranges, data, config, kept_out(made), enough_db=enough)
     monkeypatch.setattr(accuracy_budget, "SegmentedRuns", lambda net, samples: EngineRun)

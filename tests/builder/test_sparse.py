@@ -1,4 +1,4 @@
-"""BuildConfig.sparsity from Python: "force" writes 2:4 weights, whichever way the engine is built; the others leave weights alone."""
+"""BuildConfig.sparsity from Python: "force" writes 2:4 weights in every kind of build; the other modes do not modify weights."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ def told(plan):
     return [n for n in plan.report.notes if "2:4" in n]
 
 
-def test_force_writes_the_weights_that_the_engine_computes_with(net, x):
+def test_force_changes_the_weights_of_the_engine(net, x):
     plan = build(net, FORCE)
     assert len(eligible_layers(plan.network)[0]) == 2
     got = Runtime().load(plan).create_context().run({"x": x})["b"]
@@ -56,11 +56,11 @@ def test_force_writes_the_weights_that_the_engine_computes_with(net, x):
     assert not np.allclose(got, run_network(net, {"x": x})["b"], rtol=0.05)
     (note,) = told(plan)
     assert "2 layers" in note
-    assert eligible_layers(net)[0] == []  # the caller's network stays
+    assert eligible_layers(net)[0] == []  # the caller's network is unchanged
 
 
 @pytest.mark.parametrize("mode", ["disable", "enable"])
-def test_the_others_leave_weights_as_they_are(net, mode):
+def test_other_modes_do_not_modify_weights(net, mode):
     config = dataclasses.replace(FORCE, sparsity=mode)
     assert apply_sparsity(net, config) == (net, [])
     assert told(build(net, config)) == []
@@ -73,7 +73,7 @@ def test_a_second_time_changes_nothing(net):
 
 
 @pytest.mark.parametrize("way", [build_int8, build_float8])
-def test_calibrated_engines_have_them_too(net, x, way):
+def test_calibrated_engines_have_sparse_weights_too(net, x, way):
     kind = "int8" if way is build_int8 else "fp8"
     config = dataclasses.replace(FORCE, backend="null", precisions=(kind,))
     plan = way(net, config, Calibration(samples=lambda: [{"x": x}]))
@@ -81,14 +81,14 @@ def test_calibrated_engines_have_them_too(net, x, way):
     assert len(eligible_layers(plan.network)[0]) == 2
 
 
-def test_layers_that_cannot_be_are_named():
+def test_ineligible_layers_are_named():
     net = parse_network(ONE_CANNOT)
     _, (said,) = apply_sparsity(net, FORCE)
     assert "into 1 layers" in said
     assert "a: its reduction axis has 6 elements" in said
 
 
-def test_a_lock_keeps_it(net, tmp_path):
+def test_a_lock_keeps_sparsity(net, tmp_path):
     plan = build(net, FORCE)
     save_lock(plan, tmp_path / "lock.json")
     locked = dataclasses.replace(FORCE, lock=str(tmp_path / "lock.json"))

@@ -1,4 +1,4 @@
-"""The number of threads: measured where that is asked for, named in the report, held by a lock."""
+"""The number of threads: measured on request, named in the report, fixed by a lock."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def _all_threads_afterwards():
     get_backend("cpu")
 
 
-def test_counts_are_tried_when_asked_for_and_at_high_levels():
+def test_counts_are_measured_on_request_and_at_high_levels():
     def counts(**options):
         return list_thread_counts(dataclasses.replace(QUICK, **options))
 
@@ -37,7 +37,7 @@ def test_counts_are_tried_when_asked_for_and_at_high_levels():
 
 
 @pytest.mark.skipif(USABLE < 2, reason="one CPU: there is no choice")
-def test_the_faster_count_is_kept_and_a_lock_holds_it(tmp_path, monkeypatch):
+def test_the_faster_count_is_kept_and_locked(tmp_path, monkeypatch):
     config = dataclasses.replace(QUICK, threads=AUTO_THREADS)
 
     def slow_first(runs, *args, **rest):

@@ -1,4 +1,4 @@
-"""Fused layers taken apart: what several of them joined is joined once, and the numbers stay."""
+"""Unfused layers: a Concat shared by several fused layers is computed once, and the values are unchanged."""
 
 import numpy as np
 import pytest
@@ -28,10 +28,10 @@ TWO = {"joins": "%j = Concat(%a, %b, axis=1)\n%k = Concat(%b, %a, axis=1)", "fir
 
 
 @pytest.mark.parametrize(("joins", "count"), [(ONE, 1), (TWO, 2)])
-def test_what_several_layers_join_is_joined_once(joins, count):
+def test_a_concat_of_several_layers_is_computed_once(joins, count):
     net = parse_network(JOINED.format(**joins))
     low, _ = lower(net, refuses=lambda layer: None)
-    assert not any(x.op == "Concat" for x in low.layers), "both convolutions read the two images where they lie"
+    assert not any(x.op == "Concat" for x in low.layers), "both convolutions read the two images in place"
     while fused := next((x for x in low.layers if x.composite in ("ConcatInputConv", "DualOutputConv")), None):
         unfuse(low, fused)
     verify(low)

@@ -1,4 +1,4 @@
-"""Concat, Split and Slice as views: parts lie where the format puts them, nothing that is needed is written over, answers stay."""
+"""Concat, Split and Slice as views: parts have the offsets of the format, no live value is overwritten, results are unchanged."""
 
 import dataclasses
 
@@ -27,20 +27,20 @@ BLOCKS_OF_8 = int("avx512f" not in CPU.capabilities.features)  # oneDNN's blocke
 @pytest.mark.parametrize(
     ("op", "shapes", "attrs", "count"),
     [
-        ("Concat", [(1, 32, 4, 4), (1, 16, 4, 4)], {"axis": 1}, 2),  # row-major and blocks; between pixels parts are interleaved
+        ("Concat", [(1, 32, 4, 4), (1, 16, 4, 4)], {"axis": 1}, 2),  # row-major and blocked; in channels-last formats parts are interleaved
         ("Concat", [(1, 32, 4, 4), (1, 24, 4, 4)], {"axis": 1}, 2),  # the last block is padded in the part as in the whole
         ("Concat", [(1, 24, 4, 4), (1, 16, 4, 4)], {"axis": 1}, 1 + BLOCKS_OF_8),  # a block of 16 would hold channels of both
-        ("Concat", [(2, 32, 4, 4), (2, 16, 4, 4)], {"axis": 1}, 0),  # two images
+        ("Concat", [(2, 32, 4, 4), (2, 16, 4, 4)], {"axis": 1}, 0),  # two batch items
         ("Concat", [(2, 16, 4, 4), (1, 16, 4, 4)], {"axis": 0}, 3),
-        ("Concat", [(1, 3, 1, 1), (1, 5, 1, 1)], {"axis": 1}, 0),  # would not begin at 64 bytes
+        ("Concat", [(1, 3, 1, 1), (1, 5, 1, 1)], {"axis": 1}, 0),  # would not start at a multiple of 64 bytes
         ("Split", [(1, 48, 4, 4)], {"axis": 1, "split": (32, 16)}, 2),
         ("Split", [(16, 4)], {"axis": 0, "num_outputs": 2}, 1),
         ("Slice", [(1, 64, 4, 4)], {"starts": (16,), "ends": (48,), "axes": (1,)}, 2),
-        ("Slice", [(1, 64, 4, 4)], {"starts": (16,), "ends": (40,), "axes": (1,)}, 1 + BLOCKS_OF_8),  # the rest of a block of 16 is not zero
+        ("Slice", [(1, 64, 4, 4)], {"starts": (16,), "ends": (40,), "axes": (1,)}, 1 + BLOCKS_OF_8),  # the rest of a block of 16 would not be zero
         ("Slice", [(1, 64, 4, 4)], {"starts": (0,), "ends": (64,), "axes": (1,), "steps": (2,)}, 0),
     ],
 )
-def test_parts_lie_where_the_format_puts_them(op, shapes, attrs, count):
+def test_parts_have_the_offsets_of_the_format(op, shapes, attrs, count):
     rng, net = np.random.default_rng(0), Network("net", "lowered")
     layer = net.add_layer(op, [net.add_input(f"x{i}", parse_type(f"f32[{','.join(map(str, s))}]")) for i, s in enumerate(shapes)], attrs)
     arrays = [rng.standard_normal(s).astype("f4") for s in shapes]
@@ -57,7 +57,7 @@ def test_parts_lie_where_the_format_puts_them(op, shapes, attrs, count):
             assert np.array_equal(raw[shift : shift + piece.size], piece)
 
 
-def test_a_part_elsewhere_is_refused_when_it_is_launched():
+def test_a_part_at_another_address_is_refused_at_launch():
     net = Network("net", "lowered")
     layer = net.add_layer("Concat", [net.add_input(n, parse_type("f32[16,4]")) for n in "ab"], {"axis": 0})
     tactic = get_tactic("cpu/part_view")
@@ -74,7 +74,7 @@ def test_groups_keep_offsets_and_refuse_contradictions():
         g.add(name, size)
     assert g.join("a", "ab", 0)
     assert g.join("b", "ab", 10)
-    assert g.join("a", "abc", 0)  # a prefix of another whole lies at the same place
+    assert g.join("a", "abc", 0)  # a prefix of another Concat has the same offset
     assert g.join("b", "abc", 10)
     assert g.join("c", "abc", 30)
     assert [g.offset(n) for n in ("a", "b", "ab", "c", "abc")] == [0, 10, 0, 30, 0]
@@ -85,7 +85,7 @@ def test_groups_keep_offsets_and_refuse_contradictions():
     assert g.join("a", "ba", 20) is False
 
 
-def test_the_arena_holds_parts_inside_of_their_wholes():
+def test_the_arena_holds_parts_inside_their_concat():
     uses = [
         Use("a", (("x", 64),), (("a", 640),)),
         Use("b", (("a", 640),), (("b", 1280),)),
@@ -101,7 +101,7 @@ def test_the_arena_holds_parts_inside_of_their_wholes():
 
 
 def dense(seed: int, wide: bool = False) -> Network:
-    """Random Convs, Relus, Adds, Concats and Splits over values that are read again: views that nest, share parts and clash."""
+    """Random Convs, Relus, Adds, Concats and Splits over values with later readers: views that nest, share parts and conflict."""
     rng, net = np.random.default_rng(seed), Network(f"dense_{seed}")
     x = net.add_input("x", parse_type("f32[1,16,6,6]"))
     values = [net.add("Relu", x), net.add("Neg", x)]
@@ -132,20 +132,20 @@ def dense(seed: int, wide: bool = False) -> Network:
 
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("seed", range(14))
-def test_random_networks_of_joined_parts_keep_their_answers(seed, level):
+def test_random_networks_of_views_keep_their_results(seed, level):
     net = dense(seed)
     plan = build(net, dataclasses.replace(QUICK, optimization_level=level))
     check_plan(plan)
     feed = inputs(net)
     bound = bind(plan, CPU)
-    for _ in range(2):  # a second run over what the first left behind
+    for _ in range(2):  # the second run overwrites the values of the first
         bound.feed(feed)
         bound.run()
         for (name, want), got in zip(run_network(net, feed, widen=True).items(), bound.fetch().values(), strict=True):
             assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max(), name
 
 
-def test_views_are_chosen_where_they_can_be_and_copied_where_they_clash():
+def test_views_are_used_if_possible_and_copies_on_conflict():
     kept = copied = 0
     for seed in range(10):
         plan = build(dense(seed), dataclasses.replace(QUICK, optimization_level=0, verify=False))
@@ -156,7 +156,7 @@ def test_views_are_chosen_where_they_can_be_and_copied_where_they_clash():
     assert copied > 5
 
 
-def test_an_engine_with_views_goes_through_a_file(tmp_path):
+def test_an_engine_with_views_is_saved_and_loaded(tmp_path):
     net = dense(3)
     plan: EnginePlan = build(net, dataclasses.replace(QUICK, optimization_level=0))
     assert any(c.tactic == "cpu/part_view" for c in plan.choices.values())

@@ -1,4 +1,4 @@
-"""The GPU that tests marked `gpu` run on; they skip, saying why, where there is none."""
+"""The GPU for tests marked `gpu`; without one they are skipped with the reason."""
 
 import pytest
 

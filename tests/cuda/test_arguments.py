@@ -1,4 +1,4 @@
-"""Argument structures: for every description the compiler's layout is that of the packed bytes, with each optional part and without."""
+"""Argument structures: the compiler's layout equals the packed bytes for every description, with and without each optional part."""
 
 import struct
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from whet.tactics.cuda._device.source import kernel_paths
 
 load_tactics("cuda")
 DESCRIBED = {f"{name} {struct_name}": cls for name, classes in STRUCTURES.items() for struct_name, cls in classes.items()}
-#: types that a structure has beside those of common.cuh, as in its kernel file
+# types that a structure uses beside those of common.cuh, as declared in its kernel file
 TYPES = {
     "attention.cu": "struct Place { long long batch, head, row; };",
     "elementwise.cu": "struct Operand { const u8* at; int kind, type; };",
@@ -45,13 +45,13 @@ except BackendError:
 
 
 def combinations_of(macros):
-    """No macro, each alone, and all together."""
+    """Combinations of macros: none, each one by itself, all together."""
     return dict.fromkeys(chain(combinations(macros, 0), combinations(macros, 1), [tuple(macros)]))
 
 
 @pytest.mark.skipif(not CAN_COMPILE, reason="no NVRTC here")
 @pytest.mark.parametrize("name", DESCRIBED)
-def test_the_compiler_lays_structures_out_as_they_are_packed(name):
+def test_compiled_layout_equals_packed_bytes(name):
     cls = DESCRIBED[name]
     text = [kernel_paths()["common.cuh"].read_text(), TYPES.get(cls.kernel_file, ""), "#define OFFSET(s, m) __INTADDR__(&((s*)0)->m)"]
     for i, macros in enumerate(combinations_of(cls.macros())):
@@ -95,7 +95,7 @@ def _forget_the_sample():
     STRUCTURES.pop("sample.cu", None)
 
 
-def test_values_lie_where_the_layout_says():
+def test_values_are_at_the_offsets_of_the_layout():
     sample = Sample(7, bytes(range(128)), 0x1234, (1, -2, 3), Scales(0x99, 0.5))
     offsets, size = Sample.layout(("IN8",))
     packed = sample.pack()

@@ -1,4 +1,4 @@
-"""Attention in one launch: what is read of its body, how tiles fit, machine code, the pass that feeds it, and on a GPU every shape it takes."""
+"""Attention in one launch: views of its operands, tiles that fit, machine code, the pass that forms it, and on a GPU every supported shape."""
 
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ from whet.builder.lowering import lower_network
 from whet.composites.attention import attention_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
-from whet.tactics._attention import View, plain_view, taken_apart
+from whet.tactics._attention import View, match_attention, plain_view
 from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.attention import attention_fused as fused
@@ -32,14 +32,14 @@ def layer_of(*sizes, **how):
 
 
 def elements(array, view):
-    """What a kernel with these strides reads of a row-major array."""
+    """The elements of a row-major array that a kernel with these strides reads."""
     return array.reshape(-1)[view.offset + np.tensordot(np.indices(view.shape), view.strides, (0, 0))]
 
 
 @pytest.mark.parametrize("layout", ["heads", "rows", "stacked"])
 def test_transposes_and_parts_become_strides(layout):
     layer, arrays = layer_of(2, 3, 24, 24, 32, layout=layout, mask=(2, 1, 1, 24))
-    found = taken_apart(layer)
+    found = match_attention(layer)
     assert (found.batch, found.heads, found.rows, found.keys, found.size) == (2, 3, 24, 24, 32)
     assert found.turned == (layout == "heads")
     q, k, v, mask = (elements(arrays[view.place], view) for view in (found.q, found.k, found.v, found.mask))
@@ -84,7 +84,7 @@ def attention_free():
     [(1, 12, 128, 128, 64), (8, 12, 128, 128, 64), (1, 12, 197, 197, 64), (64, 3, 49, 49, 32), (1, 16, 577, 577, 80), (4, 8, 2048, 2048, 128)],
 )
 def test_tiles_fit(sizes):
-    found = taken_apart(layer_of(*sizes, layout="rows")[0])
+    found = match_attention(layer_of(*sizes, layout="rows")[0])
     made = candidates(found)
     assert len(made) >= 2
     assert len(set(made)) == len(made)
@@ -98,7 +98,7 @@ def test_a_tile_that_an_older_gpu_cannot_hold_is_refused_there():
     layer, _ = layer_of(4, 8, 2048, 2048, 128, layout="rows")
     machines = [CompileOnlyGpu(f, multiprocessors=84) for f in ("sm_80", "sm_86", "sm_89")]
     large = (("wr", 4), ("wk", 1), ("mi", 1), ("kc", 64), ("stages", 2)), (("wr", 2), ("wk", 2), ("mi", 1), ("kc", 64), ("stages", 2))
-    found, t = taken_apart(layer), Attention()
+    found, t = match_attention(layer), Attention()
     signature = t.signatures(layer, machines[0])[0]
     wide = next(c for c in large if shared_bytes(found, c) > 99 * 1024)
     assert t.plan(layer, signature, wide, machines[0])
@@ -129,22 +129,22 @@ def test_machine_code(tile, arch, tmp_path):
         return  # not offered there
     text = sass(compile_cubin(source("attention.cu", {**tile, "TYPE": 2, "BF16": 1}), arch=arch, cached=False), tmp_path)
     assert "HMMA.16816.F32.BF16" in text
-    assert "LDGSTS.E.BYPASS.128" in text, "keys and values come by asynchronous copies"
+    assert "LDGSTS.E.BYPASS.128" in text, "keys and values are loaded by asynchronous copies"
     assert "LDSM" in text
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 
 
 @pytest.mark.parametrize(("name", "options", "layers"), [("vit_b_16", {}, 12), ("bert_base", {"sequence": 128}, 12), ("swin_t", {}, 1)])
-def test_networks_bring_their_attention_in_one_layer_without_transposes(name, options, layers):
+def test_attention_of_networks_becomes_one_layer_without_transposes(name, options, layers):
     net = network_from_onnx(zoo.build(name, batch=1, **options))
     low, _ = lower_network(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
     found = [x for x in low.layers if x.composite == "Attention"]
     assert len(found) >= layers
     for x in found:
-        made = taken_apart(x)
+        made = match_attention(x)
         assert not isinstance(made, str), made
         assert Attention().why_not(x) is None
-        assert not made.turned, "keys are read as rows, where the projection left them"
+        assert not made.turned, "keys are read as rows of the projection's output"
     if name != "swin_t":
         assert sum(x.op == "Transpose" for x in low.layers) <= 1
 
@@ -152,7 +152,7 @@ def test_networks_bring_their_attention_in_one_layer_without_transposes(name, op
 def fused_plan(sizes, how, kind="f16"):
     """(layer, arrays, heads, signature) of the first signature in this type."""
     layer, arrays = layer_of(*sizes, **how)
-    heads = taken_apart(layer, grouped=True)
+    heads = match_attention(layer, grouped=True)
     signature = next(s for s in fused.AttentionFused().signatures(layer, HOPPER) if s.outputs[0].dtype.name == kind)
     return layer, arrays, heads, signature
 
@@ -160,19 +160,19 @@ def fused_plan(sizes, how, kind="f16"):
 def test_constants_that_hide_later_keys_are_causal():
     for value in (-np.inf, np.finfo(np.float32).min, -65504.0):
         layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", causal=value)
-        assert taken_apart(layer).causal == 30, "the last row sees all keys"
+        assert match_attention(layer).causal == 30, "the last row sees all keys"
     layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", causal=-5.0)
-    assert taken_apart(layer).causal is None, "keys that are only less likely are not hidden"
+    assert match_attention(layer).causal is None, "keys that are only less likely are not hidden"
     layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", mask=(1, 1, 40, 70), constant=True)
-    assert taken_apart(layer).causal is None
+    assert match_attention(layer).causal is None
     layer, _ = layer_of(1, 2, 70, 40, 64, layout="rows", causal=-np.inf)
-    assert taken_apart(layer).causal is None, "the first rows would see no key"
+    assert match_attention(layer).causal is None, "the first rows would see no key"
 
 
 def test_heads_that_share_keys():
     layer, arrays = layer_of(2, 6, 20, 24, 32, layout="rows", group=3, scale="Mul")
-    assert "share one head" in taken_apart(layer)
-    found = taken_apart(layer, grouped=True)
+    assert "share one head" in match_attention(layer)
+    found = match_attention(layer, grouped=True)
     assert (found.k.group, found.k.heads, found.v.heads, found.q.heads) == (3, 2, 2, 6)
     k = arrays[1].reshape(-1)
     for batch, head in ((0, 0), (0, 2), (1, 3), (1, 5)):
@@ -190,13 +190,13 @@ def test_heads_that_share_keys():
         ((1, 6, 300, 301, 80), {"layout": "rows", "mask": (1, 1, 300, 301), "group": 2}, None),
     ],
 )
-def test_what_fused_attention_takes(sizes, how, why):
+def test_fused_attention_accepts_and_refuses(sizes, how, why):
     layer, _ = layer_of(*sizes, **how)
     said = fused.AttentionFused().why_not(layer)
     assert said is None if why is None else why in said
 
 
-def test_fused_attention_is_for_hopper_and_mma_sync_for_what_it_does_not_take():
+def test_fused_attention_needs_hopper_and_mma_sync_computes_the_rest():
     layer, _, _, signature = fused_plan((1, 2, 64, 64, 64), {"layout": "rows"})
     assert "Hopper" in fused.AttentionFused().refuses(layer, signature, CompileOnlyGpu("sm_80"))
     assert "attention_fused" in Attention().refuses(layer, signature, HOPPER)
@@ -264,11 +264,11 @@ def test_machine_code_of_fused_attention(size, tile, mask, causal, tmp_path):
     assert len(products) == copies * (size // 16 + tile.bn // 16), "both products, unrolled"
     assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 2 * copies, "the compiler adds no waits of its own"
     assert "UTMALDG.4D" in text
-    assert ("UBLKCP" in text) == (mask.kind == fused.KEYS), "a row of keys comes by one bulk copy"
+    assert ("UBLKCP" in text) == (mask.kind == fused.KEYS), "a row of keys is loaded by one bulk copy"
     assert ("BAR.ARV" in text) == bool(tile.pingpong)
     assert ("UCGABAR" in text) == (tile.cluster > 1)
     assert ("USETMAXREG" in text) == bool(constants["TAKE"])
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ SIZES = [
 
 
 def kernels_of(layer, backend, names=("cuda/attention", "cuda/attention_fused"), most=None):
-    """(tactic, signature, configuration, kernel); of mma.sync kernels also those that are for older GPUs."""
+    """(tactic, signature, configuration, kernel); for mma.sync kernels also those of older GPUs."""
     for t in map(get_tactic, names):
         for signature in () if t.why_not(layer) else t.signatures(layer, backend):
             for config in first_configs(t, layer, signature, backend, most):
@@ -359,7 +359,7 @@ def test_every_tile_of_fused_attention_matches_the_reference(gpu, sizes, how):
         assert len(configs) >= 2
         for config in configs:
             kernel = tactic.plan(layer, signature, config, gpu)
-            with np.errstate(over="ignore"):  # the lowest number of f32 is -infinity in 16 bits
+            with np.errstate(over="ignore"):  # the lowest f32 value is -infinity in 16 bits
                 got, fed = compute(gpu, layer, arrays, signature, kernel)
                 again, _ = compute(gpu, layer, arrays, signature, kernel)
             want = reference(layer, fed)[0] if want is None else want
@@ -368,8 +368,8 @@ def test_every_tile_of_fused_attention_matches_the_reference(gpu, sizes, how):
 
 
 @pytest.mark.gpu
-def test_padding_leaves_steps_out_but_never_all(gpu):
-    """Batch items that see some keys, one key, and none: a row of lowest values is a mean, one of -infinity (as in 16 bits) NaN."""
+def test_padding_skips_some_steps_but_never_all(gpu):
+    """Batch items that see some keys, one key and none. A row of lowest values averages all values; a row of -infinity (as in 16 bits) gives NaN."""
     layer, arrays = layer_of(4, 3, 70, 512, 64, layout="rows", mask=(4, 1, 1, 512))
     arrays[-1] = np.zeros((4, 1, 1, 512), np.float32)
     for item, visible in enumerate((512, 130, 1, 0)):
@@ -386,7 +386,7 @@ def test_padding_leaves_steps_out_but_never_all(gpu):
 
 @pytest.mark.gpu
 def test_masks_that_hide_keys_and_whole_rows(gpu):
-    """Hidden keys count nothing, however large their scores; a row whose mask is the lowest number throughout is a mean; minus infinity gives NaN."""
+    """Hidden keys have no effect, however large their scores. A row masked by the lowest value averages all values; minus infinity gives NaN."""
     layer, arrays = layer_of(1, 2, 40, 72, 64, layout="rows", mask=(1, 1, 40, 72))
     mask = np.zeros((1, 1, 40, 72), np.float32)
     mask[..., 50:] = -1e4
@@ -403,7 +403,7 @@ def test_masks_that_hide_keys_and_whole_rows(gpu):
             judge(got[0], want, kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
 
 
-def test_machines_are_asked_nothing_that_they_have_not():
+def test_kernels_use_only_instructions_of_their_gpu():
     layer, _ = layer_of(1, 2, 16, 16, 64, layout="rows")
     old = CompileOnlyGpu("sm_80")
     tactic = Attention()

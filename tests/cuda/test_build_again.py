@@ -1,4 +1,4 @@
-"""What a build on a GPU compiles and replays, on a stand-in: what will be timed, once; from the timing cache nearly nothing."""
+"""Kernels that a build compiles and replays, on a stand-in GPU: timed kernels are compiled once; with a timing cache almost none are."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ out %y
 
 @pytest.fixture
 def gpu(monkeypatch, standin_gpu, tmp_path):
-    """The texts that a build asks to compile; two kernels of a kind never take the same time."""
+    """Records the texts that a build compiles; no two kernels of a kind take the same time."""
     compiled: list[str] = []
     enqueue = GpuKernel.enqueue
 
@@ -51,7 +51,7 @@ def config(tmp_path):
     return BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=str(tmp_path / "t.sqlite"), verify=False, avg_timing=1)
 
 
-def test_what_is_timed_is_compiled_ahead_and_nothing_else(gpu, config):
+def test_only_timed_kernels_are_compiled_ahead(gpu, config):
     net = parse_network(NET)
     plan = build(net, config)
     first, timed = list(gpu), plan.report.timing.misses
@@ -62,12 +62,12 @@ def test_what_is_timed_is_compiled_ahead_and_nothing_else(gpu, config):
     gpu.clear()
     again = build(net, config)
     assert again.choices == plan.choices
-    assert 0 < len(set(gpu)) < len(set(first)) / 2, "the fastest alone may be needed"
+    assert 0 < len(set(gpu)) < len(set(first)) / 2, "only the fastest may be needed"
     assert set(gpu) <= set(first)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e-3])
-def test_options_of_32_bits_are_few_unless_they_come_near(gpu, config, monkeypatch, factor):
+def test_few_32_bit_options_are_timed_unless_they_are_close(gpu, config, monkeypatch, factor):
     enqueue = GpuKernel.enqueue
 
     def wide(self, args, stream):
@@ -91,7 +91,7 @@ def test_options_of_32_bits_are_few_unless_they_come_near(gpu, config, monkeypat
     assert not any(r.reason.startswith("not timed") for r in timed)
 
 
-def test_from_the_timing_cache_nothing_is_replayed_to_choose(gpu, config, monkeypatch):
+def test_choice_from_the_timing_cache_replays_nothing(gpu, config, monkeypatch):
     net = parse_network(NET)
     plan = build(net, config)
 
@@ -108,7 +108,7 @@ def test_from_the_timing_cache_nothing_is_replayed_to_choose(gpu, config, monkey
     assert fewest <= len(runs) <= most + 2
 
 
-def test_kinds_that_nothing_has_changed_for_are_not_tried_again(gpu, config, monkeypatch):
+def test_kinds_without_changes_are_not_tried_again(gpu, config, monkeypatch):
     tried, best = [], in_network.ExchangeableNetwork.select
 
     def noting(self, kind, now, others, *, again):
@@ -119,10 +119,10 @@ def test_kinds_that_nothing_has_changed_for_are_not_tried_again(gpu, config, mon
     build(parse_network(NET), config)
     kinds = {k for k, _ in tried}
     assert kinds
-    assert len(tried) == len(kinds), "alone and in the network everything takes the same here: no kind changes, so there is no second sweep"
+    assert len(tried) == len(kinds), "times by itself and in the network are equal here: no kind changes, so there is no second sweep"
 
 
-def test_configurations_that_cannot_be_told_apart_stay_together():
+def test_indistinguishable_configurations_stay_together():
     class Half:
         name = "cuda/half"
 
@@ -138,7 +138,7 @@ def test_configurations_that_cannot_be_told_apart_stay_together():
     assert get_tactic("cuda/conv").name == "cuda/conv"
 
 
-def test_a_test_compiles_what_it_runs_and_no_more():
+def test_a_contract_test_compiles_only_what_it_runs():
     class Each:
         name = "cuda/each"
 

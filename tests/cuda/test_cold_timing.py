@@ -1,4 +1,4 @@
-"""Finalists timed with cold weights: on a stand-in GPU that has a cache, and on a real one."""
+"""Finalists timed with cold weights, on a stand-in GPU with a cache and on a real one."""
 
 import sqlite3
 from collections import OrderedDict
@@ -36,12 +36,12 @@ const %w1: f32[64,256,1,1] = seed(2)
 out %y
 """
 L2 = 1 << 20
-HOST_S = 5e-6  # that a launch by itself waits for the host
-FAST, SLOW = 1e11, 1e10  # bytes a second of weights out of the cache and out of memory
+HOST_S = 5e-6  # host latency of a single launch
+FAST, SLOW = 1e11, 1e10  # bytes per second of weights read from the cache and from memory
 
 
 class ReadingCall(StandInCall):
-    """A launch that takes so long beside what its weights take."""
+    """A launch that takes `seconds` plus the time to read its weights."""
 
     def __init__(self, seconds: float, reads: list[tuple[int, int]]):
         self.cost, self.reads = seconds, reads
@@ -51,7 +51,7 @@ class ReadingCall(StandInCall):
 
 
 class CachedGpu(StandInGpu):
-    """A stand-in with an L2 cache, of weights alone: what was read longest ago leaves it first. Its clock counts how long the host takes."""
+    """A stand-in with an L2 cache for weights only, least recently used evicted first. Its clock includes the host's launch latency."""
 
     capabilities = replace(StandInGpu.capabilities, overlapping_launches=True, cold_cache_clock=True, cache_bytes={2: L2})
     cached: OrderedDict[int, int]
@@ -84,7 +84,7 @@ class CachedGpu(StandInGpu):
 
 @pytest.fixture
 def gpu(monkeypatch, standin_gpu):
-    """The stand-in with a cache; kernels differ a little by their names."""
+    """The stand-in with a cache; times of kernels differ slightly by name."""
     from whet.backends import BACKENDS
 
     def enqueue(self, args, stream):
@@ -104,7 +104,7 @@ def config(tmp_path):
 
 
 def timed(machine, layer: Layer, cache: TimingCache, **rest):
-    """Options of a layer in 16 bits, timed warm and their finalists cold; and the timer."""
+    """Options of a layer in 16 bits, timed warm, their finalists also cold; and the timer."""
     timer = Timer(machine, cache, Conditions.of(machine, 0), 3, **rest)
     found = list_candidates(layer, tactics_for("cuda", ()), machine, Permissions(frozenset({F16})))
     options = [o for o in found.options if not o.tactic.fallback and all(x.dtype is F16 for x in o.signature.outputs)]
@@ -122,7 +122,7 @@ def conv(channels: int, taps: int, filters: int = 64) -> Layer:
 
 
 @pytest.mark.parametrize("layer", [conv(64, 3), conv(256, 1), conv(512, 3, 512)], ids=["73 kB", "33 kB", "4.7 MB, more than the cache"])
-def test_every_launch_of_a_cold_chain_reads_its_weights_out_of_memory(gpu, layer):
+def test_every_launch_of_a_cold_chain_reads_its_weights_from_memory(gpu, layer):
     options, timer = timed(gpu(), layer, TimingCache(""))
     near = select_finalists(layer, options)
     assert 1 <= len(near) <= COLD_FINALISTS
@@ -149,8 +149,8 @@ def test_finalists_are_the_few_that_are_close_and_read_weights(gpu):
     assert timer.cold_timed == 0
 
 
-def test_the_cold_time_ranks_and_others_are_taken_for_no_better_than_the_best(gpu, monkeypatch):
-    """Where order with cold weights is the other way round, the last of the finalists in a warm cache is taken."""
+def test_cold_times_rank_the_finalists_first(gpu, monkeypatch):
+    """If the order with cold weights is reversed, the last finalist of the warm ranking is selected."""
 
     def transposed(bench, options, rounds, l2_bytes):
         slowest = max(o.ms for o in options)
@@ -167,7 +167,7 @@ def test_the_cold_time_ranks_and_others_are_taken_for_no_better_than_the_best(gp
     assert all(o.cost == pytest.approx(o.ms + extra) for o in options if o.cold_ms is None)
 
 
-def test_finalists_take_turns_forwards_and_backwards(gpu):
+def test_finalists_are_timed_in_alternating_order(gpu):
     layer = conv(64, 3)
     options, timer = timed(gpu(), layer, TimingCache(""))
     near, machine = select_finalists(layer, options), timer.backend
@@ -178,10 +178,10 @@ def test_finalists_take_turns_forwards_and_backwards(gpu):
     first, second = machine.cold_runs[n : 2 * n], machine.cold_runs[2 * n : 3 * n]
     assert second == first[::-1]
     assert len(set(map(id, first))) == n
-    assert all(len(s) == 3 for s in samples.values()), "the warm-up makes the graphs and does not count"
+    assert all(len(s) == 3 for s in samples.values()), "the warm-up captures the graphs and is not counted"
 
 
-def test_copies_of_weights_take_little_more_than_the_cache_twice(gpu):
+def test_copies_of_weights_fill_little_more_than_twice_the_cache(gpu):
     layer = conv(512, 3, 512)
     options, timer = timed(gpu(), layer, TimingCache(""))
     near = select_finalists(layer, options)
@@ -193,7 +193,7 @@ def test_copies_of_weights_take_little_more_than_the_cache_twice(gpu):
     assert runs[0].outputs == runs[1].outputs
 
 
-def test_the_timing_cache_holds_both_and_one_without_cold_times_misses_them_alone(gpu, tmp_path):
+def test_a_timing_cache_without_cold_times_misses_only_those(gpu, tmp_path):
     layer, path = conv(64, 3), tmp_path / "t.sqlite"
     with TimingCache(path) as cache:
         options, _ = timed(gpu(), layer, cache)
@@ -204,10 +204,10 @@ def test_the_timing_cache_holds_both_and_one_without_cold_times_misses_them_alon
         assert cache.misses == 0
     assert [(o.ms, o.cold_ms) for o in again] == expected
     assert not gpu.cold_runs
-    with sqlite3.connect(path) as db:  # as of a whet that knew no cold times
+    with sqlite3.connect(path) as db:  # as written by a version without cold times
         assert db.execute("DELETE FROM timings WHERE about LIKE '%out of the L2 cache%'").rowcount == sum(c is not None for _, c in expected)
     with TimingCache(path) as cache:
-        with pytest.raises(BuildError, match="not in the timing cache, and --errorOnTimingCacheMiss forbids"):
+        with pytest.raises(BuildError, match="not in the timing cache, and error_on_cache_miss=True forbids"):
             timed(gpu(), layer, cache, error_on_miss=True)
         again, timer = timed(gpu(), layer, cache)
     assert [(o.ms, o.cold_ms) for o in again] == expected
@@ -224,7 +224,7 @@ def test_a_gpu_without_memory_for_copies_keeps_the_warm_times(gpu, monkeypatch):
     assert any(o.note == "not timed with a cold L2 cache: no memory" for o in options)
 
 
-def test_it_stands_in_the_report_and_in_what_explain_says(gpu, config):
+def test_cold_times_are_reported_and_explained(gpu, config):
     plan = build(parse_network(NET), config)
     assert plan.report.timing.cold_timed >= 2
     assert {"timing", "timing with cold weights"} <= set(plan.report.phase_seconds)
@@ -241,8 +241,8 @@ def test_it_stands_in_the_report_and_in_what_explain_says(gpu, config):
 
 
 @pytest.mark.gpu
-def test_weights_out_of_memory_take_longer_on_a_gpu():
-    """33.5 MB of weights for a few rows: no faster than memory (4.8 TB/s) gives them, where they lie in the cache faster than that."""
+def test_weights_from_memory_take_longer_on_a_gpu():
+    """33.5 MB of weights for a few rows: memory bandwidth (4.8 TB/s) bounds the cold time; with cached weights the launch is faster than that."""
     from whet.backends import get_backend
     from whet.backends.cuda import driver
 

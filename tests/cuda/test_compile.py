@@ -1,4 +1,4 @@
-"""Kernels compile for Hopper without a GPU, and their machine code is what was meant: tensor cores, bulk copies, no spills."""
+"""Kernels compile for Hopper without a GPU, and their machine code has the intended instructions: tensor cores, bulk copies, no spills."""
 
 import re
 import shutil
@@ -122,7 +122,7 @@ OTHERS = [
     ("reduce.cu", {"TYPE": 1, "OP": 9, "T": 32, "WIDE": 2}),
     ("gather.cu", {"UNIT": 16, "WIDE_INDEX": 1}),
 ]  # fmt: skip
-#: whose machine code is looked at by tests of their own
+# : kernels whose machine code has tests of its own
 ELSEWHERE = {
     "test_attention.py": {"attention.cu", "attention_fused.cu"}, "test_stem_rows.py": {"stem_rows.cu"}, "test_weights_as_a.py": {"weights_as_a.cu"},
     "test_few_channel_conv.py": {"few_channel.cu"}, "test_stem_overlap.py": {"stem_overlap.cu"}, "test_stem_tf32.py": {"stem_tf32.cu"},
@@ -142,19 +142,19 @@ def disassembler():
 def sass(code, tmp_path):
     tool = disassembler()
     if tool is None:
-        pytest.skip("no cuobjdump here: install nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm")
+        pytest.skip("cuobjdump not found: install nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm")
     path = tmp_path / "kernel.cubin"
     path.write_bytes(code)
     return subprocess.run([tool, "-sass", str(path)], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(("config", "im2col", "activation", "bf16", "f32"), CONVS, ids=lambda v: str(v))
-def test_convolutions_use_what_hopper_has(config, im2col, activation, bf16, f32, tmp_path):
+def test_convolutions_use_hopper_instructions(config, im2col, activation, bf16, f32, tmp_path):
     text = sass(compile_cubin(conv_source(config, Features(im2col, activation, bf16, f32)), cached=False), tmp_path)
     assert "HGMMA" in text, "products run on the tensor cores"
-    assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text, "inputs come by bulk copies"
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text, "inputs are loaded by bulk copies"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
     assert ("UTMASTG" in text) == (config.sk == 1 and not config.direct)
     loop = text[text.index("HGMMA") : text.rindex("HGMMA")]
     assert "R2UR" not in loop, "descriptors stay in uniform registers"
@@ -169,12 +169,12 @@ def test_convolutions_use_what_hopper_has(config, im2col, activation, bf16, f32,
         (ConvConfig(1, 1, 64, stages=2, blocks=4, outs=2, hold=2), False, 1),
     ],
 )
-def test_sums_of_two_convolutions_use_what_hopper_has(config, im2col, pair, tmp_path):
+def test_sums_of_two_convolutions_use_hopper_instructions(config, im2col, pair, tmp_path):
     assert config.valid()
     text = sass(compile_cubin(conv_source(config, Features(im2col, pair=pair)), cached=False), tmp_path)
-    assert ("UTMALDG.4D.IM2COL" in text) == (im2col or pair == 2), "the second input comes by bulk copies of its own kind"
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert ("UTMALDG.4D.IM2COL" in text) == (im2col or pair == 2), "the second input is loaded by bulk copies of its own kind"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
     assert "R2UR" not in text[text.index("HGMMA") : text.rindex("HGMMA")], "descriptors stay in uniform registers"
 
 
@@ -192,10 +192,10 @@ def test_depthwise_convolutions_feed_products(config, stride, tmp_path):
     assert unfit(config, shape, 32) is None
     text = sass(compile_cubin(source_of(config, shape, 32, "clip", "clip", False), cached=False), tmp_path)
     assert "HGMMA" in text, "products run on the tensor cores"
-    assert "UTMALDG" in text, "inputs come by bulk copies"
-    assert text.count("FFMA") >= 9 * 8, "sums of eight channels, nine taps"
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert "UTMALDG" in text, "inputs are loaded by bulk copies"
+    assert text.count("FFMA") >= 9 * 8, "accumulates eight channels, nine taps"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
 
 
 @pytest.mark.parametrize(
@@ -211,11 +211,11 @@ def test_convolutions_feed_products(shape, k2, tile, tmp_path):
     assert tiles.unfit(tile, shape, k2) is None
     text = sass(compile_cubin(tiles.product_source(tile, shape, "clip", "silu", False), cached=False), tmp_path)
     assert text.count("HGMMA") == tile.chunks(shape) * shape.r * shape.s * tile.bk // 16 + tile.groups * tile.mi * 4, "every product once, unrolled"
-    assert "UTMALDG.4D" in text, "inputs come by bulk copies"
-    assert "STAS.128" in text, "other blocks get their parts in sixteens of bytes"
+    assert "UTMALDG.4D" in text, "inputs are loaded by bulk copies"
+    assert "STAS.128" in text, "other blocks receive their parts 16 bytes at a time"
     assert "STAS.64" not in text
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
 
 
 @pytest.mark.parametrize(
@@ -233,34 +233,34 @@ def test_convolutions_on_integers_feed_products(shape, k2, tile, types, tmp_path
     assert text.count("IGMMA") == products, "every product once, unrolled"
     assert "HGMMA" not in text
     assert ".S8.U8" in text if types[0] == "u8" else ".S8.S8" in text, "weights are the first operand"
-    assert "STAS.128" in text, "other blocks get parts and results in sixteens of bytes"
+    assert "STAS.128" in text, "other blocks receive parts and results 16 bytes at a time"
     assert "STAS.64" not in text
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
     assert "R2UR" not in text[text.index("IGMMA") : text.rindex("IGMMA")], "descriptors stay in uniform registers"
 
 
 @pytest.mark.parametrize(("config", "types8", "im2col", "activation"), EIGHTS, ids=lambda v: str(v))
-def test_products_of_8_bits_use_what_hopper_has(config, types8, im2col, activation, tmp_path):
+def test_8_bit_products_use_hopper_instructions(config, types8, im2col, activation, tmp_path):
     assert config.valid()
     text = sass(compile_cubin(conv_source(config, Features(im2col, activation, types8=types8)), cached=False), tmp_path)
     product = "QGMMA" if types8.source == "f8e4m3" else "IGMMA"
     assert product in text, "8-bit products run on the tensor cores"
     assert "HGMMA" not in text, "and nothing else does"
-    assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text, "inputs come by bulk copies"
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text, "inputs are loaded by bulk copies"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
     assert "R2UR" not in text[text.index(product) : text.rindex(product)], "descriptors stay in uniform registers"
 
 
 @pytest.mark.parametrize("pair", [1, 2])
-def test_a_second_product_of_8_bits_has_sums_of_its_own(pair, tmp_path):
+def test_a_second_8_bit_product_has_its_own_accumulators(pair, tmp_path):
     config, types8 = ConvConfig(1, 1, 64, bk=64, stages=2, blocks=3, outs=2, size=1), EightBitTypes("u8", "u8", "i8", fold=True)
     assert config.valid()
     text = sass(compile_cubin(conv_source(config, Features(types8=types8, pair=pair, between=True)), cached=False), tmp_path)
     assert text.count("IGMMA") >= 4, "two steps of 32 channels of each"
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
 
 
 @pytest.mark.parametrize(("name", "constants"), OTHERS, ids=lambda v: v if isinstance(v, str) else "")
@@ -270,8 +270,8 @@ def test_other_kernels_do_not_spill(name, constants, tmp_path):
     if constants.get("IN8"):
         assert "IGMMA" in text, "integer products"
     elif name in ("depthwise_tile.cu", "depthwise_dot.cu"):
-        assert "UTMALDG" in text, "input comes by bulk copies"
-        assert name != "depthwise_dot.cu" or "IDP.4A" in text, "four products of bytes an instruction"
+        assert "UTMALDG" in text, "the input is loaded by bulk copies"
+        assert name != "depthwise_dot.cu" or "IDP.4A" in text, "four 8-bit products per instruction"
     elif name == "batched_matmul.cu":
         assert "HMMA" in text, "products run on the tensor cores"
     elif constants.get("TYPE") == 1 or name == "stem.cu" or (name == "depthwise.cu" and constants["FROM"] == 1):
@@ -313,7 +313,7 @@ def test_every_shape_has_candidates_that_fit(shape):
         assert (config.bm % config.sk, config.bn % 16) == (0, 0)
 
 
-def test_a_config_that_cannot_be_held_is_not_valid():
+def test_a_config_that_exceeds_the_resources_is_invalid():
     good = ConvConfig(2, 2, 128, stages=3)
     assert good.valid()
     assert not replace(good, stages=6).valid(), "shared memory"
@@ -326,7 +326,7 @@ def test_a_kernel_that_does_not_compile_shows_the_log():
         compile_cubin("nonsense", name="broken.cu", cached=False)
 
 
-def test_the_cache_is_keyed_by_text_and_target_and_refuses_others_folders(tmp_path, monkeypatch):
+def test_the_cache_is_keyed_by_text_and_target_and_refuses_folders_of_other_users(tmp_path, monkeypatch):
     folder = tmp_path / "mine"
     monkeypatch.setenv("WHET_CUDA_CACHE", str(folder))
     text = 'extern "C" __global__ void f() {}'

@@ -1,4 +1,4 @@
-"""ConcatInput images and the 1x1 convolution that reads both: what is packed, in which order, and where the builder takes it."""
+"""Concat-input 1x1 convolutions: order of the packed weights, and the cases in which the builder forms them."""
 
 
 import numpy as np
@@ -19,7 +19,7 @@ TACTIC = next(t for t in tactics_of("cuda") if "ConcatInputConv" in t.composites
 
 
 def steps_of(x, bk):
-    """What the copy engine puts into K steps of `bk` channels: [pixels, steps * bk], zeros behind the last channel."""
+    """The channels that the copy engine loads into K steps of `bk` channels: [pixels, steps * bk], zero-filled after the last channel."""
     rows = np.moveaxis(x, 1, -1).reshape(-1, x.shape[1]).astype(np.float64)
     return np.pad(rows, ((0, 0), (0, -x.shape[1] % bk)))
 
@@ -38,7 +38,7 @@ def test_packed_weights_meet_the_channels_of_both_images(i):
         w = kernel.packed[0].make().view(signature.outputs[0].dtype.numpy).reshape(k, wide).astype(np.float64)
     else:
         packed = kernel.packed[0].make().view(np.int8).reshape(-1, wide).astype(np.float64)
-        w = packed.reshape(-1, 4, 4, 2, wide).transpose(0, 2, 1, 3, 4).reshape(-1, wide)[:k]  # rows lie in 32s, distributed to lanes
+        w = packed.reshape(-1, 4, 4, 2, wide).transpose(0, 2, 1, 3, 4).reshape(-1, wide)[:k]  # rows in groups of 32, permuted over lanes
     plain = np.concatenate([np.moveaxis(x, 1, -1).reshape(rows.shape[0], -1) for x in (a, b)], axis=1).astype(np.float64)
     wanted = plain @ np.asarray(found.weights.array(), np.float64).reshape(k, -1).T
     np.testing.assert_allclose(rows @ w.T, wanted, rtol=1e-3, atol=1e-2 * np.abs(wanted).max())
@@ -46,7 +46,7 @@ def test_packed_weights_meet_the_channels_of_both_images(i):
 
 
 @pytest.mark.parametrize("i", SAMPLES)
-def test_its_parts_compute_the_same(i):
+def test_its_parts_compute_the_same_result(i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     (want,) = run_regions(layer, arrays)
     assert want.shape[1] == match_concat_input(layer).shape.k
@@ -70,7 +70,7 @@ out %f
 """
 
 
-def test_a_network_joins_nothing_where_both_readers_read_the_parts(standin_gpu):
+def test_inputs_are_not_concatenated_if_both_readers_read_the_parts(standin_gpu):
     config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
     plan = build(parse_network(NET), config)
     assert [x.composite for x in plan.network.layers].count("ConcatInputConv") == 2

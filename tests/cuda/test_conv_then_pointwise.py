@@ -1,5 +1,6 @@
-"""A convolution and the product behind it in one launch: candidates share out all work exactly and fit the machine; wrong configurations are refused.
-Steps with slots of their own: where they are used, and that others are refused."""
+"""A convolution and the pointwise convolution after it in one launch: candidates partition the work exactly and fit the device; invalid
+configurations are refused. Steps with slots of their own: the cases that use them, and the refusals.
+"""
 
 from dataclasses import replace
 
@@ -30,7 +31,7 @@ STAGES = [
 
 
 @pytest.mark.parametrize(("shape", "k2"), STAGES)
-def test_candidates_share_out_everything_once(shape, k2):
+def test_candidates_partition_all_work_exactly_once(shape, k2):
     found = tiles_of(shape, k2, 132)
     assert found
     for tile in found:
@@ -42,7 +43,7 @@ def test_candidates_share_out_everything_once(shape, k2):
         assert 64 * tile.mi * tile.cluster == k2
         assert 1 < tile.cluster <= MOST_BLOCKS
         assert shared_bytes(shape, tile, halo) <= MAX_SHARED
-        assert -(-shape.p // halo.rows) * shape.n * tile.cluster <= 2 * 132, "one turn"
+        assert -(-shape.p // halo.rows) * shape.n * tile.cluster <= 2 * 132, "one round"
 
 
 def test_many_images_have_no_candidates():
@@ -83,7 +84,7 @@ def test_rows_wider_than_a_tile_say_so():
 
 
 @pytest.mark.parametrize(("shape", "k2"), STAGES[:4])
-def test_steps_with_slots_of_their_own_are_all_of_a_block(shape, k2):
+def test_own_slots_cover_all_steps_of_a_block(shape, k2):
     found = [c for c in conv_configs(shape) if c.once]
     assert found
     for config in found:
@@ -96,7 +97,7 @@ def test_steps_with_slots_of_their_own_are_all_of_a_block(shape, k2):
             assert config.direct
 
 
-def test_slots_are_given_back_where_they_are_fewer_than_steps():
+def test_slots_are_released_if_fewer_than_steps():
     shape = STAGES[2][0]
     config = next(c for c in conv_configs(shape) if c.once and not c.halo)
     assert with_once(replace(config, once=0, stages=config.once - 1), shape.steps(config.bk)).once == 0

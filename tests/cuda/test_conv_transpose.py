@@ -1,4 +1,4 @@
-"""Transposed convolutions and batch normalizations that stay alone: packing, machine code, refusals; on a GPU sizes of real networks."""
+"""Transposed convolutions and unfused batch normalizations: packing, machine code, refusals; on a GPU sizes of real networks."""
 
 import re
 
@@ -21,7 +21,7 @@ IMAGES = [s for s in OPS["ConvTranspose"].samples if str(s.inputs[0]).count(",")
 
 
 def gathered(t, columns, bias):
-    """What conv_transpose.cu's `gather` adds up: columns [n, h, w, r, s, k]."""
+    """The sums of `gather` in conv_transpose.cu over columns [n, h, w, r, s, k]."""
     y = np.zeros((t.n, t.p, t.q, t.k)) + bias
     for p in range(t.p):
         for q in range(t.q):
@@ -37,7 +37,7 @@ def gathered(t, columns, bias):
 
 
 @pytest.mark.parametrize("sample", IMAGES, ids=str)
-def test_products_and_gathering_give_what_the_op_means(sample):
+def test_products_and_gathering_equal_the_reference(sample):
     _, layer, (x, w, b) = sample_layer("ConvTranspose", sample)
     t = Transposed.of(layer)
     pixels = x.transpose(0, 2, 3, 1)
@@ -64,13 +64,13 @@ def test_direct_weights_of_one_group_are_those_of_the_product():
 def test_machine_code_of_transposed(entry, vec, kind, tmp_path):
     text = sass(compile_cubin(source("conv_transpose.cu", {"TYPE": kind, "VEC": vec, "ACT": 0}), cached=False), tmp_path)
     assert f"Function : {entry}" in text
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_machine_code_of_affine(last, tmp_path):
     text = sass(compile_cubin(source("affine.cu", {"TYPE": 1, "ACT": 0, "LAST": last, "VEC": 8}), cached=False), tmp_path)
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert re.search(r"LDG\.E\.128", text), "16-byte accesses"
     assert re.search(r"STG\.E\.128", text)
 

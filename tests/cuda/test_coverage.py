@@ -1,4 +1,4 @@
-"""Networks of the zoo have a kernel for every layer, whole or in parts, and one that is not the slow one where channels come in eights."""
+"""Every layer of the zoo's networks has a kernel, whole or in parts, and a fast one if its channels are a multiple of eight."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from whet.network.types import F16, F32
 
 
 def takers(layer, tactics, kind):
-    """The tactics that take a layer with results of a type, fallbacks included."""
+    """The tactics that accept a layer with results of a type, fallbacks included."""
     found = []
     for t in tactics:
         if t.why_not(layer) is None:
@@ -27,7 +27,7 @@ def takers(layer, tactics, kind):
 
 
 def covered(net, kind, *passes):
-    """(layer, takers) of every layer of a network; fused layers that nobody takes whole in parts. `passes` switches some."""
+    """(layer, tactics) of every layer of a network; fused layers that no tactic accepts are listed by their parts. `passes` switches passes."""
     config = BuildConfig(backend="cuda", precisions=("fp16",) if kind == F16 else (), timing_cache="", passes=passes)
     low, _ = lower_network(net, config)
     tactics = [t for t in tactics_for("cuda", ("-CUBLASLT",)) if t.name != "cuda/host_reference"]

@@ -1,4 +1,4 @@
-"""Depthwise convolutions of integers by dot products of four bytes: words of taps and of pixels, instances, and large images on a GPU."""
+"""Integer depthwise convolutions by four-byte dot products: packed words of taps and pixels, instances, and large images on a GPU."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ _rng = np.random.default_rng(4)
 
 
 def depthwise(n, c, h, w, taps, stride, act, kind="u8", stored=("u8", 6), **attrs):
-    """A layer around a depthwise convolution of integers without zero point, and its arrays."""
+    """A layer with an integer depthwise convolution without zero point, and its arrays."""
     weights = _rng.integers(-127, 128, (c, 1, taps, taps)).astype(np.int8)
     scales = (_rng.uniform(0.5, 2, c) / (40 * taps * taps)).astype(np.float32)
 
@@ -44,7 +44,7 @@ SHAPES = [
 
 
 def as_the_kernel_does(x, weights, s, tile):
-    """Integer sums of a row of filters by words of four bytes at even pixels of each strip, as depthwise_dot.cu takes them."""
+    """Integer accumulators of a row of filters from four-byte words at even pixels of each strip, as in depthwise_dot.cu."""
     kinds, taken = words_of(s, tile)
     words = pack_taps(weights, kinds, taken).astype(np.int64)  # [r][kinds][taken][c][4]
     padded = np.zeros((s.n, s.c, s.h + 2 * s.pad[0] + 8, s.w + 2 * s.pad[1] + 8 * tile.wide), np.int64)
@@ -53,7 +53,7 @@ def as_the_kernel_does(x, weights, s, tile):
     for q in range(s.q):
         strip, k = divmod(q, tile.wide)
         start = strip * tile.wide * s.stride[1]
-        last = start + (tile.wide - 1) * s.stride[1] + s.s - 1  # beyond it stands the last pixel once more
+        last = start + (tile.wide - 1) * s.stride[1] + s.s - 1  # the last pixel is repeated beyond it
         for i in range(taken):
             at = [min(start + k * s.stride[1] // 2 * 2 + 4 * i + b, last) for b in range(4)]
             for r in range(s.r):

@@ -1,4 +1,4 @@
-"""Parts of the CUDA backend that need no GPU: caches for each context, what goes with a lost one, ranges for profilers, differences."""
+"""Parts of the CUDA backend that need no GPU: per-context caches, resources of a lost context, profiler ranges, comparison of outputs."""
 
 import sys
 from types import SimpleNamespace
@@ -11,20 +11,20 @@ from whet.errors import BackendError
 
 
 class Gpu:
-    """What the caches need of a device."""
+    """The device interface that the caches use."""
 
     lost = ""
 
 
 @pytest.fixture
 def here(monkeypatch):
-    """Sets the GPU that this thread is on."""
+    """Sets the current GPU of this thread."""
     made = SimpleNamespace()
     monkeypatch.setattr(driver, "_here", made)
     return made
 
 
-def test_what_is_loaded_into_one_context_is_not_in_another(here):
+def test_modules_are_loaded_per_context(here):
     calls = []
 
     @driver.per_device
@@ -42,7 +42,7 @@ def test_what_is_loaded_into_one_context_is_not_in_another(here):
     assert calls == [("k", 1)] * 2
 
 
-def test_nothing_of_a_lost_context_is_given_back(here):
+def test_resources_of_a_lost_context_are_not_freed(here):
     freed = []
     good, lost = SimpleNamespace(lost="", make_current=lambda: None), SimpleNamespace(lost="a kernel failed")
     for owner, handle in ((good, 1), (lost, 2), (None, 3)):
@@ -50,7 +50,7 @@ def test_nothing_of_a_lost_context_is_given_back(here):
     assert freed == [1, 3]
 
 
-def test_a_sticky_error_is_told_apart_and_marks_its_device(here):
+def test_a_sticky_error_is_recognized_and_marks_its_device(here):
     class Result:
         CUDA_SUCCESS = SimpleNamespace(name="CUDA_SUCCESS")
         CUDA_ERROR_OUT_OF_MEMORY = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
@@ -87,7 +87,7 @@ def test_ranges_carry_the_users_names(monkeypatch):
     nvtx._package.cache_clear()
 
 
-def test_differences_are_relative_to_the_judges_side():
+def test_differences_are_relative_to_the_reference():
     assert Difference(0, 0, 5, 9, 0).relative == 0
     assert Difference(0.1, 0.3, 2, 10, 0).relative == 0.05
     assert Difference(0.1, 0.8, 2, 10, 0).relative == 0.08

@@ -1,4 +1,4 @@
-"""Two 1x1 convolutions of one image in a launch: what is packed, which tiles part where the results do, and where the builder takes it."""
+"""Dual-output 1x1 convolutions: packed weights, tiles split at the boundary of the outputs, and the cases in which the builder forms them."""
 
 import re
 from dataclasses import replace
@@ -44,7 +44,7 @@ def test_packed_weights_are_those_of_both(i):
 
 
 @pytest.mark.parametrize("i", SAMPLES)
-def test_no_panel_of_a_tile_belongs_to_both(i):
+def test_no_panel_of_a_tile_spans_both_outputs(i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     found, signature = match_dual_output(layer), TACTIC.signatures(layer, HOPPER)[0]
     tiles = [from_config(c) for c in TACTIC.configs(layer, signature, HOPPER)]
@@ -67,13 +67,13 @@ def test_no_panel_of_a_tile_belongs_to_both(i):
     ],
     ids=str,
 )
-def test_its_machine_code_is_what_was_meant(tile, pair, tmp_path):
+def test_machine_code(tile, pair, tmp_path):
     text = sass(compile_cubin(conv_source(tile, Features(activation="silu", pair=pair, fork=SecondOutput.panel(32, tile))), cached=False), tmp_path)
     stores = len(re.findall(r"\bUTMASTG\b", text))
-    assert stores >= 2 if not tile.direct and tile.sk == 1 else stores == 0, "of a tile's panels each goes where its channels are kept"
+    assert stores >= 2 if not tile.direct and tile.sk == 1 else stores == 0, "each panel of a tile is stored to the output of its channels"
     assert "MUFU.TANH" in text
     assert "MUFU.EX2" not in text, "one special function for SiLU"
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 
 
 NET = """network block source
@@ -108,7 +108,7 @@ def built(*passes, precisions=("fp16",), tactic_sources=(), max_tactics=-1):
     return build(parse_network(NET), config)
 
 
-def test_a_network_reads_its_images_once(standin_gpu):
+def test_a_network_reads_its_input_once(standin_gpu):
     plan = built()
     forked = [x for x in plan.network.layers if x.composite == "DualOutputConv"]
     assert len(forked) == 2
@@ -123,8 +123,8 @@ def test_it_counts_as_two_in_the_roofline(standin_gpu):
     assert counted(built()) == counted(built("-fuse_dual_output_conv"))
 
 
-def test_options_of_32_bits_take_no_place_from_those_of_16(standin_gpu, monkeypatch):
-    """Where candidates compile ahead a layer has a cap; both ways are there in 32 bits as parts."""
+def test_32_bit_options_do_not_displace_16_bit_options(standin_gpu, monkeypatch):
+    """The number of options of a layer is capped if candidates are compiled ahead; both forms exist in 32 bits as parts."""
     monkeypatch.setattr(StandInGpu, "capabilities", replace(StandInGpu.capabilities, compiles_ahead=True))
     plan = built(max_tactics=12)
     layers = [x for x in plan.network.layers if x.composite == "DualOutputConv"]
@@ -136,7 +136,7 @@ def test_options_of_32_bits_take_no_place_from_those_of_16(standin_gpu, monkeypa
         assert sum(r.tactic == "cuda/dual_output_conv" and r.ms is not None for r in rows) == min(len(offered), 12)
 
 
-def test_in_fp32_without_tf32_both_and_what_they_join_are_taken_apart(standin_gpu):
+def test_in_fp32_without_tf32_dual_output_and_concat_input_layers_are_unfused(standin_gpu):
     net = built(precisions=(), tactic_sources=("-conv_tf32", "-multi_tensor_conv_tf32")).network
     kinds = [x.composite or x.op for x in net.layers if x.op != "Reformat"]
     assert kinds.count("Conv") == 4

@@ -25,7 +25,7 @@ from whet.tactics.cuda.conv._few_channel import FewChannelTile, chunks, few_chan
 from whet.tactics.cuda.conv.conv import conv_shape
 
 TACTIC = get_tactic("cuda/few_channel_conv")
-#: image, filters, attributes of the convolution, and whether an image is added behind the activation
+# : image, filters, attributes of the convolution, and whether a residual is added after the activation
 CASES = [
     ((2, 32, 18, 20), (32, 3, 3), {"pads": (1, 1, 1, 1)}, True),
     ((1, 32, 33, 36), (40, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 2)}, False),
@@ -38,7 +38,7 @@ CASES = [
 
 
 def layer_of(image, filters, attrs, add):
-    """A convolution with bias and SiLU, an image added to it or not, as the passes leave it; and its arrays."""
+    """A convolution with bias and SiLU, with or without a residual, as the passes leave it; and its arrays."""
     k, r, s = filters
     net, body = Network("narrow"), Network("body", "lowered")
     specs = [f"f32[{','.join(map(str, image))}]", f"const f32[{k},{image[1]},{r},{s}]", f"const f32[{k}]"]
@@ -58,7 +58,7 @@ def layer_of(image, filters, attrs, add):
 
 
 def undealt(weights):
-    """Rows as they were before they were distributed to threads."""
+    """Rows before they were permuted over threads."""
     return weights.reshape(-1, 4, 4, 2, weights.shape[1]).swapaxes(1, 2).reshape(weights.shape)
 
 
@@ -71,7 +71,7 @@ def test_packed_filters_meet_the_pixels_of_their_taps(case):
     rows = kernel.packed[0].make().view(np.float16).reshape(-1, chunks(s) * 64).astype(np.float64)
     rows = 2 * (undealt(rows) if permuted else rows)[: s.k]  # of SiLU: halved
     x = np.pad(arrays[0].astype(np.float64), ((0, 0), (0, 0), (s.pad[0], s.pad[2]), (s.pad[1], s.pad[3])))
-    window = np.concatenate([x[0, :, i, j] for i in range(s.r) for j in range(s.s)])  # of the first result, taps in order, channels within
+    window = np.concatenate([x[0, :, i, j] for i in range(s.r) for j in range(s.s)])  # of the first result, taps in order, channels innermost
     want = (arrays[1].astype(np.float64) * x[0, :, : s.r, : s.s]).sum(axis=(1, 2, 3))
     np.testing.assert_allclose(rows[:, : window.size] @ window, want, rtol=2e-3, atol=2e-3 * np.abs(want).max())
     assert not rows[:, window.size :].any()
@@ -103,7 +103,7 @@ def test_every_tile_that_is_offered_fits(case):
         (ConvShape(1, 40, 40, 64, 64, 7, 7, (2, 2)), "exceed shared memory"),
     ],
 )
-def test_it_says_what_it_does_not_take(shape, words):
+def test_refusals(shape, words):
     assert words in few_channel_reason(shape)
 
 
@@ -129,25 +129,25 @@ def test_a_tile_that_does_not_fit_is_refused():
     ],
     ids=str,
 )
-def test_its_machine_code_is_what_was_meant(shape, tile, residual, tmp_path):
+def test_machine_code(shape, tile, residual, tmp_path):
     try:
         compiler.nvrtc()
     except BackendError as error:
         pytest.skip(str(error))
     assert tile.unfit(shape) is None
     silu = ("silu", 0.0, 0.0)
-    own = residual > 0 and tile.run > 1  # what is added is the input
+    own = residual > 0 and tile.run > 1  # the residual is the input
     text = sass(compile_cubin(tile.source(shape, PostOps(silu, residual), False, silu if tile.front else None, own), cached=False), tmp_path)
     front = tile.front * shape.c // 16
     products, read = shape.r * shape.s * shape.c // 16 * tile.run, (shape.r + tile.run - 1) * shape.s * shape.c // 16
     assert text.count("HGMMA") in (products + front, products + 2 * front), "every product once, unrolled; the 1x1 at most twice"
     assert len(re.findall(r"\bLDSM\b", text)) in (read + front, read + 2 * front), "a fragment is one instruction and serves all of a warp's rows"
-    assert "UTMALDG.4D" in text, "input tiles come by bulk copies"
-    assert len(re.findall(r"\bSTSM\b", text)) in (front, 2 * front), "what lies between goes to shared memory by fragments"
-    assert "STG.E.128" in text, "results leave in sixteens of bytes"
+    assert "UTMALDG.4D" in text, "input tiles are loaded by bulk copies"
+    assert len(re.findall(r"\bSTSM\b", text)) in (front, 2 * front), "intermediate results are stored to shared memory by fragments"
+    assert "STG.E.128" in text, "results are stored 16 bytes at a time"
     assert ("LDG.E.128" in text) == (residual > 0 and not own)
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
 
 
 @pytest.mark.gpu
@@ -181,7 +181,7 @@ out %j
 """
 
 
-def test_a_bottleneck_is_one_launch_where_nothing_else_reads_what_lies_between(standin_gpu):
+def test_a_bottleneck_is_one_launch_if_its_intermediate_has_one_reader(standin_gpu):
     config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
     plan = build(parse_network(NET), config)
     made = [x for x in plan.network.layers if (x.composite or x.op) in ("Conv", "PointwiseThenConv")]
@@ -192,7 +192,7 @@ def test_a_bottleneck_is_one_launch_where_nothing_else_reads_what_lies_between(s
 
 
 def kinds(configs):
-    """The first of each number of rows a warp, groups and input tiles at a time."""
+    """The first configuration of each combination of rows per warp, groups and input tiles in flight."""
     found = {}
     for config in configs:
         found.setdefault(tuple(pair for pair in config if pair[0] in ("slots", "run", "groups")), config)
@@ -213,7 +213,7 @@ def test_pairs_match_the_reference(gpu, i):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("channels", [16, 32, 64])
-def test_every_tile_gives_the_same_bits_where_blocks_have_several(gpu, channels):
+def test_persistent_blocks_give_the_same_bits_for_every_tile(gpu, channels):
     image = f"f32[{128 // max(channels, 32)},{channels},164,168]"
     _, layer, arrays = sample_layer("Fused", pointwise_then_conv_sample(image, channels, residual=True))
     tactic, first = get_tactic("cuda/pointwise_then_conv"), None

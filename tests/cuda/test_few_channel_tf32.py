@@ -21,7 +21,7 @@ from whet.tactics.cuda.conv.conv import conv_shape
 from whet.tactics.cuda.conv.few_channel_conv_tf32 import FewChannelTile
 
 TACTIC = get_tactic("cuda/few_channel_conv_tf32")
-#: image, filters, attributes of the convolution, and whether an image is added behind the activation
+# : image, filters, attributes of the convolution, and whether a residual is added after the activation
 CASES = [
     ((2, 32, 18, 20), (32, 3, 3), {"pads": (1, 1, 1, 1)}, True),
     ((1, 32, 33, 36), (40, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 2)}, False),
@@ -46,18 +46,18 @@ def test_packed_filters_meet_the_pixels_of_their_taps(case):
     layer, arrays, signature, s = planned(case)
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
     rows = kernel.packed[0].make().view(np.float32).reshape(-1, s.r * s.s * s.c)
-    assert np.all(rows.view(np.uint32) & 0x1FFF == 0), "the tensor cores cut nothing off"
+    assert np.all(rows.view(np.uint32) & 0x1FFF == 0), "the tensor cores truncate no bits"
     rows = undealt(rows).astype(np.float64)
     x = np.pad(arrays[0].astype(np.float64), ((0, 0), (0, 0), (s.pad[0], s.pad[2]), (s.pad[1], s.pad[3])))
-    window = np.concatenate([x[0, :, i, j] for i in range(s.r) for j in range(s.s)])  # of the first result, taps in order, channels within
+    window = np.concatenate([x[0, :, i, j] for i in range(s.r) for j in range(s.s)])  # of the first result, taps in order, channels innermost
     want = (arrays[1].astype(np.float64) * x[0, :, : s.r, : s.s]).sum(axis=(1, 2, 3))
     np.testing.assert_allclose(rows[: s.k] @ window, want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
     assert not rows[s.k :].any()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_tap_of_a_tile_lies_in_its_piece(case):
-    """As `place` in few_channel_tf32.cu: the column of the image that a tap meets is where the piece has it."""
+def test_every_tap_of_a_tile_is_in_its_piece(case):
+    """As `place` in few_channel_tf32.cu: the column of the image for a tap is at its offset in the staged piece."""
     layer, _, signature, s = planned(case)
     step, before = s.stride[1], -(-s.pad[1] // s.stride[1])
     for config in TACTIC.configs(layer, signature, HOPPER):
@@ -69,12 +69,12 @@ def test_every_tap_of_a_tile_lies_in_its_piece(case):
             place, phase = divmod(tap - s.pad[1] + before * step, step)
             assert 0 <= place
             assert place + tile.tw <= wide, "the last result's"
-            for q in (0, tile.tw, 3 * tile.tw + 5):  # in which piece's columns q lies: (q // tw * tw - before + column) * step + phase
+            for q in (0, tile.tw, 3 * tile.tw + 5):  # the piece that holds columns q: (q // tw * tw - before + column) * step + phase
                 column = q % tile.tw + place
                 assert (q // tile.tw * tile.tw - before + column) * step + phase == q * step - s.pad[1] + tap
 
 
-def test_what_it_does_not_take_is_said():
+def test_refusals():
     for case, said in [
         (((1, 48, 8, 8), (32, 3, 3), {}, False), "48 channels"),
         (((1, 32, 8, 9), (32, 3, 3), {"strides": (2, 2)}, False), "9 pixels per row"),
@@ -99,18 +99,18 @@ def test_what_it_does_not_take_is_said():
     ],
     ids=str,
 )
-def test_its_machine_code_is_what_was_meant(s, tile, residual, tmp_path):
+def test_machine_code(s, tile, residual, tmp_path):
     assert tile.unfit(s) is None
     silu = PostOps(("silu", 0.0, 0.0), residual)
     text = sass(compile_cubin(source("few_channel_tf32.cu", tile.constants(s, silu)), cached=False), tmp_path)
     products = re.findall(rf"HGMMA\.64x{tile.bn}x8\.F32\.TF32", text)
     assert len(products) == s.r * s.s * s.c // 8, "every product once, unrolled"
-    assert "UTMALDG.4D" in text, "pieces come by bulk copies"
-    assert not re.search(r"\b(LDSM|SHFL\.BFLY)\b", text), "operands are read where they lie, results are stored as they are"
+    assert "UTMALDG.4D" in text, "pieces are loaded by bulk copies"
+    assert not re.search(r"\b(LDSM|SHFL\.BFLY)\b", text), "operands are read in place, results are stored without reordering"
     assert text.count("STG.E.128") == tile.bn // 8
     assert ("LDG.E.128" in text) == (residual > 0)
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""FP8 (e4m3) layers on CUDA: what the tactics offer and pack on any machine, and on Hopper every tile against the reference."""
+"""FP8 (e4m3) layers on CUDA: offered tactics and packed operands on any machine, and on Hopper every tile against the reference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAD = {"pads": (1,) * 4}
 
 
 def spread(*shape):
-    """Numbers of every exponent that e4m3 has, the largest too."""
+    """Values of every exponent of e4m3, the largest included."""
     a = _rng.standard_normal(shape) * np.exp2(_rng.uniform(-10, 7, shape))
     return np.clip(a, -448, 448).astype(E4M3)
 
@@ -49,7 +49,7 @@ def real(*shape):
 
 
 def f8conv(x, k, c, r, *, store=None, residual=None, **how):
-    """A convolution of float8 images of shape `x`; `store` is the output's scale (None: floats), `residual` "f8" or "f32"."""
+    """A convolution of float8 images of shape `x`. `store` is the scale of the output (None: float output), `residual` "f8" or "f32"."""
     data = [(f"f8e4m3[{','.join(map(str, x))}]", 0.5, None, 1), (weights(k, c, r, r), scales(k, c * r * r), None, 0), real(k)]
     if residual:
         h, w = (d if "strides" not in how else -(-d // 2) for d in x[2:])
@@ -118,11 +118,11 @@ def test_float8_layers(gpu, name):
 
 
 @pytest.mark.gpu
-def test_not_numbers_and_infinities_of_float8(gpu):
+def test_nan_and_infinity_in_float8(gpu):
     _net, layer, arrays = layer_of("Fused", f8conv((2, 64, 20, 20), 64, 64, 3, store=0.2, relu=True, residual="f8", **PAD))
     arrays = fill(arrays, layer)
     bytes_ = arrays[0].view(np.uint8)
-    bytes_[0, 3, 4, 5], bytes_[1, 60, 19, 19], bytes_[0, 7, 12, 12] = 0x7F, 0xFF, 0x7E  # NaN of both signs, the largest number
+    bytes_[0, 3, 4, 5], bytes_[1, 60, 19, 19], bytes_[0, 7, 12, 12] = 0x7F, 0xFF, 0x7E  # NaN of both signs, the largest value
     arrays[0] = bytes_.view(E4M3)
     for _t, signature, config, kernel in planned(layer, gpu, 8):
         got, fed = compute(gpu, layer, arrays, signature, kernel)
@@ -140,7 +140,7 @@ def _alone(op, **attrs):
 
 
 IMAGE = ("f8e4m3[2,32,9,9]", 0.5, None, 1)
-AROUND = {  # what stands between the products
+AROUND = {  # operations between the products
     "sum": ("Fused", quantized_sample("Add", [IMAGE, ("f8e4m3[2,32,9,9]", 0.7, None, 1)], _sum, (0.3, None, "f8e4m3"))),
     "average": ("Fused", quantized_sample("AveragePool", [IMAGE], _alone("AveragePool", kernel_shape=(3, 3), **PAD), (0.3, None, "f8e4m3"))),
     "mean": ("Fused", quantized_sample("GlobalAveragePool", [IMAGE], _alone("GlobalAveragePool"), (0.02, None, "f8e4m3"))),
@@ -150,14 +150,14 @@ AROUND = {  # what stands between the products
 
 
 @pytest.mark.parametrize("name", AROUND)
-def test_what_stands_between_float8_products_has_a_kernel(name):
+def test_operations_between_float8_products_have_a_kernel(name):
     _net, layer, _ = layer_of(*AROUND[name])
     assert list(planned(layer, HOPPER))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", AROUND)
-def test_what_stands_between_float8_products(gpu, name):
+def test_operations_between_float8_products_match_the_reference(gpu, name):
     _net, layer, arrays = layer_of(*AROUND[name])
     arrays = fill(arrays, layer)
     for t, signature, config, kernel in planned(layer, gpu):
@@ -169,7 +169,7 @@ def test_what_stands_between_float8_products(gpu, name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_whole_network_is_built_and_verified_in_float8(gpu, wide):
-    """A batch of which a few images are judged, sums of skip connections in float8 and in 16 bits."""
+    """Verification of some samples of a batch; sums of skip connections in float8 and in 16 bits."""
     net, rng = Network("blocks"), np.random.default_rng(4)
 
     def convolved(t, k, stride=1, **how):

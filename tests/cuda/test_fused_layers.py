@@ -1,5 +1,6 @@
-"""Layers around several ops on a stand-in GPU: they are built, stored and read again, and taken apart where their parts are faster; kernels
-that slow their neighbours down are exchanged in the network."""
+"""Fused layers on a stand-in GPU: they are built, stored and loaded, and unfused if their parts are faster; kernels that slow the next layers
+down are exchanged in the network.
+"""
 
 from dataclasses import replace
 
@@ -46,7 +47,7 @@ CONFIG = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", veri
 
 @pytest.fixture
 def dear(monkeypatch, standin_gpu):
-    """{part of an implementation's name: factor on its time}."""
+    """{part of an implementation's name: factor of its time}."""
     factors: dict[str, float] = {}
     enqueue = GpuKernel.enqueue
 
@@ -65,7 +66,7 @@ def composites(plan):
     return [layer.composite or layer.op for layer in plan.network.layers if layer.op != "Reformat"]
 
 
-def test_three_layers_stand_for_seven(dear):
+def test_seven_operations_become_three_layers(dear):
     plan = build(parse_network(NET), CONFIG)
     assert composites(plan) == ["ConvPool", "Conv", "ConvSum", "PoolGemm"]
     again = read_engine(engine_bytes(plan))
@@ -86,7 +87,7 @@ def test_parts_that_are_faster_win(dear, part, gone, left):
     assert any("unfused" in why for _, why in plan.report.unfused)
 
 
-def test_many_images_pool_on_their_own(dear):
+def test_pooling_of_large_batches_is_not_fused(dear):
     plan = build(parse_network(NET.replace("in %x: f32[1,", "in %x: f32[64,")), CONFIG)
     assert composites(plan)[-3:] == ["GlobalAveragePool", "Flatten", "Gemm"]
     assert any("no kernel computes it whole" in why for _, why in plan.report.unfused)
@@ -117,7 +118,7 @@ def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_pat
     monkeypatch.setattr(refine, "select_in_network", never)
     assert build(parse_network(NET), cached).choices == plan.choices
     monkeypatch.setattr(StandInGpu, "seconds", lambda self, executable, repeats: [1.0] * repeats)
-    build(parse_network(NET), CONFIG)  # a network of a second is not replayed hundreds of times
+    build(parse_network(NET), CONFIG)  # a network that takes a second is not replayed hundreds of times
 
 
 COMPOSITES = ("ConvPool", "ConvThenPointwise", "ConvSum", "DepthwiseThenPointwise", "PoolGemm", "PointwiseThenConv", "SqueezeExcite")
@@ -127,7 +128,7 @@ SAMPLES = [i for i, s in PLAIN if s.attrs["composite"] in COMPOSITES] + INTEGERS
 
 
 @pytest.mark.parametrize("i", SAMPLES)
-def test_another_gpu_runs_the_parts_in_the_forms_of_the_engine(i):
+def test_another_gpu_runs_the_parts_with_the_formats_of_the_engine(i):
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
     fast = next(t for t in tactics_of("cuda") if layer.composite in t.composites and t.signatures(layer, HOPPER))
     parts = next(t for t in tactics_of("cuda") if t.name == "cuda/decomposed")
@@ -141,14 +142,14 @@ def test_another_gpu_runs_the_parts_in_the_forms_of_the_engine(i):
 
 @pytest.mark.parametrize("small", ["f16", "bf16"])
 def test_gates_in_parts_have_the_weights_of_the_kernel_for_the_whole(small):
-    """In 16 bits the parts compute in f32, but with the numbers that 16 bits have, which are what verification compares with."""
+    """In 16 bits the parts compute in f32 on values representable in 16 bits; verification compares with these."""
     parts = next(t for t in tactics_of("cuda") if t.name == "cuda/decomposed")
     gate = next(s for s in OPS["Fused"].samples if s.attrs["composite"] == "SqueezeExcite" and s.inputs[0] == "f32[2,144,13,11]")
     _, layer, arrays = sample_layer("Fused", gate)
     signature = next(s for s in parts.signatures(layer, AMPERE) if s.inputs[0].dtype.name == small)
     kernel = parts.plan(layer, signature, (), AMPERE)
     filters = [p.make().view(np.float32) for p in kernel.packed if p.nbytes == 4 * 144 * 6]
-    assert len(filters) == 2, "on a GPU without tensor cores for f32 both products have their weights as they are"
+    assert len(filters) == 2, "on a GPU without tensor cores for f32 both products keep their weights unchanged"
     for made, given in zip(filters, (arrays[1], arrays[3]), strict=True):
         kept = given.astype(signature.inputs[0].dtype.numpy).astype(np.float32)
         assert sorted(made) == sorted(kept.reshape(-1))

@@ -1,4 +1,4 @@
-"""Energy of an engine on a real GPU: gross and net of what the GPU draws with a context open and nothing to do."""
+"""Energy of an engine on a real GPU: gross, and net of the power of a GPU with an idle context."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from whet.runtime import Runtime
 pytestmark = pytest.mark.gpu
 
 
-def test_net_energy_is_what_the_load_adds(gpu):
-    """Sixty-four products in a row take a GPU well above its rest; twice the work costs twice the net energy.
+def test_net_energy_is_proportional_to_the_load(gpu):
+    """Sixty-four products in a row raise a GPU's power well above idle; twice the work costs twice the net energy.
 
-    (One product with its copies does not: on an H200 it drew 126 W, 6 more than at rest, and a watt is a sixth of that.)
+    (One product with its copies does not: an H200 drew 126 W, 6 W above idle, and the resolution of 1 W is a sixth of that.)
     """
     from whet.search.jobs.device_locks import physical_gpu
     from whet.search.stages.energy import Meter

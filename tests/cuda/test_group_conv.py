@@ -1,4 +1,4 @@
-"""Convolutions of several groups on tensor cores: what a tile reads and how its weights are packed, machine code, and on a GPU real layer sizes."""
+"""Group convolutions on tensor cores: the input window of a tile, packed weights, machine code, and on a GPU real layer sizes."""
 
 import re
 
@@ -17,7 +17,7 @@ from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.group_conv import group_configs, pack_groups, tile_shape
 
-SHAPES = [  # groups, channels in and out of each
+SHAPES = [  # groups, input and output channels of each
     (32, 4, 4),
     (32, 8, 8),
     (2, 64, 64),
@@ -30,7 +30,7 @@ SHAPES = [  # groups, channels in and out of each
 
 
 def by_tiles(x, packed, groups, bn, k):
-    """What conv.cu makes of pixels x [n, channels] by packed filters of one tap: each tile reads its window, zeros beyond the last channel."""
+    """The result of conv.cu for pixels x [n, channels] and packed one-tap filters: each tile reads its window, zeros beyond the last channel."""
     out = np.zeros((len(x), k))
     window = packed.shape[-1]
     for n0 in range(0, k, bn):
@@ -53,7 +53,7 @@ def test_tiles_read_the_window_of_their_groups(count, c, k, bn):
     assert np.count_nonzero(packed) == w.size, "nothing else in the window"
 
 
-def test_narrow_groups_share_tiles_and_wide_ones_do_not():
+def test_small_groups_share_tiles_and_large_ones_do_not():
     assert Groups(4, 4, 128).window(128, 32) == 32
     assert Groups(64, 64, 512).window(512, 64) == 64
     assert Groups(64, 64, 512).window(512, 128) == 128
@@ -89,7 +89,7 @@ def test_machine_code(config, im2col, tmp_path):
     assert "R2UR" not in text[text.index("HGMMA") : text.rindex("HGMMA")]
 
 
-def test_one_channel_a_group_is_left_to_the_depthwise_kernel():
+def test_groups_of_one_channel_are_left_to_the_depthwise_kernel():
     from test_tactics import HOPPER, TACTICS
 
     tactic = next(t for t in TACTICS if t.name == "cuda/group_conv")

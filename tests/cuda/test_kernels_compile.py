@@ -1,4 +1,4 @@
-"""Every CUDA tactic's kernel compiles without a GPU: tactics come from the folders, layers from the ops' samples, no list names either."""
+"""Every CUDA tactic's kernel compiles without a GPU. Tactics are discovered in the folders, layers in the samples of the ops."""
 
 import pytest
 
@@ -24,7 +24,7 @@ OURS = [t for t in tactics_of("cuda") if t.name not in COMPOSED and not type(t).
 
 
 def first_case(tactic):
-    """The first sample that a tactic takes, with its signature and configuration, and the kernel texts that it lists."""
+    """The first sample that a tactic accepts, with its signature and configuration, and the kernel texts that it lists."""
     named = [c for c in SAMPLES if c[0] in tactic.ops or "*" in tactic.ops or OPS[c[0]].name == "Fused"] or SAMPLES
     for op, i in named:
         layer, _ = sample_layer(op, i)
@@ -51,4 +51,4 @@ def test_the_kernel_of_a_tactic_compiles(tactic):
     assert isinstance(kernel, GpuKernel)
     addresses = lambda sizes: tuple(0x1000 * (i + 1) if n else 0 for i, n in enumerate(sizes))  # noqa: E731
     packed = tuple(0x9000 for _ in kernel.packed)
-    kernel.launches(Args(addresses(kernel.inputs), addresses(kernel.outputs), packed, 0x8000))  # compiles what it launches
+    kernel.launches(Args(addresses(kernel.inputs), addresses(kernel.outputs), packed, 0x8000))  # compiles the kernels that it launches

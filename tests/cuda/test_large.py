@@ -1,4 +1,4 @@
-"""CUDA kernels at the sizes they are for: tiles of every kind, seams between them, 8-bit operands with zero points at padding."""
+"""CUDA kernels at realistic sizes: tiles of every kind, tile boundaries, 8-bit operands with zero points at padding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def real(*shape):
 
 
 def conv(relu=False, add=False, activation="", **attrs):
-    """A body: Conv, a residual Add, an activation."""
+    """The body of a fused layer: Conv, a residual Add, an activation."""
 
     def build(body, values):
         n = len(values) - int(add)
@@ -107,14 +107,14 @@ def layer_of(op: str, sample: Sample):
 
 
 def near(got, want, dtype, where):
-    """Integers may differ by one where the real number lies between two; that is rare in random data."""
+    """Integers may differ by one if the real value is halfway between two integers, which is rare in random data."""
     off = np.abs(got.astype(np.int64) - want.astype(np.int64))
     assert off.max(initial=0) <= 1, f"{where}: off by {off.max()} in {(off > 1).mean():.2%}"
     assert (off > 0).mean() < 0.002, f"{where}: {(off > 0).mean():.2%} of {dtype} differ"
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_quantized_layers_have_a_kernel_that_is_no_last_resort(name):
+def test_quantized_layers_have_a_fast_kernel(name):
     _: Network
     _, layer, _ = layer_of("Fused", QUANTIZED[name])
     found = {t.name for t, *_ in planned(layer, HOPPER)}

@@ -1,4 +1,4 @@
-"""The cuBLASLt pack: who may use it, TF32 that is allowed for, and, on a GPU, f32 networks through the library."""
+"""The cuBLASLt pack: its switches, permission for TF32, and, on a GPU, f32 networks through the library."""
 
 
 import numpy as np
@@ -26,8 +26,8 @@ def names(*switches):
     return {t.name for t in tactics_for("cuda", switches) if "cublaslt" in t.name}
 
 
-def test_switches_turn_the_pack_off_and_its_referee_on():
-    assert names() == LIBRARY, "the 16-bit referee waits to be asked for"
+def test_switches_disable_the_pack_and_enable_its_16_bit_tactic():
+    assert names() == LIBRARY, "the 16-bit tactic is off by default"
     assert names("+cublaslt_half") == LIBRARY | {"cuda/cublaslt_half"}
     assert names("-CUBLAS_LT") == names("-CUBLASLT") == set()
     assert names("-cublaslt_tf32") == LIBRARY - {"cuda/cublaslt_tf32"}
@@ -53,7 +53,7 @@ def test_a_config_of_another_kind_is_refused():
             t.plan(layer, signature, config, HOPPER)
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch):
+def test_the_error_without_the_library_says_what_to_install(monkeypatch):
     monkeypatch.setattr(_cublaslt, "library", lambda: None)
     _, layer, _ = sample_layer("Conv", OPS["Conv"].samples[0])
     t = get_tactic("cuda/cublaslt_f32")
@@ -62,7 +62,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch):
 
 
 def convolutions(batch):
-    """A stem with three channels, a strided and a 1x1 convolution with a residual, an activation that the library has not."""
+    """A stem with three channels, a strided and a 1x1 convolution with a residual, and an activation that the library lacks."""
     rng = np.random.default_rng(0)
     net = Network("net")
 
@@ -94,7 +94,7 @@ def test_f32_networks_run_through_the_library(back, math, bound):
     got, want = Runtime("cuda").load(plan).create_context().run(x)["y"], run_network(net, x, widen=True)["y"]
     error = np.abs(got - want).max() / np.abs(want).max()
     assert error < bound
-    assert (error > 2e-6) == (math == "tf32"), "TF32 rounds, and shows it"
+    assert (error > 2e-6) == (math == "tf32"), "TF32 rounds measurably"
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""The cuDNN pack: graphs as the library gets them (a stand-in here), which engines may compute what; on a GPU all against the reference."""
+"""The cuDNN pack: the graphs that the library receives (a stand-in library), engine selection; on a GPU every engine against the reference."""
 
 import ctypes
 import threading
@@ -32,7 +32,7 @@ RELU = ("clip", 0.0, np.inf)
 
 
 class FakeLibrary:
-    """Keeps what descriptors are given; values are plain numbers, descriptors their own place in `made`. `refused` are kinds that fail."""
+    """Records the attributes of descriptors; values are plain numbers, descriptors their index in `made`. Kinds in `refused` fail."""
 
     def __init__(self, refused=()):
         self.made, self.destroyed, self.refused = [], [], refused
@@ -88,7 +88,7 @@ def test_a_convolution_is_described_channels_last_with_both_paddings(fake):
 
 
 @pytest.mark.parametrize(("residual", "order"), [(0, ("b", "act")), (1, ("z", "b", "act")), (2, ("b", "act", "z"))])
-def test_steps_stand_in_the_order_that_precompiled_engines_take(fake, residual, order):
+def test_steps_have_the_order_of_precompiled_engines(fake, residual, order):
     w = work(bias=True, residual=residual, activation=RELU)
     assert w.steps == order
     convolution.operations_of(w)
@@ -108,7 +108,7 @@ def test_a_transposed_convolution_is_the_gradient_of_an_input(fake):
     assert (head[n.BACKWARD_DY], head[n.BACKWARD_DX], head[n.BACKWARD_W]) == ([ids[convolution.X]], [ids[convolution.Y]], [ids[convolution.W]])
 
 
-def test_activations_with_their_numbers(fake):
+def test_activations_with_their_parameters(fake):
     for activation in (("clip", 0.0, 6.0), ("leaky_relu", 0.1, 0.0), ("elu", 0.7, 0.0), ("silu", 0.0, 0.0)):
         assert fusible(activation)
         convolution.operations_of(work(bias=True, activation=activation))
@@ -121,9 +121,9 @@ def test_activations_with_their_numbers(fake):
     assert not fusible(("hardswish", 0.0, 0.0))
 
 
-def test_descriptors_are_given_back_and_failures_say_what_and_why(fake):
+def test_descriptors_are_freed_and_failures_name_call_and_reason(fake):
     convolution.operations_of(work(bias=True, activation=RELU))
-    assert sorted(fake.destroyed) == list(range(1, len(fake.made) + 1)), "nothing is kept when the operations are gone"
+    assert sorted(fake.destroyed) == list(range(1, len(fake.made) + 1)), "all descriptors are freed with their operations"
     fake.refused = (n.CONVOLUTION,)
     with pytest.raises(library.CudnnError, match=r"a convolution: this layout is not supported \(status 3004, because\).*-CUDNN builds without"):
         convolution.operations_of(work())
@@ -133,14 +133,14 @@ def test_descriptors_are_given_back_and_failures_say_what_and_why(fake):
     assert fake.made[made.handle.value - 1][n.PACK_POINTERS] == [1 << 40]
 
 
-def test_the_pack_waits_to_be_asked_for_and_is_switched_as_a_family():
+def test_the_pack_is_off_by_default_and_switched_as_a_family():
     def names(*switches):
         return {t.name for t in tactics_for("cuda", switches) if "cudnn" in t.name}
 
     assert names() == set()
     assert names("+CUDNN") == PACK
     assert names("+CUDNN", "-cudnn_tf32") == {"cuda/cudnn_f32", "cuda/cudnn_half"}
-    assert names("+CUDNN", "-CUDNN") == set(), "what --pure adds behind the user's switches"
+    assert names("+CUDNN", "-CUDNN") == set(), "the switch that --pure appends"
     assert {t.name for t in tactics_for("cuda", ("+CUDNN", "-CUBLAS_LT")) if "cublaslt" in t.name} == set()
 
 
@@ -177,7 +177,7 @@ def test_engines_that_round_more_than_is_allowed_do_not_compute():
     assert tf32.bound(tensor, f32_type) == 2e-3
 
 
-def test_of_many_proposals_the_first_and_every_engine_once_are_timed():
+def test_the_first_proposal_and_every_engine_once_are_timed():
     t = get_tactic("cuda/cudnn_half")
     tensor, slow = frozenset({"tensor core"}), frozenset({"tensor core", "compiled at run time"})
     proposals = [Proposal(62, ((2, i),), tensor, "a") for i in range(40)] + [Proposal(0, (), frozenset(), "fallback")]
@@ -187,7 +187,7 @@ def test_of_many_proposals_the_first_and_every_engine_once_are_timed():
     assert len(got) == len(set(got)) == 20
     assert got[:10] == proposals[:10]
     assert {p.engine for p in got} == {62, 0, 30, 31, 32}, "each engine; none that rounds its operands, none that compiles for a second"
-    assert [p.engine for p in t.chosen(proposals[-6:], 20)] == [80], "but where nothing else is there"
+    assert [p.engine for p in t.chosen(proposals[-6:], 20)] == [80], "unless there is no other"
     assert t.chosen(proposals[-6:], 20, last=False) == []
 
 
@@ -215,13 +215,13 @@ def test_workspaces_of_a_gigabyte_are_refused_and_others_counted(monkeypatch):
             kernel = t.plan(layer, signature, config, HERE)
             assert kernel.scratch >= 1000
             assert "engine 13 (FFT)" in kernel.implementation
-            assert kernel.rtol > 2e-3, "a transform loses digits"
+            assert kernel.rtol > 2e-3, "a transform loses precision"
         else:
             with pytest.raises(PlanRefused, match="1024 MiB of workspace"):
                 t.plan(layer, signature, config, HERE)
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch):
+def test_the_error_without_the_library_says_what_to_install(monkeypatch):
     monkeypatch.setattr(library, "library", lambda: None)
     _, layer, _ = sample_layer("Conv", OPS["Conv"].samples[0])
     t = get_tactic("cuda/cudnn_half")
@@ -271,7 +271,7 @@ def layers():
 def test_every_engine_matches_the_reference(gpu, op, i, name):
     _, layer, arrays = sample_layer(op, OPS[op].samples[i])
     if any(a is not None and a.dtype.kind == "f" and not np.isfinite(a).all() for a in arrays):
-        pytest.skip("a library adds in its own order: which sums overflow on the way is its own business")
+        pytest.skip("a library has its own order of accumulation: overflow of partial sums is implementation-defined")
     t, ran, refused, wrong = get_tactic(name), [], [], []
     for signature in t.signatures(layer, gpu):
         assert t.refuses(layer, signature, gpu) is None
@@ -294,7 +294,7 @@ def test_every_engine_matches_the_reference(gpu, op, i, name):
 
 
 def mixed():
-    """A stem, grouped, dilated and strided convolutions, a residual, an activation that the library has not, a transposed convolution."""
+    """A stem, grouped, dilated and strided convolutions, a residual, an activation that the library lacks, a transposed convolution."""
     rng = np.random.default_rng(0)
     net = Network("net")
 
@@ -326,14 +326,14 @@ def test_networks_run_through_the_library(gpu, name, precisions, bound):
     assert plan.report.verification.failures == []
     engine = Runtime("cuda").load(plan)
     x = {"x": np.random.default_rng(1).standard_normal((6, 3, 24, 24)).astype(np.float32)}
-    first, second = engine.create_context(), engine.create_context()  # two contexts share plans, not handles in use
+    first, second = engine.create_context(), engine.create_context()  # two contexts share plans, but not handles
     got = first.run(x)["y"]
     want = run_network(net, x, widen=True)["y"]
     assert np.abs(got - want).max() / np.abs(want).max() < bound
     assert np.array_equal(second.run(x)["y"], got)
     again = []
 
-    def work():  # each with a context of its own: the same plans at once, by other handles
+    def work():  # each with its own context: the same plans at the same time through different handles
         context = engine.create_context()
         again.extend(np.array_equal(context.run(x)["y"], got) for _ in range(5))
 
@@ -350,7 +350,7 @@ def test_networks_run_through_the_library(gpu, name, precisions, bound):
 
 
 @pytest.mark.gpu
-def test_plans_and_workspaces_are_given_back(gpu):
+def test_plans_and_workspaces_are_freed(gpu):
     _, layer, _ = sample_layer("Conv", OPS["Conv"].samples[1])
     t = get_tactic("cuda/cudnn_half")
     signature = t.signatures(layer, gpu)[0]

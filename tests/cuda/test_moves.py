@@ -1,4 +1,4 @@
-"""Code for moves with arithmetic between them: compiled for the host and compared with the reference, element by element."""
+"""Generated code for fused data movement with arithmetic: compiled for the host and compared with the reference, element by element."""
 
 import ctypes
 import re
@@ -18,13 +18,13 @@ from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
-from whet.builder.precision.int8 import prepared
+from whet.builder.precision.int8 import prepare
 from whet.composites.moves import detector_head_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.network import parse_network, static_shape, to_stored
 from whet.ops import OPS, run_network, run_regions, sample_layer
 from whet.passes import lower
-from whet.precision import Range, Ranges, find_places, quantize
+from whet.precision import Range, Ranges, find_quantization_sites, quantize
 from whet.pruning.latency_cost import static_layers
 from whet.tactics import get_tactic, is_quantized, tactics_of
 from whet.tactics._moves_indices import Refused
@@ -67,7 +67,7 @@ extern "C" void run(const float** in, const float* constants, float* out, u32 co
 
 
 def on_host(made, arrays, count, folder, together=1):
-    """All elements by the generated code."""
+    """Computes all elements by the generated code."""
     rows = re.search(r"struct Row \{.*?(?=#define)", kernel_paths()["moves.cu"].read_text(), re.DOTALL)[0]
     code = HOST.replace("STEPS", made.text).replace("WIDE", str(made.row or 1)).replace("ROWS", rows)
     (folder / "m.cpp").write_text(f"#define EACH {together}\n{code}")
@@ -84,7 +84,7 @@ def on_host(made, arrays, count, folder, together=1):
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("form", ["nhwc", "linear"])
 @pytest.mark.parametrize("i", SAMPLES)
-def test_the_code_computes_what_the_reference_does(i, form, rows, tmp_path):
+def test_the_code_matches_the_reference(i, form, rows, tmp_path):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     (want,) = run_regions(layer, arrays)
     places = [k for k, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
@@ -97,7 +97,7 @@ def test_the_code_computes_what_the_reference_does(i, form, rows, tmp_path):
 @pytest.mark.skipif(COMPILER is None, reason="there is no g++ to run the generated code with")
 @pytest.mark.parametrize("together", [2, 4, 8])
 @pytest.mark.parametrize("i", SAMPLES)
-def test_rows_together_give_what_the_reference_does_or_are_refused(i, together, tmp_path):
+def test_grouped_rows_match_the_reference_or_are_refused(i, together, tmp_path):
     sample = OPS["Fused"].samples[i]
     _, layer, arrays = sample_layer("Fused", sample)
     (want,) = run_regions(layer, arrays)
@@ -121,7 +121,7 @@ def test_groups_that_cross_a_level_are_refused():
 
 
 def yolo_head(images):
-    """YOLOv5s' boxes at 640x640 as a build makes their layer, arrays for it, its FP16 signature and its configs with rows together."""
+    """The box decoding of YOLOv5s at 640x640 as a build forms it, its arrays, its FP16 signature and its configurations with grouped rows."""
     net = network_from_onnx(zoo.build("yolov5s"))
     shape = {t.name: (images, 3, 640, 640) for t in net.inputs}
     layers = static_layers(net, BuildConfig(backend="cuda", precisions=("fp16",), profiles=((shape, shape, shape),)), filled=True)
@@ -132,17 +132,17 @@ def yolo_head(images):
     return layer, arrays, signature, [c for c in tactic.configs(layer, signature, HOPPER) if "together" in dict(c)]
 
 
-def test_loads_of_rows_together_stand_in_front_and_results_go_by_sixteen_bytes(tmp_path):
+def test_grouped_rows_load_first_and_store_16_bytes(tmp_path):
     layer, _, signature, configs = yolo_head(8)
     assert [dict(c)["together"] for c in configs] == [4, 4, 8, 8]
     for config in configs:
         text = sass(compile_cubin(source("moves.cu", _constants(_moves(layer, signature, config), signature, config)), cached=False), tmp_path)
-        many = dict(config)["together"] * 3  # elements of a thread, each of three levels
+        many = dict(config)["together"] * 3  # elements of a thread, from each of three levels
         assert text.count("LDG.E.U16") == 3 * many
         level = text[: text.index("MUFU.EX2")]
         assert level.count("LDG.E.U16") == many
-        assert text.count("LDG.E R") == 3 * dict(config)["together"]  # grid and sizes of a row in one
-        assert level.count("LDG.E R") >= dict(config)["together"] - 2  # the last may stand behind the first arithmetic
+        assert text.count("LDG.E R") == 3 * dict(config)["together"]  # grid and sizes of a row in one load
+        assert level.count("LDG.E R") >= dict(config)["together"] - 2  # the last load may come after the first arithmetic
         assert not re.search("LDL|STL", text)
         if "bulk" in dict(config):
             assert re.findall(r"UBLKCP|STG", text) == ["UBLKCP"]
@@ -150,15 +150,15 @@ def test_loads_of_rows_together_stand_in_front_and_results_go_by_sixteen_bytes(t
             assert re.findall(r"STG\S*", text) == ["STG.E.EF.128"] * -(-dict(config)["together"] * 85 * 4 // 512)
 
 
-def test_rows_together_are_listed_first():
-    """A level times so many kernels of a layer, some of each signature, in the order of the list: 36 us in place of 30 for YOLOv5s otherwise."""
+def test_grouped_rows_are_listed_first():
+    """A level times a limited number of kernels of a layer, some per signature, in list order; otherwise YOLOv5s takes 36 us instead of 30."""
     layer, _, signature, configs = yolo_head(8)
     assert get_tactic("cuda/moves").configs(layer, signature, HOPPER)[: len(configs)] == configs
     assert dict(configs[0]) == {"together": 4, "bulk": 1}
 
 
 @pytest.mark.gpu
-def test_every_config_gives_what_the_reference_does(gpu):
+def test_every_config_matches_the_reference(gpu):
     _, layer, arrays = sample_layer("Fused", detector_head_sample(2, 3, 80, (8, 8), (4, 4)))
     tactic, seen = get_tactic("cuda/moves"), set()
     for signature in tactic.signatures(layer, gpu):
@@ -171,7 +171,7 @@ def test_every_config_gives_what_the_reference_does(gpu):
 
 
 @pytest.mark.gpu
-def test_wide_stores_give_bit_for_bit_what_single_ones_do(gpu):
+def test_wide_stores_equal_single_stores_bit_for_bit(gpu):
     layer, arrays, signature, configs = yolo_head(2)
     tactic = get_tactic("cuda/moves")
     results = [compute(gpu, layer, arrays, signature, tactic.plan(layer, signature, c, gpu))[0][0] for c in [(("rows", 1),), *configs]]
@@ -227,11 +227,11 @@ out %y
 
 
 @pytest.mark.parametrize("integers", [False, True])
-def test_channels_that_are_filled_change_nothing(integers):
+def test_channel_padding_changes_nothing(integers):
     net = parse_network(HEAD)
     if integers:
-        made = prepared(net, BuildConfig())
-        net = quantize(made, Ranges({t.name: Range(0.0, 3.0) for t in find_places(made).roots}))
+        made = prepare(net, BuildConfig())
+        net = quantize(made, Ranges({t.name: Range(0.0, 3.0) for t in find_quantization_sites(made).roots}))
     x = {"x": np.random.default_rng(3).standard_normal((2, 16, 6, 5)).astype(np.float32)}
     plain, _ = lower(net, switches=["-pad_moved_channels", "-fuse_head_convs"], refuses=lambda layer: None)
     wide, log = lower(net, switches=["-fuse_head_convs"], refuses=lambda layer: None)

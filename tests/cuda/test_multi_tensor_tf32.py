@@ -1,4 +1,4 @@
-"""1x1 convolutions of joined images, or with two results, on f32 tensors in TF32: packing, machine code, where the builder takes it, results."""
+"""Concat-input and dual-output 1x1 convolutions of f32 tensors in TF32: packing, machine code, cases of the builder, results."""
 
 import re
 
@@ -24,7 +24,7 @@ SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"]
 
 
 def taken(i):
-    """The sample's layer, arrays and signature; skips those on integers or in 16 bits."""
+    """The sample's layer, arrays and signature; skips samples on integers or in 16 bits."""
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     found = TACTIC.signatures(layer, HOPPER)
     if not found or TACTIC.refuses(layer, found[0], HOPPER):
@@ -33,7 +33,7 @@ def taken(i):
 
 
 @pytest.mark.parametrize("i", SAMPLES)
-def test_packed_weights_are_those_of_all_images_and_results(i):
+def test_packed_weights_cover_all_inputs_and_results(i):
     layer, arrays, signature = taken(i)
     found = several(layer)
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
@@ -41,7 +41,8 @@ def test_packed_weights_are_those_of_all_images_and_results(i):
     assert rows.shape[1] == found.steps * found.bk
     k = found.shapes[0].k
     packed = undealt(kernel.packed[0].make().view(np.float32).reshape(-1, rows.shape[1]))[:k].astype(np.float64)
-    read = rows.reshape(len(rows), -1, found.bk)[:, :, places(found.bk)].reshape(rows.shape)  # as threads read a step's channels
+    # in the order in which threads read the channels of a step
+    read = rows.reshape(len(rows), -1, found.bk)[:, :, places(found.bk)].reshape(rows.shape)
     got = read @ packed.T + kernel.packed[1].make().view(np.float32)[:k]
     whole = np.concatenate([np.moveaxis(arrays[i], 1, -1).reshape(rows.shape[0], -1) for i in found.images], axis=1).astype(np.float64)
     want = np.concatenate(
@@ -54,7 +55,7 @@ def test_packed_weights_are_those_of_all_images_and_results(i):
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
 
 
-def test_some_samples_are_taken():
+def test_some_samples_are_accepted():
     composites = set()
     for i in SAMPLES:
         _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
@@ -73,17 +74,17 @@ def test_some_samples_are_taken():
     ],
     ids=str,
 )
-def test_its_machine_code_is_what_was_meant(tile, joined, fork, tmp_path):
+def test_machine_code(tile, joined, fork, tmp_path):
     assert tile.valid()
     text = sass(compile_cubin(kernel_source(tile, False, "silu", False, False, joined, fork), cached=False), tmp_path)
     plain = sass(compile_cubin(kernel_source(tile, False, "silu", False), cached=False), tmp_path)
-    assert (text.count("UTMALDG") > plain.count("UTMALDG")) == joined, "a second image has a copy of its own"
+    assert (text.count("UTMALDG") > plain.count("UTMALDG")) == joined, "a second input has its own copy"
     assert "STG.E.128" in text
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "BRA.U.ANY" not in text
 
 
-def test_a_network_in_tf32_reads_its_images_once(standin_gpu):
+def test_a_network_in_tf32_reads_its_input_once(standin_gpu):
     plan = built(precisions=())
     layers = [x for x in plan.network.layers if x.op != "Reformat"]
     assert [x.composite for x in layers] == ["DualOutputConv", "DualOutputConv"]

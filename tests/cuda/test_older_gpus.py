@@ -1,4 +1,4 @@
-"""GPUs before Hopper: kernels compile for them, tensor-core tactics of Hopper refuse with a reason, and users are told what never ran."""
+"""GPUs before Hopper: kernels compile for them, Hopper's tensor-core tactics refuse with a reason, and notes name untested hardware."""
 
 import sys
 from collections import Counter, OrderedDict
@@ -20,15 +20,15 @@ from whet.tactics import Args, tactics_of
 from whet.tactics.cuda._device.source import source
 
 AMPERE = CompileOnlyGpu("sm_80")
-#: their kernels are wgmma and bulk copies through and through
+# : kernels built entirely on wgmma and bulk copies
 HOPPER_ONLY = {"conv", "stem", "gemm", "stem_as_channels", "qconv", "qstem", "group_conv"}
 OURS = [t for t in tactics_of("cuda") if ".library." not in type(t).__module__]
-SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024}  # bytes that a block can have
-EACH = 2  # samples of a tactic, and instances of a kernel's file, that are looked at
+SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024}  # bytes of shared memory per block
+EACH = 2  # samples of a tactic, and instances of a kernel file, that are tested
 
 
 def offered(t, machine):
-    """(layer, signature) of the first samples that a tactic takes, and why it refused others."""
+    """(layer, signature) of the first samples that a tactic accepts, and the reasons of its refusals."""
     found, reasons = [], []
     for op in sorted(OPS) if "*" in t.ops else sorted({*t.ops, "Fused"} & set(OPS)):
         for sample in OPS[op].samples:
@@ -48,7 +48,7 @@ def offered(t, machine):
 
 @pytest.fixture(scope="module")
 def instances():
-    """[(file, constants, bytes of shared memory)] of what the tactics would launch on an A100."""
+    """[(file, constants, bytes of shared memory)] of the launches of the tactics on an A100."""
     seen = OrderedDict()
 
     def loaded(name, entry, constants, shared=0):
@@ -98,13 +98,13 @@ def test_a_maximum_of_bytes_compiles_without_hoppers_packed_instruction():
     assert compiler.compile_cubin(source("pool.cu", constants), name="pool.cu", arch="sm_80", cached=False).startswith(b"\x7fELF")
 
 
-def test_what_needs_hopper_says_so():
+def test_hopper_tactics_refuse_with_a_reason():
     silent = {}
     for t in OURS:
         found, reasons = offered(t, AMPERE)
         if not found:
             silent[t.name.rpartition("/")[2]] = reasons
-    assert silent.keys() >= HOPPER_ONLY, "none offers what cannot run"
+    assert silent.keys() >= HOPPER_ONLY, "no tactic offers a kernel that cannot run"
     del silent["reformat"]  # has no samples
     for name, reasons in silent.items():
         assert any("Hopper" in r or "sm_90" in r for r in reasons), (name, reasons)
@@ -127,7 +127,7 @@ def device(capability):
     return made
 
 
-def test_users_are_told_what_never_ran(monkeypatch):
+def test_notes_name_kernels_never_run_on_this_gpu(monkeypatch):
     assert device((9, 0)).caution == ""
     assert "8.6: whet's kernels were only run on 9.0" in device((8, 6)).caution
     assert "They were never compiled for it" in device((12, 0)).caution
@@ -139,7 +139,7 @@ def test_users_are_told_what_never_ran(monkeypatch):
     assert any("were only run on 9.0" in note for note in plan.report.notes), "whet exec prints the notes as warnings"
 
 
-def test_candidates_compile_ahead_for_the_gpu_that_is_there(monkeypatch):
+def test_candidates_compile_ahead_for_the_present_gpu(monkeypatch):
     seen = []
     monkeypatch.setattr("whet.backends.cuda.compile_ahead", lambda sources, arch: seen.append((list(sources), arch)))
     device((8, 9)).compile_ahead(["text"])

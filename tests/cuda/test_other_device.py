@@ -1,4 +1,4 @@
-"""What users meet where the GPU, the driver or the machine is another than expected: words, safe tactics, rows of a profile."""
+"""An unexpected GPU, driver or machine: error messages, safe tactics, rows of a profile."""
 
 import warnings
 from dataclasses import replace
@@ -13,7 +13,7 @@ from whet.backends import get_backend
 from whet.backends.cuda import CudaBackend, driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
-from whet.cli._infer import _computes_in
+from whet.cli._infer import _compute_type
 from whet.engine.plan import Choice
 from whet.errors import BackendError, EngineError
 from whet.network import Network, parse_type
@@ -26,7 +26,7 @@ AMPERE = CompileOnlyGpu("sm_80")
 
 
 class Binding:
-    """As much of the driver's binding as starting it takes."""
+    """The subset of the driver binding that startup uses."""
 
     CUresult = SimpleNamespace(**{n: SimpleNamespace(name=n) for n in ("CUDA_SUCCESS", "CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")})
     CUdevice_attribute = SimpleNamespace()
@@ -46,7 +46,7 @@ class Binding:
 
 @pytest.fixture
 def start(monkeypatch):
-    """Starts the driver with a binding in place of the package's."""
+    """Starts the driver with a given binding."""
 
     def started(binding):
         monkeypatch.setattr("cuda.bindings.driver", binding, raising=False)
@@ -57,15 +57,15 @@ def start(monkeypatch):
     driver.cu.cache_clear()
 
 
-def test_a_machine_without_a_gpu_is_told_what_to_check(start):
-    with pytest.raises(BackendError, match=r"No NVIDIA GPU is visible.*nvidia-smi.*CUDA_VISIBLE_DEVICES.*--backend=cpu"):
+def test_the_error_without_a_gpu_says_what_to_check(start):
+    with pytest.raises(BackendError, match=r"No NVIDIA GPU is visible.*nvidia-smi.*CUDA_VISIBLE_DEVICES.*backend='cpu'"):
         start(Binding("CUDA_ERROR_NO_DEVICE"))
     with pytest.raises(BackendError, match=r"did not start.*SYSTEM_DRIVER_MISMATCH"):
         start(Binding("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"))
 
 
-def test_a_driver_that_is_missing_or_too_old_is_told(start):
-    with pytest.raises(BackendError, match=r"supports CUDA 11\.8; whet needs 12\.0 or newer. Update the driver, or use --backend=cpu"):
+def test_a_missing_or_old_driver_is_reported(start):
+    with pytest.raises(BackendError, match=r"supports CUDA 11\.8; whet needs 12\.0 or newer. Update the driver, or use backend='cpu'"):
         start(Binding(version=11080))
 
     def absent(flags):
@@ -73,12 +73,12 @@ def test_a_driver_that_is_missing_or_too_old_is_told(start):
 
     missing = Binding()
     missing.cuInit = absent
-    with pytest.raises(BackendError, match=r"NVIDIA driver \(libcuda.so.1\) cannot be loaded.*--backend=cpu"):
+    with pytest.raises(BackendError, match=r"NVIDIA driver \(libcuda.so.1\) cannot be loaded.*backend='cpu'"):
         start(missing)
     assert start(Binding()).version == 13000
 
 
-def test_a_gpu_that_is_not_there_is_counted(start):
+def test_a_wrong_device_index_names_the_number_of_gpus(start):
     start(Binding(count=2))
     with pytest.raises(BackendError, match=r"no GPU number 2: this machine has 2 \(0 to 1\)"):
         driver.Device(2)
@@ -100,18 +100,18 @@ def test_without_its_tensor_cores_a_layer_runs_on_a_kernel_of_the_gpu(op, tactic
     form = "nhwc" if op == "Conv" else "linear"
     choice = Choice(tactic, (), ((form, "f16"), *(None,) * (len(layer.inputs) - 1)), ((form, "f16"),))
     planned = plan_layer(layer, choice, machine)
-    assert planned.tactic == f"cuda/{there}", "not the host, not a pack that nobody asked for"
+    assert planned.tactic == f"cuda/{there}", "neither the host nor a pack that is off by default"
     assert planned.fell_back
 
 
 def test_layers_are_measured_against_the_units_that_compute_them():
     def kind(inputs, config=(), out="f32"):
-        return _computes_in(SimpleNamespace(choice=Choice("t", config, inputs, (("nhwc", out),))))
+        return _compute_type(SimpleNamespace(choice=Choice("t", config, inputs, (("nhwc", out),))))
 
     f32 = (("nhwc", "f32"), None)
     assert kind(f32) == "f32"
     assert kind(f32, (("algo", 0), ("math", "tf32"))) == "tf32"
-    assert kind(f32, out="f16") == "f16", "a first layer reads the image as it comes and computes in the type it gives"
+    assert kind(f32, out="f16") == "f16", "a stem reads the image as given and computes in the type of its output"
     assert kind(f32, out="u8") == "i8"
     assert kind((("nhwc", "f16"),), out="u8") == "f16"
     assert kind((("nhwc", "u8"), ("nhwc", "f16"))) == "i8"
@@ -119,7 +119,7 @@ def test_layers_are_measured_against_the_units_that_compute_them():
 
 
 def before_hopper(capabilities):
-    """The capabilities with the features of an A100: tactics refuse what needs Hopper's tensor cores and bulk copies."""
+    """The capabilities with an A100's features: tactics refuse if they need Hopper's tensor cores and bulk copies."""
     return replace(capabilities, features=AMPERE.capabilities.features)
 
 
@@ -200,13 +200,13 @@ def test_an_engine_of_another_gpu_runs_on_safe_tactics_and_says_so():
     assert "conv" in words
     want = run_network(net, {"x": x}, widen=True)["y"]
     assert np.abs(got - want).max() / np.abs(want).max() < 4e-3
-    assert context.launches().executable.graph_refused == "", "on the GPU, in a graph: nothing went to the host"
+    assert context.launches().executable.graph_refused == "", "on the GPU, in a graph: no layer ran on the host"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("library", [False, True])
 def test_a_network_is_built_for_a_gpu_before_hopper(monkeypatch, library):
-    """On Hopper, with what tactics know of it taken away: its kernels are not those that an older GPU would compile, their choice is."""
+    """On Hopper with the capabilities of an older GPU: the choice of tactics is that of an older GPU, the compiled code is not."""
     if driver.available():
         pytest.skip(driver.available())
     begin = CudaBackend.__init__

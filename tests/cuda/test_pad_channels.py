@@ -1,4 +1,4 @@
-"""Networks that were pruned without regard to the machine: with their channels filled no layer of work is left to the slowest kernel alone."""
+"""Networks pruned without regard to the device: with padded channels every compute layer has a fast kernel."""
 
 import pytest
 
@@ -14,13 +14,13 @@ NETWORKS = ("resnet18", "mobilenet_v2", "squeezenet1_1", "densenet121", "yolov5s
 
 
 def slow(net, *passes):
-    """The layers that only slow kernels take."""
+    """The layers that only slow kernels accept."""
     return [layer for layer, found in covered(net, F16, *passes) if all(t.fallback for t in found)]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_odd_widths_have_kernels(name):
-    """Residual sums, depthwise convolutions, Concats of everything before, Splits and heads."""
+    """Residual sums, depthwise convolutions, Concats of all earlier outputs, Splits and heads."""
     net = prune(network_from_onnx(zoo.build(name, batch=1)), PruneConfig(ratio=0.3, scope="group", multiple=1)).network
     assert len(slow(net, "-pad_channels")) > 15
     assert slow(net) == []

@@ -1,4 +1,4 @@
-"""Padding and pooling of any axes: the kernels' arithmetic in NumPy, machine code, refusals. The contract samples run on a GPU (test_tactics.py)."""
+"""Padding and pooling along any axes: the kernels' arithmetic in NumPy, machine code, refusals. Contract samples run on a GPU (test_tactics.py)."""
 
 import re
 from itertools import product
@@ -25,7 +25,7 @@ MODES = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
 
 
 @pytest.mark.parametrize("sample", [s for s in OPS["Pad"].samples if not str(s.inputs[0]).startswith("extreme")], ids=str)
-def test_padding_as_the_kernel_counts(sample):
+def test_index_arithmetic_of_padding(sample):
     _, layer, arrays = sample_layer("Pad", sample)
     x, y = arrays[0], reference(layer, arrays)[0]
     mode, value = MODES[layer.attrs["mode"]], 0 if len(arrays) < 3 or arrays[2] is None else arrays[2]
@@ -50,7 +50,7 @@ def test_padding_as_the_kernel_counts(sample):
 
 
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"])
-def test_pooling_as_the_kernel_counts(op):
+def test_index_arithmetic_of_pooling(op):
     for sample in OPS[op].samples:
         _, layer, arrays = sample_layer(op, sample)
         x = arrays[0]
@@ -84,7 +84,7 @@ def test_pooling_as_the_kernel_counts(op):
     ],
 )
 def test_machine_code(name, constants, tmp_path):
-    assert not re.search(r"\b(LDL|STL)\b", sass(compile_cubin(source(name, constants), cached=False), tmp_path)), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", sass(compile_cubin(source(name, constants), cached=False), tmp_path)), "no register spills"
 
 
 def test_refusals_say_why():

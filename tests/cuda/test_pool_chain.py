@@ -1,4 +1,4 @@
-"""Poolings in a row in one launch: the emulated kernel against the reference, machine code, what is refused, the network that has them."""
+"""Chains of poolings in one launch: the emulated kernel against the reference, machine code, refusals, and the network that uses them."""
 
 import re
 
@@ -23,7 +23,7 @@ HOPPER = CompileOnlyGpu()
 
 
 def as_the_kernel(x, constants):
-    """pool_chain.cu in NumPy: along rows, then along columns, on what the pooling before gave; positions as it counts them."""
+    """pool_chain.cu in NumPy: along rows, then along columns of the previous pooling, with the kernel's index arithmetic."""
     h, w, half = constants["H"], constants["W"], constants["R"] // 2
     image, at = x.reshape(*x.shape[:2], h * w).copy(), np.arange(h * w)
     parts = [image]
@@ -40,7 +40,7 @@ def as_the_kernel(x, constants):
 
 
 @pytest.mark.parametrize("sample", POOL_CHAIN.samples, ids=lambda s: s.inputs[0])
-def test_rows_then_columns_give_the_reference(sample):
+def test_rows_then_columns_equal_the_reference(sample):
     network, layer, _ = sample_layer("Fused", sample)
     t = PoolChain()
     (signature,) = [s for s in t.signatures(layer, HOPPER) if s.outputs[0].dtype.name in ("f16", "i8", "u8")]
@@ -71,7 +71,7 @@ def test_large_images_and_odd_channels_are_refused():
 def test_machine_code_of_integers(kind, tmp_path):
     constants = {"TYPE": kind, "H": 20, "W": 20, "R": 5, "POOLS": 3, "SIDE": 1, "THREADS": 416}
     text = sass(compile_cubin(source("pool_chain.cu", constants), cached=False), tmp_path)
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "LDG.E.128" in text
     assert "STG.E.128" in text
 
@@ -79,7 +79,7 @@ def test_machine_code_of_integers(kind, tmp_path):
 def test_machine_code_of_f32(tmp_path):
     constants = {"TYPE": 0, "H": 20, "W": 20, "R": 5, "POOLS": 3, "SIDE": 2, "THREADS": 800}
     text = sass(compile_cubin(source("pool_chain.cu", constants), cached=False), tmp_path)
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "STG.E.128" in text
     assert re.search(r"FMNMX\.NAN", text), "NaN is kept"
 
@@ -88,10 +88,10 @@ def test_machine_code_of_f32(tmp_path):
 def test_machine_code(arch, side, tmp_path):
     constants = {"TYPE": 1, "H": 20, "W": 20, "R": 5, "POOLS": 3, "SIDE": side, "THREADS": 416 if side == 1 else 800}
     text = sass(compile_cubin(source("pool_chain.cu", constants), arch=arch, cached=False), tmp_path)
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "LDG.E.128" in text
     assert "STG.E.128" in text
-    assert re.search(r"HMNMX2.*NAN", text), "two numbers at a time, NaN kept"
+    assert re.search(r"HMNMX2.*NAN", text), "two values per instruction, NaN kept"
 
 
 def test_a_detectors_pyramid_becomes_one_layer():

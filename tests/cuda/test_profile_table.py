@@ -1,4 +1,4 @@
-"""`--dumpProfile` where the machine tells its peaks: time, bytes, operations, what bounds a layer and how near it is."""
+"""`--dumpProfile` on devices with known peaks: time, bytes, operations, the limiting resource and the share of its peak per layer."""
 
 import json
 import re
@@ -55,4 +55,4 @@ def test_a_profile_on_a_gpu(tmp_path):
     assert len(rows) == len(profile) - 1 >= 5, done.stdout[-3000:]
     assert all(0 <= float(share) <= 110 for *_, share in rows)
     assert any(float(share) > 0.1 for *_, share in rows)
-    assert 0.95 <= sum(float(gflop) for _, gflop, *_ in rows) / (64 * 852370 / 1e9) <= 1.5, "channels may be filled up"
+    assert 0.95 <= sum(float(gflop) for _, gflop, *_ in rows) / (64 * 852370 / 1e9) <= 1.5, "channels may be padded"

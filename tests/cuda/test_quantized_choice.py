@@ -1,4 +1,4 @@
-"""INT8 on a GPU from the command line: calibrated on the CPU, chosen by time, with the user's demands; on a stand-in where there is no GPU."""
+"""INT8 on a GPU from the command line: calibrated on the CPU, selected by time, user's constraints respected; on a stand-in GPU if there is none."""
 
 import json
 
@@ -9,7 +9,7 @@ from click.testing import CliRunner
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig
-from whet.builder.precision.int8 import Calibration, build_int8, calibrated_ranges, prepared
+from whet.builder.precision.int8 import Calibration, build_int8, calibrated_ranges, prepare
 from whet.cli.exec import command
 from whet.engine import read_engine
 from whet.frontends import network_from_onnx
@@ -25,7 +25,7 @@ RUNS = pytest.mark.skipif(driver.available() is not None, reason=str(driver.avai
 
 
 def residual(batch="N"):
-    """Convolutions of 32 channels with a residual, pooled: every layer has a quantized form on tensor cores."""
+    """Convolutions of 32 channels with a residual, then pooling: every layer has a quantized form on tensor cores."""
     rng = np.random.default_rng(1)
     net = Network("small")
 
@@ -54,7 +54,7 @@ def model(tmp_path_factory):
     np.savez(folder / "data.npz", x=x)
     net = network_from_onnx(str(folder / "m.onnx"))
     samples = Calibration(samples=lambda: ({"x": x[i : i + 2]} for i in (0, 2)), cache=str(folder / "known.json"), method="minmax")
-    calibrated_ranges(net, prepared(net, BuildConfig()), samples, BuildConfig(), print)
+    calibrated_ranges(net, prepare(net, BuildConfig()), samples, BuildConfig(), print)
     return folder
 
 
@@ -72,12 +72,12 @@ def test_calibrates_on_the_cpu_and_chooses_on_the_gpu(model, standin_gpu):
     assert code == 0, out
     assert "INT8 pays: floating point" in out
     assert "INVENTED" not in out
-    assert "permitted but used by 0" not in out, "16 bits that INT8 left nothing to do are no cause for alarm"
+    assert "permitted but used by 0" not in out, "no warning about FP16 if INT8 covers all layers"
     assert plan.backend == "cuda"
     assert all(plan.choices[n].tactic.startswith("cuda/q") for n in quantized(plan))
     assert len(quantized(plan)) > 6
     data = json.loads((model / "c.json").read_text())
-    assert data["samples"] == 4  # of two images each: the model's batch
+    assert data["samples"] == 4  # two samples each: the model's batch
     again = run(model, "--fp16", "--int8", f"--calib={model}/c.json")[2]
     assert quantized(again) == quantized(plan)
     assert [again.choices[n].implementation for n in sorted(quantized(again))] == [plan.choices[n].implementation for n in sorted(quantized(plan))]
@@ -90,7 +90,7 @@ def test_the_ranges_do_not_depend_on_the_target(model, standin_gpu):
     assert (model / "gpu.json").read_bytes() == (model / "cpu.json").read_bytes()
 
 
-def test_fp16_stays_where_int8_is_slower_and_it_is_said(model, standin_gpu):
+def test_fp16_is_kept_and_reported_if_int8_is_slower(model, standin_gpu):
     standin_gpu[""] = 9.0
     code, out, plan = run(model, "--fp16", "--int8", f"--calib={model}/known.json")
     assert code == 0, out
@@ -99,7 +99,7 @@ def test_fp16_stays_where_int8_is_slower_and_it_is_said(model, standin_gpu):
     assert any(d == "f16" for c in plan.choices.values() for _, d in c.outputs)
 
 
-def test_a_layer_that_does_not_pay_leaves_int8(model, standin_gpu):
+def test_a_layer_without_gain_leaves_int8(model, standin_gpu):
     standin_gpu["third"] = 50.0
     code, out, plan = run(model, "--fp16", "--int8", f"--calib={model}/known.json")
     assert code == 0, out
@@ -109,7 +109,7 @@ def test_a_layer_that_does_not_pay_leaves_int8(model, standin_gpu):
     assert "third" not in names
 
 
-def test_best_takes_integers_with_data_and_leaves_them_out_without(model, standin_gpu):
+def test_best_uses_int8_only_with_calibration_data(model, standin_gpu):
     assert quantized(run(model, "--best", f"--calib={model}/known.json")[2])
     code, out, plan = run(model, "--best")
     assert code == 0, out
@@ -117,13 +117,13 @@ def test_best_takes_integers_with_data_and_leaves_them_out_without(model, standi
     assert not quantized(plan)
 
 
-def test_demands_bind(model, standin_gpu):
+def test_precision_constraints_are_respected(model, standin_gpu):
     obey = ["--fp16", "--int8", f"--calib={model}/known.json", "--precisionConstraints=obey"]
     code, out, plan = run(model, *obey, "--layerPrecisions=second:fp16")
     assert code == 0, out
     assert quantized(plan)
     assert not any("second" in n for n in quantized(plan))
-    standin_gpu[""] = 9.0  # nothing pays now, and yet
+    standin_gpu[""] = 9.0  # INT8 is slower now, but demanded
     code, out, plan = run(model, *obey, "--layerPrecisions=second:int8")
     assert code == 0, out
     assert len(quantized(plan)) == 1
@@ -136,9 +136,9 @@ def test_demands_bind(model, standin_gpu):
     assert plan.choices[second.name].outputs[0][1] == "f32"
 
 
-def test_a_model_with_q_and_dq_is_built_as_it_says(model, standin_gpu, tmp_path):
+def test_a_model_with_q_and_dq_keeps_its_quantization(model, standin_gpu, tmp_path):
     net = network_from_onnx(str(model / "m.onnx"))
-    made = prepared(net, BuildConfig())
+    made = prepare(net, BuildConfig())
     with np.load(model / "data.npz") as f:
         x = f["x"][:2]
     ranges = calibrated_ranges(net, made, Calibration(samples=lambda: [{"x": x}], method="minmax"), BuildConfig(), print)
@@ -150,8 +150,8 @@ def test_a_model_with_q_and_dq_is_built_as_it_says(model, standin_gpu, tmp_path)
 
 
 @pytest.mark.parametrize("least", [20.0, 60.0])
-def test_a_budget_on_the_gpu_is_judged_by_emulation_where_the_engine_says_nothing(model, standin_gpu, least, monkeypatch):
-    """The stand-in's outputs are zeros; the sets of layers are judged all the same, and those that harm leave INT8."""
+def test_a_budget_on_the_gpu_is_judged_by_emulation_without_engine_outputs(model, standin_gpu, least, monkeypatch):
+    """The stand-in's outputs are zeros; sets of layers are judged by emulation, and sensitive layers leave INT8."""
     from whet.builder.precision.accuracy_budget import Judge
 
     monkeypatch.setattr(Judge, "engine", lambda *_: None)
@@ -166,7 +166,7 @@ def test_a_budget_on_the_gpu_is_judged_by_emulation_where_the_engine_says_nothin
 @RUNS
 @pytest.mark.parametrize("batch", [1, 8])
 def test_calibrated_engines_of_a_gpu_are_verified_and_near_fp32(batch):
-    """The whole way on a real GPU, at the built batch: every layer against the reference of the same integers."""
+    """End to end on a real GPU, at the built batch: every layer against the reference of the same integers."""
     net = residual()
     rng = np.random.default_rng(3)
     feeds = [{"x": rng.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(8)]

@@ -1,4 +1,4 @@
-"""Quantized convolutions of few channels by tiles of the image: how filters are packed, what is refused, and what the kernel computes."""
+"""Quantized few-channel convolutions by image tiles: packing of filters, refusals, and results of the kernel."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,11 @@ from test_quantized_pool import by_registers
 from whet.backends.cuda import driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
-from whet.builder.precision.int8 import prepared
+from whet.builder.precision.int8 import prepare
 from whet.network import Network, parse_type
 from whet.ops import run_regions
 from whet.passes import lower
-from whet.precision import Range, Ranges, find_places, quantize
+from whet.precision import Range, Ranges, find_quantization_sites, quantize
 from whet.tactics import TACTICS, load_tactics
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized.qconv_few_channel import few_channel_integer_reason, few_channel_registers, tiles8
@@ -23,7 +23,7 @@ HOPPER = CompileOnlyGpu()
 
 
 def layer_of(image=(2, 32, 20, 24), channels=32, filters=(3, 3), stride=1, pads=(1, 1, 1, 1), act="Silu", added="", low=-1.0):
-    """The quantized convolution of a small network; `added`: "before" or "behind" its activation, a tensor of the same size."""
+    """The quantized convolution of a small network; `added`: "before" or "behind" its activation a tensor of the same shape is added."""
     rng = np.random.default_rng(0)
     net = Network("narrow")
     x = net.add("Relu", net.add_input("x", parse_type("f32[" + ",".join(map(str, image)) + "]")))
@@ -34,11 +34,11 @@ def layer_of(image=(2, 32, 20, 24), channels=32, filters=(3, 3), stride=1, pads=
     y = net.add("Mul", y, net.add("Sigmoid", y)) if act == "Silu" else net.add(act, y)
     y = net.add("Add", y, other) if added == "behind" else y
     behind = net.constant((rng.standard_normal((16, channels, 2, 2)) / 8).astype(np.float32), "v")
-    for value, name in ((y, "y"), (other, "u")):  # what convolutions read becomes integers
+    for value, name in ((y, "y"), (other, "u")):  # inputs of convolutions become integers
         if value is not None:
             net.mark_output(net.add("Conv", value, behind, None), name)
-    made = prepared(net, CONFIG)
-    lowered, _ = lower(quantize(made, Ranges({t.name: Range(low, 4.0) for t in find_places(made).roots})), refuses=lambda layer: None)
+    made = prepare(net, CONFIG)
+    lowered, _ = lower(quantize(made, Ranges({t.name: Range(low, 4.0) for t in find_quantization_sites(made).roots})), refuses=lambda layer: None)
     return next(x for x in lowered.layers if x.composite == "Conv" and x.outputs[0].dtype.bits == 8)
 
 
@@ -57,7 +57,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_it_takes_such_layers(name):
+def test_few_channel_layers_are_accepted(name):
     load_tactics("cuda")
     mine, layer = TACTICS["cuda/qconv_few_channel"], layer_of(**SHAPES[name])
     (signature,) = mine.signatures(layer, HOPPER)
@@ -78,7 +78,7 @@ def test_it_takes_such_layers(name):
         ({"stride": 3}, "strides of 1 or 2"),
     ],
 )
-def test_what_it_does_not_do_is_refused_with_the_reason(changed, why):
+def test_refusals_give_the_reason(changed, why):
     load_tactics("cuda")
     mine, layer = TACTICS["cuda/qconv_few_channel"], layer_of(**changed)
     assert why in mine.refuses(layer, mine.signatures(layer, HOPPER)[0], HOPPER)
@@ -102,7 +102,7 @@ def test_gpus_without_these_products_and_other_activations_are_refused():
     ids=str,
 )
 def test_filters_packed_for_rows_of_a_tile_are_the_convolution(s):
-    """Even and odd columns apart where the stride is 2, as the copies of qconv_few_channel.cu bring them."""
+    """Even and odd columns separated for stride 2, in the order of the copies in qconv_few_channel.cu."""
     rng = np.random.default_rng(3)
     image, filters = rng.integers(0, 256, (s.h, s.w, s.c)), rng.integers(-128, 128, (s.k, s.c, s.r, s.s)).astype(np.int8)
     tall, step, side = by_registers(few_channel_registers(filters, s).astype(np.int64)), s.stride[0], 64 // s.k
@@ -132,7 +132,7 @@ def test_filters_packed_for_rows_of_a_tile_are_the_convolution(s):
 @pytest.mark.gpu
 @pytest.mark.skipif(driver.available() is not None, reason=str(driver.available()))
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_instance_gives_the_reference(name):
+def test_every_instance_equals_the_reference(name):
     from test_tactics import compute
 
     from whet.backends import get_backend

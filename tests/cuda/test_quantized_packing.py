@@ -1,4 +1,4 @@
-"""What is packed for 8-bit kernels, against plain arithmetic: rows of weights, biases at borders, limits folded into factors."""
+"""Operands packed for 8-bit kernels, against plain arithmetic: rows of weights, biases at borders, limits folded into factors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _rng = np.random.default_rng(11)
 
 
 def quantized_conv(zero: int, low: float | None, high: float | None, stored: str, stored_zero: int, silu: str = "", **attrs):
-    """(parts, weights, bias): a Conv of u8[1,16,7,6] with 24 filters of 3 x 3; `silu` may have something added "before" or "behind" it."""
+    """(parts, weights, bias): a Conv of u8[1,16,7,6] with 24 filters of 3 x 3; `silu` may have a residual "before" or "behind" it."""
     w, bias = _rng.integers(-127, 128, (24, 16, 3, 3)).astype(np.int8), _rng.standard_normal(24).astype(np.float32)
 
     def build(body, values):
@@ -49,7 +49,7 @@ def quantized_conv(zero: int, low: float | None, high: float | None, stored: str
     return net, parts, w, bias
 
 
-def test_rows_of_weights_give_each_lane_neighbouring_channels():
+def test_rows_of_weights_give_each_lane_adjacent_channels():
     k, c = 40, 16
     w = np.broadcast_to(np.arange(k, dtype=np.int8)[:, None, None, None], (k, c, 1, 1))
     rows = pack_weights8(w, 32)[:, 0, 0, 0].reshape(2, 4, 4, 2)  # [32s][j][lane of the quad][element]: columns 8j + 2q + e of the product
@@ -62,7 +62,7 @@ def test_rows_of_weights_give_each_lane_neighbouring_channels():
 
 @pytest.mark.parametrize("zero", [0, 93])
 @pytest.mark.parametrize(("pads", "strides"), [((1, 1, 1, 1), (1, 1)), ((2, 0, 1, 1), (2, 1)), ((0, 0, 0, 0), (1, 2))])
-def test_biases_take_the_zero_point_back_where_padding_is_the_integer_0(zero, pads, strides):
+def test_biases_correct_the_zero_point_at_zero_padding(zero, pads, strides):
     _net, parts, w, bias = quantized_conv(zero, None, None, "i8", 0, pads=pads, strides=strides)
     s, made = conv_shape_of(parts), match_quantized_epilogue(parts)
     found = factors(parts, made, w, s, parts.view.inputs[parts.place(parts.head.inputs[2])])
@@ -88,7 +88,7 @@ def test_biases_take_the_zero_point_back_where_padding_is_the_integer_0(zero, pa
 @pytest.mark.parametrize(
     ("low", "high", "stored", "zero"), [(0, 6, "u8", 0), (0, 1e30, "u8", 0), (-1, 3.03, "i8", -20), (None, None, "i8", 7), (0, 1e30, "u8", 250)]
 )
-def test_folded_limits_are_those_of_the_clip_and_of_the_integers(low, high, stored, zero):
+def test_folded_limits_combine_the_clip_and_the_integer_range(low, high, stored, zero):
     _net, parts, *_ = quantized_conv(0, low, high, stored, zero, pads=(1, 1, 1, 1))
     made = match_quantized_epilogue(parts)
     assert folds(made, stored)
@@ -100,7 +100,7 @@ def test_folded_limits_are_those_of_the_clip_and_of_the_integers(low, high, stor
     clipped = real if low is None else np.clip(real, low, high)
     wanted = np.clip(np.rint(clipped / np.float32(0.05)) + zero, bottom, top)
     assert np.abs(got - wanted).max() <= 1
-    assert (got != wanted).mean() < 0.002, "only where a number lies between two integers"
+    assert (got != wanted).mean() < 0.002, "only if a value is halfway between two integers"
 
 
 @pytest.mark.parametrize(("stored", "zero"), [("u8", 6), ("i8", -121), ("u8", 200)])
@@ -121,7 +121,7 @@ def test_silu_in_parts_of_the_range(silu, stored, zero):
     bottom, top = (0, 255) if stored == "u8" else (-128, 127)
     wanted = np.clip(np.rint(y / np.float32(0.05)) + zero, bottom, top)
     assert np.abs(got - wanted).max() <= 1
-    assert (got != wanted).mean() < 0.002, "only where a number lies between two integers"
+    assert (got != wanted).mean() < 0.002, "only if a value is halfway between two integers"
     assert finish.residual == {"alone": 0, "before": 1, "behind": 2}[silu]
 
 

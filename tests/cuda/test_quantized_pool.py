@@ -1,4 +1,4 @@
-"""The quantized first convolution with its pooling and the image's quantization: how it is made, and what its kernel computes."""
+"""The quantized stem fused with its pooling and the quantization of the image: the pass that forms it, and results of the kernel."""
 
 import numpy as np
 import pytest
@@ -7,11 +7,11 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
-from whet.builder.precision.int8 import prepared
+from whet.builder.precision.int8 import prepare
 from whet.network import Network, parse_type
 from whet.ops import run_regions
 from whet.passes import lower
-from whet.precision import Range, Ranges, find_places, quantize
+from whet.precision import Range, Ranges, find_quantization_sites, quantize
 from whet.tactics import TACTICS, load_tactics
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.stem.qstem_overlap import fragments, places_of_steps
@@ -20,7 +20,7 @@ CONFIG = BuildConfig(backend="cuda", precisions=("fp16", "int8"), timing_cache="
 
 
 def stem(image=(2, 3, 32, 32), filters=7, stride=2, pool=(3, 2, 1), act="Relu", skewed=False, channels=64, pads=None):
-    """A quantized network of a first convolution, pooling, and a 1x1 convolution behind it."""
+    """A quantized network of a stem, pooling, and a 1x1 convolution."""
     rng = np.random.default_rng(0)
     net = Network("stem")
     x = net.add_input("x", parse_type("f32[" + ",".join(map(str, image)) + "]"))
@@ -34,14 +34,15 @@ def stem(image=(2, 3, 32, 32), filters=7, stride=2, pool=(3, 2, 1), act="Relu", 
     size, step, pad = pool  # size 0: not pooled
     y = net.add("MaxPool", y, kernel_shape=(size, size), strides=(step, step), pads=(pad,) * 4) if size else y
     net.mark_output(net.add("Conv", y, net.constant((rng.standard_normal((32, channels, 1, 1)) / 8).astype(np.float32), "w1"), None), "y")
-    made = prepared(net, CONFIG)
+    made = prepare(net, CONFIG)
     low = -1.0 if skewed else -3.0
-    ranges = {t.name: Range(low if t.name == "x" else 0.0 if act == "Relu" else -4.0, 3.0 if t.name == "x" else 4.0) for t in find_places(made).roots}
+    roots = find_quantization_sites(made).roots
+    ranges = {t.name: Range(low if t.name == "x" else 0.0 if act == "Relu" else -4.0, 3.0 if t.name == "x" else 4.0) for t in roots}
     return quantize(made, Ranges(ranges))
 
 
 def whole(net, composite="ConvPool"):
-    """The layer that the pass makes, as candidates see it."""
+    """The layer as formed by the pass and seen by candidates."""
     lowered, _ = lower(net, refuses=lambda layer: None)
     return next(x for x in lowered.layers if x.composite == composite)
 
@@ -64,7 +65,7 @@ def test_without_pooling_the_convolution_reads_the_image_itself(standin_gpu):
     assert plan.choices[first.name].inputs[0] == ("linear", "f32")
 
 
-def test_it_is_taken_apart_where_its_parts_are_faster(standin_gpu):
+def test_it_is_unfused_if_its_parts_are_faster(standin_gpu):
     standin_gpu["pooled"] = 30.0
     plan = build(stem(), BuildConfig(**{**vars(CONFIG), "verify": False}))
     assert [x.composite or x.op for x in plan.network.layers if x.op != "Reformat"] == ["QuantizeLinear", "Conv", "MaxPool", "Conv"]
@@ -83,7 +84,7 @@ def test_it_is_taken_apart_where_its_parts_are_faster(standin_gpu):
         ({"image": (1, 3, 16, 320)}, (None, "160 columns")),
     ],
 )
-def test_what_a_kernel_does_not_do_is_refused_with_the_reason(changed, why):
+def test_refusals_give_the_reason(changed, why):
     load_tactics("cuda")
     machine = CompileOnlyGpu()
     layer = whole(stem(**changed))
@@ -95,7 +96,7 @@ def test_what_a_kernel_does_not_do_is_refused_with_the_reason(changed, why):
 
 
 def by_registers(packed):
-    """The tall operand [64, step, 32] from the registers that wgmma takes it from (PTX: m64k32, 8 bits)."""
+    """Operand A [64, step, 32] from the registers of wgmma (PTX: m64k32, 8 bits)."""
     tall = np.zeros((64, len(packed), 32), np.int64)
     for thread in range(128):
         for register in range(4):
@@ -115,7 +116,7 @@ def by_registers(packed):
     ],
     ids=str,
 )
-def test_filters_packed_for_places_of_two_by_two_pixels_are_the_convolution(s):
+def test_filters_packed_for_blocks_of_two_by_two_pixels_equal_the_convolution(s):
     rng = np.random.default_rng(3)
     image, filters = rng.integers(-128, 128, (s.c, s.h, s.w)), rng.integers(-128, 128, (s.k, s.c, s.r, s.s)).astype(np.int8)
     tall, steps, side = by_registers(fragments(filters, s).astype(np.int64)), places_of_steps(s), 64 // s.k
@@ -124,7 +125,7 @@ def test_filters_packed_for_places_of_two_by_two_pixels_are_the_convolution(s):
 
     def place(row, column):  # 16 bytes: two rows, two columns, channels
         seen = wide[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].transpose(1, 2, 0).reshape(-1)
-        return np.concatenate([seen, np.full(16 - seen.size, 77)])  # what lies behind the channels counts nothing
+        return np.concatenate([seen, np.full(16 - seen.size, 77)])  # bytes after the channels have no effect
 
     for p in range(0, s.p, side):
         for q in range(s.q):
@@ -158,7 +159,7 @@ SHAPES = {
 @pytest.mark.gpu
 @pytest.mark.skipif(driver.available() is not None, reason=str(driver.available()))
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_instance_gives_the_reference(name):
+def test_every_instance_equals_the_reference(name):
     from test_tactics import compute
 
     from whet.backends import get_backend

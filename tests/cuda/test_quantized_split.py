@@ -1,4 +1,4 @@
-"""Convolutions of 8 bits whose sums several blocks share, and those whose steps have slots of their own: offered for few pixels, right on a GPU."""
+"""8-bit convolutions split over blocks along K, and with slots for every step: offered for few pixels, correct on a GPU."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ CASES = {
 
 
 def made(name):
-    """The network of a case (which keeps its layer alive), the layer, its arrays, signature, configurations that share sums, and with own slots."""
+    """The network of a case (it keeps its layer alive), the layer, its arrays, signature, split-K configurations, and those with own slots."""
     net, layer, arrays = sample_layer("Fused", CASES[name])
     signature = QCONV.signatures(layer, HOPPER)[0]
     found = [dict(c) for c in QCONV.configs(layer, signature, HOPPER)]
@@ -42,7 +42,7 @@ def made(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_few_pixels_have_both_ways(name):
+def test_few_pixels_have_split_and_own_slot_configurations(name):
     _, _, _, _, split, once = made(name)
     assert split
     assert once
@@ -50,7 +50,7 @@ def test_few_pixels_have_both_ways(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
-def test_both_ways_match_the_reference(gpu, name):
+def test_split_and_own_slot_configurations_match_the_reference(gpu, name):
     _, layer, arrays, signature, split, once = made(name)
     want = reference(layer, arrays)[0]
     for config in [*split[:MOST], *once[:MOST]]:

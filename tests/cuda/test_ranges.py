@@ -1,4 +1,4 @@
-"""Ranges as a profiler gets them: NVTX loads a listener in Nsight Systems' place, by the variable that names the profiler's own library."""
+"""Profiler ranges: NVTX loads a listener in place of Nsight Systems, through the environment variable that names the profiler's library."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def hears(tmp_path_factory):
-    """Runs a program under the listener; what was heard, by lines."""
+    """Runs a program under the listener and returns the recorded lines."""
     folder = tmp_path_factory.mktemp("listener")
     library, heard = folder / "listener.so", folder / "heard.txt"
     subprocess.run([COMPILER, "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library), str(HERE / "nvtx_listener.c")], check=True)
@@ -95,6 +95,6 @@ def test_every_kernel_is_launched_in_the_range_of_its_nodes(hears):
     nodes = [line.removeprefix("node ") for line in said if line.startswith("node ")]
     named = list(dict.fromkeys(n for n in shown if n in nodes))
     assert len(nodes) == 12
-    assert set(nodes) - set(named) <= {"/Flatten"}, "all but what only renames its bytes"
+    assert set(nodes) - set(named) <= {"/Flatten"}, "all layers except pure views"
     assert named == [n for n in nodes if n in named], "in their order"
     assert kernels >= 5

@@ -1,4 +1,4 @@
-"""Reductions by eights: the walks reach what the op means and nothing else; on a GPU every op (contract samples: test_tactics.py)."""
+"""Vectorized reductions: the index walks reach exactly the elements of the op; on a GPU every op (contract samples: test_tactics.py)."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from test_tactics import HOPPER, compute, judge, planned, reference
 from whet.ops import Sample, sample_layer
 from whet.tactics.cuda.norm.reduce import _OPS, Reduce, _by_eights, _walks
 
-#: shape, axes, which walk goes by eights: 1 the reduced elements, 2 the results, 0 neither
+# : shape, axes, vectorized walk: 1 the reduced elements, 2 the results, 0 neither
 CASES = [
     ("[2,7,9,64]", (1, 2), 2), ("[1,96,48]", (1,), 2), ("[3,5,2048]", (2,), 1), ("[4,8,16,40]", (1, 3), 1), ("[4,6,5,24]", (0, 2), 2),
     ("[6,4096]", (0, 1), 1), ("[5,33]", (1,), 0), ("[7,12,3]", (1,), 0), ("[2,4,8,12,16]", (1, 3), 2),
@@ -21,7 +21,7 @@ def layer_of(shape, axes, op="ReduceSum"):
 
 
 def places(walk, eights):
-    """Where the elements of a walk lie, in its order; a step of eights stands for its eight."""
+    """Offsets of the elements of a walk, in order; a vectorized step covers eight elements."""
     sizes, steps = walk
     at = np.tensordot(np.indices(sizes), steps, (0, 0)).reshape(-1)
     return (at[:, None] + np.arange(8)).reshape(-1) if eights else at
@@ -46,7 +46,7 @@ def test_walks_reach_every_element_of_a_result_once(shape, axes, wide):
 @pytest.mark.parametrize(("shape", "axes", "wide"), CASES, ids=str)
 def test_every_op_along_every_axis(gpu, op, shape, axes, wide):
     layer, arrays = layer_of(shape, axes, op)
-    if op in ("ReduceLogSum", "ReduceProd"):  # logarithms of sums above 0; products that stay in range
+    if op in ("ReduceLogSum", "ReduceProd"):  # logarithms of positive sums; products that stay in range
         arrays[0] = (1 + 0.01 * np.abs(arrays[0])).astype(np.float32)
     ran = 0
     for t, signature, config, kernel in planned(layer, gpu):

@@ -1,4 +1,4 @@
-"""Resize by tables: what they say is what the op means, machine code, refusals; on a GPU real sizes (contract samples: test_tactics.py)."""
+"""Resize by tables: tables equal the definition of the op, machine code, refusals; on a GPU real sizes (contract samples: test_tactics.py)."""
 
 import re
 
@@ -19,7 +19,7 @@ FLOATS = [s for s in OPS["Resize"].samples if not str(s.inputs[0]).startswith(("
 
 
 @pytest.mark.parametrize("sample", FLOATS, ids=str)
-def test_tables_say_what_the_op_means(sample):
+def test_tables_equal_the_definition_of_the_op(sample):
     _, layer, arrays = sample_layer("Resize", sample)
     y, beyond = arrays[0].astype(np.float64), None
     for a in resampled(layer):
@@ -55,7 +55,7 @@ def test_refusals_say_why():
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_machine_code(kind, tmp_path):
     text = sass(compile_cubin(source("resize.cu", {"TYPE": kind, "VEC": 8}), cached=False), tmp_path)
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert re.search(r"LDG\.E\.128", text), "16-byte accesses"
     compile_cubin(source("resize.cu", {"TYPE": kind, "VEC": 1}), arch="sm_80", cached=False)
 

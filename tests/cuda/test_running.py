@@ -1,4 +1,4 @@
-"""Engines on a GPU through the public runtime: asynchronous runs, torch tensors in place, several contexts at once, shapes of a profile, faults."""
+"""Engines on a GPU through the public runtime: asynchronous runs, torch tensors without copies, parallel contexts, profile shapes, faults."""
 
 import os
 import subprocess
@@ -19,14 +19,14 @@ from whet.runtime import Runtime
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(driver.available() is not None, reason=str(driver.available())),
-    # torch announces its own changes; they are no errors of ours
+    # torch warns about its own deprecations; those are not our errors
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 CONFIG = BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1)
 
 
 def network(batch="N", kind="f16"):
-    """Two convolutions, softmax over channels; row-major outside, channels last inside."""
+    """Two convolutions, softmax over channels; row-major inputs and outputs, channels-last intermediates."""
     rng = np.random.default_rng(0)
     net = Network("net")
     x = net.add_input("x", parse_type(f"{kind}[{batch},16,12,12]"))
@@ -53,7 +53,7 @@ def close(got, want):
     return np.abs(got.astype(np.float64) - want.astype(np.float64)).max() < 4e-3
 
 
-def test_every_batch_of_a_profile_gives_the_reference_and_keeps_its_graph(dynamic):
+def test_every_batch_of_a_profile_equals_the_reference_and_keeps_its_graph(dynamic):
     engine, net = dynamic
     context = engine.create_context()
     for batch in (1, 3, 8, 3, 1):
@@ -65,7 +65,7 @@ def test_every_batch_of_a_profile_gives_the_reference_and_keeps_its_graph(dynami
         context.run({"x": feed(9)})
 
 
-def test_torch_tensors_are_bound_in_place_and_runs_follow_torchs_stream(dynamic):
+def test_torch_tensors_are_bound_without_copies_and_runs_use_torchs_stream(dynamic):
     torch = pytest.importorskip("torch")
     engine, net = dynamic
     context = engine.create_context()
@@ -76,7 +76,7 @@ def test_torch_tensors_are_bound_in_place_and_runs_follow_torchs_stream(dynamic)
     assert context.bind("y", y) == ""
     stream, kept = torch.cuda.Stream(), []
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # inputs change between runs, all on one stream: nothing waits on the host
+    with torch.cuda.stream(stream):  # inputs change between runs, all on one stream, without waiting on the host
         for a in host:
             x.copy_(torch.from_numpy(a).pin_memory(), non_blocking=True)
             pending = context.enqueue(stream)
@@ -86,12 +86,12 @@ def test_torch_tensors_are_bound_in_place_and_runs_follow_torchs_stream(dynamic)
     stream.synchronize()
     for a, got in zip(host, kept, strict=True):
         assert close(got.cpu().numpy(), run_network(net, {"x": a})["y"])
-    x.copy_(torch.from_numpy(host[2]))  # on the default stream: execute() comes after it
+    x.copy_(torch.from_numpy(host[2]))  # on the default stream: execute() is ordered after it
     context.execute()
     assert close(y.cpu().numpy(), run_network(net, {"x": host[2]})["y"])
 
 
-def test_outputs_without_an_array_are_seen_by_torch_without_a_copy(dynamic):
+def test_allocated_outputs_are_shared_with_torch_without_a_copy(dynamic):
     torch = pytest.importorskip("torch")
     engine, net = dynamic
     context = engine.create_context()
@@ -138,7 +138,7 @@ def test_contexts_in_threads_and_on_streams_do_not_disturb_each_other(dynamic):
     assert sorted(done) == [0, 1, 2, 3]
 
 
-def test_without_a_graph_the_same_comes_out(dynamic):
+def test_results_without_a_graph_are_the_same(dynamic):
     engine, net = dynamic
     context = engine.create_context()
     x = feed(4, 5)
@@ -153,7 +153,7 @@ def test_without_a_graph_the_same_comes_out(dynamic):
     assert close(with_graph, run_network(net, {"x": x})["y"])
 
 
-def test_a_large_batch_is_verified_and_a_kernel_wrong_at_one_place_is_found():
+def test_verification_of_a_large_batch_finds_one_wrong_element():
     plan = build(network(96, "f32"), BuildConfig(**{**vars(CONFIG), "precisions": ("fp16",)}))
     said = plan.report.verification
     assert said.failures == []
@@ -228,7 +228,7 @@ def test_a_faulting_kernel_poisons_its_engine_and_the_process_goes_on():
     assert lines[2] == "AGAIN True" or (lines[2].startswith("NO") and "new process" in lines[2]), lines
 
 
-def test_times_of_exec_are_the_gpus_own(dynamic):
+def test_times_of_exec_come_from_gpu_events(dynamic):
     from whet.cli._measure_gpu import measure_gpu
 
     engine, _ = dynamic
@@ -242,8 +242,8 @@ def test_times_of_exec_are_the_gpus_own(dynamic):
         assert all(a.startComputeMs <= b.startComputeMs for a, b in zip(m.traces, m.traces[1:], strict=False))
 
 
-def test_an_emptied_cache_costs_time():
-    """33 MB of weights, which the cache holds from query to query: out of memory they take 8 us at least."""
+def test_an_evicted_cache_costs_time():
+    """33 MB of weights, which stay in the cache between queries: from memory they take at least 8 us."""
     from whet.cli._measure_gpu import measure_gpu
 
     rng = np.random.default_rng(0)
@@ -255,12 +255,12 @@ def test_an_emptied_cache_costs_time():
     engine = Runtime("cuda").load(build(net, CONFIG))
     data = {"x": rng.standard_normal((8, 2048)).astype(np.float16)}
     runs = [measure_gpu(engine, 0, data, warmup_ms=20, duration_s=0.1, transfers=False, cold=cold) for cold in (False, True)]
-    warm, cold = (np.min([t.compute for t in run.traces]) for run in runs)  # the least: others who use the GPU empty the cache as well
+    warm, cold = (np.min([t.compute for t in run.traces]) for run in runs)  # the minimum: other users of the GPU evict the cache as well
     assert cold > warm + 0.002
-    assert cold < warm + 0.1, "what empties the cache is not timed"
+    assert cold < warm + 0.1, "the eviction is not timed"
 
 
-def test_no_memory_is_told_with_the_plans_sizes(dynamic):
+def test_out_of_memory_errors_give_the_sizes_of_the_plan(dynamic):
     engine, _ = dynamic
     context = engine.create_context()
     from whet.errors import BackendError
@@ -271,7 +271,7 @@ def test_no_memory_is_told_with_the_plans_sizes(dynamic):
         context.run({"x": feed(4)})
 
 
-def test_a_layer_without_a_kernel_runs_on_the_host_where_that_is_allowed():
+def test_a_layer_without_a_kernel_runs_on_the_host_if_allowed():
     from whet.errors import NoTacticError
 
     net = Network("net")

@@ -26,7 +26,7 @@ from whet.tactics.cuda.sparse._tile import SHARED_LIMIT, SparseTile, candidate_t
 
 TACTICS = [t for t in tactics_of("cuda") if "/sparse_" in t.name]
 PAD = {"pads": (1, 1, 1, 1)}
-#: several tiles along channels and pixels, K steps in two turns of every ring, all epilogues
+# : several tiles along channels and pixels, K steps that wrap every ring twice, all epilogues
 LARGE = {
     "3x3": conv("f32[8,256,14,14]", 512, 3, added="before", **PAD),
     "3x3 strided": conv("f32[8,128,29,27]", 264, 3, strides=(2, 2), activation="HardSigmoid", **PAD),
@@ -52,26 +52,26 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("tile", "types", "im2col", "finish"), TEXTS, ids=str)
-def test_sparse_kernels_use_what_hopper_has(tile, types, im2col, finish, tmp_path):
+def test_sparse_kernels_use_hopper_instructions(tile, types, im2col, finish, tmp_path):
     assert tile.why_invalid(types.in_size, types.out_size, finish.residual > 0) is None
     text = sass(compile_cubin(sparse_text(sparse_constants(tile, types, im2col, finish)), cached=False), tmp_path)
     product = {"f16": "HGMMA.SP", "bf16": "HGMMA.SP", "f8e4m3": "QGMMA.SP"}.get(types.source, "IGMMA.SP")
     found = [line for line in text.splitlines() if "GMMA." in line]
     assert len(found) == 4 * tile.mi, "two instructions per 64 rows, in two copies of the loop's body"
     assert all(product in line for line in found)
-    assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG.2D") in text, "inputs come by bulk copies"
+    assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG.2D") in text, "inputs are loaded by bulk copies"
     assert (".MULTICAST" in text) == (tile.cluster > 1)
     assert "UTMASTG" in text
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
     loop = text[text.index(product) : text.rindex(product)]
-    assert "MEMBAR" not in loop, "slots are given back without a fence"
+    assert "MEMBAR" not in loop, "slots are released without a fence"
     assert "R2UR" not in loop, "descriptors stay in uniform registers"
 
 
 @pytest.mark.parametrize(("tile", "types", "im2col", "finish"), TEXTS[:1] + TEXTS[4:6], ids=str)
 def test_metadata_of_a_step_outlives_its_products(tile, types, im2col, finish, tmp_path):
-    """A product reads its metadata register when it runs, after later instructions were issued: the next step must use others."""
+    """A product reads its metadata register at execution, after later instructions were issued: the next step must use other registers."""
     text = sass(compile_cubin(sparse_text(sparse_constants(tile, types, im2col, finish)), cached=False), tmp_path)
     products = [line.split(";")[0] for line in text.splitlines() if "GMMA.SP" in line]
     registers = [re.findall(r" (R\d+)\b", line)[-1] for line in products]
@@ -109,7 +109,7 @@ def test_packed_operands_have_rows_of_all_tiles():
 
 
 def changed(sample, edit):
-    """The layer of a sample whose weights were edited."""
+    """The layer of a sample with edited weights."""
     inputs = [a.copy() if isinstance(a, np.ndarray) and a.ndim > 1 else a for a in sample.inputs]
     edit(next(a for a in inputs if isinstance(a, np.ndarray) and a.ndim > 1))
     _, layer, _ = layer_of_sample("Fused", Sample(inputs, sample.attrs, sample.regions))

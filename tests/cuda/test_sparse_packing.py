@@ -1,4 +1,4 @@
-"""2:4 weights as the sparse tensor cores read them: round trips, the metadata registers against the layout of the instruction, and errors."""
+"""2:4 weights in the format of the sparse tensor cores: round trips, metadata registers against the layout of the instruction, and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _rng = np.random.default_rng(24)
 
 
 def sparse_matrix(rows, columns, dtype, kept=2):
-    """A matrix with at most `kept` non-zeros in each group of four, at random positions; about a tenth of those are zero too."""
+    """A matrix with at most `kept` non-zeros in each group of four, at random positions; about a tenth of those are zero as well."""
     values = _rng.integers(-100, 101, (rows, columns // 4, 4))
     order = _rng.permuted(np.tile(np.arange(4), (rows, columns // 4, 1)), axis=-1)
     values[(order >= kept) | (_rng.random(values.shape) < 0.1)] = 0
@@ -30,7 +30,7 @@ def test_round_trip(dtype, kept, shape):
     assert compressed.values.dtype == matrix.dtype
     assert compressed.values.shape == (shape[0], shape[1] // 2)
     first, second = compressed.metadata & 3, compressed.metadata >> 2
-    assert (first < second).all(), "the instruction wants positions in rising order"
+    assert (first < second).all(), "the instruction needs positions in ascending order"
     assert (second < 4).all()
     assert np.array_equal(decompress(compressed).astype(np.float32), matrix.astype(np.float32))
 
@@ -78,7 +78,7 @@ def test_rows_without_whole_groups_are_refused():
 
 
 def instruction_metadata(words, instruction, size):
-    """[64, groups]: metadata of one instruction, read from the registers of 128 threads by the layout that CUTLASS gives for it.
+    """[64, groups]: metadata of one instruction, read from the registers of 128 threads in the layout given by CUTLASS.
 
     CUTLASS, mma_traits_sm90_gmma_sparse.hpp: ELayout_64x32 and ELayout_64x64 map (thread, bit pair) to element m + 64 * k.
     """
@@ -125,7 +125,7 @@ def test_metadata_of_part_of_a_step_is_refused():
         register_metadata(np.zeros((64, 8), np.uint8), 2)
 
 
-def test_paired_rows_are_neighbours_in_a_thread():
+def test_paired_rows_are_adjacent_in_a_thread():
     rows = pair_rows(np.arange(48)[:, None])[:, 0]
     for warp in range(3):
         for g in range(8):

@@ -1,4 +1,4 @@
-"""Squeeze and excitation in one launch, quantized convolutions with products behind them: candidates share out all work, others are refused."""
+"""Squeeze and excitation in one launch, and quantized convolutions followed by products: candidates partition all work, others are refused."""
 
 import pytest
 
@@ -38,14 +38,14 @@ def test_clusters_hold_the_whole_image(image, hidden):
 
 
 @pytest.mark.parametrize("changes", [{"channels": 3}, {"channels": 16}, {"pixels": 1, "channels": 1}, {"threads": 128}, {"pixels": 64}], ids=str)
-def test_wrong_ways_are_refused(changes):
+def test_invalid_configurations_are_refused(changes):
     _net, layer, signature, found = offered("squeeze_excite", squeeze_excite_sample("f32[1,32,56,56]", 8))
     TACTICS["squeeze_excite"].plan(layer, signature, found[0], HOPPER)
     with pytest.raises(PlanRefused):
         TACTICS["squeeze_excite"].plan(layer, signature, tuple({**dict(found[0]), **changes}.items()), HOPPER)
 
 
-def test_images_larger_than_a_cluster_stay_apart():
+def test_images_larger_than_a_cluster_are_not_fused():
     _net, layer, _ = sample_layer("Fused", squeeze_excite_sample("f32[1,64,640,640]", 8))
     tactic = TACTICS["squeeze_excite"]
     assert "no cluster" in tactic.refuses(layer, tactic.signatures(layer, HOPPER)[0], HOPPER)
@@ -59,7 +59,7 @@ def test_wrong_tiles_of_integers_are_refused(changes):
         TACTICS["qconv_then_pointwise"].plan(layer, signature, tuple({**dict(found[0]), **changes}.items()), HOPPER)
 
 
-def test_each_takes_its_own_kind_of_numbers():
+def test_each_tactic_accepts_only_its_types():
     for sample in (s for s in OPS["Fused"].samples if s.attrs["composite"] == "ConvThenPointwise"):
         _net, layer, _ = sample_layer("Fused", sample)
         able = [n for n in ("conv_then_pointwise", "qconv_then_pointwise") if TACTICS[n].signatures(layer, HOPPER)]
@@ -67,6 +67,6 @@ def test_each_takes_its_own_kind_of_numbers():
         assert able == ["qconv_then_pointwise" if integers else "conv_then_pointwise"]
 
 
-def test_another_type_between_is_refused():
+def test_another_intermediate_type_is_refused():
     _net, layer, _ = sample_layer("Fused", quantized_conv_then_pointwise_sample("i8[1,64,9,9]", 64, 128, between=("u8", 0)))
     assert "one type of integers" in TACTICS["qconv_then_pointwise"].why_not(layer)

@@ -1,4 +1,4 @@
-"""First convolutions straight from the image: how a filter's rows are filled up, when pixels come in pairs, and on a GPU the results."""
+"""Stems that read the image directly: padding of filter rows, loads of pixel pairs, and on a GPU the results."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from whet.tactics.cuda.stem.stem import float_taps, stem_constants
 
 TACTIC = get_tactic("cuda/stem")
 POOLED = get_tactic("cuda/stem_pool")
-#: image, filters, attributes, taps of a filled row, and whether pixels of a f32 image, channels first, come in pairs
+# : image, filters, attributes, taps of a padded row, and whether pixels of an f32 image, channels first, are loaded in pairs
 CASES = [
     ((2, 3, 40, 72), (32, 6, 6), {"pads": (2, 2, 2, 2), "strides": (2, 2)}, 6, True),
     ((1, 3, 31, 44), (64, 7, 7), {"pads": (3, 3, 3, 3), "strides": (2, 2)}, 8, False),
@@ -27,7 +27,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_rows_of_taps_are_filled_as_little_as_products_allow(case):
+def test_rows_of_taps_have_minimal_padding(case):
     *given, taps, pairs = case
     layer, arrays = layer_of(*given, False)
     s = conv_shape(layer)

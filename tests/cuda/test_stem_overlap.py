@@ -1,4 +1,4 @@
-"""First convolutions whose windows the tensor cores read where they lie: packed filters against places of the image, and on a GPU the results."""
+"""Stems whose overlapping windows are read in place by the tensor cores: packed filters against image positions, and on a GPU the results."""
 
 import re
 
@@ -15,7 +15,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network.types import F16, F32
 from whet.ops import run_regions
 from whet.tactics import get_tactic
-from whet.tactics._fused import source_place
+from whet.tactics._fused import source_index
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv.conv import conv_shape
@@ -34,10 +34,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_packed_filters_meet_the_places_of_a_window(case):
+def test_packed_filters_match_the_positions_of_a_window(case):
     layer, arrays = layer_of(*case, False)
     s = conv_shape(layer)
-    image = arrays[source_place(layer)]
+    image = arrays[source_index(layer)]
     left = s.pad[1] + s.pad[1] % 2 + 2 * lead(s)
     assert left % 4 == 0
     wide = np.zeros((s.n, 4, s.h + 32, left + s.w + 300))
@@ -61,14 +61,14 @@ def test_packed_filters_meet_the_places_of_a_window(case):
         np.testing.assert_allclose(sums / (1 + np.exp(-sums)), want, rtol=0.02, atol=0.02 * np.abs(want).max())
 
 
-def test_a_multiprocessor_holds_what_is_offered():
+def test_offered_tiles_fit_a_multiprocessor():
     layer, _ = layer_of(*CASES[0], False)
     signature = TACTIC.signatures(layer, HOPPER)[0]
     assert TACTIC.refuses(layer, signature, HOPPER) is None
     assert 4 <= len(TACTIC.configs(layer, signature, HOPPER)) <= 16
 
 
-def test_what_it_does_not_take_is_said():
+def test_refusals():
     for case, said in [
         (((1, 3, 20, 30), (32, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 2)}), "rows of 30 pixels"),
         (((1, 3, 20, 32), (32, 3, 3), {"pads": (1, 1, 1, 1)}), "stride 1"),
@@ -79,15 +79,15 @@ def test_what_it_does_not_take_is_said():
 
 
 @pytest.mark.parametrize(("tile", "image"), [(OverlapTile(4, 1, 4), F32), (OverlapTile(8, 2, 2), F32), (OverlapTile(8, 1, 2), F16)], ids=str)
-def test_its_machine_code_is_what_was_meant(tile, image, tmp_path):
+def test_machine_code(tile, image, tmp_path):
     s = ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))
     assert tile.unfit(s, image) is None
     text = sass(compile_cubin(source("stem_overlap.cu", tile.constants(s, PostOps(("silu", 0.0, 0.0)), image, F16)), cached=False), tmp_path)
-    assert text.count("HGMMA") == 9 * tile.th // tile.wgs, "18 places, two a step, for every row of a warpgroup"
-    assert not re.search(r"\b(LDSM|SHFL\.BFLY)\b", text), "operands are read where they lie, results are stored as they are"
+    assert text.count("HGMMA") == 9 * tile.th // tile.wgs, "18 positions, two per step, for every row of a warpgroup"
+    assert not re.search(r"\b(LDSM|SHFL\.BFLY)\b", text), "operands are read in place, results are stored without reordering"
     assert text.count("STG.E.128") == 2 * tile.th // tile.wgs
     assert ("LDG.E.128" if image == F32 else "LDG.E.64") in text
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 
 
 @pytest.mark.gpu

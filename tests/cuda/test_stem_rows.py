@@ -1,4 +1,4 @@
-"""First convolutions row by row: packed filters times overlapping windows are the convolution, and the machine code is what was meant."""
+"""Stems computed row by row: packed filters times overlapping windows equal the convolution, and the machine code has the intended instructions."""
 
 import re
 
@@ -13,7 +13,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network import static_shape
 from whet.ops import OPS, run_layer
 from whet.tactics import TACTICS
-from whet.tactics._fused import anchor
+from whet.tactics._fused import root_layer
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.stem import stem_rows as rows
 
@@ -36,7 +36,7 @@ def test_there_are_samples_of_every_filter():
 
 
 def ring_of(image, s, columns, first_column):
-    """Rows of the image as the kernel keeps them, [row, slot * 4], with ones and rows of padding; where the first window begins."""
+    """Rows of the image in the kernel's layout, [row, slot * 4], with rows of ones and padding; and the start of the first window."""
     lead, left = rows._lead(s), -(-rows._lead(s) // 4) * 4
     slots, x0 = rows._quads(s, columns) * 4, 2 * first_column - left
     out = np.zeros((s.h + 2 * s.r, slots, 4), np.float32)
@@ -48,7 +48,7 @@ def ring_of(image, s, columns, first_column):
 
 
 @pytest.mark.parametrize("i", SAMPLES)
-def test_windows_times_fragments_are_the_convolution(i):
+def test_windows_times_fragments_equal_the_convolution(i):
     layer, arrays = sample_layer("Fused", i)
     conv = rows._conv(layer)
     s = rows.conv_shape(conv)
@@ -56,13 +56,13 @@ def test_windows_times_fragments_are_the_convolution(i):
     config = TACTIC.configs(layer, signature, HOPPER)[-1]
     kernel = TACTIC.plan(layer, signature, config, HOPPER)
     numbers = kernel.packed[0].make().view(np.float16).astype(np.float32)
-    # a lane's registers of m64k16: rows g and g + 8 (two channels here), two elements of K at 2q, two more at 8 + 2q
+    # a lane's registers of m64k16: rows g and g + 8 (here two channels), two elements of K at 2q, two more at 8 + 2q
     fragments = numbers.reshape(-1, 4, 8, 4, 2, 2, 2)
     filters = np.zeros((64, len(fragments) * 16), np.float32)
     for step, w, g, q, half, which, e in np.ndindex(fragments.shape):
         filters[w * 16 + g * 2 + which, step * 16 + half * 8 + q * 2 + e] = fragments[step, w, g, q, half, which, e]
     columns = rows.Columns.of(static_shape(layer.outputs[0].shape)[3], dict(config)["wide"])
-    want = np.asarray(run_layer(anchor(conv), arrays)[0])
+    want = np.asarray(run_layer(root_layer(conv), arrays)[0])
     for tile in range(columns.tiles):
         first = 2 * tile * columns.wide - 8 * columns.skip
         ring, at = ring_of(arrays[0][0], s, columns, first)
@@ -89,5 +89,5 @@ def test_weights_stay_in_registers(constants, tmp_path):
     text = sass(compile_cubin(source("stem_rows.cu", constants), cached=False), tmp_path)
     assert text.count("HGMMA") == 3 * constants["R"] * constants["HALVES"], "three rows of results, every product once"
     assert text.count("WARPGROUP.DEPBAR") == 3, "products of a row follow each other without waiting"
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "STS.128" in text, "pixels go to shared memory by pairs"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "STS.128" in text, "pixels are stored to shared memory in pairs"

@@ -1,4 +1,4 @@
-"""First convolutions of f32 images in TF32: packed filters against places of the image, machine code, and on a GPU the results."""
+"""Stems of f32 images in TF32: packed filters against image positions, machine code, and on a GPU the results."""
 
 import re
 from itertools import pairwise
@@ -16,7 +16,7 @@ from test_tf32 import undealt
 from whet.backends.cuda.compile import compile_cubin
 from whet.ops import run_regions
 from whet.tactics import PlanRefused, get_tactic
-from whet.tactics._fused import source_place
+from whet.tactics._fused import source_index
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv.conv import conv_shape
@@ -43,7 +43,7 @@ def signature_of(layer):
 
 
 def plane_places(s, image, r, x):
-    """The pixels that the tap of row r and column x meets, as the kernel lays the image out: pixels of a phase side by side."""
+    """The pixels for the tap of row r and column x, in the kernel's layout: pixels of a phase are adjacent."""
     wide, left, x = np.zeros((s.n, 4, s.h + 32, s.w + 32)), s.pad[1] + lead(s), x + lead(s)
     assert left % 4 == 0, "the copy engine takes pieces of the image from every fourth column on"
     wide[:, : s.c, s.pad[0] : s.pad[0] + s.h, left : left + s.w] = image
@@ -54,12 +54,12 @@ def plane_places(s, image, r, x):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_packed_filters_meet_the_places_of_a_window(case):
+def test_packed_filters_match_the_positions_of_a_window(case):
     layer, arrays = layer_of(*case, False)
     s, signature = conv_shape(layer), signature_of(layer)
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
     packed = kernel.packed[0].make().view(np.float32).reshape(columns(s), row(s))
-    assert np.all(packed.view(np.uint32) & 0x1FFF == 0), "the tensor cores cut nothing off"
+    assert np.all(packed.view(np.uint32) & 0x1FFF == 0), "the tensor cores truncate no bits"
     filters = undealt(packed).astype(np.float64).reshape(columns(s), -1, 4)
     order = taps_in_order(s)
     assert sorted(order) == list(range(s.r * s.s))
@@ -70,7 +70,7 @@ def test_packed_filters_meet_the_places_of_a_window(case):
     assert not filters[:, len(order) :].any()
     sums = np.zeros((s.n, columns(s), s.p, s.q))
     for i, tap in enumerate(order):
-        sums += np.einsum("kc,nchw->nkhw", filters[:, i], plane_places(s, arrays[source_place(layer)], *divmod(tap, s.s)))
+        sums += np.einsum("kc,nchw->nkhw", filters[:, i], plane_places(s, arrays[source_index(layer)], *divmod(tap, s.s)))
     sums = sums[:, : s.k]
     want = run_regions(layer, arrays)[0]
     np.testing.assert_allclose(sums / (1 + np.exp(-sums)), want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
@@ -94,8 +94,8 @@ def test_a_bias_keeps_its_bits():
     ],
     ids=str,
 )
-def test_a_second_tap_of_a_step_lies_behind_its_first(s):
-    """As `place` in stem_tf32.cu: the descriptor's distance has no sign."""
+def test_the_second_tap_of_a_step_follows_the_first(s):
+    """As `place` in stem_tf32.cu: the descriptor's offset is unsigned."""
     tall, wide = StemTile(4, 1, 1).patch(s)
     pitch = wide // s.stride[1] * 16
     places = [(t // s.s, lead(s) + t % s.s) for t in taps_in_order(s)]
@@ -104,18 +104,18 @@ def test_a_second_tap_of_a_step_lies_behind_its_first(s):
     assert max(b - a for a, b in pairwise(at)) // 16 < 1 << 14, "fourteen bits of the descriptor"
 
 
-def test_a_multiprocessor_holds_what_is_offered():
+def test_offered_tiles_fit_a_multiprocessor():
     layer, _ = layer_of(*CASES[0], False)
     s, signature = conv_shape(layer), signature_of(layer)
     found = [StemTile.of(c) for c in TACTIC.configs(layer, signature, HOPPER)]
     assert 4 <= len(found) <= 12
     assert all(t.unfit(s) is None for t in found)
-    assert all(("math", "tf32") in t.config for t in found), "the judge and the table of layers know it by this"
+    assert all(("math", "tf32") in t.config for t in found), "verification and the table of layers recognize it by this"
     with pytest.raises(PlanRefused, match="tf32"):
         TACTIC.plan(layer, signature, found[0].config[:-1], HOPPER)
 
 
-def test_what_it_does_not_take_is_said():
+def test_refusals():
     for case, said in [
         (((1, 3, 20, 30), (32, 3, 3), {"pads": (1, 1, 1, 1)}), "rows of 30 pixels"),
         (((1, 3, 20, 32), (32, 3, 3), {"pads": (1, 1, 1, 1), "strides": (4, 4)}), "stride 4"),
@@ -138,16 +138,16 @@ def test_what_it_does_not_take_is_said():
     ],
     ids=str,
 )
-def test_its_machine_code_is_what_was_meant(tile, s, tmp_path):
+def test_machine_code(tile, s, tmp_path):
     assert tile.unfit(s) is None
     text = sass(compile_cubin(source("stem_tf32.cu", tile.constants(s, SILU)), cached=False), tmp_path)
     products = re.findall(rf"HGMMA\.64x{columns(s)}x8\.F32\.TF32", text)
     assert len(products) == -(-s.r * s.s // 2) * tile.th // tile.wgs, "two taps a step, for every row"
-    assert "UTMALDG.4D" in text, "the image comes by bulk copies"
-    assert not re.search(r"\b(LDG|LDSM|SHFL\.BFLY)\b", text), "operands are read where they lie, results are stored as they are"
+    assert "UTMALDG.4D" in text, "the image is loaded by bulk copies"
+    assert not re.search(r"\b(LDG|LDSM|SHFL\.BFLY)\b", text), "operands are read in place, results are stored without reordering"
     assert text.count("STG.E.128") == columns(s) // 16 * 2 * tile.th // tile.wgs
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
 
 
 @pytest.mark.gpu
@@ -170,11 +170,11 @@ def test_every_instance_of_a_real_size_matches_the_reference(gpu):
 
 
 @pytest.mark.gpu
-def test_what_is_no_number_stays_where_it_is(gpu):
-    """NaN reaches the windows that see it, and an infinite pixel none of the others."""
+def test_nan_and_infinity_do_not_spread(gpu):
+    """NaN reaches only windows that contain it; an infinite pixel reaches no other window."""
     layer, arrays = layer_of((1, 3, 24, 64), (16, 3, 3), {"pads": (1, 1, 1, 1)}, False)
-    arrays[source_place(layer)][0, 1, 10, 20] = np.float32(np.nan)
-    arrays[source_place(layer)][0, 2, 3, 40] = np.float32(np.inf)
+    arrays[source_index(layer)][0, 1, 10, 20] = np.float32(np.nan)
+    arrays[source_index(layer)][0, 2, 3, 40] = np.float32(np.inf)
     (signature,) = TACTIC.signatures(layer, gpu)
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, gpu)[0], gpu)
     got, _ = compute(gpu, layer, arrays, signature, kernel)

@@ -1,4 +1,4 @@
-"""CUDA tactics against the contract: on any machine what they list and pack, on a GPU every sample against the op's reference."""
+"""The contract of CUDA tactics: on any machine their listings and packing, on a GPU every sample against the op's reference."""
 
 from dataclasses import replace
 
@@ -14,10 +14,10 @@ from whet.ops import sample_layer as layer_of
 from whet.tactics import Args, tactics_of
 
 HOPPER = CompileOnlyGpu()
-# the host's is the reference itself; what cuDNN offers is asked of it on the GPU (test_library_cudnn.py)
+# the host tactic is the reference itself; cuDNN's offers are tested on the GPU (test_library_cudnn.py)
 TACTICS = [t for t in tactics_of("cuda") if t.name != "cuda/host_reference" and "cudnn" not in t.name]
 SAMPLES = [(op, i) for op in sorted(OPS) for i in range(len(OPS[op].samples))]
-MOST = 6  # configs of a signature that are run
+MOST = 6  # configurations of a signature that are run
 
 
 def sample_layer(op, i):
@@ -27,7 +27,7 @@ def sample_layer(op, i):
 
 
 def planned(layer, machine, most=MOST):
-    """(tactic, signature, config, kernel) of all that the tactics offer for a layer; at most so many configs of a signature."""
+    """(tactic, signature, config, kernel) of all offers of the tactics for a layer; at most `most` configurations per signature."""
     listed = [(t, s, first_configs(t, layer, s, machine, most))
               for t in TACTICS if not t.why_not(layer) for s in t.signatures(layer, machine) if not t.refuses(layer, s, machine)]  # fmt: skip
     for t, signature, configs in listed:
@@ -50,11 +50,11 @@ def test_plans_give_exact_sizes(op, i):
 
 def test_every_tactic_takes_some_sample():
     taken = {t.name for op, i in SAMPLES for t, *_ in planned(sample_layer(op, i)[0], HOPPER)}
-    # reformats have no samples; none has windows as large as a transformer's patches (test_library.py); others are for older GPUs
+    # reformats have no samples; no sample has windows as large as a transformer's patches (test_library.py); some are for older GPUs
     assert {t.name for t in TACTICS} - taken <= {"cuda/reformat", "cuda/cublaslt_patches", "cuda/cublaslt_older"}
 
 
-def test_without_tensor_cores_the_convolution_says_so():
+def test_the_convolution_without_tensor_cores_is_refused():
     layer, _ = sample_layer("Conv", 1)
     old = CompileOnlyGpu("sm_80")
     conv = next(t for t in TACTICS if t.name == "cuda/conv")
@@ -71,7 +71,7 @@ def reference(layer, arrays):
 
 
 def compute(gpu, layer, arrays, signature, kernel):
-    """Outputs as logical arrays, and the inputs as they were fed (rounded to their storage types)."""
+    """Outputs as logical arrays, and the inputs rounded to their storage types."""
     buffers, fed = [], []
     narrow = next((o.dtype for o in (*signature.inputs, *signature.outputs) if o is not None and o.dtype.bits == 16), None)
     for t, o, a in zip(layer.inputs, signature.inputs, arrays, strict=True):
@@ -87,7 +87,7 @@ def compute(gpu, layer, arrays, signature, kernel):
     outputs = []
     for n in kernel.outputs:
         outputs.append(gpu.allocate(max(n, 1)))
-        gpu.write(outputs[-1], 0, np.full(n, 0xFF, np.uint8))  # NaN: what is not written shows
+        gpu.write(outputs[-1], 0, np.full(n, 0xFF, np.uint8))  # NaN: elements that are not written become visible
     for i, o in signature.inplace:
         outputs[o] = buffers[i]
     packed = []
@@ -115,12 +115,12 @@ def compute(gpu, layer, arrays, signature, kernel):
 
 
 def slope(layer):
-    """The steepest slope of an activation whose result is bounded; 0 for other operations."""
+    """The maximal slope of an activation with bounded results; 0 for other operations."""
     return {"Clip": 1.0, "HardSigmoid": layer.attrs.get("alpha", 0.2), "Sigmoid": 0.25, "Tanh": 1.0}.get(layer.op, 0.0)
 
 
 def reach(layer, arrays):
-    """Largest magnitude of the accumulators that a bounded activation receives at the end of a fused layer, times its slope; 0 elsewhere.
+    """Largest magnitude of the accumulators that a bounded activation receives at the end of a fused layer, times its slope; 0 for other layers.
 
     A kernel's bound holds for its accumulators: operands rounded to TF32 change sums of up to 67 by 0.014, and Sigmoid passes on a quarter of it,
     which is 0.0034 of a result that cannot exceed 1.
@@ -159,12 +159,13 @@ def test_samples_match_the_reference(gpu, op, i):
     extreme = any(a is not None and a.dtype.kind == "f" and not np.isfinite(a).all() for a in arrays)
     for t, signature, config, kernel in planned(layer, gpu):
         if extreme and "cublaslt" in t.name:
-            continue  # a library adds in its own order: which sums overflow on the way is its own business
+            continue  # a library has its own order of accumulation: overflow of partial sums is implementation-defined
         with np.errstate(all="ignore"):  # extremes of f32 overflow 16-bit types
             got, fed = compute(gpu, layer, arrays, signature, kernel)
         for g, w, o in zip(got, reference(layer, fed), signature.outputs, strict=True):
             if w.dtype.kind != "f":
-                quantizes = w.dtype.itemsize == 1 and layer.op in ("Fused", "QuantizeLinear")  # a number between two integers may go either way
+                # a value halfway between two integers may round either way
+                quantizes = w.dtype.itemsize == 1 and layer.op in ("Fused", "QuantizeLinear")
                 assert np.abs(g.astype(np.int64) - w.astype(np.int64)).max(initial=0) <= int(quantizes)
             else:
                 judge(g, w, max(kernel.rtol, 0.0), o.dtype, f"{t.name} {signature} {config}", reach(layer, fed))

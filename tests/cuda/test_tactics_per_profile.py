@@ -1,4 +1,4 @@
-"""Two profiles on a stand-in GPU: each takes the kernels that are fastest at its own batch, and a context those of the batch that comes."""
+"""Two profiles on a stand-in GPU: each selects the fastest kernels for its own batch, and a context uses the kernels of its batch."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_kernels_of_each_profile_are_those_of_its_batch(standin_gpu, monkeypatch
     enqueue = GpuKernel.enqueue
 
     def by_batch(self, args, stream):
-        """Split sums (k2, k4, ...) pay for a single image and cost for eight."""
+        """Split K (k2, k4, ...) is faster for one sample and slower for eight."""
         enqueue(self, args, stream)
         split, single = "_k1" not in self.implementation, self.outputs[0] <= ONE_IMAGE
         stream.calls[-1].cost *= 0.5 if split == single else 1.0

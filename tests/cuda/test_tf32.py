@@ -1,4 +1,4 @@
-"""f32 tensors on tensor cores: packing against the way a thread reads its inputs, machine code, and on a GPU the error of real layer sizes."""
+"""f32 tensors on tensor cores: packing against the read order of threads, machine code, and on a GPU the error of real layer sizes."""
 
 import re
 from dataclasses import replace
@@ -23,7 +23,7 @@ from whet.tactics.cuda.conv._tf32 import Tf32Config, configs_for, cut_to_tf32, k
 
 
 def multiplied(row, bk):
-    """What lane q of a quad gives to step i: of the bk/4 neighbours that it reads, place q takes number i, place q + 4 number i + bk/8."""
+    """The inputs of lane q of a quad in step i: of the bk/4 adjacent values that it reads, index q has value i, index q + 4 value i + bk/8."""
     found = np.empty((bk // 8, 8), row.dtype)
     for i in range(bk // 8):
         for q in range(4):
@@ -33,11 +33,11 @@ def multiplied(row, bk):
 
 
 @pytest.mark.parametrize("bk", [8, 16, 32])
-def test_weights_stand_where_the_inputs_are_read(bk):
+def test_weights_have_the_order_of_the_inputs(bk):
     rows = np.arange(19 * 2 * bk, dtype=np.float32).reshape(19, 2 * bk) % 2048
     packed = pack(rows, bk, 1).reshape(32, 2, bk // 8, 8)
     for tile in range(2):
-        for lane in range(4):  # of a quad: its sums of columns 8j + 2 lane + e are channels 4 lane ... 4 lane + 3 of sixteen
+        for lane in range(4):  # of a quad: its accumulators of columns 8j + 2 lane + e are channels 4 lane ... 4 lane + 3 of sixteen
             for i, column in enumerate([2 * lane, 2 * lane + 1, 8 + 2 * lane, 9 + 2 * lane]):
                 k = 16 * tile + 4 * lane + i
                 for step in range(2):
@@ -47,7 +47,7 @@ def test_weights_stand_where_the_inputs_are_read(bk):
 
 
 def undealt(rows):
-    """Rows as they were before they were permuted in 16s."""
+    """Rows before they were permuted in groups of 16."""
     return rows.reshape(-1, 2, 4, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -58,14 +58,14 @@ def test_three_products_keep_21_bits():
     whole = undealt(both[:16]) + undealt(both[16:])
     assert np.abs(whole[:5] / pack_plain(w) - 1).max() <= 2.0**-21
     assert not whole[5:].any()
-    assert np.all(pack(w, 32, 3).view(np.uint32) & 0x1FFF == 0), "the tensor cores cut nothing off"
+    assert np.all(pack(w, 32, 3).view(np.uint32) & 0x1FFF == 0), "the tensor cores truncate no bits"
 
 
 def pack_plain(w):
     return np.ascontiguousarray(w.reshape(5, -1, 32)[:, :, places(32)]).reshape(5, -1).astype(np.float64)
 
 
-def test_rounding_is_that_of_the_judge_and_keeps_large_numbers_finite():
+def test_rounding_equals_the_reference_and_keeps_large_values_finite():
     a = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     np.testing.assert_array_equal(cut_to_tf32(a), rounded_tf32(a))
     extreme = np.array([3.4028235e38, -3.4028235e38, np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45], np.float32)
@@ -77,9 +77,9 @@ def test_rounding_is_that_of_the_judge_and_keeps_large_numbers_finite():
 
 
 def test_an_infinite_input_stays_infinite_in_three_products():
-    """Infinity times the large part and times the small part of a weight have one sign, and none is infinity times zero."""
+    """Infinity times the high part and times the low part of a weight have the same sign, and neither is infinity times zero."""
     w = np.array([[1.0, -1.0, 0.3, -0.3, 1 + 2**-12, -5e-20, 2.0**-120, 1e30]], np.float32)
-    both = pack(w, 8, 3)[::16]  # of both parts the first of sixteen rows
+    both = pack(w, 8, 3)[::16]  # the first of sixteen rows of both parts
     w = w[:, places(8)]
     with np.errstate(invalid="raise"):
         products = np.float32(np.inf) * both
@@ -116,16 +116,16 @@ def test_machine_code(config, im2col, kind, odd, grouped, tmp_path):
     text = sass(compile_cubin(kernel_source(config, im2col, kind, odd, grouped), cached=False), tmp_path)
     assert re.search(rf"HGMMA\.64x{config.bn}x8\.F32\.TF32", text)
     assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "BRA.U.ANY" not in text
-    assert odd or "STG.E.128" in text, "results leave in sixteens of bytes"
-    assert ("STAS.128" in text) == (config.sk > 1), "other blocks get their parts in sixteens of bytes"
+    assert odd or "STG.E.128" in text, "results are stored 16 bytes at a time"
+    assert ("STAS.128" in text) == (config.sk > 1), "other blocks receive their parts 16 bytes at a time"
     assert "STAS.64" not in text
     products, waits = text.count("HGMMA"), text.count("WARPGROUP.DEPBAR")
-    assert waits < products or config.bk == 8, "products of a step follow each other without a wait"
+    assert waits < products or config.bk == 8, "products of a step are issued without waits between them"
 
 
-def test_no_tf32_switches_off_every_tactic_that_rounds_so():
+def test_no_tf32_disables_every_tactic_that_rounds_to_tf32():
     rounding = set()
     for op, i in SAMPLES:
         layer, _ = sample_at(op, i)
@@ -138,7 +138,7 @@ def test_no_tf32_switches_off_every_tactic_that_rounds_so():
     assert not {name for name in left - split if "tf32" in name}
 
 
-def test_a_switch_is_a_tactic_before_it_is_a_family():
+def test_a_switch_names_a_tactic_before_a_family():
     def off(*switches):
         return {t.name for t in tactics_for("cuda")} - {t.name for t in tactics_for("cuda", switches)}
 
@@ -153,7 +153,7 @@ def with_tf32_operands(own, layer, x, w, *rest):
 
 
 def test_tf32_operands_stay_within_the_bound_of_its_tactics(monkeypatch):
-    """Every sample with operands rounded as tensor cores read them: the judge of the kernels accepts that, and refuses ten times the error."""
+    """Every sample with operands rounded as by tensor cores: the bound of the kernels accepts it, and rejects ten times the error."""
     bounded, tf32 = set(), get_tactic("cuda/conv_tf32")
     for op, i in SAMPLES:
         layer, arrays = sample_at(op, i)

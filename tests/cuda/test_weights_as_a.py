@@ -1,4 +1,4 @@
-"""64-channel convolutions with weights as the tall operand (weights_as_a.cu): candidates, packed filters, machine code."""
+"""64-channel convolutions with weights as operand A (weights_as_a.cu): candidates, packed filters, machine code."""
 
 import re
 from dataclasses import replace
@@ -25,9 +25,9 @@ STAGE = ConvShape(128, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1))
 
 
 @pytest.mark.parametrize("shape", [STAGE, replace(STAGE, k=56)])
-def test_candidates_fit_and_make_every_row(shape):
+def test_candidates_fit_and_cover_every_row(shape):
     found = weights_as_a_tiles(shape, True)
-    assert {t.rows for t in found} == ({4} if shape is STAGE else {1, 2, 3}), "what is staged has no pixels beyond the tile; registers"
+    assert {t.rows for t in found} == ({4} if shape is STAGE else {1, 2, 3}), "staging has no pixels beyond the tile; registers"
     for t in found:
         assert t.bn(shape) % 8 == 0
         assert t.bn(shape) <= 256, "one product"
@@ -35,10 +35,10 @@ def test_candidates_fit_and_make_every_row(shape):
         assert t.shared(shape) <= MAX_SHARED
         assert t.tiles(shape) * t.rows >= shape.n * shape.p
         read = (t.bn(shape) - 1 + 2 * t.wide(shape) + 2) * 128 + 128
-        assert t.slot(shape) >= read, "the last tap of the last pixel lies in the slot"
+        assert t.slot(shape) >= read, "the last tap of the last pixel is in the slot"
 
 
-def test_what_does_not_fit_says_so():
+def test_refusals():
     assert unfit_shape(STAGE) is None
     for other in (ConvShape(128, 56, 56, 128, 128, 3, 3), ConvShape(128, 56, 56, 64, 64), ConvShape(128, 57, 57, 64, 64, 3, 3, (2, 2))):
         assert "takes 64 input" in str(unfit_shape(other))
@@ -46,7 +46,7 @@ def test_what_does_not_fit_says_so():
     assert "too few" in str(unfit_shape(ConvShape(1, 14, 14, 64, 64, 3, 3, pad=(1, 1, 1, 1))))
 
 
-def test_a_lanes_two_rows_are_neighbouring_channels():
+def test_two_rows_of_a_lane_are_adjacent_channels():
     weights = np.arange(72, dtype=np.float32)[:, None, None, None] * np.ones((1, 64, 1, 1), np.float32)
     packed = pack_weights_as_a(weights, np.dtype(np.float16))
     assert packed.shape == (128, 1, 1, 64)
@@ -72,7 +72,7 @@ def test_products_are_as_wide_as_the_tile(tile, k, residual, activation, tmp_pat
     text = sass(compile_cubin(weights_as_a_source(made), cached=False), tmp_path)
     assert text.count("HGMMA") == 36, "nine taps of four products"
     assert f"HGMMA.64x{tile.bn(shape)}x16" in text
-    assert "UTMALDG.4D" in text, "inputs come by bulk copies"
-    assert ("UTMASTG.4D" in text) == (k == 64), "lines of 64 channels leave by bulk copies"
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert "UTMALDG.4D" in text, "inputs are loaded by bulk copies"
+    assert ("UTMASTG.4D" in text) == (k == 64), "lines of 64 channels are stored by bulk copies"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"

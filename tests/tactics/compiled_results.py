@@ -1,4 +1,4 @@
-"""What tests of own kernels with one result or several ask: every config against float64 on so many threads, operands that lie elsewhere."""
+"""Checks for compiled kernels with one or several results: every config against float64 on given thread counts, operands at other addresses."""
 
 import numpy as np
 from test_onednn_tactics import Listed, compute, place
@@ -11,7 +11,7 @@ from whet.tactics.cpu.onednn import _api as dnn
 
 
 def computed(name, layer, arrays, threads, monkeypatch):
-    """The kernel of each config, after all of them gave what float64 does; small layers run on all threads too."""
+    """The kernel of each config, after all of them were compared with float64; small layers use all threads too."""
     want = run_regions(layer, [a.astype(np.float64) for a in arrays])
     tactic, machine = get_tactic(name), CpuBackend(threads=threads)
     monkeypatch.setattr("test_onednn_tactics.CPU", machine)
@@ -29,7 +29,7 @@ def computed(name, layer, arrays, threads, monkeypatch):
 
 
 def check_pointed_elsewhere(name, layer, arrays):
-    """Images and results lie where they are wanted after the launches were recorded: parts of a join, users' own arrays."""
+    """Inputs and results are bound to other addresses after the launches were recorded: parts of a Concat, users' own arrays."""
     tactic, machine = get_tactic(name), CpuBackend(threads=2)
     (signature,) = tactic.signatures(layer, machine)
     for config in tactic.configs(layer, signature, machine):
@@ -53,7 +53,7 @@ def check_pointed_elsewhere(name, layer, arrays):
 
 
 def check_odd_numbers(name, layer, arrays, least):
-    """NaN and infinities in `arrays` make the same pixels odd as in the reference, at least so many, and no other."""
+    """NaN and infinities in `arrays` change the same pixels as in the reference, at least `least` of them, and no others."""
     with np.errstate(all="ignore"):
         want = run_regions(layer, arrays)
     tactic, machine = get_tactic(name), CpuBackend(threads=1)

@@ -30,7 +30,7 @@ def table_layer(count, build, store, dtype="u8"):
 @pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.skipif(not jit.has("avx512vbmi"), reason="no AVX-512 VBMI"))])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 32768, 32769, 70001])
 def test_every_byte_has_its_own_result(count, wide, monkeypatch):
-    """Both kernels, with tails and shares of threads of any size: what a byte becomes does not depend on its place."""
+    """Both kernels, with tails and partitions of any size: the result of a byte does not depend on its index."""
     layer, _ = table_layer(count, lambda body, v: body.add("Exp", v[0]), (0.1, 2, "i8"), "i8")
     tactic = get_tactic("cpu/lookup_table")
     monkeypatch.setattr(type(tactic), "plan", lambda self, x, s, c, machine: TableKernel(x, s, wide, machine.threads))
@@ -45,7 +45,7 @@ def test_every_byte_has_its_own_result(count, wide, monkeypatch):
 
 
 @JIT
-def test_a_table_holds_what_the_steps_compute():
+def test_a_table_equals_the_steps():
     """Erf's GELU with Add, Mul and Div by constants: the reference step by step."""
 
     def gelu(body, v):
@@ -76,7 +76,7 @@ def image_layer(shape, dtype, zero, scale=0.0317):
 @pytest.mark.parametrize("shape", [(1, 3, 1, 1), (2, 3, 7, 5), (1, 2, 16), (3, 4, 9, 33), (1, 3, 64, 64), (2, 3, 4, 5, 6), (1, 4, 127, 131)])
 @pytest.mark.parametrize(("dtype", "zero"), [("u8", 0), ("u8", 114), ("i8", 0), ("i8", -7)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_images_become_integers_between_pixels(shape, dtype, zero, threads):
+def test_images_are_quantized_channels_last(shape, dtype, zero, threads):
     layer, machine = image_layer(shape, dtype, zero), CpuBackend(threads=threads)
     tactic = get_tactic("cpu/quantize_image")
     (signature,) = tactic.signatures(layer, machine)
@@ -94,7 +94,7 @@ def test_images_become_integers_between_pixels(shape, dtype, zero, threads):
 
 @JIT
 def test_ties_of_images_go_to_the_even_integer():
-    layer = image_layer((1, 3, 8, 8), "i8", 0, scale=0.5)  # a power of two: nothing is rounded before
+    layer = image_layer((1, 3, 8, 8), "i8", 0, scale=0.5)  # a power of two: the scaling itself is exact
     x = (np.arange(192, dtype=np.float32).reshape(1, 3, 8, 8) - 96) / 4
     tactic = get_tactic("cpu/quantize_image")
     arrays = [x, *(t.array() for t in layer.inputs[1:])]
@@ -122,24 +122,24 @@ def test_gates_of_all_sizes(shape, dtype, zero, store, threads):
 
 @JIT
 @pytest.mark.parametrize("factor", [np.inf, -np.inf, 3e38, np.nan])
-def test_gates_that_are_no_numbers_saturate(factor):
+def test_nan_and_infinite_gates_saturate(factor):
     _, layer, arrays = sample_layer("Fused", quantized_sample("Mul", [("full u8[1,16,4,4]", 0.02, 0, 1), "f32[1,16,1,1]"],
                                                        lambda body, v: body.add("Mul", *v), (0.02, 0, "u8")))  # fmt: skip
     arrays[0][...] = np.maximum(arrays[0], 1)
     arrays[next(i for i, t in enumerate(layer.inputs) if not t.is_constant and t.dtype.is_float)][0, :8] = factor
     tactic = get_tactic("cpu/channel_gate")
     _, got, _ = compute(layer, arrays, tactic, tactic.signatures(layer, CPU)[-1], ())
-    if not np.isnan(factor):  # which integer a NaN becomes, no standard says
+    if not np.isnan(factor):  # no standard defines the integer that NaN becomes
         assert (got[0][:, :8] == (255 if factor > 0 else 0)).all()
     np.testing.assert_array_equal(got[0][:, 8:], run_regions(layer, arrays)[0][:, 8:])
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 8, 8), (1, 5, 8, 8), (3, 8)])
-def test_other_than_images_are_refused(shape):
+def test_non_images_are_refused(shape):
     assert QuantizeImage().why_not(image_layer(shape, "u8", 0)) is not None
 
 
-def test_without_a_compiler_the_reason_is_said(monkeypatch):
+def test_without_a_compiler_the_reason_is_given(monkeypatch):
     why = "llvmlite is not installed"
     monkeypatch.setattr(jit, "available", lambda: why)
     layer, _ = table_layer(8, lambda body, v: body.add("Exp", v[0]), (0.1, 2, "i8"))
@@ -149,7 +149,7 @@ def test_without_a_compiler_the_reason_is_said(monkeypatch):
 
 
 @JIT
-def test_pointers_are_written_as_the_compiler_wants_them():
+def test_pointers_have_the_syntax_of_the_compiler():
     assert machine_code._opaque("load <16 x float>, <16 x float>* %a, i64* %b, i32 ()* %f") == "load <16 x float>, ptr %a, ptr %b, ptr %f"
 
 
@@ -180,8 +180,8 @@ def test_attention_of_all_forms(name, threads):
 
 
 @JIT
-def test_masks_of_minus_infinity_and_odd_numbers():
-    """What a mask excludes has no part; a row with nothing left, a NaN or plus infinity among its scores is NaN."""
+def test_masks_of_minus_infinity_and_nan():
+    """Masked keys contribute nothing; a row without any key left, or with NaN or plus infinity among its scores, is NaN."""
     _, layer, arrays = sample_layer("Fused", attention_sample(1, 2, 8, 32, 16, mask=(1, 1, 8, 32), scale=""))
     mask = arrays[-1]
     mask[...] = 0
@@ -202,7 +202,7 @@ def test_masks_of_minus_infinity_and_odd_numbers():
 
 @JIT
 def test_attention_reads_users_own_buffers():
-    """Pointed elsewhere, all launches read and write there."""
+    """After rebinding, all launches read and write the new buffers."""
     _, layer, arrays = sample_layer("Fused", ATTENTIONS["two images, a mask each"])
     tactic = get_tactic("cpu/attention")
     (signature,) = tactic.signatures(layer, CPU)
@@ -244,7 +244,7 @@ SILU = pytest.mark.skipif(jit.available() is not None or not jit.has("avx512f"),
 ])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_pointwise_convolutions_with_silu(shape, channels, threads):
-    """Tiles that do and do not divide an image, several strips of tiles, channels that leave part of a block unused, threads that divide nothing."""
+    """Tiles that do and do not divide an image, several strips of tiles, partly used channel blocks, thread counts that divide nothing."""
     sample = conv_silu_sample(f"f32[{','.join(map(str, shape))}]", f"f32[{channels},{shape[1]},1,1]")
     judge_every_config("cpu/pointwise_conv", sample, threads)
 
@@ -257,7 +257,7 @@ def test_pointwise_convolutions_with_silu(shape, channels, threads):
 ])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 3])
 def test_depthwise_convolutions_with_silu(shape, window, stride, pads, threads):
-    """Windows that stand out above, below and beside the image, on one side or both; tiles that do and do not divide a row."""
+    """Windows that extend above, below and to the sides of the image, on one side or both; tiles that do and do not divide a row."""
     weights = f"f32[{shape[1]},1,{window},{window}]"
     sample = conv_silu_sample(f"f32[{','.join(map(str, shape))}]", weights, group=shape[1], pads=pads, strides=(stride,) * 2)
     judge_every_config("cpu/depthwise_conv", sample, threads)
@@ -275,14 +275,14 @@ def judge_every_config(name, sample, threads):
     for config in configs:
         kernel = tactic.plan(layer, signature, config, machine)
         for part in kernel.parts:
-            part.threads = min(threads, part.sizes[-2])  # small ones too
+            part.threads = min(threads, part.sizes[-2])  # small layers too
             part.sizes[-1] = -(-part.sizes[-2] // part.threads)
         got = launched(kernel, arrays[0], signature, layer)
         assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
 
 
 def launched(kernel, image, signature, layer):
-    """What a planned kernel of one image and one output gives."""
+    """The output of a planned kernel with one input image and one output."""
     source, target, packed = place(image, signature.inputs[0]), dnn.aligned(kernel.outputs[0]), [p.make() for p in kernel.packed]
     target[:] = 0xAB
     stream = Listed()
@@ -294,14 +294,16 @@ def launched(kernel, image, signature, layer):
 
 
 @SILU
-def test_silu_of_odd_numbers_is_what_the_ops_give():
-    """Through a convolution that copies its input: ends of exp, denormals, infinities, NaN, in both forms; by pieces what is below 1e-6 is 0."""
+def test_silu_of_special_values_equals_the_ops():
+    """Through a convolution that copies its input, in both forms: ends of the range of exp, denormals, infinities, NaN; the piecewise form gives 0
+    for magnitudes below 1e-6.
+    """
     odd = [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 1e-40, -1e-40, 0.0, -0.0, 87.2, 88.8, -87.2, -87.4, -88.8, -104.0, -1e4, 1e4, 1.0, -1.0, -0.5]
     _, layer, arrays = sample_layer("Fused", conv_silu_sample("f32[1,16,5,5]", "f32[16,16,1,1]", bias=False))
     arrays[1][...] = 0
     layer.inputs[1].weight = Network("w").constant(np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1), "eye").weight
     arrays[0][...] = 0
-    arrays[0][0, 0].reshape(-1)[: len(odd)] = odd  # one channel: zero times the others stays zero
+    arrays[0][0, 0].reshape(-1)[: len(odd)] = odd  # one channel: zero times the other channels remains zero
     tactic = get_tactic("cpu/pointwise_conv")
     (signature,) = tactic.signatures(layer, CPU)
     x = np.array(odd, np.float32)
@@ -317,8 +319,8 @@ def test_silu_of_odd_numbers_is_what_the_ops_give():
 
 
 @SILU
-def test_silu_of_many_numbers_is_as_near_as_it_says():
-    """All over its pieces and across their ends: 2.5e-6, and above 0 and near it by its own size; 0 stays 0."""
+def test_silu_error_is_within_its_stated_bound():
+    """Over all pieces and across their ends: absolute error 2.5e-6, and above 0 and near it a relative bound; 0 gives 0."""
     side = 1001
     _, layer, arrays = sample_layer("Fused", conv_silu_sample(f"f32[1,16,{side},{side}]", "f32[16,16,1,1]", bias=False))
     layer.inputs[1].weight = Network("w").constant(np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1), "eye").weight
@@ -332,7 +334,7 @@ def test_silu_of_many_numbers_is_as_near_as_it_says():
     assert got[0, 0, 0] == 0
     assert off.max() <= 2.5e-6
     assert (off / np.maximum(np.abs(x / (1 + np.exp(-x))), 1e-30))[x > -1].max() <= 4e-7
-    assert np.unique(off).size > 1000  # it was computed
+    assert np.unique(off).size > 1000  # values were computed
 
 
 @pytest.mark.parametrize(("change", "why"), [
@@ -354,7 +356,7 @@ def test_convolutions_that_are_refused(change, why):
     ((2, 6, 3, 5), (2, 6, 1, 3, 5), (3, 1, 0, 4, 2)),
     ((2, 6, 3, 2, 5), (2, 2, 3, 3, 2, 5), (0, 1, 3, 4, 5, 2)),
 ])  # fmt: skip
-def test_cut_channels_lie_behind_the_pixels(shape, cut, perm, dtype):
+def test_removed_channels_follow_the_pixels(shape, cut, perm, dtype):
     _, layer, arrays = sample_layer("Fused", rearrange_sample(shape, cut, perm, dtype))
     tactic = get_tactic("cpu/onednn_rearrange")
     (want,) = run_regions(layer, arrays)

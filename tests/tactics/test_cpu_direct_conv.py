@@ -1,4 +1,4 @@
-"""Convolutions of larger windows by whet's own CPU kernel: rows' ends, odd sizes, residuals in place, threads, odd numbers, what is refused."""
+"""Direct convolutions of larger windows by whet's CPU kernel: ends of rows, odd sizes, in-place residuals, threads, special values, refusals."""
 
 import numpy as np
 import pytest
@@ -32,13 +32,13 @@ def text(*shape):
 ])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_windows_of_all_sizes(shape, channels, window, strides, pads, threads):
-    """Windows that stand out on one side or on all, tiles that do and do not divide a row, channels that fill no block, in and out."""
+    """Windows that extend past one border or all, tiles that do and do not divide a row, partly filled blocks of input and output channels."""
     judge_every_config(NAME, conv_silu_sample(text(*shape), text(channels, shape[1], *window), strides=strides, pads=pads), threads)
 
 
 @SILU
 def test_random_geometries():
-    """Whatever is planned is right; what is not has a reason."""
+    """Every planned convolution is correct; the others are refused with a reason."""
     rng, planned = np.random.default_rng(5), 0
     for _ in range(25):
         window = tuple(int(n) for n in rng.integers(1, 6, 2))
@@ -59,8 +59,8 @@ def test_random_geometries():
 @SILU
 @pytest.mark.parametrize("at", ["before", "after"])
 @pytest.mark.parametrize("columns", [20, 37])
-def test_what_is_added(at, columns):
-    """Before the activation and behind it, from another place and in the result's own, where no pixel may be computed twice."""
+def test_residuals(at, columns):
+    """Residuals before and after the activation, from another buffer and in place of the result, where no pixel may be computed twice."""
     shape = (2, 48, 7, columns)
     sample = conv_silu_sample(text(2, 24, 7, columns), text(48, 24, 3, 3), pads=(1, 1, 1, 1), **{at: text(*shape)})
     _, layer, arrays = sample_layer("Fused", sample)
@@ -78,7 +78,7 @@ def test_what_is_added(at, columns):
 
 
 def followed(steps, x, w, **attrs):
-    """A convolution with ops behind it; "Add" is of a second image, "Add x" of the one that is convolved."""
+    """A convolution followed by ops; "Add" adds a second image, "Add x" the image that is convolved."""
     inputs = [x, f"const {w}", *([x.replace(x.split(",")[1], w.split("[")[1].split(",")[0], 1)] if "Add" in steps else [])]
 
     def regions():
@@ -102,8 +102,8 @@ FOLLOWING = [(), ("Add",), ("Add x",), *(s for f in ("Silu", "Relu") for s in ((
 @SILU
 @pytest.mark.parametrize("steps", FOLLOWING)
 @pytest.mark.parametrize(("name", "channels", "window"), [(NAME, 4, 3), (NAME, 24, 3), ("cpu/pointwise_conv", 32, 1), ("cpu/pointwise_conv", 44, 1)])
-def test_what_follows(steps, name, channels, window):
-    """SiLU or ReLU, a residual, which may be the image itself, both, nothing; numbers that are none among them."""
+def test_epilogues(steps, name, channels, window):
+    """SiLU or ReLU, a residual (possibly the input image), both or nothing; NaN and infinities among the values."""
     sample = followed(steps, text(2, channels, 9, 24), text(channels, channels, window, window), pads=(window // 2,) * 4)
     _, layer, arrays = sample_layer("Fused", sample)
     arrays[0][0, 1, 4, 11], arrays[0][1, 0, 0, 0] = np.nan, np.inf
@@ -125,7 +125,7 @@ def test_what_follows(steps, name, channels, window):
 @SILU
 @pytest.mark.parametrize("added", ["Add", "Add x"])
 def test_users_own_buffers(added):
-    """Image, what is added, which may be the image itself, and result, pointed elsewhere after the launch was recorded."""
+    """Image, residual (possibly the image itself) and result are bound to other buffers after the launch was recorded."""
     _, layer, arrays = sample_layer("Fused", followed(("Silu", added), text(1, 16, 5, 12), text(16, 16, 3, 3), pads=(1, 1, 1, 1)))
     tactic = get_tactic(NAME)
     signature = tactic.signatures(layer, CPU)[-1]
@@ -147,8 +147,8 @@ def test_users_own_buffers(added):
 
 @SILU
 @pytest.mark.parametrize("channels", [3, 16])
-def test_odd_numbers_reach_what_sees_them_and_nothing_else(channels):
-    """NaN and infinities at corners, borders and inside: the same places are odd as in the reference, the others keep their numbers."""
+def test_nan_and_infinity_reach_only_windows_that_contain_them(channels):
+    """NaN and infinities at corners, borders and inside: the same pixels are affected as in the reference, the others keep their values."""
     _, layer, arrays = sample_layer("Fused", conv_silu_sample(text(1, channels, 9, 24), text(32, channels, 3, 3), pads=(1, 1, 1, 1)))
     arrays[0][0, 0, 0, 0], arrays[0][0, 1, 4, 11], arrays[0][0, 2, 8, 23], arrays[0][0, 0, 2, 0] = np.nan, np.inf, -np.inf, 3e38
     with np.errstate(all="ignore"):
@@ -164,8 +164,8 @@ def test_odd_numbers_reach_what_sees_them_and_nothing_else(channels):
 @SILU
 @pytest.mark.parametrize(("shape", "channels"), [((1, 32, 80, 80), 32), ((1, 16, 160, 160), 16), ((3, 144, 21, 20), 304), ((1, 80, 40, 40), 80)])
 @pytest.mark.parametrize("threads", [2, 4])
-def test_threads_have_equal_shares(shape, channels, threads):
-    """Of all rows of all channels of all images: at most a row apart."""
+def test_threads_have_equal_partitions(shape, channels, threads):
+    """Of all rows of all channels of all batch items: partitions differ by at most a row."""
     machine, tactic = CpuBackend(threads=threads), get_tactic(NAME)
     layer = sample_layer("Fused", conv_silu_sample(text(*shape), text(channels, shape[1], 3, 3), pads=(1, 1, 1, 1)))[1]
     (signature,) = tactic.signatures(layer, machine)
@@ -181,7 +181,7 @@ def test_threads_have_equal_shares(shape, channels, threads):
 
 
 @SILU
-def test_tiles_divide_the_row_where_they_can():
+def test_tiles_divide_the_row_if_possible():
     tactic = get_tactic(NAME)
     for columns in (20, 40, 80, 160):
         layer = sample_layer("Fused", conv_silu_sample(text(1, 32, 8, columns), text(80, 32, 3, 3), pads=(1, 1, 1, 1)))[1]
@@ -192,8 +192,8 @@ def test_tiles_divide_the_row_where_they_can():
 
 @SILU
 @pytest.mark.parametrize(("channels", "columns", "window"), [(64, 21, 9), (80, 16, 7), (32, 29, 11)])
-def test_only_a_rows_first_and_last_tile_read_beside_it(channels, columns, window):
-    """What they would read there is overwritten by the last tile, but may lie behind the image's memory."""
+def test_only_the_first_and_last_tile_of_a_row_read_beyond_it(channels, columns, window):
+    """Values read beyond the row are overwritten by the last tile, but their addresses may be past the end of the image."""
     side = window // 2
     layer = sample_layer("Fused", conv_silu_sample(text(1, 16, 2, columns), text(channels, 16, 1, window), pads=(0, side, 0, side)))[1]
     tactic = get_tactic(NAME)
@@ -212,7 +212,7 @@ def test_only_a_rows_first_and_last_tile_read_beside_it(channels, columns, windo
     ("cpu/depthwise_conv", (1, 16, 4, 6), 3, 16, {"pixels": 8}),
 ])  # fmt: skip
 def test_a_tile_chosen_for_other_shapes_is_refused(name, shape, window, group, config):
-    """An engine of several shapes plans each with the config of one; a tile larger than a row would be written outside of the result."""
+    """An engine of several shapes plans each with the config of one; a tile longer than a row would be stored out of bounds."""
     sample = conv_silu_sample(text(*shape), text(16 if group > 1 else 64, shape[1] // group, window, window), group=group, pads=(window // 2,) * 4)
     layer, tactic = sample_layer("Fused", sample)[1], get_tactic(name)
     (signature,) = tactic.signatures(layer, CPU)
@@ -236,7 +236,7 @@ def test_convolutions_that_are_refused(change, why):
 
 @JIT
 @pytest.mark.parametrize("steps", [("Tanh",), ("Silu", "Silu"), ("Relu", "Silu"), ("Relu", "Add", "Relu"), ("Add", "Silu", "Add x")])
-def test_what_follows_and_is_refused(steps):
+def test_refused_epilogues(steps):
     _, layer, _ = sample_layer("Fused", followed(steps, text(1, 16, 9, 9), text(16, 16, 3, 3), pads=(1, 1, 1, 1)))
     assert "SiLU, ReLU or no epilogue" in get_tactic(NAME).why_not(layer)
 

@@ -1,4 +1,4 @@
-"""Two 1x1 convolutions of one image by a kernel of our own: all sizes, every config, threads, results apart, users' own buffers."""
+"""Dual-output 1x1 convolutions by whet's CPU kernel: all sizes, every config, threads, separate results, users' own buffers."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ SIZES = [
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("act", ["silu", "Relu"])
 def test_both_results(size, threads, act, monkeypatch):
-    """Blocks of a group that belong to one result and to both, several strips of tiles, channels that leave part of a block unused."""
+    """Blocks of a group within one result and across both, several strips of tiles, partly used channel blocks."""
     images, channels, filters, h, w = size
     _, layer, arrays = sample_layer("Fused", dual_output_conv_sample(images, (channels,), filters, h, w, act))
     arrays[0] *= 8
@@ -35,14 +35,14 @@ def test_both_results(size, threads, act, monkeypatch):
 
 
 @SILU
-def test_results_are_pointed_elsewhere():
+def test_results_can_be_bound_to_other_buffers():
     _, layer, arrays = sample_layer("Fused", dual_output_conv_sample(2, (32,), (16, 32), 6, 9))
     check_pointed_elsewhere(NAME, layer, arrays)
 
 
 @SILU
-def test_odd_numbers_stay_where_they_are():
-    """NaN and infinities make their own pixel odd in both results, and no other."""
+def test_nan_and_infinity_do_not_spread():
+    """NaN and infinities affect their own pixel in both results, and no other."""
     _, layer, arrays = sample_layer("Fused", dual_output_conv_sample(1, (16,), (32, 48), 5, 7))
     arrays[0][0, 1, 2, 3], arrays[0][0, 0, 0, 0], arrays[0][0, 2, 4, 6] = np.nan, np.inf, 3e38
     check_odd_numbers(NAME, layer, arrays, 1)
@@ -69,8 +69,9 @@ def composites(channels=16, filters=(16, 16), side=6, act="Relu", **config):
 
 
 @SILU
-def test_what_no_kernel_takes_stays_in_pieces(monkeypatch):
-    """Else a reference in NumPy would compute it: unknown activations, channels that are no fours, images below a tile, unknown sizes, other CPUs."""
+def test_layers_without_a_kernel_stay_unfused(monkeypatch):
+    """Otherwise the NumPy reference would compute it: unknown activations, channels not divisible by four, images below a tile, unknown sizes, CPUs.
+    """
     assert composites() == composites(side=4) == {"DualOutputConv"}
     for kind in ({"act": "HardSwish"}, {"channels": 18}, {"side": 3}, {"side": "H"}):
         assert "DualOutputConv" not in composites(**kind)

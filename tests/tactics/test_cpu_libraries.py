@@ -1,7 +1,7 @@
-"""Other builds of oneDNN than the default: those that WHET_TEST_ONEDNN names (paths with ':' between) run, obey the thread count, and build.
+"""Other builds of oneDNN than the default: those listed in WHET_TEST_ONEDNN (paths separated by ':') run, obey the thread count, and build.
 
 `pip download onednn-cpu-tbb==2023.2.0 onednn-cpu-iomp==2023.2.0 intel-cmplr-lib-rt==2023.2.0`, unpack them, put their lib folders on
-LD_LIBRARY_PATH and the two libdnnl.so.3 into WHET_TEST_ONEDNN. Each runs in a process of its own, as one process has one oneDNN.
+LD_LIBRARY_PATH and the two libdnnl.so.3 into WHET_TEST_ONEDNN. Each runs in its own process, since a process loads one oneDNN.
 """
 
 import ctypes
@@ -52,7 +52,7 @@ print(busy(1), busy(2), busy(1))
 @NAMED
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_one_thread_is_one_thread(library):
-    """CPU time of the process over that of the calling thread, which no neighbour's load changes."""
+    """Ratio of the process's CPU time to that of the calling thread; external load does not change it."""
     first, _, last = map(float, run(library, "-c", OBEYS).split())
     assert first < 1.1
     assert last < 1.1, "again after two"
@@ -90,7 +90,7 @@ def test_resnet18_builds_and_is_right(library, tmp_path):
 
 
 class Counted:
-    """A pool that writes down what it is set to, from Python and from a compiled loop."""
+    """A pool that records its settings, from Python and from a compiled loop."""
 
     name = "counted"
 
@@ -120,5 +120,5 @@ def test_an_old_tbb_is_refused():
         pools.Tbb(ctypes.CDLL(None))
 
 
-def test_a_sequential_build_brings_no_pool():
+def test_a_sequential_build_has_no_pool():
     assert pools.of_library(ctypes.CDLL(None), "seq", threads.gomp()) is None

@@ -1,4 +1,4 @@
-"""Own CPU kernel for moves with arithmetic between them: formats, tails of rows, threads, odd numbers, refusals, a head in a network."""
+"""whet's CPU kernel for fused data movement with arithmetic: formats, tails of rows, threads, special values, refusals, a head in a network."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ TACTIC = get_tactic("cpu/moves")
 
 
 def chain(step, inputs=("f32[2,24,3,5]",), cut=(2, 2, 12, 15), rows=(2, 30, 12), behind=lambda body, x: x[0]) -> Sample:
-    """`step(body, [numbers of each input, as rows of 12])`, joined with `behind` of them."""
+    """`step(body, [values of each input, as rows of 12])`, joined with `behind` of them."""
 
     def regions():
         body = Network("body", "lowered")
@@ -59,7 +59,7 @@ def close(layer, arrays, signature, machine=CPU, code=None):
     ],
 )
 def test_heads_from_pixels_and_from_blocks_of_channels(sample):
-    """Rows of 6 to 88 numbers: less than a register, whole ones and tails; anchors that begin anywhere in a block."""
+    """Rows of 6 to 88 values: shorter than a register, whole registers and tails; anchors that start anywhere in a block."""
     _, layer, arrays = sample_layer("Fused", sample)
     usable = [s for s in TACTIC.signatures(layer, CPU) if TACTIC.refuses(layer, s, CPU) is None]
     assert usable
@@ -81,7 +81,7 @@ def test_threads_share_the_rows(threads):
 
 @JIT
 @pytest.mark.parametrize("op", ["Sigmoid", "Relu", "Abs", "Neg"])
-def test_steps_keep_what_is_no_number(op):
+def test_steps_keep_nan_and_infinity(op):
     _, layer, arrays = sample_layer("Fused", chain(lambda body, x: body.add(op, x[0])))
     arrays[0].reshape(-1)[:9] = [np.nan, np.inf, -np.inf, 0.0, -0.0, 3e38, -3e38, 1e-40, -1e-40]
     for signature in TACTIC.signatures(layer, CPU):
@@ -115,13 +115,13 @@ def test_sigmoids_with_and_without_avx512(wide, monkeypatch):
 
 @JIT
 @pytest.mark.parametrize(("sample", "form", "why"), [
-    (detector_head_sample(2, 3, 2, (4, 6)), "linear", "neighbours of a row of the result are 24 elements apart"),
+    (detector_head_sample(2, 3, 2, (4, 6)), "linear", "adjacent values of a result row have a stride of 24"),
     (detector_head_sample(1, 16, 6, (5, 5)), "nChw16c", "too many different offsets in blocks"),
-    (channel_shuffle_sample(2, 2, 8, 5, 3), "nhwc", "elements apart"),
+    (channel_shuffle_sample(2, 2, 8, 5, 3), "nhwc", "have a stride of"),
     (chain(lambda body, x: body.add("Pow", x[0], x[0])), "nhwc", "the kernel has no Pow"),
     (chain(lambda body, x: body.add("Tanh", x[0])), "nhwc", "the kernel has no Tanh"),
 ])  # fmt: skip
-def test_what_has_no_code_is_refused_with_the_reason(sample, form, why):
+def test_ops_without_code_are_refused_with_the_reason(sample, form, why):
     _, layer, _ = sample_layer("Fused", sample)
     signature = next(s for s in TACTIC.signatures(layer, CPU) if s.inputs[0].format == form)
     assert why in TACTIC.refuses(layer, signature, CPU)

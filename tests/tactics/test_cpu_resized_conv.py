@@ -1,4 +1,4 @@
-"""1x1 convolutions of an enlarged image joined to another one: all sizes, every config, threads, results apart, users' own buffers."""
+"""1x1 convolutions of an upsampled image concatenated with another: all sizes, every config, threads, separate results, users' own buffers."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ SIZES = [
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("act", ["silu", "Relu"])
 def test_results(size, threads, act, monkeypatch):
-    """One convolution and two, either image first, all ways to pick, channels that leave part of a block unused."""
+    """One convolution and two, either image first, all index mappings of the resize, partly used channel blocks."""
     images, channels, filters, small, scales, last, how = size
     _, layer, arrays = sample_layer("Fused", resized_conv_sample(images, channels, filters, small, scales, act=act, last=last, modes=how))
     arrays[0] *= 8
@@ -43,14 +43,14 @@ def test_results(size, threads, act, monkeypatch):
 
 @SILU
 @pytest.mark.parametrize("filters", [(48,), (16, 32)])
-def test_operands_are_pointed_elsewhere(filters):
+def test_operands_can_be_bound_to_other_buffers(filters):
     _, layer, arrays = sample_layer("Fused", resized_conv_sample(2, (32, 16), filters, (5, 6), (2, 2)))
     check_pointed_elsewhere(NAME, layer, arrays)
 
 
 @SILU
-def test_odd_numbers_stay_where_they_are():
-    """NaN and infinities of the small image make the pixels odd that are picked from theirs, those of the large one their own, and no other."""
+def test_nan_and_infinity_do_not_spread():
+    """NaN and infinities of the small image affect only the pixels sampled from them; those of the large image only their own pixel."""
     _, layer, arrays = sample_layer("Fused", resized_conv_sample(1, (16, 16), (32, 48), (5, 7), (2, 2)))
     arrays[0][0, 1, 2, 3], arrays[0][0, 0, 0, 0], arrays[1][0, 2, 4, 6], arrays[1][0, 3, 9, 13] = np.nan, np.inf, 3e38, np.nan
     check_odd_numbers(NAME, layer, arrays, 5)
@@ -87,8 +87,9 @@ def composites(config=None, **kind):
 
 
 @SILU
-def test_what_no_kernel_takes_stays_in_pieces(monkeypatch):
-    """Else a reference in NumPy would compute it: unknown activations, channels that are no fours, images below a tile, unknown sizes, other CPUs."""
+def test_layers_without_a_kernel_stay_unfused(monkeypatch):
+    """Otherwise the NumPy reference would compute it: unknown activations, channels not divisible by four, images below a tile, unknown sizes, CPUs.
+    """
     assert composites() == composites(side=4) == composites(filters=(16,)) == composites(batch="N") == {"ResizedConv"}
     for kind in ({"act": "HardSwish"}, {"channels": 18}, {"side": 3}, {"side": "H"}, {"scale": 1.0}):
         assert "ResizedConv" not in composites(**kind), kind
@@ -100,8 +101,8 @@ def test_what_no_kernel_takes_stays_in_pieces(monkeypatch):
 
 
 @SILU
-def test_an_engine_of_changing_batch_and_the_yardstick():
-    """Batch 1 and 3 of one engine; its layer computes less than the network has, of which floors go on counting each layer."""
+def test_dynamic_batch_and_multiply_adds_of_the_floor():
+    """Batches 1 and 3 of one engine. The fused layer computes less than the original network; floors keep counting each original layer."""
     net = neck(channels=64, side=20, filters=(32, 64), batch="N")
     shapes = {name: {n: (n, c, s, s) for n in (1, 3)} for name, c, s in (("x", 64, 20), ("z", 32, 40))}
     profile = tuple({name: at[n] for name, at in shapes.items()} for n in (1, 3, 3))

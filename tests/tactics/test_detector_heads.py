@@ -1,4 +1,4 @@
-"""A detector's heads by whet's own CPU kernel: convolutions and rows at once, for all sizes, threads, batches; what is refused; networks."""
+"""Detector heads by whet's CPU kernel: convolutions and decoding in one launch, for all sizes, threads and batches; refusals; networks."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ TACTIC = get_tactic("cpu/detector_heads")
 
 
 def launched(kernel, layer, signature, arrays, moved=False):
-    """What a planned kernel gives; with `moved`, images and result are pointed elsewhere after the launch was recorded."""
+    """The outputs of a planned kernel; with `moved`, images and result are bound to other buffers after the launch was recorded."""
     stored = [None if o is None else place(a, o) for a, o in zip(arrays, signature.inputs, strict=True)]
     before = [None if b is None else b.copy() for b in stored]
     target, scratch = dnn.aligned(kernel.outputs[0]), dnn.aligned(kernel.scratch + 64)
@@ -47,14 +47,14 @@ def launched(kernel, layer, signature, arrays, moved=False):
                     call.set_address("input", i, b.ctypes.data)
             call.set_address("output", 0, target.ctypes.data)
         call.run()
-    assert all(b is None or np.array_equal(b, was) for b, was in zip(stored, before, strict=True)), "inputs are left alone"
-    assert (scratch[kernel.scratch :] == 0xCD).all(), "no more scratch than planned is used"
+    assert all(b is None or np.array_equal(b, was) for b, was in zip(stored, before, strict=True)), "inputs are not modified"
+    assert (scratch[kernel.scratch :] == 0xCD).all(), "scratch memory stays within the plan"
     shape, form = static_shape(layer.outputs[0].shape), signature.outputs[0].format
     return np.array(from_stored(target.view(np.float32).reshape(stored_shape(form, shape)), form, shape))
 
 
 def judged(sample, threads, small, layer=None, arrays=None):
-    """Each configuration in each format against the reference; how many there were."""
+    """Compares each configuration in each format with the reference; returns their number."""
     if layer is None:
         _, layer, arrays = sample_layer("Fused", sample)
     machine, count = CpuBackend(threads=threads), 0
@@ -80,7 +80,7 @@ def judged(sample, threads, small, layer=None, arrays=None):
 ])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_heads_of_all_sizes(sample, threads, monkeypatch):
-    """Tiles that do and do not divide an image, images smaller than a tile, channels that fill no block, several images, one to four levels."""
+    """Tiles that do and do not divide an image, images smaller than a tile, partly filled channel blocks, several batch items, one to four levels."""
     monkeypatch.setattr(heads_tactic.HeadsKernel, "serial_work", 0)
     assert judged(sample, threads, False) >= 2
     CPU.activate()
@@ -88,7 +88,7 @@ def test_heads_of_all_sizes(sample, threads, monkeypatch):
 
 @OWN
 def test_random_heads():
-    """Whatever is planned is right."""
+    """Every planned head is correct."""
     rng = np.random.default_rng(7)
     for _ in range(12):
         levels = [(4 * int(rng.integers(1, 20)), int(rng.integers(1, 24)), int(rng.integers(5, 24))) for _ in range(rng.integers(1, 4))]
@@ -99,7 +99,7 @@ def test_random_heads():
 
 
 @OWN
-def test_odd_numbers_reach_their_rows_and_nothing_else():
+def test_nan_and_infinity_reach_only_their_rows():
     _, layer, arrays = sample_layer("Fused", head_convs_sample(2, 2, 11, (16, 9, 9), (32, 5, 3)))
     arrays[0][0, 1, 0, 0], arrays[0][1, 2, 8, 8], arrays[0][0, 3, 4, 4], arrays[3][1, 0, 2, 1] = np.nan, np.inf, -np.inf, np.nan
     with np.errstate(all="ignore"):
@@ -116,8 +116,8 @@ def test_users_own_buffers():
 
 
 @OWN
-def test_its_parts_are_a_chain_to_be_timed_against():
-    """Convolutions that leave their channels in blocks, and the moves."""
+def test_its_parts_are_a_chain_for_comparison():
+    """Convolutions with blocked output formats, followed by the data movement."""
     _, layer, arrays = sample_layer("Fused", head_convs_sample(2, 3, 2, (8, 4, 6), (16, 5, 5), padding=11))
     permissions = Permissions.of(BuildConfig())
     best = list_candidates(layer, [TACTIC], CPU, permissions).options[0]
@@ -131,7 +131,7 @@ def test_its_parts_are_a_chain_to_be_timed_against():
 
 
 def moved_rows(images, anchors, each, h, w, inner):
-    """A head whose rows are (pixel, anchor), or (anchor, pixel) where `inner` is false; as a layer of moves."""
+    """A head with rows (pixel, anchor), or (anchor, pixel) if `inner` is false, as a layer of data movement."""
     net, body = Network("net", "lowered"), Network("body", "lowered")
     x = net.add_input("x", parse_type(f"f32[{images},{anchors * each},{h},{w}]"))
     own = body.add_input("x", x.type)
@@ -147,7 +147,7 @@ def found(layer, pitch):
 
 @pytest.mark.parametrize("pitch", [12, 16, 28])
 def test_runs_of_rows(pitch):
-    """An anchor's rows are a run of an image, and go on where the next anchor is of the next image; where anchors lie innermost, all rows are one."""
+    """The rows of an anchor are contiguous within a batch item; if anchors are innermost, all rows are contiguous."""
     rows = [(0, 0, 15), (15, 0, 15), (30, 0, 30), (60, 15, 15), (75, 15, 15)]
     assert found(moved_rows(2, 3, 4, 3, 5, False), pitch) == [Run(0, row, pixel, count, 1) for row, pixel, count in rows]
     assert found(moved_rows(2, 3, 4, 3, 5, True), pitch) == [Run(0, 0, 0, 30, 3)]
@@ -191,7 +191,7 @@ def network(n="N", h=9, perm="1,3,4,2", anchors="3, 6, 9, 7", rows="189, 6"):
 @pytest.mark.parametrize("perm", ["1,3,4,2", "3,4,1,2"])
 @pytest.mark.parametrize("samples", ["together", "apart"])
 def test_a_network_runs_its_head_in_one_launch_at_any_batch(samples, perm, monkeypatch):
-    """Anchor by anchor and pixel by pixel; whatever is faster on this machine, the one launch is chosen here."""
+    """Anchor-major and pixel-major rows; the fused launch is selected regardless of measured times."""
     net = network(perm=perm)
     monkeypatch.setattr("whet.builder.select.unfused_time.UnfusedTime.wins", False)
     shapes = tuple({"x": (n, 16, 9, 7)} for n in (1, 2, 5))
@@ -210,14 +210,14 @@ def composites(net, **config):
 
 
 @OWN
-def test_what_no_kernel_takes_stays_in_pieces():
+def test_heads_without_a_kernel_stay_unfused():
     assert composites(network()) == composites(network(n=1)) == {"HeadConvs"}
     assert "Moves" in composites(network(h="H", anchors="3, 6, -1, 7", rows="-1, 6"))
     assert "Moves" in composites(network(), backend="cuda")
 
 
 @OWN
-def test_where_16_bit_floats_are_permitted_and_computed_it_stays_in_pieces(monkeypatch):
+def test_heads_stay_unfused_if_16_bit_floats_are_computed(monkeypatch):
     assert composites(network(), precisions=("bf16",)) == ({"Moves", ""} if jit.has("avx512_bf16") else {"HeadConvs"})
     monkeypatch.setattr(jit, "has", lambda feature: True)
     assert "Moves" in composites(network(), precisions=("bf16",))
@@ -225,7 +225,7 @@ def test_where_16_bit_floats_are_permitted_and_computed_it_stays_in_pieces(monke
 
 
 @OWN
-def test_reasons():
+def test_refusals_give_reasons():
     def layer(*levels):
         return sample_layer("Fused", head_convs_sample(1, 1, 1, *levels))[1]
 

@@ -1,6 +1,7 @@
-"""Normalizations, softmax, means and products over many numbers in 16-bit storage: the sums are in FP32, whatever kernel is chosen.
+"""Normalizations, softmax, means and products over many values in 16-bit storage: every kernel accumulates in FP32.
 
-A sum of ones kept in bf16 stops at 256, since 257 is none of its numbers; in f16 at 2048. So 20,000 numbers around one show where a kernel adds.
+A bf16 accumulator of ones stops at 256, since 257 is not representable; in f16 it stops at 2048. 20,000 values around one reveal the
+accumulator's type.
 """
 
 import numpy as np
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     "avx512_bf16" not in CPU.capabilities.features or not dnn.has_isa("avx512_core_bf16"), reason="this CPU has no AVX-512 BF16"
 )
 
-#: op -> (input types, indices of constant inputs, attributes); numbers are around one
+# : op -> (input types, indices of constant inputs, attributes); values are around one
 LAYERS = {
     "Softmax": (["f32[2,20000]"], (), {"axis": -1}),
     "LayerNormalization": (["f32[2,20000]", "f32[20000]", "f32[20000]"], (1, 2), {"axis": -1}),

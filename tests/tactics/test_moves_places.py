@@ -1,4 +1,4 @@
-"""Places as sums: what they are worth never changes, whatever is cut, joined or known; and the trees that are made of them."""
+"""Index expressions as sums: slicing, concatenation and substitution keep their values; and the trees built from them."""
 
 from itertools import pairwise
 from math import prod
@@ -16,7 +16,7 @@ ROW_PLACE, COLUMN_PLACE = Place.of(ROW), Place.of(COLUMN)
 
 
 def worth(place, **known):
-    """The number that a place is where atoms are known by their names."""
+    """The value of an index expression for given values of its atoms."""
     total = place.offset
     for atom, n in place.terms:
         if len(atom) == 1:
@@ -27,7 +27,7 @@ def worth(place, **known):
     return total
 
 
-def test_places_are_sums_of_what_depends_on_row_and_column():
+def test_indices_are_sums_of_row_and_column_terms():
     column = COLUMN_PLACE.plus(3)
     assert ROW_PLACE.times(12).plus(24).cut("div", 6, 9) == Place(4, ((ROW, 2),))
     assert ROW_PLACE.times(12).cut("mod", 6, 6) == Place()
@@ -39,15 +39,15 @@ def test_places_are_sums_of_what_depends_on_row_and_column():
         _ = column.cut("div", 2, 9).step
 
 
-def test_axes_that_were_cut_from_a_place_are_that_place_again():
+def test_axes_split_from_an_index_recombine_to_it():
     shape = (7, 3, 1, 5, 4)
     cut = axes(ROW_PLACE, shape)
     assert flat(cut, shape, "linear") == ROW_PLACE
-    assert flat(cut[1:], shape[1:], "linear") == ROW_PLACE.cut("mod", 60, 60), "the rests of one place are its rest by all of them"
+    assert flat(cut[1:], shape[1:], "linear") == ROW_PLACE.cut("mod", 60, 60), "nested remainders equal the remainder by the product"
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_sums_are_worth_what_their_parts_are(seed):
+def test_a_sum_equals_the_sum_of_its_terms(seed):
     rng = np.random.default_rng(seed)
     parts = [ROW_PLACE, COLUMN_PLACE, ROW_PLACE.plus(7)]
     for _ in range(12):
@@ -60,7 +60,7 @@ def test_sums_are_worth_what_their_parts_are(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_reshapes_in_a_row_change_no_number(seed):
+def test_consecutive_reshapes_change_no_value(seed):
     rng = np.random.default_rng(seed)
     factors = rng.integers(1, 5, 5).tolist()
 

@@ -1,4 +1,4 @@
-"""A new CPU tactic needs no entry in a list: docs/adding.md's example passes the contract tests; with a wrong result they fail by its name."""
+"""A new CPU tactic needs no list entry: the example of docs/adding.md passes the contract tests; with a wrong result they fail and name it."""
 
 import os
 import re
@@ -17,7 +17,7 @@ FILE = "src/whet/tactics/cpu/move/negate.py"
 
 @pytest.fixture
 def contract(tmp_path):
-    """Runs the contract tests of `negate`, in a copy of the package that has one more file."""
+    """Runs the contract tests of `negate` in a copy of the package with one additional file."""
     shutil.copytree(ROOT / "src" / "whet", tmp_path / "src" / "whet", ignore=shutil.ignore_patterns("__pycache__"))
 
     def run(code: str) -> subprocess.CompletedProcess:

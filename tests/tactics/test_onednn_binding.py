@@ -1,4 +1,4 @@
-"""oneDNN's binding: every primitive kind against NumPy in float64, layouts, packing, errors, and no leaks."""
+"""The oneDNN binding: every primitive kind against NumPy in float64, layouts, packing, errors, and no leaks."""
 
 import ctypes
 import gc
@@ -32,7 +32,7 @@ def md(array, fmt="linear", dtype="f32"):
 
 
 def result(descriptor, shape, fmt="linear", dtype=np.float32, **arrays):
-    """Runs it and gives dst as a logical array."""
+    """Runs it and returns dst as a logical array."""
     raw = dnn.run(descriptor, **arrays)
     count = dnn.describe(shape, "f32", fmt).nbytes // 4
     stored = raw.view(dtype)[:count]
@@ -78,7 +78,7 @@ def make_conv(x, w, b, out_shape, fmt, strides, dilations, pads, groups, attribu
 
 CONVS = [
     ((2, 16, 9, 8), (32, 16, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 1),
-    ((1, 17, 7, 7), (19, 17, 3, 3), (2, 2), (1, 1), (0, 1, 1, 0), 1),  # channels of no block, uneven pads
+    ((1, 17, 7, 7), (19, 17, 3, 3), (2, 2), (1, 1), (0, 1, 1, 0), 1),  # partial channel blocks, asymmetric pads
     ((1, 32, 10, 10), (32, 1, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 32),  # depthwise
     ((1, 32, 10, 10), (64, 16, 3, 3), (1, 1), (2, 2), (2, 2, 2, 2), 2),  # grouped, dilated
     ((1, 64, 6, 6), (32, 64, 1, 1), (2, 2), (1, 1), (0, 0, 0, 0), 1),
@@ -221,7 +221,7 @@ def test_binary_with_broadcast(alg):
     f = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "div": np.divide, "sub": np.subtract,
          "ge": np.greater_equal, "gt": np.greater, "le": np.less_equal, "lt": np.less, "eq": np.equal, "ne": np.not_equal}[alg]  # fmt: skip
     x, y = normal(2, 16, 4, 5), normal(1, 16, 1, 1)
-    x[0, 0, 0, :2] = y[0, 0, 0, 0]  # so that eq is true somewhere
+    x[0, 0, 0, :2] = y[0, 0, 0, 0]  # eq is true for some elements
     d = dnn.binary(alg, md(x, "nhwc"), md(y, "nhwc"), md(x, "nhwc"))
     close(result(d, x.shape, "nhwc", src=to_stored(x, "nhwc"), src1=y), f(x.astype(np.float64), y).astype(np.float64))
 
@@ -313,7 +313,7 @@ def test_a_call_can_be_bound_again_and_run_through_its_step():
     np.testing.assert_array_equal(out2.view(np.float32).reshape(4, 4), np.abs(x))
 
 
-def test_what_is_not_there_says_so():
+def test_missing_implementations_are_reported():
     x = dnn.describe((1, 8, 4, 4), "f32", "nhwc")
     with pytest.raises(dnn.Unimplemented):
         dnn.eltwise("relu", x, dnn.describe((1, 8, 4, 4), "i8", "nhwc"))
@@ -335,7 +335,7 @@ def test_nothing_leaks():
     x = normal(1, 32, 8, 8)
     w = normal(32, 32, 3, 3)
 
-    def once():  # oneDNN 3.2 itself loses 33 kB with each brgconv primitive that has a post-op; hence tactics share primitives
+    def once():  # oneDNN 3.2 itself leaks 33 kB per brgconv primitive with a post-op; hence tactics share primitives
         first, layout = make_conv(x, w, None, x.shape, "nhwc", (1, 1), (1, 1), (1, 1, 1, 1), 1, dnn.Attributes((dnn.Eltwise("relu"),)))
         assert len(list(first.implementations())) > 1
         one = next(d for d in first.implementations() if "brg" not in d.name)

@@ -1,4 +1,4 @@
-"""NaN, infinities, denormals and numbers near overflow in every oneDNN kernel: planted into all samples; what is declared is as narrow as said."""
+"""NaN, infinities, denormals and values near overflow in every oneDNN kernel, planted into all samples; declared deviations are minimal."""
 
 import numpy as np
 import onnxruntime
@@ -33,7 +33,7 @@ def pointwise(layer):
 
 
 def floats(layer):
-    """NaN as an integer means nothing: quantized results are left out."""
+    """NaN has no meaning as an integer: quantized results are left out."""
     return all(t.dtype == F32 for t in (*layer.inputs, *layer.outputs) if t is not None and not t.is_constant)
 
 
@@ -41,8 +41,8 @@ def floats(layer):
 def test_odd_values_anywhere(name, index):
     _, layer, arrays = sample_layer(name, OPS[name].samples[index])
     if floats(layer):
-        values = ODD + NEAR_OVERFLOW if pointwise(layer) else ODD  # where sums overflow depends on their order,
-        values = values[:-2] if name == "ReduceProd" else values  # and where products of denormals end
+        values = ODD + NEAR_OVERFLOW if pointwise(layer) else ODD  # overflow of accumulators depends on the order of accumulation,
+        values = values[:-2] if name == "ReduceProd" else values  # as does underflow in products of denormals
         for seed in range(2):
             check(layer, planted(layer, arrays, values, seed))
 
@@ -59,7 +59,7 @@ TABLES = [(n, f) for table in (KERNELS, PLAIN_LOOPS) for n, f in table.items()]
 
 
 def both(name, declaration, change):
-    """(the op's own, as declared) for each float sample, its inputs changed."""
+    """(the op's own, as declared) for each float sample with changed inputs."""
     for sample in OPS[name].samples:
         _, layer, arrays = sample_layer(name, sample)
         if arrays[0].dtype == np.float32:
@@ -73,7 +73,7 @@ def test_declared_is_the_op_itself_on_usual_numbers(name, declaration):
         np.testing.assert_array_equal(own, other)
 
 
-INFINITIES = {"Gelu": (-np.inf, 1e30), "Softmax": (-9, 9), "LogSoftmax": (-9, 9), "Resize": (-9, 9)}  # what they may meet
+INFINITIES = {"Gelu": (-np.inf, 1e30), "Softmax": (-9, 9), "LogSoftmax": (-9, 9), "Resize": (-9, 9)}  # the ranges of their inputs
 PLAIN_INFINITIES = {"Relu": (-9, np.inf), **INFINITIES}
 
 
@@ -85,14 +85,14 @@ def test_only_nan_and_the_infinities_named_are_treated_otherwise(name, declarati
 
 
 def computed(layer, arrays):
-    """What the first signature's default kernel of cpu/onednn_eltwise gives."""
+    """The output of the default kernel of cpu/onednn_eltwise for the first signature."""
     tactic = get_tactic("cpu/onednn_eltwise")
     signature = next(s for s in tactic.signatures(layer, CPU) if tactic.refuses(layer, s, CPU) is None and s.outputs[0].dtype == F32)
     return compute(layer, arrays, tactic, signature, ())[1][0]
 
 
 @pytest.mark.parametrize(("op", "bounds"), [("Relu", ()), ("Exp", ()), ("Clip", (np.float32(-1),))])
-def test_activations_of_their_own_keep_nan_and_infinity(op, bounds):
+def test_standalone_activations_keep_nan_and_infinity(op, bounds):
     layer, _ = plain(op, ["f32[1,16,1,1]", *map(np.asarray, bounds)], {})
     arrays = [LINE.reshape(1, 16, 1, 1), *bounds]
     got, want = computed(layer, arrays), reference(layer, arrays)[0]
@@ -102,14 +102,14 @@ def test_activations_of_their_own_keep_nan_and_infinity(op, bounds):
 
 
 @pytest.mark.parametrize(("op", "bounds", "lost"), [("HardSigmoid", (), 1), ("Clip", (np.float32(-1), np.float32(2)), -1)])
-def test_what_two_bounds_make_of_nan_is_as_declared(op, bounds, lost):
+def test_clip_of_nan_is_as_declared(op, bounds, lost):
     layer, _ = plain(op, ["f32[1,16,1,1]", *map(np.asarray, bounds)], {})
     got = computed(layer, [LINE.reshape(1, 16, 1, 1), *bounds])
     assert got.reshape(-1)[0] == lost, "should this fail because NaN is kept: take the op out of KERNELS"
     assert op in declared(layer, "jit:avx512_core")[0]
 
 
-def test_a_fused_relu_makes_zero_of_nan_and_says_so():
+def test_a_fused_relu_maps_nan_to_zero_as_declared():
     layer, arrays = fused("Conv", [X, W, B], lambda g, x, w, b: g.add("Relu", g.add("Conv", x, w, b, **PADS)))
     arrays[0][0, 3, 4, 4] = np.nan
     tactic = get_tactic("cpu/onednn_conv")
@@ -127,8 +127,8 @@ def peer(op, x, **attrs):
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
 
 
-def test_what_onnx_runtime_makes_of_nan():
-    """The peers differ among themselves: ONNX Runtime keeps NaN in Relu and Softmax and loses it in the maxima of windows, as declared here."""
+def test_onnx_runtime_and_nan():
+    """Peers differ: ONNX Runtime keeps NaN in Relu and Softmax and loses it in window maxima, as declared here."""
     x = np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)
     x[0, :, 3, 3] = np.nan
     assert np.isnan(peer("Relu", x)[0, :, 3, 3]).all()

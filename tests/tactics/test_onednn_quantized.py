@@ -1,4 +1,4 @@
-"""Quantized layers by oneDNN beyond the samples: what is refused, without VNNI, packed weights that only look alike, random layers."""
+"""Quantized layers by oneDNN beyond the samples: refusals, CPUs without VNNI, packed weights with equal layouts, random layers."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from whet.composites.quantized import quantized_sample
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic, is_quantized, tactics_of
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._quantized import needed, take_apart
+from whet.tactics.cpu.onednn._quantized import match_quantized, needed
 
 VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
 
@@ -57,8 +57,8 @@ def one(x, w, *, scale=0.02, zero=0, store=(0.05, 0, "u8"), op="Conv", relu=True
 
 
 @VNNI
-def test_packed_weights_of_signed_and_unsigned_inputs_are_told_apart():
-    """Their layouts are equal but for sums behind the elements, which no query shows: they must neither share a key nor a packing."""
+def test_packed_weights_of_signed_and_unsigned_inputs_have_different_keys():
+    """Their layouts differ only in compensation sums after the elements, which no query reports: they share neither a key nor packed weights."""
     w = np.random.default_rng(0).integers(-127, 128, (32, 16, 3, 3)).astype(np.int8)
     tactic, keys = get_tactic("cpu/onednn_qconv"), []
     for spec, zero in (("full u8[1,16,8,8]", 0), ("full i8[1,16,8,8]", 0), ("full u8[1,16,8,8]", 128)):
@@ -131,12 +131,12 @@ def test_random_convolutions(seed):
 @pytest.mark.parametrize(
     ("store", "clip", "kept"),
     [
-        ((0.05, 0, "u8"), None, []),  # a Relu before u8 with zero point 0
+        ((0.05, 0, "u8"), None, []),  # a Relu before u8 with zero point 0 is redundant
         ((0.05, 3, "u8"), None, ["Relu"]),
         ((0.05, 0, "i8"), None, ["Relu"]),
-        ((6 / 255, 0, "u8"), (0, 6), []),  # Relu6 in the range that it gives
+        ((6 / 255, 0, "u8"), (0, 6), []),  # Relu6 with exactly its output range
         ((6 / 254, 0, "u8"), (0, 6), ["Clip"]),
-        ((2 / 127, 0, "i8"), (-2, 2), ["Clip"]),  # -128 would be left
+        ((2 / 127, 0, "i8"), (-2, 2), ["Clip"]),  # -128 would remain reachable
         ((2 / 127, 0, "i8"), (-2.02, 2), []),
     ],
 )
@@ -150,7 +150,7 @@ def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, kept):
     bounds = [] if clip is None else [np.float32(c) for c in clip]
     sample = quantized_sample("Conv", [("full u8[1,16,8,8]", 0.02, 0, 1), (w, np.float32(1 / 2000), None, 0), *map(np.asarray, bounds)], build, store)
     _, layer, arrays = sample_layer("Fused", sample)
-    parts = take_apart(layer)
+    parts = match_quantized(layer)
     assert [p.op for p in needed(parts)] == kept
     if dnn.has_isa("avx512_core_vnni"):
         assert check(layer, arrays) > 0

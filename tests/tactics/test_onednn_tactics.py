@@ -1,4 +1,4 @@
-"""oneDNN's tactics: every signature and config of every sample against the op's reference, fused epilogues, packing, re-pointing."""
+"""oneDNN's tactics: every signature and config of every sample against the op's reference, fused epilogues, packing, rebinding."""
 
 from dataclasses import replace
 from functools import partial
@@ -11,18 +11,18 @@ from whet.backends.cpu import CpuBackend
 from whet.network import Network, from_stored, parse_type, static_shape, stored_shape, to_stored
 from whet.network.types import BF16, F32
 from whet.ops import OPS, run_layer, run_regions
-from whet.tactics import Args, anchor, get_tactic, tactics_of
+from whet.tactics import Args, get_tactic, root_layer, tactics_of
 from whet.tactics.cpu.move.view import same_bytes
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import Recipe
 from whet.tactics.cpu.onednn._nonfinite import spreads
 
 CPU = CpuBackend()
-TACTICS = [t for t in tactics_of("cpu") if not t.fallback]  # every file in the folders; fallbacks run the reference itself
+TACTICS = [t for t in tactics_of("cpu") if not t.fallback]  # all discovered tactics; fallbacks run the reference itself
 
 
 class Listed:
-    """A stream that keeps the calls."""
+    """A stream that records the calls."""
 
     def __init__(self):
         self.calls = []
@@ -45,7 +45,7 @@ def reference(layer, arrays):
 
 
 def declared_reference(layer, arrays, declares):
-    """The reference where ops mean what oneDNN's kernels declare (whet.tactics.cpu.onednn._nonfinite)."""
+    """The reference with the deviations that oneDNN's kernels declare (whet.tactics.cpu.onednn._nonfinite)."""
     with pytest.MonkeyPatch.context() as patch:
         for name, f in declares.items():
             patch.setitem(OPS, name, replace(OPS[name], reference=partial(f, OPS[name].reference)))
@@ -53,12 +53,12 @@ def declared_reference(layer, arrays, declares):
 
 
 def nowhere(own, layer, *arrays):
-    """A product's reference when NaN has spread to all of it."""
+    """A product's reference in which NaN has spread to all elements."""
     return np.full_like(own(layer, *arrays), np.nan)
 
 
 def compute(layer, arrays, tactic, signature, config):
-    """Runs one kernel; (kernel, outputs as logical arrays, the inputs as they were fed)."""
+    """Runs one kernel; returns (kernel, outputs as logical arrays, the inputs as they were fed)."""
     kernel = tactic.plan(layer, signature, config, CPU)
     buffers, fed = [], []
     narrow = signature.outputs[0].dtype
@@ -74,7 +74,7 @@ def compute(layer, arrays, tactic, signature, config):
         assert buffers[-1].nbytes == n
     outputs = [dnn.aligned(n) for n in kernel.outputs]
     for out in outputs:
-        out[:] = 0xAB  # not zero: padding must be written too
+        out[:] = 0xAB  # non-zero: padding must be written too
     for k, (i, o) in enumerate(signature.inplace):
         if kernel.inputs[i] == kernel.outputs[o]:
             outputs[o] = buffers[i]
@@ -104,22 +104,23 @@ def compute(layer, arrays, tactic, signature, config):
         call.run()
     shared = {i for i, _ in signature.inplace}
     for i, (was, now) in enumerate(zip(before, buffers, strict=True)):
-        assert i in shared or was is None or np.array_equal(was, now), "inputs are left alone"
+        assert i in shared or was is None or np.array_equal(was, now), "inputs are not modified"
     got = []
     for t, o, b in zip(layer.outputs, signature.outputs, outputs, strict=True):
         shape = static_shape(t.shape)
         stored = b.view(o.dtype.numpy).reshape(stored_shape(o.format, shape))
         got.append(np.array(from_stored(stored, o.format, shape)).astype(t.dtype.numpy))
-        if o.format.startswith("nChw"):  # padding channels are zero, as every reader relies on (0 * inf is NaN: where a real channel is odd)
+        # padding channels are zero, which every reader relies on (0 * inf is NaN: only in pixels with non-finite values)
+        if o.format.startswith("nChw"):
             differs = ~same(to_stored(got[-1].astype(o.dtype.numpy), o.format).astype(np.float64), stored.astype(np.float64))
             assert not (differs & np.isfinite(got[-1].astype(np.float64)).all(axis=1)[:, None, ..., None]).any()
     return kernel, got, fed
 
 
 def judge(got, want, rtol, where, others=(), reach=0.0):
-    """Every element of `got` is that of `want`, or that of one of `others` (what a kernel declares about NaN).
+    """Every element of `got` equals that of `want`, or that of one of `others` (a kernel's declared results for NaN).
 
-    `reach`: what is added up is so large that a sum near zero cannot be better than rtol of it.
+    `reach`: magnitude of the accumulated terms; the error of a sum near zero is relative to it.
     """
     if want.dtype.itemsize == 1 and want.dtype.kind in "iu":  # a requantization tie may differ by one
         off = np.abs(got.astype(np.int16) - want.astype(np.int16))
@@ -141,25 +142,25 @@ def compare(got, want, rtol, where, others, reach):
     wrong = (odd & ~same(got, want)) | (~odd & ~np.isfinite(got))
     assert not wrong.any(), f"{where}: {got[wrong][:5]} where {want[wrong][:5]} belongs, at {np.argwhere(wrong)[:5].tolist()}"
     huge = np.abs(want) > 1e30
-    for part in (~odd & huge, ~odd & ~huge):  # apart, else one value near overflow would excuse the others
+    for part in (~odd & huge, ~odd & ~huge):  # separately, otherwise one value near overflow would hide errors of the others
         g, w = got[part], want[part]
         if w.size:
             off = np.abs(g - w)
-            off[off < np.finfo(np.float32).tiny] = 0  # bf16 instructions take denormals for zero
+            off[off < np.finfo(np.float32).tiny] = 0  # bf16 instructions flush denormals to zero
             scale = max(np.abs(w).max(), reach, np.finfo(np.float32).tiny)
             assert off.max() / scale <= rtol, f"{where}: off by {off.max()} of {scale}"
             assert np.linalg.norm(off / scale) <= rtol * max(np.linalg.norm(w / scale), 1), where
 
 
 def accepted(layer, arrays, tactic, kernel, dtype):
-    """The reference's outputs, and for each what else a kernel may give by its declaration."""
+    """The reference's outputs, and for each the other results that a kernel declares."""
     want, others = reference(layer, arrays), []
     for table in tactic.declares(layer, kernel.implementation):
         others.append(declared_reference(layer, arrays, table))
         if spreads(layer, dtype) and any(a is not None and a.dtype.kind == "f" and not (np.abs(a) < 1e30).all() for a in arrays):
-            others.append(declared_reference(layer, arrays, {**table, anchor(layer).op: nowhere}))
+            others.append(declared_reference(layer, arrays, {**table, root_layer(layer).op: nowhere}))
             others.append([np.full_like(w, np.nan) for w in want])
-            # products near overflow are not rounded before they are added, so that infinities may not meet
+            # products near overflow are not rounded before accumulation, so that infinities may not meet
             others += [[np.where(np.isnan(w), np.copysign(np.inf, sign), w) for w in want] for sign in (1, -1)]
     if dtype == "bf16":
         want, others = [ends(w) for w in want], [[ends(o) for o in other] for other in others]
@@ -167,21 +168,21 @@ def accepted(layer, arrays, tactic, kernel, dtype):
 
 
 def ends(a):
-    """The largest numbers of bf16 as infinity, to which some kernels round them."""
+    """The largest bf16 values as infinity: some kernels round them to it."""
     return np.where(np.abs(a) > 3.38e38, np.copysign(np.inf, a), a).astype(a.dtype) if a.dtype == np.float32 else a
 
 
 def same(a, b):
-    """Elementwise equality, NaN being itself."""
+    """Elementwise equality; NaN equals NaN."""
     return (a == b) | (np.isnan(a) & np.isnan(b))
 
 
 def check(layer, arrays, tactics=TACTICS):
-    """Every tactic, signature and config that takes the layer; how many there were."""
+    """Checks every tactic, signature and config that accepts the layer; returns their number."""
     count = 0
     sizes = [np.abs(a.astype(np.float64)) for a in arrays if a is not None and a.dtype.kind == "f"]
-    reach = max((s[(s > 1e3) & (s < 1e30)].max(initial=0) for s in sizes), default=0.0)  # the extremes' 1e4, which sums cancel
-    if layer.op == "Fused" and any(x.op == "Clip" for x in layer.regions["body"].layers):  # a kernel's error is that of its accumulators
+    reach = max((s[(s > 1e3) & (s < 1e30)].max(initial=0) for s in sizes), default=0.0)  # the extremes' 1e4, which cancel in sums
+    if layer.op == "Fused" and any(x.op == "Clip" for x in layer.regions["body"].layers):  # the bound holds for the kernel's accumulators
         unclipped = [np.abs(w) for w in declared_reference(layer, arrays, {"Clip": lambda own, layer, x, *bounds: x}) if w.dtype.kind == "f"]
         reach = max([reach, *(w[w < 1e30].max(initial=0) for w in unclipped)])
     for tactic in tactics:
@@ -226,7 +227,7 @@ def fused(composite, inputs, build):
     return layer, arrays
 
 
-LAYERS = {  # what the ops' samples do not ask of oneDNN: op, inputs, attributes
+LAYERS = {  # layers for oneDNN that the ops' samples do not cover: op, inputs, attributes
     "gemm_alpha_beta": ("Gemm", ["f32[5,4]", ("f32[5,7]", True), ("f32[4,7]", True)], {"transA": 1, "alpha": 0.5, "beta": 2.0}),
     "gemm_alpha_row": ("Gemm", ["f32[4,5]", ("f32[7,5]", True), ("f32[7]", True)], {"transB": 1, "alpha": 0.5, "beta": 3.0}),
     "matmul_batch_constant": ("MatMul", ["f32[3,4,5]", ("f32[3,5,6]", True)], {}),
@@ -255,7 +256,7 @@ LAYERS = {  # what the ops' samples do not ask of oneDNN: op, inputs, attributes
 
 
 def plain(op, inputs, attrs):
-    """A layer of its own with normal numbers."""
+    """A single layer with normal random values."""
     rng, net = np.random.default_rng(4), Network("net", "lowered")
     tensors, arrays = [], []
     for i, spec in enumerate(inputs):
@@ -269,10 +270,10 @@ def plain(op, inputs, attrs):
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name):
     layer, arrays = plain(*LAYERS[name])
-    assert check(layer, arrays) >= 1, "some tactic takes it"
+    assert check(layer, arrays) >= 1, "some tactic accepts it"
 
 
-REFUSED = {  # op, inputs, attributes, tactic, what it says
+REFUSED = {  # op, inputs, attributes, tactic, message
     "ceil_counts_pads": (
         "AveragePool", ["f32[1,16,9,9]"],
         {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 0, 0), "count_include_pad": 1, "ceil_mode": 1}, "pool", "ceil_mode",
@@ -380,7 +381,7 @@ FORMATS = ("linear", "nhwc", "nChw8c", "nChw16c")
 
 
 @pytest.mark.parametrize("shape", [(2, 32, 1, 1), (2, 16, 3, 2), (1, 8, 2, 2), (3, 1, 4, 4), (1, 17, 1, 1), (2, 21, 3, 5)])
-def test_formats_with_the_same_bytes_are_told(shape):
+def test_formats_with_equal_bytes_are_recognized(shape):
     a = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
     for one in FORMATS:
         for other in FORMATS:
@@ -388,7 +389,7 @@ def test_formats_with_the_same_bytes_are_told(shape):
             assert same_bytes(one, other, shape) == np.array_equal(x, y)
 
 
-def test_a_view_records_nothing_in_place_and_one_copy_else():
+def test_a_view_records_nothing_in_place_and_otherwise_one_copy():
     net = Network("net", "lowered")
     layer = net.add_layer("Flatten", [net.add_input("x", parse_type("f32[2,32,1,1]"))])
     tactic = get_tactic("cpu/view")
@@ -401,7 +402,7 @@ def test_a_view_records_nothing_in_place_and_one_copy_else():
     assert counts[("nhwc", False)] == counts[("linear", False)] == 1
 
 
-def test_outputs_and_inputs_can_be_pointed_elsewhere():
+def test_outputs_and_inputs_can_be_bound_to_other_buffers():
     net = Network("net", "lowered")
     x = net.add_input("x", parse_type("f32[1,16,4,4]"))
     layer = net.add_layer("Relu", [x])
@@ -420,7 +421,7 @@ def test_outputs_and_inputs_can_be_pointed_elsewhere():
     assert not first.any()
 
 
-def test_equal_weights_have_equal_keys_and_others_not():
+def test_equal_weights_have_equal_keys_and_different_weights_do_not():
     tactic, keys = get_tactic("cpu/onednn_conv"), []
     for seed in (1, 1, 2):
         w = np.random.default_rng(seed).standard_normal((16, 16, 3, 3)).astype(np.float32)
@@ -448,7 +449,7 @@ def test_groups_are_part_of_the_key():
     assert len(keys) == 2
 
 
-def test_other_thread_counts_are_other_primitives():
+def test_each_thread_count_has_its_own_primitive():
     layer, _ = plain("Relu", ["f32[1,16,8,8]"], {})
     tactic, texts = get_tactic("cpu/onednn_eltwise"), set()
     for threads in (1, 2):
@@ -458,7 +459,7 @@ def test_other_thread_counts_are_other_primitives():
     assert len(texts) == 2
 
 
-def test_a_slice_can_be_pointed_elsewhere():
+def test_a_slice_can_be_bound_to_another_buffer():
     layer, (a,) = plain("Slice", ["f32[4,8]"], {"starts": (2,), "ends": (6,), "axes": (1,)})
     tactic = get_tactic("cpu/onednn_slice")
     kernel = tactic.plan(layer, tactic.signatures(layer, CPU)[0], (), CPU)
@@ -479,7 +480,7 @@ def test_refusals_say_why():
     assert "second operand" in conv.refuses(layer, conv.signatures(layer, CPU)[0], CPU)
 
 
-def test_plain_loops_are_taken_for_small_work_only():
+def test_plain_loops_are_selected_only_for_small_work():
     x, w = dnn.describe((1, 8, 8, 8), "f32"), dnn.describe((8, 8, 3, 3), "f32", "any")
     first = dnn.convolution(x, w, None, x, (1, 1), (1, 1), ((1, 1), (1, 1)), dnn.Attributes((dnn.Binary("add", x),)))
     tactic = get_tactic("cpu/onednn_conv")

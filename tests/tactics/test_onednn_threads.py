@@ -1,4 +1,4 @@
-"""The thread pool: settings that libgomp really reads, users' own settings kept, counts from affinity and control groups."""
+"""The thread pool: settings that libgomp reads, users' settings kept, thread counts from affinity and control groups."""
 
 import ctypes
 import math
@@ -34,7 +34,7 @@ def test_a_users_setting_is_kept(name, value):
     assert "GOMP_SPINCOUNT = '77'" in text or "OMP_WAIT_POLICY = 'PASSIVE'" in text
 
 
-def test_a_libgomp_that_was_there_first_is_reported():
+def test_a_libgomp_loaded_earlier_is_reported():
     text = child("import ctypes; ctypes.CDLL('libgomp.so.1')\n" + SHOW)
     assert "'set_by': 'loaded before whet'" in text
     assert "Import whet first, or start Python with GOMP_SPINCOUNT=1000" in text

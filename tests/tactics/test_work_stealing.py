@@ -1,4 +1,4 @@
-"""How threads share a kernel's items: each item once, in multiples of the step, and whoever is fast does more of them."""
+"""Work stealing between threads of a kernel: each item is processed once, in multiples of the step, and faster threads process more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = ("counts", "starts", "who", "work", "items", "share")
 
 
 def counting_ir():
-    """`count_items(context)`, which counts for each item how often it is worked on, and who did it; thread 1 takes `work` iterations for an item."""
+    """`count_items(context)` counts how often each item is processed, and by which thread; thread 1 spends `work` iterations per item."""
     module = Module()
     with parallel_kernel(module, "count_items", WORDS, "items") as (f, w):
         thread = thread_index(f, w.context)
@@ -38,7 +38,7 @@ def add_one(f, pointer):
 
 
 class Dealt:
-    """A launch that counts how often each item is worked on, where chunks begin and by whom it was done; thread 1 takes `work` turns for an item."""
+    """A launch that records how often each item is processed, where chunks begin and by which thread; thread 1 spends `work` iterations per item."""
 
     def __init__(self, items: int, count: int, step: int = 1, work: int = 1):
         self.counts, self.starts, self.who = (np.zeros(items + 1, np.int32) for _ in range(3))
@@ -49,7 +49,7 @@ class Dealt:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("step", [1, 3, 16])
-def test_every_item_is_dealt_once_in_multiples_of_the_step(count, step):
+def test_every_item_is_processed_once_in_multiples_of_the_step(count, step):
     for items in (1, 2, 5, 15, 16, 17, 63, 100, 1000):
         dealt = Dealt(items, count, step, work=50)
         for _ in range(20):
@@ -59,7 +59,7 @@ def test_every_item_is_dealt_once_in_multiples_of_the_step(count, step):
         assert not np.flatnonzero(dealt.starts)[np.flatnonzero(dealt.starts) % step != 0].size
 
 
-def test_what_two_threads_reach_for_at_once_one_gets():
+def test_one_of_two_competing_threads_gets_a_chunk():
     dealt = Dealt(64, 2, work=40)
     for _ in range(30_000):
         dealt.call.run()
@@ -70,19 +70,19 @@ def test_a_slow_thread_leaves_its_items_to_the_others():
     dealt = Dealt(4000, 2, work=200_000)
     dealt.call.run()
     done = np.bincount(dealt.who[:4000], minlength=2)
-    assert done[1] < 1700  # of a share of 2000; it takes half of that, and meanwhile the other does the rest
+    assert done[1] < 1700  # of its half, 2000; it processes half of that while the other does the rest
     assert done.sum() == 4000
 
 
-def test_fewer_threads_than_were_asked_for_do_everything():
-    """libgomp may have no more to give; shares dealt once for all would leave the others' items undone."""
+def test_fewer_threads_than_requested_process_everything():
+    """libgomp may have fewer threads to give; a static partition would leave the items of missing threads undone."""
     dealt = Dealt(100, 4)
     function, context = dealt.call.native[1:3]
-    ctypes.CFUNCTYPE(None, ctypes.c_int64)(function)(context)  # the calling thread alone
+    ctypes.CFUNCTYPE(None, ctypes.c_int64)(function)(context)  # only the calling thread
     assert (dealt.counts[:100] == 1).all()
 
 
-def test_operands_are_pointed_anew():
+def test_operands_can_be_bound_to_other_buffers():
     dealt, other = Dealt(10, 2), np.zeros(11, np.int32)
     dealt.call.set_address("input", 0, other.ctypes.data)
     dealt.call.run()

@@ -20,11 +20,14 @@ from whet.option_names import python_names, reads_flags
 P = ParamSpec("P")
 
 
-def _warning(build: Callable[P, EnginePlan]) -> Callable[P, EnginePlan]:
-    """`build`, with a BuildWarning for each note of its plan."""
+def _warning(build: Callable[P, EnginePlan], *, needs_ranges: bool = False) -> Callable[P, EnginePlan]:
+    """`build`, with a BuildWarning for each note of its plan. `needs_ranges` refuses INT8 and FP8 for a network without Q/DQ nodes."""
 
     @wraps(build)
     def warned(*args: P.args, **kwargs: P.kwargs) -> EnginePlan:
+        net, config = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(("net", "config")))
+        if needs_ranges and isinstance(net, Network) and isinstance(config, BuildConfig):
+            _must_have_ranges(net, config)
         plan = build(*args, **kwargs)
         if not reads_flags():
             for note in plan.report.notes:
@@ -32,20 +35,6 @@ def _warning(build: Callable[P, EnginePlan]) -> Callable[P, EnginePlan]:
         return plan
 
     return warned
-
-
-def _with_ranges(build: Callable[P, EnginePlan]) -> Callable[P, EnginePlan]:
-    """`build`, refusing INT8 and FP8 for a network without Q/DQ nodes."""
-
-    @wraps(build)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> EnginePlan:
-        net = args[0] if args else kwargs.get("net")
-        config = args[1] if len(args) > 1 else kwargs.get("config")
-        if isinstance(net, Network) and isinstance(config, BuildConfig):
-            _must_have_ranges(net, config)
-        return build(*args, **kwargs)
-
-    return checked
 
 
 def _must_have_ranges(net: Network, config: BuildConfig) -> None:
@@ -60,7 +49,7 @@ def _must_have_ranges(net: Network, config: BuildConfig) -> None:
     )
 
 
-build = _with_ranges(_warning(_build))
+build = _warning(_build, needs_ranges=True)
 build_int8 = _warning(int8.build_int8)
 build_float8 = _warning(float8.build_float8)
 retune = _warning(_retune)

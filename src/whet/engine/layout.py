@@ -24,7 +24,7 @@ from whet.errors import EngineError
 from whet.file_kinds import name_kind
 
 MAGIC = b"whet-eng"
-VERSION = 2
+VERSION = 3
 ALIGNMENT = 64
 MAX_SECTIONS = 32
 _HEAD = struct.Struct("<8sIIQ8s32s")

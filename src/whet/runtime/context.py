@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 from whet.backends import Completion
 from whet.engine import LayerTimes, display_names, profile_suffix
 from whet.errors import BackendError, ContextError, ShapeError
+from whet.forks import new_lock
 from whet.network import Expr, evaluate, static_shape
 from whet.registry import nearest
 from whet.runtime.arrays import UserArray, address_of, as_array, copy_in, copy_out, user_array, why_copied
@@ -38,7 +38,7 @@ class Context:
     def __init__(self, engine: Engine, profile: int | None = None):
         self.engine, self._fixed = engine, profile
         self._shapes = opt_shapes(engine.plan, profile or 0)
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._arena_bytes = max(arena_bytes(engine.plan, k) for k in (range(len(engine.plan.arenas)) if profile is None else (profile,)))
         self._arena: Any = None
         self._bounds: OrderedDict[tuple, BoundEngine] = OrderedDict()

@@ -97,7 +97,7 @@ class Heads:
     causal: int | None = None  # the mask is a constant that hides exactly the keys after row + causal: a kernel may skip them and not read it
 
 
-def taken_apart(layer: Layer, *, grouped: bool = False) -> Heads | str:
+def match_attention(layer: Layer, *, grouped: bool = False) -> Heads | str:
     """The structure of an Attention layer, or why the kernels do not support it. `grouped`: several heads of q may share a head of k and v."""
     body = layer.regions["body"]
     views: dict[Tensor, View] = {t: plain_view(i, static_shape(t.shape)) for i, t in enumerate(body.inputs)}
@@ -148,9 +148,9 @@ def taken_apart(layer: Layer, *, grouped: bool = False) -> Heads | str:
     if q is None or k is None or v is None or out is None or body.outputs != [running]:
         return "is not a chain between two matrix products"
     heads = _heads(q, k, v, mask, out, scale, grouped)
-    if isinstance(heads, str) or heads.mask is None or not layer.inputs[heads.mask.place].is_constant:
+    if isinstance(heads, str) or heads.mask is None or not layer.needs(heads.mask.place).is_constant:
         return heads
-    return replace(heads, causal=_diagonal(layer.inputs[heads.mask.place], heads.mask))
+    return replace(heads, causal=_diagonal(layer.needs(heads.mask.place), heads.mask))
 
 
 def _shared_heads(layer: Layer, x: Layer, view: View) -> View | None:

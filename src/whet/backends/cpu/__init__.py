@@ -53,6 +53,11 @@ class CpuBackend(Backend):
             "lookup tables, gates on integers or the quantization of images, and the loop over the layers is not compiled."
         )
 
+    @property
+    def unusable_after_fork(self) -> str:
+        """Reason why a child made by fork() has no threads; "" if it has."""
+        return _threads.lost_by_fork()
+
     def activate(self) -> None:
         """Sets the calling thread's thread count to this backend's; call it in each thread that plans or runs kernels."""
         _threads.set_threads(self.threads)

@@ -20,6 +20,7 @@ class Pool(Protocol):
 
     name: str
     address: int
+    survives_fork: bool  # the pool starts new threads in a child made by fork()
 
     def set(self, count: int) -> None: ...
 
@@ -29,6 +30,7 @@ class OpenMP:
 
     def __init__(self, name: str, setter: Any) -> None:
         self.name, self._setter = name, setter
+        self.survives_fork = name == "iomp"  # Intel's and LLVM's register a handler of pthread_atfork
         setter.argtypes, setter.restype = [C.c_int], None
         self.address = C.cast(setter, C.c_void_p).value or 0
 
@@ -46,6 +48,7 @@ class Tbb:
     """oneTBB's pool: one limit for the whole process (max_allowed_parallelism), replaced when the count changes."""
 
     name = "tbb"
+    survives_fork = False
 
     def __init__(self, library: C.CDLL) -> None:
         """`library` links oneTBB. Raises BackendError for TBB before 2021, which has another interface."""

@@ -16,12 +16,15 @@ from functools import cache
 from pathlib import Path
 
 from whet.backends.cpu.pools import Pool
-from whet.errors import BackendError
+from whet.errors import BackendError, ContextError
 
 #: spins before a waiting thread sleeps: about 20 us here, longer than the gap between layers, much shorter than a scheduler time slice
 SPIN_COUNT = 1000
 LIBRARY = "libgomp.so.1"
+_PAUSE_HARD = 2  # omp_pause_hard: release threads and their memory
 _joined: list[Pool] = []
+_pool_ended = False  # the result of the last `_end_pool`
+_lost = ""  # see lost_by_fork
 
 
 @cache
@@ -47,6 +50,7 @@ def gomp() -> ctypes.CDLL:
     lib.GOMP_parallel.restype = None
     lib.omp_set_num_threads.argtypes = [ctypes.c_int]
     lib.omp_set_num_threads.restype = None
+    lib.omp_pause_resource_all.argtypes = [ctypes.c_int]
     return lib
 
 
@@ -136,7 +140,12 @@ def get_threads() -> int:
 
 
 def set_threads(count: int) -> None:
-    """Sets the number of threads (at least 1) of the calling thread's parallel regions, including oneDNN's."""
+    """Sets the number of threads (at least 1) of the calling thread's parallel regions, including oneDNN's.
+
+    Raises ContextError in a child made by fork() that cannot use its parent's pool.
+    """
+    if _lost:
+        raise ContextError(_lost)
     if count < 1:
         raise BackendError(f"a thread pool has at least one thread, not {count}. Use 1 to run without workers.")
     gomp().omp_set_num_threads(count)
@@ -161,6 +170,34 @@ def parallel(function: int, context: int, count: int) -> None:
     The function gets the index of its part from `omp_get_thread_num` (see `address`). A Python callback works, but takes the GIL.
     """
     gomp().GOMP_parallel(function, context, count, 0)
+
+
+def lost_by_fork() -> str:
+    """The reason why this process, made by fork(), cannot use the pool of its parent; "" if it can."""
+    return _lost
+
+
+def _end_pool() -> None:
+    """Ends the calling thread's pool before fork(): only the calling thread exists in the child, where a pool would wait forever for the others.
+
+    Parent and child start new threads at their next parallel region (about 0.1 ms).
+    """
+    global _pool_ended
+    if gomp.cache_info().currsize:
+        _pool_ended = gomp().omp_pause_resource_all(_PAUSE_HARD) == 0
+
+
+def _after_fork_in_child() -> None:
+    global _lost
+    if not gomp.cache_info().currsize:
+        return
+    kept = [pool.name for pool in _joined if not pool.survives_fork]
+    if kept or not _pool_ended:
+        _lost = f"fork() does not copy the threads of {kept[0] if kept else LIBRARY}, so this child process cannot run whet's kernels. "
+        _lost += "Start processes with multiprocessing's 'spawn' or 'forkserver' and load the engine in the child."
+
+
+os.register_at_fork(before=_end_pool, after_in_child=_after_fork_in_child)
 
 
 def address(name: str) -> int:

@@ -57,6 +57,11 @@ class CudaBackend(Backend):
         """Reason why this process lost its context on the GPU; "" while the context is valid."""
         return self.device.lost
 
+    @property
+    def unusable_after_fork(self) -> str:
+        """Reason why a child made by fork() cannot use the GPU."""
+        return driver.lost_by_fork()
+
     def activate(self) -> None:
         """Binds the GPU to the calling thread."""
         self.device.make_current()

@@ -6,16 +6,17 @@ import functools
 import hashlib
 import os
 import stat
-import tempfile
-import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from whet.errors import BackendError
+from whet.files import replacing
+from whet.forks import new_lock
 
-_lock = threading.Lock()
+_lock = new_lock()
 _ahead: dict[str, Future[bytes]] = {}  # cache key -> compilation started by compile_ahead
 _pool: ThreadPoolExecutor | None = None
 FLAGS = ("--std=c++17", "-default-device", "--prec-div=false", "--prec-sqrt=false", "--extra-device-vectorization")
@@ -92,6 +93,16 @@ def compile_ahead(sources: Iterable[str], arch: str = "sm_90a") -> None:
                 _ahead[key] = _pool.submit(_cached, key, source, "kernel.cu", arch, FLAGS)
 
 
+def _forget_compilations() -> None:
+    """In a child made by fork(): the parent's compiler threads do not exist there."""
+    global _pool
+    _pool = None
+    _ahead.clear()
+
+
+os.register_at_fork(after_in_child=_forget_compilations)
+
+
 def _cached(key: str, source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:
     path = cache_folder() / f"{key}.cubin"
     try:
@@ -101,9 +112,8 @@ def _cached(key: str, source: str, name: str, arch: str, flags: tuple[str, ...])
     except FileNotFoundError:
         pass
     code = _compile(source, name, arch, flags)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as out:  # a rename is atomic: readers never see an incomplete file
-        out.write(code)
-    os.replace(out.name, path)
+    with suppress(OSError), replacing(path) as part:  # a full or read-only cache: the kernel is compiled again next time
+        part.write_bytes(code)
     return code
 
 

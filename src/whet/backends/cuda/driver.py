@@ -6,13 +6,16 @@ The `cuda` packages are not imported together with this module, so that whet run
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from whet.errors import BackendError
+from whet.errors import BackendError, ContextError
+from whet.forks import new_lock
 
 _Made = TypeVar("_Made")
+_lost = ""  # see lost_by_fork
 _here = threading.local()  # .device: the GPU whose context is bound to this thread
 #: errors after which every call in the context fails with the same error: its memory, streams and modules are lost
 _STICKY = frozenset({
@@ -91,25 +94,47 @@ def ok(answer: tuple[Any, ...]) -> Any:
     return _plain(cu(), answer)
 
 
+def lost_by_fork() -> str:
+    """The reason why this process, made by fork() after its parent had opened the driver, cannot use the GPU; "" if it can."""
+    return _lost
+
+
+def _after_fork_in_child() -> None:
+    global _lost
+    if cu.cache_info().currsize:
+        _lost = "a CUDA context does not survive fork(): this child process cannot use the GPU that its parent has opened. "
+        _lost += "Start processes with multiprocessing's 'spawn' or 'forkserver' and load the engine in the child."
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def available() -> str | None:
     """None if a GPU can be used, else the reason why not."""
     try:
         cu()
     except BackendError as error:
         return str(error)
-    return None
+    return _lost or None
+
+
+def _check_process() -> None:
+    if _lost:
+        raise ContextError(_lost)
 
 
 _devices: dict[int, Device] = {}
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 def device(ordinal: int = 0) -> Device:
     """The GPU number `ordinal`, with its primary context bound to this thread.
 
-    A context destroyed by a fault is replaced by a new one. Raises BackendError if the driver does not allow this within a process. Other
+    A context destroyed by a fault is replaced by a new one. Raises BackendError if the driver does not allow this within a process, and
+    ContextError in a child made by fork() after the parent had opened the driver. Other
     libraries of the process have lost their memory on that GPU too, already by the fault.
     """
+    _check_process()
     with _lock:
         gpu = _devices.get(ordinal)
         if gpu is not None and gpu.lost:
@@ -158,6 +183,8 @@ def per_device(make: Callable[..., _Made]) -> Callable[..., _Made]:
 
 def release(owner: Device | None, call: Callable[..., Any], handle: Any) -> None:
     """Releases a resource unless its context is lost. The status is ignored: at exit the driver may be unloaded."""
+    if _lost:  # it belongs to the parent process
+        return
     if owner is None or not owner.lost:
         if owner is not None and current() is None:
             owner.make_current()
@@ -210,6 +237,7 @@ class Device:
 
     def make_current(self) -> None:
         """Binds this GPU's context to the calling thread; required once per launching thread. Raises LostContext after a fault."""
+        _check_process()
         if self.lost:
             raise LostContext(self.lost)
         _here.device = self

@@ -7,7 +7,6 @@ no heuristic. Precompiled engines accept a residual only before the bias, so it 
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from whet.backends.cuda.cudnn.descriptor import Descriptor, finalized
 from whet.backends.cuda.cudnn.library import CudnnError, handle
 from whet.backends.cuda.driver import current
 from whet.errors import BackendError
+from whet.forks import new_lock
 
 X, W, Y, Z, B = 1, 2, 3, 4, 5
 _MOST_PROPOSALS = 64
@@ -162,7 +162,7 @@ class Plan:
 
 _plans: weakref.WeakValueDictionary[Any, Plan] = weakref.WeakValueDictionary()
 _graphs: dict[Any, ConvolutionGraph] = {}
-_lock = threading.Lock()
+_lock = new_lock()
 _MOST_GRAPHS = 64
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes as C
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
@@ -13,6 +12,7 @@ import numpy as np
 
 from whet.backends.cpu import threads
 from whet.errors import BackendError
+from whet.forks import new_reentrant_lock
 from whet.tactics.cpu.onednn._api.attributes import ARGS, MULTIPLE_SRC, SCALES, ZERO_POINTS, Attributes, Binary
 from whet.tactics.cpu.onednn._api.library import Unimplemented, dims_array, library
 from whet.tactics.cpu.onednn._api.memory import MemoryDesc, aligned, borrowed, describe
@@ -144,7 +144,7 @@ class Primitive:
 
 
 _primitives: dict[str, Primitive] = {}
-_lock = threading.RLock()
+_lock = new_reentrant_lock()
 
 
 class Call:

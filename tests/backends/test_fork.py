@@ -1,0 +1,205 @@
+"""fork() after an engine was loaded: the CPU's threads are started again in the child, and a GPU refuses with the reason."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import whet
+from whet.backends.cpu import pools, threads
+from whet.backends.cuda import driver
+from whet.errors import ContextError
+from whet.network import Network, parse_type
+
+FOLDERS = [Path(__file__).parents[1] / "builder", Path(__file__).parents[2] / "src"]
+
+
+def run_script(text: str) -> str:
+    """Standard output of a Python script that forks; a child that hangs ends the test after two minutes."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, FOLDERS)), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+BEGIN = """
+import multiprocessing, os, threading
+import numpy as np
+import whet
+from nets import inputs, residual
+from whet.builder import BuildConfig
+
+net = residual(batch=4, channels=32, size=16)
+config = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, threads=2, samples="together", optimization_level=1)
+engine = whet.Runtime(threads=2).load(whet.build(net, config))
+context = engine.create_context()
+feed = inputs(net)
+want = context.run(feed)["y"]
+fork = multiprocessing.get_context("fork")
+
+def in_a_child(work):
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as e:
+            print(type(e).__name__, e, flush=True)
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_pool_of_forked_processes_runs_the_parent_s_engine_and_the_parent_goes_on():
+    text = """
+    def run(k):
+        with engine.create_context() as own:
+            return np.array_equal(own.run(feed)["y"], want) and np.array_equal(context.run(feed)["y"], want)
+
+    with fork.Pool(3) as pool:
+        print(pool.map(run, range(12)) == [True] * 12, np.array_equal(context.run(feed)["y"], want))
+    """
+    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["True", "True"]
+
+
+def test_a_child_builds_loads_and_forks_again():
+    text = """
+    def grandchild():
+        assert np.array_equal(context.run(feed)["y"], want)
+
+    def child():
+        other = whet.Runtime(threads=2).load(whet.build(net, config)).create_context()
+        assert np.allclose(other.run(feed)["y"], want, atol=1e-4)
+        assert in_a_child(grandchild) == 0
+
+    print(in_a_child(child))
+    """
+    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["0"]
+
+
+def test_a_lock_held_by_another_thread_at_the_fork_is_free_in_the_child():
+    text = """
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with engine._lock, context._lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+
+    def child():
+        assert np.array_equal(context.run(feed)["y"], want)
+        engine.create_context()
+
+    print(in_a_child(child))
+    done.set()
+    thread.join()
+    """
+    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["0"]
+
+
+def test_threads_that_run_while_another_one_forks_are_not_disturbed():
+    text = """
+    stop, wrong = threading.Event(), []
+
+    def work():
+        own = engine.create_context()
+        while not stop.is_set():
+            if not np.array_equal(own.run(feed)["y"], want):
+                wrong.append(1)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for w in workers:
+        w.start()
+
+    def child():
+        assert np.array_equal(engine.create_context().run(feed)["y"], want)
+
+    codes = [in_a_child(child) for _ in range(10)]
+    stop.set()
+    for w in workers:
+        w.join()
+    print(codes == [0] * 10, wrong == [])
+    """
+    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["True", "True"]
+
+
+def test_where_the_pool_cannot_be_ended_the_child_raises_instead_of_hanging():
+    text = """
+    from whet.backends.cpu import threads
+
+    class Oldest:
+        name, address, survives_fork = "tbb", threads.address("omp_set_num_threads"), False
+
+        def set(self, count):
+            pass
+
+    threads.join(Oldest())
+
+    def child():
+        context.run(feed)
+
+    def loads():
+        whet.Runtime().load(engine.plan)
+
+    print(in_a_child(child), in_a_child(loads), np.array_equal(context.run(feed)["y"], want))
+    """
+    lines = run_script(BEGIN + textwrap.dedent(text)).splitlines()
+    assert lines[-1] == "1 1 True"
+    assert all(line.startswith("ContextError fork() does not copy the threads of tbb") and "'spawn'" in line for line in lines[:2])
+
+
+def test_a_gpu_opened_by_the_parent_raises_in_the_child(monkeypatch):
+    class Opened:
+        """A driver module that the parent has loaded."""
+
+        @staticmethod
+        def cache_info():
+            return type("Info", (), {"currsize": 1})
+
+    monkeypatch.setattr(driver, "cu", Opened)
+    device = driver.Device.__new__(driver.Device)
+    device.lost = ""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = []
+        for use in (driver.device, device.make_current, lambda: driver.release(device, lambda handle: said.append("released"), 1)):
+            try:
+                use()
+            except ContextError as e:
+                said.append(str(e))
+        os.write(write, "\n".join(said).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    said = os.read(read, 10000).decode().splitlines()
+    assert len(said) == 2
+    assert all("a CUDA context does not survive fork()" in s and "load the engine in the child" in s for s in said)
+    assert driver.lost_by_fork() == ""
+
+
+def test_an_engine_whose_device_is_lost_by_the_fork_raises(monkeypatch):
+    net = Network("twice")
+    x = net.add_input("x", parse_type("f32[4]"))
+    net.mark_output(net.add("Add", x, x), "y")
+    engine, feed = whet.Runtime().load(whet.build(net, whet.BuildConfig(timing_cache="", optimization_level=0))), {"x": np.ones(4, "f4")}
+    context = engine.create_context()
+    monkeypatch.setattr(type(engine.backend), "unusable_after_fork", property(lambda self: "load the engine in the child or use spawn"))
+    context.run(feed)  # no child: nothing is asked
+    monkeypatch.setattr(engine, "_process", os.getpid() + 1)
+    for use in (lambda: context.run(feed), engine.create_context):
+        with pytest.raises(ContextError, match="load the engine in the child"):
+            use()
+
+
+def test_pools_say_if_they_survive_a_fork():
+    assert not pools.Tbb.survives_fork
+    assert threads.lost_by_fork() == ""
