@@ -19,16 +19,12 @@ WhetError
 ├── TrainingError         fine-tuning cannot start or continue, or its checkpoint is of another training
 └── UsageError            the command line or an option is wrong
 
-<<<<<<< HEAD
-The text of each says what happened, why, and what to do next. It names options as the caller writes them: flags on the command line, parameters
+Each message states what happened, why, and what to do next. It names options as the caller writes them: flags on the command line, parameters
 and fields in Python (option_names.py).
 
 WhetWarning
 ├── BuildWarning   a note of a build: a shape that was assumed, a permission that cannot be used, a busy machine
 └── EngineWarning  a note about an opened engine (whet.runtime)
-=======
-Each message states what happened, why, and what to do next.
->>>>>>> main
 """
 
 from whet.option_names import python_names, reads_flags

@@ -201,13 +201,8 @@ def test_bf16_is_a_permission():
     assert allowed.report.verification.network_error <= allowed.report.verification.network_bound
 
 
-<<<<<<< HEAD
-def test_a_permission_that_nothing_uses_is_reported_once_and_refused_under_strict():
-    plan = build_stages(residual(), dataclasses.replace(QUICK, precisions=("int8",)))
-=======
 def test_an_unused_permission_is_reported_once_and_refused_under_strict():
-    plan = build(residual(), dataclasses.replace(QUICK, precisions=("int8",)))
->>>>>>> main
+    plan = build_stages(residual(), dataclasses.replace(QUICK, precisions=("int8",)))
     assert [n for n in plan.report.notes if n.startswith("--int8")]
     with pytest.raises(BuildError, match=r"precisions=\('int8',\) cannot be used"):
         build_stages(residual(), dataclasses.replace(QUICK, precisions=("int8",), strict=True))

@@ -44,12 +44,6 @@ def _short(report: Any) -> str:
         lines.append(f"  not supported: {p.reason}{more}")
     follows = sum(not p.reached for p in report.problems)
     if follows:
-<<<<<<< HEAD
-        lines.append(f"  {follows} nodes were not tried, because they read what those make")
-    lines.append(f"  {report.verdict()}" + ("" if report.supported else " (--all names each)"))
-=======
         lines.append(f"  {follows} nodes were not tried, because they read outputs of these")
-    short = f"  {len(report.problems)} of {report.nodes} nodes cannot be read (--all lists each)"
-    lines.append("  every node is supported" if report.supported else short)
->>>>>>> main
+    lines.append(f"  {report.verdict()}" + ("" if report.supported else " (--all lists each)"))
     return "\n".join(lines)

@@ -20,17 +20,10 @@ def _setting(flag: str, field: str, text: str, **how: Any) -> Any:
 
 
 @click.command()
-<<<<<<< HEAD
 @click.argument("model", type=click.Path())
-@click.option("--data", "data_source", required=True, help="FILE.npz, a folder with one subfolder of images a class, or python:MODULE:FUNCTION.")
-@click.option("--test", "test_source", help="Labelled data of the same kinds, to judge each epoch and the result by.")
-@click.option("--preprocess", help="How images become numbers, as --calibPreprocess of whet exec: scale:1/255,mean:..,std:..")
-=======
-@click.argument("model", type=click.Path(dir_okay=False))
 @click.option("--data", "data_source", required=True, help="FILE.npz, a folder with one subfolder of images per class, or python:MODULE:FUNCTION.")
 @click.option("--test", "test_source", help="Labelled test data, from the same kinds of sources: accuracy per epoch and of the result.")
 @click.option("--preprocess", help="Preprocessing of images, as --calibPreprocess of whet exec: scale:1/255,mean:..,std:..")
->>>>>>> main
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="ONNX file to write (default: MODEL.tuned.onnx).")
 @click.option("--teacher", type=click.Path(dir_okay=False), help="The original model, for --distill.")
 @click.option("--train", "user_loop", help="Your own training function, python:MODULE:FUNCTION(module, data, config), instead of whet's loop.")

@@ -13,17 +13,10 @@ from whet.cli._prune_flags import build_config, build_flags
 
 
 @click.command()
-<<<<<<< HEAD
 @click.argument("model", type=click.Path())
-@click.option("--export", "table", type=click.Path(dir_okay=False), help="File to write or to extend (default: MODEL.latency.json).")
-@click.option("--add", multiple=True, type=click.Path(dir_okay=False), help="Table whose rows are taken over, repeatable.")
-@click.option("--retime", is_flag=True, help="Time all of the model's rows again, whatever table and timing cache know.")
-=======
-@click.argument("model", type=click.Path(dir_okay=False))
 @click.option("--export", "table", type=click.Path(dir_okay=False), help="File to create or extend (default: MODEL.latency.json).")
 @click.option("--add", multiple=True, type=click.Path(dir_okay=False), help="Table to import rows from (repeatable).")
 @click.option("--retime", is_flag=True, help="Time all of the model's rows again; ignore the table and the timing cache.")
->>>>>>> main
 @click.option("--multiple", type=click.IntRange(1), default=8, show_default=True, help="Widths are multiples of this.")
 @click.option("--most", type=click.IntRange(2), default=12, show_default=True, help="Maximum number of widths per group.")
 @build_flags

@@ -79,12 +79,7 @@ class Report:
             "  ops: " + ", ".join(f"{n} {op}" for op, n in self.ops.items()),
         ]
         lines += [f"  {'not supported' if p.reached else 'follows'}: {p.reason}" for p in self.problems]
-<<<<<<< HEAD
         return "\n".join([*lines, f"  {self.verdict()}"])
-=======
-        total = max(self.nodes, sum(self.ops.values()))  # with the nodes of functions and subgraphs
-        return "\n".join([*lines, "  every node is supported" if self.supported else f"  {len(self.problems)} of {total} nodes cannot be read"])
->>>>>>> main
 
 
 def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:

@@ -12,11 +12,7 @@ from whet.network import Network
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.truth import Measured, measure_engines
 from whet.sparsity import eligible_layers
-<<<<<<< HEAD
-from whet.sparsity.report import count_zeros, picked_layers, describe_zero_channels, describe_zeros, why_dense
-=======
-from whet.sparsity.report import describe_zeros, picked_layers, scattered_zeros, why_dense
->>>>>>> main
+from whet.sparsity.report import count_zeros, describe_zero_channels, describe_zeros, picked_layers, why_dense
 
 Progress = Callable[[int, int, str], None]
 
@@ -107,13 +103,9 @@ def _said(name: str, net: Network, facts: Sequence[Facts], runs: Sequence[Measur
     """Remarks on the zeros of model k, with measured times where engines ran."""
     found = []
     x, run, first = facts[k], runs[k], runs[0]
-<<<<<<< HEAD
     if (channels := describe_zero_channels(net)) is not None:
         found.append(f"{name}: {channels}")
     zeros = describe_zeros(net)
-=======
-    zeros = describe_zeros(net)
->>>>>>> main
     if zeros is not None:
         proof = ""
         if k and run is not None and first is not None:

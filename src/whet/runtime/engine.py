@@ -15,12 +15,8 @@ import numpy as np
 from whet.backends import Backend, get_backend
 from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
-<<<<<<< HEAD
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError, WhetWarning
-=======
-from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError
 from whet.forks import new_lock
->>>>>>> main
 from whet.network import DType, TensorType
 from whet.runtime.kernels import ConfigCheck, Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes

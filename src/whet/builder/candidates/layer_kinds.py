@@ -70,7 +70,8 @@ class LayerKinds:
         reasons: dict[str, list[str]] = {}
         for layer in self.net.layers:
             if layer.name in self.exempt and layer.op not in ("QuantizeLinear", "DequantizeLinear"):
-                reasons.setdefault(self.exempt[layer.name].replace(f" for '{layer.name}'", ""), []).append(f"{layer.name} ({layer.composite or layer.op})")
+                reason = self.exempt[layer.name].replace(f" for '{layer.name}'", "")
+                reasons.setdefault(reason, []).append(f"{layer.name} ({layer.composite or layer.op})")
         for reason, names in reasons.items():
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             self.log.note(f"wildcards leave out {len(names)} layers that cannot obey: {reason}. They are {', '.join(names[:_NAMED])}{more}")

@@ -1,13 +1,8 @@
 """Permissions: the storage types that a build may use besides a tensor's own, and the layers with a demanded precision.
 
-<<<<<<< HEAD
---layerPrecisions=x:int8 binds as x:fp16 does: the layer computes on 8-bit integers, or the build fails (obey) or says so (prefer).
-x:fp32 keeps a layer out of the integers that calibration or the model's own Q/DQ would put it in. A pattern with wildcards (*:int8) binds
-the layers that can compute in that type, and a note names the others.
-=======
 --layerPrecisions=x:int8 binds like x:fp16: the layer computes on 8-bit integers, or the build fails (obey) or warns (prefer).
-x:fp32 keeps a layer in floating point that calibration or the model's Q/DQ would quantize.
->>>>>>> main
+x:fp32 keeps a layer in floating point that calibration or the model's Q/DQ would quantize. A pattern with wildcards
+(*:int8) binds the layers that can compute in that type, and a note names the others.
 """
 
 from __future__ import annotations
