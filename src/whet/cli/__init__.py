@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import warnings
+from typing import Any
 
 import click
 
@@ -13,6 +14,7 @@ from whet.cli._failures import failure_text
 from whet.cli._termination import Termination
 from whet.cli._version import print_version
 from whet.errors import WhetError
+from whet.option_names import flags_are_read
 from whet.registry import nearest
 
 _SUMMARY_LENGTH = 160  # characters of a command's summary in the list of commands
@@ -20,6 +22,10 @@ _SUMMARY_LENGTH = 160  # characters of a command's summary in the list of comman
 
 class Subcommands(click.Group):
     """Subcommands are the modules of this package; each is imported only when it is called or listed."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with flags_are_read():
+            return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         from pkgutil import iter_modules

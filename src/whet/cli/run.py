@@ -16,7 +16,7 @@ _TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2, "int8": 0.2}
 
 
 @click.command()
-@click.argument("model", type=click.Path(dir_okay=False))
+@click.argument("model", type=click.Path())
 @click.argument("other", required=False, type=click.Path(dir_okay=False))
 @click.option("--against", type=click.Choice(["onnxruntime", "reference", "whet"]), help="Runtime of OTHER (default: onnxruntime; engines: whet).")
 @click.option("--inputs", help="Samples: FILE.npz, FILE.npy, DIR or python:MODULE:FUNCTION (default: seeded normal values).")
