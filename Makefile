@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: demo test test-long test-oldest test-kernels check lint types bench clean help
+.PHONY: demo test test-long test-oldest test-kernels check lint types mutants bench clean help
 
 help:
 	@echo "make demo    engine, pruning, recovery and the table they give, on a model trained on real data"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-kernels  a selection of the tests with the BLAS and oneDNN kernels of other CPUs that this one can run"
 	@echo "make test-oldest  a selection of the tests with the oldest release of each dependency that is supported"
 	@echo "make check   ruff, types, all tests"
+	@echo "make mutants how many small breaks of the source the tests notice; hours"
 	@echo "make bench   ONNX Runtime and OpenVINO beside whet on this CPU; writes benchmarks/results/cpu"
 
 $(BIN)/python:
@@ -43,6 +44,10 @@ $(VENV)/.test: $(VENV)/.core
 
 $(VENV)/.check: $(VENV)/.test
 	$(PIP) -e '.[check]'
+	@touch $@
+
+$(VENV)/.mutants: $(VENV)/.test
+	$(PIP) -e '.[mutants]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.core
@@ -79,6 +84,10 @@ lint: $(VENV)/.check
 
 types: $(VENV)/.check
 	$(BIN)/mypy
+
+# Hours: every mutant runs the tests of its package until one fails. MUTANTS holds options, such as --packages pruning --sample 10.
+mutants: $(VENV)/.mutants
+	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/cpu_peers.py

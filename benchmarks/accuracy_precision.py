@@ -82,7 +82,7 @@ class Prepared:
     def __init__(self, model: realdata.RealModel, batch: int):
         from whet.builder import build
         from whet.builder.config import BuildConfig
-        from whet.builder.precision.calibration import prepared
+        from whet.builder.precision.calibration import prepare
         from whet.frontends import network_from_onnx
         from whet.runtime import Runtime
 
@@ -96,7 +96,7 @@ class Prepared:
         one, many = ({self.name: (n, *self.images.shape[1:])} for n in (1, batch))
         profiles = ((one, many, many),) if not self.net.inputs[0].type.static else ()
         self.config = BuildConfig(profiles=profiles, optimization_level=1, whole_engines=0, avg_timing=1, verify=False)
-        self.made = prepared(self.net, self.config)
+        self.made = prepare(self.net, self.config)
         self.floats = Runtime().load(build(self.net, self.config)).create_context().run
         self.ranges: dict[str, object] = {}
         self.notes: list[str] = []
@@ -119,7 +119,7 @@ class Prepared:
         from whet.builder.precision.calibration import Calibration
         from whet.builder.precision.float8_ranges import ENOUGH_DB, float8_ranges, sensitive_layers
         from whet.builder.verify.engine_values import EngineRun
-        from whet.precision import emulated, find_places, quantize
+        from whet.precision import emulated, find_quantization_sites, quantize
         from whet.precision.float8 import kept_out
         from whet.runtime import Runtime
         from whet.tactics import is_quantized
@@ -140,7 +140,7 @@ class Prepared:
             dropped = kept_out(self.made)
             if precision != "fp8 all":
                 dropped |= sensitive_layers(self.made, ranges, calibration, self.config, dropped)
-            only = [x.name for x in find_places(self.made).layers if x.name not in dropped]
+            only = [x.name for x in find_quantization_sites(self.made).layers if x.name not in dropped]
         net = emulated(self.made, kind, ranges, only)
         said = {"calibration_seconds": round(time.perf_counter() - start, 1), "by": "emulation"}
         if kind == "fp8":

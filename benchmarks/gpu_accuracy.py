@@ -37,7 +37,8 @@ from support import datasets
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.precision.float8_ranges import float8_network, float8_ranges, sensitive_layers
-from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepared
+from whet.builder.precision.int8 import Calibration, calibrated_ranges
+from whet.builder.precision.int8 import prepare as prepare_network
 from whet.builder.precision.permissions import is_float8
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
@@ -73,8 +74,8 @@ def prepare(folder: Path) -> None:
         net, images = network(path), calibration_images(model, CALIBRATION)
         samples = [{net.inputs[0].name: images[i : i + 1]} for i in range(len(images))]
         calibration = Calibration(samples=lambda samples=samples: iter(samples), cache=str(folder / f"{model.name}-int8.json"))
-        found = calibrated_ranges(net, prepared(net, BuildConfig()), calibration, BuildConfig(), print)
-        made = prepared(net, BuildConfig())
+        found = calibrated_ranges(net, prepare_network(net, BuildConfig()), calibration, BuildConfig(), print)
+        made = prepare_network(net, BuildConfig())
         plain, said = Calibration(samples=calibration.samples), []
         float8 = float8_ranges(net, made, plain, BuildConfig(), said, said)
         left = sensitive_layers(made, float8, plain, BuildConfig(), kept_out(made))
@@ -104,7 +105,7 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
     shape = {net.inputs[0].name: (BATCH, *net.inputs[0].shape[1:])}
     times = str(folder / "times.sqlite")
     config = BuildConfig(backend="cuda", profiles=((shape, shape, shape),), tactic_sources=("-TF32",), timing_cache=times)
-    made = prepared(net, config)
+    made = prepare_network(net, config)
     ranges = calibrated_ranges(net, made, Calibration(cache=str(folder / f"{name}-int8.json")), config, print)
     found = {}
     for precision in precisions:

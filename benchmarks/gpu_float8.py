@@ -29,7 +29,7 @@ from gpu_int8 import in_blocks, network
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.precision.float8_ranges import float8_network
-from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepared
+from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepare
 from whet.builder.precision.permissions import is_float8
 from whet.engine.plan import EnginePlan
 from whet.engine.schema import encode
@@ -47,7 +47,7 @@ def engines(net: Network, batch: int, cache: Path, times: Path) -> dict[str, tup
     """(engine, seconds of its build) by precision."""
     shape = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
     config = BuildConfig(backend="cuda", profiles=((shape, shape, shape),), timing_cache=str(times))
-    made = prepared(net, config)
+    made = prepare(net, config)
     ranges = calibrated_ranges(net, made, Calibration(cache=str(cache)), config, print)
     found = {}
     wide = replace(ranges, float_sums=skip_sums(made, kept_out(made)))

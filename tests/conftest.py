@@ -1,4 +1,4 @@
-"""Tests marked `data` skip, saying so, where the shared data folder is not; test processes share out the GPUs that are there."""
+"""Tests marked `data` are skipped with a note without the shared data folder; test processes distribute the available GPUs."""
 
 import os
 
@@ -7,18 +7,18 @@ from hypothesis import HealthCheck, settings
 
 import whet.composites  # noqa: F401  (samples of fused layers, in one order whichever test file is collected first)
 from support.datasets import root
-from support.standin_gpu import standin_gpu as standin_gpu  # a fixture of tests in several folders
+from support.standin_gpu import standin_gpu as standin_gpu  # a fixture for tests in several folders
 from whet.backends.cpu.threads import settings as wait_settings
 
-# how fast examples come and run says how busy the machine is, not whether the code is right
+# deadlines of examples depend on the load of the machine, not on the code
 settings.register_profile("whet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("whet")
 
 
 def pytest_configure() -> None:
-    """Each process of pytest-xdist takes one of the GPUs that CUDA_VISIBLE_DEVICES names, in turns; threads wait as whet has them wait.
+    """Each process of pytest-xdist uses one GPU of CUDA_VISIBLE_DEVICES, round-robin; threads wait in whet's mode.
 
-    The first to load libgomp says how: with whet's own loading here, no test depends on whether one with PyTorch ran before it.
+    The first library to load libgomp sets the mode: whet's own loading here makes tests independent of earlier tests with PyTorch.
     """
     wait_settings()
     gpus, worker = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","), os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -27,7 +27,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Adds the skip in one place, so that no test has to think of it."""
+    """Adds the skip centrally."""
     if root() is not None:
         return
     absent = pytest.mark.skip(reason="the shared data folder is not here (WHET_DATA names another place)")

@@ -1,4 +1,4 @@
-"""Engines made by hand for the tests of engine, runtime and inspector: NumPy tactics, one place in the arena for each tensor."""
+"""Hand-made engines for the tests of engine, runtime and inspector: NumPy tactics, one arena range per tensor."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def blocked_conv_net() -> Network:
 
 
 def choose(net: Network) -> dict[str, Choice]:
-    """NumPy tactics for everything; operands linear unless a Reformat says otherwise."""
+    """NumPy tactics for all layers; operands linear unless a Reformat sets another format."""
     formats = {}
     for layer in net.layers:
         if layer.op == "Reformat":

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all."""
+"""Files are written completely or not at all."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from whet.files import replacing
 
 
-def test_the_old_file_stays_when_the_new_one_cannot_be_written(tmp_path):
+def test_the_old_file_is_kept_if_the_new_one_cannot_be_written(tmp_path):
     target = tmp_path / "a.txt"
     target.write_text("old")
 

@@ -1,4 +1,4 @@
-"""Imports flow one way, heavy libraries stay outside, and importing is light: read off the source, not believed."""
+"""Imports flow one way, heavy libraries are imported late, and importing is light: checked in the source."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "whet"
 
-# folder -> whet folders it may import (itself, errors and registry always). The way of the data, from top to bottom.
+# folder -> whet folders that it may import (itself, errors and registry always), in the order of the data flow
 MAY_IMPORT = {
     "network": "ops training",  # only inside functions: type inference of a layer, to_torch()
     "ops": "network",
@@ -26,8 +26,8 @@ MAY_IMPORT = {
     "measure": "network ops backends tactics engine runtime",
     "builder": "network ops passes composites precision sparsity backends tactics engine runtime measure",
     "inspector": "network ops composites engine tactics",
-    "pruning": "network ops sparsity measure builder backends engine runtime",  # latencies are those of the builder's timer and of built engines
-    "training": "network ops passes precision sparsity pruning",  # of pruning the order of steps
+    "pruning": "network ops sparsity measure builder backends engine runtime",  # latencies are measured by the builder's timer and on built engines
+    "training": "network ops passes precision sparsity pruning",  # pruning is imported for the order of steps
     "search": "network ops passes precision sparsity backends engine runtime measure builder inspector pruning frontends training report",
     "report": "inspector engine",
     "zoo": "",
@@ -85,6 +85,6 @@ def test_importing_is_light(module):
 
 
 def test_no_two_files_of_tests_have_one_name():
-    """pytest imports them by name alone: of two, the second is not run."""
+    """pytest imports them by base name: of two, the second would not run."""
     names = sorted(p.name for p in Path(__file__).parent.rglob("test_*.py"))
     assert names == sorted(set(names))

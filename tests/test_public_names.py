@@ -1,4 +1,4 @@
-"""The public names: one sorted list, each of them there."""
+"""The public names: one sorted list, and each of them exists."""
 
 import ast
 import importlib
@@ -16,7 +16,7 @@ import whet
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_name_is_there():
+def test_every_name_exists():
     assert whet.__all__ == sorted(whet.__all__)
     for name in whet.__all__:
         assert getattr(whet, name) is not None
@@ -32,7 +32,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(package, wrong, meant):
 
 
 def _homes(package: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Names and their modules, as the package loads them and as type checkers read them."""
+    """Names and their modules, as the package loads them and as type checkers see them."""
     module = importlib.import_module(package)
     tree = ast.parse(Path(module.__file__).read_text())
     checked = next(n for n in tree.body if isinstance(n, ast.If) and isinstance(n.test, ast.Name) and n.test.id == "TYPE_CHECKING")
@@ -59,7 +59,7 @@ def _documented() -> list[str]:
     return sorted(set(re.findall(r"(?<![\w./-])whet(?:\.[A-Za-z_]\w*)+(?![\w/]*\.(?:md|py|json|engine))", statements)))
 
 
-def test_documented_names_are_there_after_a_bare_import():
+def test_documented_names_exist_after_a_bare_import():
     names = _documented()
     assert "whet.build" in names
     assert "whet.builder.build_int8" in names
@@ -84,7 +84,7 @@ whet.biuld
 
 
 def test_a_users_editor_knows_the_signatures(tmp_path, monkeypatch):
-    """mypy on a script of a user, with the package's sources as they are installed (py.typed)."""
+    """mypy on a user's script, with the package's sources as installed (py.typed)."""
     api = pytest.importorskip("mypy.api")
     assert (ROOT / "src" / "whet" / "py.typed").is_file()
     script = tmp_path / "script.py"

@@ -1,4 +1,4 @@
-"""whet: takes a trained network and gives the fastest engine that is still right, on the machine it will run on, and shows why.
+"""whet: builds the fastest correct inference engine from a trained network on the machine it will run on, and explains every decision.
 
     net = whet.network_from_onnx("model.onnx")
     plan = whet.build(net, whet.BuildConfig(precisions=("bf16",)))
@@ -6,8 +6,8 @@
     engine = whet.Runtime().load("model.engine")
     outputs = engine.create_context().run({"input": array})
 
-Names and sub-packages (`whet.builder.build_int8`) are imported when they are first used, so that `import whet` is light and the runtime can ship
-alone. Type checkers and editors see the imports under TYPE_CHECKING.
+Names and sub-packages (`whet.builder.build_int8`) are imported on first use, so that `import whet` is light and the runtime can ship
+alone. Type checkers and editors read the imports under TYPE_CHECKING.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _HOME = {
 
 __all__ = [*_HOME]
 
-if not TYPE_CHECKING:  # where it is defined, type checkers take every name for Any
+if not TYPE_CHECKING:  # type checkers would give every name the type Any
 
     def __getattr__(name: str) -> Any:
         return on_demand(__name__, _HOME, name)

@@ -1,30 +1,30 @@
-"""Every exception that whet raises on purpose, in one tree.
+"""The exceptions of whet, in one tree.
 
 WhetError
 ├── NetworkError          a network is malformed (verify(), text parser, type inference)
-│   └── UnsupportedError  a model holds an op, attribute or type that whet does not have
+│   └── UnsupportedError  a model has an unsupported op, attribute or type
 ├── FrontendError         a model file cannot be read
 ├── ShapeError            an input's shape or type does not fit the network or the profile
-├── BuildError            no engine could be made
+├── BuildError            no engine could be built
 │   ├── NoTacticError     no tactic computes a layer
 │   ├── MemoryLimitError  the arena or workspace would exceed --memPoolSize
 │   ├── VerificationError outputs differ from the reference by more than the bound
-│   └── LockError         a locked build would not be the same engine
-├── EngineError           an engine file is truncated, damaged, hostile or of another version
-├── BackendError          a machine or library is missing or failed
+│   └── LockError         a locked build would give another engine
+├── EngineError           an engine file is truncated, damaged, malicious or of another version
+├── BackendError          a device or library is missing or failed
 ├── ContextError          an execution context was misused (used twice at once, closed)
 ├── CacheError            the timing cache cannot be read or written
 ├── CalibrationError      calibration data or ranges are missing, constant or not finite
-├── PruneError            a cut is impossible or would not be exact
-├── TrainingError         fine-tuning cannot start, cannot go on, or its checkpoint is of another training
+├── PruneError            a pruning step is impossible or would not be exact
+├── TrainingError         fine-tuning cannot start or continue, or its checkpoint is of another training
 └── UsageError            the command line or an option is wrong
 
-The text of each says what happened, why, and what to do next.
+Each message states what happened, why, and what to do next.
 """
 
 
 class WhetError(Exception):
-    """Base of everything that whet raises on purpose."""
+    """Base class of whet's exceptions."""
 
 
 class NetworkError(WhetError):
@@ -32,7 +32,7 @@ class NetworkError(WhetError):
 
 
 class UnsupportedError(NetworkError):
-    """A model holds an op, attribute or type that whet does not have."""
+    """A model has an unsupported op, attribute or type."""
 
 
 class FrontendError(WhetError):
@@ -44,7 +44,7 @@ class ShapeError(WhetError):
 
 
 class BuildError(WhetError):
-    """No engine could be made."""
+    """No engine could be built."""
 
 
 class NoTacticError(BuildError):
@@ -60,15 +60,15 @@ class VerificationError(BuildError):
 
 
 class LockError(BuildError):
-    """A locked build would not be the same engine."""
+    """A locked build would give another engine."""
 
 
 class EngineError(WhetError):
-    """An engine file is truncated, damaged, hostile or of another version."""
+    """An engine file is truncated, damaged, malicious or of another version."""
 
 
 class BackendError(WhetError):
-    """A machine or library is missing or failed."""
+    """A device or library is missing or failed."""
 
 
 class ContextError(WhetError):
@@ -80,15 +80,15 @@ class CacheError(WhetError):
 
 
 class CalibrationError(WhetError):
-    """Calibration data or ranges are missing, constant or not finite; the text names the tensor."""
+    """Calibration data or ranges are missing, constant or not finite; the message names the tensor."""
 
 
 class PruneError(WhetError):
-    """A cut is impossible or would not be exact."""
+    """A pruning step is impossible or would not be exact."""
 
 
 class TrainingError(WhetError):
-    """Fine-tuning cannot start, cannot go on, or its checkpoint is of another training."""
+    """Fine-tuning cannot start or continue, or its checkpoint is of another training."""
 
 
 class UsageError(WhetError):

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all: readers never see half of one, and a full disk costs nothing that was there."""
+"""Atomic file writes: readers never see a partial file, and a full disk does not destroy an existing one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LARGEST_MESSAGE = 1_900_000_000  # bytes of weights in an ONNX file; protobuf refuses a message of 2 GiB
+LARGEST_MESSAGE = 1_900_000_000  # bytes of weights in an ONNX file; protobuf limits messages to 2 GiB
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path beside `path` to write to. When the block ends well it takes that name; when it raises it goes, and `path` stays as it was.
+    """Yields a temporary path in the folder of `path`. It replaces `path` after the block, or is deleted if the block raises.
 
-    What is no plain file (/dev/stdout, a pipe) is written to directly. Raises OSError, to be told in the words of whoever writes.
+    Yields `path` itself if it exists and is not a regular file (/dev/stdout, a pipe). Raises OSError; callers add the context.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -31,13 +31,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_onnx(model: Any, path: Path, save: Callable[..., None], external_above: int = LARGEST_MESSAGE) -> None:
-    """Writes an onnx.ModelProto to `path`, with `save` (onnx.save) and its weights in `<path>.data` where they are more bytes than `external_above`.
+    """Writes an onnx.ModelProto to `path`; `save` is onnx.save. Weights of more than `external_above` bytes go to `<path>.data`.
 
-    Raises OSError, to be told in the words of whoever writes.
+    Raises OSError; callers add the context.
     """
     if sum(len(t.raw_data) for t in model.graph.initializer) > external_above:
         data = path.with_name(path.name + ".data")
-        data.unlink(missing_ok=True)  # onnx appends to a file that is there
+        data.unlink(missing_ok=True)  # onnx appends to an existing file
         save(model, path, save_as_external_data=True, location=data.name)
         return
     with replacing(path) as part:

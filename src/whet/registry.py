@@ -1,4 +1,4 @@
-"""Finding code by a name: files register themselves, packages import when a name is asked for, users' functions are python:MODULE:FUNCTION."""
+"""Finds code by name: modules that register themselves, lazy imports of packages, and user functions as python:MODULE:FUNCTION."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from whet.errors import UsageError
 
-OWN = "python:"  # how the name of a user's function begins
+PYTHON_PREFIX = "python:"  # of the name of a user function
 
 
 def load_folder(package: str, path: Iterable[str], *, deep: bool = True) -> None:
-    """Imports every module of `package` and, when `deep`, of its sub-packages, except those whose name starts with `_`."""
+    """Imports every module of `package` and, when `deep`, of its sub-packages, except names that start with `_`."""
     for m in sorted(iter_modules(list(path)), key=lambda m: m.name):
         if not m.name.startswith("_"):
             module = import_module(f"{package}.{m.name}")
@@ -26,7 +26,7 @@ def load_folder(package: str, path: Iterable[str], *, deep: bool = True) -> None
 
 
 def on_demand(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """The answer of a package's `__getattr__`: `name` from the module that `homes` has for it, or the sub-module `name`, imported now.
+    """Implements a package's `__getattr__`: imports `name` from its module `homes[name]`, or the sub-module `name`.
 
     Raises AttributeError with the nearest of the package's names.
     """
@@ -44,21 +44,21 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def own_function(source: str, what: str = "") -> Callable[..., Any]:
-    """The function that `python:MODULE:FUNCTION` names; modules in the working folder are found too. `what` (a flag, a key) leads in errors.
+def user_function(source: str, what: str = "") -> Callable[..., Any]:
+    """The function that `python:MODULE:FUNCTION` names, also from modules in the working folder. `what` (a flag, a key) prefixes errors.
 
-    Raises UsageError for another text, a module or function that is not there, or something that cannot be called.
+    Raises UsageError for another syntax, a missing module or function, or an object that is not callable.
     """
-    lead = f"{what}: " if what else ""
+    prefix = f"{what}: " if what else ""
     parts = source.split(":")
-    if len(parts) != 3 or parts[0] + ":" != OWN or not all(parts):
-        raise UsageError(f"{lead}{source} is not python:MODULE:FUNCTION")
+    if len(parts) != 3 or parts[0] + ":" != PYTHON_PREFIX or not all(parts):
+        raise UsageError(f"{prefix}{source} is not python:MODULE:FUNCTION")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(import_module(parts[1]), parts[2])
+        function = getattr(import_module(parts[1]), parts[2])
     except (ImportError, AttributeError) as e:
-        raise UsageError(f"{lead}{source}: {e}. The module is looked for in the working folder and where Python looks.") from e
-    if not callable(found):
-        raise UsageError(f"{lead}{source} cannot be called: it is {type(found).__name__}, and a function is needed")
-    return found
+        raise UsageError(f"{prefix}{source}: {e}. Modules are searched in the working folder and on sys.path.") from e
+    if not callable(function):
+        raise UsageError(f"{prefix}{source} is not a function but of type {type(function).__name__}")
+    return function

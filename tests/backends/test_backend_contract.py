@@ -1,4 +1,4 @@
-"""What every backend does: the backends are those of the folder `whet/backends`; one whose device is missing is skipped."""
+"""The contract of backends: they are discovered in the folder `whet/backends`; those without their device are skipped."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def plan(backend):
     return whet.build(whet.network.parse_network(NET), config)
 
 
-def test_it_says_what_it_is(backend):
+def test_it_describes_itself(backend):
     assert isinstance(backend, BACKENDS[backend.name])
     assert isinstance(backend.capabilities, Capabilities)
     assert backend.threads >= 1
@@ -39,8 +39,8 @@ def test_it_says_what_it_is(backend):
     assert backend.lost == ""
 
 
-def test_the_class_knows_what_holds_for_every_device(backend):
-    """What is read before a device is open is true of the device."""
+def test_class_capabilities_hold_for_the_open_device(backend):
+    """Capabilities read before a device is open agree with those of the device."""
     known, here = vars(capabilities_of(backend.name)), vars(backend.capabilities)
     open_device = {"features", "multiprocessors", "shared_memory", "cache_bytes"}
     assert {k for k in known if here[k] != known[k]} <= open_device | {"unsupported_types"}
@@ -48,7 +48,7 @@ def test_the_class_knows_what_holds_for_every_device(backend):
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 256])
-def test_memory_is_aligned_and_zeroed_and_keeps_what_is_written(backend, alignment):
+def test_memory_is_aligned_zeroed_and_keeps_its_contents(backend, alignment):
     backend.activate()
     buffer = backend.allocate(1000, alignment)
     assert isinstance(buffer, Buffer)
@@ -87,7 +87,7 @@ def test_a_built_engine_runs_and_is_timed_launch_by_launch(backend, plan):
     assert all(t >= 0 for t in (*bound.seconds(2), *bound.seconds_in_row(2)))
 
 
-def test_launch_lists_run_in_parallel_where_the_capabilities_say_so(backend):
+def test_launch_lists_run_in_parallel_if_the_capabilities_permit(backend):
     if not backend.capabilities.workers:
         assert backend.why_not_parallel([])
         with pytest.raises(BackendError):

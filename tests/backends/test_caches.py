@@ -1,4 +1,4 @@
-"""Memory taken out of the caches, and into them: what it holds stays, and it takes longer to read."""
+"""Eviction of memory from the caches, and loading into them: the contents are unchanged, and evicted memory is slower to read."""
 
 from time import perf_counter
 
@@ -20,7 +20,7 @@ def seconds(array: np.ndarray) -> float:
 @EVICTS
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_evicted_memory_is_the_same_and_slower_to_read(threads):
-    """A quarter MiB: 64 kB of it a core's first cache would hold, all of it the second."""
+    """A quarter MiB: the L1 cache would hold 64 kB of it, the L2 cache all of it."""
     machine, numbers = get_backend("cpu", threads=threads), np.arange(1 << 15)
     hot = min(seconds(numbers) for _ in range(50))
     cold = []
@@ -32,8 +32,8 @@ def test_evicted_memory_is_the_same_and_slower_to_read(threads):
 
 
 @EVICTS
-def test_all_lines_that_the_bytes_touch():
-    """Pieces that begin and end inside lines, one byte, none; what lies around is written meanwhile and stays."""
+def test_all_cache_lines_of_the_bytes_are_evicted():
+    """Ranges that start and end inside cache lines, of one byte, empty; adjacent bytes are written meanwhile and keep their values."""
     machine, raw = get_backend("cpu", threads=2), np.random.default_rng(0).integers(0, 256, 1 << 16, np.uint8)
     before, at = raw.copy(), raw.ctypes.data
     for first, count in [(0, 1), (63, 2), (1, 64), (5, 40_000), (64, 1 << 14), (17, 0)]:
@@ -47,14 +47,14 @@ def test_all_lines_that_the_bytes_touch():
 @pytest.mark.parametrize("shape", [(0,), (1,), (63,), (64, 65), (3, 1 << 16)])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_arrays_of_all_sizes_are_read(shape, compiled, monkeypatch):
-    """With nothing to compile it too, by the calling thread."""
+    """Without a compiler too, by the calling thread."""
     if not compiled:
         monkeypatch.setattr(caches, "no_compiler", lambda: "no llvmlite")
         assert not caches.can_evict()
     get_backend("cpu", threads=3).warm(np.ones(shape, np.float32))
 
 
-def test_an_old_cpu_says_that_it_cannot(monkeypatch):
-    """Then other memory is walked over (measure/timing.py)."""
+def test_an_old_cpu_reports_that_it_cannot_evict(monkeypatch):
+    """Then the timer walks over other memory (measure/timing.py)."""
     monkeypatch.setattr(caches, "cpuinfo", lambda: {"flags": "avx2 clflush"})
     assert get_backend("cpu", threads=1).evict([(0, 64)]) is False

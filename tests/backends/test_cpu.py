@@ -17,7 +17,7 @@ CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctyp
 
 
 class Native(Call):
-    """A native call that notes its words; `status` is what it returns."""
+    """A native call that records its words; `status` is its return value."""
 
     def __init__(self, log, words=(1, 2, 3, 4), status=0, returns_status=True):
         def function(a, b, c, d):
@@ -56,7 +56,7 @@ def finish(request):
     return make
 
 
-def test_the_loop_is_compiled_where_llvmlite_is_installed():
+def test_the_loop_is_compiled_if_llvmlite_is_installed():
     pytest.importorskip("llvmlite")
     assert loop.kind() == "compiled"
 
@@ -137,7 +137,7 @@ def test_memory_is_aligned_zeroed_and_writable(nbytes, alignment):
         assert b.array.min() == 255
 
 
-def test_large_memory_may_lie_in_huge_pages_and_is_no_childs():
+def test_large_memory_may_use_huge_pages_and_is_not_inherited():
     b = get_backend("cpu").allocate(5 << 20)
     assert b.address % (2 << 20) == 0
     with open("/proc/self/maps") as maps:
@@ -145,7 +145,7 @@ def test_large_memory_may_lie_in_huge_pages_and_is_no_childs():
     assert next(how for first, end, how in ranges if first <= b.address < end) == "rw-p"  # private
 
 
-def test_more_memory_than_there_is_is_refused_not_promised():
+def test_more_memory_than_available_is_refused():
     with pytest.raises(BackendError, match=r"MiB are needed in one block.*--memPoolSize"):
         get_backend("cpu").allocate(info.total_memory() * 2)
     for wrong in ((-1, 64), (10, 3), (10, 8192)):
@@ -153,7 +153,7 @@ def test_more_memory_than_there_is_is_refused_not_promised():
             get_backend("cpu").allocate(*wrong)
 
 
-def test_memory_goes_back_when_nobody_holds_it():
+def test_memory_is_freed_with_its_last_reference():
     before = _resident()
     for _ in range(20):
         get_backend("cpu").allocate(64 << 20)
@@ -165,7 +165,7 @@ def _resident() -> int:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def test_others_load_is_what_all_took_without_ones_own(monkeypatch, tmp_path):
+def test_external_load_is_total_load_minus_own_load(monkeypatch, tmp_path):
     def watched(before: str, after: str):
         stat = tmp_path / "stat"
         texts, own = iter([before, after]), iter([7.0, 8.0])
@@ -188,11 +188,11 @@ def test_others_load_is_what_all_took_without_ones_own(monkeypatch, tmp_path):
     both = watched(line.format(0, 7), line.format(2 * tick, 7 + tick))
     assert (both.others, both.stolen) == (pytest.approx(0.5), pytest.approx(0.25))
     assert both.who == "other processes and other guests of this machine's host"
-    old = watched("cpu 0 0 0 0 0 0 0\n", f"cpu {3 * tick} 0 0 0 0 0 0\n")  # kernels before 2.6.11 have no column for it
+    old = watched("cpu 0 0 0 0 0 0 0\n", f"cpu {3 * tick} 0 0 0 0 0 0\n")  # kernels before 2.6.11 lack the column
     assert (old.others, old.stolen) == (pytest.approx(0.5), 0.0)
 
 
-def test_a_burning_neighbour_is_seen():
+def test_external_load_is_detected():
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         with load.watch() as busy:
@@ -203,10 +203,10 @@ def test_a_burning_neighbour_is_seen():
     assert busy.others > 0.2
     assert busy.disturbed
     assert not load.Load(None, 1.0).disturbed
-    assert not load.Load(5.0, 0.01).disturbed  # too short to tell from counting noise
+    assert not load.Load(5.0, 0.01).disturbed  # too short to distinguish from counting noise
 
 
-def test_the_key_says_what_can_change_a_time():
+def test_the_key_contains_everything_that_can_change_a_time():
     one, two = get_backend("cpu", threads=1), get_backend("cpu", threads=2)
     assert one.key() != two.key()
     assert info.model() in one.key()
@@ -239,7 +239,7 @@ def test_cpuinfo_of_another_machine(monkeypatch, tmp_path):
         info.cpuinfo.cache_clear()
 
 
-def test_caches_are_summed_over_what_is_not_shared(monkeypatch, tmp_path):
+def test_unshared_caches_are_summed(monkeypatch, tmp_path):
     for cpu in (0, 1):
         for index, (level, kind, size, shared) in enumerate([(1, "Data", "32K", cpu), (1, "Instruction", "32K", cpu), (3, "Unified", "8M", "0-1")]):
             d = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
@@ -254,7 +254,7 @@ def test_caches_are_summed_over_what_is_not_shared(monkeypatch, tmp_path):
         info.cache_bytes.cache_clear()
 
 
-def test_a_build_without_a_compiler_says_what_is_missing_and_what_brings_it(monkeypatch):
+def test_a_build_without_a_compiler_names_the_missing_package(monkeypatch):
     import whet.backends.cpu as cpu
     from whet.builder import BuildConfig, build
     from whet.network import Network, parse_type

@@ -25,7 +25,7 @@ def test_the_same_engine_every_time_and_in_every_listing_of_levels():
     assert plan_digest(first) != plan_digest(build(residual(channels=32), NULL))
 
 
-def test_blocked_formats_win_where_channels_come_in_sixteens():
+def test_blocked_formats_win_for_multiples_of_sixteen_channels():
     formats = [c.outputs[0][0] for c in build(residual(channels=16), NULL).choices.values() if c.tactic == "null/conv"]
     assert set(formats) == {"nChw16c"}
     plan = build(residual(channels=20), NULL)
@@ -34,7 +34,7 @@ def test_blocked_formats_win_where_channels_come_in_sixteens():
     assert any("sixteens" in r.reason for r in rows)
 
 
-def test_sums_are_taken_in_place_where_nothing_else_reads_the_bytes():
+def test_sums_are_in_place_without_other_readers():
     plan = build(residual(), NULL)
     summed = [layer for layer in plan.network.layers if "add" in layer.sources]
     assert plan.choices[summed[0].name].inplace

@@ -27,7 +27,7 @@ def test_every_worker_runs_its_launches_in_order_each_time():
 
 def test_workers_have_threads_of_their_own_and_their_kernels_one():
     seen = set()
-    meet = threading.Barrier(2, timeout=10)  # passes only where two workers run at once
+    meet = threading.Barrier(2, timeout=10)  # passes only if two workers run at the same time
 
     class Ask(Native):
         def __init__(self):
@@ -45,8 +45,8 @@ def test_workers_have_threads_of_their_own_and_their_kernels_one():
     get_backend("cpu")
 
 
-def test_all_lists_run_where_there_are_fewer_threads(monkeypatch):
-    """A program may allow no threads in threads, or fewer than are asked for."""
+def test_all_lists_run_with_fewer_threads(monkeypatch):
+    """A program may not start threads from threads, or get fewer than requested."""
     kind = ctypes.CFUNCTYPE(ctypes.c_int32)
     functions = {"omp_get_num_threads": kind(lambda: 1), "omp_get_thread_num": kind(lambda: 0)}
     real = threads.address
@@ -72,19 +72,19 @@ def test_a_kernel_that_fails_on_a_worker_is_named():
     assert len(log) == 3  # its successor in the list did not run
 
 
-def test_what_runs_in_python_is_refused_by_name():
+def test_python_kernels_are_refused_by_name():
     assert "Python runs in Python" in workers.why_not_parallel([Native([]), Python([], "x")])
     with pytest.raises(BackendError, match="Python runs in Python"):
         get_backend("cpu").parallel_launch([[Python([], "x")]])
 
 
-def test_without_a_compiler_there_are_none(monkeypatch):
+def test_without_a_compiler_there_are_no_workers(monkeypatch):
     monkeypatch.setattr(workers, "no_compiler", lambda: "llvmlite is not installed")
     assert workers.why_not_parallel([]) == "llvmlite is not installed"
 
 
 @pytest.mark.parametrize("text", ["i32 ()*", "i64 (i64*, i64)*", "void (i64, i64, i32, i32)*", "void (i64*)*", "i64*"])
-def test_every_pointer_of_the_code_is_known_to_newer_compilers(text):
+def test_the_code_has_opaque_pointers_for_newer_compilers(text):
     assert text in workers._IR
     assert machine_code._opaque(text) == "ptr"
     assert not re.search(r"\w\*|\)\*", machine_code._opaque(workers._IR + loop._IR))

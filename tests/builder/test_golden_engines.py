@@ -1,4 +1,5 @@
 """Golden engines on the null machine: a change of passes, selection or memory plan appears as a text diff.
+
 After an intended change: `WHET_UPDATE_GOLDEN=1 pytest tests/builder/test_golden_engines.py`, and review the diff.
 """
 

@@ -10,10 +10,12 @@ from nets import inputs, residual
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build, plan_digest, save_lock
-from whet.engine import engine_digest
+from whet.engine import engine_bytes, engine_digest
+from whet.engine.file import SECTIONS
+from whet.engine.layout import read_sections
 from whet.errors import LockError
 from whet.measure.timing import Timer
-from whet.runtime import bind
+from whet.runtime import Runtime, bind
 
 # : without the kernel that may be faster than oneDNN's convolutions: these tests edit the oneDNN entries of locks
 QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, tactic_sources=("-DIRECT",))
@@ -35,12 +37,21 @@ def locked(path, net=None, **options):
     return build(net or residual(), dataclasses.replace(QUICK, lock=str(path), **options))
 
 
+def sections(plan):
+    """The bytes of each section of the plan's file, its packed weights included."""
+    data = engine_bytes(plan, packed_weights=Runtime().load(plan).packed_weights())
+    return {n: bytes(v) for n, v in read_sections(memoryview(data), SECTIONS, frozenset({"weights", "packed"})).items()}
+
+
 def test_the_same_lock_gives_the_same_engine_and_times_nothing(built, monkeypatch):
     plan, path = built
     monkeypatch.setattr(Timer, "time", lambda *a: pytest.fail("timed under a lock"))
     again = locked(path)
     assert plan_digest(again) == plan_digest(plan)
     assert engine_digest(again) == engine_digest(plan)
+    once, twice = (sections(locked(path)) for _ in range(2))
+    assert once["info"] != twice["info"], "times and dates are in the files"
+    assert {**once, "info": b""} == {**twice, "info": b""} == {**sections(plan), "info": b""}, "and nothing else differs"
     assert again.probe == plan.probe
     feed, outs = inputs(residual()), []
     for p in (plan, again):
@@ -58,6 +69,23 @@ def test_the_order_of_permissions_does_not_matter(tmp_path):
     assert plan_digest(locked(path, net, precisions=("fp16", "bf16"))) == plan_digest(first)
     with pytest.raises(LockError, match="precisions"):
         locked(path, net, precisions=("fp16",))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("deterministic", True),
+        ("sparsity", "force"),
+        ("optimization_level", 4),
+        ("no_fuse", ("a",)),
+        ("precision_constraints", "obey"),
+        ("layer_precisions", (("*", "fp32"),)),
+        ("layer_output_types", (("*", "fp32"),)),
+    ],
+)
+def test_each_option_that_determines_the_engine_is_locked(built, option, value):
+    with pytest.raises(LockError, match=f"the option {option}: was "):
+        locked(built[1], **{option: value})
 
 
 def test_other_weights_are_another_model(built):

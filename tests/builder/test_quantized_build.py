@@ -13,11 +13,11 @@ from test_pass_quantize import residual_network
 from support.isa import VNNI
 from whet.builder import build
 from whet.builder.config import BuildConfig
-from whet.builder.precision.int8 import Calibration, build_int8, invented_ranges, prepared, slow_layers
+from whet.builder.precision.int8 import Calibration, build_int8, invented_ranges, prepare, slow_layers
 from whet.builder.verify.rounding_ties import has_ties, nudged_outputs
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision import calibrate, find_places, quantize
+from whet.precision import calibrate, find_quantization_sites, quantize
 from whet.runtime import Runtime
 from whet.tactics import TACTICS, is_quantized, load_tactics, tactic
 from whet.tactics.cpu.reference.numpy_reference import NumpyCall, NumpyKernel, NumpyReference
@@ -64,7 +64,7 @@ def test_without_data_ranges_are_synthetic_and_reported():
     config = BuildConfig(backend="null", profiles=profile(1, 12), precisions=("int8",), timing_cache="")
     plan = build_int8(small_network(), config, Calibration())
     assert any("INVENTED" in n for n in plan.report.notes)
-    made = prepared(small_network(), config)
+    made = prepare(small_network(), config)
     found = invented_ranges(made)
     assert found.tensors["a"].low == 0.0  # after a Relu
     assert found.tensors["x"].low == -4.0
@@ -81,8 +81,8 @@ def test_a_network_without_weights_is_reported():
 def test_slower_layers_are_found():
     net = small_network()
     config = BuildConfig(profiles=profile(1, 12), **QUICK)
-    made = prepared(net, config)
-    layers = find_places(made).layers
+    made = prepare(net, config)
+    layers = find_quantization_sites(made).layers
     floats, integers = build(net, config), build(quantize(made, calibrate(made, samples(2))), config)
     for plan, ms in ((floats, 1.0), (integers, 0.5)):
         plan.report.layer_ms = {x.name: ms for x in plan.network.layers}

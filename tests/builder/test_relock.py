@@ -13,11 +13,11 @@ from test_calibration import samples, small_network
 from whet.builder import BuildConfig, plan_digest, save_lock
 from whet.builder.precision import precision_search
 from whet.builder.precision.float16 import build_floats_within
-from whet.builder.precision.int8 import Calibration, Int8, build_int8, prepared
+from whet.builder.precision.int8 import Calibration, Int8, build_int8, prepare
 from whet.engine import engine_digest
 from whet.errors import LockError
 from whet.measure.timing import Timer
-from whet.precision import find_places
+from whet.precision import find_quantization_sites
 from whet.precision.budget import Budget
 from whet.precision.sensitivity import chosen_samples
 from whet.tactics import is_quantized, load_tactics
@@ -52,7 +52,7 @@ def keep(monkeypatch, wanted: str):
 @VNNI
 def test_a_partly_quantized_engine_is_locked(monkeypatch, tmp_path):
     net = small_network()
-    names = [x.name for x in find_places(prepared(net, CONFIG)).layers]
+    names = [x.name for x in find_quantization_sites(prepare(net, CONFIG)).layers]
     monkeypatch.setattr(precision_search, "slow_layers", lambda before, after, layers: {names[0]})
     monkeypatch.setattr(Int8, "least_gain", float("-inf"))  # regardless of measured times
     keep(monkeypatch, "int8 without 1")
@@ -99,8 +99,8 @@ def test_differences_are_named(monkeypatch, tmp_path):
 def test_16_bit_engines_within_a_budget_are_locked(tmp_path):
     net, config = small_network(), dataclasses.replace(CONFIG, precisions=("bf16",))
     data = chosen_samples(samples(4), 4)
-    plan, _ = build_floats_within(net, prepared(net, config), config, Budget.parse("snr:90"), data)
+    plan, _ = build_floats_within(net, prepare(net, config), config, Budget.parse("snr:90"), data)
     save_lock(plan, tmp_path / "lock.json")
     locked = dataclasses.replace(config, lock=str(tmp_path / "lock.json"))
-    made, _ = build_floats_within(small_network(), prepared(net, config), locked, Budget.parse("snr:90"), data)
+    made, _ = build_floats_within(small_network(), prepare(net, config), locked, Budget.parse("snr:90"), data)
     assert plan_digest(made) == plan_digest(plan)

@@ -13,12 +13,12 @@ from support import datasets, realdata
 from whet.builder import BuildConfig
 from whet.builder.precision import accuracy_budget
 from whet.builder.precision.float8_ranges import float8_ranges, sensitive_layers
-from whet.builder.precision.int8 import Calibration, prepared
+from whet.builder.precision.int8 import Calibration, prepare
 from whet.builder.verify.engine_values import EngineRun
 from whet.builder.verify.segments import SegmentedRuns
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
-from whet.precision import Analysis, calibrate, find_places
+from whet.precision import Analysis, calibrate, find_quantization_sites
 from whet.precision.float8 import kept_out
 
 
@@ -54,7 +54,7 @@ def built(monkeypatch):
 @pytest.mark.parametrize("precision", ["int8", "fp8", "bf16"])
 def test_segments_equal_one_piece(precision):
     net = deep_network()
-    ranges = calibrate(net, samples(4), run=EngineRun(net, find_places(net).names()), method="minmax")
+    ranges = calibrate(net, samples(4), run=EngineRun(net, find_quantization_sites(net).names()), method="minmax")
     data = samples(3, 9)
     whole, parts = (Analysis(net, precision, data, run_of, ranges) for run_of in (EngineRun, SegmentedRuns(net, data)))
     for names in (["stem"], ["a3"], ["b4"], ["a7"], ["b7"], ["a1", "b6"], ["b0", "b7"], None):
@@ -65,7 +65,7 @@ def test_segments_equal_one_piece(precision):
 def test_only_different_segments_are_built_and_run(built, monkeypatch):
     net = deep_network()
     data = samples(2)
-    ranges = calibrate(net, data, run=EngineRun(net, find_places(net).names()), method="minmax")
+    ranges = calibrate(net, data, run=EngineRun(net, find_quantization_sites(net).names()), method="minmax")
     runs = SegmentedRuns(net, data)
     found = Analysis(net, "int8", data, runs, ranges)
     assert len(runs.cuts) >= 4
@@ -82,7 +82,7 @@ def test_only_different_segments_are_built_and_run(built, monkeypatch):
 
 def test_sets_share_equal_segments(built):
     net = deep_network()
-    ranges = calibrate(net, samples(2), run=EngineRun(net, find_places(net).names()), method="minmax")
+    ranges = calibrate(net, samples(2), run=EngineRun(net, find_quantization_sites(net).names()), method="minmax")
     found = Analysis(net, "int8", samples(2), SegmentedRuns(net), ranges)
     names = [x.name for x in found.layers]
     found.snr(names)
@@ -93,7 +93,7 @@ def test_sets_share_equal_segments(built):
 
 def test_little_memory_costs_work_but_not_accuracy():
     net = deep_network()
-    ranges = calibrate(net, samples(2), run=EngineRun(net, find_places(net).names()), method="minmax")
+    ranges = calibrate(net, samples(2), run=EngineRun(net, find_quantization_sites(net).names()), method="minmax")
     data = samples(3)
     expected = Analysis(net, "int8", data, SegmentedRuns(net, data), ranges).snr(["b6"])
     runs = SegmentedRuns(net, data, cache_bytes=30000)  # three values of 9216 bytes
@@ -127,7 +127,7 @@ def test_the_same_layers_are_sensitive(name, enough, monkeypatch):
     x = x[datasets.spread(len(x), 24)]
     images = x.astype(np.float32).transpose(0, 3, 1, 2) if "mlperf" in name else datasets.imagenet_norm(x)
     data = Calibration(samples=lambda: ({net.inputs[0].name: images[i : i + 1]} for i in range(len(images))))
-    config, made = BuildConfig(timing_cache=""), prepared(net, BuildConfig())
+    config, made = BuildConfig(timing_cache=""), prepare(net, BuildConfig())
     ranges = float8_ranges(net, made, data, config, [])
     found = sensitive_layers(made, ranges, data, config, kept_out(made), enough_db=enough)
     monkeypatch.setattr(accuracy_budget, "SegmentedRuns", lambda net, samples: EngineRun)

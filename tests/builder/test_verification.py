@@ -9,7 +9,7 @@ from nets import inputs, residual
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.verify.differences import relative_error
-from whet.builder.verify.error_bounds import FLOOR
+from whet.builder.verify.error_bounds import FACTOR, FLOOR
 from whet.errors import BackendError, VerificationError
 from whet.network import Network, parse_type
 from whet.ops import run_network
@@ -165,6 +165,7 @@ def test_accumulated_error_bans_the_least_accurate_kernels(plant):
     assert {what for _, what, _ in banned} == {"cpu/planted_loose"}
     assert all("nearest to its bound" in why for *_, why in banned)
     assert plan.report.verification.network_error <= plan.report.verification.network_bound
+    assert (FACTOR, FLOOR) == (4.0, 1e-5), "the documented bound: 4 times an emulation's error, at least 1e-5"
     assert "cpu/planted_sound" in {c.tactic for c in plan.choices.values()}
 
 

@@ -1,4 +1,4 @@
-"""`whet auto` on the command line: what a dry run says, the exit codes, the options that overrule the recipe."""
+"""`whet auto` on the command line: the lines of a dry run, exit codes, options that override the recipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("optuna", reason="the search needs Optuna: pip install 'whet
 from report.sample import sample
 from search.conftest import case, perceptron, recipe_with  # noqa: F401 - a fixture of the search's tests
 from whet.cli import main
-from whet.cli.auto import _tell
+from whet.cli.auto import _print_outcome
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -25,7 +25,7 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
-def test_a_dry_run_says_what_would_be_searched(case, tmp_path, capsys):  # noqa: F811
+def test_a_dry_run_describes_the_search(case, tmp_path, capsys):  # noqa: F811
     code, out, _ = run(capsys, str(case / "recipe.yaml"), "--dry-run", "--trials", "7", "--timeout", "2 min", "--out", str(tmp_path / "w"))
     assert code == 0
     assert "trials     7, no new one after 120 s; 2 survive; baselines: fp32, batch 1" in out
@@ -45,7 +45,7 @@ def test_mistakes_are_usage_errors(case, tmp_path, capsys):  # noqa: F811
     assert "'--timeout' is a time such as 90 s" in err
 
 
-def test_a_missed_target_has_an_exit_code_of_its_own(case, tmp_path, capsys):  # noqa: F811
+def test_a_missed_target_has_its_own_exit_code(case, tmp_path, capsys):  # noqa: F811
     recipe = json.loads((case / "recipe.yaml").read_text())
     recipe |= {"target": {"memory": 1}, "search": {"trials": 1}, "survivor": {**recipe["survivor"], "count": 1}}
     (case / "missed.yaml").write_text(json.dumps(recipe))
@@ -62,10 +62,10 @@ def test_the_table_fits_the_terminal(width, capsys, monkeypatch):
     found = sample()
     for row in found["rows"]:
         row["throughput"] = 123456.0
-    _tell(SimpleNamespace(met=True, folder=SimpleNamespace(deploy=Path("d"))), found)
+    _print_outcome(SimpleNamespace(met=True, folder=SimpleNamespace(deploy=Path("d"))), found)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     head = next(line for line in lines if line.startswith("engine "))
     assert "median ms" in head
-    assert "MiB" in head, "the last column is not folded into a line of its own"
+    assert "MiB" in head, "the last column is not wrapped"
     assert ("p99 ms" in head) == (width >= 100)

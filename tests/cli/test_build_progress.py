@@ -1,4 +1,4 @@
-"""A build's progress on the command line: what the bar is told, and that no Ctrl-C is lost."""
+"""A build's progress on the command line: updates of the bar; no Ctrl-C is lost."""
 
 import signal
 
@@ -8,7 +8,7 @@ from whet.cli._build_progress import BuildProgress
 
 
 class Dropped:
-    """Is interrupted while it is cleared away: Python prints that KeyboardInterrupt and goes on."""
+    """Is interrupted in its destructor: Python prints that KeyboardInterrupt and continues."""
 
     def __del__(self):
         signal.raise_signal(signal.SIGINT)
@@ -18,12 +18,12 @@ class Dropped:
 def usual(monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "the handler is put back"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "the handler is restored"
     signal.signal(signal.SIGINT, before)
 
 
 def a_build(interrupted, *steps):
-    """A build that `interrupted` interrupts; how many of the steps behind that were done."""
+    """A build interrupted by `interrupted`; returns the number of steps completed after it."""
     done = 0
     with BuildProgress(enabled=False) as progress:
         progress.stage("timing", 2)
@@ -36,7 +36,7 @@ def a_build(interrupted, *steps):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("steps", [("a kernel", "another"), ()])
-def test_an_interrupt_that_python_drops_is_heard_at_the_next_step_or_at_the_end(usual, steps):
+def test_an_interrupt_dropped_by_python_takes_effect_at_the_next_step_or_at_the_end(usual, steps):
     with pytest.raises(KeyboardInterrupt):
         a_build(Dropped, *steps)
 
@@ -46,7 +46,7 @@ def test_an_interrupt_ends_a_build_at_once(usual):
         a_build(lambda: signal.raise_signal(signal.SIGINT), "a kernel")
 
 
-def test_a_build_that_nobody_interrupts(usual):
+def test_a_build_without_interrupt(usual):
     assert a_build(lambda: None, "a kernel", "another") == 2
 
 

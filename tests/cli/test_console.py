@@ -1,4 +1,4 @@
-"""Tables on narrow terminals: nothing is folded in the middle of a word that somebody must read or copy."""
+"""Tables on narrow terminals: words that users read or copy are not broken."""
 
 import io
 
@@ -17,14 +17,14 @@ def printed(width: int) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_a_table_that_fits_has_a_row_a_line():
+def test_a_table_that_fits_has_one_line_per_row():
     lines = printed(100)
     assert lines[0] == "Slowest"
     assert lines[2].split() == ["0.5", *ROWS[0][1].split(), "cpu/onednn_conv"]
-    assert "/fc[/b]/Gemm" in lines[3]  # brackets of a name are no markup
+    assert "/fc[/b]/Gemm" in lines[3]  # brackets of a name are not markup
 
 
-def test_long_names_go_below_their_row_where_it_does_not_fit():
+def test_long_names_are_printed_below_their_row():
     lines = printed(60)
     assert lines == [
         "Slowest",
@@ -36,7 +36,7 @@ def test_long_names_go_below_their_row_where_it_does_not_fit():
     ]
 
 
-def test_a_bar_takes_names_that_look_like_markup():
+def test_a_bar_accepts_names_that_look_like_markup():
     bar = progress_bar()
     bar.add_task("timing", total=3, what="conv[/b] + [x]")
     out = io.StringIO()

@@ -1,4 +1,4 @@
-"""`whet debug precision`: the harmful layer stands first, everything is in the JSON, the picture is whole."""
+"""`whet debug precision`: the most sensitive layer is listed first, the JSON is complete, the picture is self-contained."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ def run(folder, *args):
     return CliRunner().invoke(command, ["precision", str(folder / "m.onnx"), f"--calibData={folder / 'x.npy'}", *FLAGS, *map(str, args)])
 
 
-def test_the_harmful_layer_stands_first_with_its_times(folder, tmp_path):
+def test_the_most_sensitive_layer_is_first_with_its_times(folder, tmp_path):
     got = run(folder, "--int8", "--json", "--plot", tmp_path / "p.svg")
     assert got.exit_code == 0, got.output
     data = json.loads(got.output)
@@ -58,21 +58,21 @@ def test_the_harmful_layer_stands_first_with_its_times(folder, tmp_path):
 def test_other_precisions_are_emulated(folder, tmp_path, kind):
     got = run(folder, kind, "--noTimes", "--samples=3", "--plot", tmp_path / "p.html", "--top=2")
     assert got.exit_code == 0, got.output
-    assert f"{kind[2:]}: harm by layer, judged on 3 samples" in got.output
+    assert f"{kind[2:]}: sensitivity by layer, on 3 samples" in got.output
     page = (tmp_path / "p.html").read_text()
     assert page.startswith("<!doctype html>")
-    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # nothing is loaded from elsewhere
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # no external resources
     if kind == "--bf16":  # more layers than weighted ones: the Relu too
-        assert "and 2 layers that hurt less" in got.output
+        assert "and 2 less sensitive layers" in got.output
 
 
-def test_without_data_it_is_said(folder):
+def test_missing_data_are_reported(folder):
     got = CliRunner().invoke(command, ["precision", str(folder / "m.onnx"), "--fp16", "--noTimes", *FLAGS])
     assert got.exit_code == 0, got.output
     assert "no calibration data" in " ".join(got.output.split())
 
 
-def test_another_ending_is_refused_before_any_work(folder):
+def test_another_file_extension_is_refused_before_any_work(folder):
     got = run(folder, "--plot", "p.jpg")
     assert isinstance(got.exception, UsageError)
     assert ".svg or .html" in str(got.exception)

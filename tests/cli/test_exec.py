@@ -1,4 +1,4 @@
-"""`whet exec` as users of trtexec type it: exit codes, wording, exported files, errors that teach."""
+"""`whet exec` as typed by users of trtexec: exit codes, wording, exported files, errors with a remedy."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     return made
 
 
-def test_the_command_that_trtexec_users_type(tmp_path):
+def test_a_trtexec_command_line(tmp_path):
     zoo.save("resnet18", tmp_path / "resnet18-v1-7.onnx")
     command = (
         "--onnx=resnet18-v1-7.onnx --fp16 --int8 --sparsity=force --saveEngine=r.engine --exportProfile=p.txt --exportLayerInfo=l.json "
@@ -49,7 +49,7 @@ def test_the_command_that_trtexec_users_type(tmp_path):
     assert len(convolutions) == 20
     assert sum(x["HasSparseWeights"] for x in convolutions) == 19  # the first has 3 input channels
     stored = {t["Format/Datatype"] for x in convolutions for t in x["Outputs"]}
-    assert not [t for t in stored if "FP16" in t or "Half" in t]  # types show what ran: no FP16 here, INT8 where it paid
+    assert not [t for t in stored if "FP16" in t or "Half" in t]  # types show the actual execution: no FP16 here, INT8 if it is faster
     profile = json.loads((tmp_path / "p.txt").read_text())
     assert list(profile[0]) == ["count"]
     assert [r["name"] for r in profile[1:]] == [x["Name"] for x in info["Layers"]]
@@ -71,9 +71,9 @@ def test_save_load_and_export(folder):
     assert len(output[0]["values"]) == 20
     names = json.loads((folder / "n.json").read_text())
     assert all(isinstance(x, str) for x in names["Layers"])
-    assert "--profilingVerbosity=detailed" in said  # the way to the rest is told
+    assert "--profilingVerbosity=detailed" in said  # the option for more detail is named
     assert "Total" in said
-    assert "--coldL2 empties a GPU's cache" in whet("exec", "--loadEngine=a.engine", "--coldL2", cwd=folder, code=2)
+    assert "--coldL2 flushes a GPU's cache" in whet("exec", "--loadEngine=a.engine", "--coldL2", cwd=folder, code=2)
 
 
 def test_dynamic_batch_through_profiles(folder):
@@ -83,10 +83,10 @@ def test_dynamic_batch_through_profiles(folder):
         assert f"(batch {n})" in whet("exec", "--loadEngine=d.engine", f"--shapes=input:{n}x1x32x32", "--duration=0.05", cwd=folder)
     assert "profile 0 takes 1 to 4" in whet("exec", "--loadEngine=d.engine", "--shapes=input:5x1x32x32", cwd=folder, code=1)
     said = whet("exec", "--loadEngine=d.engine", "--fp16", "--noVerify", "--timeDeserialize", cwd=folder)
-    assert "--fp16, --noVerify: for a build" in said
+    assert "--fp16, --noVerify: build options" in said
 
 
-def test_two_profiles_are_tuned_apart_and_chosen_by_the_shapes(folder):
+def test_two_profiles_are_tuned_separately_and_selected_by_the_shapes(folder):
     def shapes(number, low, high):
         return [f"--profile={number}", f"--minShapes=input:{low}x1x32x32", f"--optShapes=input:{high}x1x32x32", f"--maxShapes=input:{high}x1x32x32"]
 
@@ -124,7 +124,7 @@ def test_two_profiles_are_tuned_apart_and_chosen_by_the_shapes(folder):
         (["--savEngine=x"], 2, "Did you mean '--saveEngine'"),
     ],
 )
-def test_errors_say_what_why_and_what_next(folder, args, code, text):
+def test_errors_give_reason_and_remedy(folder, args, code, text):
     assert text in whet("exec", *args, cwd=folder, code=code)
 
 
@@ -139,12 +139,12 @@ def test_lock_gives_the_same_engine_bytes(folder):
     assert plan_digest(read_engine(folder / "one.engine")) == plan_digest(read_engine(folder / "two.engine"))
 
 
-def test_interrupt_keeps_what_was_timed(tmp_path):
+def test_interrupt_keeps_recorded_times(tmp_path):
     zoo.save("squeezenet1_1", tmp_path / "s.onnx", batch=1)
     command = [*WHET, "exec", "--onnx=s.onnx", "--timingCacheFile=t.cache", "--skipInference", "--avgTiming=64"]
     child = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(tmp_path),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell that starts tests in the background lets them ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background processes of a shell ignore SIGINT
     )  # fmt: skip
     limit = time.monotonic() + 120
     while time.monotonic() < limit and not _entries(tmp_path / "t.cache"):

@@ -8,7 +8,7 @@ from whet.tactics.cpu.onednn import _api as dnn
 VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
 
 
-def test_a_budget_is_kept_and_said(model):  # noqa: F811
+def test_a_budget_is_kept_and_reported(model):  # noqa: F811
     code, out = run(model, "--int8", f"--calibData={model}/data.npz", "--accuracy=snr:20")
     assert code == 0, out
     assert "Accuracy: output SNR at least 20 dB" in out

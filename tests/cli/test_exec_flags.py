@@ -1,4 +1,4 @@
-"""The flags of `whet exec`: parsed as trtexec parses them, refused with the nearest name."""
+"""The flags of `whet exec`: parsed like trtexec's, refused with the nearest name."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_values_with_equals_or_space():
     assert parse(["--onnx=m.onnx", "--fp16", "--iterations", "20"]) == ([("onnx", "m.onnx"), ("fp16", ""), ("iterations", "20")], [])
 
 
-def test_known_but_missing_is_named():
+def test_unsupported_trtexec_flags_are_named():
     got, missing = parse(["--onnx=m.onnx", "--useManagedMemory", "--calibProfile=x"])
     assert missing == ["useManagedMemory", "calibProfile"]
     assert got == [("onnx", "m.onnx")]
@@ -32,7 +32,7 @@ def test_known_but_missing_is_named():
         (["--onnx=a", "--onnx=b"], "given twice"),
     ],
 )
-def test_wrong_usage_teaches(argv, text):
+def test_errors_explain_the_usage(argv, text):
     with pytest.raises(UsageError, match=text):
         parse(argv)
 
@@ -40,7 +40,7 @@ def test_wrong_usage_teaches(argv, text):
 def test_names_split_at_the_last_colon():
     assert split_names("'Input:0':1x3,b:2") == [("Input:0", "1x3"), ("b", "2")]
     assert shapes("a:1x3x224x224,s:scalar", "shapes") == {"a": (1, 3, 224, 224), "s": ()}
-    with pytest.raises(UsageError, match="no shape"):
+    with pytest.raises(UsageError, match="not a shape"):
         shapes("a:1x-3", "shapes")
     with pytest.raises(UsageError, match="the largest is 2147483647"):
         shapes("a:99999999999999999999x3", "shapes")
@@ -67,7 +67,7 @@ def test_two_profiles_by_order():
         profiles([("profile", "2"), ("optShapes", "x:1x3")])
     with pytest.raises(UsageError, match="given twice"):
         profiles([("optShapes", "x:1x3"), ("optShapes", "x:8x3")])
-    with pytest.raises(UsageError, match="not in order"):
+    with pytest.raises(UsageError, match="not in ascending order"):
         profiles([("minShapes", "x:4x3"), ("maxShapes", "x:2x3")])
 
 
@@ -91,19 +91,19 @@ def options(*argv: str) -> Options:
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
-        ("--iterations=abc", "'abc' is no whole number"),
-        ("--warmUp=-1", "the least is 0"),
+        ("--iterations=abc", "'abc' is not an integer"),
+        ("--warmUp=-1", "the minimum is 0"),
         ("--shapes=1x3x32x32", "--shapes=NAME:1x3x32x32"),
         ("--percentile=101", "above 100"),
-        ("--numThreads=many", "no whole number"),
+        ("--numThreads=many", "not an integer"),
     ],
 )
-def test_values_are_read_before_anything_is_built(flag, text):
+def test_values_are_checked_before_the_build(flag, text):
     with pytest.raises(UsageError, match=text):
         check_values(options(flag))
 
 
-def test_every_number_has_its_default_and_its_help_says_it():
+def test_every_numeric_flag_has_its_default_in_the_help():
     assert options("--numThreads=auto").get("numThreads") == "auto"
     check_values(options("--numThreads=auto", "--duration=-1"))
     for name, (default, _, _) in NUMBERS.items():
@@ -112,10 +112,10 @@ def test_every_number_has_its_default_and_its_help_says_it():
         assert default in (0, 1) or f"({default:g}" in said or f"({default:g})" in said, said
 
 
-def test_files_are_looked_for_before_anything_is_built(tmp_path):
+def test_files_are_checked_before_the_build(tmp_path):
     with pytest.raises(UsageError, match=r"there is no file .*x\.bin for 'input'"):
         check_files(options(f"--loadInputs=input:{tmp_path}/x.bin"))
-    with pytest.raises(UsageError, match="no plain file"):  # root would put an engine in the device's place
+    with pytest.raises(UsageError, match="not a regular file"):  # root could replace the device by an engine
         check_files(options("--saveEngine=/dev/null"))
     check_files(options(f"--saveEngine={tmp_path}/new.engine"))
 
@@ -129,13 +129,13 @@ def test_files_are_looked_for_before_anything_is_built(tmp_path):
         ("--shapes=input:1x4x32x32", ShapeError, "axis 1 is 4, and the model fixes it to 3"),
     ],
 )
-def test_shapes_are_compared_with_the_model_before_it_is_built(flag, error, text):
+def test_shapes_are_checked_against_the_model_before_the_build(flag, error, text):
     with pytest.raises(error, match=text.replace("input'. It", r"input'\? It")):
         check_against(options(flag), {"input": ("N", 3, 32, 32)})
     check_against(options("--shapes=input:7x3x32x32"), {"input": ("N", 3, 32, 32)})
 
 
-def test_flags_of_older_command_lines_are_taken():
+def test_deprecated_flags_are_accepted():
     from whet.cli._exec_config import build_config
     from whet.cli._summary import Log
     from whet.network import parse_network
@@ -151,7 +151,7 @@ def test_the_list_of_commands_holds_whole_sentences():
     from whet.cli import group
 
     said = CliRunner().invoke(group, ["--help"], terminal_width=80).output
-    assert "with its reason and the nearest way out." in " ".join(said.split())
+    assert "with the reason and the nearest workaround." in " ".join(said.split())
     assert "..." not in said.split("Commands:")[1]
 
 
@@ -165,10 +165,10 @@ def test_a_full_disk_is_one_line_and_no_traceback(monkeypatch, capsys):
     with pytest.raises(SystemExit) as done:
         cli.main([])
     assert done.value.code == 1
-    assert capsys.readouterr().err.startswith("OSError: x.onnx: No space left on device. Make room")
+    assert capsys.readouterr().err.startswith("OSError: x.onnx: No space left on device. Free disk space")
 
 
-def test_a_model_in_place_of_an_engine_is_told_how_to_become_one(tmp_path):
+def test_a_model_in_place_of_an_engine_is_refused_with_the_build_command(tmp_path):
     from click.testing import CliRunner
 
     from whet.cli.explain import command
@@ -178,8 +178,8 @@ def test_a_model_in_place_of_an_engine_is_told_how_to_become_one(tmp_path):
     assert "--saveEngine=m.engine" in str(done.exception)
 
 
-def test_values_that_mean_something_else_are_said():
+def test_values_with_another_meaning_are_reported():
     assert unused(Options([("numThreads", "auto"), ("builderOptimizationLevel", "5")], [])) == []
     said = unused(Options([("builderOptimizationLevel", "9"), ("device", "3"), ("numThreads", "99999")], []))
-    assert [next(word for word in ("taken for 5", "ignored", "CPUs") if word in text) for text in said] == ["taken for 5", "ignored", "CPUs"]
+    assert [next(word for word in ("treated as 5", "ignored", "CPUs") if word in text) for text in said] == ["treated as 5", "ignored", "CPUs"]
     assert unused(Options([("device", "1"), ("backend", "cuda")], [])) == []

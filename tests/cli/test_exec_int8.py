@@ -1,4 +1,4 @@
-"""INT8 through the command line: calibration data and caches, what is said without data, Q/DQ models as they are."""
+"""INT8 through the command line: calibration data and caches, warnings without data, Q/DQ models unchanged."""
 
 import json
 
@@ -39,7 +39,7 @@ def run(folder, *flags):
     return got.exit_code, got.output
 
 
-def test_calibrates_and_says_what_was_timed(model):
+def test_calibrates_and_reports_the_comparison(model):
     code, out = run(model, "--int8", f"--calibData={model}/data.npz", f"--calib={model}/c.json")
     assert code == 0, out
     assert "[I] INT8 pays: floating point" in out or "[W] --int8 is permitted but does not pay here: floating point" in out
@@ -82,8 +82,8 @@ def test_refusals_say_why(name, model):
     assert words in out
 
 
-def test_verification_is_on_unless_it_is_switched_off(model):
-    """A verified engine carries what it gave for seeded inputs; one that nobody checked has nothing to promise."""
+def test_verification_is_on_by_default(model):
+    """A verified engine stores its outputs for seeded inputs; an unverified one has none."""
     probes = []
     for k, flags in enumerate(([], ["--noVerify"])):
         code, out = run(model, f"--saveEngine={model}/{k}.engine", "--builderOptimizationLevel=0", "--buildOnly", *flags)

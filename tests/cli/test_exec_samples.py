@@ -1,4 +1,4 @@
-"""--samples through the command line: built, timed, told, explained, and compared value by value."""
+"""--samples through the command line: built, timed, reported, explained, and compared value by value."""
 
 import json
 
@@ -20,7 +20,7 @@ BATCH = ["--minShapes=x:1x3x12x12", "--optShapes=x:5x3x12x12", "--maxShapes=x:6x
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A convolutional network of a changing batch, and its engine that runs samples apart."""
+    """A convolutional network with dynamic batch, and its per-sample engine."""
     rng, made = np.random.default_rng(1), tmp_path_factory.mktemp("samples")
     net = Network("small")
 
@@ -43,10 +43,10 @@ def run(*flags):
     return got.exit_code, got.output
 
 
-def test_the_build_says_what_it_did(folder):
+def test_the_build_reports_the_sample_mode(folder):
     out = (folder / "out.txt").read_text()
-    assert "samples are run apart: 5 of them, one by one on 2 thread(s)" in out
-    assert "2 sample(s) at once, each in" in out
+    assert "samples run separately on 2 thread(s): 5 samples take" in out
+    assert "2 concurrent sample(s), each in" in out
     assert read_engine(folder / "m.engine").arenas[0].lanes == 2
 
 
@@ -60,24 +60,24 @@ def test_a_loaded_engine_runs_any_batch_and_profiles_one_sample(folder):
         assert len(json.loads(path.read_text())) == 1 + len(read_engine(folder / "m.engine").network.layers)
 
 
-def test_explain_says_of_what_its_numbers_are(folder):
+def test_explain_says_that_its_numbers_are_per_sample(folder):
     got = CliRunner().invoke(explain, [f"{folder}/m.engine"])
     assert got.exit_code == 0, got.output
-    assert "Samples are run apart, 2 at once" in " ".join(got.output.split())
+    assert "Samples run separately, 2 at once" in " ".join(got.output.split())
     facts = json.loads(CliRunner().invoke(explain, [f"{folder}/m.engine", "--json"]).output)
     assert facts["lanes"] == [2]
     assert facts["samples"]["kept"] == "apart"
 
 
-def test_turns_are_told_of_too(folder, tmp_path):
-    """One sample after the other on all threads: the log, the memory, and what explain says of its numbers."""
+def test_turns_are_reported_too(folder, tmp_path):
+    """One sample after the other on all threads: the log, the memory, and the basis of explain's numbers."""
     code, out = run(f"--onnx={folder}/m.onnx", f"--saveEngine={tmp_path}/t.engine", "--samples=turns", *BATCH)
     assert code == 0, out
-    assert "samples are run in turns: 5 of them, in turns on 2 thread(s)" in out
-    assert "1 sample(s) at once, each in" in out
+    assert "samples run one at a time on all 2 thread(s): 5 samples take" in out
+    assert "1 concurrent sample(s), each in" in out
     assert read_engine(tmp_path / "t.engine").arenas[0].lanes == 1
     got = CliRunner().invoke(explain, [f"{tmp_path}/t.engine"])
-    said = "Samples are run one after the other: layers, GFLOP and MB are those of one sample, their ms on all threads"
+    said = "Samples run one after the other: layers, GFLOP and MB are those of one sample, ms on all threads"
     assert said in " ".join(got.output.split())
 
 
@@ -87,7 +87,7 @@ def test_every_value_of_the_engine_is_compared(folder):
     assert got.exit_code == 0, got.output
 
 
-def test_another_word_is_refused(folder):
+def test_an_unknown_mode_is_refused(folder):
     code, out = run(f"--onnx={folder}/m.onnx", "--samples=alone", *BATCH)
     assert code != 0
     assert "auto, together, apart, turns" in out

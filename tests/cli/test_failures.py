@@ -1,4 +1,4 @@
-"""What commands say when they cannot go on: one line and an exit code, of memory and disks too; a model that only fixed shapes decide."""
+"""Failing commands print one line and return an exit code, also for memory and disks; models that need fixed shapes."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 from whet.cli import main
-from whet.cli._failures import said_of
+from whet.cli._failures import failure_text
 from whet.cli.exec import command as exec_command
 from whet.cli.retune import command as retune_command
 from whet.cli.run import command as run_command
@@ -29,16 +29,16 @@ from whet.network import Network, parse_type
         (OSError(errno.ENOSPC, "No space left on device", "x.json"), "x.json: No space left on device", 1),
     ],
 )
-def test_one_line_and_a_code(error, text, code):
-    said, got = said_of(error)
+def test_one_line_and_an_exit_code(error, text, code):
+    said, got = failure_text(error)
     assert text in said
     assert "\n" not in said
     assert got == code
 
 
-def test_a_defect_stays_one():
+def test_an_internal_error_keeps_its_traceback():
     with pytest.raises(OSError, match="no file's"):
-        said_of(OSError("no file's"))
+        failure_text(OSError("no file's"))
 
 
 def test_too_little_memory_fails_as_trtexec_does(monkeypatch):
@@ -69,14 +69,14 @@ def test_warnings_of_python_are_one_line(monkeypatch, capsys):
         warnings.formatwarning = before
 
 
-def test_retune_asks_for_its_file_before_it_works(tmp_path):
+def test_retune_checks_its_file_before_any_work(tmp_path):
     done = CliRunner().invoke(retune_command, [str(tmp_path / "e.engine"), "-o", str(tmp_path / "no" / "r.engine")])
     assert isinstance(done.exception, UsageError)
     assert "there is no folder" in str(done.exception)
 
 
-def test_run_at_fixed_shapes_what_symbols_leave_open(tmp_path):
-    """An If over a size: its branches have other types, and only --shapes says which of them is there."""
+def test_fixed_shapes_resolve_branches_over_sizes(tmp_path):
+    """An If over a size: its branches have different types, and --shapes decides between them."""
     pytest.importorskip("onnxruntime")
     one = numpy_helper.from_array(np.array([1], np.int64), "one")
     branches = {
@@ -101,8 +101,8 @@ def test_run_at_fixed_shapes_what_symbols_leave_open(tmp_path):
     assert "MATCH" in done.output
 
 
-def test_names_that_the_terminal_cannot_write(tmp_path):
-    """A locale of plain ASCII: names are written as escapes there, and files are UTF-8 as everywhere."""
+def test_names_that_the_terminal_cannot_encode(tmp_path):
+    """In a plain ASCII locale names are printed with escapes, and files are UTF-8 as usual."""
     net = Network("names")
     x = net.add_input("größe", parse_type("f32[1,8]"))
     net.mark_output(net.add("Gemm", x, net.constant(np.ones((8, 4), np.float32), "w"), name="层"), "y")
@@ -115,7 +115,7 @@ def test_names_that_the_terminal_cannot_write(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    for _ in range(2):  # the second reads the calibration cache
+    for _ in range(2):  # the second run reads the calibration cache
         flags = ("--builderOptimizationLevel=0", "--skipInference", "--dumpLayerInfo")
         whet("exec", "--onnx=m.onnx", "--int8", "--calibData=d.npy", "--calib=c.cache", *flags)
     assert rb"\u5c42" in whet("debug", "precision", "m.onnx", "--fp16", "--noTimes", "--samples=1", "--plot=p.html")

@@ -1,4 +1,4 @@
-"""Names are printed as they are: PyTorch's exporters and users write brackets, which a terminal library may take for markup."""
+"""Names are printed literally: PyTorch's exporters and users write brackets, which a terminal library may interpret as markup."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def test_an_engine_is_explained(folder):
 def test_a_layer_is_explained(folder):
     named = [r["layer"] for r in json.loads(said(explain.command, folder / "a.engine", "--layers", "--json"))["layer_table"]]
     for name in (CONV, HEAD):
-        layer = next(n for n in named if name in n and not n.endswith("reformat"))  # a CPU may need a reformat beside it
+        layer = next(n for n in named if name in n and not n.endswith("reformat"))  # a CPU may need a reformat layer as well
         text = said(explain.command, folder / "a.engine", layer)
         assert text.startswith(layer)
         assert f"from {name}" in text
 
 
-def test_a_run_names_what_differs(folder):
+def test_a_run_names_the_differing_value(folder):
     pytest.importorskip("onnxruntime")
     text = said(run.command, folder / "a.onnx", "--against", "onnxruntime", "--tolerance", "1e-12", "--all", code=1)
-    assert "made by" in text
+    assert "computed by" in text
     assert "y[/]" in text
     assert "MISMATCH: an output differs" in text
 

@@ -1,4 +1,4 @@
-"""`whet prune` on the digits network: a smaller ONNX that ONNX Runtime runs, and a recipe that gives the same cut again."""
+"""`whet prune` on the digits network: a smaller ONNX file that ONNX Runtime runs, and a recipe that reproduces the cut."""
 
 import json
 import sys
@@ -23,8 +23,8 @@ def run(path: Path, x: np.ndarray) -> np.ndarray:
     return session.run(None, {session.get_inputs()[0].name: x})[0]
 
 
-def test_an_importance_of_ones_own_lies_in_the_working_folder(tmp_path, monkeypatch):
-    """As a user runs it: the console script does not have the working folder on its path."""
+def test_a_user_importance_is_loaded_from_the_working_folder(tmp_path, monkeypatch):
+    """Run as by a user: the working folder is not on the console script's path."""
     (tmp_path / "my_scores.py").write_text("import numpy as np\n\n\ndef last(net, group):\n    return np.arange(group.size, dtype=float)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
@@ -35,7 +35,7 @@ def test_an_importance_of_ones_own_lies_in_the_working_folder(tmp_path, monkeypa
     assert kept["kept"] == list(range(kept["size"] - len(kept["kept"]), kept["size"]))
 
 
-def test_what_can_be_cut_is_listed():
+def test_groups_are_listed():
     done = CliRunner().invoke(command, [str(DIGITS / "digits_resnet.onnx"), "--list"], catch_exceptions=False)
     lines = done.output.splitlines()
     assert lines[0].startswith("7 groups")
@@ -76,19 +76,19 @@ def test_cut_recover_and_recipe(tmp_path, monkeypatch):
     sys.modules.pop("data", None)
 
 
-def test_a_recipe_decides_alone_and_is_written_again(tmp_path):
+def test_a_recipe_excludes_other_options_and_is_written_again(tmp_path):
     model, recipe = str(DIGITS / "digits_resnet.onnx"), tmp_path / "r.json"
     CliRunner().invoke(command, [model, "-o", str(tmp_path / "a.onnx"), "--recipe", str(recipe), "--ratio", "0.5"], catch_exceptions=False)
     again = [model, "-o", str(tmp_path / "b.onnx"), "--applyRecipe", str(recipe)]
     for flag in (["--ratio", "0.9"], ["--latency", "0.5x"], ["--importance", "l2"], ["--skip", "conv1.weight"], ["--noDepth"]):
         done = CliRunner().invoke(command, [*again, *flag])
         assert isinstance(done.exception, UsageError)
-        assert f"--applyRecipe says what is cut, so {flag[0].replace('noDepth', 'depth')} has nothing to choose" in str(done.exception)
+        assert f"--applyRecipe defines the cuts, so {flag[0].replace('noDepth', 'depth')} has no effect" in str(done.exception)
     done = CliRunner().invoke(command, [*again, "--recipe", str(tmp_path / "copy.json")], catch_exceptions=False)
     assert (tmp_path / "copy.json").read_text() == recipe.read_text(), done.output
 
 
-def test_one_file_is_not_written_for_two(tmp_path):
+def test_two_outputs_cannot_have_the_same_file(tmp_path):
     model, both = str(DIGITS / "digits_resnet.onnx"), str(tmp_path / "x.onnx")
     done = CliRunner().invoke(command, [model, "-o", both, "--recipe", both])
     assert "--output and --recipe are both" in str(done.exception)

@@ -1,4 +1,4 @@
-"""`whet prune` with data, labels and flags that do not fit: each is named before anything is cut by it."""
+"""`whet prune` with invalid data, labels and flags: each mistake is named before anything is cut."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from whet.pruning import PruneConfig, Target, prune, recover, reestimate_batch_n
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A model, samples of it and files that are wrong in one way each."""
+    """A model, samples for it and files with one mistake each."""
     folder = tmp_path_factory.mktemp("mistakes")
     zoo.save("lenet5", folder / "m.onnx")
     x = np.random.default_rng(0).standard_normal((12, 1, 32, 32)).astype(np.float32)
@@ -41,30 +41,30 @@ TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
     ([*TAYLOR, "--labels=few.npy"], "there are 3 labels for 12 samples"),
     ([*TAYLOR, "--labels=far.npy"], "labels range from 90 to 99"),
     ([*TAYLOR, "--labels=nothing.npy"], "--labels=nothing.npy: No such file"),
-    ([*TAYLOR, "--labels=m.onnx"], "--labels=m.onnx is no .npy file of numbers"),
-    ([*TAYLOR, "--labels=good.npz"], "--labels=good.npz is no .npy file of numbers"),
-    ([*TAYLOR, "--labels=empty.npy"], "--labels=empty.npy is no .npy file of numbers"),
-    (["--labels=y.npy"], "--labels has nothing to say here: labels are for --importance=taylor1 and taylor2"),
-    (["--samples=3"], "--samples has nothing to say here: there are no data"),
-    (["--ratio=0.3", "--flops=0.5x"], "--ratio has nothing to say here: --flops says how much goes"),
-    (["--scope=group", "--flops=0.5x"], "--scope has nothing to say here"),
-    (["--fp16"], "--fp16 has nothing to say here: nothing is built or timed"),
-    (["--flops=0.5x", "--latencyTable=t.json"], "--latencyTable has nothing to say here"),
-    (["--noDepth"], "--depth has nothing to say here: with --ratio alone no branch goes"),
+    ([*TAYLOR, "--labels=m.onnx"], "--labels=m.onnx is not a .npy file of numbers"),
+    ([*TAYLOR, "--labels=good.npz"], "--labels=good.npz is not a .npy file of numbers"),
+    ([*TAYLOR, "--labels=empty.npy"], "--labels=empty.npy is not a .npy file of numbers"),
+    (["--labels=y.npy"], "--labels has no effect here: labels are for --importance=taylor1 and taylor2"),
+    (["--samples=3"], "--samples has no effect here: there is no data"),
+    (["--ratio=0.3", "--flops=0.5x"], "--ratio has no effect here: --flops sets the amount"),
+    (["--scope=group", "--flops=0.5x"], "--scope has no effect here"),
+    (["--fp16"], "--fp16 has no effect here: nothing is built or timed"),
+    (["--flops=0.5x", "--latencyTable=t.json"], "--latencyTable has no effect here"),
+    (["--noDepth"], "--depth has no effect here: with --ratio alone no branch is removed"),
     (["--skip=conv2.wieght"], "no prunable group, branch or layer is called 'conv2.wieght'. Did you mean 'conv2.weight'"),
     (["--width=conv2.weight"], "--width=conv2.weight: write GROUP=N"),
-    (["--width=conv2.weight=-3"], "write GROUP=N, the units that stay"),
+    (["--width=conv2.weight=-3"], "write GROUP=N, N the units to keep"),
     (["--width=conv2.wieght=8"], "which is not a prunable group. Did you mean 'conv2.weight'"),
     (["--width=conv2.weight=17"], "the width 17 is invalid for 'conv2.weight' with 16 units: give 1 to 16"),
     (["--width=conv2.weight=0"], "the width 0 is invalid"),
-    (["--width=conv2.weight=8", "--flops=0.5x"], "--width has nothing to say here: --flops chooses the widths"),
+    (["--width=conv2.weight=8", "--flops=0.5x"], "--width has no effect here: --flops chooses the widths"),
     (["--skip=onv2"], "Names that contain it: /conv2/Conv, conv2.weight."),
-    (["-o", "m.onnx"], "--output=m.onnx would take the place of a file that is read here"),
-    (["--recipe=m.onnx"], "--recipe=m.onnx would take the place"),
-    (["--calibData=good.npz", "--weights=good.npz"], "--weights=good.npz would take the place"),
+    (["-o", "m.onnx"], "--output=m.onnx would overwrite a file that this command reads"),
+    (["--recipe=m.onnx"], "--recipe=m.onnx would overwrite a file"),
+    (["--calibData=good.npz", "--weights=good.npz"], "--weights=good.npz would overwrite a file"),
     (["--flops=0.01x"], r"unreachable \(0.01 of the present cost\)"),
 ])  # fmt: skip
-def test_each_is_named(flags, said, home, monkeypatch):
+def test_each_mistake_is_named(flags, said, home, monkeypatch):
     monkeypatch.chdir(home)
     with pytest.raises(WhetError, match=said):
         CliRunner().invoke(command, ["m.onnx", "-o", "x.onnx", *flags], catch_exceptions=False)
@@ -72,7 +72,7 @@ def test_each_is_named(flags, said, home, monkeypatch):
     assert network_from_onnx("m.onnx").constants
 
 
-def test_a_layer_by_its_name_stays_whole(home, monkeypatch):
+def test_an_excluded_layer_is_not_cut(home, monkeypatch):
     monkeypatch.chdir(home)
     flags = ["-o", "s.onnx", "--ratio=0.5", "--skip=/conv2/Conv", *TAYLOR, "--labels=y.npy"]
     done = CliRunner().invoke(command, ["m.onnx", *flags], catch_exceptions=False)
@@ -82,14 +82,14 @@ def test_a_layer_by_its_name_stays_whole(home, monkeypatch):
     assert small.constants["fc1.weight"].shape != whole.constants["fc1.weight"].shape
 
 
-def test_widths_that_are_given_are_kept(home, monkeypatch):
+def test_given_widths_are_kept(home, monkeypatch):
     monkeypatch.chdir(home)
     flags = ["-o", "w.onnx", "--ratio=0.5", "--width=conv1.weight=5", "--width=conv2.weight=16", "--recipe=w.json"]
     CliRunner().invoke(command, ["m.onnx", *flags], catch_exceptions=False)
     small = network_from_onnx("w.onnx").constants
     assert small["conv1.weight"].shape[0] == 5
-    assert small["conv2.weight"].shape[:2] == (16, 5), "the whole width, whatever the ratio"
-    assert small["fc1.weight"].shape[0] < 120, "the ratio is for the others"
+    assert small["conv2.weight"].shape[:2] == (16, 5), "the whole width, independent of the ratio"
+    assert small["fc1.weight"].shape[0] < 120, "the ratio applies to the others"
     assert json.loads((home / "w.json").read_text())["about"]["widths"] == {"conv1.weight": 5, "conv2.weight": 16}
     with pytest.raises(PruneError, match=r"the width 2\.5 is invalid .* give 1 to 6"):
         prune(network_from_onnx("m.onnx"), PruneConfig(widths={"conv1.weight": 2.5}))
@@ -97,7 +97,7 @@ def test_widths_that_are_given_are_kept(home, monkeypatch):
         prune(network_from_onnx("m.onnx"), PruneConfig(target=Target("flops", ratio=0.5), widths={"conv1.weight": 5}))
 
 
-def test_from_python_too(home):
+def test_mistakes_are_named_from_python_too(home):
     net = network_from_onnx(home / "m.onnx")
     with np.load(home / "bad.npz") as f:
         bad = {"input": f["input"]}
@@ -107,7 +107,7 @@ def test_from_python_too(home):
             call()
 
 
-def test_weights_that_are_no_numbers_are_not_ranked(home):
+def test_nan_weights_are_refused(home):
     net = network_from_onnx(home / "m.onnx")
     t = net.constants["conv1.weight"]
     t.weight = type(t.weight)(np.where(t.array() > 0, t.array(), np.nan).astype(np.float32), t.weight.origin)
@@ -117,7 +117,7 @@ def test_weights_that_are_no_numbers_are_not_ranked(home):
             CliRunner().invoke(command, [str(home / "nan.onnx"), f"--importance={kind}", "-o", str(home / "x.onnx")], catch_exceptions=False)
 
 
-def test_a_missing_library_is_said_before_the_work(home, monkeypatch):
+def test_a_missing_library_is_reported_before_the_work(home, monkeypatch):
     monkeypatch.chdir(home)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     with pytest.raises(PruneError, match="masks and weights are stored as safetensors: pip install safetensors"):

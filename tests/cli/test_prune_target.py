@@ -1,4 +1,4 @@
-"""`whet prune --latency` and `whet latency-table`: the table is made, used and extended; the recipe and the report come out."""
+"""`whet prune --latency` and `whet latency-table`: the table is created, used and extended; recipe and report are written."""
 
 import json
 import re
@@ -51,12 +51,12 @@ def test_a_table_then_a_target(model, tmp_path):
     assert str(network_from_onnx(tmp_path / "again.onnx")).splitlines()[1:] == str(small).splitlines()[1:]
 
 
-def test_on_this_machine_the_engine_is_timed_beside_the_prediction(model, tmp_path):
+def test_on_this_machine_the_engine_is_timed_for_comparison(model, tmp_path):
     out = run(prune, model, "--latency=0.95x", "--timingCacheFile", tmp_path / "c.sqlite", "--threads=1")
     assert re.search(r"latency [+-]\d+ % \([\d.]+ -> [\d.]+ ms\), predicted -\d+ %", out)
 
 
-def test_an_int8_engine_has_a_staircase_of_its_own(model, tmp_path):
+def test_an_int8_engine_has_its_own_steps_of_width(model, tmp_path):
     null = ("--backend=null", "--timingCacheFile", tmp_path / "c.sqlite", f"--export={tmp_path / 't.json'}")
     first = int(re.search(r"(\d+) rows", run(latency_table, model, *null))[1])
     assert re.search(rf"{first} known before", run(latency_table, model, *null, "--int8"))
@@ -73,7 +73,7 @@ def test_an_int8_engine_has_a_staircase_of_its_own(model, tmp_path):
     (prune, ["--latency=0.5x", "--latencyTable=/no/folder/t.json"], r"--latencyTable=/no/folder/t.json cannot be written"),
     (latency_table, ["--export=/no/folder/t.json"], r"--export=/no/folder/t.json cannot be written"),
 ])  # fmt: skip
-def test_what_cannot_be_written_is_said_before_the_work(command, flags, said, model):
+def test_unwritable_files_are_reported_before_the_work(command, flags, said, model):
     with pytest.raises(UsageError, match=said):
         CliRunner().invoke(command, [str(model), *flags], catch_exceptions=False)
 
@@ -89,7 +89,7 @@ def test_two_targets_and_a_quantized_model(model, tmp_path):
     run(prune, tmp_path / "q.onnx", "--insist", "-o", tmp_path / "p.onnx")
 
 
-def test_calibration_of_a_model_that_is_pruned_and_not_recovered_is_refused(model, tmp_path):
+def test_calibration_of_a_pruned_model_without_recovery_is_refused(model, tmp_path):
     import numpy as np
 
     from whet.cli._calibration import build_from

@@ -1,4 +1,4 @@
-"""`whet run`: every value against ONNX Runtime and the reference; the first to differ is named; the exit code says it."""
+"""`whet run`: every value against ONNX Runtime and the reference; the first difference is named; the exit code reflects it."""
 
 import json
 
@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 
 
 def network(broken=False):
-    """Two convolutions and a classifier; `broken` has one weight of the second one changed."""
+    """Two convolutions and a classifier; in `broken` one weight of the second convolution is changed."""
     rng = np.random.default_rng(3)
     net = Network("two")
 
@@ -58,7 +58,7 @@ def test_every_value_of_the_model_matches(folder, against):
     assert all(r["max_error"] < 1e-5 for r in data["values"])
 
 
-def test_the_first_to_differ_is_named(folder):
+def test_the_first_difference_is_named(folder):
     code, out = run(folder / "a.onnx", folder / "b.onnx", "--against", "onnxruntime", "--json")
     data = json.loads(out)
     assert code == 1
@@ -69,7 +69,7 @@ def test_the_first_to_differ_is_named(folder):
     assert not rows["y"]["enters"]
     code, out = run(folder / "a.onnx", folder / "b.onnx", "--against", "whet")
     assert code == 1
-    assert "The first to differ: %conv2, made by Conv 'conv2'" in out
+    assert "The first difference: %conv2, computed by Conv 'conv2'" in out
     assert "MISMATCH" in out
 
 
@@ -79,11 +79,11 @@ def test_a_tolerance_and_data(folder):
     assert run(*pair, "--tolerance", 10)[0] == 0
 
 
-def test_a_fused_engine_shows_what_is_left(folder):
+def test_a_fused_engine_compares_the_remaining_values(folder):
     code, out = run(folder / "a.onnx", "--fused", "--json", "--shapes", "x:2x3x8x8")
     data = json.loads(out)
     assert code == 0, out
-    assert "conv1" in data["not_compared"]  # its Relu went into it
+    assert "conv1" in data["not_compared"]  # its Relu was fused into it
     assert "relu1" in {r["tensor"] for r in data["values"]}
 
 
@@ -131,14 +131,14 @@ def test_refusals_say_why(name, folder):
     assert words in str(got.exception)
 
 
-def test_nan_on_both_sides_is_said(folder, tmp_path):
+def test_nan_on_both_sides_is_reported(folder, tmp_path):
     np.save(tmp_path / "nan.npy", np.full((1, 3, 8, 8), np.nan, np.float32))
     said = CliRunner().invoke(command, [str(folder / "a.onnx"), f"--inputs={tmp_path / 'nan.npy'}"])
     assert said.exit_code == 0, said.output
     assert "NaN or infinities in 100 % of both" in " ".join(said.output.split())
 
 
-def test_shapes_of_inputs_that_are_not_there_are_refused(folder):
+def test_shapes_of_unknown_inputs_are_refused(folder):
     done = CliRunner().invoke(command, [str(folder / "a.onnx"), "--shapes=xx:1x3x8x8"])
     assert isinstance(done.exception, UsageError)
     assert "Did you mean 'x'" in str(done.exception)

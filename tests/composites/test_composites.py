@@ -1,4 +1,4 @@
-"""Every registered composite: described for people, known to the tactics that name it, and decomposed into layers that compute the same."""
+"""Every registered composite has a description, is known to the tactics that name it, and decomposes into equivalent layers."""
 
 import numpy as np
 import pytest

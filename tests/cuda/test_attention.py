@@ -20,7 +20,7 @@ from whet.builder.lowering import lower_network
 from whet.composites.attention import attention_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
-from whet.tactics._attention import View, plain_view, taken_apart
+from whet.tactics._attention import View, match_attention, plain_view
 from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.attention import attention_fused as fused
@@ -39,7 +39,7 @@ def elements(array, view):
 @pytest.mark.parametrize("layout", ["heads", "rows", "stacked"])
 def test_transposes_and_parts_become_strides(layout):
     layer, arrays = layer_of(2, 3, 24, 24, 32, layout=layout, mask=(2, 1, 1, 24))
-    found = taken_apart(layer)
+    found = match_attention(layer)
     assert (found.batch, found.heads, found.rows, found.keys, found.size) == (2, 3, 24, 24, 32)
     assert found.turned == (layout == "heads")
     q, k, v, mask = (elements(arrays[view.place], view) for view in (found.q, found.k, found.v, found.mask))
@@ -84,7 +84,7 @@ def attention_free():
     [(1, 12, 128, 128, 64), (8, 12, 128, 128, 64), (1, 12, 197, 197, 64), (64, 3, 49, 49, 32), (1, 16, 577, 577, 80), (4, 8, 2048, 2048, 128)],
 )
 def test_tiles_fit(sizes):
-    found = taken_apart(layer_of(*sizes, layout="rows")[0])
+    found = match_attention(layer_of(*sizes, layout="rows")[0])
     made = candidates(found)
     assert len(made) >= 2
     assert len(set(made)) == len(made)
@@ -98,7 +98,7 @@ def test_a_tile_that_an_older_gpu_cannot_hold_is_refused_there():
     layer, _ = layer_of(4, 8, 2048, 2048, 128, layout="rows")
     machines = [CompileOnlyGpu(f, multiprocessors=84) for f in ("sm_80", "sm_86", "sm_89")]
     large = (("wr", 4), ("wk", 1), ("mi", 1), ("kc", 64), ("stages", 2)), (("wr", 2), ("wk", 2), ("mi", 1), ("kc", 64), ("stages", 2))
-    found, t = taken_apart(layer), Attention()
+    found, t = match_attention(layer), Attention()
     signature = t.signatures(layer, machines[0])[0]
     wide = next(c for c in large if shared_bytes(found, c) > 99 * 1024)
     assert t.plan(layer, signature, wide, machines[0])
@@ -143,7 +143,7 @@ def test_attention_of_networks_becomes_one_layer_without_transposes(name, option
     found = [x for x in low.layers if x.composite == "Attention"]
     assert len(found) >= layers
     for x in found:
-        made = taken_apart(x)
+        made = match_attention(x)
         assert not isinstance(made, str), made
         assert Attention().why_not(x) is None
         assert not made.turned, "keys are read as rows of the projection's output"
@@ -154,7 +154,7 @@ def test_attention_of_networks_becomes_one_layer_without_transposes(name, option
 def fused_plan(sizes, how, kind="f16"):
     """(layer, arrays, heads, signature) of the first signature in this type."""
     layer, arrays = layer_of(*sizes, **how)
-    heads = taken_apart(layer, grouped=True)
+    heads = match_attention(layer, grouped=True)
     signature = next(s for s in fused.AttentionFused().signatures(layer, HOPPER) if s.outputs[0].dtype.name == kind)
     return layer, arrays, heads, signature
 
@@ -162,19 +162,19 @@ def fused_plan(sizes, how, kind="f16"):
 def test_constants_that_hide_later_keys_are_causal():
     for value in (-np.inf, np.finfo(np.float32).min, -65504.0):
         layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", causal=value)
-        assert taken_apart(layer).causal == 30, "the last row sees all keys"
+        assert match_attention(layer).causal == 30, "the last row sees all keys"
     layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", causal=-5.0)
-    assert taken_apart(layer).causal is None, "keys that are only less likely are not hidden"
+    assert match_attention(layer).causal is None, "keys that are only less likely are not hidden"
     layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", mask=(1, 1, 40, 70), constant=True)
-    assert taken_apart(layer).causal is None
+    assert match_attention(layer).causal is None
     layer, _ = layer_of(1, 2, 70, 40, 64, layout="rows", causal=-np.inf)
-    assert taken_apart(layer).causal is None, "the first rows would see no key"
+    assert match_attention(layer).causal is None, "the first rows would see no key"
 
 
 def test_heads_that_share_keys():
     layer, arrays = layer_of(2, 6, 20, 24, 32, layout="rows", group=3, scale="Mul")
-    assert "share one head" in taken_apart(layer)
-    found = taken_apart(layer, grouped=True)
+    assert "share one head" in match_attention(layer)
+    found = match_attention(layer, grouped=True)
     assert (found.k.group, found.k.heads, found.v.heads, found.q.heads) == (3, 2, 2, 6)
     k = arrays[1].reshape(-1)
     for batch, head in ((0, 0), (0, 2), (1, 3), (1, 5)):

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.gpu
 
 def test_net_energy_is_proportional_to_the_load(gpu):
     """Sixty-four products in a row raise a GPU's power well above idle; twice the work costs twice the net energy.
+
     (One product with its copies does not: an H200 drew 126 W, 6 W above idle, and the resolution of 1 W is a sixth of that.)
     """
     from whet.search.jobs.device_locks import physical_gpu

@@ -18,13 +18,13 @@ from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
-from whet.builder.precision.int8 import prepared
+from whet.builder.precision.int8 import prepare
 from whet.composites.moves import detector_head_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.network import parse_network, static_shape, to_stored
 from whet.ops import OPS, run_network, run_regions, sample_layer
 from whet.passes import lower
-from whet.precision import Range, Ranges, find_places, quantize
+from whet.precision import Range, Ranges, find_quantization_sites, quantize
 from whet.pruning.latency_cost import static_layers
 from whet.tactics import get_tactic, is_quantized, tactics_of
 from whet.tactics._moves_indices import Refused
@@ -230,8 +230,8 @@ out %y
 def test_channel_padding_changes_nothing(integers):
     net = parse_network(HEAD)
     if integers:
-        made = prepared(net, BuildConfig())
-        net = quantize(made, Ranges({t.name: Range(0.0, 3.0) for t in find_places(made).roots}))
+        made = prepare(net, BuildConfig())
+        net = quantize(made, Ranges({t.name: Range(0.0, 3.0) for t in find_quantization_sites(made).roots}))
     x = {"x": np.random.default_rng(3).standard_normal((2, 16, 6, 5)).astype(np.float32)}
     plain, _ = lower(net, switches=["-pad_moved_channels", "-fuse_head_convs"], refuses=lambda layer: None)
     wide, log = lower(net, switches=["-fuse_head_convs"], refuses=lambda layer: None)

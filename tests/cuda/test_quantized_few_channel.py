@@ -9,11 +9,11 @@ from test_quantized_pool import by_registers
 from whet.backends.cuda import driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
-from whet.builder.precision.int8 import prepared
+from whet.builder.precision.int8 import prepare
 from whet.network import Network, parse_type
 from whet.ops import run_regions
 from whet.passes import lower
-from whet.precision import Range, Ranges, find_places, quantize
+from whet.precision import Range, Ranges, find_quantization_sites, quantize
 from whet.tactics import TACTICS, load_tactics
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized.qconv_few_channel import few_channel_integer_reason, few_channel_registers, tiles8
@@ -37,8 +37,8 @@ def layer_of(image=(2, 32, 20, 24), channels=32, filters=(3, 3), stride=1, pads=
     for value, name in ((y, "y"), (other, "u")):  # inputs of convolutions become integers
         if value is not None:
             net.mark_output(net.add("Conv", value, behind, None), name)
-    made = prepared(net, CONFIG)
-    lowered, _ = lower(quantize(made, Ranges({t.name: Range(low, 4.0) for t in find_places(made).roots})), refuses=lambda layer: None)
+    made = prepare(net, CONFIG)
+    lowered, _ = lower(quantize(made, Ranges({t.name: Range(low, 4.0) for t in find_quantization_sites(made).roots})), refuses=lambda layer: None)
     return next(x for x in lowered.layers if x.composite == "Conv" and x.outputs[0].dtype.bits == 8)
 
 

@@ -7,11 +7,11 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
-from whet.builder.precision.int8 import prepared
+from whet.builder.precision.int8 import prepare
 from whet.network import Network, parse_type
 from whet.ops import run_regions
 from whet.passes import lower
-from whet.precision import Range, Ranges, find_places, quantize
+from whet.precision import Range, Ranges, find_quantization_sites, quantize
 from whet.tactics import TACTICS, load_tactics
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.stem.qstem_overlap import fragments, places_of_steps
@@ -34,9 +34,10 @@ def stem(image=(2, 3, 32, 32), filters=7, stride=2, pool=(3, 2, 1), act="Relu", 
     size, step, pad = pool  # size 0: not pooled
     y = net.add("MaxPool", y, kernel_shape=(size, size), strides=(step, step), pads=(pad,) * 4) if size else y
     net.mark_output(net.add("Conv", y, net.constant((rng.standard_normal((32, channels, 1, 1)) / 8).astype(np.float32), "w1"), None), "y")
-    made = prepared(net, CONFIG)
+    made = prepare(net, CONFIG)
     low = -1.0 if skewed else -3.0
-    ranges = {t.name: Range(low if t.name == "x" else 0.0 if act == "Relu" else -4.0, 3.0 if t.name == "x" else 4.0) for t in find_places(made).roots}
+    roots = find_quantization_sites(made).roots
+    ranges = {t.name: Range(low if t.name == "x" else 0.0 if act == "Relu" else -4.0, 3.0 if t.name == "x" else 4.0) for t in roots}
     return quantize(made, Ranges(ranges))
 
 

@@ -7,11 +7,11 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
-from whet.builder.precision.int8 import prepared
+from whet.builder.precision.int8 import prepare
 from whet.network import Network, parse_type
 from whet.ops import run_regions
 from whet.passes import lower
-from whet.precision import Range, Ranges, find_places, quantize
+from whet.precision import Range, Ranges, find_quantization_sites, quantize
 from whet.tactics import TACTICS, load_tactics
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16", "int8"), timing_cache="", avg_timing=1)
@@ -31,8 +31,8 @@ def block(n=2, size=16, channels=(64, 64), filters=256, stride=1, taps=1, low=-1
     z = net.add("Add", one, other)
     z = net.add(act, z) if act else z
     net.mark_output(net.add("Conv", z, net.constant((rng.standard_normal((16, filters, 2, 2)) / 8).astype(np.float32), "u"), None), "out")
-    made = prepared(net, CONFIG)
-    ranges = {t.name: Range(low if t.name in ("relu", "relu_1") else -3.0, 4.0) for t in find_places(made).roots}
+    made = prepare(net, CONFIG)
+    ranges = {t.name: Range(low if t.name in ("relu", "relu_1") else -3.0, 4.0) for t in find_quantization_sites(made).roots}
     return lower(quantize(made, Ranges(ranges)), refuses=lambda layer: None)[0]
 
 

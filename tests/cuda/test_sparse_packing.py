@@ -79,6 +79,7 @@ def test_rows_without_whole_groups_are_refused():
 
 def instruction_metadata(words, instruction, size):
     """[64, groups]: metadata of one instruction, read from the registers of 128 threads in the layout given by CUTLASS.
+
     CUTLASS, mma_traits_sm90_gmma_sparse.hpp: ELayout_64x32 and ELayout_64x64 map (thread, bit pair) to element m + 64 * k.
     """
     columns = 32 if size == 2 else 64

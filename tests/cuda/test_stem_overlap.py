@@ -15,7 +15,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network.types import F16, F32
 from whet.ops import run_regions
 from whet.tactics import get_tactic
-from whet.tactics._fused import source_place
+from whet.tactics._fused import source_index
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv.conv import conv_shape
@@ -37,7 +37,7 @@ CASES = [
 def test_packed_filters_match_the_positions_of_a_window(case):
     layer, arrays = layer_of(*case, False)
     s = conv_shape(layer)
-    image = arrays[source_place(layer)]
+    image = arrays[source_index(layer)]
     left = s.pad[1] + s.pad[1] % 2 + 2 * lead(s)
     assert left % 4 == 0
     wide = np.zeros((s.n, 4, s.h + 32, left + s.w + 300))

@@ -13,7 +13,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network import static_shape
 from whet.ops import OPS, run_layer
 from whet.tactics import TACTICS
-from whet.tactics._fused import anchor
+from whet.tactics._fused import root_layer
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.stem import stem_rows as rows
 
@@ -62,7 +62,7 @@ def test_windows_times_fragments_equal_the_convolution(i):
     for step, w, g, q, half, which, e in np.ndindex(fragments.shape):
         filters[w * 16 + g * 2 + which, step * 16 + half * 8 + q * 2 + e] = fragments[step, w, g, q, half, which, e]
     columns = rows.Columns.of(static_shape(layer.outputs[0].shape)[3], dict(config)["wide"])
-    want = np.asarray(run_layer(anchor(conv), arrays)[0])
+    want = np.asarray(run_layer(root_layer(conv), arrays)[0])
     for tile in range(columns.tiles):
         first = 2 * tile * columns.wide - 8 * columns.skip
         ring, at = ring_of(arrays[0][0], s, columns, first)

@@ -16,7 +16,7 @@ from test_tf32 import undealt
 from whet.backends.cuda.compile import compile_cubin
 from whet.ops import run_regions
 from whet.tactics import PlanRefused, get_tactic
-from whet.tactics._fused import source_place
+from whet.tactics._fused import source_index
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv.conv import conv_shape
@@ -70,7 +70,7 @@ def test_packed_filters_match_the_positions_of_a_window(case):
     assert not filters[:, len(order) :].any()
     sums = np.zeros((s.n, columns(s), s.p, s.q))
     for i, tap in enumerate(order):
-        sums += np.einsum("kc,nchw->nkhw", filters[:, i], plane_places(s, arrays[source_place(layer)], *divmod(tap, s.s)))
+        sums += np.einsum("kc,nchw->nkhw", filters[:, i], plane_places(s, arrays[source_index(layer)], *divmod(tap, s.s)))
     sums = sums[:, : s.k]
     want = run_regions(layer, arrays)[0]
     np.testing.assert_allclose(sums / (1 + np.exp(-sums)), want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
@@ -173,8 +173,8 @@ def test_every_instance_of_a_real_size_matches_the_reference(gpu):
 def test_nan_and_infinity_do_not_spread(gpu):
     """NaN reaches only windows that contain it; an infinite pixel reaches no other window."""
     layer, arrays = layer_of((1, 3, 24, 64), (16, 3, 3), {"pads": (1, 1, 1, 1)}, False)
-    arrays[source_place(layer)][0, 1, 10, 20] = np.float32(np.nan)
-    arrays[source_place(layer)][0, 2, 3, 40] = np.float32(np.inf)
+    arrays[source_index(layer)][0, 1, 10, 20] = np.float32(np.nan)
+    arrays[source_index(layer)][0, 2, 3, 40] = np.float32(np.inf)
     (signature,) = TACTIC.signatures(layer, gpu)
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, gpu)[0], gpu)
     got, _ = compute(gpu, layer, arrays, signature, kernel)

@@ -121,6 +121,7 @@ def slope(layer):
 
 def reach(layer, arrays):
     """Largest magnitude of the accumulators that a bounded activation receives at the end of a fused layer, times its slope; 0 for other layers.
+
     A kernel's bound holds for its accumulators: operands rounded to TF32 change sums of up to 67 by 0.014, and Sigmoid passes on a quarter of it,
     which is 0.0034 of a result that cannot exceed 1.
     """

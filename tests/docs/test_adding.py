@@ -1,4 +1,4 @@
-"""docs/adding.md: each section's example is written into a copy of the package, where it works and touches no other file."""
+"""docs/adding.md: each section's example is written into a copy of the package, works there, and edits no other file."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The interval that benchmarks print beside a median."""
+"""The interval that benchmarks print with a median."""
 
 import math
 import runpy
@@ -12,9 +12,9 @@ median_interval = RECORD["median_interval"]
 
 
 @pytest.mark.parametrize("n", [6, 9, 12, 20])
-def test_interval_holds_the_median_as_often_as_it_says(n):
+def test_the_interval_has_its_nominal_coverage(n):
     rng = np.random.default_rng(n)
-    samples = rng.exponential(size=(4000, n))  # a skewed law: nothing is assumed about it
+    samples = rng.exponential(size=(4000, n))  # a skewed distribution: the interval is distribution-free
     inside = 0
     for row in samples:
         _, low, high = median_interval(row)
@@ -22,12 +22,12 @@ def test_interval_holds_the_median_as_often_as_it_says(n):
     assert inside / len(samples) > 0.94
 
 
-def test_too_few_processes_give_no_interval():
+def test_too_few_samples_give_no_interval():
     with pytest.raises(ValueError, match="more processes"):
         median_interval([1.0] * 5)
 
 
-def test_provenance_names_what_a_reader_needs():
+def test_provenance_has_the_required_fields():
     found = RECORD["provenance"](["numpy"])
     assert set(found) == {"date", "commit", "command", "versions"}
     assert found["versions"]["numpy"] == np.__version__
@@ -46,5 +46,5 @@ def test_provenance_names_what_a_reader_needs():
         ("resnet18", "resnet18"),
     ],
 )
-def test_commands_name_no_folder_that_a_reader_does_not_have(word, said):
+def test_commands_have_no_local_folders(word, said):
     assert RECORD["neutral"](word) == said

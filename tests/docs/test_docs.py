@@ -1,4 +1,4 @@
-"""Every shell command of the tutorial and every Python block of the README is run; links in the docs lead somewhere."""
+"""Runs every shell command of the tutorial and every Python block of the README; checks links, tables and numbers of the docs."""
 
 import os
 import re
@@ -36,27 +36,51 @@ def test_readme_python_runs(tmp_path):
         run([sys.executable, f"block{i}.py"], tmp_path)
 
 
-def test_readme_shell_names_real_commands():
+@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
+def test_shell_blocks_name_real_commands(page):
     from whet.cli import group
 
-    names = {line.split()[1] for b in blocks(ROOT / "README.md", "sh") for line in b.splitlines() if line.startswith("whet ")}
+    names = {line.split()[1] for b in blocks(ROOT / page, "sh") for line in b.splitlines() if line.startswith("whet ")}
     assert names
     assert names <= set(group.list_commands(None))
 
 
+def test_commands_at_a_glance_names_every_command():
+    from whet.cli import group
+
+    text = (ROOT / "docs" / "commands.md").read_text()
+    assert [name for name in group.list_commands(None) if f"whet {name}" not in text] == []
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 700
+
+
+def test_the_chart_shows_the_published_results():
+    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "chart.py"), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_version_names_what_a_bug_report_needs():
+    done = subprocess.run([sys.executable, "-m", "whet", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("whet, version ")
+    for fact in ("Python 3.", "CPUs", "numpy ", "onnx ", "onednn-cpu-gomp "):
+        assert fact in done.stdout
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_link_targets_exist(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_tables_are_those_of_the_results():
+def test_tables_equal_the_results():
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_numbers_of_the_prose_are_those_of_the_results():
+def test_numbers_of_the_prose_equal_the_results():
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "prose.py")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -77,6 +101,6 @@ SOURCES = {str(p.relative_to(ROOT)) for d in ("src", "tests", "benchmarks", "exa
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_that_a_page_names_exist(page):
-    """`builder/select/whole_engine.py` is a file of that folder and name: pages move along when code moves."""
+    """`builder/select/whole_engine.py` must exist in that folder: pages are updated with moved code."""
     for name in re.findall(r"`([\w./]+\.(?:py|cuh?|md))`", page.read_text()):
         assert any(p == name or p.endswith("/" + name) for p in SOURCES), f"{page.name} names {name}, and there is none"

@@ -1,4 +1,4 @@
-"""The runner of the GPU's tests counts tests as they end: of a run that is cut off the file says what ended, how, and what did not."""
+"""The runner of GPU tests counts tests as they end: after an interruption the file lists finished tests with outcomes, and unfinished ones."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_long():
 
 def test_after():
     pass
-""".replace(".GPU", ".gpu")  # this file names no marker
+""".replace(".GPU", ".gpu")  # this file itself contains no marker
 RUN = """
 import os, sys, json, pathlib, gpu_tests
 class Folder:
@@ -47,7 +47,7 @@ print("ROWS", json.dumps(gpu_tests.run_tests(1, ["0"], [sys.argv[1]], None)))
 
 
 @pytest.mark.parametrize("how", ["stop", "whole"])
-def test_a_run_is_counted_though_it_is_cut_off(tmp_path, how):
+def test_an_interrupted_run_is_counted(tmp_path, how):
     (tmp_path / "test_some.py").write_text(TESTS)
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS), "PYTEST_ADDOPTS": ""}
     ran = subprocess.run([sys.executable, "-c", RUN, str(tmp_path), how], capture_output=True, text=True, env=environment, timeout=90, check=True)
@@ -58,7 +58,7 @@ def test_a_run_is_counted_though_it_is_cut_off(tmp_path, how):
     else:
         assert counts == {"passed": 1, "failed": 1, "skipped": 1, "had not ended when the run was cut off": 2}
         assert [t.rpartition("::")[2] for t in rows[-1]["which"]] == ["test_long", "test_after"]
-        assert rows[-1]["bar"] == 1, "such a run is no pass"
+        assert rows[-1]["bar"] == 1, "an interrupted run does not pass"
     assert "not these" in ran.stdout
     assert "skipped, 1: Skipped: no such GPU" in ran.stdout
 
@@ -68,7 +68,7 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-def test_a_test_whose_process_died_or_that_was_not_collected_failed(tmp_path, benchmarks):
+def test_crashed_and_uncollected_tests_count_as_failed(tmp_path, benchmarks):
     from _outcomes import read
 
     def ended(test, phase, how, seconds, why=""):
@@ -83,14 +83,14 @@ def test_a_test_whose_process_died_or_that_was_not_collected_failed(tmp_path, be
     assert read(tmp_path / "none").how == {}
 
 
-def test_long_files_come_first_and_files_without_the_marker_not_at_all(benchmarks):
+def test_long_files_run_first_and_files_without_the_marker_not_at_all(benchmarks):
     from _outcomes import FIRST, LAST, turn
     from gpu_tests import marked
 
     files = marked()
     stems = [Path(f).stem for f in files]
-    assert {*FIRST, *LAST} <= set(stems), "a file that is gone or was renamed"
+    assert {*FIRST, *LAST} <= set(stems), "a removed or renamed file"
     assert min(map(turn, files)) == turn("tests/cuda/test_large.py::test_x[a::b]")
     assert turn("tests/cuda/test_float8.py") < turn("tests/cuda/test_moves.py") < turn("tests/cuda/test_tactics.py")
     assert 20 < len(files) < 60
-    assert not [f for f in files if not f.startswith(("tests/cuda/", "tests/training/"))], "only these folders hold tests of a GPU"
+    assert not [f for f in files if not f.startswith(("tests/cuda/", "tests/training/"))], "only these folders contain GPU tests"

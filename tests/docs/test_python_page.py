@@ -1,4 +1,4 @@
-"""docs/python.md: its examples give what stands there, and every public name of the packages for users stands in it."""
+"""docs/python.md: its examples give the printed results, and it lists every public name of the packages for users."""
 
 import doctest
 import importlib.util
@@ -12,11 +12,11 @@ PACKAGES = (
     "", ".builder", ".engine", ".frontends", ".inspector", ".precision", ".pruning", ".report", ".runtime", ".search", ".sparsity", ".training",
     ".zoo",
 )  # fmt: skip
-NEEDS = {"": [], "torch": ["torch", "safetensors"], "search": ["optuna", "yaml"]}  # a block's second word -> what it imports
+NEEDS = {"": [], "torch": ["torch", "safetensors"], "search": ["optuna", "yaml"]}  # a block's second word -> its imports
 
 
 def blocks() -> list[tuple[str, int, str]]:
-    """(what it needs, first line, text) of each Python block."""
+    """(requirement, first line, text) of each Python block."""
     text = PAGE.read_text()
     found = re.finditer(r"^```python ?(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return [(m[1], text[: m.start()].count("\n") + 1, m[2]) for m in found]
@@ -26,7 +26,7 @@ def here(modules: list[str]) -> bool:
     return all(importlib.util.find_spec(m) for m in modules)
 
 
-def test_the_examples_give_what_stands_there(tmp_path, monkeypatch):
+def test_the_examples_give_the_printed_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     session: dict = {}
@@ -42,7 +42,7 @@ def test_the_examples_give_what_stands_there(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda p: f"whet{p}")
-def test_every_public_name_stands_there_and_says_what_it_is(package):
+def test_every_public_name_is_listed_and_documented(package):
     module, page = importlib.import_module(f"whet{package}"), PAGE.read_text()
     for name in module.__all__:
         assert re.search(rf"\b{name}\b", page), f"whet{package}.{name} is not in {PAGE.name}"

@@ -1,4 +1,4 @@
-"""ONNX's node cases as engines: what the reference computes rightly (tests/frontends/test_onnx_nodes.py) the chosen kernels compute rightly too."""
+"""ONNX's node cases as engines: the selected kernels pass the cases that the reference passes (tests/frontends/test_onnx_nodes.py)."""
 
 import warnings
 
@@ -11,12 +11,12 @@ from whet.errors import FrontendError, UnsupportedError
 from whet.frontends import network_from_onnx
 from whet.runtime import Runtime
 
-EVERY = 12  # of the cases: all of them take 90 seconds
-ALWAYS = ("masked", "INT4", "UINT4")  # by a part of the name: rows that are masked wholly, elements of four bits
+EVERY = 12  # every n-th case; all of them take 90 seconds
+ALWAYS = ("masked", "INT4", "UINT4")  # by a part of the name: completely masked rows, 4-bit elements
 
 
 def chosen():
-    """Some of the cases that whet reads: (case, network)."""
+    """A subset of the cases that whet reads: (case, network)."""
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():

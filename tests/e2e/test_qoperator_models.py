@@ -1,4 +1,4 @@
-"""Real trained models that ONNX Runtime's quantizer wrote in QOperator form: integers throughout, the same answers as ONNX Runtime."""
+"""Real trained models in QOperator form by ONNX Runtime's quantizer: integers throughout, the same results as ONNX Runtime."""
 
 import sys
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_a_resnet_runs_in_integers(activations, tmp_path):
 
 
 def test_concats_and_pools_of_a_squeezenet(tmp_path):
-    """QLinearConcat, QLinearGlobalAveragePool: the network's numbers against ONNX Runtime's."""
+    """QLinearConcat, QLinearGlobalAveragePool: the values of the network against ONNX Runtime's."""
     ort = pytest.importorskip("onnxruntime")
     images = datasets.imagenet_norm(datasets.imagenet_sample(6)[0])
     path = tmp_path / "qop.onnx"

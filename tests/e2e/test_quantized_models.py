@@ -1,6 +1,6 @@
-"""Real trained models that were quantized elsewhere, built as they are: integers throughout, the same answers as ONNX Runtime.
+"""Real trained models with existing quantization, built unchanged: integers throughout, the same results as ONNX Runtime.
 
-By ONNX Runtime's quantizer, and in the styles of NVIDIA's and PyTorch's quantizers, written out here from the real weights.
+Quantized by ONNX Runtime, and in the styles of NVIDIA's and PyTorch's quantizers, constructed here from the real weights.
 """
 
 import json
@@ -75,10 +75,10 @@ def test_a_model_quantized_by_onnx_runtime(activations, tmp_path):
 
 
 def quantized_as(style, path):
-    """resnet20_cifar10 in the form in which a quantizer exports it, with ranges from 16 real images.
+    """resnet20_cifar10 as exported by a quantizer, with ranges from 16 real images.
 
-    "nvidia": float weights, Q and DQ a channel on them; Q/DQ of its own (i8, zero point 0) before each convolution, before the classifier,
-    on the identity of each residual sum, and before the pool. "pytorch": i8 weights with DQ alone; Q/DQ (u8 with zero points) behind each
+    "nvidia": float weights with per-channel Q and DQ; separate Q/DQ (i8, zero point 0) before each convolution, before the classifier,
+    on the identity of each residual sum, and before the pool. "pytorch": i8 weights with DQ only; Q/DQ (u8 with zero points) after each
     activation and on both summands.
     """
     import onnx
@@ -124,7 +124,7 @@ def quantized_as(style, path):
         nodes.append(helper.make_node("DequantizeLinear", [f"{tag}.q", ws, wz], [f"{tag}.dq"], f"{tag}/DQ", axis=0))
         return f"{tag}.dq"
 
-    renamed = {}  # pytorch: readers take the value behind its Q/DQ
+    renamed = {}  # pytorch: readers take the value after its Q/DQ
     for i, node in enumerate(proto.graph.node):
         made = onnx.NodeProto()
         made.CopyFrom(node)
@@ -151,7 +151,7 @@ def quantized_as(style, path):
 
 @pytest.mark.parametrize("style", ["nvidia", "pytorch"])
 def test_qat_models_run_in_integers_throughout(style, tmp_path):
-    """Residual sums, shortcuts and the pool included: no float arithmetic is left between the input and the classifier."""
+    """Residual sums, shortcuts and the pool included: no float arithmetic remains between the input and the classifier."""
     ort = pytest.importorskip("onnxruntime")
     path = tmp_path / "qat.onnx"
     quantized_as(style, path)
@@ -209,8 +209,8 @@ def small_weights(kind, path):
 
 
 @pytest.mark.parametrize("kind", ["int4 blocked", "float8"])
-def test_small_weights_compute_right(kind, tmp_path):
-    """There are no kernels for them here: they run dequantized, and give what ONNX Runtime gives, digits included."""
+def test_4_bit_and_float8_weights_compute_correctly(kind, tmp_path):
+    """Without kernels for them they run dequantized, and equal ONNX Runtime, predicted digits included."""
     ort = pytest.importorskip("onnxruntime")
     path = tmp_path / "small.onnx"
     model = small_weights(kind, path)
@@ -226,7 +226,7 @@ def test_small_weights_compute_right(kind, tmp_path):
     assert (ours.argmax(1) == labels).mean() > 0.95
 
 
-def test_calibrated_on_real_images_answers_stay():
+def test_calibrated_on_real_images_accuracy_is_kept():
     (model,) = realdata.models(["resnet20_cifar10"])
     x, _ = datasets.cifar10_train_lossless()
     net = network_from_onnx(str(model.path))
@@ -242,7 +242,7 @@ def test_calibrated_on_real_images_answers_stay():
 
 
 def test_two_calibrations_write_the_same_bytes(tmp_path):
-    """In two processes, of one model and images, in another order, in batches of another size, for other numbers of threads."""
+    """In two processes, with one model and the same images, in another order, batch size and number of threads."""
     (model,) = realdata.models(["resnet20_cifar10"])
     x, _ = datasets.cifar10_train_lossless()
     images = datasets.imagenet_norm(x[:8])

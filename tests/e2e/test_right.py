@@ -1,4 +1,4 @@
-"""Every real convolutional network through `whet exec`, from file to engine to outputs: as near to float64 as design allows, scores as stated."""
+"""Every real convolutional network through `whet exec`, from file to engine to outputs: the error bound of the design, scores as stated."""
 
 import pytest
 
@@ -7,15 +7,14 @@ from support.realdata import evaluate, models
 from support.right import judged, onnxruntime_outputs
 from whet.runtime import Runtime
 
-
-# Each has a smaller sibling in the list: another size, other postprocessing, or a longer network of the same blocks.
+# Each has a smaller variant in the list: another size, other postprocessing, or a longer network of the same blocks.
 SLOW = {"deeplabv3_mnv2_voc", "version-RFB-640", "version-RFB-320_without_postprocessing", "version-slim-320", "resnet50v2_stages1-3"}
 MODELS = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.name in SLOW else []) for m in (models() if root() else [])]
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("model", MODELS)
-def test_real_model_is_right(model, tmp_path):
+def test_a_real_model_is_accurate(model, tmp_path):
     engine, session = judged(model.path, next(model.inputs(1)), tmp_path)
     if model.metrics:
         with Runtime(backend="cpu", threads=2).load(engine).create_context() as context:

@@ -1,4 +1,4 @@
-"""Networks of the zoo through `whet exec`, at a level that times little: real ones (test_right.py) have the other."""
+"""Networks of the zoo through `whet exec`, at a low optimization level; real networks (test_right.py) use the default level."""
 
 import numpy as np
 import onnxruntime as ort
@@ -11,7 +11,7 @@ BIG = ["resnet50", "yolov5s", "vit_b_16", "efficientnet_b0", "densenet121", "res
 
 
 @pytest.mark.parametrize("name", [*ZOO, *(pytest.param(n, marks=pytest.mark.slow) for n in BIG)])
-def test_zoo_network_is_right(name, tmp_path):
+def test_a_zoo_network_is_accurate(name, tmp_path):
     from whet import zoo
 
     path = zoo.save(name, tmp_path / f"{name}.onnx", batch=1)

@@ -1,4 +1,4 @@
-"""Damaged and hostile engine files from good ones, by seed: raw damage, and edits with fresh checksums that reach deeper checks."""
+"""Damaged and hostile engine files derived from good ones, by seed: raw damage, and edits with valid checksums that reach deeper checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Bytes(list):
 
 
 def assemble(parts: dict[str, bytes]) -> bytes:
-    """A file of these sections with every checksum right."""
+    """A file of these sections with valid checksums."""
     out = _Bytes()
     digests = {"weights": parts.get("index"), "packed": parts.get("packed_index")}
     made = []
@@ -49,7 +49,7 @@ def assemble(parts: dict[str, bytes]) -> bytes:
     return b"".join(out)
 
 
-# raw damage: nothing may open
+# raw damage: none of these files may open
 
 
 def flip(rng: random.Random, data: bytes) -> bytes:
@@ -74,7 +74,7 @@ def overwrite(rng: random.Random, data: bytes) -> bytes:
     return data[:at] + fresh + data[at + n :]
 
 
-# edits of the table, with its checksum right again
+# edits of the table, with a valid checksum
 
 
 def table(rng: random.Random, data: bytes) -> bytes:
@@ -112,7 +112,7 @@ def _u64(rng: random.Random, old: int) -> int:
 
 
 def swap(rng: random.Random, data: bytes) -> bytes:
-    """Sections left out, exchanged, repeated under another name, in another order."""
+    """Sections omitted, exchanged, repeated under another name, reordered."""
     parts = sections_of(data)
     a, b = rng.sample(list(parts), 2)
     match rng.randrange(4):
@@ -129,7 +129,7 @@ def swap(rng: random.Random, data: bytes) -> bytes:
     return assemble(parts)
 
 
-# edits of the content, with fresh checksums
+# edits of the content, with valid checksums
 
 
 def json_value(rng: random.Random, data: bytes) -> bytes:
@@ -255,7 +255,7 @@ def _edit_line(rng: random.Random, lines: list[str]) -> None:
 
 
 def weights(rng: random.Random, data: bytes) -> bytes:
-    """Other values in a stored array, its digests right everywhere: a good engine with strange weights."""
+    """Changed values in a stored array with valid digests: a good engine with unusual weights."""
     parts = sections_of(data)
     index, raw = json.loads(parts["index"]), bytearray(parts["weights"])
     row = rng.choice(index["weights"])
@@ -271,7 +271,7 @@ def weights(rng: random.Random, data: bytes) -> bytes:
 
 
 def choice(rng: random.Random, data: bytes) -> bytes:
-    """Other tactics, formats, types, configs and in-place pairs, plausible ones: the loader plans them."""
+    """Plausible changes of tactics, formats, types, configs and in-place pairs: the loader plans them."""
     parts = sections_of(data)
     choices = json.loads(parts["choices"])
     for _ in range(rng.choice([1, 1, 2, 5])):
@@ -301,7 +301,7 @@ EDITS: dict[str, Callable[[random.Random, bytes], bytes]] = {
 
 
 def mutant(seed: int, bases: list[bytes]) -> tuple[str, bytes, bytes]:
-    """(kind, mutated file, the file it was made of) for a seed."""
+    """(kind, mutated file, original file) for a seed."""
     rng = random.Random(seed)
     base = bases[rng.randrange(len(bases))]
     kinds = {**RAW, **EDITS}

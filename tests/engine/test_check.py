@@ -1,10 +1,10 @@
-"""The judge of arenas: what overlaps while it lives, lies outside or contradicts the network is refused."""
+"""The check of memory plans: buffers that overlap while live, exceed the arena or contradict the network are refused."""
 
 import dataclasses
 
 import pytest
 
-from handmade import conv_net, make_plan
+from handmade import blocked_conv_net, conv_net, make_plan
 from whet.engine.check import check_plan
 from whet.errors import EngineError
 from whet.network import Network, parse_type
@@ -23,7 +23,7 @@ def test_a_plan_by_hand_is_accepted():
     check_plan(make_plan(conv_net()))
 
 
-def test_dead_bytes_may_be_used_again_and_live_ones_not():
+def test_dead_bytes_may_be_reused_and_live_ones_not():
     plan = relu_chain()
     plan.arenas[0].offsets["r2"] = plan.arenas[0].offsets["r0"]
     check_plan(plan)
@@ -61,7 +61,7 @@ def test_in_place_needs_the_same_bytes_and_the_last_reader():
         check_plan(plan)
 
 
-def test_a_view_may_live_on_beside_its_source():
+def test_a_view_may_be_live_together_with_its_source():
     net = Network("views", "lowered")
     x = net.add_input("x", parse_type("f32[4,16]"))
     a = net.add("Relu", x, name="a")
@@ -130,4 +130,27 @@ def test_choices_that_contradict(field, value, text):
     plan = make_plan(conv_net())
     plan.choices["c1"] = dataclasses.replace(plan.choices["c1"], **{field: value})
     with pytest.raises(EngineError, match=text):
+        check_plan(plan)
+
+
+OTHER_TYPES = [("f32", "i8"), ("f32", "u8"), ("f32", "f64"), ("f16", "f32"), ("f16", "bf16"), ("i64", "i32"), ("i8", "u8")]
+
+
+@pytest.mark.parametrize(("logical", "stored"), OTHER_TYPES)
+def test_a_tensor_is_stored_in_its_own_type(logical, stored):
+    net = Network("typed", "lowered")
+    net.mark_output(net.add("Identity", net.add_input("x", parse_type(f"{logical}[4,16]")), name="y"))
+    plan = make_plan(net)
+    check_plan(plan)
+    plan.choices["y"] = dataclasses.replace(plan.choices["y"], outputs=(("linear", stored),))
+    with pytest.raises(EngineError, match=f"stores %y .* as {stored}:linear, which is not supported"):
+        check_plan(plan)
+
+
+def test_a_reformat_does_what_its_attributes_say():
+    plan = make_plan(blocked_conv_net())
+    check_plan(plan)
+    layer = next(x for x in plan.network.layers if x.name == "to")
+    layer.attrs["dtype"] = "f16"  # relabelled: the choice still stores f32
+    with pytest.raises(EngineError, match=r"'to' reformats .*f16.*, its choice"):
         check_plan(plan)

@@ -1,4 +1,4 @@
-"""The engine file: what is written is read, deterministically; what is damaged or hostile raises EngineError and nothing else."""
+"""The engine file: writing is deterministic and lossless; damaged or hostile files raise EngineError and nothing else."""
 
 import dataclasses
 import errno
@@ -80,7 +80,7 @@ def test_constants_of_exact_operations_are_stored_by_their_sources():
     assert w1.tobytes() not in data
     assert plan.source_weights["bn1.weight"].tobytes() in data
     plan.source_weights = {}
-    again = read_engine(engine_bytes(plan))  # by value now
+    again = read_engine(engine_bytes(plan))  # stored by value now
     np.testing.assert_array_equal(again.network.constants["w1"].array(), w1)
     assert w1.tobytes() in engine_bytes(plan)
 
@@ -92,7 +92,7 @@ def test_an_expression_that_gives_other_bytes_is_stored_by_value():
     np.testing.assert_array_equal(again.network.constants["w1"].array(), plan.network.constants["w1"].array())
 
 
-def test_origins_come_back_whole():
+def test_origins_round_trip():
     net = Network("origins", "lowered")
     w = np.random.default_rng(0).standard_normal((4, 4)).astype("f4")
     plain = Origin("source", "w", assumes=("equal to v", "channels 1, 2 are zero"))
@@ -144,7 +144,7 @@ def test_weights_of_every_kind(make):
     assert got.origin.name == 'odd "name"\n'
 
 
-def test_odd_names_survive():
+def test_unusual_names_round_trip():
     net = Network('a "net"', "lowered")
     x = net.add_input("in:0 %,(", parse_type("f32[2]"))
     net.mark_output(net.add("Relu", x, name="r\u2028\x1e12345678901234567890123", sources=["n(1), = {", 'q"']))
@@ -152,7 +152,7 @@ def test_odd_names_survive():
     assert network_text(again.network) == network_text(net)
 
 
-def test_no_space_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.engine"
     path.write_bytes(b"old")
 
@@ -168,7 +168,7 @@ def test_no_space_leaves_the_old_file(tmp_path, monkeypatch):
         write_engine(full_plan(), tmp_path / "none" / "a.engine")
 
 
-def test_a_plan_that_contradicts_itself_is_not_written(tmp_path):
+def test_an_inconsistent_plan_is_not_written(tmp_path):
     plan = full_plan()
     plan.arenas[0].sizes["y"] = 1
     with pytest.raises(EngineError, match="%y takes"):
@@ -176,7 +176,7 @@ def test_a_plan_that_contradicts_itself_is_not_written(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_files_that_are_no_engines(tmp_path):
+def test_files_other_than_engines(tmp_path):
     with pytest.raises(EngineError, match=r"cannot open .*none.*No such file"):
         read_engine(tmp_path / "none")
     (tmp_path / "empty").write_bytes(b"")
@@ -190,14 +190,14 @@ def test_files_that_are_no_engines(tmp_path):
         read_engine("/dev/zero")
 
 
-def test_other_versions_say_so():
+def test_other_versions_are_named():
     data = bytearray(engine_bytes(full_plan()))
     data[8] = 1
-    with pytest.raises(EngineError, match="format version 1, this whet reads 2: build it again"):
+    with pytest.raises(EngineError, match="format version 1, this whet reads 3: build it again"):
         read_engine(data)
 
 
-def test_every_flipped_bit_and_every_cut_is_found():
+def test_every_flipped_bit_and_every_truncation_is_found():
     data = engine_bytes(make_plan(blocked_conv_net()))
     rng = random.Random(0)
     for at in [*range(64), *(rng.randrange(len(data)) for _ in range(600))]:
@@ -212,13 +212,18 @@ def test_every_flipped_bit_and_every_cut_is_found():
         read_engine(data + bytes(64))
 
 
-def test_packed_weights_travel(tmp_path):
+def test_packed_weights_are_stored(tmp_path):
     plan = full_plan()
     packed = {"k2": np.arange(100, dtype=np.uint8), "k1": np.arange(7, dtype=np.uint8)}
     write_engine(plan, tmp_path / "a", packed_weights=packed)
     again = read_engine(tmp_path / "a")
     assert {k: v.tolist() for k, v in again.packed.items()} == {k: v.tolist() for k, v in packed.items()}
-    assert engine_versions(tmp_path / "a")["digest"] == engine_digest(plan)
+    digest = engine_versions(tmp_path / "a")["digest"]
+    assert digest == engine_digest(again) == engine_digest(plan, packed_weights=packed) != engine_digest(plan)
+    write_engine(again, tmp_path / "b")  # a plan from a file keeps its packed weights
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+    other = dict(packed, k1=packed["k1"][::-1])
+    assert engine_versions(engine_bytes(plan, packed_weights=other))["digest"] != digest
 
 
 def test_mapped_weights_do_not_copy_the_file(tmp_path):
@@ -234,7 +239,7 @@ def test_mapped_weights_do_not_copy_the_file(tmp_path):
     assert again.ctypes.data % 64 == 0
 
 
-def test_plans_read_back_pass_the_judge():
+def test_loaded_plans_pass_the_check():
     for make in (conv_net, blocked_conv_net):
         check_plan(read_engine(engine_bytes(make_plan(make()))))
 
@@ -246,7 +251,7 @@ def test_a_time_that_is_not_finite_becomes_none():
     assert again.report.candidates["c1"][1].ms is None
 
 
-def test_findings_are_kept_beside_warnings():
+def test_findings_are_stored_separately_from_warnings():
     plan = full_plan()
     assert read_engine(engine_bytes(plan)).report.info == []
     plan.report.info, plan.report.notes = ["INT8 pays"], ["a busy machine"]
@@ -255,3 +260,11 @@ def test_findings_are_kept_beside_warnings():
     plan.report.info = [3]
     with pytest.raises(EngineError):
         read_engine(engine_bytes(plan))
+
+
+def test_a_plan_that_cannot_be_read_back_is_refused_and_leaves_no_file(tmp_path):
+    plan = make_plan(conv_net())
+    plan.model_digest = "0" * 300  # the reader allows 200 characters
+    with pytest.raises(EngineError, match="cannot be read back"):
+        write_engine(plan, tmp_path / "e.engine")
+    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Mutated engine files, a seeded few of what benchmarks/fuzz_engine.py tries: EngineError or a good engine, nothing else."""
+"""Mutated engine files, a seeded sample of benchmarks/fuzz_engine.py: each raises EngineError or gives a good engine."""
 
 import pytest
 from mutants import EDITS, RAW, assemble, mutant, sections_of
@@ -26,8 +26,8 @@ def test_mutants(bases, block):
 
 
 @pytest.mark.parametrize("kind", sorted(EDITS))
-def test_edits_reach_behind_the_checksums(bases, kind):
-    """A kind of edit whose files are all refused for a checksum would test nothing deeper."""
+def test_edits_reach_checks_beyond_the_checksums(bases, kind):
+    """A kind of edit whose files are all refused for a checksum would not test anything deeper."""
     import random
 
     reasons = {attempt(EDITS[kind](random.Random(s), bases[0])) for s in range(12)}

@@ -1,4 +1,4 @@
-"""Engine files made to harm: memory floods, endless work, contradictions with right checksums. Each is refused quickly, for its reason."""
+"""Malicious engine files: excessive memory, excessive work, contradictions with valid checksums. Each is refused quickly, with its reason."""
 
 import json
 import time
@@ -71,7 +71,7 @@ def test_expressions(good, rows, text):
 
 
 def test_doubling_shared_expressions_costs_one_evaluation_each(good):
-    """Node k adds node k-1 to itself: 2^60 paths, but 60 nodes; the count of operations says no before it is walked."""
+    """Node k adds node k-1 to itself: 2^60 paths but 60 nodes; the count of operations is checked before evaluation."""
     rows = [["Add", "", [k, k], [], 0, []] for k in range(1, 60)]
     refused(edited(good, "index", lambda t: nodes(t, *rows)), "more than 64 operations")
 
@@ -124,7 +124,7 @@ def test_texts(good, old, new, text):
     start = time.process_time()
     if (old == "Relu(" and new == "Sigmoid(") or not text:
         try:
-            read_engine(assemble(parts))  # another good engine, or a refusal: nothing else
+            read_engine(assemble(parts))  # another good engine, or a refusal
         except EngineError:
             pass
     else:
@@ -157,7 +157,7 @@ def deep(n):
     return {"a": deep(n - 1)} if n else {}
 
 
-def test_json_in_another_spelling(good):
+def test_noncanonical_json_is_refused(good):
     parts = {**good, "arenas": json.dumps(json.loads(good["arenas"])).encode()}
     refused(assemble(parts), "arenas is not in canonical form")
     refused(assemble({**good, "arenas": b'[{"a":1,"a":2}]'}), "duplicate key")

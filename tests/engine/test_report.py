@@ -1,4 +1,4 @@
-"""`EnginePlan.report`: typed records that an engine file keeps exactly, and refuses when they are damaged or hostile."""
+"""`EnginePlan.report`: typed records that an engine file stores without loss; damaged or hostile records are refused."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ LOST = Candidate("cpu/b", "(f32:linear)->(f32:linear)", (), reason="20 % slower"
 
 
 def full_report():
-    """A report in which every field has another value than its default."""
+    """A report in which every field differs from its default."""
     return BuildReport(
         built="2026-11-23T18:00:00+00:00",
         build_seconds=1.5,
@@ -53,7 +53,7 @@ def full_report():
 
 
 def written(report):
-    """The JSON data as they stand in a file."""
+    """The JSON data as stored in a file."""
     return json.loads(json.dumps(report_to_data(report), allow_nan=False))
 
 
@@ -62,7 +62,7 @@ def read(data):
 
 
 def test_the_example_sets_every_field():
-    """Else the round trip below would not see a field that is lost."""
+    """Otherwise the round trip below would not detect a lost field."""
 
     def unset(value):
         for f in dataclasses.fields(value):
@@ -84,7 +84,7 @@ def test_round_trip_through_an_engine_file():
     assert read(written(full_report())) == full_report()
 
 
-def test_what_was_not_recorded_is_not_written():
+def test_absent_records_are_not_written():
     assert report_to_data(BuildReport()) == {}
     assert read({}) == BuildReport()
     zero = BuildReport(latency_ms=0.0, choice=r.SelectionRecord("lock"))
@@ -98,7 +98,7 @@ def test_equal_candidates_are_stored_once():
     assert table["layers"] == {"conv": [0, 1], "relu": [0]}
 
 
-def test_values_that_are_not_finite_become_none_where_they_are_allowed():
+def test_nonfinite_values_become_none_if_permitted():
     report = full_report()
     report.accuracy.alone_db["relu"] = math.inf
     assert read(written(report)) == full_report()
@@ -115,7 +115,7 @@ def _paths(data, path=()):
 
 
 def _with(data, path, value):
-    """A copy of JSON data with one value replaced."""
+    """A copy of JSON data with one replaced value."""
     if not path:
         return value
     made = dict(data) if isinstance(data, dict) else list(data)
@@ -124,8 +124,8 @@ def _with(data, path, value):
 
 
 @pytest.mark.parametrize("value", [{"x": {"x": []}}, [[["x"]]], "text", -3, 1.5, True, None, 1 << 70, 1e308], ids=repr)
-def test_other_data_anywhere_are_read_as_a_report_or_refused(value):
-    """A value of another type, at every place: an EngineError that names the place, or a report that is written again without loss."""
+def test_changed_data_are_read_as_a_report_or_refused(value):
+    """A value of another type at every position: an EngineError that names the position, or a report that is written again without loss."""
     data = written(full_report())
     refused = []
     for path in _paths(data):
@@ -156,7 +156,7 @@ def test_candidate_indices_stay_within_the_table(index):
         read(_with(data, ("candidates", "layers", "conv"), [index]))
 
 
-def test_a_recipe_of_another_file_is_checked_alike():
+def test_a_recipe_in_another_file_is_checked_too():
     data = written(full_report())["quantized"]
     assert recipe_from_data(data, "roundings") == full_report().quantized
     for wrong in (None, [], {}, {**data, "ranges": {"x": [1.0]}}, {**data, "tables": 1}):

@@ -1,4 +1,4 @@
-"""Opens one (mutated) engine as a user would, runs it when it opens, and says what happened."""
+"""Opens one (mutated) engine as a user would, runs it if it opens, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from whet.network import Network, parse_network, parse_type
 from whet.ops._cost import network_operations
 from whet.runtime import Runtime
 
-MEMORY = 256 << 20  # bytes of arena up to which an engine that opens is run
+MEMORY = 256 << 20  # arena bytes up to which an opened engine is run
 WORK = 2_000_000_000  # operations up to which it is run
 
 
 def attempt(data: bytes) -> str:
-    """`refused: ...`, `opened and ran`, `opened: ...` (an error of whet's at run time), or `BAD ...`."""
+    """`refused: ...`, `opened and ran`, `opened: ...` (one of whet's run-time errors), or `BAD ...`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -51,7 +51,7 @@ def _run(engine) -> str:
 
 
 def base_networks() -> list[Network]:
-    """Small `source` networks whose engines hold most of what files can hold."""
+    """Small `source` networks whose engines together contain most parts of the format."""
     residual = parse_network(
         """
         network residual source
@@ -88,8 +88,9 @@ def base_networks() -> list[Network]:
 
 
 def base_engines() -> list[bytes]:
-    """Engines of `base_networks`, built here without timing; the first with packed weights, the third of two profiles with networks of their own,
-    the last one that runs its samples apart."""
+    """Engines of `base_networks`, built without timing; the first with packed weights, the third with two profiles that have their own networks,
+    the last in a per-sample mode.
+    """
     from whet.builder import BuildConfig, build
     from whet.builder.batching.per_profile import join_plans
     from whet.engine import engine_bytes
@@ -106,6 +107,6 @@ def base_engines() -> list[bytes]:
     apart = join_plans([plan_of(base_networks()[0], 1, 1, 1), plan_of(base_networks()[0], 2, 4, 4, passes=("none",))])
     assert apart.others, "the profiles' networks differ"
     dealt = plan_of(base_networks()[0], 1, 3, 4, samples="apart")
-    assert dealt.arenas[0].lanes, "samples are run apart"
+    assert dealt.arenas[0].lanes, "a per-sample mode was selected"
     plans = [(first, Runtime().load(first).packed_weights()), (plan_of(moves), None), (apart, None), (dealt, None)]
     return [engine_bytes(plan, packed_weights=packed) for plan, packed in plans]

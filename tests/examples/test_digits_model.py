@@ -1,4 +1,4 @@
-"""The demo's trained network: what its README states, and that its data is what it was trained on."""
+"""The demo's trained network: the values stated in its README, and its data."""
 
 import importlib.util
 import re
@@ -38,7 +38,7 @@ def stated(pattern: str) -> float:
     return float(re.search(pattern, README)[1].replace(",", ""))
 
 
-def test_accuracy_on_the_held_back_images_is_the_stated_one(data):
+def test_accuracy_on_the_held_out_images_is_the_stated_one(data):
     x, y = data.load_heldback()
     assert len(y) >= 500
     hits = right(x, y)
@@ -55,7 +55,7 @@ def test_the_file_is_small_and_its_numbers_are_the_stated_ones(model):
     assert sum(int(np.prod(w.dims)) for w in trained) == stated(r"parameters \| ([\d,]+)")
 
 
-def test_the_graph_has_what_pruning_must_couple(model):
+def test_the_graph_has_coupled_channels(model):
     onnx.checker.check_model(model, full_check=True)
     kinds = [n.op_type for n in model.graph.node]
     assert {k: kinds.count(k) for k in set(kinds)} == {
@@ -65,7 +65,7 @@ def test_the_graph_has_what_pruning_must_couple(model):
     assert "layer2.0.downsample.0.weight" in {w.name for w in model.graph.initializer}
 
 
-def test_the_split_is_fixed_and_nothing_is_in_both_parts(data):
+def test_the_split_is_fixed_and_disjoint(data):
     order = data.order()
     assert sorted(order) == list(range(1797))
     assert order[:8].tolist() == [662, 431, 1150, 1718, 1740, 692, 1010, 1309]

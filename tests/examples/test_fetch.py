@@ -1,4 +1,4 @@
-"""examples/fetch.py on local archives: what fits is written, what does not is refused, and nothing is kept of it."""
+"""examples/fetch.py on local archives: valid files are written, invalid ones refused without leaving anything."""
 
 import hashlib
 import importlib.util
@@ -39,7 +39,7 @@ def images(fetch, monkeypatch):
     return files
 
 
-def test_archives_become_what_the_example_reads(fetch, monkeypatch, tmp_path):
+def test_archives_become_the_files_of_the_example(fetch, monkeypatch, tmp_path):
     image = pytest.importorskip("PIL.Image")
     weights, jpegs, exact = fetch.SOURCES["cifar10"]
     monkeypatch.setattr(fetch, "WEIGHTS", hashlib.sha256(b"weights").hexdigest())
@@ -64,7 +64,7 @@ def test_archives_become_what_the_example_reads(fetch, monkeypatch, tmp_path):
         assert f["y_test"].tolist() == [3, 8, 8, 0]
 
 
-def test_what_does_not_fit_is_refused(fetch, tmp_path, capsys):
+def test_invalid_archives_are_refused(fetch, tmp_path, capsys):
     weights = fetch.SOURCES["cifar10"][0]
     to = tmp_path / "data"
     assert fetch.main(["cifar10", "--to", str(to), "--archives", str(tmp_path)]) == 1
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused(fetch, tmp_path, capsys):
     assert not to.exists()
 
 
-def test_a_machine_without_a_network_is_told_what_to_do(fetch, monkeypatch, tmp_path):
+def test_the_error_without_internet_access_gives_a_remedy(fetch, monkeypatch, tmp_path):
     def unreachable(url, timeout):
         raise urllib.error.URLError("no route to host")
 

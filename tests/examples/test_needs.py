@@ -1,4 +1,4 @@
-"""What the examples say where data or packages are missing: one sentence with the way out, before any work; and the exit code."""
+"""Errors of the examples without data or packages: one sentence with the remedy, before any work; and the exit code."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def needs(monkeypatch):
 
 
 @pytest.mark.parametrize(("script", "data"), [("resnet56", "cifar10"), ("faces", "faces")])
-def test_without_data_the_way_to_them_is_told(script, data, tmp_path):
+def test_the_error_without_data_says_how_to_get_them(script, data, tmp_path):
     got = subprocess.run(
         [sys.executable, str(EXAMPLES / script / "run.py"), "--data", str(tmp_path), "--out", str(tmp_path / "out")],
         capture_output=True, text=True, check=False,
@@ -31,7 +31,7 @@ def test_without_data_the_way_to_them_is_told(script, data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_only_what_the_steps_need_is_asked_for(needs, tmp_path, monkeypatch):
+def test_only_requirements_of_the_steps_are_checked(needs, tmp_path, monkeypatch):
     assert not needs.lacking(["time", "table"], tmp_path, True)
     for name in (needs.JPEGS, needs.EXACT):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -44,4 +44,4 @@ def test_only_what_the_steps_need_is_asked_for(needs, tmp_path, monkeypatch):
     assert "--no-published" in said
     said = needs.lacking(["prune", "build"], tmp_path, True)
     assert needs.WEIGHTS in said
-    assert "--no-published" not in said, "cutting needs the published network anyway"
+    assert "--no-published" not in said, "cutting needs the published network in any case"

@@ -1,4 +1,5 @@
-"""The ResNet-56 case: recipes that lie in the repository fit the network, differences are paired, rivals meet whet's fastest equal."""
+"""The ResNet-56 case: the recipes in the repository fit the network, differences are paired, comparisons use whet's fastest equally accurate model.
+"""
 
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "resnet56"
-NAMES = ("data", "judging", "measure", "model", "teachers", "telling", "tune", "variants")  # as the scripts import each other
+NAMES = ("data", "judging", "measure", "model", "teachers", "telling", "tune", "variants")  # in the order of their imports
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def case():
 
 
 def test_every_recipe_fits_the_network(case):
-    """Widths and blocks of each variant: fewer FLOPs than the original, by what its name says where that is FLOPs."""
+    """Widths and blocks of each variant: fewer FLOPs than the original, by the share in its name if that is a share of FLOPs."""
     from whet import network_from_onnx
     from whet.pruning import count_flops
 
@@ -50,7 +51,7 @@ def test_the_cut_that_meets_the_published_mark_has_so_many_fewer_macs(case):
     assert count_flops(whole) / count_flops(variants.VARIANTS["stages-39"].make(whole)) >= 2.57
 
 
-def test_two_teachers_answer_with_their_mean(case, tmp_path):
+def test_two_teachers_give_their_mean(case, tmp_path):
     import teachers
 
     import whet
@@ -82,7 +83,7 @@ def test_differences_are_paired(case):
     mean, low, high = paired(worse, base)
     assert mean == -2.0
     assert high - mean == pytest.approx(mean - low, abs=0.011)
-    assert high - low == pytest.approx(200 * 1.96 * np.sqrt((0.06 - 0.0004) / 100), abs=0.02)  # six of a hundred changed sides
+    assert high - low == pytest.approx(200 * 1.96 * np.sqrt((0.06 - 0.0004) / 100), abs=0.02)  # six of a hundred predictions changed
     assert percent(worse) == 88.0
 
 
@@ -90,16 +91,16 @@ def row(network, points, ms, batch=1):
     return {"network": network, "precision": "FP16", "batches": str(batch), "batch": batch, "JPEG10k %": points, "FLOPs fewer": 2.0, "ms": ms}
 
 
-def test_a_rival_meets_the_fastest_that_is_as_accurate(case):
+def test_a_baseline_is_compared_with_the_fastest_equally_accurate_model(case):
     telling = case[0]
     rows = [row("original", 90.5, 2.0), row("depth", 90.2, 0.9), row("latency-45", 89.6, 0.5), row("gpu-50", 90.0, 0.8), row("depth", 90.2, 0.1, 8),
             row("tp-magnitude-50", 90.0, 1.2), row("flops-50", 90.4, 1.1)]  # fmt: skip
     torch_pruning, flops = telling.against(rows)
-    assert (torch_pruning["whet"], torch_pruning["rival ms / whet ms"]) == ("gpu-50", 1.5)  # latency-45 is too far below, batch 8 another row
-    assert flops["whet"] == "none is as accurate"  # depth does not choose by latency, gpu-50 is 0.4 points below
+    assert (torch_pruning["whet"], torch_pruning["rival ms / whet ms"]) == ("gpu-50", 1.5)  # latency-45 is too inaccurate, batch 8 is another row
+    assert flops["whet"] == "none is as accurate"  # depth is not selected by latency, gpu-50 is 0.4 points below
 
 
-def test_the_short_table_has_one_line_a_network(case):
+def test_the_short_table_has_one_line_per_network(case):
     telling = case[0]
     about = {"FLOPs fewer": 2.0, "parameters": 9, "speed": 2.0, "peak MiB": 1.0, "JPEG %": 90.0, "JPEG points": -0.5, "JPEG points low": -1.0,
              "JPEG points high": 0.0}  # fmt: skip
@@ -110,7 +111,7 @@ def test_the_short_table_has_one_line_a_network(case):
     assert line["INT8 JPEG points"] == "-0.50 [-1.00, +0.00]"
 
 
-def test_an_int8_build_that_kept_floating_point_is_judged_as_what_it_computes(case):
+def test_an_int8_build_that_kept_floating_point_is_listed_as_such(case):
     import measure
 
     kept = {"precision": "INT8", "kept": "floating point"}

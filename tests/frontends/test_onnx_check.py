@@ -1,4 +1,4 @@
-"""check_onnx: all that is unsupported is listed, not the first of it; what follows is told apart from what is the matter."""
+"""check_onnx: the report lists everything that is unsupported, and separates causes from consequences."""
 
 import json
 
@@ -14,7 +14,7 @@ from whet.ops import OPS
 
 @pytest.fixture(autouse=True)
 def _det_is_unknown(monkeypatch):
-    """An op with a type by shape inference that whet does not have, whatever whet has by now."""
+    """An op with ONNX type inference that whet does not support."""
     monkeypatch.delitem(OPS, "Det", raising=False)
 
 
@@ -57,7 +57,7 @@ def test_every_failing_node_is_listed():
     assert report.unsupported_ops() == {"Det": 1, "acme.Thing": 1}
 
 
-def test_the_report_says_what_the_model_is():
+def test_the_report_describes_the_model():
     report = check_onnx(mixed())
     assert (report.opset, report.nodes, report.parameters, report.producer) == (17, 6, 9, "me")
     assert report.inputs == {"x": "f32[N,3,3]"}
@@ -84,13 +84,13 @@ def test_a_supported_model():
     assert "every node is supported" in str(report)
 
 
-def test_a_file_that_is_no_model_has_no_report():
+def test_an_invalid_file_has_no_report():
     with pytest.raises(FrontendError, match="not an ONNX model"):
         check_onnx(b"rubbish")
 
 
-def test_nothing_is_left_of_the_stand_ins():
-    """Two failing nodes of one output name each get their own stand-in, and names of inputs stay free for users."""
+def test_stand_ins_are_removed():
+    """Two failing nodes with one output name each get their own stand-in, and names of inputs stay free for users."""
     nodes = [helper.make_node("Det", [v], [f"{v}_unread"], name=v) for v in ("x", "z")]
     graph = helper.make_graph(nodes, "g", [value("x", [2, 2]), value("z", [2, 2])], [value("x_unread", [])])
     m = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
@@ -98,7 +98,7 @@ def test_nothing_is_left_of_the_stand_ins():
     assert [p.node for p in check_onnx(m).problems] == ["x", "z"]
 
 
-def test_shape_inference_that_aborts_takes_nothing_down():
+def test_the_report_survives_an_abort_of_shape_inference():
     """onnx's C++ shape inference aborts the process on this Slice of an axis of negative size: the report must survive it."""
     ints = {k: numpy_helper.from_array(np.array([v], np.int64), k) for k, v in (("from", 0), ("to", 1), ("axes", 0))}
     nodes = [helper.make_node("Det", ["x"], ["d"], name="det"), helper.make_node("Slice", ["z", "from", "to", "axes"], ["y"], name="slice")]

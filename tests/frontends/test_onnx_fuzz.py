@@ -21,7 +21,7 @@ def value(name, shape, kind=TensorProto.FLOAT):
 
 
 def seeds():
-    """Small models that between them hold every part of the format that the reader looks at."""
+    """Small models that together contain every part of the format that the reader reads."""
     rng = np.random.default_rng(0)
 
     def arr(*shape):
@@ -70,7 +70,7 @@ def seeds():
 
 
 def scrambled(data: bytes, rng: random.Random) -> bytes:
-    """Bytes flipped, cut, repeated, inserted or overwritten with what often breaks readers."""
+    """Bytes flipped, removed, repeated, inserted or overwritten with values that often break readers."""
     b = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4, 16))):
         at = rng.randrange(len(b)) if b else 0
@@ -91,7 +91,7 @@ def scrambled(data: bytes, rng: random.Random) -> bytes:
 
 
 def restructured(model: onnx.ModelProto, rng: random.Random) -> onnx.ModelProto:
-    """Legal protobuf that is no sensible model: values, attributes, types and shapes swapped about."""
+    """Valid protobuf with invalid models: values, attributes, types and shapes exchanged."""
     m = onnx.ModelProto()
     m.CopyFrom(model)
     odd = [-(2**63), -1, 0, 1, 3, 2**31, 2**63 - 1]
@@ -133,7 +133,7 @@ def ours(error):
 
 
 def checked(source):
-    """A report, or one of our errors."""
+    """Checks that the model gives a report or one of whet's errors."""
     try:
         str(check_onnx(source))
     except WhetError as e:
@@ -144,7 +144,7 @@ def test_only_whets_own_errors(monkeypatch):
     rng = random.Random(20240601)
     models = list(seeds())
     blobs = [m.SerializeToString() for m in models]
-    monkeypatch.setattr("whet.frontends.onnx_check._inferred_values", lambda model: [])  # a process each would eat the time
+    monkeypatch.setattr("whet.frontends.onnx_check._inferred_values", lambda model: [])  # a process per file would use up the time
     tried = read = written = 0
     end = time.process_time() + SECONDS
     while time.process_time() < end:

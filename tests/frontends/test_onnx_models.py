@@ -1,4 +1,4 @@
-"""Whole networks: read, run with the reference, and compared with ONNX Runtime; then written, read again and compared once more."""
+"""Whole networks: read, run with the reference, compared with ONNX Runtime; then written, read again and compared once more."""
 
 import numpy as np
 import onnxruntime
@@ -78,7 +78,7 @@ def test_real(name):
 
 @pytest.mark.data
 def test_silero_with_its_lstm_and_branches():
-    """If takes its branch by shapes and constants: with fixed shapes the branches are decided when the model is read."""
+    """If selects its branch by shapes and constants: with fixed shapes the branches are resolved when the model is read."""
     if datasets.root() is None:
         pytest.skip("the shared data folder is not here")
     path = datasets.path_of("audio/silero_vad_16k_op15.onnx")
@@ -89,8 +89,8 @@ def test_silero_with_its_lstm_and_branches():
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_large", "yolov5s", "vit_b_16", "bert_base"])
-def test_a_lowered_network_is_written_with_its_fused_layers_taken_apart(name):
-    """ONNX Runtime, which shares no code with whet, judges the passes and the writer at once."""
+def test_a_lowered_network_is_written_unfused(name):
+    """ONNX Runtime, which shares no code with whet, checks passes and writer together."""
     net = network_from_onnx(zoo.build(name, **SMALL[name]))
     lowered, _ = lower(net)
     assert any(layer.op == "Fused" for layer in lowered.layers)

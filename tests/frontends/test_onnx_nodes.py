@@ -1,4 +1,4 @@
-"""ONNX's own node tests, written by others: every case whose op whet reads must come out right, also after writing and reading again."""
+"""ONNX's node tests: every case whose op whet reads must give the expected outputs, also after writing and reading again."""
 
 import warnings
 
@@ -11,9 +11,9 @@ from whet.errors import FrontendError, UnsupportedError
 from whet.frontends import network_from_onnx, onnx_from_network
 from whet.ops import run_network
 
-FLOOR = 1250  # cases that ran when this was written; fewer means that an op or a form of one was lost
+FLOOR = 1250  # number of cases that ran at the time of writing; fewer means that an op or a form of one was lost
 
-# Cases that whet refuses or computes otherwise on purpose, by the start of their name, with the reason.
+# Cases that whet refuses or computes differently on purpose, by name prefix, with the reason.
 OTHERWISE: dict[str, str] = {
     "test_mod_float": "fmod=0 on floats is not allowed by ONNX's text; the cases are newer than it",
 }
@@ -47,7 +47,7 @@ def run(net, case):
         arrays = [as_array(v) for v in feeds]
         got = run_network(net, dict(zip((t.name for t in net.inputs), arrays, strict=True)))
         for name, g, w in zip(got, got.values(), wants, strict=True):
-            eps = {"float16": 2e-3, "bfloat16": 2e-2}.get(str(g.dtype), 1e-4)  # a few units in the last place: they sum in another order
+            eps = {"float16": 2e-3, "bfloat16": 2e-2}.get(str(g.dtype), 1e-4)  # a few units in the last place: the order of accumulation differs
             problem = same(g, as_array(w), max(case.rtol, eps), max(case.atol, eps / 10))
             if problem:
                 return f"output {name}: {problem}"

@@ -1,4 +1,4 @@
-"""QOperator models as ONNX Runtime's quantizer writes them: each op against ONNX Runtime itself, and what is refused."""
+"""QOperator models as written by ONNX Runtime's quantizer: each op against ONNX Runtime, and refusals."""
 
 import numpy as np
 import onnx
@@ -34,7 +34,7 @@ def z(v, dtype=np.uint8):
 X, Y = u8(2, 6, 7, 9), u8(2, 6, 7, 9)
 A, B = u8(5, 12), i8(12, 7)
 SCALES = f(_rng.uniform(0.01, 0.03, 7))
-#: op -> (inputs, which of them are fed, attributes). Scales that make ties would show which way each rounds, which is nobody's promise.
+# : op -> (inputs, the fed ones, attributes). Scales avoid ties, whose rounding direction is unspecified.
 CASES = {
     "QLinearAdd": ([X, f(0.0207), z(7), Y, f(0.05), z(200), f(0.0613), z(120)], (0, 3), {}),
     "QLinearAdd broadcast": ([X, f(0.02), z(7), u8(6, 1, 1), f(0.05), z(200), f(0.0613), z(120)], (0, 3), {}),
@@ -81,7 +81,7 @@ def model_of(op, arrays, fed, attrs, domain=MS):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_op_as_onnx_runtime_computes_it(case):
+def test_an_op_equals_onnx_runtime(case):
     arrays, fed, attrs = CASES[case]
     model, feeds = model_of(case.split()[0], arrays, fed, attrs)
     (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
@@ -89,17 +89,17 @@ def test_an_op_as_onnx_runtime_computes_it(case):
     (got,) = run_network(net, feeds).values()
     assert got.dtype == want.dtype
     assert got.shape == want.shape
-    assert len(np.unique(want)) > 5, "the case says something"
+    assert len(np.unique(want)) > 5, "the case is not trivial"
     if want.dtype == np.float32:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-    else:  # ONNX Runtime rounds some of them from a table or in fixed point
+    else:  # ONNX Runtime computes some of them by table or in fixed point
         off = np.abs(got.astype(int) - want.astype(int))
         assert off.max() <= 1
         assert (off > 0).mean() < 0.03
 
 
 def test_the_reduced_mean_is_a_mean():
-    """ONNX Runtime has no CPU kernel of it; the definition is judged instead."""
+    """ONNX Runtime has no CPU kernel for it; the definition is the reference."""
     x = u8(2, 3, 8)
     model, feeds = model_of("QLinearReduceMean", [x, f(0.02), z(7), f(0.01), z(3)], (0,), {"axes": (-1,), "keepdims": 0})
     (got,) = run_network(network_from_onnx(model), feeds).values()
@@ -115,7 +115,7 @@ def test_the_reduced_mean_is_a_mean():
         ("QLinearConcat", [f(0.05), z(100), X, f(0.02)], {"axis": 1}, "4 inputs, not two plus three per part"),
     ],
 )
-def test_what_is_refused(op, arrays, attrs, message):
+def test_refusals(op, arrays, attrs, message):
     with pytest.raises(UnsupportedError, match=message):
         network_from_onnx(model_of(op, arrays, (0,), attrs)[0])
 
@@ -131,7 +131,7 @@ def test_other_ops_of_the_domain_stay_refused():
 
 
 def test_dynamic_quantization(tmp_path):
-    """DynamicQuantizeLinear, MatMulInteger and ConvInteger, as quantize_dynamic writes them."""
+    """DynamicQuantizeLinear, MatMulInteger and ConvInteger, as written by quantize_dynamic."""
     tool = pytest.importorskip("onnxruntime.quantization")
     w1, w2 = f(_rng.standard_normal((4, 3, 3, 3))), f(_rng.standard_normal((4 * 36, 5)))
     nodes = [

@@ -58,14 +58,14 @@ def test_names_and_provenance_are_kept():
     assert net.metadata["opset"] == "17"
 
 
-def test_missing_node_names_are_made_up_from_op_and_place():
+def test_missing_node_names_are_formed_from_op_and_index():
     m = conv_model()
     for n in m.graph.node:
         n.name = ""
     assert [layer.name for layer in network_from_onnx(m).layers] == ["conv_0", "relu_1"]
 
 
-def test_a_node_may_be_called_like_the_output():
+def test_a_node_may_have_the_name_of_an_output():
     m = conv_model()
     m.graph.node[0].name = "y"
     net = network_from_onnx(m)
@@ -151,7 +151,7 @@ def test_constant_nodes_become_constants(attrs):
     assert "k" in net.constants
 
 
-def test_small_constants_are_folded_and_say_where_they_came_from():
+def test_small_constants_are_folded_and_keep_their_origin():
     nodes = [helper.make_node("Mul", ["a", "b"], ["ab"]), helper.make_node("Add", ["x", "ab"], ["y"])]
     weights = {"a": np.array([2, 3], np.float32), "b": np.array([5], np.float32)}
     net = against_ort(model(nodes, [value("x", ["N", 2])], [value("y", ["N", 2])], weights), {"x": np.ones((3, 2), np.float32)})
@@ -166,12 +166,12 @@ def test_large_constants_stay_layers():
     assert [layer.op for layer in net.layers] == ["Mul", "Add"]
 
 
-def test_an_input_or_a_weight_given_out():
+def test_an_input_or_a_weight_as_output():
     m = model([helper.make_node("Relu", ["x"], ["y"])], [value("x", [2])], [value("y", [2]), value("x", [2])])
     assert list(run_network(network_from_onnx(m), {"x": np.ones(2, np.float32)})) == ["y", "x"]
 
 
-def test_functions_of_the_model_are_taken_apart():
+def test_functions_of_the_model_are_inlined():
     body = [
         helper.make_node("Mul", ["a", "a"], ["t"], name="square"),
         helper.make_node("Add", ["t", "b"], ["c"], name="sum"),
@@ -207,7 +207,7 @@ def test_a_function_that_calls_itself_is_refused():
         network_from_onnx(m)
 
 
-def test_an_op_that_onnx_defines_by_others_is_taken_apart():
+def test_an_op_that_onnx_defines_by_others_is_expanded():
     """AffineGrid has no reader of its own; ONNX defines it by thirty nodes."""
     from whet.frontends._onnx_graph import onnx_readers
 
@@ -269,7 +269,7 @@ def test_pads_as_pytorch_writes_them():
 
 
 def external(tmp_path):
-    """A model whose weights lie in weights.bin beside it, and its path."""
+    """A model with its weights in a separate weights.bin, and its path."""
     m, path = conv_model(), tmp_path / "m.onnx"
     onnx.save(m, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     return onnx.load(path, load_external_data=False), path
@@ -300,7 +300,7 @@ def test_external_data(tmp_path):
         ({"location": "a\0b"}, "is damaged"),
     ],
 )
-def test_external_data_is_confined_and_measured(tmp_path, entry, text):
+def test_external_data_is_confined_and_its_size_checked(tmp_path, entry, text):
     (tmp_path / "outside.bin").write_bytes(bytes(10000))
     home = tmp_path / "home"
     home.mkdir()

@@ -1,4 +1,4 @@
-"""What the ONNX reader refuses: the error names the node, says why, and says what to do; the texts are the test."""
+"""Refusals of the ONNX reader: the error names the node, the reason and a remedy; the texts are compared."""
 
 import numpy as np
 import onnx
@@ -184,7 +184,7 @@ def test_refused(case, monkeypatch):
         network_from_onnx(m.SerializeToString())
 
 
-def test_files_that_are_no_models(tmp_path):
+def test_invalid_files(tmp_path):
     def refused(data, text):
         path = tmp_path / "m.onnx"
         path.write_bytes(data)

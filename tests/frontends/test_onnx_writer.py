@@ -1,4 +1,4 @@
-"""Writing ONNX: what is read, written and read again computes the same, is valid, and runs in ONNX Runtime."""
+"""Writing ONNX: a network that is read, written and read again computes the same, is valid, and runs in ONNX Runtime."""
 
 import numpy as np
 import onnx
@@ -53,7 +53,7 @@ def test_names_symbols_and_values_survive():
     np.testing.assert_array_equal(run_network(again, {"x": X})["y"], want)
 
 
-def test_a_fused_layer_is_taken_apart():
+def test_a_fused_layer_is_written_unfused():
     net = Network("lowered", "lowered")
     x = net.add_input("x", parse_type("f32[2,3,8,8]"))
     z = net.add_input("z", parse_type("f32[2,4,8,8]"))
@@ -71,7 +71,7 @@ def test_a_fused_layer_is_taken_apart():
     np.testing.assert_array_equal(run_network(network_from_onnx(model), feeds)["y"], want)
 
 
-def test_a_fused_body_that_gives_out_its_input():
+def test_a_fused_body_whose_output_is_its_input():
     net = Network("lowered", "lowered")
     x = net.add_input("x", parse_type("f32[3]"))
     body = Network("body", "lowered")
@@ -87,7 +87,7 @@ def test_a_fused_body_that_gives_out_its_input():
 
 
 def test_an_output_that_is_a_constant_keeps_its_name():
-    """Folding can leave one: users still fetch it by the name they know."""
+    """Folding can produce one: users still fetch it by its name."""
     net = Network("constant")
     x = net.add_input("x", parse_type("f32[3]"))
     k = net.constant(np.array([1, 2], np.float32), "anchors")
@@ -149,7 +149,7 @@ def test_opsets_that_cannot_be_written():
     net = Network("new")
     net.mark_output(net.add("Gelu", net.add_input("x", parse_type("f32[2]"))), "y")
     assert onnx_from_network(net, 20).graph.node[0].op_type == "Gelu"
-    with pytest.raises(UnsupportedError, match="Gelu 'gelu' is no op of ONNX opset 19"):
+    with pytest.raises(UnsupportedError, match="Gelu 'gelu' is not an op of ONNX opset 19"):
         onnx_from_network(net, 19)
 
 
@@ -158,7 +158,7 @@ def test_saving(tmp_path, monkeypatch):
     path = save_onnx(net, tmp_path / "m.onnx")
     assert path.read_bytes() == onnx_from_network(net).SerializeToString()
     monkeypatch.setattr("whet.frontends.onnx_writer.LARGEST_MESSAGE", 100)
-    wide = Network("wide")  # onnx keeps tensors below 1 KB in the model itself
+    wide = Network("wide")  # onnx keeps tensors below 1 KB inside the model file
     wide.mark_output(
         wide.add("Add", wide.add_input("x", parse_type("f32[1000]")), wide.constant(np.arange(1000, dtype=np.float32), "w")), "y"
     )
@@ -187,7 +187,7 @@ def test_scalars_and_empty_arrays_keep_their_shape():
 
 
 def test_symbolic_sizes_become_nodes():
-    """A lowered network says Reshape's target as an attribute of dims; in ONNX that is computed from the inputs' shapes."""
+    """A lowered network has Reshape's target as an attribute of dimensions; in ONNX it is computed from the inputs' shapes."""
     net = Network("symbolic")
     x = net.add_input("x", parse_type("f32[N,6,H]"))
     n, h = (d for d in x.shape if not isinstance(d, int))
@@ -230,7 +230,7 @@ CODES = {
 
 @pytest.mark.parametrize("dtype", [t for t in DTYPES.values() if t.name != "string"], ids=str)
 def test_every_type_is_read_from_typed_fields_too(dtype):
-    """make_tensor without raw=True puts numbers into float_data, int32_data and so on."""
+    """make_tensor without raw=True stores values in float_data, int32_data and so on."""
     code = TensorProto.DataType.Value(CODES.get(dtype.name, dtype.name.upper().replace("I", "INT").replace("U", "UINT")))
     values = [0, 1, 1] if dtype.kind in ("bool", "uint") else [-2, 0, 3]
     t = helper.make_tensor("w", code, [3], values)

@@ -1,4 +1,4 @@
-"""Operation counts against numbers that are published or can be counted by hand."""
+"""Operation counts against published or hand-counted values."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Layers that an engine computes together count as they do one by one: the roofline of a network is the same whatever was fused."""
+"""Fused layers count like their parts: the roofline of a network is independent of fusion."""
 
 import pytest
 
@@ -53,21 +53,21 @@ def test_a_launch_of_two_layers_counts_as_two(standin_gpu):
 
 
 @pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()))
-def test_moves_count_as_one_pass_or_as_what_has_to_move():
-    """Two images of 32 channels and 64 pixels: a transpose, a sigmoid and a join of it with itself; Reshapes move nothing."""
+def test_data_movement_counts_as_one_pass_or_as_the_moved_bytes():
+    """Two images of 32 channels and 64 pixels: a transpose, a sigmoid and a Concat of it with itself; Reshapes move nothing."""
     plan = build(parse_network(HEAD), BuildConfig(timing_cache="", verify=False, avg_timing=1, passes=("-fuse_head_convs",)))
     moves = next(x for x in layer_facts(plan) if x.layer.composite == "Moves")
     channels, joined = 2 * 32 * 64 * 4, 2 * 64 * 64 * 4
     (whole,) = apart(moves)
-    assert whole[1] == pytest.approx(channels + joined, abs=200)  # and the shapes, which are read too
+    assert whole[1] == pytest.approx(channels + joined, abs=200)  # and the shapes, which are read as well
     assert [size for _, size in apart(moves, ("Moves",))] == [2 * channels, 2 * channels, 2 * channels + joined]
 
 
 @pytest.mark.skipif(jit.available() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
 @pytest.mark.parametrize("also", [(), ("Moves",)])
-def test_a_head_with_its_convolutions_counts_as_these_and_the_moves(also):
+def test_a_head_with_its_convolutions_counts_as_its_parts(also):
     def counted(*passes):
-        config = BuildConfig(timing_cache="", verify=False, avg_timing=1, optimization_level=2, passes=passes)  # 2: not timed against its parts
+        config = BuildConfig(timing_cache="", verify=False, avg_timing=1, optimization_level=2, passes=passes)  # 2: not compared with its parts
         plan = build(parse_network(HEAD), config)
         facts = [x for x in layer_facts(plan) if x.layer.op != "Reformat"]
         return {x.layer.composite or x.layer.op for x in facts}, [p for x in facts for p in apart(x, also)]

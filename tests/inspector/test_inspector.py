@@ -1,4 +1,4 @@
-"""Layer information, profiles and explanations: TensorRT's shape and words, and whet's own facts."""
+"""Layer information, profiles and explanations: TensorRT's structure and terms, plus whet's own fields."""
 
 import dataclasses
 import json
@@ -130,7 +130,7 @@ def test_one_dimension_is_shown_as_two():
     assert up["LayerType"] == "CaskDeconvolutionV2"
 
 
-def test_every_format_has_a_text_that_readers_know():
+def test_every_format_has_a_text_known_to_readers():
     for dtype in TYPE:
         for fmt in FORMATS_OF_WHET:
             for channels in (3, 6, 8, 16):
@@ -148,7 +148,7 @@ def test_views_are_no_ops_without_parameters():
     assert info["Layers"][1]["LayerType"] == "NoOp"
 
 
-def test_a_convolution_in_tensorrts_words():
+def test_a_convolution_in_tensorrts_terms():
     info = engine_information(reported(make_plan(fused_net())))
     by_name = {layer["Name"]: layer for layer in info["Layers"]}
     conv = by_name["conv + add + relu"]
@@ -189,7 +189,7 @@ def test_sparse_weights_are_two_of_four_along_channels():
     assert layer["HasSparseWeights"] == 1
 
 
-def test_all_profiles_are_listed_under_names_of_their_own():
+def test_all_profiles_are_listed_with_unique_names():
     plan, wide = make_plan(conv_net()), make_plan(conv_net(), 5, 6, 8)
     plan.profiles += wide.profiles
     plan.arenas += wide.arenas
@@ -223,7 +223,7 @@ def test_profile_records_join_with_the_layers():
     assert records[0] == {"count": 4}
 
 
-def test_profile_numbers():
+def test_profile_values():
     assert profile_records([LayerTimes("a", "a", (1.0, 2.0, 6.0)), LayerTimes("b", "b", (1.0, 1.0, 1.0))]) == [
         {"count": 3},
         {"name": "a", "timeMs": 9.0, "averageMs": 3.0, "medianMs": 2.0, "percentage": 75.0},
@@ -261,7 +261,7 @@ def test_explain_an_engine_and_a_layer():
     assert whole["slowest"][0]["name"] == "fc"
     assert whole["passes_that_did_not_fire"] == ["fold_pads"]
     assert whole["skips"] == [{"pass": "fold_pads", "layer": "pool", "reason": "the pad has another value"}]
-    one = explain(plan, "relu")  # a source node finds its layer
+    one = explain(plan, "relu")  # a source node name finds its layer
     assert one["name"] == "conv + add + relu"
     assert one["why"] == (
         "0.1000 ms alone (0.1250 with weights out of the L2 cache), the fastest; "
@@ -276,10 +276,10 @@ def test_explain_an_engine_and_a_layer():
         explain(plan, "sigmoyd")
 
 
-def test_a_faster_runner_up_is_owned_up_to():
+def test_a_faster_runner_up_is_reported():
     plan = reported(make_plan(fused_net()))
     row = plan.report.candidates["s"]
-    plan.report.cold_ms = {}  # of an engine that was built for a CPU, or before there were such times
+    plan.report.cold_ms = {}  # of an engine for a CPU, or from a version without cold times
     row[1] = dataclasses.replace(row[1], ms=0.05, reason="its formats would cost reformats around it")
     why = "0.1000 ms alone; cpu/other took 0.0500 ms alone, but: its formats would cost reformats around it."
     assert explain(plan, "sigmoid")["why"] == why

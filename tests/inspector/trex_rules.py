@@ -1,7 +1,7 @@
-"""What readers of TensorRT's layer JSON need (trt-engine-explorer 0.2 and the 11.1 analyser), as a validator."""
+"""Requirements of readers of TensorRT's layer JSON (trt-engine-explorer 0.2 and the 11.1 analyser), as a validator."""
 
 TYPES_OF_WEIGHTS = {"Int8", "Half", "Float", "Int32", "FP16", "FP32"}
-FORMATS = {  # what trt-engine-explorer's table has (of images; other texts count as unknown, of 0 bytes)
+FORMATS = {  # the table of trt-engine-explorer (for images; other texts count as unknown, with 0 bytes)
     "Row major linear FP32", "Row major linear FP16 format", "Row major Int8 format", "Row major linear Int32", "Row major linear BOOL",
     "Row major linear BFloat16 format", "Row major linear FP8 format", "Row major linear Int64 format", "Row major linear UInt8 format",
     "Channel major FP32 format", "Channel major FP16 format", "Channel major Int8 format", "Channel major UInt8 format",
@@ -30,7 +30,7 @@ ALWAYS = {"Name", "LayerType", "Inputs", "Outputs", "TacticName", "TacticValue",
 
 
 def check_layers(info: dict) -> None:
-    """Asserts every rule on detailed layer information."""
+    """Asserts every rule for detailed layer information."""
     assert isinstance(info["Layers"], list)
     assert info["Layers"]
     assert info["Bindings"]
@@ -47,7 +47,7 @@ def check_layers(info: dict) -> None:
             assert all(type(d) is int and d >= 0 for d in t["Dimensions"]), t
             assert t["Format/Datatype"].rstrip(".") in FORMATS, t
             assert t["Location"] in ("Device", "Host")
-        if layer["LayerType"] in ("NoOp", "Constant"):  # dropped by LayerType, but kept by ParameterType: one of both
+        if layer["LayerType"] in ("NoOp", "Constant"):  # dropped by LayerType, but kept by ParameterType: one or the other
             assert "ParameterType" not in layer
         if layer["LayerType"] == "NoOp":
             assert len(layer["Inputs"]) == len(layer["Outputs"]) == 1
@@ -60,12 +60,12 @@ def check_layers(info: dict) -> None:
             assert layer["Weights"]["Type"] in TYPES_OF_WEIGHTS
             assert layer["Weights"]["Count"] > 0
         made |= {t["Name"] for t in layer["Outputs"]}
-        for t in layer["Inputs"]:  # a graph in the order of running
+        for t in layer["Inputs"]:  # layers in execution order
             assert t["Name"] in made or t["Name"] in info["Bindings"] or layer["LayerType"] == "Constant", t["Name"]
 
 
 def check_profile(records: list, info: dict) -> None:
-    """Asserts every rule on profile records, joined with the layers by name."""
+    """Asserts every rule for profile records, joined with the layers by name."""
     assert set(records[0]) == {"count"}
     for r in records[1:]:
         assert set(r) == {"name", "timeMs", "averageMs", "medianMs", "percentage"}

@@ -15,7 +15,7 @@ FLUSHED = 1 << 20
 
 
 class Machine(CpuBackend):
-    """Writes down what it is asked; takes memory out of the caches or says that it cannot."""
+    """Records requests; evicts memory from the caches or reports that it cannot."""
 
     def __init__(self, evicts: bool):
         super().__init__(threads=1)
@@ -31,7 +31,7 @@ class Machine(CpuBackend):
 
 
 def asked_of(machine, conditions, image="f32[1,16,12,12]"):
-    """What the machine was asked for a convolution: 9 KiB in and out, 9 KiB of weights and a line of biases."""
+    """The requests to the machine for a convolution: 9 KiB in and out, 9 KiB of weights and a cache line of biases."""
     _, layer, _ = sample_layer("Fused", conv_silu_sample(image, "f32[16,16,3,3]", pads=(1, 1, 1, 1)))
     tactic = next(t for t in tactics_of("cpu") if t.name == "cpu/onednn_conv")
     signature = next(s for s in tactic.signatures(layer, machine) if s.inputs[0].format.startswith("nChw"))
@@ -54,21 +54,21 @@ def test_a_kernels_own_memory_leaves_the_caches():
     assert rest == [("warm", image)]
 
 
-def test_other_memory_is_walked_over_where_lines_cannot_be_named():
+def test_other_memory_is_walked_over_if_lines_cannot_be_evicted():
     machine = Machine(False)
     asked_of(machine, Conditions(COLD, FLUSHED))
     assert [a for a in machine.asked if a[0] == "warm"] == [("warm", FLUSHED), ("warm", 16 * 12 * 12 * 4)]
 
 
-def test_what_the_last_cache_holds_stays_there():
-    """A network that fits the last cache finds its weights in it: they leave the second one alone."""
+def test_memory_that_fits_the_last_cache_stays_there():
+    """A network that fits the last cache finds its weights in it: they are evicted only from the L2 cache."""
     machine = Machine(True)
     asked_of(machine, Conditions("cold L2", FLUSHED))
     assert machine.asked == [("warm", FLUSHED), ("warm", 16 * 12 * 12 * 4)]
 
 
 @pytest.mark.parametrize("conditions", [Conditions("hot", 0), Conditions(COLD, 1 << 12)])
-def test_hot_kernels_and_those_that_no_cache_holds_are_left_alone(conditions):
+def test_hot_kernels_and_those_larger_than_every_cache_are_not_evicted(conditions):
     machine = Machine(True)
     asked_of(machine, conditions)
     assert machine.asked == []

@@ -1,4 +1,4 @@
-"""Layers' times that contradict the whole engine's: measured again before they are stored, and never shown without saying so."""
+"""Layer times that contradict the whole engine's: they are measured again before they are stored, and marked when shown."""
 
 import dataclasses
 import json
@@ -26,27 +26,27 @@ NAMES = ["conv", "matmul", "quantize"]
 
 
 def profile(*attempts):
-    """The profile of an engine of 2.5 ms whose attempts see these seconds of layers."""
+    """The profile of an engine of 2.5 ms whose attempts measure these seconds per layer."""
     runs = [layers for layers in attempts for _ in range(ROUNDS)]
     taken = iter(runs)
     found = profile_layers(lambda: next(taken), NAMES, 2.5)
     return found, len(runs) - len(list(taken))
 
 
-def test_times_that_agree_are_taken_at_once():
+def test_consistent_times_are_accepted_at_once():
     found, runs = profile(QUIET, QUIET)
     assert found == pytest.approx(dict(zip(NAMES, [1.0, 1.2, 0.2], strict=True)))
     assert runs == ROUNDS
 
 
 def test_a_layer_that_takes_longer_than_the_engine_is_measured_again():
-    """5.1 ms of a quantize layer in an engine of 2.5 ms, taken under load, were two thirds of the engine in its report."""
+    """Regression: 5.1 ms of a quantize layer in an engine of 2.5 ms, measured under load, were reported as two thirds of the engine."""
     found, runs = profile(DISTURBED, QUIET)
     assert found["quantize"] == pytest.approx(0.2)
     assert runs == 2 * ROUNDS
 
 
-def test_load_that_lasts_leaves_the_least_disturbed_times():
+def test_under_lasting_load_the_least_disturbed_times_are_kept():
     found, runs = profile(DISTURBED, [1e-3, 1.2e-3, 4e-3], *[DISTURBED] * 3)
     assert runs == PROFILE_ATTEMPTS * ROUNDS
     assert found["quantize"] == pytest.approx(4.0)
@@ -56,7 +56,7 @@ def test_load_that_lasts_leaves_the_least_disturbed_times():
 
 def test_contradictions():
     assert find_contradiction({}, 2.5) == find_contradiction({"a": 9.0}, None) == ""
-    assert find_contradiction({"a": 2.0, "b": 1.5}, 2.5) == "", "launch by launch the parts may take a little longer than the whole"
+    assert find_contradiction({"a": 2.0, "b": 1.5}, 2.5) == "", "timed launch by launch the parts may take slightly longer than the whole"
     assert "1.6 times" in find_contradiction(dict.fromkeys("abcdefgh", 0.5), 2.5)
     assert "1.1 times" in find_contradiction({"a": 2.8}, 2.5), "no part takes longer than the whole"
 
@@ -66,7 +66,7 @@ def plan():
     return build(residual(), BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, verify=False))
 
 
-def test_explain_says_that_times_are_disturbed(plan, tmp_path):
+def test_explain_reports_disturbed_times(plan, tmp_path):
     name = plan.network.layers[0].name
     plan.report.layer_ms |= {name: 3 * plan.report.latency_ms}
     assert f"the longest is '{name}'" in explain(plan)["disturbed"]
@@ -78,7 +78,7 @@ def test_explain_says_that_times_are_disturbed(plan, tmp_path):
 
 
 def test_a_cached_time_above_the_engines_is_timed_again(tmp_path):
-    """All times of one kind of layer were stored under load; the next build finds an engine faster than that layer alone."""
+    """All times of one kind of layer were stored under load; the next build measures an engine faster than that layer by itself."""
     path = tmp_path / "t.sqlite"
     config = BuildConfig(timing_cache=str(path), avg_timing=1, whole_engines=1, verify=False, in_network=False)
     build(residual(), config)

@@ -29,7 +29,7 @@ def engines(rounds, seconds=10.0):
     return replace(ENGINES.with_seconds(seconds).with_rounds(rounds), attempts=1)
 
 
-def test_a_clearly_slower_candidate_is_dropped_and_the_leader_goes_on():
+def test_a_clearly_slower_candidate_is_dropped_and_the_leader_continues():
     calls: list[str] = []
     found = compare([runner([1.0] * 20, calls, "a"), runner([1.6] * 20, calls, "b")], engines(10))
     assert [len(s) for s in found.samples] == [7, 1]  # 20 seconds for both, 2.6 a round
@@ -37,7 +37,7 @@ def test_a_clearly_slower_candidate_is_dropped_and_the_leader_goes_on():
     assert found.survivors == [0]
 
 
-def test_close_candidates_take_all_rounds_forwards_and_backwards():
+def test_close_candidates_take_all_rounds_in_alternating_order():
     calls: list[str] = []
     found = compare([runner([1e-3] * 99, calls, "a"), runner([1.02e-3] * 99, calls, "b")], engines(6))
     assert [len(s) for s in found.samples] == [6, 6]
@@ -50,13 +50,13 @@ def test_one_slow_run_does_not_drop_a_candidate():
 
 
 def test_an_interruption_of_a_short_run_does_not_drop_a_candidate():
-    """Three ms in which the machine did something else, at a run of one: seen on a busy host about once in a hundred first runs."""
+    """Three ms of external activity during one run: observed on a busy host in about one of a hundred first runs."""
     found = compare([runner([1e-3] * 32), runner([1e-3, 4e-3, 4e-3, *[0.97e-3] * 29])], engines(30))
     assert [len(s) for s in found.samples] == [30, 30]
 
 
 @pytest.mark.parametrize("rules", [ENGINES, LAYERS], ids=["engines", "layers"])
-def test_a_candidate_dropped_in_a_fast_moment_is_corrected_for_drift(rules):
+def test_a_candidate_dropped_in_a_fast_phase_is_corrected_for_drift(rules):
     """The machine is half as fast from the tenth run on; the slower candidate has been dropped by then and is scaled to the end."""
     clock = [1.0] * 10 + [2.0] * 40
     rules = replace(rules.with_rounds(30), drop_after_seconds=0.0, long=None, hopeless=(inf, inf))
@@ -82,10 +82,10 @@ def test_a_budget_of_the_fastest_ignores_slower_candidates():
 def test_a_budget_of_the_comparison_counts_all_candidates():
     rules = Policy(stages=(Stage(rounds=(0, 99), budget=Budget(1.0, "comparison")),))
     assert len(compare([runner([0.1] * 99)] * 2, rules).samples[0]) == 5
-    assert compare([runner([3.0] * 99)], rules).samples == [[]], "one round would exceed it"
+    assert compare([runner([3.0] * 99)], rules).samples == [[]], "one round would exceed the budget"
 
 
-def test_without_a_warm_up_the_first_round_tells_how_many_follow():
+def test_without_a_warm_up_the_first_round_determines_the_number_of_rounds():
     rules = Policy(stages=(Stage(rounds=(2, 99), budget=Budget(1.0, "comparison")),), warmup_rounds=0)
     assert len(compare([runner([0.125] * 99)] * 2, rules).samples[0]) == 4
 
@@ -109,7 +109,7 @@ def test_a_candidate_that_fails_in_its_warm_up_is_left_out():
 
 
 def machine_under_load(moments):
-    """A `watch` whose measurements find other programs at work in these moments, in CPUs."""
+    """A `watch` whose measurements report external load of these CPU counts."""
     left = iter(moments)
 
     @contextmanager
@@ -147,22 +147,22 @@ def test_a_busy_machine_exhausts_the_patience_of_a_build():
     loads, attempts = LoadLog(), 0
     for _ in range(4):
         attempts += compare([runner([1.0] * 999)], replace(engines(3), attempts=3), watch=machine_under_load([1.0] * 9), loads=loads).attempts
-    assert attempts == len(loads.disturbed) == PATIENCE + 2, "the first that exceeds it, and one for each comparison after that"
+    assert attempts == len(loads.disturbed) == PATIENCE + 2, "the first that exceeds the patience, and one per comparison after that"
 
 
 @pytest.mark.parametrize(("slow", "busy", "expected"), [(1.0, 0, 1), (1.0, 2, 1), (0.019, 0, 2), (0.021, 0, 1)])
-def test_a_run_that_no_disturbance_explains_is_not_repeated(slow, busy, expected):
-    """References may take a second where kernels take half a millisecond: one run is enough. Under 20 ms another program may have had the CPU."""
+def test_a_run_too_slow_to_be_disturbed_is_not_repeated(slow, busy, expected):
+    """References may take a second when kernels take half a millisecond: one run is enough. Below 20 ms another process may have used the CPU."""
     calls: list[str] = []
     found = compare([runner([slow] * 9, calls, "slow"), runner([5e-4] * 99)], LAYERS.with_rounds(4), watch=machine_under_load([1.0] * busy))
     assert calls.count("slow") == expected
-    assert found.samples[0] == pytest.approx([slow]), "its time is known all the same"
+    assert found.samples[0] == pytest.approx([slow]), "its time is recorded nevertheless"
     assert len(found.samples[1]) == 4
 
 
 @pytest.mark.parametrize(("slow", "expected"), [(0.4, 2), (0.7, 1)])
 def test_long_candidates_are_dropped_after_their_warm_up_at_four_times_the_fastest(slow, expected):
-    """A disturbance of milliseconds may have made it so slow; then it is timed again in the next attempt."""
+    """A disturbance of milliseconds may explain it; then the next attempt times it again."""
     calls: list[str] = []
     rules = LAYERS.with_rounds(4)
     compare([runner([slow] * 9, calls, "slow"), runner([0.03] * 99), runner([0.06] * 99)], rules, watch=machine_under_load([1.0]))
@@ -182,7 +182,7 @@ def test_times_in_order_are_taken_back_to_back_after_the_warm_up():
 
 
 def in_network(*seconds, rules=policy.IN_NETWORK):
-    """A comparison of kernels in the network whose replays take these times; an iterator or a number for each."""
+    """A comparison of kernels in the network whose replays take these times; an iterator or a value for each."""
     clocks = [iter(s) if hasattr(s, "__iter__") else iter([s] * 999) for s in seconds]
     return compare([lambda: 0.0] * len(clocks), rules, run_in_order=lambda order: [next(clocks[i]) for i in order])
 
@@ -198,7 +198,7 @@ def test_an_undecided_comparison_goes_on_and_keeps_the_incumbent():
     noise = [1e-3 * (1 + 0.004 * (k * 7 % 11) / 11) for k in range(999)]
     ahead = [s * 0.9995 for s in noise[3:]]
     found = in_network(noise, ahead)
-    assert len(found.samples[0]) == 4 + 8 + 3 * 12, "all that are granted while it is open who wins"
+    assert len(found.samples[0]) == 4 + 8 + 3 * 12, "all permitted rounds while undecided"
     assert found.select([0, found.fastest(found.survivors)]) == 0
 
 
@@ -209,22 +209,22 @@ def test_a_gain_below_the_resolution_of_a_replay_changes_nothing():
     assert found.select([0, 1]) == 1
 
 
-def test_the_first_candidate_that_noise_cannot_tell_from_the_fastest_is_selected():
+def test_the_first_candidate_within_the_noise_of_the_fastest_is_selected():
     def ranking(*samples):
         return Ranking(PRECISIONS, [list(s) for s in samples], [], list(range(len(samples))))
 
     steady = ranking([10.0] * 4, [9.0] * 4, [9.02] * 4)
-    assert steady.select([0, 1, 2]) == 1, "a tenth less is no noise"
-    assert steady.select([2, 1, 0]) == 2, "a five-hundredth is"
-    assert steady.select([0, 2]) == 2, "of those that may be selected"
+    assert steady.select([0, 1, 2]) == 1, "a difference of 10 % is not noise"
+    assert steady.select([2, 1, 0]) == 2, "a difference of 0.2 % is"
+    assert steady.select([0, 2]) == 2, "among those that may be selected"
     scattered = ranking([8.0, 9.1, 9.2, 12.0], [8.0, 9.0, 9.0, 12.0])
     assert scattered.select([0, 1]) == 0
     assert scattered.seconds(0) == pytest.approx(9.15)
-    assert ranking([9.2] * 4, [8.0, 9.0, 9.0, 12.0]).select([0, 1]) == 1, "times that scatter count as equal within a fiftieth at most"
+    assert ranking([9.2] * 4, [8.0, 9.0, 9.0, 12.0]).select([0, 1]) == 1, "noisy times count as equal within at most 2 %"
 
 
 def test_a_common_change_of_the_clock_hides_no_difference():
-    """Both vary by half of their time and differ by 7 % in every round: by their quartiles alone they were equal."""
+    """Both vary by half of their time and differ by 7 % in every round: their quartiles overlap."""
     clock = [1.0, 2.0] * 15
     found = Ranking(ENGINES, [[1.07 * c for c in clock], clock], [], [0, 1])
     assert found.spread(0) > 0.07 * found.seconds(1)

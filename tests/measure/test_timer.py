@@ -30,7 +30,7 @@ class Named(Tactic):
 
 
 class Kernel:
-    """Takes the milliseconds given; with `error` it cannot run."""
+    """Takes the given milliseconds; with `error` it cannot run."""
 
     inputs, outputs, packed, scratch = (64,), (64,), (), 0
     rtol, deterministic = 0.0, True
@@ -43,9 +43,9 @@ class Kernel:
 
 
 class SimulatedMachine:
-    """A machine whose kernels take the times they claim, times the next value of `clock`. The first `busy` measurements are disturbed.
+    """A machine whose kernels take their stated times, multiplied by the next value of `clock`. The first `busy` measurements are disturbed.
 
-    It says that operands are cold, so that every run is timed alone.
+    It reports cold operands, so that every run is timed by itself.
     """
 
     name, threads, capabilities = "simulated", 1, Capabilities()
@@ -67,7 +67,7 @@ class SimulatedMachine:
         return SimpleNamespace(calls=calls, record=calls.append, finish=lambda: calls[0])
 
     def warm(self, array):
-        """Costs nothing here."""
+        """Has no cost here."""
 
     def evict(self, pieces):
         return True
@@ -95,7 +95,7 @@ def options(**ms):
 
 
 def timed(machine, listed, rounds=4, cache=None):
-    """Times the options; returns how often each ran, and the timer."""
+    """Times the options; returns the number of runs of each, and the timer."""
     timer = Timer(machine, TimingCache("") if cache is None else cache, Conditions("cold", 1 << 20), rounds=rounds)
     timer.time(relu(), "relu", listed)
     return {o.tactic.name: machine.launches.count(o.tactic.name) for o in listed}, timer
@@ -109,14 +109,14 @@ def test_a_kernel_of_a_second_runs_once():
     assert timer.loads.disturbed == []
 
 
-def test_under_load_the_others_are_timed_again_until_it_is_quiet():
+def test_under_load_the_others_are_timed_again_until_the_load_ends():
     listed = options(absurd=1000.0, good=0.5, slow=1.5)
     counts, timer = timed(SimulatedMachine(busy=2), listed)
     assert counts == {"good": 15, "slow": 12, "absurd": 1}
     assert len(timer.loads.disturbed) == 2
 
 
-def test_a_machine_that_is_never_quiet_exhausts_the_patience():
+def test_permanent_load_exhausts_the_patience():
     counts, timer = timed(SimulatedMachine(busy=999), options(good=0.5))
     assert len(timer.loads.disturbed) == PATIENCE + 1
     assert counts == {"good": 5 * (PATIENCE + 1)}
@@ -130,13 +130,14 @@ def test_long_kernels_are_dropped_after_one_run_of_four_times_the_fastest(absurd
 
 
 def test_a_run_that_may_have_been_interrupted_is_repeated():
-    """Under 20 ms another program may have had the CPU for most of it."""
+    """Below 20 ms another process may have used the CPU for most of it."""
     assert timed(SimulatedMachine(), options(absurd=19.0, good=0.5))[0]["absurd"] == 2
     assert timed(SimulatedMachine(), options(absurd=21.0, good=0.5))[0]["absurd"] == 1
 
 
 def test_a_dropped_option_is_corrected_for_the_drift_of_the_clock():
-    """The slower option leaves after three rounds, and later the machine is half as fast: it takes 1.6 times as long still."""
+    """The slower option is dropped after three rounds, and later the machine is half as fast: the option is scaled and still takes 1.6 times as long.
+    """
     listed = options(good=0.5, slow=0.8)
     counts, _ = timed(SimulatedMachine(clock=[1.0] * 14 + [2.0] * 40), listed, rounds=20)
     assert counts["slow"] < counts["good"]
@@ -166,7 +167,7 @@ def test_cached_times_are_read_and_replaced_when_remeasured():
     assert third[0].ms == pytest.approx(0.5), "the stored time was replaced"
 
 
-def test_of_equally_fast_options_the_first_listed_is_selected():
+def test_ties_select_the_first_listed_option():
     def option(rank, ms, spread):
         o = Option(None, None, (), None, rank)
         o.ms, o.spread_ms = ms, spread
@@ -177,7 +178,7 @@ def test_of_equally_fast_options_the_first_listed_is_selected():
     assert select_fastest([option(0, 2.0, 0.01), option(1, 1.0, 0.0), option(2, 0.999, 0.0)]).rank == 1
 
 
-def test_caches_are_left_as_the_network_leaves_them():
+def test_caches_have_the_state_after_a_network_run():
     machine = SimpleNamespace(capabilities=Capabilities(cache_bytes={2: 1 << 20, 3: 32 << 20}))
     assert Conditions.of(machine, 1 << 19).state == "hot"
     assert Conditions.of(machine, 8 << 20) == Conditions("cold L2", 2 << 20)

@@ -1,4 +1,4 @@
-"""The timing cache: kept on disk, shared by processes, refused when damaged."""
+"""The timing cache: stored on disk, shared by processes, refused when damaged."""
 
 import sqlite3
 import subprocess
@@ -30,7 +30,7 @@ with TimingCache(path) as cache:
 """
 
 
-def test_results_outlive_the_object(tmp_path):
+def test_results_are_persistent(tmp_path):
     with TimingCache(tmp_path / "t.sqlite") as cache:
         assert cache.get("k") is None
         cache.put("k", Timed(1.5, 0.1, 8), {"layer": "conv"})
@@ -39,7 +39,7 @@ def test_results_outlive_the_object(tmp_path):
         assert (cache.hits, cache.misses) == (1, 0)
 
 
-def test_an_empty_path_keeps_nothing(tmp_path):
+def test_an_empty_path_stores_nothing(tmp_path):
     cache = TimingCache("")
     cache.put("k", Timed(1.0, 0.0, 1), {})
     assert cache.get("k") == Timed(1.0, 0.0, 1)
@@ -70,7 +70,7 @@ def test_two_processes_write_at_once_and_nothing_is_lost(tmp_path):
             assert cache.get(f"both-{i}") == Timed(float(i), 0.25, 8)
 
 
-def test_a_killed_writer_leaves_what_it_had_put(tmp_path):
+def test_results_of_a_killed_writer_are_kept(tmp_path):
     path = tmp_path / "t.sqlite"
     code = WRITER + "\nprint('put', flush=True)\nimport time; time.sleep(60)\n"
     w = subprocess.Popen(
@@ -88,7 +88,7 @@ def test_a_killed_writer_leaves_what_it_had_put(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database, only text" * 100])
-def test_a_damaged_file_is_refused_or_taken_as_empty(tmp_path, content):
+def test_a_damaged_file_is_refused_or_treated_as_empty(tmp_path, content):
     path = tmp_path / "t.sqlite"
     path.write_bytes(content)
     if not content:
@@ -110,7 +110,7 @@ def test_another_version_is_refused(tmp_path):
         TimingCache(path)
 
 
-def test_rows_that_make_no_sense_are_misses(tmp_path):
+def test_invalid_rows_are_misses(tmp_path):
     path = tmp_path / "t.sqlite"
     with TimingCache(path) as cache:
         cache.put("k", Timed(1.0, 0.0, 1), {})
@@ -145,13 +145,13 @@ def test_a_full_disk_is_named_as_such(tmp_path):
 
 @pytest.fixture
 def read_only_home(tmp_path, monkeypatch):
-    """The default cache lies below a plain file, where no folder can be made."""
+    """The default cache is below a plain file, so its folder cannot be created."""
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("whet.measure.timing_cache.default_path", lambda: tmp_path / "file" / "t.sqlite")
 
 
-def test_a_default_cache_that_cannot_be_used_is_given_up_and_said(read_only_home):
-    """As in a container whose home cannot be written in: nobody asked for the file."""
+def test_an_unusable_default_cache_is_abandoned_with_a_note(read_only_home):
+    """As in a container with a read-only home: the user did not request the file."""
     said: list[str] = []
     with TimingCache(None, said.append) as cache, cache.transaction():
         cache.put("k", Timed(1.0, 0.1, 8), {})
@@ -162,7 +162,7 @@ def test_a_default_cache_that_cannot_be_used_is_given_up_and_said(read_only_home
         TimingCache(None)
 
 
-def test_a_default_cache_whose_disk_fills_up_is_given_up(tmp_path, monkeypatch):
+def test_a_default_cache_on_a_full_disk_is_abandoned(tmp_path, monkeypatch):
     monkeypatch.setattr("whet.measure.timing_cache.default_path", lambda: tmp_path / "t.sqlite")
     said: list[str] = []
     with TimingCache(None, said.append) as cache:
@@ -176,6 +176,6 @@ def test_a_default_cache_whose_disk_fills_up_is_given_up(tmp_path, monkeypatch):
     assert "disk is full" in said[0]
 
 
-def test_a_build_goes_on_without_its_default_cache(read_only_home):
+def test_a_build_continues_without_its_default_cache(read_only_home):
     plan = build(residual(), BuildConfig(optimization_level=1, avg_timing=1, whole_engines=1))
     assert sum("timing cache" in n for n in plan.report.notes) == 1

@@ -1,4 +1,4 @@
-"""verify() refuses each way in which a network can be malformed, and names where."""
+"""verify() refuses every kind of malformed network, and names the position."""
 
 import pytest
 
@@ -106,7 +106,7 @@ FAULTS = {
 }
 
 
-def test_what_is_right_passes():
+def test_valid_networks_pass():
     net = parse_network(NET)
     assert verify(net) is net
 
@@ -119,7 +119,7 @@ def test_each_fault_is_named(fault):
         verify(net)
 
 
-def test_what_must_be_there_is_asked_for():
+def test_missing_parts_are_refused():
     net = parse_network(NET)
     conv = layer(net, "a")
     assert conv.needs(1) is net.constants["w"]

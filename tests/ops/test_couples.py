@@ -1,4 +1,4 @@
-"""The zeroed-channel oracle: with coupled units of its inputs zeroed, a layer gives what the cut layer gives, on what is kept."""
+"""Oracle of zeroed channels: with coupled input units zeroed, a layer equals the cut layer on the remaining units."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from whet.network import Network, Tensor
 from whet.ops import OPS, Couple, run_layer, sample_layer
 
-LEVELS = {None: "", 1: "-second", 0: "-innermost"}  # readings of axes that hold a product
+LEVELS = {None: "", 1: "-second", 0: "-innermost"}  # interpretations of axes that hold a product
 CASES = [
     pytest.param(name, i, level, id=f"{name}-{i}{text}")
     for name, o in sorted(OPS.items())
@@ -15,14 +15,14 @@ CASES = [
     for level, text in LEVELS.items()
     if level is None or o.inner
 ]
-SIZES = {"Shape", "Size"}  # what they compute is the size itself
-STATES = {"LSTM", "GRU", "RNN"}  # a unit without weights makes no zero of infinity, and the next step reads it
+SIZES = {"Shape", "Size"}  # they compute the size itself
+STATES = {"LSTM", "GRU", "RNN"}  # a unit without weights does not map infinity to zero, and the next time step reads it
 
 Element = tuple[Tensor, int, int]  # tensor, axis, index
 
 
 def components(couples: list[Couple]) -> dict[Element, frozenset[Element]]:
-    """Which elements of which axes go together."""
+    """Coupled elements of axes."""
     parent: dict[Element, Element] = {}
 
     def find(e):
@@ -33,7 +33,7 @@ def components(couples: list[Couple]) -> dict[Element, frozenset[Element]]:
     for c in couples:
         for t, axis in ((c.a, c.a_axis), (c.b, c.b_axis)):
             for i in range(t.shape[axis]):
-                find((t, axis, i))  # units that no couple covers stand alone
+                find((t, axis, i))  # units without a couple form their own sets
         for unit in units(c):
             for e in unit[1:]:
                 parent[find(e)] = find(unit[0])
@@ -57,12 +57,12 @@ def units(c: Couple) -> list[list[Element]]:
 
 
 def cuts(couples: list[Couple]) -> list[set[Element]]:
-    """Sets of elements to try: for each couple its first and last unit, and the first unit that it does not cover."""
+    """Sets of elements to test: for each couple its first and last unit, and the first unit that it does not cover."""
     of = components(couples)
     found: list[set[Element]] = []
     for c in couples:
         own = units(c)
-        assert len(own) < 2 or leaves_some(set(of[own[0][0]])), f"{c}: its first unit takes everything with it"
+        assert len(own) < 2 or leaves_some(set(of[own[0][0]])), f"{c}: its first unit includes everything"
         tries = [set(of[own[0][0]])] + ([set(of[own[0][0]]) | set(of[own[-1][0]])] if len(own) > 2 else [])
         for t, axis in ((c.a, c.a_axis), (c.b, c.b_axis)):
             free = [of[t, axis, i] for i in range(t.shape[axis]) if len(of[t, axis, i]) == 1]
@@ -86,7 +86,7 @@ def take_kept(a, t, kept):
 
 
 def cut_layer(layer, arrays, kept):
-    """The layer over cut inputs, in a network of its own, with what recut says; and its arrays."""
+    """The layer over cut inputs, in its own network, with the attributes from recut; and its arrays."""
     o = OPS[layer.op]
     change = o.recut(layer, kept) if o.recut else {}
     attrs = {k: v for k, v in {**layer.attrs, **{k: v for k, v in change.items() if isinstance(k, str)}}.items() if v is not None}
@@ -136,7 +136,7 @@ def test_couples(name, i, level):
 
 
 def test_enough_is_cut():
-    """The oracle cannot pass by having nothing to cut."""
+    """The oracle must not pass because nothing is cut."""
     tried = {level: 0 for level in LEVELS}
     for n, i, level in (c.values for c in CASES):
         tried[level] += len(cuts(read(n, sample_layer(n, OPS[n].samples[i])[1], level)))
@@ -146,7 +146,7 @@ def test_enough_is_cut():
 
 
 def test_factors_of_a_split_axis():
-    """36 = (3, 4, 3): the reading of each level ties that factor, wherever it stands."""
+    """36 = (3, 4, 3): the interpretation of each level couples that factor, at any position."""
     _, layer, _ = sample_layer("Reshape", OPS["Reshape"].samples[-1])
     net = Network("n")
     x = net.add_input("x", layer.inputs[0].type.with_shape((2, 36)))

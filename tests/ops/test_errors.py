@@ -1,4 +1,4 @@
-"""Layers that make no sense are refused with a NetworkError that names them; what is accepted computes what was inferred."""
+"""Invalid layers are refused with a NetworkError that names them; accepted ones compute the inferred type."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ VALUES = [-100, -1, 0, 1, 3, 2.5, "nonsense", (), (0,), (-7, 1), (1, 2, 3, 4, 5,
 
 
 def spoiled(t, rng):
-    """A type near `t`: another rank, size or element type."""
+    """A similar type: another rank, size or element type."""
     shape = list(t.shape)
     match rng.integers(4):
         case 0:
@@ -32,7 +32,7 @@ def filled(type_, rng):
 
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
 @pytest.mark.parametrize(("name", "i"), CASES)
-def test_spoiled_layers(name, i):
+def test_invalid_layers(name, i):
     rng = np.random.default_rng(i)
     sample, (_, layer, arrays) = OPS[name].samples[i], sample_layer(name, OPS[name].samples[i])
     for _ in range(25):
@@ -63,7 +63,7 @@ def test_spoiled_layers(name, i):
             got = run_layer(made, feed)
         except NetworkError as e:
             refused = e
-        if refused is not None:  # only where the values decide: an index out of range, or nothing to take the largest of
+        if refused is not None:  # only if the values decide: an index out of range, or the maximum of an empty axis
             assert isinstance(refused.__cause__, IndexError) or any(a is not None and a.size == 0 for a in feed), refused
             continue
         for t, a in zip(made.outputs, got, strict=True):

@@ -1,4 +1,4 @@
-"""Values that are known before run time: chains of shape arithmetic fold, symbols and all, and agree with what runs."""
+"""Values known before run time: chains of shape arithmetic are folded, symbols included, and agree with a run."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_chains(lines, want):
 
 
 def test_small_constants_of_any_rank():
-    """Old exporters make Pad's amounts from constants through matrices (silero_vad does)."""
+    """Old exporters compute Pad's amounts from constants through matrices (silero_vad does)."""
     text = """
     in %x: f32[1,8]
     const %p: i64[4] = [0, 0, 0, 3]
@@ -92,7 +92,7 @@ def test_reshape_of_a_dynamic_batch():
     assert net.outputs[0].shape == (symbol("N"), 3, parse_dim("H*W"))
 
 
-def test_values_of_data_are_not_known():
+def test_values_that_depend_on_data_are_unknown():
     net = Network("n")
     x, t = net.add_input("x", parse_network("in %a: f32[4]\nout %a\n").inputs[0].type), net.add_input("t", I64_1)
     assert known_values(t) is None
@@ -103,7 +103,7 @@ def test_values_of_data_are_not_known():
 I64_1 = parse_network("in %a: i64[1]\nout %a\n").inputs[0].type
 
 
-def test_large_tensors_are_not_followed():
+def test_values_of_large_tensors_are_not_tracked():
     net = Network("n")
     big = net.constant(np.arange(65))
     assert known_values(big) is None
@@ -112,8 +112,8 @@ def test_large_tensors_are_not_followed():
     assert net.add("ConstantOfShape", net.constant(np.array([64])), value=0.5, dtype=F32).shape_value is None
 
 
-def test_small_constants_cut_by_a_symbol_are_not_known():
-    """Position indexes of a short model: the end is a symbol, so the values are not known, and that is no error."""
+def test_small_constants_sliced_by_a_symbol_are_unknown():
+    """Position indices of a short model: the end is a symbol, so the values are unknown, which is no error."""
     text = "in %x: f32[N,S]\nconst %at: i64[1,8] = [0, 1, 2, 3, 4, 5, 6, 7]\nconst %z: i64[1] = [0]\nconst %one: i64[1] = [1]\n"
     text += "%s = Shape(%x, start=1)\n%y = Slice(%at, %z, %s, %one)\n%g = Gather(%at, %s, axis=1)\nout %y\nout %g\n"
     net = parse_network(text)

@@ -1,4 +1,4 @@
-"""What older opsets say with other attributes and inputs: each op's reader against ONNX Runtime on one-node models."""
+"""Attributes and inputs of older opsets: each op's reader against ONNX Runtime on one-node models."""
 
 import numpy as np
 import onnxruntime
@@ -128,7 +128,6 @@ def test_old_form(case):
 
 
 REFUSED = {
-    "training": ("BatchNormalization", 14, [f(2, 3, 4), f(3), f(3), f(3), f(3)], {"training_mode": 1}, "evaluation mode"),
     "statistics": ("BatchNormalization", 9, [f(2, 3, 4), f(3), f(3), f(3), f(3)], {}, "running statistics", 5),
     "dropping": ("Dropout", 12, [f(3), np.array(0.5, np.float32), np.array(True)], {}, "evaluation mode"),
     "argmax": ("MaxPool", 12, [f(1, 2, 4, 4)], {"kernel_shape": [2, 2]}, "output 1", 2),
@@ -160,7 +159,7 @@ def test_mask_of_dropout_is_true():
 
 @pytest.mark.parametrize("known", [True, False])
 def test_if(known):
-    """A known condition leaves the branch's layers only; an unknown one both branches as regions."""
+    """A known condition keeps only the branch's layers; an unknown one keeps both branches as regions."""
     branches = {}
     for key, op in (("then_branch", "Neg"), ("else_branch", "Abs")):
         out = helper.make_tensor_value_info(f"{key}_out", TensorProto.FLOAT, [4])
@@ -181,7 +180,7 @@ def test_if(known):
 @pytest.mark.parametrize("name", ["ReduceMean", "ReduceMax", "ReduceSum", "Split", "Softmax", "Clip", "Pad", "Resize", "Squeeze", "TopK"])
 @pytest.mark.parametrize("opset", [13, 17])
 def test_written_in_an_older_opset(name, opset):
-    """The writer's older forms: ONNX Runtime computes the same from them, or they are refused with the newer opset named."""
+    """The writer's older forms: ONNX Runtime computes the same from them, or they are refused with the required opset."""
     ran = 0
     for sample in OPS[name].samples:
         net, layer, arrays = sample_layer(name, sample)

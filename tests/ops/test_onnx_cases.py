@@ -1,4 +1,4 @@
-"""ONNX's own node cases whose shapes are inputs there: with these as constants, as models have them, each must come out right."""
+"""ONNX's node cases with shapes as inputs: with these as constants, as in models, each must give the expected outputs."""
 
 import warnings
 
@@ -10,8 +10,8 @@ from whet.errors import FrontendError, UnsupportedError
 from whet.frontends import network_from_onnx
 from whet.ops import run_network
 
-FLOOR = 290  # cases that ran when this was written
-LOOPS = ("test_loop", "test_range_")  # their definitions hold a Loop
+FLOOR = 290  # number of cases that ran at the time of writing
+LOOPS = ("test_loop", "test_range_")  # their definitions contain a Loop
 
 
 def as_array(v):
@@ -19,7 +19,7 @@ def as_array(v):
 
 
 def cases():
-    """Cases of one data set that whet refuses because a shape is not known."""
+    """Cases with one data set that whet refuses because a shape is unknown."""
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():
@@ -46,7 +46,7 @@ def with_constants(case, fed):
 
 
 def read(case):
-    """(network, how many inputs it is fed) with as few constants as will do; (None, the reason) when nothing helps."""
+    """(network, number of fed inputs) with as few constants as possible; (None, the reason) if no number suffices."""
     reason = ""
     for fed in (1, 0):
         try:

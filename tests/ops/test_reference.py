@@ -1,4 +1,4 @@
-"""Each op's reference, on each of its samples, against onnx.reference, which we did not write (ONNX Runtime where that is wrong)."""
+"""Each op's reference, on each of its samples, against the independent onnx.reference (ONNX Runtime if that is wrong)."""
 
 import math
 
@@ -17,7 +17,7 @@ from whet.ops import OPS, run_layer, run_regions, sample_layer
 
 CASES = [(name, i) for name, o in sorted(OPS.items()) for i in range(len(o.samples))]
 
-# Samples (by op, or "op-number") that onnx.reference 1.23 gets wrong or cannot run, so that ONNX Runtime judges.
+# Samples (by op, or "op-number") that onnx.reference 1.23 gets wrong or cannot run; ONNX Runtime is the reference for them.
 BY_RUNTIME = {
     "AveragePool-6": "an infinity makes windows beside it NaN",
     "ConvTranspose-2": "fails on groups with dilations",
@@ -39,7 +39,7 @@ BY_RUNTIME = {
     "Scan-1": "not there with axes and directions",
     "Softsign-3": "fails on scalars",
 }
-# ... where neither can: the judge is a formula below.
+# ... if neither can compute it: a formula below is the reference.
 BY_FORMULA = {
     "LRN-1": "ONNX Runtime takes rank 4 only",
     "Erf-5": "onnx.reference rounds to float32",
@@ -49,7 +49,7 @@ BY_FORMULA = {
 
 
 def in_float64(op, name):
-    """onnx.reference's `op` with float64 accumulators, rounded once: its float32 sums depend on the BLAS kernel of the CPU."""
+    """onnx.reference's `op` with float64 accumulators, rounded once: the order of its float32 accumulation depends on the CPU's BLAS kernel."""
 
     def run(self, *arrays, **attributes):
         wide = [a.astype(np.float64) if a is not None and a.dtype == np.float32 else a for a in arrays]
@@ -64,11 +64,11 @@ PRODUCTS = [in_float64(Conv, "Conv"), in_float64(ConvTranspose, "ConvTranspose")
 
 def test_every_op_has_samples_or_is_refused():
     bare = sorted(n for n, o in OPS.items() if not o.samples and o.pure)
-    assert bare == ["Reformat"]  # the builder's own, tested with the tactics
+    assert bare == ["Reformat"]  # the builder's own ops, tested with the tactics
 
 
 def opset_of(layer) -> int:
-    """The opset to write a layer in: ours, or the first that has the op with these attributes."""
+    """The opset for writing a layer: the current one, or the first that has the op with these attributes."""
     known = [s for s in onnx.defs.get_all_schemas_with_history() if s.name == layer.op and s.domain == ""]
     extra = {k for k, v in layer.attrs.items() if v != OPS[layer.op].attrs[k]}
     says_all = [s.since_version for s in known if extra <= set(s.attributes)]
@@ -95,7 +95,7 @@ def test_reference(name, i):
 
 
 def judged(case, net, layer, arrays):
-    """What someone else computes for the sample."""
+    """The independent result for the sample."""
     if case in BY_FORMULA:
         return [FORMULAS[layer.op](layer, *arrays)]
     model = onnx_from_network(net, opset_of(layer))
@@ -107,7 +107,7 @@ def judged(case, net, layer, arrays):
 
 
 def lrn(layer, x):
-    """One output at a time, as ONNX's text has it."""
+    """One output at a time, as in ONNX's text."""
     a, y = layer.attrs, np.empty_like(x)
     for n, c, p in np.ndindex(*x.shape):
         around = x[n, max(0, c - (a["size"] - 1) // 2) : c + a["size"] // 2 + 1, p]
@@ -134,8 +134,8 @@ def compare(got, want, dtype):
     np.testing.assert_allclose(got, want, rtol=4 * ulp, atol=ulp * min(scale, 1e3))
 
 
-def test_erf_is_right_everywhere():
-    """The table's error function, between and on its grid points, at the ends, and through a chunk's border."""
+def test_erf_is_accurate_everywhere():
+    """The tabulated error function: between and on grid points, at the ends, and across a chunk's border."""
     from whet.ops._erf import erf
 
     x = np.concatenate([np.linspace(-7, 7, 40001), np.array([0.0, -0.0, 1e-300, -1e-8, 6.0, 5.9999999, np.inf, -np.inf])])

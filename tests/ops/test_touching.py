@@ -1,4 +1,4 @@
-"""Samples that do not touch: what the proof allows gives, sample by sample, what the batch gives; what mixes samples it refuses by name."""
+"""Independence of samples: for proven ops the result per sample equals that of the batch; ops that mix samples are refused by name."""
 
 import itertools
 
@@ -13,7 +13,7 @@ BATCH = 3
 
 
 def differ(net: Network, feeds: dict[str, np.ndarray]) -> str | None:
-    """How a batch's outputs differ from those of its samples, run one by one; None where they do not."""
+    """Differences between a batch's outputs and those of its samples, run one by one; None if there are none."""
     whole = list(run_network(net, feeds).values())
     each = [list(run_network(net, {n: a[i : i + 1] for n, a in feeds.items()}).values()) for i in range(BATCH)]
     for k, got in enumerate(whole):
@@ -30,7 +30,7 @@ def differ(net: Network, feeds: dict[str, np.ndarray]) -> str | None:
 
 
 def with_a_batch(name: str, sample, constants: frozenset[int]) -> tuple[Network, dict[str, np.ndarray]] | None:
-    """One layer, an op's sample, whose inputs have the batch N for their first axis (but for those in `constants`); None where that is nothing."""
+    """One layer, a sample of an op, whose inputs have the batch N as first axis (except `constants`); None if that is invalid."""
     _, layer, arrays = sample_layer(name, sample)
     net, feeds, inputs = Network("one"), {}, []
     rng = np.random.default_rng(0)
@@ -49,17 +49,17 @@ def with_a_batch(name: str, sample, constants: frozenset[int]) -> tuple[Network,
         for y in layer.outputs:
             net.mark_output(y)
     except (WhetError, ValueError, IndexError, TypeError):
-        return None  # not an op of such inputs
+        return None  # the op does not accept such inputs
     return (net, feeds) if batch_symbol(net) else None
 
 
 def proven() -> list:
-    """(op, sample's number, constant inputs) of all samples that the proof allows."""
+    """(op, sample index, constant inputs) of all samples accepted by the proof."""
     found = []
     for name, op in sorted(OPS.items()):
         for k, sample in enumerate(op.samples):
             if any(isinstance(s, str) and s.startswith(("extreme", "nonfinite")) for s in sample.inputs):
-                continue  # sums of infinities and largest numbers depend on their order
+                continue  # sums of infinities and of the largest values depend on their order
             changing = [i for i, s in enumerate(sample.inputs) if isinstance(s, str) and not s.startswith("const ")]
             for n in range(len(changing)):
                 for constants in itertools.combinations(changing, n):
@@ -72,8 +72,8 @@ def proven() -> list:
 PROVEN = proven()
 
 
-def test_most_ops_are_understood():
-    """Elementwise ops, windows, norms, products, moves: what networks are made of."""
+def test_most_ops_are_proven():
+    """Elementwise ops, windows, norms, products, data movement: the ops of usual networks."""
     names = {p.values[0] for p in PROVEN}
     assert len(PROVEN) > 500
     assert names >= {"Add", "Conv", "MaxPool", "BatchNormalization", "LayerNormalization", "MatMul", "Gemm", "Softmax", "ReduceMean"}
@@ -81,13 +81,13 @@ def test_most_ops_are_understood():
 
 
 @pytest.mark.parametrize(("name", "k", "constants"), PROVEN)
-def test_what_the_proof_allows_of_an_op_is_true_of_it(name, k, constants):
+def test_ops_accepted_by_the_proof_are_independent_per_sample(name, k, constants):
     net, feeds = with_a_batch(name, OPS[name].samples[k], constants)
     assert differ(net, feeds) is None
 
 
 def built(make, *types: str) -> Network:
-    """A network around `make(net, *inputs)`, which gives its output."""
+    """A network around `make(net, *inputs)`, which returns its output."""
     net = Network("hostile")
     made = make(net, *(net.add_input(f"x{i}", parse_type(t)) for i, t in enumerate(types)))
     net.mark_output(made, "y")
@@ -103,19 +103,19 @@ def scalar(net: Network, value, dtype=np.int64) -> Tensor:
 
 
 def count(net: Network, x: Tensor) -> Tensor:
-    """How many samples there are, as a float."""
+    """The number of samples, as a float."""
     return net.add("Cast", net.add("Gather", net.add("Shape", x), scalar(net, 0), axis=0), to=parse_type("f32[]").dtype)
 
 
 def rolled(net: Network, x: Tensor) -> Tensor:
-    """Every sample in the place of the one before it."""
+    """Replaces every sample by the previous one."""
     last = net.add("Slice", x, const(net, -1), const(net, 2**31), const(net, 0), const(net, 1))
     rest = net.add("Slice", x, const(net, 0), const(net, -1), const(net, 0), const(net, 1))
     return net.add("Concat", last, rest, axis=0)
 
 
 def numbered(net: Network, x: Tensor) -> Tensor:
-    """Each sample gets its place added."""
+    """Adds its index to each sample."""
     n = net.add("Gather", net.add("Shape", x), scalar(net, 0), axis=0)
     places = net.add("Cast", net.add("Range", scalar(net, 0), n, scalar(net, 1)), to=x.dtype)
     return net.add("Add", x, net.add("Unsqueeze", places, const(net, 1)))
@@ -143,7 +143,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("kind", MIXED)
-def test_what_mixes_samples_is_refused(kind):
+def test_ops_that_mix_samples_are_refused(kind):
     net = built(MIXED[kind], "f32[N,4]")
     assert why_samples_touch(net, {"x0": (8, 4)})
 
@@ -153,8 +153,8 @@ def test_the_layer_is_named():
     assert "'over the batch'" in why_samples_touch(net, {"x0": (2, 4)})
 
 
-def test_a_branch_that_sees_the_batch_is_refused():
-    """What a region catches from outside is no input of the layer."""
+def test_a_branch_that_depends_on_the_batch_is_refused():
+    """Values captured by a region are not inputs of the layer."""
 
     def make(net, x):
         def branch(name: str, value: float) -> Network:
@@ -172,7 +172,7 @@ def test_a_branch_that_sees_the_batch_is_refused():
     ("types", "why"),
     [(("f32[8,4]",), "one dynamic batch"), (("f32[N,N]",), "one dynamic batch"), (("f32[N,4]", "f32[M,4]"), "one dynamic batch")],
 )
-def test_only_one_changing_batch_is_dealt(types, why):
+def test_only_a_single_dynamic_batch_is_accepted(types, why):
     net = built(lambda net, *x: net.add("Relu", x[0]), *types)
     assert why in why_samples_touch(net, {f"x{i}": (8, 4) for i in range(len(types))})
 
@@ -186,20 +186,20 @@ def test_an_output_for_all_samples_is_refused():
 
 
 def token(net: Network, x: Tensor) -> Tensor:
-    """A learned token before each sample's tokens, repeated by the batch's size as exporters write it."""
+    """A learned token before each sample's tokens, repeated by the batch size as exporters write it."""
     n = net.add("Gather", net.add("Shape", x), const(net, 0), axis=0)
     shape = net.add("Concat", n, const(net, 1, 4), axis=0)
     return net.add("Concat", net.add("Expand", net.constant(np.arange(4, dtype=np.float32).reshape(1, 1, 4)), shape), x, axis=1)
 
 
 def flattened(net: Network, x: Tensor) -> Tensor:
-    """A shape computed from the batch's own."""
+    """A shape computed from the batch's shape."""
     n = net.add("Gather", net.add("Shape", x), const(net, 0), axis=0)
     return net.add("Reshape", x, net.add("Concat", n, const(net, -1), axis=0))
 
 
 @pytest.mark.parametrize("make", [token, flattened])
-def test_what_exporters_write_about_the_batch_is_understood(make):
+def test_batch_expressions_of_exporters_are_proven(make):
     net = built(make, "f32[N,3,4]")
     assert why_samples_touch(net, {"x0": (8, 3, 4)}) is None
     assert differ(net, {"x0": np.random.default_rng(0).standard_normal((BATCH, 3, 4)).astype(np.float32)}) is None

@@ -1,4 +1,4 @@
-"""Inferred types with symbolic sizes: put the numbers in, and they are the reference's."""
+"""Inferred types with symbolic sizes: with values for the symbols they equal the reference's types."""
 
 import pytest
 
@@ -11,7 +11,7 @@ NEEDS_STATIC = {"Resize-7": "the aspect ratio decides the size", "Squeeze-2": "a
 
 
 def dynamic(name, i, axes):
-    """The sample's layer with symbols for `axes` of its inputs (one symbol for each size), the original one, arrays, and values."""
+    """The sample's layer with symbols for `axes` of its inputs (one symbol per size), the original layer, arrays, and values of the symbols."""
     _, layer, arrays = sample_layer(name, OPS[name].samples[i])
     net, env, inputs = Network("dynamic"), {}, []
     for t in layer.inputs:

@@ -1,16 +1,16 @@
-"""Golden files of passes: cases of a network before and after, read and written.
+"""Golden files of passes: cases with a network before and after, read and written.
 
     ## name: what the case shows
     # with fuse_conv_add            other passes that run too (optional)
-    # noFuse=conv1                  as --noFuse would (optional)
+    # noFuse=conv1                  as --noFuse (optional)
     # takes Attention               the machine has a tactic for this composite (optional)
-    # line 16                       the machine's kernels read so many bytes of channels at once (optional)
+    # line 16                       the machine's kernels read this many bytes of channels at once (optional)
     in %x: ...                      the network before
     =>
     in %x: ...                      the network after
     skip 'relu1': why               the skips of the pass under test
 
-After `=>`, a constant that the pass made is shown as the expression that it came from, and weights keep their `seed(k)`.
+After `=>`, a constant created by the pass is shown as the expression that computes it, and weights keep their `seed(k)`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from whet.network import Network, network_text, parse_network
 from whet.passes import PASSES, PassLog, lower
 
 FOLDER = Path(__file__).parents[1] / "golden" / "passes"
-#: Passes that change the order of floating point operations; all others keep every bit, NaN and infinities included.
+# : Passes that reorder floating-point operations; all others are bit-exact, NaN and infinities included.
 ROUNDS = {
     "fold_batch_norm", "fold_quantized_batch_norm", "fold_scale_shift", "gemm_to_canonical", "move_scales", "recognize_gelu",
     "recognize_hard_sigmoid", "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "recognize_rms_norm", "pad_channels",
@@ -52,7 +52,7 @@ class Case:
         return parse_network("network case source\n" + self.before)
 
     def run(self, name: str, net: Network | None = None) -> tuple[Network, PassLog]:
-        """The case's network (or `net`) after pass `name` and the case's other passes, verified after each firing."""
+        """The case's network (or `net`) after pass `name` and the case's other passes, verified after each rewrite."""
         switches = ["none", "+" + name, *("+" + o for o in self.others)]
         refuses = (lambda layer: None if layer.composite in self.takes else f"no tactic takes {layer.composite}") if self.takes else None
         alignment = self.channel_alignment
@@ -80,7 +80,7 @@ def write(path: Path, cases: list[Case]) -> None:
 
 
 def after_text(case: Case, name: str, net: Network, log: PassLog) -> str:
-    """What stands after `=>`."""
+    """The text after `=>`."""
     seeds = dict(re.findall(r"^const %(\S+): \S+ = (seed\(\d+\))$", case.before, flags=re.M))
     known = {t.weight.digest: seeds[t.name] for t in case.network().constants.values() if t.name in seeds and t.weight is not None}
     lines = []

@@ -1,4 +1,4 @@
-"""Random networks and inputs for them, from a seed; and the comparison of answers. For tests of passes, builder and runtime."""
+"""Seeded random networks with inputs, and the comparison of results, for tests of passes, builder and runtime."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from whet.network import F32, F64, Network, Tensor, TensorType, evaluate, symbol
 
-#: values of symbols in tests
+# : values of symbols in tests
 SIZES = {"N": 2, "H": 8, "W": 6, "S": 5}
 
 
 def feeds(net: Network, seed: int = 0, *, extreme: bool = False, sizes: dict[str, int] | None = None) -> dict[str, np.ndarray]:
-    """Arrays for the inputs of `net`: normal numbers, small integers; `extreme` puts NaN, infinities and signed zeros among them."""
+    """Arrays for the inputs of `net`: normal values, small integers; `extreme` adds NaN, infinities and signed zeros."""
     env = {**SIZES, **(sizes or {})}
     return {t.name: _array(t.name, t.type, env, seed, extreme) for t in net.inputs}
 
@@ -36,10 +36,10 @@ def _array(name: str, type_: TensorType, env: dict[str, int], seed: int, extreme
 
 
 def same(want: np.ndarray, got: np.ndarray, rtol: float) -> None:
-    """Asserts equal type and shape, and values equal to `rtol` of the largest (0: to the last bit). NaN equals NaN."""
+    """Asserts equal type and shape, and values equal to `rtol` of the largest (0: bit-exact). NaN equals NaN."""
     assert want.dtype == got.dtype
     assert want.shape == got.shape
-    if want.dtype.kind == "V" or want.dtype.name.startswith("float8"):  # NumPy knows no NaN of such types
+    if want.dtype.kind == "V" or want.dtype.name.startswith("float8"):  # NumPy has no NaN of such types
         want, got = want.astype(np.float32), got.astype(np.float32)
     if rtol == 0 or want.dtype.kind not in "fV":
         np.testing.assert_array_equal(got, want)
@@ -53,7 +53,7 @@ def same(want: np.ndarray, got: np.ndarray, rtol: float) -> None:
 
 
 def random_network(seed: int, steps: int = 14) -> Network:
-    """A network of images and matrices with a symbolic batch: what exporters write, with dead, doubled and useless layers in it.
+    """A network of images and matrices with a symbolic batch, like an exporter's, with dead, duplicate and redundant layers.
 
     Input %x is f32[N,C,8,6]; there are one to three outputs.
     """
@@ -92,7 +92,7 @@ class _Maker:
         return options[int(self.rng.integers(len(options)))]
 
     def weight(self, *shape: int, scale: float = 1.0, positive: bool = False, silent: bool = False) -> Tensor:
-        """A constant; now and then one that is there already, or its equal under another name. `silent`: with rows of zeros."""
+        """A constant; sometimes an existing one, or a duplicate under another name. `silent`: with rows of zeros."""
         fitting = [w for w in self.weights if w.shape == shape]
         if fitting and self.rng.random() < 0.3 and not positive:
             chosen = self.pick(fitting)
@@ -142,7 +142,7 @@ class _Maker:
         return y if self.rng.random() < 0.7 else self.conv(y)
 
     def silent(self, x: Tensor) -> Tensor | None:
-        """Two convolutions, the first with channels that are wholly zero."""
+        """Two convolutions, the first with all-zero channels."""
         if not self.image(x):
             return None
         c = int(x.shape[1])
@@ -160,7 +160,7 @@ class _Maker:
         return self.net.add("Relu", self.net.add("Add", y, z))
 
     def stem(self, x: Tensor) -> Tensor | None:
-        """A network's beginning, wherever it stands."""
+        """A stem, at any position of the network."""
         if not self.image(x):
             return None
         c = int(x.shape[1])
@@ -168,7 +168,7 @@ class _Maker:
         return self.net.add("MaxPool", y, kernel_shape=(3, 3), strides=(1, 2), pads=(1, 1, 1, 1))
 
     def fork(self, x: Tensor) -> Tensor | None:
-        """The beginning of a block of two ways, joined again."""
+        """The start of a block with two parallel branches that are concatenated."""
         if not self.image(x):
             return None
         c = int(x.shape[1])
@@ -176,7 +176,7 @@ class _Maker:
         return self.net.add("Concat", *ways, axis=1)
 
     def neck(self, x: Tensor) -> Tensor | None:
-        """A smaller image, enlarged and joined to the one it was made of, and one or two convolutions of both."""
+        """An image, downsampled, upsampled again and concatenated with the original, and one or two convolutions of the result."""
         if not self.image(x) or any(int(d) % 2 for d in x.shape[2:]):
             return None
         y = self.net.add("MaxPool", x, kernel_shape=(2, 2), strides=(2, 2))
@@ -185,7 +185,7 @@ class _Maker:
         return self.fork(y) if self.rng.random() < 0.5 else self.conv(y)
 
     def gate(self, x: Tensor) -> Tensor | None:
-        """Squeeze and excitation: an image times what two products make of its means."""
+        """Squeeze and excitation: an image times gates from its means through two products."""
         if not self.image(x):
             return None
         c = int(x.shape[1])
@@ -193,7 +193,7 @@ class _Maker:
         return self.net.add("Mul", x, self.net.add("Sigmoid", self.net.add("Conv", y, self.weight(c, 2, 1, 1))))
 
     def anchors(self, x: Tensor) -> Tensor | None:
-        """A detector's head: channels of two anchors, each anchor's moved behind the pixels."""
+        """A detector's head: channels of two anchors, the channels of each anchor moved to the last axis."""
         if not self.image(x) or int(x.shape[1]) % 2:
             return None
         c, h, w = (int(d) for d in x.shape[1:])
@@ -271,7 +271,7 @@ class _Maker:
         return self.net.add("Conv", padded, self.weight(4, c, 3, 3, scale=(9 * c) ** -0.5))
 
     def transposes(self, x: Tensor) -> Tensor:
-        if self.image(x) and int(x.shape[1]) % 2 == 0 and self.rng.random() < 0.3:  # a detector's head: channels cut, moved behind the pixels
+        if self.image(x) and int(x.shape[1]) % 2 == 0 and self.rng.random() < 0.3:  # a detector's head: channels split and moved to the last axis
             cut = self.net.add("Reshape", x, self.ints(0, 2, int(x.shape[1]) // 2, *(int(d) for d in x.shape[2:])))
             return self.net.add("Reshape", self.net.add("Transpose", cut, perm=(0, 1, 3, 4, 2)), self.ints(0, -1))
         perm = [int(p) for p in self.rng.permutation(x.type.rank)]
@@ -367,7 +367,7 @@ class _Maker:
         return self.net.add("Slice", y, self.ints(0), self.ints(-1), self.ints(self.pick([-1, 2])))
 
     def double(self, x: Tensor) -> Tensor | None:
-        """A layer that is there already, once more."""
+        """A duplicate of an existing layer."""
         layers = [y for y in self.net.layers if len(y.outputs) == 1 and y.output.type.dtype == F32 and y.output in self.values]
         if not layers:
             return None

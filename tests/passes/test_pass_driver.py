@@ -1,4 +1,4 @@
-"""The driver: names, sources, order, switches, what is refused, regions, and whom it blames."""
+"""The driver of passes: names, sources, order, switches, refusals, regions, and the pass named in errors."""
 
 import time
 
@@ -26,7 +26,7 @@ out %y
 """
 
 
-def test_a_fused_layer_is_called_after_its_parts_and_keeps_their_sources():
+def test_a_fused_layer_has_the_names_and_sources_of_its_parts():
     net, log = lower(parse_network(RESIDUAL), check=True)
     (layer,) = net.layers
     assert layer.name == "conv1 + bn1 + add1 + relu1"
@@ -40,7 +40,7 @@ def test_a_fused_layer_is_called_after_its_parts_and_keeps_their_sources():
     assert [f[0] for f in log.fired if f[0].startswith("fuse")] == ["fuse_conv_add", "fuse_conv_activation"]
 
 
-def test_the_source_network_is_left_alone():
+def test_the_source_network_is_unchanged():
     net = parse_network(RESIDUAL)
     text = str(net)
     lower(net)
@@ -71,18 +71,18 @@ def test_no_passes_means_no_change():
         (["conv1", "add1"], ["conv1", "bn1", "add1", "relu1"]),
     ],
 )
-def test_no_fuse_keeps_nodes_alone(names, left):
+def test_no_fuse_keeps_nodes_unfused(names, left):
     net, log = lower(parse_network(RESIDUAL), no_fuse=names, check=True)
     assert [x.name for x in net.layers] == left
     assert any("--noFuse names" in why for why in log.skipped.values())
 
 
-def test_no_fuse_of_an_unknown_node_says_the_nearest():
+def test_no_fuse_of_an_unknown_node_suggests_the_nearest_name():
     with pytest.raises(UsageError, match=r"--noFuse=con1: the network has no such node. Did you mean 'conv1'\?"):
         lower(parse_network(RESIDUAL), no_fuse=["con1"])
 
 
-def test_no_fuse_takes_brackets_as_they_are():
+def test_no_fuse_takes_brackets_literally():
     text = RESIDUAL.replace('from "conv1"', 'from "conv[1]"')
     net, _ = lower(parse_network(text), no_fuse=["conv[1]"])
     assert any(x.op == "Conv" for x in net.layers)
@@ -97,12 +97,12 @@ def test_switches():
     assert {p.name for p in select(0)} < {p.name for p in select(1)} <= {p.name for p in select(2)}
 
 
-def test_an_unknown_pass_says_the_nearest():
+def test_an_unknown_pass_suggests_the_nearest_name():
     with pytest.raises(UsageError, match=r"there is no pass 'fuse_sylu'. Did you mean 'fuse_silu'\?"):
         select(3, ["-fuse_sylu"])
 
 
-def test_every_pass_says_what_it_does_and_after_what():
+def test_every_pass_has_a_docstring_and_known_predecessors():
     for p in ordered():
         assert p.doc.endswith((".", ":")), p.name
         assert all(PASSES[a].phase <= p.phase for a in p.after), p.name
@@ -162,7 +162,7 @@ def test_a_pass_that_breaks_the_network_is_blamed():
         run_passes(net, [_pass(wrong)], check=True)
 
 
-def test_a_rule_that_gives_up_after_adding_is_blamed():
+def test_a_rule_that_adds_layers_and_declines_is_blamed():
     def careless(g, layer):
         g.add("Tanh", layer.inputs[0])
 
@@ -170,7 +170,7 @@ def test_a_rule_that_gives_up_after_adding_is_blamed():
         run_passes(_relus(1), [_pass(careless)])
 
 
-def test_a_rule_without_end_is_blamed():
+def test_a_rule_that_never_terminates_is_blamed():
     def restless(g, layer):
         return g.add("Relu", layer.inputs[0])
 
@@ -185,7 +185,7 @@ def test_passes_that_undo_each_other_are_blamed():
         run_passes(_relus(1), [there, back])
 
 
-def test_layers_that_a_rule_added_in_vain_go():
+def test_unused_layers_of_a_rule_are_removed():
     def wasteful(g, layer):
         g.add("Exp", layer.inputs[0])
         return g.add("Abs", layer.inputs[0])
@@ -196,7 +196,7 @@ def test_layers_that_a_rule_added_in_vain_go():
     assert net.layers[0].name == "relu0"
 
 
-def test_new_layers_stand_where_the_old_ones_stood():
+def test_new_layers_take_the_position_of_the_old_ones():
     net = _relus(3)
     run_passes(net, [_pass(lambda g, x: g.add("Abs", x.inputs[0]) if x.name == "relu1" else None)])
     assert [x.name for x in net.layers] == ["relu0", "relu1", "relu2"]
@@ -204,7 +204,7 @@ def test_new_layers_stand_where_the_old_ones_stood():
 
 
 def test_a_stale_skip_is_forgotten():
-    """The second run finds another situation: what was said about the first is not in the log."""
+    """The second run sees a changed network: the log has no skips of the first."""
 
     def fires_later(g, layer):
         return Skip("not yet") if any(x.op == "Tanh" for x in g.layers) else None
@@ -216,7 +216,7 @@ def test_a_stale_skip_is_forgotten():
     assert log.skipped == {}
 
 
-def test_what_a_whole_pass_says_is_logged():
+def test_skips_of_a_whole_pass_are_logged():
     log = run_passes(_relus(1), [Pass("mine", Phase.FINAL, lambda g: [Fired("this", "relu0"), Skip("that", "relu0")][len(g.layers) :], None)])
     assert log.fired == []
     assert log.skipped == {("mine", "relu0"): "that"}
@@ -229,13 +229,13 @@ def test_refused_fusions_are_undone():
     verify(net)
 
 
-def test_a_pass_waits_for_one_that_is_not_there(monkeypatch):
+def test_a_pass_after_an_unknown_one_is_refused(monkeypatch):
     monkeypatch.setitem(PASSES, "odd", Pass("odd", Phase.CLEAN, None, None, after=("nowhere",)))
     with pytest.raises(BuildError, match="pass odd is declared after nowhere, which does not exist"):
         ordered()
 
 
-def test_passes_that_wait_for_each_other(monkeypatch):
+def test_cyclic_order_is_refused(monkeypatch):
     monkeypatch.setitem(PASSES, "one", Pass("one", Phase.CLEAN, None, None, after=("two",)))
     monkeypatch.setitem(PASSES, "two", Pass("two", Phase.CLEAN, None, None, after=("one",)))
     with pytest.raises(BuildError, match="passes depend on each other in a cycle: one, two"):
@@ -247,7 +247,7 @@ def test_two_passes_of_one_name(monkeypatch):
         register(Pass("fuse_silu", Phase.FUSE, None, None))
 
 
-def test_sizes_go_into_attributes_that_the_ops_have():
+def test_constant_sizes_become_attributes_of_the_ops():
     for op, places in SIZES.items():
         assert set(places.values()) <= set(OPS[op].attrs), op
 
@@ -269,7 +269,7 @@ def test_graph_knows_readers_and_reasons():
 
 
 def test_weights_are_compared_to_the_last_byte():
-    """Large constants are sampled first: a difference between the samples must not be overlooked."""
+    """Large constants are sampled first: a difference between the sampled elements must not be overlooked."""
     a = np.zeros(1000, np.float32)
     b, same_again = a.copy(), a.copy()
     b[1] = 1
@@ -294,8 +294,8 @@ def test_layers_with_nearly_equal_weights_are_not_merged():
     assert log.fired == []
 
 
-def test_sizes_that_only_a_loop_knows_stay_computed():
-    """Dims of a body's own inputs change from turn to turn: no attribute can hold them."""
+def test_sizes_known_only_inside_a_loop_stay_computed():
+    """Dimensions of a body's inputs change between iterations: no attribute can hold them."""
     text = """
         in %x: f32[K,4]
         %s = Shape(%x)

@@ -1,7 +1,7 @@
-"""Each pass by text before and after: it fires, it must not fire (with its reason), a second run changes nothing, the numbers stay.
+"""Each pass by text before and after: it fires, it must not fire (with its reason), a second run changes nothing, values are preserved.
 
-A pass without a golden file fails here. After a wanted change: `WHET_UPDATE_GOLDEN=1 pytest tests/passes/test_pass_golden.py`, and
-read the diff.
+A pass without a golden file fails here. After an intended change: `WHET_UPDATE_GOLDEN=1 pytest tests/passes/test_pass_golden.py`, and
+review the diff.
 """
 
 import os
@@ -55,7 +55,7 @@ def test_a_second_run_changes_nothing(name, i):
 
 
 @pytest.mark.parametrize(("name", "i"), CASES, ids=IDS)
-def test_numbers_stay(name, i):
+def test_values_are_preserved(name, i):
     case = FILES[name][i]
     before = case.network()
     after, _ = case.run(name)

@@ -1,4 +1,4 @@
-"""Standard networks and real models keep their answers when lowered, and the layers that are left are the expected ones."""
+"""Lowered standard networks and real models keep their results and have the expected layers."""
 
 import os
 import sys
@@ -49,7 +49,7 @@ REAL = (
 
 
 def _numbers_stay(net, low) -> None:
-    """Error against float64 of the lowered network: at most four times that of the network as it was, or 1e-5."""
+    """Error of the lowered network against float64: at most four times that of the source network, or 1e-5."""
     arrays = feeds(net, sizes={"N": 1, "sequence": 7})
     exact, before, after = run_network(net, arrays, widen=True), run_network(net, arrays), run_network(low, arrays)
     assert list(exact) == list(after)

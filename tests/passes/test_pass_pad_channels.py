@@ -1,4 +1,6 @@
-"""Filled channels: random networks keep their answer, and pruned ones of odd widths have tensor-core kernels for all convolutions after the first."""
+"""Channel padding: random networks keep their results, and networks pruned to odd widths get tensor-core kernels for all convolutions after
+the stem.
+"""
 
 import numpy as np
 import pytest
@@ -18,18 +20,18 @@ seeds = st.integers(0, 10**6)
 
 @pytest.fixture(autouse=True)
 def _any_work(monkeypatch):
-    """Layers of few products are filled too: those of the tests have few."""
+    """Pads layers with few products too, since those of the tests have few."""
     monkeypatch.setattr(pad_channels, "_MIN_WORK", 0)
 
 
 def filled(net, *switches):
-    """The lowered network with channels in lines of 16 bytes, and what the passes did."""
+    """The lowered network with channels padded to multiples of 16 bytes, and the log of the passes."""
     return lower(net, switches=switches, check=True, refuses=lambda layer: None, channel_alignment=16)
 
 
 @SETTINGS
 @given(seeds)
-def test_random_networks_keep_their_answer(seed):
+def test_random_networks_keep_their_results(seed):
     net = random_network(seed, 22)
     made, _ = filled(net)
     verify(made)
@@ -41,7 +43,7 @@ def test_random_networks_keep_their_answer(seed):
 
 
 class Odd:
-    """A random network of images whose widths are no multiples of 8, as pruners leave them: every layer ends where weights read it."""
+    """A random image network with widths that are no multiples of 8, as pruners produce them; every layer's output feeds weights."""
 
     def __init__(self, seed: int):
         self.rng = np.random.default_rng([seed, 5])
@@ -103,19 +105,19 @@ class Odd:
         return self.net.add("PRelu", self.net.add("MaxPool", x, kernel_shape=(3, 3), pads=(1, 1, 1, 1)), self.weight(int(x.shape[1]), 1, 1))
 
     def shortcut(self, x: Tensor) -> Tensor:
-        """A shortcut without weights: zeros before and behind the channels."""
+        """A shortcut without weights: zero padding before and after the channels."""
         c, before, behind = int(x.shape[1]), int(self.rng.choice([0, 5, 8])), int(self.rng.choice([0, 4, 7]))
         pads = self.net.constant(np.array([0, before, 0, 0, 0, behind, 0, 0], np.int64), "p")
         return self.net.add("Add", self.conv(x, c + before + behind), self.net.add("Pad", x, pads))
 
     def ranged(self, x: Tensor) -> Tensor:
-        """Some of the channels of a convolution."""
+        """A slice of the channels of a convolution."""
         n, first, behind = self.width(), int(self.rng.choice([0, 5, 8])), int(self.rng.choice([0, 4, 7]))
         bounds = [self.net.constant(np.array([v], np.int64), "b") for v in (first, first + n, 1)]
         return self.net.add("Slice", self.conv(x, n + first + behind), *bounds)
 
     def quantized(self, x: Tensor) -> Tensor:
-        """A convolution of 8-bit integers whose filters have scales of their own and whose image has a zero point."""
+        """An 8-bit integer convolution whose filters have per-channel scales and whose image has a zero point."""
         step, zero = self.net.constant(np.float32(0.02), "s"), self.net.constant(np.array(120, np.uint8), "z")
         k, c = self.width(), int(x.shape[1])
         w = self.net.constant(self.rng.integers(-127, 128, (k, c, 3, 3)).astype(np.int8), "w")
@@ -128,7 +130,7 @@ class Odd:
 
 @SETTINGS
 @given(seeds)
-def test_odd_networks_keep_their_answer_and_have_no_odd_width_left(seed):
+def test_odd_networks_keep_their_results_without_odd_widths(seed):
     net = Odd(seed).net
     made, _ = filled(net)
     for sizes in ({"N": 1}, {"N": 3}):
@@ -142,8 +144,8 @@ def test_odd_networks_keep_their_answer_and_have_no_odd_width_left(seed):
             assert y.shape[1] % (16 if y.dtype.bits == 8 else 8) == 0, f"{layer}"
 
 
-def test_filled_weights_follow_the_weights_of_the_model():
-    """Origins of filled weights say how they are made of the model's: other values of these give the weights of the same cut."""
+def test_padded_weights_follow_the_weights_of_the_model():
+    """Origins of padded weights describe how they derive from the model's: new values of these give the weights of the same cut."""
     fired = 0
     for seed in range(30):
         net = Odd(seed).net

@@ -1,4 +1,4 @@
-"""Quantized networks under all passes: every weighted layer computes in integers, the answer stays to the last bit, Q/DQ is gone."""
+"""Quantized networks under all passes: every weighted layer computes in integers, results stay bit-exact, Q/DQ disappears."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from whet.passes import PASSES, lower
 
 
 def quantizer(net, scale, zero):
-    """Q and DQ by one scale: x -> dequantized x, as exporters write it."""
+    """Q and DQ with one scale: x -> dequantized x, as in exported models."""
     s, z = net.constant(np.float32(scale), "s"), net.constant(zero, "z")
 
     def fake(t):
@@ -19,14 +19,14 @@ def quantizer(net, scale, zero):
 
 
 def weights(net, rng, *shape, axis=0):
-    """i8 weights with a scale for each output channel, dequantized."""
+    """i8 weights with per-output-channel scales, dequantized."""
     w = net.constant(rng.integers(-127, 128, shape).astype(np.int8), "w")
     s = net.constant(rng.uniform(0.001, 0.01, shape[axis]).astype(np.float32), "ws")
     return net.add("DequantizeLinear", w, s, net.constant(np.zeros(shape[axis], np.int8), "wz"), axis=axis)
 
 
 def residual_network(skip_quantized=True):
-    """A stem, a pool, a residual block with batch norms, a concat, and a classifier, all quantized as QAT tools write them."""
+    """A stem, a pool, a residual block with batch norms, a Concat and a classifier, all quantized as by QAT tools."""
     rng = np.random.default_rng(0)
     net = Network("qat")
     unsigned, signed = quantizer(net, 0.03, np.uint8(0)), quantizer(net, 0.04, np.int8(0))
@@ -56,11 +56,11 @@ def feeds(n=3):
 
 
 @pytest.mark.parametrize("skip_quantized", [True, False])
-def test_the_answer_stays(skip_quantized):
+def test_results_are_preserved(skip_quantized):
     net = residual_network(skip_quantized)
     after, _ = lower(net, check=True)
     want, got = run_network(net, feeds(), widen=True)["y"], run_network(after, feeds(), widen=True)["y"]
-    # Folded batch norms move what is rounded by 1e-7: an integer in a tie may become its neighbour.
+    # Folding batch norms changes rounded values by 1e-7: an integer at a tie may become the adjacent one.
     assert np.abs(got - want).max() < 0.02 * np.abs(want).max()
 
 
@@ -81,7 +81,7 @@ def test_a_float_skip_branch_still_gives_an_integer_convolution():
     assert any(t is not None and t.name.startswith("tanh") for t in adding.inputs)
 
 
-def test_weights_with_zero_points_compute_in_floats_and_say_why():
+def test_weights_with_zero_points_compute_in_floats_with_a_reason():
     net = Network("asymmetric")
     rng = np.random.default_rng(1)
     x = net.add_input("x", parse_type("f32[2,8]"))
@@ -96,7 +96,7 @@ def test_weights_with_zero_points_compute_in_floats_and_say_why():
 
 
 def random_quantized(seed):
-    """Convolutions, products, sums, pools and moves with Q/DQ of few scales between some of them; nothing that rounds when it is folded."""
+    """Convolutions, products, sums, pools and data movement with Q/DQ of few scales between some; nothing that rounds when folded."""
     rng = np.random.default_rng([seed, 9])
     net = Network("random")
     fakes = [quantizer(net, *p) for p in ((0.03, np.uint8(0)), (0.05, np.int8(0)), (0.05, np.uint8(30)), (0.05, np.int8(0)))]
@@ -146,7 +146,7 @@ def random_quantized(seed):
     return net
 
 
-def test_random_quantized_networks_keep_their_answer():
+def test_random_quantized_networks_keep_their_results():
     fired = set()
     for seed in range(60):
         net = random_quantized(seed)
@@ -156,7 +156,7 @@ def test_random_quantized_networks_keep_their_answer():
         fired |= {name for name, n in log.counts().items() if n}
         want, got = run_network(net, x, widen=True), run_network(after, x, widen=True)
         for name, a in want.items():
-            # weights that compute in floats after all are rounded to f32 once
+            # weights that compute in floats in the end are rounded to f32 once
             np.testing.assert_allclose(got[name], a, rtol=1e-5, err_msg=f"seed {seed}")
-    bare = {"quantize_weights", "fold_quantized_batch_norm", "dequantize_constants"}  # shown by their golden files and above
+    bare = {"quantize_weights", "fold_quantized_batch_norm", "dequantize_constants"}  # covered by their golden files and above
     assert fired >= {p for p in PASSES if "quantize" in p} - bare

@@ -1,4 +1,4 @@
-"""Random networks keep their answer: under all passes, each pass alone, any subset, any order; verified after every firing."""
+"""Random networks keep their results: under all passes, each pass by itself, any subset, any order; verified after every rewrite."""
 
 import numpy as np
 import pytest
@@ -13,10 +13,10 @@ from whet.ops._origin import evaluate_origin
 from whet.passes import PASSES, lower, run_passes
 
 SETTINGS = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-#: Computed in float64, what differs is the rounding of folded weights and of numbers that exporters wrote down (1.4142135).
+# : Computed in float64; the differences are the rounding of folded weights and of constants in exported models (1.4142135).
 RTOL = 2e-6
 seeds = st.integers(0, 10**6)
-#: These want Q/DQ, which test_pass_quantize.py makes at random: here a rounding would become another integer.
+# : These need Q/DQ, which test_pass_quantize.py generates randomly: here rounding would give another integer.
 QUANTIZED = {p for p in PASSES if "quantize" in p}
 
 
@@ -36,7 +36,7 @@ def test_all_passes(seed):
     verify(net)
     text = str(net)
     after, _ = lower(net, switches=["all"], check=True)
-    assert str(net) == text, "the source network is left alone"
+    assert str(net) == text, "the source network is unchanged"
     assert_same_answer(net, after)
 
 
@@ -74,8 +74,8 @@ def test_any_order(seed, names):
 
 @SETTINGS
 @given(seeds)
-def test_origins_give_the_weights_again(seed):
-    """Each constant of a lowered network can be computed from the source weights, to the last bit: refit and pruned reloads do."""
+def test_origins_recompute_the_weights(seed):
+    """Each constant of a lowered network can be recomputed bit-exactly from the source weights; refit and pruned reloads rely on it."""
     net = random_network(seed, 20)
     sources = {t.weight.origin.name: t.array() for t in net.constants.values()}
     after, _ = lower(net)
@@ -84,7 +84,7 @@ def test_origins_give_the_weights_again(seed):
 
 
 @pytest.mark.parametrize("name", sorted(PASSES))
-def test_each_alone(name):
+def test_each_pass_by_itself(name):
     for seed in range(6):
         net = random_network(seed)
         after, _ = lower(net, switches=["none", "+" + name], check=True)
@@ -93,7 +93,7 @@ def test_each_alone(name):
 
 @SETTINGS
 @given(seeds, st.integers(0, 30))
-def test_no_fuse_keeps_a_layer_alone(seed, k):
+def test_no_fuse_keeps_a_layer_unfused(seed, k):
     net = random_network(seed)
     node = f"node{k % len(net.layers)}"
     after, _ = lower(net, no_fuse=[node], switches=["-drop_no_ops", "-merge_equal_layers"], check=True)
@@ -105,7 +105,7 @@ def test_no_fuse_keeps_a_layer_alone(seed, k):
 
 @SETTINGS
 @given(seeds)
-def test_the_generator_makes_finite_numbers(seed):
+def test_the_generator_gives_finite_values(seed):
     net = random_network(seed)
     for a in run_network(net, feeds(net)).values():
         assert np.isfinite(a).all()
@@ -113,7 +113,7 @@ def test_the_generator_makes_finite_numbers(seed):
 
 def test_every_pass_fires_on_some_random_network():
     fired, wanted = set(), set(PASSES) - QUANTIZED - {"pad_channels"}  # test_pass_pad_channels.py has networks for it
-    # One machine refuses a composite that another one accepts.
+    # One machine refuses a composite that the other accepts.
     machines = [None, lambda layer: None, lambda layer: "no concatenated inputs" if layer.composite == "ConcatInputConv" else None]
     for seed in range(900):
         _, log = lower(random_network(seed, 24), refuses=machines[seed % 3], switches=["all"])

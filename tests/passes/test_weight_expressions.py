@@ -1,4 +1,4 @@
-"""Expressions over weights: what a pass computed can be computed again, from the same or from other source weights."""
+"""Expressions over weights: constants computed by passes can be recomputed from the same or from other source weights."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def _net(seed):
     return parse_network(text)
 
 
-def test_a_refit_gives_what_lowering_the_new_weights_gives():
+def test_a_refit_equals_lowering_the_new_weights():
     old, new = _net(0), _net(100)
     low, _ = lower(old)
     wanted, _ = lower(new)
@@ -78,7 +78,7 @@ def test_an_expression_is_rounded_once():
     assert str(wide.origin) == "Mul(Cast(a), Cast(a))"
 
 
-def test_an_op_that_does_not_take_them_is_named():
+def test_an_op_that_does_not_accept_them_is_named():
     a = Weight(np.zeros((2, 3), np.float32), Origin("source", "a"))
     with pytest.raises(NetworkError, match="MatMul"):
         express("MatMul", a, a)

@@ -1,4 +1,4 @@
-"""Budgets of accuracy: what they are, what harm is, and that a build keeps within one and says what it cost."""
+"""Budgets of accuracy: their forms, the sensitivity of layers, and builds that stay within a budget and report its cost."""
 
 import json
 import sys
@@ -12,13 +12,13 @@ from test_calibration import samples, small_network
 
 from whet.builder.config import BuildConfig
 from whet.builder.precision.float16 import build_floats_within
-from whet.builder.precision.int8 import Calibration, build_int8, prepared
+from whet.builder.precision.int8 import Calibration, build_int8, prepare
 from whet.builder.verify.engine_values import EngineRun
 from whet.engine.schema import encode
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision import Analysis, Budget, calibrate, emulated, find_places
+from whet.precision import Analysis, Budget, calibrate, emulated, find_quantization_sites
 from whet.precision.measures import EXACT_DB, cosine, decibels, output_snr, snr_db
 from whet.tactics import is_quantized, load_tactics
 
@@ -28,7 +28,7 @@ load_tactics("cpu")
 
 
 def spiky_network():
-    """Three convolutions in a row. The second one's input has one channel 24 times as large as the others: 8 bits lose those."""
+    """Three convolutions in a row. The second one's input has one channel 24 times as large as the others, which 8 bits cannot represent."""
     rng = np.random.default_rng(5)
     net = Network("spiky")
 
@@ -48,7 +48,7 @@ def spiky_network():
 
 def analysis(net=None, precision="int8", **more):
     net = net or spiky_network()
-    ranges = calibrate(net, samples(4), run=EngineRun(net, find_places(net).names()), method="minmax")
+    ranges = calibrate(net, samples(4), run=EngineRun(net, find_quantization_sites(net).names()), method="minmax")
     return Analysis(net, precision, samples(6, 9), EngineRun, ranges, **more)
 
 
@@ -60,12 +60,12 @@ def test_decibels():
     assert snr_db(a, np.array([np.nan, 4], np.float32)) == -EXACT_DB
     assert cosine(a, -a) == pytest.approx(-1)
     assert cosine(a, np.array([4, -3], np.float32)) == pytest.approx(0)
-    assert output_snr([{"a": a, "n": np.array([1])}], [{"a": a, "n": np.array([2])}]) == EXACT_DB  # integers are not judged by power
+    assert output_snr([{"a": a, "n": np.array([1])}], [{"a": a, "n": np.array([2])}]) == EXACT_DB  # integers have no signal power
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8", "fp16", "bf16"])
-def test_emulation_is_rounding_and_nothing_else(precision):
-    """With no layer chosen the values are FP32's; with all, they are off by what so many bits lose."""
+def test_emulation_only_rounds(precision):
+    """With no layer selected the values are FP32's; with all, their error is that of the rounding."""
     a = analysis(small_network(), precision)
     assert a.snr([]) == EXACT_DB
     low, high = {"int8": (25, 60), "fp8": (15, 40), "fp16": (55, 90), "bf16": (35, 65)}[precision]
@@ -86,28 +86,28 @@ def test_bf16_weights_and_values_are_bf16():
     assert not np.any(w.view(np.uint32) & 0xFFFF)
 
 
-def test_the_harmful_layer_is_found():
+def test_the_sensitive_layer_is_found():
     a = analysis()
     rows = a.alone()
     a.cumulative(rows)
     assert rows[0].layer == "b"
     assert rows[0].alone_db < rows[1].alone_db - 10
     assert rows[0].from_here_db == a.snr()
-    assert rows[1].from_here_db > rows[0].from_here_db + 10  # without it the rest is well
+    assert rows[1].from_here_db > rows[0].from_here_db + 10  # without it the rest is accurate
     per_tensor = a.tensors()
     assert per_tensor["a"] > per_tensor["b"] + 5
     assert per_tensor["y"] == pytest.approx(a.snr(), abs=1e-6)
 
 
-def test_what_was_measured_is_not_measured_again(tmp_path):
+def test_measured_sensitivities_are_reused(tmp_path):
     file = tmp_path / "deep" / "harm.json"
     first = analysis(file=file)
     rows = first.alone()
     again = analysis(file=file)
-    again.run_of = None  # nothing may be run any more
+    again.run_of = None  # no further run is permitted
     assert again.alone() == rows
     other = analysis(small_network(), file=file)
-    assert other.snr() != first.snr()  # another network's file is not believed
+    assert other.snr() != first.snr()  # a file of another network is not used
     file.write_text("{")
     assert analysis(file=file).snr(["b"]) == first.snr(["b"])
 
@@ -121,13 +121,13 @@ def test_forms_of_a_budget(tmp_path, monkeypatch):
     for bad, words in {
         "snr": "not a number", "snr:loud": "not a number", "psnr:3": "none of", "python:a:b": "not a number", "cosine:7": "cannot be 7",
         "python:whet_eval_of_mine:top1:-1": "cannot be -1", "python:whet_eval_of_mine:top5:1": "top5",
-        "python:whet_eval_of_mine:number:1": "cannot be called", "python:no_such_module:f:1": "no_such_module",
+        "python:whet_eval_of_mine:number:1": "is not a function", "python:no_such_module:f:1": "no_such_module",
     }.items():  # fmt: skip
         with pytest.raises(UsageError, match=words):
             Budget.parse(bad)
 
 
-def test_a_metric_that_is_no_number():
+def test_a_nan_metric_is_refused():
     with pytest.raises(CalibrationError, match="a finite number is needed"):
         Budget("metric", 1.0, lambda run: float("nan"), "mine").judge(dict, dict, [])
     with pytest.raises(CalibrationError, match="which is not a number"):
@@ -143,12 +143,12 @@ def build_within(budget, net=None, **more):
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_only_what_hurts_leaves_int8(level):
+def test_only_sensitive_layers_leave_int8(level):
     plan = build_within(Budget("snr", 28.0), optimization_level=level)
     found = plan.report.accuracy
     assert found.holds
     assert found.value >= 28
-    if level == 0:  # nothing is timed, so the choice is the budget's alone
+    if level == 0:  # nothing is timed, so only the budget decides
         assert set(found.float_layers) == {"b"}
         assert "alone it leaves" in found.float_layers["b"]
         names = {p for x in plan.network.layers if is_quantized(x) for p in x.name.split(" + ")}
@@ -156,7 +156,7 @@ def test_only_what_hurts_leaves_int8(level):
     assert any(n.startswith("Accuracy: output SNR at least 28 dB") for n in plan.report.info)
 
 
-def test_a_budget_that_nothing_meets_is_floating_point():
+def test_an_unreachable_budget_gives_floating_point():
     plan = build_within(Budget("snr", 150.0))
     assert not any(is_quantized(x) for x in plan.network.layers)
     assert all(e.kept == (e.what == "floating point") for e in plan.report.precision_choice)
@@ -170,7 +170,7 @@ def test_a_loose_budget_drops_nothing():
 
 
 def test_the_users_own_metric_decides():
-    """How often the largest of 8 channels is the one that FP32 finds, over the user's own data."""
+    """Share of the user's samples for which the largest of 8 channels is the same as in FP32."""
     net, data = spiky_network(), samples(8, 21)
     truth = [run_network(net, f)["y"].argmax(1) for f in data]
     calls = []
@@ -188,13 +188,13 @@ def test_the_users_own_metric_decides():
     assert len(calls) > 4
 
 
-def test_sixteen_bits_within_a_budget():
+def test_16_bit_floats_within_a_budget():
     net = small_network()
-    made = prepared(net, config())
+    made = prepare(net, config())
     quick = config(precisions=("bf16",), precision_constraints="none")
     plan, verdict = build_floats_within(net, made, quick, Budget("snr", 60.0), samples(4))
     found = plan.report.accuracy
-    if verdict is None:  # no BF16 kernel won on this machine
+    if verdict is None:  # no BF16 kernel was faster on this machine
         assert "FP32" in found.judged_on
     else:
         assert verdict.holds

@@ -1,4 +1,4 @@
-"""Calibration: order and batch change nothing, two calibrations are one, every fault names its tensor, caches come back as they went."""
+"""Calibration: independent of order and batch, repeatable, errors name the tensor, caches round-trip."""
 
 import json
 
@@ -9,7 +9,7 @@ from whet.builder.precision.int8 import EngineRun
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision import Histogram, Preprocessing, calibrate, calibration_data, find_places, quantize, read_cache, write_cache
+from whet.precision import Histogram, Preprocessing, calibrate, calibration_data, find_quantization_sites, quantize, read_cache, write_cache
 from whet.precision.methods import LIMITS
 from whet.precision.ranges import Range
 
@@ -53,7 +53,7 @@ def test_order_changes_nothing():
 
 
 def test_batch_changes_nothing(tmp_path):
-    """However the data are cut into files, each sample runs alone."""
+    """However the data are split into files, each sample runs by itself."""
     net, data = small_network(), samples(8)
     whole = np.concatenate([f["x"] for f in data])
     np.savez(tmp_path / "all.npz", x=whole)
@@ -67,7 +67,7 @@ def test_batch_changes_nothing(tmp_path):
 
 def test_engines_give_the_same_bits_twice_and_write_the_same_cache(tmp_path):
     net, data = small_network(), samples(6)
-    names = find_places(net).names()
+    names = find_quantization_sites(net).names()
     for k in range(2):
         write_cache(tmp_path / f"{k}.json", calibrate(net, data, run=EngineRun(net, names), model="m"))
         write_cache(tmp_path / f"{k}.cache", calibrate(net, data, run=EngineRun(net, names)))
@@ -75,11 +75,11 @@ def test_engines_give_the_same_bits_twice_and_write_the_same_cache(tmp_path):
     assert (tmp_path / "0.cache").read_bytes() == (tmp_path / "1.cache").read_bytes()
 
 
-def test_an_engine_sees_what_the_reference_sees():
+def test_an_engine_has_the_same_ranges_as_the_reference():
     net, data = small_network(), samples(1)
     values = {}
     run_network(net, data[0], watch=lambda t, a: values.setdefault(t.name, a))
-    got = EngineRun(net, find_places(net).names())(data[0])
+    got = EngineRun(net, find_quantization_sites(net).names())(data[0])
     for name in got:
         if name != "x":
             np.testing.assert_allclose(got[name], values[name], rtol=1e-4, atol=1e-5)
@@ -99,7 +99,7 @@ def test_histograms_merge(split):
     assert whole.total == 1000
 
 
-def test_methods_cut_what_outliers_stretch():
+def test_methods_clip_outliers():
     a = np.abs(np.random.default_rng(4).standard_normal(200_000)).astype(np.float32)
     a[:3] = 500
     h = Histogram()
@@ -112,12 +112,12 @@ def test_methods_cut_what_outliers_stretch():
 
 
 def rounding_error(a: np.ndarray, limit: float) -> float:
-    """The mean squared error of `a` in 8 bits that saturate at `limit`, counted value by value."""
+    """The mean squared error of `a` in 8 bits that saturate at `limit`, computed value by value."""
     step = limit / 127
     return float(np.mean((np.clip(np.rint(a / step), -127, 127) * step - a) ** 2))
 
 
-def test_mean_squared_error_weighs_what_is_cut_off_against_the_step():
+def test_mean_squared_error_balances_clipping_and_step_size():
     a = np.random.default_rng(4).standard_normal(100_000)
     a[:3000] *= 6
     h = Histogram()
@@ -127,8 +127,8 @@ def test_mean_squared_error_weighs_what_is_cut_off_against_the_step():
     assert rounding_error(a, LIMITS["mse"](h)) < 0.8 * rounding_error(a, LIMITS["minmax"](h))
 
 
-def test_entropy_does_not_look_at_zeros():
-    """Behind a Relu most values are zeros, which every range holds exactly: they must not decide where the others are cut off."""
+def test_entropy_ignores_zeros():
+    """After a Relu most values are zeros, which every range represents exactly: they must not influence the clipping threshold."""
     a = np.abs(np.random.default_rng(4).standard_normal(50_000))
     a[:5] = 40
     few, many = Histogram(), Histogram()
@@ -138,7 +138,7 @@ def test_entropy_does_not_look_at_zeros():
 
 
 @pytest.mark.parametrize("r", [Range(-1.0, 1.0), Range(0.0, 2.0), Range(-0.25, 3.0)], ids=["i8", "u8", "zero point"])
-def test_a_ranges_own_rounding_is_that_of_quantize_and_dequantize(r):
+def test_rounding_of_a_range_equals_quantize_and_dequantize(r):
     a = np.linspace(-4, 4, 4001, dtype=np.float32)
     net = Network("rounding")
     x = net.add_input("x", parse_type("f32[4001]"))
@@ -148,11 +148,11 @@ def test_a_ranges_own_rounding_is_that_of_quantize_and_dequantize(r):
     assert len(np.unique(r.fake(a))) == 256
 
 
-def test_the_range_with_the_least_error_of_the_reader_is_taken():
+def test_the_range_with_the_least_error_in_its_reader_is_selected():
     net = Network("outlier")
     x = net.add_input("x", parse_type("f32[1,64]"))
     w = np.eye(64, dtype=np.float32)
-    w[0, 0] = 0.0  # the outlier's column is multiplied by zero: cutting it off costs nothing
+    w[0, 0] = 0.0  # the outlier's column is multiplied by zero: clipping it costs nothing
     net.mark_output(net.add("Gemm", x, net.constant(w, "w")))
     rng = np.random.default_rng(5)
     data = [{"x": rng.standard_normal((1, 64)).astype(np.float32)} for _ in range(400)]
@@ -171,7 +171,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_values_that_are_no_numbers_name_the_tensor(name):
+def test_errors_for_nan_name_the_tensor(name):
     spoil, words = FAULTS[name]
     data = samples(3)
     spoil(data[1])
@@ -179,7 +179,7 @@ def test_values_that_are_no_numbers_name_the_tensor(name):
         calibrate(small_network(), data)
 
 
-def test_constant_and_missing_data_name_the_tensor():
+def test_errors_for_constant_and_missing_data_name_the_tensor():
     with pytest.raises(CalibrationError, match="%x is 0 everywhere in the 2 calibration samples"):
         calibrate(small_network(), [{"x": np.zeros((1, 3, 12, 12), np.float32)}] * 2)
     with pytest.raises(CalibrationError, match=r"no calibration samples.*%x"):
@@ -188,7 +188,7 @@ def test_constant_and_missing_data_name_the_tensor():
         calibrate(small_network(), samples(1), method="median")
 
 
-def test_caches_come_back(tmp_path):
+def test_caches_round_trip(tmp_path):
     net = small_network()
     found = calibrate(net, samples(4), model="abc")
     write_cache(tmp_path / "c.json", found)
@@ -201,13 +201,13 @@ def test_caches_come_back(tmp_path):
     rough = read_cache(tmp_path / "c.cache", net)
     for name, r in rough.tensors.items():
         assert r.high == pytest.approx(max(-found.tensors[name].low, found.tensors[name].high), rel=1e-6)
-    assert rough.tensors["a"].low == 0.0  # behind a Relu
+    assert rough.tensors["a"].low == 0.0  # after a Relu
     assert rough.tensors["x"].low == -rough.tensors["x"].high
 
 
-def test_tensorrts_own_text_is_read(tmp_path):
+def test_tensorrts_text_format_is_read(tmp_path):
     net = small_network()
-    names = find_places(net).names()
+    names = find_quantization_sites(net).names()
     path = tmp_path / "trt.cache"
     path.write_text("TRT-8601-EntropyCalibration2\n" + "".join(f"{n}: 3c010a14\n" for n in names) + "(Unnamed Layer* 5)_output: 3c010a14\n")
     found = read_cache(path, net)
@@ -226,7 +226,7 @@ BAD_CACHES = {
 
 
 @pytest.mark.parametrize("name", BAD_CACHES)
-def test_bad_caches_say_what_is_wrong(name, tmp_path):
+def test_errors_for_bad_caches(name, tmp_path):
     write, file, words = BAD_CACHES[name]
     net = small_network()
     write(tmp_path / file, calibrate(net, samples(2), model="other"))
@@ -234,7 +234,7 @@ def test_bad_caches_say_what_is_wrong(name, tmp_path):
         read_cache(tmp_path / file, net, "this one")
 
 
-def test_quantized_network_is_near_and_gets_nearer_with_real_ranges():
+def test_a_quantized_network_is_accurate_and_real_ranges_improve_it():
     net, data = small_network(), samples(16)
     made = quantize(net, calibrate(net, data))
     x = {"x": np.concatenate([f["x"] for f in samples(8, seed=9)])}
@@ -246,18 +246,18 @@ def test_quantized_network_is_near_and_gets_nearer_with_real_ranges():
     assert np.linalg.norm(run_network(quantize(net, wild), x)["y"] - want) / np.linalg.norm(want) > 5 * error
 
 
-def test_skewed_tensors_get_zero_points_where_allowed():
+def test_skewed_tensors_get_zero_points_if_allowed():
     net = small_network()
     r = calibrate(net, samples(), method="minmax").tensors["s"]  # a SiLU: -0.28 and up
     assert r.zero > 0 or r.low == -r.high
     h = Range.within(-0.28, 5.0, 5.0)
     assert (h.low, h.zero) == (-0.28, round(0.28 / (5.28 / 255)))
-    assert h.fake(np.float32([0.0])) == 0  # zero stays zero: padding is exact
+    assert h.fake(np.float32([0.0])) == 0  # zero is exact, so padding is exact
     plain = calibrate(net, samples(), zero_points=False)
     assert all(r.zero == 0 for r in plain.tensors.values())
 
 
-def test_missing_ranges_name_the_tensor():
+def test_errors_for_missing_ranges_name_the_tensor():
     found = calibrate(small_network(), samples(2))
     del found.tensors["a"]
     with pytest.raises(CalibrationError, match="no range for %a"):
@@ -300,7 +300,7 @@ def test_images_are_decoded_and_prepared(tmp_path):
     assert Preprocessing.parse(str(tmp_path / "p.yaml")) == p
 
 
-def test_pictures_of_sixteen_bits_keep_their_light(tmp_path):
+def test_16_bit_images_keep_their_brightness(tmp_path):
     image = pytest.importorskip("PIL.Image")
     deep = np.repeat(np.arange(12, dtype=np.uint16)[None] * 5957, 12, axis=0)  # 0 to 65527
     image.fromarray(deep).save(tmp_path / "a.png")
@@ -308,7 +308,7 @@ def test_pictures_of_sixteen_bits_keep_their_light(tmp_path):
     np.testing.assert_allclose(got["x"][0, 0], deep / 65535, atol=1 / 255)
 
 
-def test_a_picture_that_claims_too_much_is_named(tmp_path, monkeypatch):
+def test_an_image_with_an_excessive_size_is_named(tmp_path, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     image.fromarray(np.zeros((12, 12, 3), np.uint8)).save(tmp_path / "a.png")
     monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 20)
@@ -326,17 +326,56 @@ BAD_DATA = {
 
 
 @pytest.mark.parametrize("name", BAD_DATA)
-def test_bad_data_say_what_is_wrong(name, tmp_path):
+def test_errors_for_bad_data(name, tmp_path):
     make, file, words = BAD_DATA[name]
     make(tmp_path)
     with pytest.raises((CalibrationError, UsageError), match=words):
         list(calibration_data(str(tmp_path / file), small_network()))
 
 
-def test_cache_json_knows_its_model(tmp_path):
+def test_a_json_cache_records_its_model(tmp_path):
     write_cache(tmp_path / "c.json", calibrate(small_network(), samples(2), model="m1"))
     data = json.loads((tmp_path / "c.json").read_text())
     assert data["model"] == "m1"
     assert data["samples"] == 2
     with pytest.raises(UsageError, match="cannot be written"):
         write_cache(tmp_path / "no" / "c.json", calibrate(small_network(), samples(2)))
+
+
+def weighted(inputs, make):
+    """A network with one input and the layers that `make(net, x, w)` adds; w(*shape) is a random constant."""
+    rng = np.random.default_rng(5)
+    net = Network("weighted")
+
+    def w(*shape):
+        return net.constant((rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32), "w")
+
+    net.mark_output(make(net, net.add_input("x", parse_type(inputs)), w))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("inputs", "make"),
+    [
+        ("f32[1,100,3000]", lambda net, x, w: net.add("Conv", net.add("Relu", net.add("Conv", x, w(80, 100, 3))), w(90, 80, 3), strides=(2,))),
+        ("f32[1,80,12,14,40]", lambda net, x, w: net.add("Conv", x, w(8, 80, 3, 3, 3))),
+        ("f32[1,66,300]", lambda net, x, w: net.add("Conv", x, w(66, 1, 9), group=66, dilations=(16,))),
+        ("f32[1,56,56,96]", lambda net, x, w: net.add("MatMul", x, w(96, 12))),
+        ("f32[1,12,200,64]", lambda net, x, w: net.add("MatMul", x, w(64, 12))),
+        (
+            "f32[1,96,96]",
+            lambda net, x, w: net.add("Add", net.add("MatMul", x, w(96, 96)), net.add("Conv", x, w(96, 96, 1))),
+        ),
+    ],
+    ids=["1-d", "3-d", "dilated", "channels last", "heads", "a convolution and a product"],
+)
+def test_channels_are_never_cut(inputs, make):
+    """Layers of every rank: the part of a large activation that is evaluated keeps its channels."""
+    net = weighted(inputs, make)
+    data = [{"x": np.random.default_rng(i).standard_normal(net.inputs[0].shape).astype(np.float32)} for i in range(2)]
+    ranges = calibrate(net, data)
+    assert ranges.tensors
+    want = run_network(net, data[0])
+    got = run_network(quantize(net, ranges), data[0])
+    for name, a in got.items():
+        assert np.linalg.norm(a - want[name]) < 0.05 * np.linalg.norm(want[name])

@@ -1,4 +1,4 @@
-"""Calibration caches in which any one value is missing or wrong: refused, or read as what they say; nothing else escapes."""
+"""Calibration caches with one missing or wrong value: refused, or read as written; no other exception escapes."""
 
 import json
 

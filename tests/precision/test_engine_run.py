@@ -1,11 +1,11 @@
-"""Calibration where oneDNN is not installed, as on machines for GPUs."""
+"""Calibration without oneDNN, as on machines for GPUs."""
 
 import numpy as np
 from test_calibration import samples, small_network
 
 import whet.builder.verify.engine_values as engine_run
 from whet.errors import BackendError
-from whet.precision import calibrate, find_places
+from whet.precision import calibrate, find_quantization_sites
 
 
 def test_without_onednn_the_reference_computes(monkeypatch):
@@ -13,7 +13,7 @@ def test_without_onednn_the_reference_computes(monkeypatch):
         raise BackendError("oneDNN cannot be loaded")
 
     net = small_network()
-    names = find_places(net).names()
+    names = find_quantization_sites(net).names()
     usual = calibrate(net, samples(2), run=engine_run.EngineRun(net, names), method="minmax")
     monkeypatch.setattr(engine_run, "library", missing)
     engine_run._sources.cache_clear()

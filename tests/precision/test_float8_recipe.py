@@ -1,4 +1,4 @@
-"""The FP8 recipe: which layers stay out, what corrections take back, weights rounded with care, and that networks so made keep their answers."""
+"""The FP8 recipe: excluded layers, bias corrections, optimized weight rounding, and the accuracy of the resulting networks."""
 
 import sys
 from dataclasses import replace
@@ -14,7 +14,7 @@ from support import datasets, realdata
 from whet.builder import BuildConfig, build
 from whet.builder.lock.relock import make_recipe, read_recipe
 from whet.builder.lowering import lower_network
-from whet.builder.precision.calibration import Calibration, prepared
+from whet.builder.precision.calibration import Calibration, prepare
 from whet.builder.precision.float8 import _left_out, build_float8
 from whet.builder.precision.float8_ranges import float8_network, float8_ranges, sensitive_layers
 from whet.builder.verify.engine_values import EngineRun
@@ -23,7 +23,7 @@ from whet.frontends import network_from_onnx
 from whet.frontends.onnx_writer import save_onnx
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
-from whet.precision import Analysis, calibrate, chosen_samples, find_places, read_cache, write_cache
+from whet.precision import Analysis, calibrate, chosen_samples, find_quantization_sites, read_cache, write_cache
 from whet.precision.float8 import SAMPLES, adapted_weights, corrected, kept_out, mean_inputs, mean_shift, pack_rounding, skip_sums, unpack_rounding
 from whet.precision.insert import e4m3, float8_weight_scales, float8_weights
 from whet.precision.measures import snr_db
@@ -34,7 +34,7 @@ load_tactics("cpu")
 
 
 def chain(channels=16, positive=True):
-    """Four 3x3 convolutions behind ReLUs, with weights that do not sum to zero; the second one in two groups beside its input."""
+    """Four 3x3 convolutions after ReLUs, with weights that do not sum to zero; the second has two groups and its input has a second reader."""
     rng = np.random.default_rng(5)
     net = Network("chain")
 
@@ -53,7 +53,7 @@ def chain(channels=16, positive=True):
 
 
 def residual_chain(blocks=8, channels=16):
-    """A convolution, then blocks of two around skip connections: what goes along them is rounded in each block."""
+    """A convolution, then blocks of two around skip connections: values on the skip connections are rounded in each block."""
     rng = np.random.default_rng(6)
     net = Network("residual")
 
@@ -75,7 +75,7 @@ def samples(count=40, seed=0):
     return [{"x": (rng.standard_normal((1, 3, 12, 12)) + 1).astype(np.float32)} for _ in range(count)]
 
 
-def test_ends_groups_and_odd_sizes_stay_out_with_their_reasons():
+def test_ends_groups_and_odd_sizes_are_excluded_with_their_reasons():
     out = kept_out(chain())
     assert out == {
         "conv0": "3 input and 16 output channels: FP8 kernels need multiples of 16 and 8",
@@ -94,7 +94,7 @@ def test_ends_groups_and_odd_sizes_stay_out_with_their_reasons():
 
 
 @pytest.mark.parametrize("attrs", [{"pads": (1, 1, 1, 1)}, {"pads": (0, 0, 1, 1), "strides": (2, 2)}, {"dilations": (2, 2), "pads": (2, 2, 2, 2)}])
-def test_the_mean_shift_is_that_of_the_layer(attrs):
+def test_the_mean_shift_is_measured_per_layer(attrs):
     rng = np.random.default_rng(3)
     net = Network("one")
     x = net.add_input("x", parse_type("f32[2,6,9,9]"))
@@ -123,7 +123,7 @@ def test_corrections_raise_the_outputs_snr_on_other_samples():
 
 
 def test_the_order_of_samples_changes_nothing():
-    """More samples than are looked at, so that which ones, and in which halves, would differ too."""
+    """More samples than are used, so that the selection and its halves could differ too."""
     net, data = chain(16), samples(SAMPLES + 9)
     ranges = calibrate(net, data[:4], method="minmax")
     found = [corrected(net, ranges, order, EngineRun, kept_out(net)).corrections for order in (data, data[::-1])]
@@ -134,7 +134,7 @@ def test_the_order_of_samples_changes_nothing():
     assert all(weights[0][n].tobytes() == weights[1][n].tobytes() for n in weights[0])
 
 
-def test_weight_scales_keep_every_number_and_lose_no_more_than_the_largest_magnitude_alone():
+def test_weight_scales_keep_every_value_and_lose_no_more_than_a_maximum_scale():
     layer = chain(64).layers[2]
     w = np.asarray(layer.inputs[1].array(), np.float32)
     scales = float8_weight_scales(layer, w)
@@ -145,7 +145,7 @@ def test_weight_scales_keep_every_number_and_lose_no_more_than_the_largest_magni
     assert errors[0] < errors[1]
 
 
-def test_careful_rounding_lowers_the_layers_error_and_stays_on_the_grid():
+def test_optimized_rounding_lowers_the_layers_error_and_stays_on_the_grid():
     rng = np.random.default_rng(2)
     mixed = rng.standard_normal((400, 6)) @ rng.standard_normal((6, 48)) + 0.3 * rng.standard_normal((400, 48))
     h = mixed.T @ mixed / 400
@@ -162,7 +162,7 @@ def test_careful_rounding_lowers_the_layers_error_and_stays_on_the_grid():
     np.testing.assert_allclose(units, e4m3(units), rtol=1e-6)
 
 
-def test_adapted_weights_come_back_from_their_text():
+def test_adapted_weights_round_trip_through_text():
     net = chain(16)
     found = adapted_weights(net, calibrate(net, samples(8), method="minmax"), samples(8), EngineRun, kept_out(net))
     assert found
@@ -175,7 +175,7 @@ def test_adapted_weights_come_back_from_their_text():
         unpack_rounding(net, {next(iter(packed)): "AAAA"})
 
 
-def test_sums_of_skip_connections_stay_in_floats_where_the_outputs_lack_decibels():
+def test_sums_of_skip_connections_stay_in_floats_if_outputs_lack_decibels():
     net, data = residual_chain(), Calibration(samples=lambda: samples(20))
     sums = frozenset(f"sum{i}" for i in range(8))
     assert skip_sums(net, kept_out(net)) == sums
@@ -200,7 +200,7 @@ def test_sums_of_skip_connections_stay_in_floats_where_the_outputs_lack_decibels
     assert sum(map(is_quantized, lowered.layers)) == 16, "all products of the blocks are in FP8"
 
 
-def test_sums_in_floats_come_back_from_the_cache_and_the_lock(tmp_path):
+def test_sums_in_floats_are_restored_from_the_cache_and_the_lock(tmp_path):
     net = residual_chain(2)
     ranges = replace(calibrate(net, samples(4), method="minmax"), float_sums=frozenset({"sum0", "sum1"}))
     write_cache(tmp_path / "cache.json", ranges)
@@ -208,13 +208,13 @@ def test_sums_in_floats_come_back_from_the_cache_and_the_lock(tmp_path):
     assert read_recipe(make_recipe(ranges, frozenset()))[0].float_sums == ranges.float_sums
 
 
-def test_the_most_harmful_layers_go_until_the_outputs_have_enough_decibels():
+def test_the_most_sensitive_layers_leave_float8_until_outputs_have_enough_decibels():
     net, data = residual_chain(4), Calibration(samples=lambda: samples(20))
     left = kept_out(net)
     ranges = float8_ranges(net, net, data, BuildConfig(), [])
     config = BuildConfig(timing_cache="")
     assert sensitive_layers(net, ranges, data, config, left, enough_db=10) == {}
-    names = [x.name for x in find_places(net, left).layers]
+    names = [x.name for x in find_quantization_sites(net, left).layers]
     judges = chosen_samples(samples(20), 16)
     enough = round(Analysis(net, "fp8", judges, EngineRun, ranges).snr(names) + 2)
     gone = sensitive_layers(net, ranges, data, config, left, enough_db=enough)
@@ -222,15 +222,15 @@ def test_the_most_harmful_layers_go_until_the_outputs_have_enough_decibels():
     assert set(gone) < set(names)
     assert all(f"{enough} dB in all" in why for why in gone.values())
     assert Analysis(net, "fp8", judges, EngineRun, ranges).snr([n for n in names if n not in gone]) >= enough
-    assert sensitive_layers(net, ranges, Calibration(), config, left, enough_db=enough) == {}, "nothing to judge on"
+    assert sensitive_layers(net, ranges, Calibration(), config, left, enough_db=enough) == {}, "no samples for evaluation"
 
 
-def test_layers_that_stay_out_are_named_with_their_reasons():
+def test_excluded_layers_are_named_with_their_reasons():
     said = _left_out({**{f"d{i}": "one group" for i in range(6)}, "last": "nothing behind it"})
     assert said == "Not in FP8: d0, d1, d2, d3 and 2 more (one group); last (nothing behind it)."
 
 
-def test_what_is_remembered_of_an_analysis_is_of_its_corrections_and_sums_too(tmp_path):
+def test_a_stored_analysis_depends_on_its_corrections_and_sums(tmp_path):
     net = residual_chain(2)
     ranges = calibrate(net, samples(4), method="minmax")
     other = replace(ranges, corrections={"conv2": np.full(16, 0.5, np.float32)})
@@ -252,7 +252,7 @@ def test_a_network_in_float8_has_float8_layers_for_hopper_and_none_on_the_cpu():
     assert any("no kernel of cpu computes this layer in FP8" in reason for reason in log.skipped.values())
 
 
-def test_a_model_that_says_float8_itself_has_float8_layers(tmp_path):
+def test_a_model_with_float8_q_and_dq_has_float8_layers(tmp_path):
     net = chain(64)
     path = save_onnx(float8_network(net, calibrate(net, samples(4), method="minmax")), tmp_path / "float8.onnx")
     lowered, _ = lower_network(network_from_onnx(str(path)), BuildConfig(backend="cuda"))
@@ -262,13 +262,13 @@ def test_a_model_that_says_float8_itself_has_float8_layers(tmp_path):
     assert 25 < snr_db(want, got) < 90
 
 
-def test_the_cpu_says_that_it_has_no_fast_float8():
+def test_the_cpu_reports_that_it_has_no_fast_float8():
     config = BuildConfig(precisions=("fp8",), timing_cache="", optimization_level=1)
     plan = build_float8(chain(64), config, Calibration(samples=lambda: samples(4)))
     assert any("no FP8 kernels" in n for n in plan.report.notes)
     with pytest.raises(BuildError, match="--fp8 cannot be used: this backend has no FP8 kernels"):
         build_float8(chain(64), replace(config, strict=True), Calibration(samples=lambda: samples(4)))
-    made = float8_network(prepared(chain(64), config), calibrate(chain(64), samples(4), method="minmax"))
+    made = float8_network(prepare(chain(64), config), calibrate(chain(64), samples(4), method="minmax"))
     explicit = build(made, config)
     assert "no tactic of this backend computes in FP8" in explicit.report.precisions["fp8"].reason
 
@@ -282,17 +282,17 @@ def test_a_lock_of_float8_gives_the_same_network(tmp_path):
 
 
 @pytest.mark.data
-def test_resnet8_keeps_its_answers():
+def test_resnet8_keeps_its_accuracy():
     model = next(iter(realdata.models(["resnet8_mlperftiny"])))
     net = network_from_onnx(str(model.path))
     net.outputs = [net.outputs[0].maker.inputs[0]]
     net.prune_dead()
-    made = prepared(net, BuildConfig())
+    made = prepare(net, BuildConfig())
     x, _ = datasets.cifar10_train_lossless()
     images = x[datasets.spread(len(x), 96)].astype(np.float32).transpose(0, 3, 1, 2)
     name = net.inputs[0].name
     ranges = float8_ranges(net, made, Calibration(samples=lambda: ({name: images[i : i + 1]} for i in range(64))), BuildConfig(), [])
     exact, low = (EngineRun(n, [made.outputs[0].name]) for n in (made, float8_network(made, ranges)))
     a, b = (r({name: images[64:]})[made.outputs[0].name] for r in (exact, low))
-    assert snr_db(a, b) > 27  # without the recipe 16
-    assert len(find_places(made).layers) - len(kept_out(made)) == 8
+    assert snr_db(a, b) > 27  # 16 without the recipe
+    assert len(find_quantization_sites(made).layers) - len(kept_out(made)) == 8

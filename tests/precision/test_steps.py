@@ -1,4 +1,4 @@
-"""Scaling and bias correction: the network stays the same function, errors fall where a step is kept, and what does not help is not kept."""
+"""Scaling and bias correction: the network's function is preserved, a kept step lowers the error, and steps without gain are dropped."""
 
 import sys
 from pathlib import Path
@@ -13,13 +13,13 @@ from test_calibration import samples, small_network
 
 from support import datasets, realdata
 from whet.builder.config import BuildConfig
-from whet.builder.precision.calibration import Calibration, calibrated_ranges, prepared
+from whet.builder.precision.calibration import Calibration, calibrated_ranges, prepare
 from whet.builder.verify.engine_values import EngineRun
 from whet.errors import CalibrationError, UsageError
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision import Analysis, calibrate, chosen_samples, find_places, quantize, read_cache, write_cache
+from whet.precision import Analysis, calibrate, chosen_samples, find_quantization_sites, quantize, read_cache, write_cache
 from whet.precision.measures import snr_db
 from whet.precision.scaling import rescaled, sites
 from whet.precision.steps import find_corrections, find_scalings
@@ -29,7 +29,7 @@ load_tactics("cpu")
 
 
 def mobile_network(limit=6.0):
-    """A MobileNetV2 block: expansion, ReLU6, depthwise, ReLU6, projection; channels of very different sizes, as folded batch norms make them."""
+    """A MobileNetV2 block: expansion, ReLU6, depthwise, ReLU6, projection; channels of very different magnitudes, as after folding batch norms."""
     rng = np.random.default_rng(7)
     net = Network("mobile")
 
@@ -77,7 +77,7 @@ def int8_snr(net, steps, data, test):
 
 
 @pytest.mark.parametrize("make", [mobile_network, vit_block])
-def test_scaling_leaves_the_function_and_lowers_the_error(make):
+def test_scaling_preserves_the_function_and_lowers_the_error(make):
     net = make()
     data, test = feeds(net), feeds(net, 8, 99)
     scalings, report = find_scalings(net, data, data, EngineRun, ("equalize", "smooth"))
@@ -86,15 +86,15 @@ def test_scaling_leaves_the_function_and_lowers_the_error(make):
     scaled = rescaled(net, scalings)
     for f in data:
         assert snr_db(run_network(net, f)["y"], run_network(scaled, f)["y"]) > 100
-    assert str(net) == str(make())  # the network itself stays
+    assert str(net) == str(make())  # the source network is unchanged
     plain, _ = int8_snr(net, (), data, test)
     better, ranges = int8_snr(net, ("equalize", "smooth"), data, test)
     assert ranges.scalings
     assert better > plain + 3
 
 
-def test_a_channel_that_six_cuts_keeps_its_place():
-    """ReLU6 holds for the scaled channel what it held before: on calibration data the answer is the same to rounding."""
+def test_channels_clipped_by_relu6_are_not_scaled():
+    """ReLU6 clips the same values as before: on calibration data the result is equal up to rounding."""
     net = mobile_network(limit=0.5)
     data = feeds(net)
     scalings, _ = find_scalings(net, data, data, EngineRun, ("smooth",))
@@ -109,16 +109,16 @@ def test_a_channel_that_six_cuts_keeps_its_place():
     assert all(snr_db(run_network(net, f)["y"], run_network(scaled, f)["y"]) > 100 for f in data)
 
 
-def test_where_scale_cannot_move_the_reason_is_said():
+def test_the_reason_is_given_if_scale_cannot_move():
     found, refused = sites(small_network())
-    assert "x" in refused  # nothing before it takes the division
+    assert "x" in refused  # no earlier layer can absorb the division
     assert "input of the network" in refused["x"]
     assert any("cannot take the scale" in r for r in refused.values())  # the residual reads it too
     assert "a" not in found
 
 
-def test_what_does_not_help_is_not_kept():
-    """Channels of equal size: nothing to equalize."""
+def test_steps_without_gain_are_dropped():
+    """Channels of equal magnitude: nothing to equalize."""
     rng = np.random.default_rng(0)
     net = Network("even")
     x = net.add_input("x", parse_type("f32[1,8,8,8]"))
@@ -131,17 +131,17 @@ def test_what_does_not_help_is_not_kept():
 
 
 def shifted_network():
-    """A convolution behind a Relu whose weights all round up."""
+    """A convolution after a Relu whose weights all round up."""
     net = Network("shifted")
     a = net.add("Relu", net.add_input("x", parse_type("f32[1,4,10,10]")), name="a")
-    w = np.full((6, 4, 3, 3), 0.304, np.float32)  # with 1 as the largest: 38.6 steps, so 39
+    w = np.full((6, 4, 3, 3), 0.304, np.float32)  # with 1 as the largest: 38.6 steps, rounded to 39
     w[:, 0, 0, 0] = 1
     net.mark_output(net.add("Conv", a, net.constant(w, "w"), name="c"), "y")
     return net
 
 
-def test_bias_correction_takes_the_mean_error_off():
-    """Weights that all round up shift the mean of a layer behind a Relu; the shift goes, and is kept only for that."""
+def test_bias_correction_removes_the_mean_error():
+    """Weights that all round up shift the mean of a layer after a Relu; the correction removes the shift, and is kept only for that."""
     net, rng = shifted_network(), np.random.default_rng(2)
     data = [{"x": rng.standard_normal((1, 4, 10, 10)).astype(np.float32)} for _ in range(8)]
     ranges = calibrate(net, data, method="minmax")
@@ -153,14 +153,14 @@ def test_bias_correction_takes_the_mean_error_off():
     made = quantize(net, ranges)
     assert next(t for t in made.constants.values() if "correct" in t.name).shape == (6,)
     assert Analysis(net, "int8", test, EngineRun, ranges).snr() > before + 3
-    skipped = quantize(net, ranges, skip=["c"])  # a layer that stays in floating point is not corrected
+    skipped = quantize(net, ranges, skip=["c"])  # a layer in floating point is not corrected
     assert not any("correct" in n for n in skipped.constants)
 
 
-def test_steps_go_through_the_cache(tmp_path):
+def test_steps_are_stored_in_the_cache(tmp_path):
     net = mobile_network()
     data = feeds(net)
-    made = prepared(net, BuildConfig())
+    made = prepare(net, BuildConfig())
     notes = []
     calibration = Calibration(samples=lambda: iter(data), cache=str(tmp_path / "c.json"), method="minmax", steps=("equalize", "smooth", "bias"))
     tried = []
@@ -177,16 +177,16 @@ def test_steps_go_through_the_cache(tmp_path):
     text = (tmp_path / "c.json").read_text()
     digits = np.ascontiguousarray(first.scalings["six"], "<f4").tobytes().hex()
     assert digits in text
-    (tmp_path / "bad.json").write_text(text.replace(digits, "0000c07f" + digits[8:]))  # a NaN among them
+    (tmp_path / "bad.json").write_text(text.replace(digits, "0000c07f" + digits[8:]))  # with a NaN
     with pytest.raises(CalibrationError):
         read_cache(tmp_path / "bad.json", made)
 
 
 @pytest.mark.parametrize("steps", [("equalize", "smooth"), ("bias",)])
 def test_the_order_of_samples_changes_no_step(steps, tmp_path):
-    """40 samples: 16 judge and 16 of the others serve the steps, whichever come first; the caches are the same bytes."""
+    """40 samples: 16 serve for evaluation and 16 others for the steps, independent of order; the caches are identical bytes."""
     net = mobile_network() if "bias" not in steps else shifted_network()
-    data, made, written = feeds(net, 40), prepared(net, BuildConfig()), []
+    data, made, written = feeds(net, 40), prepare(net, BuildConfig()), []
     for k, order in enumerate((data, data[::-1])):
         cache = tmp_path / f"{k}.json"
         calibration = Calibration(samples=lambda order=order: iter(order), cache=str(cache), method="minmax", steps=steps)
@@ -198,11 +198,11 @@ def test_the_order_of_samples_changes_no_step(steps, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(datasets.root() is None, reason="no shared data folder")
-def test_steps_never_lose_on_a_real_vit():
-    """Six blocks trained on MNIST: with the steps on, INT8 is as near to FP32 on other images as without, or nearer."""
+def test_steps_never_lose_accuracy_on_a_real_vit():
+    """Six blocks trained on MNIST: with the steps, INT8 is at least as accurate against FP32 on other images as without."""
     (model,) = realdata.models(["vit_mnist"])
     net = network_from_onnx(str(model.path))
-    made = prepared(net, BuildConfig())
+    made = prepare(net, BuildConfig())
     images = list(model.inputs(14))
     snrs = []
     for steps in ((), ("smooth",)):
@@ -213,8 +213,8 @@ def test_steps_never_lose_on_a_real_vit():
     assert snrs[1] > snrs[0] - 1
 
 
-def test_samples_are_chosen_by_content_not_by_order():
+def test_samples_are_selected_by_content_not_by_order():
     data = samples(9)
     one, other = chosen_samples(data, 3), chosen_samples(data[::-1], 3)
     assert all(np.array_equal(a["x"], b["x"]) for a, b in zip(one, other, strict=True))
-    assert find_places(spiky_network()).layers
+    assert find_quantization_sites(spiky_network()).layers

@@ -1,4 +1,4 @@
-"""Activations by table: where they go in, what the code loses, and that a network with them runs on integers as its reference does."""
+"""Activations by lookup table: their insertion points, the loss of their code, and integer execution equal to the reference."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import pytest
 
 from whet.builder import BuildConfig, build, plan_digest, save_lock
 from whet.builder.precision import precision_search
-from whet.builder.precision.int8 import Calibration, build_int8, prepared, quantized_network
+from whet.builder.precision.int8 import Calibration, build_int8, prepare, quantized_network
 from whet.measure.compare import Ranking
 from whet.measure.policy import PRECISIONS
 from whet.network import Network, parse_type
@@ -28,7 +28,7 @@ def silu(net, x):
 
 
 def network(branch=False):
-    """Convolutions with SiLU, a Concat between two of them; with `branch`, one result of SiLU is an output."""
+    """Convolutions with SiLU, a Concat of two of them; with `branch`, one result of SiLU is an output."""
     rng = np.random.default_rng(3)
     net = Network("n")
     x = net.add_input("x", parse_type("f32[1,8,12,12]"))
@@ -55,8 +55,8 @@ def data(n=8):
 
 @pytest.mark.parametrize("kind", sorted(_FUNCTIONS))
 @pytest.mark.parametrize("highest", [0.3, 1.0, 4.0, 20.0])
-def test_a_code_loses_little(kind, highest):
-    """Rounding before the activation as well costs less than 5 dB on normal numbers, where 3 dB is what a second equal rounding costs."""
+def test_a_code_loses_little_precision(kind, highest):
+    """Rounding before the activation costs less than 5 dB on normal values; a second rounding of equal size costs 3 dB."""
     f, found = _FUNCTIONS[kind], code(kind, highest)
     x = np.random.default_rng(0).standard_normal(20000) * highest / 3.5
     y = f(x)
@@ -67,17 +67,17 @@ def test_a_code_loses_little(kind, highest):
     twice = np.mean((np.rint(back / step) * step - y) ** 2)
     assert 10 * np.log10(twice / once) < 5
     assert 0 < found.zero < 255
-    assert float(found.scale) * (255 - found.zero) >= 0.99 * highest  # the largest result keeps its place
+    assert float(found.scale) * (255 - found.zero) >= 0.99 * highest  # the largest result stays representable
 
 
-def test_they_go_where_a_quantized_layer_makes_what_they_read():
+def test_tables_are_inserted_after_quantized_layers():
     config = BuildConfig(**QUICK)
-    made = prepared(network(), config)
+    made = prepare(network(), config)
     chosen = quantize(made, calibrated(made))
     assert insert_tables(chosen, calibrated(made)) == 3
-    branched = prepared(network(branch=True), config)
+    branched = prepare(network(branch=True), config)
     chosen = quantize(branched, calibrated(branched))
-    assert insert_tables(chosen, calibrated(branched)) == 2  # what is read in floating point is computed so
+    assert insert_tables(chosen, calibrated(branched)) == 2  # values read in floating point are computed in floating point
     skipped = quantize(made, calibrated(made), skip=[x.name for x in made.layers if x.op == "Conv"][:1])
     assert insert_tables(skipped, calibrated(made)) == 2
 
@@ -100,12 +100,12 @@ def calibrated(made):
 @VNNI
 def test_a_network_with_tables_runs_on_integers():
     config = BuildConfig(**QUICK)
-    made = prepared(network(), config)
+    made = prepare(network(), config)
     ranges = calibrated(made)
     chosen = quantized_network(made, ranges, frozenset(), tables=True)
     plan = build(chosen, config)
     tables = [x for x in plan.network.layers if x.composite == "QuantizedTable"]
-    assert len(tables) == 3 or len(tables) == 4  # a part of the Concat may have a scale of its own for its other reader
+    assert len(tables) == 3 or len(tables) == 4  # a part of the Concat may have a separate scale for its other reader
     assert all(plan.choices[x.name].tactic == "cpu/lookup_table" for x in tables)
     assert not any(x.op in ("Sigmoid", "Mul", "LeakyRelu") for x in plan.network.layers)
     assert sum(is_quantized(x) and x.composite == "Conv" for x in plan.network.layers) == 4
@@ -114,14 +114,14 @@ def test_a_network_with_tables_runs_on_integers():
     got = next(iter(Runtime().load(plan).create_context().run(feeds).values()))
     computed = next(iter(run_network(quantized_network(made, ranges, frozenset()), feeds).values()))
     noise, before = (float(np.sum((a - truth) ** 2)) for a in (got, computed))
-    assert 10 * np.log10(noise / before) < 4  # decibels for one more rounding
+    assert 10 * np.log10(noise / before) < 4  # decibels for one additional rounding
     assert noise < 0.01 * float(np.sum(truth**2))
 
 
 @VNNI
 @pytest.mark.parametrize("faster", ["int8", "int8, activations looked up"])
-def test_both_ways_are_tried_and_the_lock_keeps_which(faster, tmp_path, monkeypatch):
-    """Whichever is faster (times are given here) is kept, and built again from the lock without calibration."""
+def test_both_forms_are_timed_and_the_lock_keeps_the_selected_one(faster, tmp_path, monkeypatch):
+    """The faster one (with given times) is kept, and rebuilt from the lock without calibration."""
     seen = []
 
     def compare_engines(plans, machine, config):
@@ -137,7 +137,7 @@ def test_both_ways_are_tried_and_the_lock_keeps_which(faster, tmp_path, monkeypa
     tried = {c.what: c.kept for c in plan.report.precision_choice}
     assert {"floating point", "int8", "int8, activations looked up"} <= set(tried)
     (kept,) = (what for what, is_kept in tried.items() if is_kept)
-    assert kept == faster or kept.startswith("int8 without")  # by the times given here as fast, where the layers' own times had it made
+    assert kept == faster or kept.startswith("int8 without")  # equally fast by these times, if the layers' own times led to it
     assert any(x.composite == "QuantizedTable" for x in plan.network.layers) == ("looked up" in faster)
     save_lock(plan, tmp_path / "lock.json")
     again = build_int8(network(), dataclasses.replace(config, lock=str(tmp_path / "lock.json")), Calibration())

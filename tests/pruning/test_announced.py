@@ -1,4 +1,4 @@
-"""A latency table on a GPU compiles ahead, and what it times alone: a layer's kernels at once, all widths of a group together."""
+"""Measuring a latency table on a GPU compiles ahead in batches: a layer's kernels at once, all widths of a group together."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ CONFIG = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", avg_
 
 @pytest.fixture
 def events(monkeypatch, standin_gpu):
-    """What happens in turn: ("compile", texts) and ("time", None) for each run that is timed."""
+    """Records events in order: ("compile", texts), and ("time", None) for each timed run."""
     seen: list[tuple[str, list[str]]] = []
     seconds = StandInGpu.seconds
 
@@ -45,7 +45,7 @@ def events(monkeypatch, standin_gpu):
 
 
 def bursts(events):
-    """How many texts were handed over between two timings, where any were."""
+    """Numbers of texts compiled between two timings, empty batches omitted."""
     counts, fresh = [], 0
     for kind, texts in events:
         if kind == "compile":
@@ -53,11 +53,11 @@ def bursts(events):
         elif fresh:
             counts.append(fresh)
             fresh = 0
-    assert not fresh, "compiled for nothing"
+    assert not fresh, "compiled but not used"
     return counts
 
 
-def test_kernels_are_compiled_many_at_once(events):
+def test_kernels_are_compiled_in_batches(events):
     net = parse_network(NET)
     table = LatencyTable()
     stairs, _ = staircases(net, CONFIG, table, most=6)
@@ -68,7 +68,7 @@ def test_kernels_are_compiled_many_at_once(events):
     assert min(counts) > 30
 
 
-def test_what_the_table_or_the_timing_cache_knows_is_not_compiled(events, tmp_path):
+def test_kernels_in_the_table_or_the_timing_cache_are_not_compiled(events, tmp_path):
     net, config = parse_network(NET), replace(CONFIG, timing_cache=str(tmp_path / "t.sqlite"))
     table = LatencyTable()
     staircases(net, config, table, most=3)

@@ -1,4 +1,4 @@
-"""Times that were taken beside other processes: marked, told, taken again when the machine rests, and never preferred to quiet ones."""
+"""Times measured under external load are marked, reported, repeated on an idle machine, and never preferred to undisturbed ones."""
 
 import json
 import time
@@ -28,8 +28,9 @@ OTHERS = "other processes or virtual machines"
 
 @pytest.fixture
 def machine(monkeypatch):
-    """The null machine, on which others take `others` CPUs: then the layers with the largest weights take ten times as long. `left` counts timings
-    until they rest."""
+    """The null machine with an external load of `others` CPUs, under which the layers with the largest weights take ten times as long. `left` is the
+    number of timings until the load ends.
+    """
     state = SimpleNamespace(others=0.0, left=10**9, timed=0)
     seconds = NullBackend.seconds
 
@@ -64,7 +65,7 @@ def ms(table):
     return {k: r.ms for k, r in table.rows.items()}
 
 
-def test_rows_of_a_busy_moment_are_marked_and_timed_again_when_it_is_over(machine, net, tmp_path):
+def test_disturbed_rows_are_marked_and_timed_again_without_load(machine, net, tmp_path):
     truth = LatencyTable()
     stairs, total = staircases(net, NULL, truth, most=3)
     assert truth.busy == 0
@@ -85,7 +86,7 @@ def test_rows_of_a_busy_moment_are_marked_and_timed_again_when_it_is_over(machin
     assert LatencyTable(path).rows == again.rows
 
 
-def test_a_machine_that_comes_to_rest_meanwhile_is_timed_again_at_once(machine, net):
+def test_disturbed_rows_are_timed_again_as_soon_as_the_load_ends(machine, net):
     truth = prune(net, PruneConfig(target=Target("latency", ratio=0.6), build=NULL))
     machine.others, machine.left = 2.0, 150
     done = prune(net, PruneConfig(target=Target("latency", ratio=0.6), build=NULL))
@@ -95,7 +96,7 @@ def test_a_machine_that_comes_to_rest_meanwhile_is_timed_again_at_once(machine, 
     assert {n: e.kept for n, e in done.recipe.groups.items()} == {n: e.kept for n, e in truth.recipe.groups.items()}
 
 
-def test_one_that_stays_busy_says_how_much_of_the_choice_that_touches(machine, net, tmp_path):
+def test_under_lasting_load_the_affected_share_is_reported(machine, net, tmp_path):
     machine.others = 1.25
     report = prune(net, PruneConfig(target=Target("latency", ratio=0.6), build=NULL)).report
     marked, of, others = report.doubtful
@@ -105,8 +106,8 @@ def test_one_that_stays_busy_says_how_much_of_the_choice_that_touches(machine, n
     assert said in report.lines()[2]
 
 
-def test_retiming_forgets_the_table_and_the_timing_cache(machine, net, tmp_path):
-    """Rows of an older table, and times in the cache, have no mark: --retime takes them again, and both know the new ones."""
+def test_retiming_replaces_the_table_and_the_timing_cache(machine, net, tmp_path):
+    """Rows of an older table and times in the cache have no mark: --retime measures them again and updates both."""
     config = replace(NULL, timing_cache=str(tmp_path / "c.sqlite"))
     machine.others = 1.0
     table = LatencyTable(tmp_path / "t.json")
@@ -127,12 +128,12 @@ def test_retiming_forgets_the_table_and_the_timing_cache(machine, net, tmp_path)
     assert machine.timed == asked, "from the timing cache"
 
 
-def test_sums_of_parts_are_marked_with_them(machine):
+def test_sums_inherit_the_mark_of_their_parts(machine):
     net = network_from_onnx(zoo.build("bert_base", batch=2, layers=1, sequence=9, hidden=96, heads=6))
     base = static_layers(net, NULL)
     with Meter(NULL, LatencyTable(), base) as meter:
         truth = {name: meter.ms(x) for name, x in base.items()}
-        assert not meter._held, "layers whose times stand are let go"
+        assert not meter._held, "layers with final times are released"
     machine.others = 1.0
     with Meter(NULL, LatencyTable(), base) as meter:
         whole = {name: meter.ms(x) for name, x in base.items()}
@@ -146,7 +147,7 @@ def test_sums_of_parts_are_marked_with_them(machine):
         assert {name: meter.ms(x) for name, x in base.items()} == truth
 
 
-def test_quiet_rows_are_worth_more_than_busy_ones(machine, net, tmp_path):
+def test_undisturbed_rows_replace_disturbed_ones(machine, net, tmp_path):
     quiet, path = LatencyTable(tmp_path / "q.json"), tmp_path / "b.json"
     staircases(net, NULL, quiet, most=3)
     machine.others = 1.0
@@ -158,22 +159,22 @@ def test_quiet_rows_are_worth_more_than_busy_ones(machine, net, tmp_path):
     assert LatencyTable(path).busy == 0
     late.mark(next(iter(late.rows)), 2.0)
     late.save()
-    assert LatencyTable(path).busy == 0, "one that read the file before does not bring its busy rows back"
+    assert LatencyTable(path).busy == 0, "a table read earlier does not restore its disturbed rows"
 
 
-def test_the_commands_say_it(machine, tmp_path):
+def test_the_commands_report_disturbed_rows(machine, tmp_path):
     model, table = zoo.save("lenet5", tmp_path / "m.onnx"), tmp_path / "t.json"
     null = ["--backend=null", "--timingCacheFile", str(tmp_path / "c.sqlite")]
     machine.others = 1.0
     out = CliRunner().invoke(latency_table, [str(model), f"--export={table}", *null], catch_exceptions=False).output
-    assert f"{LatencyTable(table).busy} rows were timed while {OTHERS} used the CPUs: the next run that finds the machine quiet" in out
+    assert f"{LatencyTable(table).busy} rows were timed under external load: the next run on an idle machine" in out
     target = [str(model), "--latency=0.7x", f"--latencyTable={table}", "-o", str(tmp_path / "s.onnx"), *null]
     assert f"layer times were measured while {OTHERS} used up to 1.0 CPUs" in CliRunner().invoke(prune_command, target).output
     machine.others = 0.0
     out = CliRunner().invoke(prune_command, target, catch_exceptions=False).output
     assert "layer times behind this" not in out
     left = LatencyTable(table).busy
-    assert 0 < left < len(LatencyTable(table).rows), "what the choice asks for is timed again, nothing else"
+    assert 0 < left < len(LatencyTable(table).rows), "only rows used by the selection are timed again"
     assert "used the CPUs" not in CliRunner().invoke(latency_table, [str(model), f"--export={table}", *null]).output
     timed = machine.timed
     CliRunner().invoke(latency_table, [str(model), f"--export={table}", "--retime", *null], catch_exceptions=False)
@@ -181,7 +182,7 @@ def test_the_commands_say_it(machine, tmp_path):
 
 
 def test_short_timings_share_a_window(monkeypatch):
-    """The system counts in ticks: what lasts less than a window is judged together with what comes after it."""
+    """The system counts CPU time in ticks: intervals shorter than a window are judged together with the following ones."""
     taken = []
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Importance, choice, recipes, unstructured zeros, counts."""
+"""Importance, selection, recipes, unstructured zeros, counts."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def resnet():
 def test_norms_rank_channels(kind):
     (g,) = groups(chain())
     scores = importance([g], kind)["w"]
-    want = (np.arange(1, 17) / 8.5 + 1) / 2  # the mean of both weights, each normalised to a mean of one
+    want = (np.arange(1, 17) / 8.5 + 1) / 2  # the mean of both weights, each normalized to a mean of one
     np.testing.assert_allclose(scores, want, rtol=1e-6)
 
 
@@ -80,7 +80,7 @@ def test_random_is_seeded(resnet):
 
 @pytest.mark.parametrize("scope", ["group", "global"])
 @pytest.mark.parametrize("multiple", [1, 8, 16])
-def test_about_the_asked_share_goes(resnet, scope, multiple):
+def test_about_the_requested_share_is_removed(resnet, scope, multiple):
     found = groups(resnet)
     kept = choose(found, importance(found), 0.4, scope=scope, multiple=multiple)
     total = sum(g.size for g in found)
@@ -90,7 +90,7 @@ def test_about_the_asked_share_goes(resnet, scope, multiple):
     assert all(np.all(np.diff(at) > 0) for at in kept.values())
 
 
-def test_the_most_important_stay_and_one_multiple_is_left():
+def test_the_most_important_units_stay_and_one_multiple_remains():
     found = groups(chain())
     assert choose(found, importance(found), 0.5, multiple=4)["w"].tolist() == list(range(8, 16))
     assert len(choose(found, importance(found), 0.99, multiple=4)["w"]) == 4
@@ -107,7 +107,7 @@ def test_the_most_important_stay_and_one_multiple_is_left():
         ({"ratio": 0.5, "multiple": 0}, "multiple of one"),
     ],
 )
-def test_choices_that_make_no_sense(wrong, text):
+def test_invalid_selections(wrong, text):
     found = groups(chain())
     with pytest.raises(PruneError, match=text):
         choose(found, importance(found), **wrong)
@@ -161,7 +161,7 @@ def test_damaged_recipes(tmp_path, text, why):
         load_recipe(path)
 
 
-def test_recipes_that_do_not_belong():
+def test_recipes_of_other_models():
     recipe = recipe_of(chain(16), {"w": range(8)})
     with pytest.raises(PruneError, match="has 24 channels here, 16 in the recipe"):
         apply_recipe(chain(24), recipe)
@@ -192,7 +192,7 @@ def test_counts_are_those_of_the_published_networks(name):
     assert macs <= count_flops(net) < 1.06 * macs, "pointwise ops and pools come on top of the products"
 
 
-def test_a_full_disk_leaves_the_recipe_that_was_there(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_existing_recipe(tmp_path, monkeypatch):
     path = save_recipe(recipe_of(chain(16), {"w": range(8)}), tmp_path / "r.json")
     before = path.read_bytes()
 
@@ -205,11 +205,11 @@ def test_a_full_disk_leaves_the_recipe_that_was_there(tmp_path, monkeypatch):
     with pytest.raises(PruneError, match="No space left on device"):
         save_recipe(recipe_of(chain(16), {"w": range(4)}), path)
     assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path], "no half of a file is left"
+    assert list(tmp_path.iterdir()) == [path], "no partial file is left"
 
 
-def test_weights_and_masks_are_files_like_others(tmp_path):
-    """Readable to whom the user's other files are; what is no plain file is written to, not put in its place."""
+def test_weights_and_masks_have_the_usual_permissions(tmp_path):
+    """Permissions follow the user's umask; special files are written to, not replaced."""
     net = chain(16)
     (plain := tmp_path / "plain").touch()
     weights = save_weights(net, tmp_path / "w.safetensors")

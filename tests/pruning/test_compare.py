@@ -1,4 +1,4 @@
-"""Two models side by side: what was cut shows in every column, what was only zeroed in none that a kernel sees."""
+"""Comparison of two models: removed channels change every column, zeroed ones none that a kernel depends on."""
 
 import json
 
@@ -36,7 +36,7 @@ def test_counts_need_no_engine(models):
 
 
 def test_engines_are_measured_and_the_zeros_gain_nothing(models, tmp_path):
-    # one engine each: where several are raced, a busy moment may let the twins keep different ones
+    # one engine each: if several are compared, external load may make the twins keep different ones
     config = BuildConfig(threads=1, timing_cache=str(tmp_path / "c.sqlite"), optimization_level=1, whole_engines=1)
     made = compare({k: models[k] for k in ("original", "cut", "zeroed", "masked")}, config, seconds=0.3)
     original, cut, zeroed, _ = made.facts
@@ -60,5 +60,5 @@ def test_from_the_command_line(models, tmp_path):
     assert plain["models"][1]["params"] == count_params(models["cut"])
     with pytest.raises(UsageError, match="at least two models"):
         CliRunner().invoke(group, ["compare", files[0]], catch_exceptions=False)
-    with pytest.raises(UsageError, match="one model twice"):
+    with pytest.raises(UsageError, match="a model twice"):
         CliRunner().invoke(group, ["compare", files[0], files[0]], catch_exceptions=False)

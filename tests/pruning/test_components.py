@@ -1,4 +1,4 @@
-"""Connected components against a plain search."""
+"""Connected components against a plain graph search."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Costs without cutting: predictions for any widths equal the costs of the network after a real cut; shrunk layers equal its layers."""
+"""Cost predictions without cutting: they equal the costs of the really cut network for any widths; shrunk layers equal its layers."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_counts_are_those_of_the_cut_network(name):
     small = cut(net, {k: range(v) for k, v in widths.items()}, found, removed=removed)
     for costs, count in ((parameter_costs(net, found, blocks), count_params), (flop_costs(net, found, blocks), count_flops)):
         assert costs.total({}) == count(net)
-        if name == "resnet18" and costs.unit == "FLOPs":  # a Relu of a Relu goes with a branch, which costs do not foresee
+        if name == "resnet18" and costs.unit == "FLOPs":  # removing a branch also removes a repeated Relu, which costs do not foresee
             assert costs.total(widths, removed) == pytest.approx(count(small), rel=0.01)
         else:
             assert costs.total(widths, removed) == count(small)
@@ -70,7 +70,7 @@ def test_channels_of_a_removed_branch_are_gone():
     *(pytest.param(n, INT8, id=f"{n}-int8") for n in ("resnet18", "mobilenet_v3_large", "bert_base", "yolov5s", "densenet121")),
 ])  # fmt: skip
 def test_latency_of_widths_is_that_of_the_cut_network(name, config, tmp_path):
-    """On the null machine times are a function of shapes: predicting from shrunk layers must give what the cut network's layers give."""
+    """On the null machine times are a function of shapes: predictions from shrunk layers must equal the times of the cut network's layers."""
     net = net_of(name)
     found, blocks, widths, _ = some_choice(net, seed=5)
     widths = {g.name: max(widths[g.name], g.size // 2) for g in found}
@@ -83,7 +83,7 @@ def test_latency_of_widths_is_that_of_the_cut_network(name, config, tmp_path):
         assert costs.total(widths) == pytest.approx(measured_sum(small, meter), rel=0.01)
         texts = {layer_text(x) for x in static_layers(small, config).values()}
         known = {r.layer for r in meter.table.rows.values()}
-        assert len(texts & known) == len(texts), "the very layers of the cut network were timed"
+        assert len(texts & known) == len(texts), "exactly the layers of the cut network were timed"
         assert blocks or name == "densenet121"
 
 
@@ -100,7 +100,7 @@ def test_latency_of_removed_branches(name):
             assert truth < costs.total({})
 
 
-def test_a_table_is_kept_extended_and_shared(tmp_path):
+def test_a_table_is_stored_extended_and_shared(tmp_path):
     path = tmp_path / "t.json"
     net = network_from_onnx(zoo.build("lenet5"))
     first = LatencyTable(path)
@@ -114,12 +114,12 @@ def test_a_table_is_kept_extended_and_shared(tmp_path):
     mine, other = LatencyTable(path), LatencyTable(path)
     staircases(network_from_onnx(zoo.build("lenet5", num_classes=7)), NULL, mine, most=2)
     staircases(net, replace(NULL, threads=2), other, most=3)
-    assert other.added == first.added, "another machine's rows are other rows"
+    assert other.added == first.added, "another machine has its own rows"
     both = LatencyTable(path).rows
     assert set(mine.rows) | set(other.rows) == set(both)
 
 
-def test_a_stopped_measurement_goes_on(tmp_path, monkeypatch):
+def test_an_interrupted_measurement_is_resumed(tmp_path, monkeypatch):
     path, net = tmp_path / "t.json", network_from_onnx(zoo.build("lenet5"))
     monkeypatch.setattr("whet.pruning.latency_table._SAVE_SECONDS", 0.0)
 
@@ -154,7 +154,7 @@ def test_damaged_tables(tmp_path, text, why):
         LatencyTable(path)
 
 
-def test_shrinking_a_layer_that_counts_on_its_size_is_refused():
+def test_shrinking_a_layer_that_depends_on_its_size_is_refused():
     from whet.pruning.shrink import shrink_layer
 
     base = static_layers(net_of("resnet18"), NULL)

@@ -1,4 +1,4 @@
-"""Parameters are what training sets: a detector's decoding grids, a Resize's scales and batch-norm statistics are none."""
+"""Parameters are trainable values: a detector's decoding grids, a Resize's scales and batch-norm statistics are not counted."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from whet.pruning.counting import trained
 
 
 def head_network() -> Network:
-    """Positions added to patches, a product with a bias, a convolution, an upsampling, and boxes decoded by a grid and its anchors."""
+    """Positions added to patches, a product with a bias, a convolution, an upsampling, and boxes decoded with a grid and anchors."""
     net = Network("head")
 
     def w(name, *shape):
@@ -29,11 +29,11 @@ def head_network() -> Network:
 def test_grids_and_settings_are_not_counted():
     net = head_network()
     names = {t.name for t in trained(net)}
-    assert names == {"positions", "product", "bias", "filters", "filter_bias", "gain"}, "a channel's factor may well be trained"
+    assert names == {"positions", "product", "bias", "filters", "filter_bias", "gain"}, "a per-channel factor may be trained"
     assert count_params(net) == 48 + 64 + 8 + 32 + 4 + 4
 
 
-def test_a_constant_that_is_a_grid_and_more_counts():
+def test_a_constant_used_as_grid_and_as_weight_counts():
     net = head_network()
     grid = net.tensor("grid")
     net.mark_output(net.add("MatMul", grid, net.constant(np.ones((3, 2), np.float32), "read")))

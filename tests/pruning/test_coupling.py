@@ -1,4 +1,4 @@
-"""Groups: what goes together in small networks written out by hand, and what must stay whole."""
+"""Groups: coupled channels in small hand-written networks, and channels that must not be cut."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def net_of(text):
 
 
 def shown(net):
-    """name -> {tensor axis: first unit's indexes}"""
+    """name -> {tensor axis: first unit's indices}"""
     return {g.name: {f"{t.name}:{i}": at[0].tolist() for (t, i), at in g.members.items()} for g in groups(net)}
 
 
@@ -39,7 +39,7 @@ out %y
     assert all(at.tolist() == [[k] for k in range(6)] for at in g.members.values())
 
 
-def test_a_residual_ties_both_branches_and_an_output_locks_them():
+def test_a_residual_couples_both_branches_and_an_output_locks_them():
     text = """network n source
 in %x: f32[N,3,8,8]
 const %w1: f32[6,3,1,1] = seed(1)
@@ -59,7 +59,7 @@ out %y
     assert set(shown(net_of(text.replace("out %y", "out %y\nout %d")))) == {"w2"}, "an output keeps its channels"
 
 
-def test_flatten_ties_a_channel_to_its_features():
+def test_flatten_couples_a_channel_with_its_features():
     net = net_of("""network n source
 in %x: f32[N,3,8,8]
 const %w1: f32[4,3,3,3] = seed(1)
@@ -75,7 +75,7 @@ out %y
     assert members["w2:1"][2].tolist() == list(range(72, 108))
 
 
-def test_concat_keeps_its_parts_apart():
+def test_concat_does_not_couple_its_parts():
     net = net_of("""network n source
 in %x: f32[N,3,8,8]
 const %w1: f32[4,3,1,1] = seed(1)
@@ -92,7 +92,7 @@ out %y
     assert found["w2"]["w3:1"] == [4]
 
 
-def test_a_sum_over_an_axis_of_unknown_size_stays_whole():
+def test_a_sum_over_an_axis_of_unknown_size_is_not_cut():
     net = net_of("""network n source
 in %x: f32[N,S]
 const %w1: f32[6,8] = seed(1)
@@ -102,10 +102,10 @@ const %w2: f32[8,2] = seed(2)
 out %y
 """)
     assert set(shown(net)) == {"w1"}
-    assert set(shown(net)["w1"]) == {"w1:1", "a:1", "w2:0"}, "the rows of w1 are as many as S turns out to be"
+    assert set(shown(net)["w1"]) == {"w1:1", "a:1", "w2:0"}, "the number of rows of w1 must equal S"
 
 
-def test_channels_that_an_input_of_unknown_size_is_added_to_stay_whole():
+def test_channels_added_to_an_input_of_unknown_size_are_not_cut():
     text = """network n source
 in %x: f32[N,3,8,8]
 in %s: f32[N,C,8,8]
@@ -154,8 +154,8 @@ out %y
 
 
 @pytest.mark.parametrize("text", [GEMM, MATMUL, EINSUM, EINSUM.replace("...", "nk")])
-def test_what_a_product_meets_an_input_of_unknown_size_in_stays_whole(text):
-    assert groups(net_of(text)) == [], "K may be as many as there are channels"
+def test_product_axes_shared_with_an_input_of_unknown_size_are_not_cut(text):
+    assert groups(net_of(text)) == [], "K may equal the number of channels"
     if "nk" not in text:  # a letter of Einsum does not broadcast
         assert len(groups(net_of(text.replace("K", "1")))) == 1
 
@@ -181,7 +181,7 @@ out %y
         "%s = Transpose(%a, perm=(0, 1, 3, 2))\n%u = ReduceMax(%s, axes=(2,), keepdims=0)\n%q = Softmax(%u, axis=1)",
     ],
 )
-def test_what_no_layer_names_stays_whole(line):
+def test_axes_without_a_coupling_rule_are_not_cut(line):
     net = net_of(
         f"""network n source
 in %x: f32[N,3,8,8]
@@ -197,7 +197,7 @@ out %y
     assert shown(net) == {}
 
 
-def test_what_a_branch_captures_stays_whole():
+def test_captured_values_are_not_cut():
     net = Network("n")
     x, go = net.add_input("x", parse_type("f32[N,3,8,8]")), net.add_input("go", parse_type("bool[]"))
     a = net.add("Conv", x, net.constant(np.ones((6, 3, 1, 1), np.float32), "w1"))
@@ -210,7 +210,7 @@ def test_what_a_branch_captures_stays_whole():
     assert groups(net) == []
 
 
-def test_names_are_unique_and_a_wrong_one_is_told():
+def test_names_are_unique_and_a_wrong_one_is_reported():
     net = net_of("""network n source
 in %x: f32[N,3]
 const %w: f32[3,8] = seed(1)

@@ -1,4 +1,4 @@
-"""Cutting is exact: the cut network computes what the big one computes with the same channels zeroed, on whole real architectures."""
+"""Cutting is exact: the cut network equals the original with the same channels zeroed, on complete real architectures."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def in_ort(net, feeds):
 
 
 def exact(net, kept, found, bound=2e-5, removed=()):
-    """Cuts, compares with the zeroed network by the reference, and with ONNX Runtime on the exported file; returns the cut network."""
+    """Cuts, compares with the zeroed network by the reference and with ONNX Runtime on the exported file; returns the cut network."""
     small = verify(cut(net, kept, found, removed=removed))
     feeds = feeds_of(net)
     want = run_network(zeroed(net, kept, found, removed=removed), feeds)
@@ -87,7 +87,7 @@ def test_zoo(name):
     assert count_flops(small, {"S": 9, "sequence": 9}) < 0.95 * count_flops(net, {"S": 9, "sequence": 9})
     names = {layer.name for layer in small.layers}
     dropped = {layer.op for layer in net.layers if layer.name not in names}
-    assert dropped <= {"Shape", "Gather", "Unsqueeze", "Concat", "Mul", "Div"}, "only what computed shapes that are given now may go"
+    assert dropped <= {"Shape", "Gather", "Unsqueeze", "Concat", "Mul", "Div"}, "only computations of shapes that are constant now may disappear"
 
 
 @pytest.mark.parametrize("name", [
@@ -95,7 +95,7 @@ def test_zoo(name):
     "bert_base", "yolov5s",
 ])  # fmt: skip
 def test_width_heads_and_depth_at_once(name):
-    """Every second branch goes, and of what is left every group loses some: channels, heads, head widths."""
+    """Removes every second branch, and of the rest some units of every group: channels, heads, head widths."""
     net = network(name)
     found, gone = groups(net), [b.name for b in branches(net)][::2]
     kept = choose(found, importance(found, "random", seed=3), 0.3, multiple=1)
@@ -105,12 +105,12 @@ def test_width_heads_and_depth_at_once(name):
 
 
 def only(net, ending):
-    """The groups whose name ends so."""
+    """The groups whose name has this suffix."""
     return [g for g in groups(net) if g.name.endswith(ending)]
 
 
 def test_heads_and_widths_of_separate_projections():
-    """BERT: heads take q, k and v along; q and k share their width, v has its own."""
+    """BERT: cutting a head cuts its q, k and v; q and k share their width, v has its own."""
     net = network("bert_base")
     heads, qk, v, ffn = (g for g in groups(net) if any("/layer.0/" in n for n in g.layers))
     assert (heads.size, heads.block, qk.size, v.size, ffn.size) == (6, 32, 32, 32, 768)
@@ -122,12 +122,12 @@ def test_heads_and_widths_of_separate_projections():
 
 @pytest.mark.parametrize("name", ["vit_b_16", pytest.param("swin_t", marks=pytest.mark.slow)])
 def test_heads_of_a_fused_projection(name):
-    """One weight makes q, k and v: a head is three runs of its columns, a width one column of each head of each."""
+    """One weight computes q, k and v: a head is three runs of its columns, a unit of width is one column of each head in each."""
     net = network(name)
     heads, width = only(net, "@1")[-1], only(net, "@0")[-1]
     (places,) = (at for t, _, at in heads.weights() if t.name == heads.name.removesuffix("@1"))
     assert places.shape == (heads.size, 3 * heads.block)
-    assert places[1, heads.block] == heads.size * heads.block + heads.block, "its k stands after all of q"
+    assert places[1, heads.block] == heads.size * heads.block + heads.block, "its k follows all of q"
     small = exact(net, {heads.name: range(1, heads.size), width.name: range(0, width.size, 2)}, groups(net), 1e-4)
     assert small.constants[heads.name.removesuffix("@1")].shape[1] == 3 * (heads.size - 1) * width.size // 2
 
@@ -189,8 +189,8 @@ def test_real_networks(name):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_choice_is_exact(seed):
-    """Not only choices that an importance makes: any channels of any groups, down to one."""
+def test_any_selection_is_exact(seed):
+    """Arbitrary selections, not only by importance: any channels of any groups, down to one."""
     net = network("squeezenet1_1" if seed % 2 else "mobilenet_v2")
     found, rng = groups(net), np.random.default_rng(seed)
     some = [g for g in found if rng.random() < 0.5]
@@ -221,7 +221,7 @@ def test_the_origin_of_a_cut_weight_applies_to_other_values():
 
 
 def test_a_shape_that_counts_channels_is_rewritten():
-    """Reshape with a number for the cut axis, as old exporters flatten."""
+    """Reshape with a constant size of the cut axis, as old exporters flatten."""
     net = parse_network("""network n source
 in %x: f32[2,3,4,4]
 const %w: f32[6,3,1,1] = seed(1)
@@ -235,13 +235,13 @@ out %y
     found = groups(net)
     small = exact(net, {found[0].name: [0, 2, 5]}, found)
     assert small.tensor("f").shape == (2, 48)
-    assert "s" not in small.constants, "the old shape is gone"
+    assert "s" not in small.constants, "the old shape was replaced"
 
 
 @pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
 @pytest.mark.parametrize("ways", [1, 2])
 def test_recurrent_layers(op, gates, ways):
-    """What feeds them, and their own units, all gates at once; the first state as exporters write it, zeros of a computed or sliced shape."""
+    """Their inputs and their own units, all gates at once; the initial state as exporters write it, zeros of a computed or sliced shape."""
     states = "%first, %first" if op == "LSTM" else "%first"
     direction = "bidirectional" if ways == 2 else "forward"
     net = parse_network(f"""network n source
@@ -271,8 +271,8 @@ out %y
     assert (small.constants["W"].shape, small.constants["R"].shape) == ((ways, 2 * gates, 3), (ways, 2 * gates, 2))
 
 
-def test_a_first_state_that_is_a_part_of_a_constant():
-    """Its zeros are known, as small shapes are, and are cut with the units all the same."""
+def test_an_initial_state_sliced_from_a_constant():
+    """Its zeros are folded, as small shapes are, and are cut with the units nevertheless."""
     net = parse_network("""network n source
 in %x: f32[6,2,3]
 const %w: f32[3,8] = seed(1)
@@ -307,8 +307,8 @@ out %y
     exact(net, {g.name: [0, 2, 5]}, [g])
 
 
-def test_widths_where_heads_and_batch_are_one_axis():
-    """torch.nn.MultiheadAttention: [S, N, H * W] is read as [S, N * H, W]; no single head stands in N * H, but the widths do in W."""
+def test_widths_with_heads_and_batch_on_one_axis():
+    """torch.nn.MultiheadAttention reads [S, N, H * W] as [S, N * H, W]; N * H has no single head, but W has the widths."""
     net = parse_network("""network n source
 in %x: f32[5,N,6]
 const %wq: f32[6,12] = seed(1)
@@ -363,15 +363,15 @@ out %y
 
 
 @pytest.mark.parametrize("line", ["%d = Cast(%n, to=f32)", "%h = Cast(%n, to=f16)\n%d = Cast(%h, to=f32)"])
-def test_a_number_that_is_read_off_a_shape_stays_what_it_was(line):
-    """As exporters write attention: divided by the root of Shape(q)[-1]. Cut to half the width it is divided by the same number."""
+def test_a_scale_computed_from_a_shape_keeps_its_value(line):
+    """Exported attention divides by the root of Shape(q)[-1]; cut to half the width it must divide by the same value."""
     net = parse_network(BY_SHAPE.replace("%d = Cast(%n, to=f32)", line))
     found = groups(net)
     assert [g.name for g in found] == ["wq", "wv"]
     exact(net, {"wq": [0, 2, 5], "wv": [1, 7]}, found)
 
 
-def test_a_number_that_counts_cut_channels_and_a_dynamic_size_is_refused():
+def test_a_size_with_cut_channels_and_a_dynamic_axis_is_refused():
     net = parse_network(CHAIN.replace("%y: f32[N,3] = MatMul(%c, %v)", "%n = Size(%c)\n%f = Cast(%n, to=f32)\n%d = Div(%c, %f)\n%y = MatMul(%d, %v)"))
     with pytest.raises(PruneError, match=r"Div 'd' computes with .* Do not cut the groups that it counts"):
         cut(net, {"w": [6, 1]})
@@ -394,7 +394,7 @@ def test_keeping_all_changes_nothing():
         ({"nothing": [0]}, "unknown group 'nothing'"),
     ],
 )
-def test_cuts_that_make_no_sense(kept, text):
+def test_invalid_cuts(kept, text):
     with pytest.raises(PruneError, match=text):
         cut(parse_network(CHAIN), kept)
 
@@ -404,7 +404,7 @@ def test_only_source_networks_are_cut():
         cut(parse_network(CHAIN.replace("n source", "n lowered")), {"w": [0]})
 
 
-def test_the_network_itself_is_left_alone():
+def test_the_source_network_is_unchanged():
     net = parse_network(CHAIN)
     before = str(net)
     cut(net, {"w": [0]})

@@ -1,4 +1,4 @@
-"""Recipes and latency tables in which any one value is missing or wrong: refused, or read as what they say; nothing else escapes."""
+"""Recipes and latency tables with one missing or wrong value: refused, or read as written; no other exception escapes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`make demo`, run as users run it: what it prints, what it leaves, and the bars that it was made for."""
+"""`make demo` as users run it: its printed lines, its files, and its acceptance criteria."""
 
 import os
 import re
@@ -17,7 +17,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """Its output and the folder it wrote to."""
+    """The output of the demo and its folder."""
     out = tmp_path_factory.mktemp("demo")
     env = {**os.environ, "PYTHONPATH": str(SRC)}
     command = [sys.executable, DIGITS / "demo.py", "--out", out, "--rounds", "20"]
@@ -61,7 +61,7 @@ def test_every_step_is_shown(demo):
 
 
 @pytest.mark.slow
-def test_what_it_leaves_works(demo):
+def test_its_files_are_usable(demo):
     _, out = demo
     engine = whet.Runtime().load(out / "digits_pruned.engine")
     pruned = whet.network_from_onnx(out / "digits_pruned.onnx")

@@ -1,4 +1,4 @@
-"""Residual branches: which can go whole, that what remains is exact, and what must stay."""
+"""Residual branches: removable ones, exactness of the rest, and branches that must stay."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ out %y
 """
 
 
-def test_a_branch_goes_and_its_shortcut_stays():
+def test_a_removed_branch_leaves_its_shortcut():
     net = parse_network(BLOCK)
     (branch,) = branches(net)
     assert (branch.name, branch.place, branch.layers) == ("s", 1, ("a", "r", "b"))
@@ -33,7 +33,7 @@ def test_a_branch_goes_and_its_shortcut_stays():
     assert set(small.constants) == {"w3"}
     x = {"x": np.random.default_rng(0).standard_normal((3, 4, 6, 6)).astype(np.float32)}
     np.testing.assert_array_equal(run_network(small, x)["y"], run_network(silenced(net, ["s"]), x)["y"])
-    assert [x.name for x in net.layers] == ["a", "r", "b", "s", "y"], "the network itself is left alone"
+    assert [x.name for x in net.layers] == ["a", "r", "b", "s", "y"], "the source network is unchanged"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_branch_goes_and_its_shortcut_stays():
         (("const %w1: f32[4,4,1,1]", "const %c: f32[4,1,1] = seed(9)\nconst %w1: f32[4,4,1,1]"), None),
     ],
 )
-def test_what_must_stay(change, why):
+def test_branches_that_must_stay(change, why):
     found = branches(parse_network(BLOCK.replace(*change)))
     inner = [b for b in found if b.name == "s" and "a" in b.layers]
     assert bool(inner) == (why is None), why
@@ -73,10 +73,10 @@ def test_nested_branches():
         ("unet", {"image": 32, "width": 8}, 0),
     ],
 )
-def test_how_many_branches_the_published_networks_have(name, options, count):
+def test_number_of_branches_of_published_networks(name, options, count):
     assert len(branches(network_from_onnx(zoo.build(name, **options)))) == count
 
 
-def test_a_wrong_name_is_told():
+def test_a_wrong_name_is_reported():
     with pytest.raises(PruneError, match="unknown residual branch 'ss'"):
         remove_branches(parse_network(BLOCK), ["ss"])

@@ -1,4 +1,4 @@
-"""Sums of tables: the least by elimination is that of trying all, and below it where tables are minimised in parts."""
+"""Sums of tables: the minimum by variable elimination equals exhaustive search; minimizing tables in parts gives a lower bound."""
 
 from itertools import product
 
@@ -9,7 +9,7 @@ from whet.pruning.elimination import Elimination
 
 
 def tables(seed, variables=6, count=8):
-    """Random sizes, scopes of one to three variables, numbers."""
+    """Random sizes, scopes of one to three variables, values."""
     rng = np.random.default_rng(seed)
     sizes = [int(n) for n in rng.integers(2, 5, variables)]
     scopes = [(v,) for v in range(variables)]
@@ -22,7 +22,7 @@ def value(scopes, numbers, x):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_least_of_all(seed):
+def test_the_minimum_is_exact(seed):
     sizes, scopes, numbers = tables(seed)
     least = min(value(scopes, numbers, x) for x in product(*(range(n) for n in sizes)))
     plan = Elimination(sizes, scopes)
@@ -33,7 +33,7 @@ def test_the_least_of_all(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_in_parts_it_is_a_bound(seed):
+def test_minimizing_in_parts_gives_a_lower_bound(seed):
     sizes, scopes, numbers = tables(seed)
     least = min(value(scopes, numbers, x) for x in product(*(range(n) for n in sizes)))
     plan = Elimination(sizes, scopes, most=30)
@@ -45,7 +45,7 @@ def test_in_parts_it_is_a_bound(seed):
 
 @pytest.mark.parametrize("most", [30, 1 << 19])
 def test_regrets_add_up_to_the_value(most):
-    """Along any way back, least + regrets is the sum at those values, or a bound below it."""
+    """For any backtracking path, minimum + regrets is the sum at those values, or a lower bound of it."""
     sizes, scopes, numbers = tables(3)
     plan = Elimination(sizes, scopes, most)
     swept = plan.run(numbers)
@@ -55,5 +55,5 @@ def test_regrets_add_up_to_the_value(most):
         assert all((swept.regrets(n, x) >= -1e-12).all() for n in range(len(sizes)))
 
 
-def test_of_equals_the_first():
+def test_ties_select_the_first():
     assert Elimination([3], [(0,)]).run([np.zeros(3)]).values() == [0]

@@ -1,4 +1,4 @@
-"""Importance: criteria against their definitions, gradients against finite differences, Taylor terms against what removal really does."""
+"""Importance: criteria against their definitions, gradients against finite differences, Taylor terms against the effect of removal."""
 
 import sys
 import types
@@ -16,13 +16,13 @@ from whet.pruning._vjp import _MOVES, _RULES, backward, differentiable
 from whet.pruning.importance import KINDS
 
 RNG = np.random.default_rng(0)
-POINTWISE = {"Relu", "Mul", "Div", "Clip", "PRelu", "HardSwish", "Pow"}  # some of them: all go one way
+POINTWISE = {"Relu", "Mul", "Div", "Clip", "PRelu", "HardSwish", "Pow"}  # a sample of them: all share one code path
 CASES = [(n, i) for n, o in sorted(OPS.items()) if n in {*_RULES, *_MOVES, *POINTWISE} for i in range(len(o.samples))]
 
 
 @pytest.mark.parametrize(("name", "i"), CASES)
-def test_gradients_are_those_of_finite_differences(name, i):
-    """Along a random direction of all computed inputs: sum of cotangent times change of the outputs."""
+def test_gradients_equal_finite_differences(name, i):
+    """Along a random direction of all computed inputs: the sum of cotangent times change of the outputs."""
     sample = OPS[name].samples[i]
     if any(str(x).startswith(("extreme", "nonfinite")) or str(x).startswith("f16") for x in sample.inputs):
         pytest.skip("infinities and half precision have no finite differences")
@@ -66,7 +66,7 @@ def test_the_geometric_median_is_the_least_important():
     net.constants["w"].weight = Weight(w)
     net.constants["v"].weight = Weight(np.ones((6, 3), np.float32))
     score = importance(groups(net), "fpgm")["w"]
-    assert int(np.argmin(score)) in (1, 2), "the middle ones: nearest to all others, though far from the smallest in norm"
+    assert int(np.argmin(score)) in (1, 2), "the central ones: nearest to all others, though far from the smallest norm"
     assert int(np.argmax(score)) == 5
     apart = np.abs(w.T[:, None] - w.T[None]) ** 2
     want = np.sqrt(apart.sum(-1)).sum(1)
@@ -82,8 +82,8 @@ def test_batch_norm_scales():
         importance(groups(chain()), "bn_scale", net=chain())
 
 
-def test_first_order_taylor_is_exact_where_the_loss_is_linear():
-    """Without labels the loss is a linear function of the last layer's inputs: z is what removing a unit changes it by."""
+def test_first_order_taylor_is_exact_for_a_linear_loss():
+    """Without labels the loss is linear in the inputs of the last layer: z is the change by removing a unit."""
     net, x = chain(), np.random.default_rng(5).standard_normal((5, 4)).astype(np.float32)
     (g,) = groups(net)
     from whet.pruning.sensitivity import _seeds, gates
@@ -97,12 +97,12 @@ def test_first_order_taylor_is_exact_where_the_loss_is_linear():
 
 
 @pytest.mark.parametrize("kind", ["taylor1", "taylor2"])
-def test_taylor_ranks_units_and_branches_as_removing_them_does(kind):
-    """Against the truth on a real architecture: each removed alone, the relative change of the outputs measured."""
+def test_taylor_ranks_units_and_branches_like_removal(kind):
+    """Ground truth on a real architecture: each unit is removed by itself and the relative change of the outputs is measured."""
     net = network_from_onnx(zoo.build("resnet18", image=32))
     blocks = branches(net)
     found = [g for g in groups(net) if g.name == "layer1.1.conv1.weight"]
-    x = {"input": np.random.default_rng(5).standard_normal((6, 3, 32, 32)).astype(np.float32)}  # the same whatever ran before
+    x = {"input": np.random.default_rng(5).standard_normal((6, 3, 32, 32)).astype(np.float32)}  # independent of earlier tests
     score = importance(found, kind, net=net, samples=Samples(x), blocks=blocks)
     before = run_network(net, x)["output"]
 
@@ -120,10 +120,11 @@ def _rank_correlation(a, b):
     return float(np.corrcoef(np.argsort(np.argsort(a)), np.argsort(np.argsort(b)))[0, 1])
 
 
-def test_labels_make_it_the_loss():
-    """Cross-entropy: what taylor1 says of a channel is near what its removal changes, sample by sample."""
+def test_with_labels_taylor_uses_the_loss():
+    """Cross-entropy: taylor1 of a channel is close to the effect of its removal, sample by sample."""
     net, labels = chain(), np.array([0, 2, 1, 1])
-    x = 0.3 * np.random.default_rng(6).standard_normal((4, 4)).astype(np.float32)  # the same whatever ran before: near a kink slopes say little
+    # independent of earlier tests; gradients are uninformative near a kink
+    x = 0.3 * np.random.default_rng(6).standard_normal((4, 4)).astype(np.float32)
     from whet.pruning.sensitivity import gates
 
     (g,) = groups(net)
@@ -161,10 +162,10 @@ def test_every_criterion_scores_every_group(name, options):
         scores = importance(found, kind, net=net, samples=Samples(feeds), blocks=blocks)
         assert set(scores) == {x.name for x in (*found, *blocks)}
         assert all(scores[g.name].shape == (g.size,) and np.isfinite(scores[g.name]).all() and (scores[g.name] >= 0).all() for g in found)
-        assert all(np.ptp(scores[g.name]) > 0 for g in found), "it tells units apart"
+        assert all(np.ptp(scores[g.name]) > 0 for g in found), "it distinguishes units"
 
 
-def test_an_own_function(monkeypatch):
+def test_a_user_function(monkeypatch):
     module = types.ModuleType("mine")
     module.score = lambda net, group: np.arange(group.size) * len(net.layers)
     module.wrong = lambda net, group: np.zeros(1)
@@ -176,11 +177,11 @@ def test_an_own_function(monkeypatch):
         importance(groups(net), "python:mine:wrong", net=net)
     with pytest.raises(PruneError, match="negative or not finite"):
         importance(groups(net), lambda net, group: np.full(group.size, -1.0), net=net)
-    with pytest.raises(UsageError, match=r"python:mine:nothing: .*looked for in the working folder"):
+    with pytest.raises(UsageError, match=r"python:mine:nothing: .*searched in the working folder"):
         importance(groups(net), "python:mine:nothing", net=net)
 
 
-def test_a_function_itself_from_python_and_its_name_in_the_record():
+def test_a_function_object_and_its_name_in_the_record():
     def outer(net, group):
         return np.arange(group.size, dtype=np.float64)
 
@@ -189,7 +190,7 @@ def test_a_function_itself_from_python_and_its_name_in_the_record():
     assert made.recipe.about["importance"].endswith("outer")
 
 
-def test_kinds_that_need_what_is_not_there():
+def test_criteria_with_missing_requirements():
     for kind in ("activation", "taylor1"):
         with pytest.raises(PruneError, match="needs data"):
             importance(groups(chain()), kind)
@@ -197,7 +198,7 @@ def test_kinds_that_need_what_is_not_there():
         importance(groups(chain()), "l3")
 
 
-def test_branches_score_what_their_groups_do():
+def test_branches_have_the_score_of_their_groups():
     net = network_from_onnx(zoo.build("resnet50", image=32))
     found, blocks = groups(net), branches(net)
     scores = importance(found, "l1", net=net, blocks=blocks)

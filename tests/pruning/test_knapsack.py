@@ -1,4 +1,4 @@
-"""The choice under a budget: never over it, honest when it is unreachable, on real networks and as users ask for it."""
+"""Selection under a budget: the budget is respected, unreachable targets are reported, on real networks and with the user's options."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def network(name="resnet18", **options):
     return network_from_onnx(zoo.build(name, **{"image": 32, **options}))
 
 
-def test_what_lies_inside_of_a_branch_that_goes_is_lost_once():
+def test_importance_inside_a_removed_branch_counts_once():
     net = parse_network(NESTED)
     found, blocks = groups(net), branches(net)
     assert [(b.name, len(b.layers)) for b in blocks] == [("inner", 2), ("outer", 5)]
@@ -85,12 +85,12 @@ def test_what_lies_inside_of_a_branch_that_goes_is_lost_once():
     assert loss({"w2": 4}, {}) == pytest.approx(np.sort(scores["w2"])[:4].sum())
 
 
-def test_a_branch_stays_that_would_leave_more_behind_than_it_takes():
-    """What was fused with a branch (its Add, an activation) costs time of its own when the branch goes."""
+def test_a_branch_stays_if_removing_it_costs_more_than_it_saves():
+    """Operations fused with a branch (its Add, an activation) cost time of their own if the branch is removed."""
     net = parse_network(TINY)
     found, blocks = groups(net), branches(net)
     scores = per_layer(found, blocks, importance(found, "random", 0, net=net, blocks=blocks))
-    scores["s"] = np.zeros(1)  # nothing is lost by it
+    scores["s"] = np.zeros(1)  # removing it loses nothing
     costs = flop_costs(net, found, blocks)
     target = 0.6 * costs.total({})
     assert choose_within(found, blocks, scores, costs, target, multiple=2).removed == ("s",)
@@ -120,7 +120,7 @@ def test_a_latency_target_on_the_null_machine():
     made = prune(net, PruneConfig(target=Target("latency", ratio=0.5), build=NULL))
     before, after = made.report.predicted
     assert after <= 0.5 * before
-    assert after == pytest.approx(made.report.summed, rel=0.03), "what was predicted is what the cut network's layers take"
+    assert after == pytest.approx(made.report.summed, rel=0.03), "the prediction equals the times of the cut network's layers"
     assert made.report.engine_ms is None, "the null machine runs nothing"
     assert "FLOPs -" in made.report.lines()[0]
     assert "predicted -5" in made.report.lines()[0]
@@ -128,15 +128,15 @@ def test_a_latency_target_on_the_null_machine():
 
 
 @pytest.mark.parametrize(("predicted", "told"), [((1.0, 0.55), False), ((2.0, 0.8), True), ((1.0, 0.75), True)])
-def test_a_prediction_that_missed_is_told_with_its_sums(predicted, told):
+def test_a_wrong_prediction_is_reported_with_its_sums(predicted, told):
     lines = Report("ms", predicted, engine_ms=(1.0, 0.6)).lines()
     assert any("The prediction is off by" in line for line in lines) == told
     if told:
         assert f"add up to {predicted[0]:.3f} and {predicted[1]:.3f} ms, the engines take 1.000 and 0.600" in lines[-1]
 
 
-def test_it_prefers_what_is_slow_to_what_has_many_flops(tmp_path):
-    """At one latency the choice by latency keeps more importance than the choice by FLOPs does."""
+def test_slow_layers_are_cut_before_layers_with_many_flops(tmp_path):
+    """At equal latency the selection by latency keeps more importance than the selection by FLOPs."""
     net = network("mobilenet_v2")
     from whet.pruning.latency_cost import latency_costs, static_layers
     from whet.pruning.latency_table import LatencyTable
@@ -156,7 +156,7 @@ def test_it_prefers_what_is_slow_to_what_has_many_flops(tmp_path):
     assert by_ms.lost < by_flops.lost
 
 
-def test_out_of_reach_and_met_already():
+def test_unreachable_targets_and_targets_already_met():
     net = parse_network(TINY)
     found = groups(net)
     costs = parameter_costs(net, found, [])
@@ -192,7 +192,7 @@ def test_targets_as_users_write_them(kind, text, want):
     [("latency", "fast", "is not a target"), ("latency", "1.5x", "has no effect"), ("flops", "3ms", "only a latency has a unit of time"),
      ("channels", "100", "as 0.6x"), ("latency", "0x", "is not a target"), ("throughput", "0.5x", "has no effect")],
 )  # fmt: skip
-def test_targets_that_make_no_sense(kind, text, why):
+def test_invalid_targets(kind, text, why):
     with pytest.raises((PruneError, UsageError), match=why):
         Target.parse(kind, text)
 
@@ -226,7 +226,7 @@ def test_version_1_of_recipes_is_read():
     assert apply_recipe(parse_network(TINY), recipe_from_json(old)).constants["w2"].shape[0] == 2
 
 
-def test_dynamic_batch_survives_and_the_model_says_what_was_done(tmp_path):
+def test_dynamic_batch_is_kept_and_the_model_records_the_steps(tmp_path):
     net = parse_network(TINY)
     x = {"x": np.random.default_rng(0).standard_normal((6, 3, 8, 8)).astype(np.float32)}
     made = prune(net, PruneConfig(target=Target("flops", ratio=0.5), multiple=2), x)

@@ -1,4 +1,4 @@
-"""The choice against all choices, on random small networks with nested branches, heads, widths and concatenations; its bound against both."""
+"""The selection against exhaustive search, on small random networks with nested branches, heads, widths and Concats; its bound against both."""
 
 from itertools import product
 from math import inf
@@ -20,7 +20,7 @@ from whet.pruning.tables import Tables
 
 
 def best_of_all(found, blocks, scores, costs, target, multiple):
-    """The least loss over every combination of widths and branches that meets the target; inf where none does."""
+    """The least loss over all combinations of widths and branches that meet the target; inf if none does."""
     least = inf
     for mask in product((False, True), repeat=len(blocks)):
         gone = [b for b, goes in zip(blocks, mask, strict=True) if goes]
@@ -35,7 +35,7 @@ def best_of_all(found, blocks, scores, costs, target, multiple):
 
 
 def check(net, seed, share, kind, multiple):
-    """One choice by chance importances: the best there is, and known to be."""
+    """One selection with random importances: optimal, and proven to be."""
     found, blocks = groups(net), branches(net)
     scores = per_layer(found, blocks, importance(found, "random", seed, net=net, blocks=blocks))
     costs = kind(net, found, blocks)
@@ -55,7 +55,7 @@ def check(net, seed, share, kind, multiple):
 
 @st.composite
 def nested(draw):
-    """A convolution and, on it, residual branches in and after one another; some end in a concatenation of two widths."""
+    """A convolution followed by residual branches, nested and consecutive; some end in a Concat of two widths."""
     widths = st.sampled_from([4, 6, 8])
     channels, lines, count = draw(widths), [], [0]
 
@@ -88,7 +88,7 @@ def nested(draw):
 
 @given(nested(), st.integers(0, 3), st.sampled_from([0.9, 0.7, 0.5, 0.35, 0.2, 0.1]), st.sampled_from([flop_costs, parameter_costs]))
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_the_best_of_all_choices_and_known_to_be(net, seed, share, kind):
+def test_the_selection_is_optimal_and_proven(net, seed, share, kind):
     check(net, seed, share, kind, multiple=2)
 
 
@@ -102,7 +102,7 @@ def test_heads_widths_and_depth_of_a_transformer(share):
 
 
 def chain(widths=(8, 8, 8)):
-    """Convolutions in a row."""
+    """Consecutive convolutions."""
     lines, few = ["network n source", "in %x0: f32[N,3,4,4]"], 3
     for i, many in enumerate((*widths, 2)):
         lines += [f"const %w{i}: f32[{many},{few},1,1] = seed({i + 1})", f"%x{i + 1}: f32[N,{many},4,4] = Conv(%x{i}, %w{i})"]
@@ -111,8 +111,8 @@ def chain(widths=(8, 8, 8)):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_measured_costs_are_asked_for_where_the_choice_lies_and_bound_all_the_same(seed):
-    """Priced as on a machine: not every width of every layer is timed, and no choice is below what is said to be the least."""
+def test_costs_are_measured_near_the_selection_and_the_bound_still_holds(seed):
+    """Costs as on a device: not every width of every layer is timed, and no selection is below the stated bound."""
     net = chain((12, 12, 12, 12))
     found = groups(net)
     scores = importance(found, "random", seed)
@@ -121,7 +121,7 @@ def test_measured_costs_are_asked_for_where_the_choice_lies_and_bound_all_the_sa
 
     def timed(item, widths):
         asked.add((item, tuple(widths.get(g, -1) for g in counted.groups_of[item])))
-        return 1e-6 * (counted.item(item, widths) + 300)  # a launch, and the rest
+        return 1e-6 * (counted.item(item, widths) + 300)  # launch overhead plus work
 
     costs = Costs("ms", timed, counted.groups_of, {}, measured=True)
     target = 0.6 * costs.total({})
@@ -132,10 +132,10 @@ def test_measured_costs_are_asked_for_where_the_choice_lies_and_bound_all_the_sa
     assert choice.bound <= least * (1 + 1e-9)
     assert least <= choice.lost <= 1.15 * least
     assert choice.gap < 0.5
-    assert many < len(asked), "fewer than all were timed for the choice"
+    assert many < len(asked), "only part of the widths was timed"
 
 
-def test_where_many_widths_meet_in_one_layer_the_bound_is_weaker_and_still_one():
+def test_many_widths_in_one_layer_give_a_weaker_valid_bound():
     """Six groups of twelve widths in one Concat are too many for a table."""
     lines = ["network n source", "in %x: f32[N,3,4,4]"]
     for i in range(6):
@@ -154,5 +154,5 @@ def test_where_many_widths_meet_in_one_layer_the_bound_is_weaker_and_still_one()
         coarse = choose_within(found, [], scores, costs, share * costs.total({}), multiple=4)  # three widths each: every table fits
         assert wide.after <= share * costs.total({})
         assert coarse.gap < 0.05
-        assert wide.bound <= coarse.lost, "the wider choice has all widths of the coarser one"
+        assert wide.bound <= coarse.lost, "the finer selection has all widths of the coarser one"
         assert wide.lost <= 1.02 * coarse.lost

@@ -1,4 +1,4 @@
-"""Latency as a cost on a machine whose kernels want channels in eights: odd widths cost what they are filled up to."""
+"""Latency as a cost on a machine whose kernels need channels in multiples of eight: odd widths cost as much as their padded widths."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ out %y
 """
 
 
-def test_odd_widths_cost_what_they_are_filled_up_to():
+def test_odd_widths_cost_as_much_as_padded_widths():
     pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
     net, config = parse_network(NETWORK), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
     found, base = groups(net), static_layers(net, config)
@@ -34,6 +34,6 @@ def test_odd_widths_cost_what_they_are_filled_up_to():
     costs = latency_costs(net, found, [], SimpleNamespace(config=config, step=8, ms=ms, announce=lambda layers: None), base)
     assert [g.size for g in found] == [32, 32]
     for g in found:
-        assert len(costs.items_of[g.name]) >= 2, "each group takes time of the layer that makes it and of those that read it"
+        assert len(costs.items_of[g.name]) >= 2, "each group affects the time of its producer and of its readers"
         total = {width: costs.total({g.name: width}) for width in (9, 16, 17, 32)}
         assert total[9] == total[16] < total[17] < total[32]

@@ -1,4 +1,4 @@
-"""The order of steps: what may follow what, with a reason and a way out, remembered in the model's file."""
+"""The order of steps: permitted and refused sequences, with a reason and a remedy, recorded in the model's file."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ out %y
 
 
 def after(*steps: str):
-    """A network to which these steps were done."""
+    """A network with these steps in its record."""
     net = parse_network(NET)
     for step in steps:
         note(net, step)
@@ -38,7 +38,7 @@ def after(*steps: str):
         (("prune", "finetune", "prune"), "recover"), (("finetune",), "recover"),
     ],
 )  # fmt: skip
-def test_what_may_follow(done, step):
+def test_permitted_steps(done, step):
     check_order(after(*done), step)
 
 
@@ -46,7 +46,7 @@ def test_what_may_follow(done, step):
     ("done", "step", "why"),
     [
         (("prune",), "calibrate", "neither recovered nor fine-tuned since"),
-        (("prune", "finetune", "prune"), "calibrate", "neither recovered nor fine-tuned since"),  # what came before the last cut is no help
+        (("prune", "finetune", "prune"), "calibrate", "neither recovered nor fine-tuned since"),  # calibration before the last cut does not help
         (("prune", "finetune"), "recover", "was fine-tuned after it was cut"),
         *((("calibrate",), step, "quantized already") for step in STEPS),
         (("prune", "finetune", "calibrate"), "prune", "pruning changes the activations"),
@@ -54,7 +54,7 @@ def test_what_may_follow(done, step):
         (("calibrate",), "calibrate", "already contains its ranges"),
     ],
 )
-def test_what_may_not_follow(done, step, why):
+def test_refused_steps(done, step, why):
     net = after(*done)
     with pytest.raises(PruneError, match=f"{why}.*--insist") as e:
         check_order(net, step)
@@ -62,7 +62,7 @@ def test_what_may_not_follow(done, step, why):
     check_order(net, step, insist=True)
 
 
-def test_pruning_asks_the_guard_and_the_record_goes_along_in_the_file():
+def test_pruning_checks_the_order_and_the_file_keeps_the_record():
     net = after("prune", "finetune", "calibrate")
     with pytest.raises(PruneError, match="quantized already"):
         prune(net, PruneConfig(ratio=0.5, multiple=2))
@@ -88,7 +88,7 @@ def test_a_foreign_record_counts_as_none():
 
 
 def patterned(w2=True):
-    """Its second convolution holds 2:4 zeros."""
+    """Its second convolution has 2:4 zeros."""
     net = parse_network(NET)
     if w2:
         w = net.constants["w2"]
@@ -96,7 +96,7 @@ def patterned(w2=True):
     return net
 
 
-def test_zeros_of_two_four_last_through_no_cut():
+def test_cuts_would_break_2_4_zeros():
     check_order(patterned(False), "prune")
     net = patterned()
     with pytest.raises(PruneError, match=r"1 layers have 2:4 weights \(y\), and cutting input channels .* Prune first.*--insist"):
@@ -107,4 +107,4 @@ def test_zeros_of_two_four_last_through_no_cut():
     for step in ("finetune", "calibrate"):
         check_order(net, step)
     net.constants["w2"].weight = Weight(np.zeros((4, 8, 1, 1), np.float32))
-    check_order(net, "prune")  # nothing at all is no pattern to lose
+    check_order(net, "prune")  # an all-zero weight has no pattern to lose

@@ -1,4 +1,4 @@
-"""Recovery: least squares is the best fit there is, statistics are those of the data, and a cut network gets its accuracy back."""
+"""Recovery: least squares is optimal, statistics are those of the data, and a cut network regains its accuracy."""
 
 import sys
 from pathlib import Path
@@ -26,18 +26,18 @@ def test_solve_is_least_squares():
         np.testing.assert_allclose(np.concatenate([w[g], b[g][None]]), want, atol=1e-8)
 
 
-def test_a_ridge_stays_near_the_weights_and_without_data_at_them():
+def test_a_ridge_stays_near_the_weights_and_without_data_equals_them():
     x, y, start = RNG.standard_normal((1, 300, 7)), RNG.standard_normal((1, 300, 5)), RNG.standard_normal((1, 7, 5))
     far, _ = solve(Problem(x, y), start, ridge=0.0, intercept=False)
     near, _ = solve(Problem(x, y), start, ridge=100.0, intercept=False)
     assert np.abs(near - start).max() < 0.05 < np.abs(far - start).max()
-    x[:, :, 3] = 0  # an input that the data never show
+    x[:, :, 3] = 0  # an input that is always zero in the data
     made, _ = solve(Problem(x, y), start, ridge=1e-3, intercept=False)
     np.testing.assert_allclose(made[:, 3], start[:, 3])
 
 
 @pytest.mark.parametrize("text", ["Conv(%x, %w, pads=(1, 0, 0, 1), strides=(2, 1))", "Conv(%x, %w, group=2, dilations=(2, 1))"])
-def test_rows_times_matrix_is_the_convolution(text):
+def test_rows_times_matrix_equal_the_convolution(text):
     group = 2 if "group" in text else 1
     net = parse_network(f"""network n source
 in %x: f32[N,4,9,8]
@@ -76,7 +76,7 @@ out %y
 
 
 def redundant():
-    """A network whose channels 4..7 of the first conv are channels 0..3 shifted: what is cut can be made up for exactly."""
+    """A network whose channels 4..7 of the first conv are channels 0..3 shifted: removed channels can be compensated exactly."""
     from whet.network import Weight
 
     net = parse_network(REDUNDANT)
@@ -87,7 +87,7 @@ def redundant():
     return net
 
 
-def test_what_is_redundant_is_recovered_exactly():
+def test_redundant_channels_are_recovered_exactly():
     net = redundant()
     kept = {"w1": [0, 1, 2, 3]}
     small = cut(net, kept)
@@ -107,7 +107,7 @@ def test_what_is_redundant_is_recovered_exactly():
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_fixed_batch_takes_many_samples_in_several_runs(rows):
-    """Deployed models often have batch 1 in their graph; recovery still wants hundreds of samples."""
+    """Deployed models often have a fixed batch of 1; recovery still needs hundreds of samples."""
     kept = {"w1": [0, 1, 2, 3, 4]}
     data = {"x": RNG.standard_normal((40, 3, 6, 6)).astype(np.float32)}
     made = []
@@ -124,7 +124,7 @@ def test_samples_that_do_not_fill_a_fixed_batch_are_refused():
         recover(cut(net, kept), net, kept, {"x": np.zeros((5, 3, 6, 6), np.float32)})
 
 
-def test_an_intercept_goes_into_the_batch_norm_and_the_bias():
+def test_an_intercept_is_added_to_the_batch_norm_and_the_bias():
     net, kept = parse_network(REDUNDANT), {"w1": [0, 1, 2, 3, 4]}
     small = cut(net, kept)
     data = {"x": (RNG.standard_normal((300, 3, 6, 6)) + 1).astype(np.float32)}
@@ -156,7 +156,7 @@ def test_statistics_are_those_of_the_data():
     np.testing.assert_allclose(again["n"].std((0, 2, 3)), np.abs(scale), rtol=1e-2)
 
 
-def test_the_cut_network_is_left_alone_and_others_are_refused():
+def test_the_cut_network_is_unchanged_and_others_are_refused():
     net, kept = parse_network(REDUNDANT), {"w1": [0, 1]}
     small = cut(net, kept)
     before = str(small)
@@ -179,8 +179,8 @@ def digits():
 
 
 @pytest.mark.slow
-def test_digits_get_their_accuracy_back(digits):
-    """40 % of the channels of a trained network: most of it lost by the cut, no point lost after recovery without labels."""
+def test_digits_regain_their_accuracy(digits):
+    """40 % of the channels of a trained network: the cut loses most of the accuracy; recovery without labels restores it to within a point."""
     training, (images, labels) = digits
     net = network_from_onnx(DIGITS / "digits_resnet.onnx")
     found = groups(net)
@@ -200,7 +200,7 @@ def test_digits_get_their_accuracy_back(digits):
     assert both >= accuracy(net) - 0.01
 
 
-def test_prune_does_all_of_it():
+def test_prune_runs_all_steps():
     net = parse_network(REDUNDANT)
     data = {"x": RNG.standard_normal((100, 3, 6, 6)).astype(np.float32)}
     made = prune(net, PruneConfig(ratio=0.5, multiple=2, skip=("w2",)), data)
@@ -214,7 +214,7 @@ def test_prune_does_all_of_it():
     assert prune(net, PruneConfig(multiple=1)).network.constants["w2"].shape[0] < 5
 
 
-def test_what_cannot_be_pruned():
+def test_networks_that_cannot_be_pruned():
     net = parse_network(REDUNDANT)
     with pytest.raises(PruneError, match=r"no prunable group, branch or layer is called 'w9'\. The groups are w1, w2\."):
         prune(net, PruneConfig(skip=("w9",)))

@@ -1,4 +1,4 @@
-"""Models pruned outside: a real run of Torch-Pruning, 2:4 masks, unstructured zeros. Each comes in as it is and gets the same report."""
+"""Externally pruned models: a real run of Torch-Pruning, 2:4 masks, unstructured zeros. All are imported unchanged and get the same report."""
 
 import os
 import subprocess
@@ -18,13 +18,13 @@ from whet.errors import FrontendError
 from whet.ops import run_network
 from whet.pruning import count_flops, count_params, groups, zeros
 from whet.sparsity import eligible_layers
-from whet.sparsity.report import said_of_zeros
+from whet.sparsity.report import describe_zeros
 
 EXAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 class Block(nn.Module):
-    """A residual block: Torch-Pruning must cut both sides of its sum alike."""
+    """A residual block: Torch-Pruning must cut both inputs of its sum alike."""
 
     def __init__(self, width):
         super().__init__()
@@ -47,7 +47,7 @@ def model(width=32):
 
 
 def latency(net):
-    """Milliseconds of one image, as the builder timed the engine that it chose."""
+    """Milliseconds per sample of the selected engine, as timed by the builder."""
     shapes = {net.inputs[0].name: (1, 3, 16, 16)}
     config = whet.BuildConfig(threads=1, profiles=((shapes, shapes, shapes),), whole_engines=1, verify=False)
     plan = whet.build(net, config)
@@ -67,13 +67,13 @@ def same(module, net, x):
     return float(np.linalg.norm(got - want) / np.linalg.norm(want)) < 1e-5
 
 
-def test_a_module_comes_in_with_its_names_its_batch_norms_and_any_batch(whole):
+def test_a_module_is_imported_with_names_batch_norms_and_dynamic_batch(whole):
     module, net = whole
     assert [x.op for x in net.layers].count("BatchNormalization") == 5
     assert {"3.conv1.weight", "3.bn1.running_var", "7.bias"} <= set(net.constants)
     assert str(net.inputs[0].type) == "f32[N,3,16,16]"
     assert same(module, net, torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(2)))
-    assert groups(net)  # and can be pruned on
+    assert groups(net)  # and it can be pruned
     assert set(net.to_torch().weight_names().values()) == {n for n, _ in module.named_parameters()} | {
         n for n, b in module.named_buffers() if b.is_floating_point()
     }
@@ -82,10 +82,10 @@ def test_a_module_comes_in_with_its_names_its_batch_norms_and_any_batch(whole):
 @pytest.mark.parametrize(("pruner", "importance", "ratio"), [
     ("MagnitudePruner", "MagnitudeImportance", "pruning_ratio"),
     ("GroupNormPruner", "GroupMagnitudeImportance", "pruning_ratio"),
-    ("MagnitudePruner", "MagnitudeImportance", "ch_sparsity"),  # the old API's word, deprecated since 1.3
+    ("MagnitudePruner", "MagnitudeImportance", "ch_sparsity"),  # the parameter name of the old API, deprecated since 1.3
 ])
 @pytest.mark.filterwarnings("ignore")
-def test_torch_pruning_runs_and_its_model_gets_the_same_report(pruner, importance, ratio, whole):
+def test_torch_pruning_runs_and_its_model_gets_the_usual_report(pruner, importance, ratio, whole):
     tp = pytest.importorskip("torch_pruning", reason="pip install torch-pruning")
     module = model()
     score = getattr(tp.importance, importance)(p=2)
@@ -96,10 +96,10 @@ def test_torch_pruning_runs_and_its_model_gets_the_same_report(pruner, importanc
     assert count_params(net) < 0.3 * count_params(whole[1])
     assert count_flops(net) < 0.3 * count_flops(whole[1])
     convolutions = sum(2 * np.prod(x.output.shape[1:]) * np.prod(x.inputs[1].shape[1:]) for x in net.layers if x.op == "Conv")
-    assert 0.9 < 2 * operations / convolutions < 1.2  # theirs are multiply-adds, ours single operations
+    assert 0.9 < 2 * operations / convolutions < 1.2  # they count multiply-adds, whet counts single operations
     assert same(module, net, EXAMPLE)
     (plan, small), (_, large) = latency(net), latency(whole[1])
-    assert small < 1.1 * large  # a quarter of the arithmetic; the tenth is for a busy machine
+    assert small < 1.1 * large  # a quarter of the arithmetic; 10 % tolerance for external load
     assert plan.network.layers
 
 
@@ -122,8 +122,8 @@ print(models.same(module, net, models.EXAMPLE), models.count_params(net))
 
 @pytest.mark.skipif("WHET_OLD_TORCH_PRUNING" not in os.environ,
                     reason="pip install --no-deps --target DIR torch-pruning==0.2.8, then WHET_OLD_TORCH_PRUNING=DIR")  # fmt: skip
-def test_scripts_of_the_old_api_run_with_the_old_version_and_their_models_come_in(whole):
-    """Version 0.2 and 1.x share a name, so the old one runs in a process of its own."""
+def test_models_of_the_old_api_are_imported(whole):
+    """Versions 0.2 and 1.x have the same package name, so the old one runs in its own process."""
     source = str(Path(whet.__file__).parents[1])
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", OLD, os.environ["WHET_OLD_TORCH_PRUNING"], source, __file__],
                           capture_output=True, text=True, check=False)  # fmt: skip
@@ -133,8 +133,8 @@ def test_scripts_of_the_old_api_run_with_the_old_version_and_their_models_come_i
     assert int(parameters) < 0.5 * count_params(whole[1])
 
 
-def test_masks_of_asp_and_modelopt_come_in_through_the_weights(whole):
-    """Both keep a weight and a mask and multiply them when they are done; what is exported are the products."""
+def test_masks_of_asp_and_modelopt_are_imported_as_weights(whole):
+    """Both keep a weight and a mask and multiply them at the end; the exported weights are the products."""
     module = model()
     for m in module.modules():
         if isinstance(m, nn.Conv2d | nn.Linear) and m.weight.shape[1] % 4 == 0:
@@ -160,28 +160,28 @@ def test_unstructured_zeros_change_no_count_and_no_kernel(whole):
             torch_prune.remove(m, "weight")
     net = whet.from_torch(module, EXAMPLE)
     assert zeros(net) == pytest.approx(0.5, abs=0.01)
-    assert "50% of the weights are zeros in no pattern" in said_of_zeros(net)
+    assert "50% of the weights are zeros in no pattern" in describe_zeros(net)
     assert (count_params(net), count_flops(net)) == (count_params(whole[1]), count_flops(whole[1]))
     (sparse, _), (dense, _) = latency(net), latency(whole[1])
     work = [[(x.op, x.composite, [str(t.type) for t in x.inputs if t is not None]) for x in p.network.layers] for p in (sparse, dense)]
-    assert work[0] == work[1]  # every kernel has the same work to do: the proof in milliseconds is examples/digits/demo.py's
+    assert work[0] == work[1]  # every kernel has the same work; examples/digits/demo.py shows it in milliseconds
 
 
 class Branching(nn.Module):
-    """What torch.export cannot follow: a branch on values."""
+    """torch.export cannot trace it: a branch on values."""
 
     def forward(self, x):
         return x if x.sum() > 0 else -x
 
 
 class FixedBatch(nn.Module):
-    """A forward that knows the batch of its example."""
+    """A forward that specializes on the batch of its example."""
 
     def forward(self, x):
         return x.reshape(2, -1)
 
 
-def test_where_the_exporter_fails_the_module_is_named_with_the_way_out():
+def test_an_exporter_error_names_the_module_and_a_remedy():
     bad = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.ReLU(), Branching())).train()
     with pytest.raises(FrontendError, match=r"submodule '1\.1' \(Branching\).*torch\.export.*onnxscript"):
         whet.from_torch(bad, EXAMPLE)
@@ -189,7 +189,7 @@ def test_where_the_exporter_fails_the_module_is_named_with_the_way_out():
     with pytest.raises(FrontendError, match=r"with a dynamic batch.*Give dynamic_batch=False"):
         whet.from_torch(FixedBatch(), torch.zeros(2, 3, 4, 4))
     assert str(whet.from_torch(FixedBatch(), torch.zeros(2, 3, 4, 4), dynamic_batch=False).outputs[0].type) == "f32[2,48]"
-    with pytest.raises(FrontendError, match=r"Conv2d itself fails on the example, nothing is wrong with exporting: RuntimeError: .*channels"):
+    with pytest.raises(FrontendError, match=r"Conv2d itself fails on the example: RuntimeError: .*channels"):
         whet.from_torch(nn.Conv2d(3, 3, 1), torch.zeros(1, 4, 4, 4))
     with pytest.raises(FrontendError, match=r"takes a torch\.nn\.Module, not str"):
         whet.from_torch("model.pt", EXAMPLE)

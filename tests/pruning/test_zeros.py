@@ -1,4 +1,4 @@
-"""Sums over channels: cut only where a channel without weights adds nothing to them."""
+"""Sums over channels are cut only if a channel without weights adds nothing to them."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def names(net):
 
 
 def exact(net, kept):
-    """The cut network gives what the one with zeroed weights gives."""
+    """Checks that the cut network equals the one with zeroed weights."""
     feeds = {"x": np.random.default_rng(0).standard_normal((4, 5, 6) if net.inputs[0].type.rank == 3 else (4, 3)).astype(np.float32)}
     (got,), (want,) = (run_network(n, feeds).values() for n in (cut(net, kept), zeroed(net, kept)))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
@@ -30,7 +30,7 @@ SUM = "%y = ReduceSum(%e, axes=(1,))"
 
 
 @pytest.mark.parametrize("made", ["%e = Relu(%a)", "%e = Tanh(%a)", "%r = Abs(%a)\n%e = Sqrt(%r)", "%e = Mul(%a, %a)", "%e = Div(%a, %one)"])
-def test_what_is_zero_without_its_weights_may_be_left_out_of_a_sum(made):
+def test_channels_that_become_zero_may_be_cut_from_a_sum(made):
     net = linear(made, SUM)
     assert names(net) == ["w"]
     exact(net, {"w": [0, 3, 4]})
@@ -39,11 +39,11 @@ def test_what_is_zero_without_its_weights_may_be_left_out_of_a_sum(made):
 @pytest.mark.parametrize(
     "made", ["%e = Sigmoid(%a)", "%e = Exp(%a)", "%e = Add(%a, %one)", "%e = Pow(%a, %nought)", "%e = Clip(%a, %one)", "%e = Div(%one, %a)"]
 )
-def test_what_is_not_stays_in_it(made):
+def test_channels_that_do_not_become_zero_stay(made):
     assert names(linear(made, SUM)) == []
 
 
-def test_a_softmax_written_by_hand_is_one_of_all_channels():
+def test_a_softmax_of_single_ops_depends_on_all_channels():
     assert names(linear("%e = Exp(%a)", "%s = ReduceSum(%e, axes=(1,))", "%p = Div(%e, %s)", "%y = MatMul(%p, %v)")) == []
 
 
@@ -69,13 +69,13 @@ def test_products_of_two_computed_tensors():
     assert names(attention("%1 = Elu(%0)\n%2 = Add(%1, %one)")) == ["wv"], "elu + 1 of zero is one"
 
 
-def test_a_norm_of_weights_is_one_of_all_their_entries():
-    """Weight normalization: without an input channel all that is left would grow."""
+def test_a_norm_of_weights_depends_on_all_entries():
+    """Weight normalization: without an input channel the remaining weights would grow."""
     net = linear("%t = ReduceL2(%v, axes=(0,))", "%u = Div(%v, %t)", "%y = MatMul(%a, %u)")
     assert names(net) == []
 
 
-def test_products_of_weights_are_no_such_sum():
+def test_products_of_weights_may_lose_ranks():
     """A low-rank update of a weight may lose ranks."""
     net = parse_network("""network n source
 in %x: f32[N,3]

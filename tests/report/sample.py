@@ -1,4 +1,4 @@
-"""A search's data as report.json holds them, made up: names that are hostile, a trial that failed, one far below the others."""
+"""Synthetic data of a search in the form of report.json: hostile names, a failed trial, one far below the others."""
 
 from __future__ import annotations
 

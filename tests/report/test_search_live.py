@@ -1,4 +1,4 @@
-"""The search in a terminal: the best so far, the time left, lines where there is no screen."""
+"""The search in a terminal: the best trial, the remaining time, plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def heard(tmp_path):
     return live, out
 
 
-def test_lines_say_what_came_of_each_trial(heard):
+def test_lines_give_the_result_of_each_trial(heard):
     lines = heard[1].getvalue().splitlines()
     assert lines[0].startswith("The search begins in f: 4 trials, target latency 0.5x, accuracy_drop 1.0; 16 points")
     assert lines[1] == "scout 0000 (1/4, 37 s left): 0.450x the original's time, 0.900 ms, metric 99.30, lost 0.300  int8, 25 % cut on average"
@@ -42,7 +42,7 @@ def test_the_best_loses_no_more_than_allowed(heard):
     assert best["latency"]["ratio"] == 0.3
 
 
-def test_the_screen_fits_what_it_shows(heard, tmp_path):
+def test_the_screen_fits_its_contents(heard, tmp_path):
     live = heard[0]
     (tmp_path / "0009").mkdir()
     (tmp_path / "0009" / "stage.txt").write_text("building timing 3/7")
@@ -56,13 +56,13 @@ def test_the_screen_fits_what_it_shows(heard, tmp_path):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_what_a_user_named_is_printed_as_it_is(heard):
+def test_user_names_are_printed_literally(heard):
     live, out = heard
     live.note("python:m:metric and [bold] stay what they are")
     assert "note: python:m:metric and [bold] stay what they are" in out.getvalue()
 
 
-def test_a_reason_may_name_a_layer_in_brackets(heard, tmp_path):
+def test_a_reason_may_contain_a_layer_name_in_brackets(heard, tmp_path):
     live = heard[0]
     live.ended(tmp_path / "0004", result(3) | {"reason": "layer 'a[/b]' needs whet[jit]"}, False)
     out = io.StringIO()
@@ -70,7 +70,7 @@ def test_a_reason_may_name_a_layer_in_brackets(heard, tmp_path):
     assert "failed: layer 'a[/b]' needs whet[jit]" in out.getvalue()
 
 
-def test_a_line_says_all_that_was_done_to_the_original():
+def test_a_line_lists_all_changes_to_the_original():
     from whet.report.search_live import _words
     from whet.search.recipe.space import Candidate
 

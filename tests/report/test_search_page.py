@@ -1,4 +1,4 @@
-"""The page of a search: nothing from outside becomes markup, nothing is asked of a network, and a real browser shows and explains it."""
+"""The page of a search: external text never becomes markup, no network access, and a real browser displays and explains it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOID = {"meta", "link", "input", "br"}
 
 
 class Wellformed(HTMLParser):
-    """Every element that begins ends, in order; collects scripts, addresses and text."""
+    """Collects scripts, addresses and text; every element must be closed, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def parsed(page: str) -> Wellformed:
     return p
 
 
-def test_nothing_from_outside_becomes_markup():
+def test_external_text_does_not_become_markup():
     page = search_page(sample())
     p = parsed(page)
     assert p.open == []
@@ -55,14 +55,14 @@ def test_nothing_from_outside_becomes_markup():
     assert "".join(p.words).count(HOSTILE) >= 5
 
 
-def test_nothing_is_asked_of_a_network():
+def test_no_network_access():
     page = search_page(sample())
     assert parsed(page).addresses == ["data:,"]
     assert not re.findall(r"(?:https?:)?//[a-z]|url\(|@import|fetch\(|XMLHttpRequest|WebSocket", page.replace("http-equiv", ""))
     assert "default-src 'none'" in page
 
 
-def test_everything_that_was_tried_is_there():
+def test_all_trials_are_listed():
     d = sample()
     words = "".join(parsed(search_page(d)).words)
     for t in d["trials"]:
@@ -80,7 +80,7 @@ def test_the_pareto_set_of_the_compared_engines_is_marked():
     assert search_page(d).count("trial 1<small>Pareto set</small>") == 1
 
 
-def test_energy_stands_gross_and_net_where_it_was_measured():
+def test_measured_energy_is_shown_gross_and_net():
     d = sample()
     assert "net mJ" not in search_page(d)
     for k, r in enumerate(d["rows"]):
@@ -93,7 +93,7 @@ def test_energy_stands_gross_and_net_where_it_was_measured():
     assert "16.5" in words
     assert "7.25 → 5.25 mJ" in words
     assert "net of 120 W at rest" in words
-    assert "3.50 mJ a sample, net -" in page, "what pointing at a trial says"
+    assert "3.50 mJ a sample, net -" in page, "the tooltip of a trial"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def shown(tmp_path_factory):
         yield page, folder
 
 
-def test_a_browser_shows_it_without_errors_and_asks_for_nothing(shown):
+def test_a_browser_shows_it_without_errors_or_requests(shown):
     page, folder = shown
     assert page.run("document.querySelectorAll('.pt').length") == 6
     assert page.run("document.documentElement.scrollWidth <= window.innerWidth")
@@ -153,7 +153,7 @@ def test_a_browser_shows_it_without_errors_and_asks_for_nothing(shown):
     assert wrong == []
 
 
-def test_pointing_at_a_trial_says_what_it_is(shown):
+def test_pointing_at_a_trial_describes_it(shown):
     page, _ = shown
 
     def middle(of: str) -> list[float]:
@@ -175,7 +175,7 @@ def test_pointing_at_a_trial_says_what_it_is(shown):
     assert page.run("document.getElementById('tip').style.display") == "none"
 
 
-def test_the_filter_leaves_what_it_is_asked_for(shown):
+def test_the_filter_keeps_matching_trials(shown):
     page, _ = shown
     rows = "Array.from(document.querySelectorAll('#trials tbody tr')).filter(r => r.style.display !== 'none').length"
     assert page.run(rows) == 5
@@ -185,7 +185,7 @@ def test_the_filter_leaves_what_it_is_asked_for(shown):
 
 @pytest.fixture(scope="module")
 def crowded(shown):
-    """A page with 300 trials at three places."""
+    """A page with 300 trials at three positions."""
     page, folder = shown
     d = sample()
     first = d["trials"][0]
@@ -210,7 +210,7 @@ def test_pointing_at_many_trials_names_those_beneath(crowded):
     assert text.count("trial ") == 7
 
 
-def test_the_keyboard_stops_once_and_goes_on_by_arrows(crowded):
+def test_the_plot_has_one_tab_stop_and_arrow_keys(crowded):
     assert crowded.run("document.querySelectorAll('.pt[tabindex=\"0\"]').length") == 1
     crowded.run("document.querySelector('.pt[tabindex=\"0\"]').focus()")
     told = [crowded.run("document.getElementById('tip').textContent")]

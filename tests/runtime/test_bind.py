@@ -1,4 +1,4 @@
-"""bind(): plans by hand give what the reference gives; choices that cannot run fall back; sizes are checked."""
+"""bind(): hand-made plans equal the reference; selected tactics that cannot run fall back; sizes are checked."""
 
 import dataclasses
 
@@ -17,13 +17,13 @@ def feed_for(plan, n=2):
 
 
 @pytest.mark.parametrize("make", [conv_net, blocked_conv_net])
-def test_answers_of_the_reference(make):
+def test_results_equal_the_reference(make):
     plan = make_plan(make())
     bound, x = bind(plan, PlainBackend()), feed_for(plan)
     bound.feed(x)
     bound.run()
     np.testing.assert_allclose(bound.fetch()["y"], run_network(plan.network, x)["y"], rtol=1e-5)
-    assert [name for name, _ in bound.shaped.fell_back] == ["c"] * ("c" in plan.choices)  # NumPy's conv takes no blocked format
+    assert [name for name, _ in bound.shaped.fell_back] == ["c"] * ("c" in plan.choices)  # NumPy's conv does not accept a blocked format
 
 
 def test_walk_gives_each_layer_its_actual_inputs():
@@ -57,7 +57,7 @@ def test_a_layer_has_the_times_of_its_own_launches():
             return [1.0, 2.0, 4.0, 8.0]
 
     bound.executable = Timed()
-    bound.step_calls = [[a, b], [], [c], [d]]  # as many launches as layers, and still not one each
+    bound.step_calls = [[a, b], [], [c], [d]]  # as many launches as layers, but not one per layer
     assert bound.run_timed() == [3.0, 0.0, 4.0, 8.0]
     bound.step_calls = [[a, b], [], [c], []]
     with pytest.raises(BackendError, match="timed 4 launches, 3 were recorded"):
@@ -75,14 +75,14 @@ def test_missing_tactic_falls_back_in_a_blocked_format():
     assert "cpu/from_the_future" in bound.shaped.fell_back[0][1]
 
 
-def test_a_choice_that_disagrees_about_storage_is_refused():
+def test_a_tactic_with_another_storage_size_is_refused():
     plan = make_plan(conv_net())
     plan.choices["c2"] = dataclasses.replace(plan.choices["c2"], inputs=(("nhwc", "f32"), None, None))
     with pytest.raises(EngineError, match="Reformat is missing"):
         bind(plan, PlainBackend())
 
 
-def test_a_place_that_is_too_small_is_refused():
+def test_a_buffer_that_is_too_small_is_refused():
     plan = make_plan(conv_net())
     plan.arenas[0].sizes["r1"] = 64
     with pytest.raises(EngineError, match="%r1 needs 2048 bytes"):
@@ -93,7 +93,7 @@ def test_a_place_that_is_too_small_is_refused():
         bind(plan, PlainBackend())
 
 
-def test_inputs_that_do_not_fit_are_named():
+def test_invalid_inputs_are_named():
     plan = make_plan(conv_net())
     bound = bind(plan, PlainBackend())
     with pytest.raises(ShapeError, match="'x' is missing"):

@@ -56,7 +56,7 @@ def test_kernels_are_planned_once_per_shape_and_for_all_contexts(engine, monkeyp
     assert planned == ["c1", "r1", "c2", "s"]
 
 
-def test_an_engine_forgets_the_shapes_that_were_used_longest_ago():
+def test_an_engine_evicts_the_least_recently_used_shapes():
     engine = Runtime(PlainBackend()).load(make_plan(conv_net(), high=64))
     context = engine.create_context()
     for n in range(1, 41):
@@ -67,7 +67,7 @@ def test_an_engine_forgets_the_shapes_that_were_used_longest_ago():
     np.testing.assert_allclose(context.run({"x": x})["y"], expected(engine, x), rtol=1e-5)
 
 
-def test_a_returned_output_is_the_callers_own(engine):
+def test_a_returned_output_belongs_to_the_caller(engine):
     context = engine.create_context()
     first = context.run({"x": image(seed=1)})["y"]
     kept = first.copy()
@@ -75,7 +75,7 @@ def test_a_returned_output_is_the_callers_own(engine):
     np.testing.assert_array_equal(first, kept)
 
 
-def test_shape_errors_teach(engine):
+def test_shape_errors_explain_the_remedy(engine):
     context = engine.create_context()
     with pytest.raises(ShapeError, match=r"axis 0: 5, but profile 0 takes 1 to 4 \(min 1x3x8x8, opt 2x3x8x8, max 4x3x8x8\)"):
         context.run({"x": image(5)})
@@ -127,7 +127,7 @@ def test_aligned_buffers_are_used_without_copies(engine, monkeypatch):
     np.testing.assert_allclose(y, expected(engine, x), rtol=1e-5, err_msg="run() wrote into the bound buffer")
 
 
-def test_other_buffers_are_copied_and_say_why(engine):
+def test_other_buffers_are_copied_with_a_reason(engine):
     context = engine.create_context()
     raw = aligned_empty((2 * 3 * 8 * 8 + 1,), np.float32)
     x = raw[1:].reshape(2, 3, 8, 8)
@@ -143,12 +143,12 @@ def test_other_buffers_are_copied_and_say_why(engine):
         context.bind("y", np.empty((1, 4, 8, 8), "f4"))
 
 
-def test_execute_without_an_input_says_which(engine):
+def test_execute_without_an_input_names_it(engine):
     with pytest.raises(ContextError, match="input 'x' has no array"):
         engine.create_context().execute()
 
 
-def test_a_shape_that_is_set_after_binding_reads_nothing_outside_of_the_array(engine):
+def test_a_shape_set_after_binding_reads_nothing_outside_the_array(engine):
     context = engine.create_context()
     context.set_input_shape("x", (1, 3, 8, 8))
     x, y = context.input_array("x"), context.output_array("y")
@@ -186,7 +186,7 @@ def test_in_place_tensors_move_with_a_bound_output():
     assert not context._bound().value("a").any(), "the first Relu wrote into the arena, not over y"
 
 
-def test_an_input_that_is_worked_on_in_place_is_copied():
+def test_an_input_modified_in_place_is_copied():
     net = Network("over the input", "lowered")
     net.mark_output(net.add("Identity", net.add("Relu", net.add_input("x", parse_type("f32[4,16]")), name="a"), name="y"))
     plan = make_plan(net)
@@ -225,7 +225,7 @@ def test_parts_of_a_bound_output_move_with_it():
 
 
 class Foreign:
-    """An array of another library: speaks DLPack only."""
+    """An array of another library that supports only DLPack."""
 
     def __init__(self, a):
         self.a = a
@@ -285,7 +285,7 @@ def test_contexts_in_threads_do_not_disturb_each_other(engine):
     assert not wrong
 
 
-def test_closed_things_say_so(engine):
+def test_closed_objects_raise(engine):
     with engine.create_context() as context:
         context.run({"x": image()})
     with pytest.raises(ContextError, match="the context is closed"):
@@ -309,7 +309,7 @@ def test_contexts_and_engines_are_freed():
     assert [r() for r in gone] == [None] * 4
 
 
-def test_many_loads_do_not_grow():
+def test_many_loads_do_not_leak():
     backend, plan = PlainBackend(), make_plan(conv_net(), high=512)  # 4 MB arenas
 
     def once():
@@ -331,7 +331,7 @@ def resident() -> int:
         return int(f.read().split()[1]) * 4096
 
 
-def test_profile_speaks_the_users_names(engine):
+def test_profile_has_the_users_names(engine):
     rows = engine.create_context().profile({"x": image()}, iterations=3)
     assert [r.name for r in rows] == ["/conv1/Conv", "/relu1/Relu", "/conv2/Conv", "/add/Add"]
     assert all(len(r.times_ms) == 3 and r.total_ms > 0 and r.median_ms <= r.total_ms for r in rows)
@@ -355,7 +355,7 @@ def test_other_hardware_warns_with_the_difference_and_may_be_refused():
         Runtime(PlainBackend(model="new")).load(plan, require_same_hardware=True)
 
 
-def test_another_library_is_told_and_the_probe_runs():
+def test_another_library_version_is_reported_and_the_probe_runs():
     plan = make_plan(conv_net())
     plan.machine["libraries"] = {"cpu/numpy_reference": "numpy 0.1"}
     with pytest.warns(EngineWarning, match="cpu/numpy_reference: numpy 0.1 there, numpy"):
@@ -376,12 +376,12 @@ def test_probe_runs_elsewhere_and_refuses_other_results():
     Runtime(PlainBackend(model="old")).load(plan)  # the same machine: not run
 
 
-def test_wrong_backend_is_said():
+def test_a_wrong_backend_is_reported():
     with pytest.raises(EngineError, match="built for the backend 'cpu', this runtime is on 'cuda'"):
         Runtime("cuda").load(make_plan(conv_net()))
 
 
-def test_many_layers_that_fall_back_make_one_warning():
+def test_many_fallback_layers_give_one_warning():
     plan = make_plan(conv_net())
     plan.choices = {n: dataclasses.replace(c, tactic="cpu/none") for n, c in plan.choices.items()}
     plan.machine["libraries"] = {}
@@ -401,14 +401,14 @@ def test_static_engine_of_blocked_formats():
         engine.create_context().set_input_shape("x", (3, 5, 4, 4))
 
 
-def test_what_notebooks_show(engine):
+def test_representation_in_notebooks(engine):
     context = engine.create_context()
     assert repr(engine).startswith(f"<Engine {engine.plan.network.name!r} on cpu: ")
     assert repr(engine.plan).startswith("<EnginePlan of <Network ")
     assert "profile 0" in repr(context)
     assert all(len(repr(x)) < 500 and "object at" not in repr(x) for x in (engine, context, engine.plan, engine.plan.network))
     context.close()
-    context.close()  # again: nothing
+    context.close()  # a second time: no effect
     assert repr(context).endswith("closed>")
 
 
@@ -420,6 +420,6 @@ def test_engines_and_contexts_are_not_copied(engine):
                 way(made)
 
 
-def test_build_says_what_it_takes():
+def test_build_documents_its_arguments():
     with pytest.raises(UsageError, match="network_from_onnx"):
         build("model.onnx")  # type: ignore[arg-type]

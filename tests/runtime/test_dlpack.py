@@ -1,4 +1,4 @@
-"""DLPack by hand: round trips over memory that says it is a GPU's, refusals, and that capsules give their memory back."""
+"""DLPack without torch: round trips over memory that claims to be on a GPU, refusals, and the release of memory by capsules."""
 
 import gc
 import weakref
@@ -15,7 +15,7 @@ from whet.runtime.dlpack import CUDA, DeviceArray, device_array, on_gpu
 
 
 class Tensor:
-    """What torch.Tensor shows of itself."""
+    """The part of torch.Tensor that the import uses."""
 
     def __init__(self, array):
         self.array = array
@@ -28,11 +28,11 @@ class Tensor:
 
 
 class Owner:
-    """Something that can be watched."""
+    """An object that can be weakly referenced."""
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, I64])
-def test_what_is_given_out_comes_back(dtype):
+def test_exported_tensors_can_be_imported(dtype):
     memory = np.arange(24, dtype=np.int64)
     given = DeviceArray(memory.ctypes.data, (2, 3, 4), dtype, 1, memory)
     got = device_array("x", Tensor(given))
@@ -42,7 +42,7 @@ def test_what_is_given_out_comes_back(dtype):
     assert not on_gpu(memory)
 
 
-def test_memory_lives_as_long_as_a_tensor_over_it_and_no_longer():
+def test_memory_lives_exactly_as_long_as_its_tensor():
     owner = Owner()
     watched = weakref.ref(owner)
     before = len(dlpack._exported)
@@ -78,13 +78,13 @@ def test_a_tensor_that_is_not_row_major_is_refused():
                 device_array("x", Tensor(made))
 
 
-def test_types_that_whet_has_not_are_refused():
+def test_unsupported_types_are_refused():
     odd = replace(DeviceArray(4096, (2,), F32), dtype=replace(F32, bits=128))
     with pytest.raises(ShapeError, match="no element type"):
         device_array("x", Tensor(odd))
 
 
-def test_a_tensor_on_a_gpu_is_no_input_of_a_cpu_engine():
+def test_a_gpu_tensor_is_refused_by_a_cpu_engine():
     from nets_runtime import engine_of_relu
 
     engine = engine_of_relu()

@@ -1,4 +1,4 @@
-"""Which profile runs which shapes."""
+"""Selection of the profile for given shapes."""
 
 import pytest
 
@@ -17,13 +17,13 @@ def chosen(n, *profiles):
     return nearest_profile(plan, {"x": (n, 3, 8, 8)})
 
 
-def test_the_tuned_for_the_nearest_of_those_that_take_it():
+def test_the_nearest_fitting_profile_is_selected():
     apart = profile(1, 1, 1), profile(2, 8, 8)
     assert [chosen(n, *apart) for n in (1, 2, 8, 9)] == [0, 1, 1, None]
     over_each_other = profile(1, 1, 8), profile(1, 8, 8)
-    assert [chosen(n, *over_each_other) for n in (1, 2, 3, 8)] == [0, 0, 1, 1], "by factors: 2 is nearer to 1 than 8 is, 3 to 8"
-    assert chosen(4, profile(1, 4, 8), profile(1, 4, 8)) == 0, "of equal ones the first"
-    assert chosen(2) == 0, "an engine without profiles takes what its network takes"
+    assert [chosen(n, *over_each_other) for n in (1, 2, 3, 8)] == [0, 0, 1, 1], "by ratio: 2 is nearer to 1 than to 8, 3 is nearer to 8"
+    assert chosen(4, profile(1, 4, 8), profile(1, 4, 8)) == 0, "ties select the first"
+    assert chosen(2) == 0, "an engine without profiles accepts what its network accepts"
 
 
 @pytest.mark.parametrize(("shape", "fits"), [((4, 3, 8, 8), True), ((9, 3, 8, 8), False), ((4, 3, 8), False)])

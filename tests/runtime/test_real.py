@@ -1,4 +1,4 @@
-"""Real engines of the builder on the CPU backend: file and back, dynamic batch, users' buffers, threads, packed weights."""
+"""Built engines on the CPU backend: saving and loading, dynamic batch, users' buffers, threads, packed weights."""
 
 import gc
 import os
@@ -40,7 +40,7 @@ def same(network, x, y):
     np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-5 * np.abs(want).max())
 
 
-def test_file_and_back(tmp_path, network, plan):
+def test_save_and_load(tmp_path, network, plan):
     write_engine(plan, tmp_path / "e")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -126,7 +126,7 @@ def test_weights_are_shared_between_contexts_and_freed(plan):
     one = engine.memory(contexts[0]).packed
     assert one == contexts[0]._bound().nbytes()["packed"]
     for c in contexts:
-        c.run({"input": images(2)})  # another shape: the same packed weights where the kernels take the same layout
+        c.run({"input": images(2)})  # another shape: the same packed weights if the kernels need the same layout
     assert engine.memory().packed <= 2 * one
     store = engine._store
     del contexts, engine, c
@@ -134,7 +134,7 @@ def test_weights_are_shared_between_contexts_and_freed(plan):
     assert store.nbytes() == 0
 
 
-def test_many_loads_give_their_memory_back(tmp_path, plan):
+def test_many_loads_free_their_memory(tmp_path, plan):
     write_engine(plan, tmp_path / "e")
 
     def once():
@@ -153,10 +153,10 @@ def test_many_loads_give_their_memory_back(tmp_path, plan):
         once()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == files
-    assert resident() - before < 50 * len((tmp_path / "e").read_bytes()) / 4  # a leak of the weights alone would be 50 times the file
+    assert resident() - before < 50 * len((tmp_path / "e").read_bytes()) / 4  # a leak of only the weights would be 50 times the file
 
 
-def test_other_threads_than_tuned_are_told(plan):
+def test_another_number_of_threads_is_reported(plan):
     threads = 1 if plan.threads != 1 else 2
     with pytest.warns(EngineWarning, match=f"threads: {plan.threads} there, {threads} here"):
         engine = Runtime("cpu", threads=threads).load(plan)
@@ -170,6 +170,6 @@ def test_profile_names_the_users_nodes(plan):
     assert [r.layer for r in rows] == [layer.name for layer in plan.network.layers]
 
 
-def test_libraries_are_kept_in_the_engine(plan):
+def test_libraries_are_recorded_in_the_engine(plan):
     again = read_engine(engine_bytes(plan))
     assert any("oneDNN" in v or v for v in again.machine["libraries"].values())

@@ -40,7 +40,7 @@ def perceptron() -> tuple[Network, dict[str, np.ndarray]]:
     at = np.random.RandomState(0).permutation(len(x))
     x, y = (x[at] / 16).astype(np.float32), y[at].astype(np.int64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it stops before it has converged, which is good enough
+        warnings.simplefilter("ignore")  # it stops before convergence, which is accurate enough
         trained = MLPClassifier((96, 64), max_iter=25, random_state=0).fit(x[:1000], y[:1000])
     net = Network("digits")
     value = net.add_input("x", parse_type("f32[N,64]"))
@@ -67,7 +67,7 @@ def case(tmp_path_factory) -> Path:
 
 
 def recipe_with(case: Path, out: Path, **changes):
-    """The case's recipe with other values; `search.trials` is written search__trials."""
+    """The case's recipe with changed values; `search.trials` is written search__trials."""
     from whet.search import recipe_from
 
     plain = json.loads(json.dumps(RECIPE)) | {"out": str(out)}

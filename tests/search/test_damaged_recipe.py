@@ -1,4 +1,4 @@
-"""Recipes of whet auto in which any one value is missing or wrong: refused with a UsageError, or read as what they say."""
+"""Recipes of whet auto with one missing or wrong value: refused with a UsageError, or read as written."""
 
 from search.conftest import RECIPE
 from support.damage import damaged

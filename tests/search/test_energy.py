@@ -1,4 +1,4 @@
-"""Energy: what a run spends and what the idle device would have spent anyway, on devices whose power is known; NVML and RAPL as they answer."""
+"""Energy: gross energy of a run and the idle energy included in it, on devices with known power; readings of NVML and RAPL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from whet.search.stages import energy
 
 
 class Device:
-    """A device with a clock of its own: draws `idle` W, `load` W while it runs, cools down after work; its counter moves every `tick` s."""
+    """A device with a simulated clock: draws `idle` W, or `load` W while running, cools down after work; its counter is updated every `tick` s."""
 
     def __init__(self, idle=100.0, load=300.0, tick=0.1, run=0.004, cooling=0.0):
         self.idle, self.load, self.tick, self.seconds_a_run, self.cooling = idle, load, tick, run, cooling
@@ -40,7 +40,7 @@ class Device:
 
 
 @pytest.mark.parametrize("tick", [0.001, 0.1])
-def test_net_energy_is_without_what_the_device_draws_at_rest(tick, monkeypatch):
+def test_net_energy_excludes_idle_power(tick, monkeypatch):
     device = Device(idle=100, load=300, tick=tick, run=0.004)
     meter = device.meter(monkeypatch)
     meter.rest(1.0)
@@ -53,15 +53,15 @@ def test_net_energy_is_without_what_the_device_draws_at_rest(tick, monkeypatch):
     assert "net of 100 W idle power" in found["about"]
 
 
-def test_a_device_that_has_just_worked_cools_down_first(monkeypatch):
+def test_a_warm_device_cools_down_first(monkeypatch):
     device = Device(idle=100, load=300, cooling=60.0)
     meter = device.meter(monkeypatch)
     meter.rest(2.0)
     assert meter.idle < 110
-    assert device.now < 10  # but not for ever
+    assert device.now < 10  # but not indefinitely
 
 
-def test_a_device_that_others_use_has_no_net_energy(monkeypatch):
+def test_a_device_in_use_by_others_has_no_net_energy(monkeypatch):
     device = Device(idle=320, load=300)
     meter = device.meter(monkeypatch)
     meter.rest(1.0)
@@ -71,7 +71,7 @@ def test_a_device_that_others_use_has_no_net_energy(monkeypatch):
     assert "no net energy: the device drew 320 W before the load and 300 W under load" in found["about"]
 
 
-def test_a_counter_that_stands_still_is_not_waited_for(monkeypatch):
+def test_a_stuck_counter_is_not_waited_for(monkeypatch):
     device = Device()
     meter = device.meter(monkeypatch, read=lambda: 7.0)
     meter.rest(0.2)
@@ -79,7 +79,7 @@ def test_a_counter_that_stands_still_is_not_waited_for(monkeypatch):
     assert meter.of(device.run, 1, 0.1)["mj"] == 0
 
 
-def test_rest_is_said_where_it_was_not_measured(monkeypatch):
+def test_unmeasured_idle_power_is_reported(monkeypatch):
     device = Device()
     found = device.meter(monkeypatch).of(device.run, 1, 0.5)
     assert found["net_mj"] is None
@@ -88,7 +88,7 @@ def test_rest_is_said_where_it_was_not_measured(monkeypatch):
 
 
 class Nvml:
-    """What energy.py asks of pynvml, for a GPU that has used 5 J and then 1.5 J more."""
+    """The part of pynvml that energy.py uses, for a GPU that has used 5 J and then 1.5 J more."""
 
     class NVMLError(Exception):
         pass
@@ -114,7 +114,7 @@ class Nvml:
 
 
 @pytest.mark.parametrize(("gpu", "asked"), [("3", 3), ("GPU-abc", "GPU-abc")])
-def test_a_gpus_energy_is_its_counters_difference(gpu, asked, monkeypatch):
+def test_a_gpus_energy_is_the_difference_of_its_counter(gpu, asked, monkeypatch):
     fake = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     read, about = energy.meter(gpu)
@@ -132,7 +132,7 @@ def test_a_gpus_energy_is_its_counters_difference(gpu, asked, monkeypatch):
 def test_rapl_counters_are_read_across_their_wrap(tmp_path):
     package = tmp_path / "intel-rapl:0"
     package.mkdir()
-    (tmp_path / "intel-rapl:0:0").mkdir()  # a part of it, which must not be counted again
+    (tmp_path / "intel-rapl:0:0").mkdir()  # a subdomain of it, which must not be counted twice
     (package / "max_energy_range_uj").write_text("1000000")
     counter = package / "energy_uj"
     counter.write_text("900000")
@@ -145,7 +145,7 @@ def test_rapl_counters_are_read_across_their_wrap(tmp_path):
     assert found["mj"] == pytest.approx(5.0)
 
 
-def test_no_meter_is_said_and_not_guessed(tmp_path):
+def test_a_missing_meter_is_reported_and_not_estimated(tmp_path):
     meter = energy.Meter(None, tmp_path)
     meter.rest(1.0)
     found = meter.of(lambda: None, 1, 1.0)

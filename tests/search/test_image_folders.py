@@ -1,4 +1,4 @@
-"""A user's own images: a subfolder a class, or a CSV file of paths and labels, as data to calibrate, score and train on."""
+"""Users' own images: one subfolder per class, or a CSV file of paths and labels, as data for calibration, scoring and training."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_images_are_labelled_by_their_folders_or_by_a_file(home):
 
 
 def test_samples_are_of_all_classes(home, tmp_path):
-    """Recovery and INT8 ranges from one class alone would be of that class."""
+    """Recovery and INT8 ranges computed from one class would fit only that class."""
     net = network_from_onnx(home / "model.onnx")
     for source in ("images", "images.csv"):
         np.testing.assert_array_equal(unlabelled(str(home / source), net, 4)["x"][:, 0, 0, 0], [0, 10, 19, 29])
@@ -80,7 +80,7 @@ def test_a_dry_run_takes_every_form(home):
     ("path,label\n", "lists no files"),
     ("images/cat/0.png\n", "has images without labels"),
 ])  # fmt: skip
-def test_files_that_do_not_fit_are_refused(home, rows, text):
+def test_invalid_files_are_refused(home, rows, text):
     (home / "wrong.csv").write_text(rows)
     with pytest.raises(CalibrationError, match=text):
         labelled(str(home / "wrong.csv"), network_from_onnx(home / "model.onnx"), "data.score")

@@ -1,4 +1,4 @@
-"""Training for INT8 as a step of the loop: when it is asked for, that it wins back what poor ranges lost, that a kill costs little of it."""
+"""Training for INT8 as a step of the search: its conditions, its recovery of accuracy lost to poor ranges, and its resumption after a kill."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ AUTO = {"when": "auto", "epochs": 2.0}
 @pytest.mark.parametrize(("qat", "allowed", "lost", "drop", "train"), [
     (AUTO, 1.0, 0.6, 0.6, True),  # more than half of what the target allows
     (AUTO, 1.0, 0.4, 0.4, False),
-    (AUTO, 1.0, 0.4, 1.2, True),  # the cut lost most of it, but all together is too much
-    (AUTO, 1.0, -0.1, 1.2, False),  # calibration lost nothing: training for INT8 wins nothing back
-    (AUTO, None, 0.6, 0.6, True),  # half a hundredth of 99
+    (AUTO, 1.0, 0.4, 1.2, True),  # the cut lost most of it, but the total is too much
+    (AUTO, 1.0, -0.1, 1.2, False),  # calibration lost nothing: training for INT8 cannot gain anything
+    (AUTO, None, 0.6, 0.6, True),  # half of one percent of 99
     (AUTO, None, 0.4, 0.4, False),
     ({**AUTO, "threshold": 0.1}, 1.0, 0.2, 0.2, True),
     ({**AUTO, "threshold": 2.0}, 1.0, 0.9, 0.9, False),
     ({**AUTO, "when": "always"}, 1.0, -0.5, -0.5, True),
 ])  # fmt: skip
-def test_training_is_for_engines_that_calibration_cost_too_much(qat, allowed, lost, drop, train):
+def test_training_runs_only_after_a_large_loss_by_calibration(qat, allowed, lost, drop, train):
     wanted, why = loses_too_much(qat, allowed, lost, drop, 99.0)
     assert wanted == train
     assert f"{lost:.3g}" in why
 
 
-def test_what_calibration_lost_is_counted_from_the_network_that_was_used():
+def test_the_loss_by_calibration_is_relative_to_the_calibrated_network():
     from whet.search.stages.prepare import Prepared
 
     steps = [{"step": "recovered", "metric": {"value": 98.7}}, {"step": "fine-tuned (worse, not used)", "metric": {"value": 96.0}, "used": False}]
@@ -63,7 +63,7 @@ def poor(case, tmp_path_factory):
         "data": {"calibrate": "dark.npz", "score": str(case / "score.npz"), "judge": str(case / "judge.npz"), "train": "train.npz"},
         "space": {"width": False, "depth": False, "precision": ["int8"]}, "qat": {"epochs": 24, "lr": 0.01, "batch": 32},
     }  # fmt: skip
-    recipe["scout"]["level"] = recipe["survivor"]["level"] = 0  # nothing is timed for the choice of kernels: integers wherever they can be
+    recipe["scout"]["level"] = recipe["survivor"]["level"] = 0  # nothing is timed for the selection of kernels: integers wherever possible
     recipe["survivor"]["count"] = 1
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
     return folder
@@ -71,7 +71,7 @@ def poor(case, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(poor, tmp_path_factory):
-    """A search that was killed in the middle of its training for INT8, and then let run to its end."""
+    """A search that was killed during its training for INT8, and then resumed to its end."""
     pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
     out = poor / "work"
     words = [sys.executable, "-m", "whet.cli", "auto", str(poor / "recipe.yaml"), "--out", str(out), "--json"]
@@ -90,7 +90,7 @@ def trained(poor, tmp_path_factory):
 
 
 @VNNI
-def test_it_wins_back_what_poor_ranges_lost(trained):
+def test_training_recovers_the_loss_by_poor_ranges(trained):
     _, data, result = trained
     qat = result["qat"]
     assert qat["kept"] == "trained"
@@ -99,14 +99,14 @@ def test_it_wins_back_what_poor_ranges_lost(trained):
     assert data["met"], data["rows"][data["chosen"]]["checks"]
 
 
-def test_it_goes_on_after_a_kill_and_leaves_no_checkpoint(trained):
+def test_it_resumes_after_a_kill_and_leaves_no_checkpoint(trained):
     out, _, result = trained
     assert 0 < result["qat"]["resumed_at"] < 24 * 32
     assert not list(out.rglob("*.safetensors"))
 
 
 @VNNI
-def test_both_numbers_are_in_the_report(trained):
+def test_both_scores_are_in_the_report(trained):
     out, data, result = trained
     steps = {s["step"]: s for s in data["steps"]}
     before, after = steps["calibrated for INT8"], steps["trained for INT8"]
@@ -123,7 +123,7 @@ def test_both_numbers_are_in_the_report(trained):
 
 
 @VNNI
-def test_what_is_deployed_has_the_trained_ranges_and_its_lock_builds_it(trained, case):
+def test_the_deployed_model_has_the_trained_ranges_and_its_lock_builds_it(trained, case):
     import whet
 
     out, data, _ = trained
@@ -135,7 +135,7 @@ def test_what_is_deployed_has_the_trained_ranges_and_its_lock_builds_it(trained,
     learned = {n: float.fromhex(r["high"]) / 255 for n, r in ranges.items()}
     for name, scale in scales.items():
         assert scale == pytest.approx(learned[name], rel=1e-5)
-    assert scales["x"] > 1.3 * 0.2 / 255, "the range of the input has widened from the dark images' fifth"
+    assert scales["x"] > 1.3 * 0.2 / 255, "the input's range grew from a fifth, that of the dark images"
     with np.load(case / "judge.npz") as f:
         x, y = f["x"], f["labels"]
     with whet.Runtime(threads=1).load(deploy / "model.engine").create_context() as context:
@@ -147,7 +147,7 @@ def test_what_is_deployed_has_the_trained_ranges_and_its_lock_builds_it(trained,
 
 
 @VNNI
-def test_a_calibrated_engine_that_is_not_trained_says_why_and_its_lock_builds_it(case, tmp_path):
+def test_an_untrained_calibrated_engine_gives_the_reason_and_its_lock_builds_it(case, tmp_path):
     level = {"scout__level": 0, "survivor__level": 0, "survivor__count": 1}
     recipe = recipe_with(case, tmp_path / "w", space={"width": False, "depth": False, "precision": ["int8"]}, **level)
     found = search(recipe)
@@ -161,8 +161,8 @@ def test_a_calibrated_engine_that_is_not_trained_says_why_and_its_lock_builds_it
     assert (found.folder.deploy / "model.int8.onnx").is_file(), "for other runtimes"
 
 
-def test_a_target_that_allows_more_lets_the_calibrated_engine_be(trained, poor, case, tmp_path):
-    """Another target is another job: what was decided under the old one is not taken over."""
+def test_a_looser_target_keeps_the_calibrated_engine(trained, poor, case, tmp_path):
+    """Another target is another job: decisions under the old one are not reused."""
     from whet.search.jobs.job import Job
 
     survivor = poor / "work" / "survivors" / "0000"
@@ -176,7 +176,7 @@ def test_a_target_that_allows_more_lets_the_calibrated_engine_be(trained, poor, 
     assert Job(**{**vars(original), "recipe": {**original.recipe, "qat": False}}).same_as(poor / "work" / "baselines" / "fp32-b1")
 
 
-def test_what_cannot_be_trained_is_said(case, tmp_path):
+def test_untrainable_models_are_reported(case, tmp_path):
     pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
     net = network_from_onnx(case / "model.onnx")
     _, d = perceptron()
@@ -193,7 +193,7 @@ def test_what_cannot_be_trained_is_said(case, tmp_path):
     assert "the engine computes in floating point" in why_not(with_data, c, floats)
 
 
-def test_layers_that_stay_in_floating_point_are_not_trained_for_integers(case, tmp_path):
+def test_floating_point_layers_are_not_trained_for_integers(case, tmp_path):
     pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
     from whet.search.stages.prepare import Prepared
 
@@ -213,7 +213,7 @@ def test_layers_that_stay_in_floating_point_are_not_trained_for_integers(case, t
     assert len(others) == 2
 
 
-def test_a_checkpoint_that_does_not_fit_is_thrown_away_and_said(tmp_path):
+def test_an_incompatible_checkpoint_is_discarded_and_reported(tmp_path):
     from whet.errors import TrainingError
 
     path, notes = tmp_path / "c.safetensors", []

@@ -1,4 +1,4 @@
-"""`whet rebuild`: the deployed engine made again from the original model and its data is the lock's engine, or the reason is told."""
+"""`whet rebuild`: the engine rebuilt from the original model and its data equals the lock's engine, or the reason is reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from whet.search import rebuild, search
 
 
 def searched(case: Path, project: Path, **changes) -> Path:
-    """The deploy folder of a small search in a project's folder of its own."""
+    """The deploy folder of a small search in its own project folder."""
     project.mkdir()
     for name in ("model.onnx", "calibrate.npz", "score.npz", "judge.npz"):
         shutil.copy(case / name, project / name)
@@ -31,7 +31,7 @@ def searched(case: Path, project: Path, **changes) -> Path:
 
 @pytest.fixture(scope="module")
 def deployed(case, tmp_path_factory):
-    """What a search of channels leaves: cut, recovered, in INT8."""
+    """The result of a search over channels: cut, recovered, in INT8."""
     few = {"search__trials": 1, "survivor__count": 1, "scout__level": 0, "survivor__level": 0}
     few["space"] = {"width": {"step": 0.5, "most": 0.5}, "precision": ["int8"]}
     return searched(case, tmp_path_factory.mktemp("again") / "project", **few)
@@ -41,7 +41,7 @@ def lock_of(deploy: Path) -> dict:
     return read_lock(deploy / "lock.json")
 
 
-def test_the_engine_is_the_lock_s(deployed, tmp_path):
+def test_the_engine_equals_the_locks_engine(deployed, tmp_path):
     assert json.loads((deployed / "recipe.json").read_text())["pruning"]["groups"], "something was cut"
     done = CliRunner().invoke(command, [str(deployed), "--out", str(tmp_path / "again")], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -54,7 +54,7 @@ def test_the_engine_is_the_lock_s(deployed, tmp_path):
     assert sorted(p.name for p in (tmp_path / "again").iterdir()) == ["model.engine", "model.onnx"]
 
 
-def test_its_recipe_is_told_from_those_of_searches_and_of_pruning(deployed):
+def test_its_recipe_is_distinguished_from_those_of_searches_and_of_pruning(deployed):
     from whet.errors import PruneError
     from whet.pruning import load_recipe as pruning_recipe
     from whet.search import load_recipe
@@ -66,7 +66,7 @@ def test_its_recipe_is_told_from_those_of_searches_and_of_pruning(deployed):
     assert pruning_recipe(deployed / "pruning.json").groups
 
 
-def test_what_an_ended_one_has_left_is_no_hindrance(deployed, tmp_path):
+def test_files_of_an_interrupted_rebuild_are_no_obstacle(deployed, tmp_path):
     left = tmp_path / "again" / "work"
     left.mkdir(parents=True)
     (left / "log.txt").write_text("ended")
@@ -74,7 +74,7 @@ def test_what_an_ended_one_has_left_is_no_hindrance(deployed, tmp_path):
     assert not left.exists()
 
 
-def test_the_folder_says_how(deployed):
+def test_the_folder_has_instructions(deployed):
     line = "whet rebuild .  # the same engine from the original model and its data: cut and recovered, then built under lock.json"
     assert line in (deployed / "README.md").read_text()
     assert line in json.loads((deployed / "report.json").read_text())["commands"]
@@ -91,7 +91,7 @@ def test_a_moved_project_is_named(deployed, tmp_path):
         hidden.rename(deployed.parents[1])
 
 
-def test_other_contents_and_folders_that_are_none_are_refused(deployed, tmp_path):
+def test_other_contents_and_other_folders_are_refused(deployed, tmp_path):
     project = Path(shutil.copytree(deployed.parents[1], tmp_path / "p"))
     deploy = project / "work" / "deploy"
     with np.load(project / "calibrate.npz") as f:
@@ -112,7 +112,7 @@ def test_other_contents_and_folders_that_are_none_are_refused(deployed, tmp_path
     assert not (tmp_path / "a").exists()
 
 
-def test_weights_that_come_out_otherwise_are_told_with_how_much(deployed, tmp_path):
+def test_different_weights_are_reported_with_their_difference(deployed, tmp_path):
     deploy = Path(shutil.copytree(deployed, tmp_path / "deploy"))
     net = network_from_onnx(deploy / "model.onnx")
     t = net.constants["b1"]
@@ -124,7 +124,7 @@ def test_weights_that_come_out_otherwise_are_told_with_how_much(deployed, tmp_pa
     assert not (tmp_path / "again" / "model.engine").exists()
 
 
-def test_training_is_done_again_too(case, tmp_path):
+def test_training_is_repeated_too(case, tmp_path):
     pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
     short = {"epochs": 2, "batch": 100, "lr": 0.02, "device": "cpu"}
     deploy = searched(
@@ -132,6 +132,6 @@ def test_training_is_done_again_too(case, tmp_path):
         space={"width": {"step": 0.5, "most": 0.5}, "precision": ["int8"]}, search__trials=1, survivor__count=1, scout__level=0, survivor__level=0,
     )  # fmt: skip
     held = json.loads((deploy / "recipe.json").read_text())
-    assert held["finetuned"] or held["roundings"], "one of the trainings was of use, or this test says nothing"
+    assert held["finetuned"] or held["roundings"], "at least one training was used, otherwise this test shows nothing"
     again = rebuild(deploy, tmp_path / "again")
     assert again.digest == lock_of(deploy)["digest"]

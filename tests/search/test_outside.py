@@ -1,4 +1,4 @@
-"""What comes from outside while a search runs or rests: kills, power cuts, moved folders, other versions, devices that others hold."""
+"""External events during a search: kills, power failures, moved folders, other versions, devices in use by others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = {"search__trials": 2, "survivor__count": 1}
 
 @pytest.fixture(scope="module")
 def found(case, tmp_path_factory):
-    """A finished search in a project's folder of its own: PROJECT/model.onnx, data, and work/."""
+    """A finished search in its own project folder: PROJECT/model.onnx, data, and work/."""
     project = tmp_path_factory.mktemp("project")
     for name in ("model.onnx", "calibrate.npz", "score.npz", "judge.npz"):
         shutil.copy(case / name, project / name)
@@ -38,23 +38,23 @@ def found(case, tmp_path_factory):
 
 @pytest.fixture
 def project(found, tmp_path):
-    """A copy of it at another place: moved, with its times kept."""
+    """A copy of it at another path, with file times preserved."""
     return Path(shutil.copytree(found, tmp_path / "moved"))
 
 
 def jobs_of(project: Path, **changes) -> list[str]:
-    """What runs again when the search goes on."""
+    """The jobs that run again after a resume."""
     before = (project / "work" / "events.jsonl").read_text()
     search(recipe_with(project, project / "work", **SMALL, **changes))
     new = (project / "work" / "events.jsonl").read_text()[len(before) :]
     return [e["job"] for e in map(json.loads, new.splitlines()) if e["event"] == "begin" and e["job"]]
 
 
-def test_a_moved_search_goes_on_and_does_nothing_again(project):
+def test_a_moved_search_resumes_and_repeats_nothing(project):
     assert jobs_of(project) == []
 
 
-def test_files_that_a_power_cut_left_short_are_made_again(project):
+def test_files_truncated_by_a_power_failure_are_rebuilt(project):
     work = project / "work"
     (engine,) = work.glob("survivors/*/model.engine")
     for short in (engine, work / "baselines" / "fp32-b1" / "model.engine", work / "scouts" / "0001" / "result.json"):
@@ -64,7 +64,7 @@ def test_files_that_a_power_cut_left_short_are_made_again(project):
     assert "reproduces this engine" in (work / "deploy" / "README.md").read_text()
 
 
-def test_engines_of_another_version_are_built_again_and_that_is_said(project, monkeypatch):
+def test_engines_of_another_version_are_rebuilt_with_a_note(project, monkeypatch):
     from whet.search.jobs import run_jobs
 
     monkeypatch.setattr(run_jobs, "__version__", "9.9")
@@ -75,7 +75,7 @@ def test_engines_of_another_version_are_built_again_and_that_is_said(project, mo
     assert "2 trials were measured with another whet" in (project / "work" / "deploy" / "report.json").read_text()
 
 
-def test_what_was_searched_may_not_change_but_a_recipe_that_nothing_was_measured_of_may(project, case, tmp_path):
+def test_a_recipe_may_change_only_before_the_first_measurement(project, case, tmp_path):
     (project / "score.npz").write_bytes((project / "judge.npz").read_bytes())
     with pytest.raises(UsageError, match=r"another recipe \(changed: data\.score; files and functions are compared by content\)"):
         search(recipe_with(project, project / "work", **SMALL))
@@ -86,7 +86,7 @@ def test_what_was_searched_may_not_change_but_a_recipe_that_nothing_was_measured
     assert json.loads((tmp_path / "w" / IDENTITY).read_text())["space"]["batch"] == [2]
 
 
-def test_a_damaged_identity_is_said_and_can_be_thrown_away(project):
+def test_a_damaged_identity_is_reported_and_can_be_discarded(project):
     work, recipe = project / "work", recipe_with(project, project / "work", **SMALL)
     os.truncate(work / IDENTITY, 10)
     with pytest.raises(UsageError, match=r"search\.json is damaged or missing.*--fresh"), WorkFolder(work).opened(recipe):
@@ -123,8 +123,8 @@ def until(true, seconds: float = 60.0) -> bool:
     return true()
 
 
-def test_what_a_trial_has_started_ends_with_it(tmp_path, monkeypatch):
-    """A metric with processes of its own, in a trial that hangs."""
+def test_child_processes_end_with_their_trial(tmp_path, monkeypatch):
+    """A metric with child processes, in a trial that hangs."""
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen([sys.executable, "-c", LINGERS, str(tmp_path)], **more))
     with LocalWorkers(1, job_timeout=600.0) as workers:
@@ -133,7 +133,7 @@ def test_what_a_trial_has_started_ends_with_it(tmp_path, monkeypatch):
     assert until(lambda: lingering(tmp_path) == [])
 
 
-def test_a_trial_that_loses_its_parent_takes_along_what_it_has_started(tmp_path):
+def test_a_trial_without_parent_ends_its_child_processes(tmp_path):
     from whet.search.jobs import child
 
     script = "import threading\nfrom whet.search.jobs.child import _until_parent_dies\n"
@@ -141,12 +141,12 @@ def test_a_trial_that_loses_its_parent_takes_along_what_it_has_started(tmp_path)
     assert callable(child._until_parent_dies)
     p = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, start_new_session=True)
     assert until(lambda: (tmp_path / "begun").exists() and len(lingering(tmp_path)) == 2)
-    p.stdin.close()  # as the system does when the parent is gone
+    p.stdin.close()  # as the system does when the parent has ended
     assert p.wait(60) == -signal.SIGKILL
     assert until(lambda: lingering(tmp_path) == [])
 
 
-def test_waiting_for_the_device_is_said_and_counts_against_no_limit(tmp_path, monkeypatch):
+def test_waiting_for_the_device_is_reported_and_not_counted_as_run_time(tmp_path, monkeypatch):
     said: list[str | None] = []
     with DeviceLock("cpu", tmp_path).timing():
         script = "import sys, time\nfrom whet.search.jobs.device_locks import DeviceLock\n"
@@ -171,7 +171,7 @@ def test_waiting_for_the_device_is_said_and_counts_against_no_limit(tmp_path, mo
     assert said[-1][1].startswith("exceeded search.trial_timeout")
 
 
-def test_a_lock_that_nobody_holds_names_nobody(tmp_path):
+def test_a_free_lock_names_no_holder(tmp_path):
     lock = DeviceLock("cpu", tmp_path)
     with lock.timing():
         assert (tmp_path / "cpu.lock").read_text() == str(os.getpid())
@@ -181,7 +181,7 @@ def test_a_lock_that_nobody_holds_names_nobody(tmp_path):
             assert free
 
 
-def test_a_long_wait_is_a_line_where_there_is_no_screen(tmp_path, monkeypatch):
+def test_a_long_wait_is_a_line_without_a_terminal(tmp_path, monkeypatch):
     import io
 
     from rich.console import Console

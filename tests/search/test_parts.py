@@ -1,4 +1,4 @@
-"""Locks, labelled data, advice, the space, and the study's memory: each by itself."""
+"""Parts of the search, each by itself: locks, labelled data, advice, the search space, and the study's storage."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def holder(folder: Path, how: str, device: str = "cpu") -> subprocess.Popen:
 
 
 def taken(folder: Path, how: str, device: str = "cpu", within: float = 60.0) -> bool:
-    """Whether another process gets the lock in `within` seconds of asking for it."""
+    """True if another process gets the lock in `within` seconds of requesting it."""
     p = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), device, how], stdout=subprocess.PIPE, bufsize=0)
     try:
         assert p.stdout.read(len("asking\n")) == b"asking\n"
@@ -62,7 +62,7 @@ def taken(folder: Path, how: str, device: str = "cpu", within: float = 60.0) -> 
         p.communicate()
 
 
-def test_timing_is_alone_and_a_killed_holder_lets_go(tmp_path):
+def test_timing_is_exclusive_and_a_killed_holder_releases_the_lock(tmp_path):
     p = holder(tmp_path, "timing")
     assert not taken(tmp_path, "timing", within=0.5)
     assert not taken(tmp_path, "working", within=0.5)
@@ -78,7 +78,7 @@ def test_timing_is_alone_and_a_killed_holder_lets_go(tmp_path):
     p.communicate()
 
 
-def test_fine_tuning_is_alone_on_a_gpu_and_work_beside_other_work_on_a_cpu(tmp_path):
+def test_fine_tuning_is_exclusive_on_a_gpu_and_shared_on_a_cpu(tmp_path):
     p = holder(tmp_path, "training", "cuda:0")
     assert not taken(tmp_path, "timing", "cuda:0", within=0.5)
     assert taken(tmp_path, "working", "cuda:0")
@@ -91,7 +91,7 @@ def test_fine_tuning_is_alone_on_a_gpu_and_work_beside_other_work_on_a_cpu(tmp_p
     p.communicate()
 
 
-def test_a_gpu_has_one_name_whatever_the_environment_calls_it(monkeypatch):
+def test_a_gpu_has_one_name_independent_of_the_environment(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert physical_gpu("cpu") is None
     assert physical_gpu("cuda:2") == "2"
@@ -99,7 +99,7 @@ def test_a_gpu_has_one_name_whatever_the_environment_calls_it(monkeypatch):
     assert [physical_gpu(d) for d in ("cuda", "cuda:1")] == ["3", "GPU-abc"]
 
 
-def test_a_gpu_has_one_lock_whether_it_is_called_by_number_or_by_uuid(monkeypatch, tmp_path):
+def test_a_gpu_has_one_lock_for_its_index_and_its_uuid(monkeypatch, tmp_path):
     class NVMLError(Exception):
         pass
 
@@ -120,7 +120,7 @@ def test_a_gpu_has_one_lock_whether_it_is_called_by_number_or_by_uuid(monkeypatc
     assert DeviceLock("cuda", tmp_path).name == "cuda-5"
 
 
-def test_other_processes_on_the_gpu_are_told_with_every_timing():
+def test_other_processes_on_the_gpu_are_reported_with_every_timing():
     from whet.search.stages.measure import time_engines
 
     class Gpu(Backend):
@@ -164,7 +164,7 @@ def test_kept_channels(size, share, multiple, kept):
     assert kept_channels(size, share, multiple) == kept
 
 
-def test_the_space_says_what_it_leaves_out_and_knows_equal_points(case, tmp_path):
+def test_the_space_reports_omissions_and_recognizes_equal_points(case, tmp_path):
     import whet
 
     net = whet.network_from_onnx(case / "model.onnx")
@@ -182,8 +182,8 @@ def test_the_space_says_what_it_leaves_out_and_knows_equal_points(case, tmp_path
 
 
 @pytest.mark.parametrize("name", ["bert_base", "vit_b_16"])
-def test_heads_are_a_dimension_of_their_own_and_go_one_by_one(name, case, tmp_path):
-    """Of separate projections (BERT) and of a fused one (ViT)."""
+def test_heads_are_a_separate_dimension_with_steps_of_one(name, case, tmp_path):
+    """Of separate projections (BERT) and of a fused projection (ViT)."""
     from whet import zoo
     from whet.frontends import network_from_onnx
 
@@ -191,14 +191,14 @@ def test_heads_are_a_dimension_of_their_own_and_go_one_by_one(name, case, tmp_pa
     net = network_from_onnx(zoo.build(name, layers=2, hidden=192, heads=6, **small))
     space = search_space(net, recipe_with(case, tmp_path, space={"width": {"multiple": 8}, "precision": ["fp32"]}))
     members = space.classes["6 heads"]
-    assert len(members) == 2, "one a layer"
+    assert len(members) == 2, "one per layer"
     assert {space.steps[m] for m in members} == {1}
     cut = space.candidate({n: 0.3 if n == "6 heads" else 0.0 for n in space.classes})
     assert set(space.kept(cut).values()) == {4}  # 6 x 0.7, to the nearest whole head
     assert any(space.steps[m] == 8 for n, ms in space.classes.items() if "heads" not in n for m in ms)
 
 
-def test_the_original_is_measured_in_every_type_that_the_device_has(case, tmp_path):
+def test_the_original_is_measured_in_every_type_of_the_device(case, tmp_path):
     on_gpu = recipe_with(case, tmp_path, device="cuda", baselines=["fp32", "fp16", "int8"], space__precision=["int8"])
     assert baseline_types(on_gpu, ("int8",)) == ("fp32", "fp16", "int8")
     here = recipe_with(case, tmp_path, space__precision=["fp32"])
@@ -209,8 +209,8 @@ def test_the_original_is_measured_in_every_type_that_the_device_has(case, tmp_pa
     assert "no kernel of the backend" in dict(search_space(network(case), dataclasses.replace(here, space=Space())).left_out)["fp16"]
 
 
-def test_the_loop_itself_holds_no_gpu(case, tmp_path, monkeypatch):
-    """What the searching process holds would be a neighbour of every trial, and with Ray it may have no GPU at all."""
+def test_the_search_process_holds_no_gpu(case, tmp_path, monkeypatch):
+    """A context held by the searching process would disturb every trial; with Ray that process may have no GPU at all."""
     from whet.backends import cuda
     from whet.search import dry_run
 
@@ -222,7 +222,7 @@ def test_the_loop_itself_holds_no_gpu(case, tmp_path, monkeypatch):
     assert facts["space"]["precision"] == ["fp32", "int8", "fp8"]
 
 
-def test_a_missing_optuna_is_said_before_anything_is_built(case, tmp_path, monkeypatch):
+def test_a_missing_optuna_is_reported_before_the_first_build(case, tmp_path, monkeypatch):
     from whet.errors import WhetError
     from whet.search import dry_run, search
 
@@ -240,7 +240,7 @@ def test_a_recipe_may_be_a_file(tmp_path):
         search(tmp_path / "no.yaml")
 
 
-def test_a_quantized_original_is_refused_before_anything_is_built(case, tmp_path):
+def test_a_quantized_original_is_refused_before_the_first_build(case, tmp_path):
     from whet.frontends import save_onnx
     from whet.pruning.order import note
     from whet.search import dry_run
@@ -254,7 +254,7 @@ def test_a_quantized_original_is_refused_before_anything_is_built(case, tmp_path
     assert facts["points"] == 1
 
 
-def test_fp8_is_searched_where_it_is_asked_for_and_its_lock_is_kept(standin_gpu, tmp_path):
+def test_fp8_is_searched_on_request_and_its_lock_is_kept(standin_gpu, tmp_path):
     from whet.builder.lock.lock import plan_digest, save_lock
     from whet.frontends import save_onnx
     from whet.network import parse_network
@@ -270,7 +270,7 @@ def test_fp8_is_searched_where_it_is_asked_for_and_its_lock_is_kept(standin_gpu,
     space = search_space(net, recipe)
     assert next(d.values for d in space.dimensions if d.name == "precision") == ("fp16", "fp8")
     config = dataclasses.replace(build_config(net, recipe, Candidate(precision="fp8"), 1), verify=False)
-    assert config.precisions == ("fp16", "fp8"), "in the order of the command line, which a lock compares"
+    assert config.precisions == ("fp16", "fp8"), "in command-line order, which a lock compares"
     data = {net.inputs[0].name: np.random.default_rng(0).standard_normal((4, 64, 32, 32)).astype(np.float32)}
     plan = engine_plan(net, config, data, tmp_path)
     assert [c.what for c in plan.report.precision_choice] == ["floating point", "fp8"], "both were built and timed"
@@ -279,7 +279,7 @@ def test_fp8_is_searched_where_it_is_asked_for_and_its_lock_is_kept(standin_gpu,
     assert plan_digest(again(net, dataclasses.replace(config, lock=str(tmp_path / "lock.json")))) == plan_digest(plan)
 
 
-def test_on_a_gpu_integers_come_with_16_bits_for_what_stays_in_floats(case, tmp_path):
+def test_on_a_gpu_int8_engines_use_16_bit_floats_for_the_rest(case, tmp_path):
     import whet
     from whet.search.stages.build_engine import build_config
 
@@ -293,7 +293,7 @@ def test_on_a_gpu_integers_come_with_16_bits_for_what_stays_in_floats(case, tmp_
     assert build_config(net, on_a_cpu, Candidate(precision="int8"), 2).precisions == ("int8",)
 
 
-def test_a_budget_is_a_way_of_its_own_through_the_space(case, tmp_path):
+def test_a_budget_is_a_separate_branch_of_the_space(case, tmp_path):
     import whet
 
     net = whet.network_from_onnx(case / "model.onnx")
@@ -308,13 +308,13 @@ def test_a_budget_is_a_way_of_its_own_through_the_space(case, tmp_path):
     assert "latency budget 40 %" in by_budget.words()
 
 
-def test_the_knapsack_shares_a_budget_out(case, tmp_path, monkeypatch):
+def test_the_knapsack_distributes_a_budget(case, tmp_path, monkeypatch):
     import whet
     from whet.search.stages.build_engine import build_config
     from whet.search.stages.prepare import within_budget
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    recipe = recipe_with(case, tmp_path, device="null")  # times by a table, the same everywhere
+    recipe = recipe_with(case, tmp_path, device="null")  # times from a table, equal on all machines
     net = whet.network_from_onnx(case / "model.onnx")
     c = Candidate(budget=0.7)
     kept, made = within_budget(net, c, build_config(net, recipe, c, 1), recipe, {}, say=lambda what: None)
@@ -354,7 +354,7 @@ def study_of(case: Path, out: Path, seed: int = 0) -> Study:
     return Study(out / "study.sqlite3", space, higher_is_better=True, sampler="tpe", seed=seed, startup=4)
 
 
-def test_a_trial_that_died_while_it_was_drawn_is_drawn_to_its_end(case, tmp_path):
+def test_a_trial_that_died_during_sampling_is_completed(case, tmp_path):
     died = subprocess.run([sys.executable, "-c", ASK_AND_DIE, str(case), str(tmp_path), str(Path(__file__).parents[1])], check=False)
     assert died.returncode == 9
     study = study_of(case, tmp_path, seed=5)
@@ -370,7 +370,7 @@ def test_a_trial_that_died_while_it_was_drawn_is_drawn_to_its_end(case, tmp_path
     assert study.ask()[0] == 1
 
 
-def test_enqueued_points_are_there_once(case, tmp_path):
+def test_enqueued_points_occur_once(case, tmp_path):
     study = study_of(case, tmp_path)
     points = study.space.seeds()
     study.enqueue(points)
@@ -389,7 +389,7 @@ def metric(predict):
 
 
 def test_children_die_with_their_parent(case, tmp_path):
-    """A killed search leaves no process behind that would go on timing."""
+    """A killed search leaves no process that would continue timing."""
     from whet.search.jobs import job as j
     from whet.search.jobs.workers import LocalWorkers
 
@@ -408,7 +408,7 @@ def test_children_die_with_their_parent(case, tmp_path):
     parent.join()
     _until(lambda: not _alive(child))
     assert not _alive(child)
-    with LocalWorkers(1, 3.0) as workers:  # the same job again; it is ended when it takes too long
+    with LocalWorkers(1, 3.0) as workers:  # the same job again; it is ended at its time limit
         pid.unlink()
         workers.start(folder)
         found: list = []
@@ -417,7 +417,7 @@ def test_children_die_with_their_parent(case, tmp_path):
 
 
 def _until(true, seconds: float = 120.0) -> None:
-    """Waits for it; on a busy machine a process takes half a minute to start."""
+    """Waits for it; under load a process takes half a minute to start."""
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end:
         time.sleep(0.1)
@@ -457,7 +457,7 @@ def test_one_search_at_a_time_in_a_folder(case, tmp_path):
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
 
 
-def test_what_a_target_cannot_be_met_for_is_said_before_anything_is_built(case, tmp_path, monkeypatch):
+def test_unmeasurable_targets_are_reported_before_the_first_build(case, tmp_path, monkeypatch):
     from whet.search import dry_run
     from whet.search.outcome import advice
 
@@ -477,7 +477,7 @@ def test_what_a_target_cannot_be_met_for_is_said_before_anything_is_built(case, 
     assert not advice.on_original(recipe, {"metric": {"value": 93.0}})
 
 
-def test_numbers_that_are_none_and_labels_that_are_no_class_are_refused(case, tmp_path):
+def test_nan_and_labels_outside_the_classes_are_refused(case, tmp_path):
     from whet.search.recipe.data import unlabelled
 
     x = np.zeros((5, 64), np.float32)
@@ -493,7 +493,7 @@ def test_numbers_that_are_none_and_labels_that_are_no_class_are_refused(case, tm
         top1(lambda feeds: {"y": np.zeros((3, 10), np.float32)}, data)
 
 
-def test_a_study_that_cannot_be_read_is_said_in_one_line(case, tmp_path):
+def test_an_unreadable_study_is_reported_in_one_line(case, tmp_path):
     from whet.errors import BuildError
 
     (tmp_path / "study.sqlite3").write_bytes(b"this is no database, and was long enough to look like one" * 40)
@@ -518,8 +518,8 @@ def test_a_metric_function_may_have_data_for_the_last_comparison():
     assert [user_metric(f, lambda feeds: {}, "m", "judge").value for f in (plain, told, with_a_default)] == [32.0, 2.0, 1.0]
 
 
-def test_the_last_comparison_says_what_it_was_judged_on(case, tmp_path, monkeypatch):
-    """A metric function without data of its own for it is not judged on unseen data, whatever the recipe names."""
+def test_the_last_comparison_names_its_data(case, tmp_path, monkeypatch):
+    """A metric function without separate data for the last comparison is not evaluated on unseen data, even if the recipe names some."""
     from whet.search.jobs.environment import Worker
     from whet.search.jobs.job import Job
 
@@ -535,7 +535,7 @@ def test_the_last_comparison_says_what_it_was_judged_on(case, tmp_path, monkeypa
     assert last(metric="python:mine_judged:two") == "judge"
 
 
-def test_data_that_are_used_twice_are_told(case, tmp_path):
+def test_data_used_twice_are_reported(case, tmp_path):
     from whet.search.outcome import advice
 
     (tmp_path / "copy.npz").write_bytes((case / "score.npz").read_bytes())
@@ -548,8 +548,8 @@ def test_data_that_are_used_twice_are_told(case, tmp_path):
     assert said[0].startswith("data.score and data.judge are not read")
 
 
-def test_what_is_named_stays_whole(case, tmp_path):
-    """Groups by their names or by a layer's, branches by theirs or by a layer inside; what is no name is refused with the nearest."""
+def test_excluded_names_are_not_cut(case, tmp_path):
+    """Groups by their names or a layer's, branches by theirs or a layer inside; unknown names are refused with the nearest one."""
     from whet import zoo
     from whet.frontends import network_from_onnx
     from whet.pruning import groups
@@ -572,7 +572,7 @@ def test_what_is_named_stays_whole(case, tmp_path):
         search_space(net, recipe_with(case, tmp_path, space={"skip": layer + "x"}))
 
 
-def test_integers_that_did_not_pay_are_said_so():
+def test_int8_without_gain_is_reported():
     from whet.search.outcome.summary import _not_paid
 
     def words(asked: str, **layers: int) -> str:

@@ -1,4 +1,4 @@
-"""Trials on Ray: the same search, its jobs in Ray's processes, their files travelling as bytes. Skips where Ray is not installed."""
+"""Trials on Ray: the same search, its jobs in Ray's processes, files transferred as bytes. Skipped without Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from search.conftest import recipe_with
 from whet.search import search
 from whet.search.jobs.job import result_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray has warnings of its own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray emits warnings of its own
 
 
 def test_a_search_on_a_cluster_of_this_machine(case, tmp_path):

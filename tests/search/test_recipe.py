@@ -1,4 +1,4 @@
-"""Recipes: what is read, and the words that a mistake is answered with."""
+"""Recipes: accepted values, and the error messages for mistakes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.search.recipe.fields import Amount
 from whet.search.stages.training_options import qat_settings
 
 
-def test_a_recipe_comes_back_from_its_plain_data(case, tmp_path):
+def test_a_recipe_round_trips_through_plain_data(case, tmp_path):
     recipe = recipe_with(case, tmp_path, target={"latency": "0.5x", "memory": "3 MiB", "energy": 2.5, "throughput": "2x", "accuracy_drop": 0.5},
                          space__fusion=["all", "-fuse_gemm_add"], shapes={"x": "1x64"}, search__timeout="2 min")  # fmt: skip
     assert recipe.target.latency == Amount(0.5, relative=True)
@@ -23,14 +23,14 @@ def test_a_recipe_comes_back_from_its_plain_data(case, tmp_path):
     assert recipe_from(recipe.to_plain()).identity() == recipe.identity()
 
 
-def test_paths_are_of_the_recipe_s_folder(case):
+def test_paths_are_relative_to_the_recipes_folder(case):
     recipe = load_recipe(case / "recipe.yaml")
     assert recipe.model == str(case / "model.onnx")
     assert recipe.data.score == str(case / "score.npz")
     assert recipe.out == str(case / "recipe.auto")
 
 
-def test_a_search_is_of_the_contents_of_what_its_recipe_names(case, tmp_path):
+def test_the_identity_of_a_search_depends_on_file_contents(case, tmp_path):
     before = recipe_with(case, tmp_path).identity()
     assert recipe_with(case, tmp_path, search__trials=99, target={"latency": "0.9x"}).identity() == before
     assert recipe_with(case, tmp_path, space__batch=[2]).identity() != before
@@ -45,7 +45,7 @@ def changed(before: dict, after: dict) -> list[str]:
     return [k for k in {**before, **after} if before.get(k) != after.get(k)]
 
 
-def test_folders_functions_and_external_weights_are_contents_too(case, tmp_path):
+def test_folders_functions_and_external_weights_are_part_of_the_identity(case, tmp_path):
     import onnx
 
     for name in ("calibrate.npz", "score.npz", "judge.npz"):
@@ -117,7 +117,7 @@ def test_mistakes_are_named(case, tmp_path, change, text):
     ("model: [&a0 [x, x]" + "".join(f", &a{i} [{f'*a{i - 1}, ' * 9}]" for i in range(1, 12)) + "]\n", r"r\.yaml: its aliases expand to more than"),
     ("model: " + "[" * 5000 + "]" * 5000, r"r\.yaml: its lists and mappings are nested too deeply"),
 ])  # fmt: skip
-def test_files_that_are_no_recipe(tmp_path, written, text):
+def test_invalid_recipe_files(tmp_path, written, text):
     (tmp_path / "r.yaml").write_text(written)
     with pytest.raises(UsageError, match=text):
         load_recipe(tmp_path / "r.yaml")
@@ -146,5 +146,5 @@ def test_training_for_int8_is_a_word_or_settings(case, tmp_path):
     assert recipe_from(recipe.to_plain()) == recipe
     assert (recipe.qat["when"], recipe.qat["threshold"], recipe.qat["epochs"]) == ("auto", 0.2, 4)
     settings = qat_settings(recipe.qat, recipe.finetune)
-    assert (settings["batch"], settings["augment"], settings["epochs"], settings["lr"]) == (32, "flip", 4, 1e-4), "data's own are finetune's"
+    assert (settings["batch"], settings["augment"], settings["epochs"], settings["lr"]) == (32, "flip", 4, 1e-4), "the data are finetune's"
     assert "threshold" not in settings

@@ -1,4 +1,4 @@
-"""A search that is killed draws the points that an unbroken one draws, given the same results."""
+"""A killed and resumed search samples the same points as an uninterrupted one, given the same results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def opened(case, out, sampler: str, seed: int = 0) -> Study:
 
 
 def told(study: Study, number: int, params: dict) -> None:
-    """A result that depends on the point alone."""
+    """A result that depends only on the point."""
     a, b = params["96 inner"], params["64 inner"]
     faster = 2.0 if params["precision"] == "int8" else 1.0
     study.tell(number, ((2 - a - b) / faster, 99 - 30 * a * b - faster), {"misses": [max(0.0, a * b - 0.2)], "candidate": {}})
 
 
 def drawn(case, out, sampler: str, kills: frozenset[int] = frozenset(), seed: int = 0) -> list[dict]:
-    """The points of a search whose process is gone after the trials `kills` were drawn, before they were told."""
+    """The points of a search whose process ends after the trials `kills` were sampled and before their results were reported."""
     out.mkdir()
     study, found = opened(case, out, sampler, seed), []
     study.enqueue(study.space.seeds()[:2])
@@ -44,9 +44,9 @@ def drawn(case, out, sampler: str, kills: frozenset[int] = frozenset(), seed: in
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
-def test_a_killed_search_draws_what_an_unbroken_one_draws(case, tmp_path, sampler):
+def test_a_resumed_search_samples_the_same_points(case, tmp_path, sampler):
     unbroken = drawn(case, tmp_path / "a", sampler)
     assert drawn(case, tmp_path / "b", sampler, frozenset({1, 3, 7, 12})) == unbroken
     assert len({tuple(sorted(p.items())) for p in unbroken}) > TRIALS // 2
-    assert any(p["96 inner"] != p["64 inner"] for p in unbroken[2:]), "dimensions of one range are drawn apart"
+    assert any(p["96 inner"] != p["64 inner"] for p in unbroken[2:]), "dimensions with equal ranges are sampled independently"
     assert drawn(case, tmp_path / "c", sampler, seed=1)[2:] != unbroken[2:]

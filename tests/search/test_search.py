@@ -1,4 +1,4 @@
-"""The whole loop on a small real case, killed three times on the way: nothing is lost, nothing is done twice, the result can be deployed."""
+"""The whole search on a small real case, killed three times: nothing is lost or done twice, and the result can be deployed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def environment(cache: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def finished(case, tmp_path_factory):
-    """A search that was killed with SIGKILL three times at random moments, and then let run to its end."""
+    """A search that was killed with SIGKILL at three random times, and then resumed to its end."""
     out, cache = tmp_path_factory.mktemp("out") / "work", tmp_path_factory.mktemp("cache")
     seed = int(time.time())
     moments = random.Random(seed)
@@ -50,7 +50,7 @@ def finished(case, tmp_path_factory):
     return out, done, kills, seed
 
 
-def test_it_ends_and_says_whether_the_target_is_met(finished):
+def test_it_ends_and_reports_if_the_target_is_met(finished):
     _, done, kills, seed = finished
     assert done.returncode in (0, 3), f"killed after {kills} s (seed {seed})\n{done.stderr[-3000:]}"
     data = json.loads(done.stdout)
@@ -126,7 +126,7 @@ def test_everything_is_measured(finished):
     assert len(data["layers"]) >= 3
 
 
-def test_going_on_with_a_finished_search_does_nothing_again(finished, case):
+def test_resuming_a_finished_search_repeats_nothing(finished, case):
     out = finished[0]
     before = (out / "events.jsonl").read_text()
     found = search(recipe_with(case, out), deploy=False)
@@ -175,7 +175,7 @@ def test_a_trial_whose_process_dies_fails_with_the_reason(case, tmp_path):
     assert result_of(tmp_path / "work" / "scouts" / "0000")["reason"].startswith("the trial's process was killed by SIGABRT")
 
 
-def test_for_a_survivor_that_fails_the_next_best_goes_on(case, tmp_path):
+def test_a_failed_survivor_is_replaced_by_the_next_best(case, tmp_path):
     (tmp_path / "metric_of_survivors.py").write_text(
         "import os\n\n\ndef metric(predict):\n    if os.path.exists('refuse'):\n        raise ValueError('not\\nthis one')\n    return 1.0\n"
     )

@@ -1,4 +1,4 @@
-"""Targets, the Pareto set and the choice: by cases whose answer can be seen, and against the definition."""
+"""Targets, the Pareto set and the final selection: by cases with obvious answers, and against the definition."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_drop_is_counted_in_allowed_drops():
     assert checks(Target(accuracy_drop=0.0), row(drop=0.99), ORIGINAL)[0].miss == pytest.approx(1)
 
 
-def test_what_cannot_be_measured_is_not_met():
+def test_unmeasured_targets_are_not_met():
     found = checks(Target(energy=Amount(5)), row(), ORIGINAL)
     assert not met(found)
     assert found[0].miss is None
@@ -56,20 +56,20 @@ def test_what_cannot_be_measured_is_not_met():
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
-def test_the_pareto_set_is_what_nothing_dominates(points):
+def test_the_pareto_set_has_the_nondominated_points(points):
     front = {points[i] for i in pareto(points)}
     assert front == {p for p in points if not any(dominates(q, p) for q in points)}
     assert len(front) == len(pareto(points))
 
 
-def test_the_choice():
+def test_the_selection():
     def candidate(cost, loss, ratio, lost):
         return cost, loss, checks(Target(latency=Amount(0.5, True), accuracy_drop=1.0), row(ratio=ratio, drop=lost), ORIGINAL)
 
     slow, fast, right, wrong = candidate(10, 0, 1.0, 0), candidate(3, 0.9, 0.3, 0.9), candidate(4, 0.1, 0.4, 0.1), candidate(1, 9, 0.1, 9)
     assert choose([slow, fast, right, wrong], "latency") == 1
     assert choose([slow, fast, right, wrong], "accuracy") == 2
-    assert choose([slow, wrong], "latency") == 0  # twice as slow as wanted is nearer than nine allowed drops
+    assert choose([slow, wrong], "latency") == 0  # twice the requested latency is nearer than nine times the allowed drop
     assert choose([candidate(6, 0, 0.6, 0), wrong], "accuracy") == 0
 
 

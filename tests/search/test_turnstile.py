@@ -1,4 +1,4 @@
-"""Work that shares a device does not starve a timing that waits for it."""
+"""Work that shares a device does not starve a waiting timing."""
 
 import fcntl
 import threading
@@ -7,7 +7,7 @@ import time
 from whet.search.jobs.device_locks import DeviceLock, file_lock
 
 
-def test_a_timing_that_waits_goes_before_work_that_comes_later(tmp_path):
+def test_a_waiting_timing_precedes_later_work(tmp_path):
     lock, order = DeviceLock("cpu", tmp_path), []
 
     def enter(how: str) -> threading.Thread:
@@ -27,11 +27,11 @@ def test_a_timing_that_waits_goes_before_work_that_comes_later(tmp_path):
         timing = enter("timing")
         end = time.monotonic() + 60
         while not somebody_waits():
-            assert time.monotonic() < end, "the timing never asked"
+            assert time.monotonic() < end, "the timing never requested the lock"
             time.sleep(0.005)
         later = enter("working")
         later.join(0.2)
-        assert order == [], "work could share what is held, but a timing came before it"
+        assert order == [], "work could share the lock, but a timing requested it earlier"
     for t in (timing, later):
         t.join(60)
     assert order == ["timing", "working"]

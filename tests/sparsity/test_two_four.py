@@ -1,4 +1,4 @@
-"""2:4 masks: the largest two stay, ties are stable, layers are judged along the right axis."""
+"""2:4 masks: the two largest values are kept, ties are stable, layers are judged along their reduction axis."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.pruning import zero_smallest
 from whet.sparsity import eligible_layers, force_two_four, is_two_four, reduction_axis, two_four
-from whet.sparsity.report import said_of_zeros, scattered_zeros
+from whet.sparsity.report import describe_zeros, scattered_zeros
 
 NET = """network n source
 in %x: f32[2,8,4,4]
@@ -27,7 +27,7 @@ def test_keeps_the_two_largest_of_four():
 
 
 @given(st.integers(0, 10**6), st.integers(0, 2))
-def test_result_is_two_four_and_loses_least(seed, axis):
+def test_the_result_is_two_four_with_minimal_loss(seed, axis):
     w = np.random.default_rng(seed).standard_normal((4, 8, 4))
     got = two_four(w, axis)
     assert is_two_four(got, axis)
@@ -43,7 +43,7 @@ def test_an_axis_of_six_is_refused():
     assert not is_two_four(np.zeros((6, 6)), 1)
 
 
-def test_force_changes_what_it_can_and_says_what_it_cannot():
+def test_force_changes_eligible_layers_and_names_the_others():
     net = parse_network(NET)
     assert eligible_layers(net)[0] == []
     made, done, left = force_two_four(net)
@@ -51,28 +51,28 @@ def test_force_changes_what_it_can_and_says_what_it_cannot():
     assert list(left) == ["b"]
     assert "6 elements" in left["b"]
     assert eligible_layers(made)[0] == ["a"]
-    assert eligible_layers(net)[0] == []  # the original stays
+    assert eligible_layers(net)[0] == []  # the source network is unchanged
     x = np.random.default_rng(0).standard_normal((2, 8, 4, 4)).astype(np.float32)
     assert not np.allclose(run_network(net, {"x": x})["b"], run_network(made, {"x": x})["b"])
 
 
-def test_zeros_without_a_pattern_are_told_and_those_with_one_are_not():
+def test_only_zeros_without_a_pattern_are_reported():
     net = parse_network(NET)
     assert scattered_zeros(net) == 0
-    assert said_of_zeros(net) is None
+    assert describe_zeros(net) is None
     scattered = zero_smallest(net, 0.5)
     assert scattered_zeros(scattered) == pytest.approx(0.5, abs=0.02)
-    assert "50% of the weights are zeros in no pattern (unstructured pruning): no kernel here skips" in said_of_zeros(scattered)
+    assert "50% of the weights are zeros in no pattern (unstructured pruning): no kernel here skips" in describe_zeros(scattered)
     fours = force_two_four(net)[0]
     assert scattered_zeros(fours) == 0  # the other weight has no zeros
     whole = net.clone()
     w = whole.constants["w"].array().copy()
-    w[:3] = 0  # filters that are zero as a whole are taken out
+    w[:3] = 0  # all-zero filters are excluded
     whole.constants["w"].weight = Weight(w, whole.constants["w"].weight.origin)
     assert scattered_zeros(whole) == 0
 
 
-def test_products_are_read_along_their_own_axes():
+def test_products_are_judged_along_their_reduction_axes():
     net = parse_network("""network n source
 in %x: f32[2,8]
 const %w: f32[8,4] = seed(1)
@@ -91,7 +91,7 @@ out %a
 
 
 def test_quantized_weights_of_a_fused_layer_are_judged_by_their_integers():
-    """A zero is the integer 0; the weights that the layer reads are the i8 ones, whose scales are inputs of their own."""
+    """The integer 0 is a zero; the layer's weights are the i8 ones, whose scales are separate inputs."""
     net = parse_network("""network n lowered
 in %x: f32[2,8,4,4]
 const %w: i8[6,8,1,1] = seed(1)

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its own pipe (DevTools protocol): nothing to install beside the browser, no port to open."""
+"""A headless Chromium, controlled through its pipe (DevTools protocol): no package besides the browser, no open port."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def find() -> str | None:
 
 
 class Page:
-    """One page. `events` holds everything that the browser told: requests, errors, messages."""
+    """One page. `events` holds all events of the browser: requests, errors, messages."""
 
     def __init__(self, to: int, source: int):
         self._to, self._from = to, source
@@ -29,7 +29,7 @@ class Page:
         self.events: list[dict[str, Any]] = []
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Calls a method and returns its result. Raises RuntimeError with the browser's words."""
+        """Calls a method and returns its result. Raises RuntimeError with the browser's message."""
         self._last += 1
         message = {"id": self._last, "method": method, "params": params} | ({"sessionId": self._session} if self._session else {})
         os.write(self._to, json.dumps(message).encode() + b"\0")
@@ -47,13 +47,13 @@ class Page:
         while b"\0" not in self._pending:
             part = os.read(self._from, 1 << 16)
             if not part:
-                raise RuntimeError("the browser has gone")
+                raise RuntimeError("the browser exited")
             self._pending += part
         one, _, self._pending = self._pending.partition(b"\0")
         return json.loads(one)
 
     def open(self, path: Path, width: int, height: int) -> None:
-        """Shows a file; returns when it has loaded."""
+        """Loads a file and waits for its load event."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -64,14 +64,14 @@ class Page:
             self.events.append(self._read())
 
     def run(self, script: str) -> Any:
-        """The value of a script. Raises RuntimeError when it throws."""
+        """The value of a script. Raises RuntimeError if it throws."""
         got = self.send("Runtime.evaluate", expression=script, returnByValue=True)
         if "exceptionDetails" in got:
             raise RuntimeError(str(got["exceptionDetails"])[:400])
         return got["result"].get("value")
 
     def point_at(self, x: float, y: float) -> None:
-        """Moves the mouse there."""
+        """Moves the mouse to a point."""
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def picture(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class Page:
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe whose ends are not where the browser wants its own (3 and 4)."""
+    """A pipe whose descriptors differ from those that the browser expects (3 and 4)."""
     import fcntl
 
     low = os.pipe()
@@ -95,7 +95,7 @@ def _pipe() -> tuple[int, int]:
 
 @contextmanager
 def browser(executable: str, profile: Path) -> Iterator[Page]:
-    """A browser with a profile of its own, ended afterwards."""
+    """A browser with a temporary profile, terminated afterwards."""
     child_reads, we_write = _pipe()
     we_read, child_writes = _pipe()
 

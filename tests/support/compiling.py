@@ -1,4 +1,4 @@
-"""Configurations for a test on a GPU: what it runs is compiled in the background, what else the tactic lists is not."""
+"""Configurations for tests on a GPU: kernels that the test runs are compiled in the background, the other listed ones are not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from whet.tactics import Config, Signature, Tactic
 
 
 def first_configs(tactic: Tactic, layer: Any, signature: Signature, machine: Any, most: int | None = None) -> list[Config]:
-    """The first `most` configurations (all of them by default), on their way to the compiler where `machine` has one."""
+    """The first `most` configurations (all by default), submitted to the compiler if `machine` has one."""
     found = configs_with_texts(tactic, layer, signature, machine)[:most]
     if machine.capabilities.compiles_ahead:
         machine.compile_ahead([text for _, texts in found for text in texts])

@@ -1,4 +1,4 @@
-"""Damaged JSON: a document with one value dropped, or replaced by something that does not belong there."""
+"""Damaged JSON: a document with one value removed or replaced by an invalid one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 WRONG = [None, True, 3, -1, 1.5, "x", "", [], {}, [[1]], [None], {"a": 1}, 10**30, float("nan")]
-_AHEAD = 2  # items of a list that are damaged; the others are like them
+_AHEAD = 2  # damaged items per list; the others have the same structure
 
 
 def damaged(document: Any, every: int = 1) -> Iterator[tuple[str, Any]]:
-    """(what was done, the damaged copy), each `every`-th of all cases."""
+    """(description, damaged copy) of each `every`-th case."""
     cases = (case for place in _places(document) for case in ([(place, _DROPPED)] if place else []) + [(place, v) for v in WRONG])
     for i, (place, value) in enumerate(cases):
         if i % every == 0:

@@ -34,7 +34,7 @@ def spread(total: int, limit: int | None) -> np.ndarray:
 
 
 def imagenet_norm(images: np.ndarray) -> np.ndarray:
-    """uint8 RGB [...,H,W,3] -> float32 [...,3,H,W], scaled as torchvision's models want it."""
+    """uint8 RGB [...,H,W,3] -> float32 [...,3,H,W], normalized for torchvision's models."""
     return np.moveaxis((images.astype(np.float32) / 255 - IMAGENET_MEAN) / IMAGENET_STD, -1, -3)
 
 
@@ -93,7 +93,7 @@ def coco_image(name: str, size: tuple[int, int] | None = None) -> np.ndarray:
 
 
 def coco_boxes(name: str) -> np.ndarray:
-    """Annotated objects as float64 [n,5]: class 0..79, centre x, centre y, width, height, in shares of the image."""
+    """Annotated objects as float64 [n,5]: class 0..79, centre x, centre y, width, height, relative to the image size."""
     text = path_of(f"coco_val128/labels/{name}.txt").read_text().split()
     return np.array(text, np.float64).reshape(-1, 5)
 

@@ -1,4 +1,4 @@
-"""Judges detectors and segmenters: overlap, suppression, average precision, IoU, and the decoding of two heads."""
+"""Evaluation of detectors and segmenters: overlap, suppression, average precision, IoU, and the decoding of two heads."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +24,7 @@ def suppress(boxes: np.ndarray, scores: np.ndarray, threshold: float) -> list[in
 
 
 def average_precision(found: list[np.ndarray], truth: list[np.ndarray], iou: float = 0.5) -> float:
-    """Mean over the classes present of the area under the precision-recall curve (101 recall points, as COCO takes it).
+    """Mean over the classes present of the area under the precision-recall curve (101 recall points, as in COCO).
 
     found: per image [n,6] class, score, x1, y1, x2, y2; truth: per image [m,5] class, x1, y1, x2, y2.
     """
@@ -60,8 +60,8 @@ def segmentation_scores(masks: Iterable[np.ndarray], said: Iterable[np.ndarray],
                         least_pixels: int) -> dict[str, float]:
     """Pixel accuracy (mean over images) and mean IoU (over classes of more than `least_pixels` true pixels).
 
-    masks: category of each pixel [H,W], 0 = unlabeled, which counts nowhere; said: class of each pixel, at least [H,W], of
-    which the upper left counts. Class i+1 is categories[i]; every other category is class 0.
+    masks: category of each pixel [H,W], 0 = unlabeled and ignored; said: class of each pixel, at least [H,W], cropped to its upper left part.
+    Class i+1 is categories[i]; every other category is class 0.
     """
     classes = len(categories) + 1
     as_class = np.zeros(256, np.int64)
@@ -104,7 +104,7 @@ def nanodet_boxes(levels: list[tuple[np.ndarray, np.ndarray]], side: int = 416, 
 # --- Ultra-Light face detector ---
 
 def face_priors(width: int, height: int) -> np.ndarray:
-    """Centre x, centre y, width, height in shares of the image of each prior of a network with that input."""
+    """Centre x, centre y, width, height of each prior of a network with that input, relative to the image size."""
     priors = []
     for stride, sizes in ((8, (10, 16, 24)), (16, (32, 48)), (32, (64, 96)), (64, (128, 192, 256))):
         columns, rows = -(-width // stride), -(-height // stride)
@@ -116,7 +116,7 @@ def face_priors(width: int, height: int) -> np.ndarray:
 
 
 def face_boxes_from_offsets(offsets: np.ndarray, width: int, height: int) -> np.ndarray:
-    """What the networks with postprocessing do in their graph: offsets[n,4] to corners[n,4]."""
+    """The decoding that networks with postprocessing contain: offsets[n,4] to corners[n,4]."""
     priors = face_priors(width, height)
     centre = offsets[:, :2] * 0.1 * priors[:, 2:] + priors[:, :2]
     size = np.exp(offsets[:, 2:] * 0.2) * priors[:, 2:]

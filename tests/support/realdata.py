@@ -1,14 +1,14 @@
-"""The real trained models of the shared data folder, each with its real inputs and with what it must score on them.
+"""The trained models of the shared data folder, each with its real inputs and its expected scores.
 
     for model in models():
         outputs = [predict(feeds) for feeds in model.inputs(limit=20)]     # feeds: name -> array, one sample
         model.score(outputs, limit=20)                                     # outputs: name -> array; metric -> value
 
-    evaluate(model, predict, batch=8) does both and stacks samples where the model's batch is dynamic.
+    evaluate(model, predict, batch=8) does both and stacks samples if the model's batch is dynamic.
 
-A metric's `stated` value is that of the data folder's README; `tolerance` is what its rounding and a detail that it does
-not state (the detector's box limits) explain. vit_mnist wants mean 0.1307 and deviation 0.3081 taken off, which gives the
-97.21 % stated; with x/255 alone it has 78.4 %.
+A metric's `stated` value is that of the data folder's README; `tolerance` covers its rounding and one unstated detail (the detector's
+box limits). vit_mnist needs mean 0.1307 and deviation 0.3081 subtracted and divided, which gives the stated 97.21 %; with x/255 only
+it scores 78.4 %.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ VOC_AS_COCO = (5, 2, 16, 9, 44, 6, 3, 17, 62, 21, 67, 18, 19, 4, 1, 64, 20, 63, 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number that the model is known to reach on all its samples."""
+    """A score that the model reaches on all its samples."""
 
     name: str
     stated: float
@@ -39,13 +39,13 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class RealModel:
-    """One trained model. inputs(limit) yields samples (batch 1); score(outputs, limit) judges their outputs in that order."""
+    """One trained model. inputs(limit) yields samples (batch 1); score(outputs, limit) evaluates their outputs in that order."""
 
     name: str
     file: str                                   # within the data folder
-    samples: int                                # how many there are
+    samples: int  # number of samples
     inputs: Callable[..., Iterator[Feeds]]
-    metrics: tuple[Metric, ...] = ()            # none if there is nothing to score: features only
+    metrics: tuple[Metric, ...] = ()  # empty for feature extractors, which have no score
     score: Callable[..., dict[str, float]] | None = None
     dynamic_batch: bool = True
 
@@ -56,20 +56,20 @@ class RealModel:
 
 
 def models(names: Sequence[str] | None = None) -> list[RealModel]:
-    """All models, or those named, in a fixed order. KeyError for a name that is not there. Reads no data yet."""
+    """All models, or those named, in a fixed order. KeyError for an unknown name. Reads no data."""
     known = {m.name: m for m in _all()}
     return list(known.values()) if names is None else [known[n] for n in names]
 
 
 def evaluate(model: RealModel, predict: Predict, *, limit: int | None = None, batch: int = 1) -> dict[str, float]:
-    """The model's metrics with `predict` in its place, on `limit` samples spread evenly over the set (all by default)."""
+    """The model's metrics with the outputs of `predict`, on `limit` samples spread evenly over the set (default: all)."""
     if model.score is None:
         raise ValueError(f"{model.name} gives features: there is nothing to score")
     return model.score(list(run(model, predict, limit=limit, batch=batch)), limit)
 
 
 def run(model: RealModel, predict: Predict, *, limit: int | None = None, batch: int = 1) -> Iterator[Outputs]:
-    """The outputs of each sample. `batch` samples go in together where the model allows it; the last batch may be smaller."""
+    """The outputs of each sample. `batch` samples are stacked if the model's batch permits it; the last batch may be smaller."""
     size = batch if model.dynamic_batch else 1
     waiting: list[Feeds] = []
     for feeds in model.inputs(limit):
@@ -88,12 +88,12 @@ def _run_together(waiting: list[Feeds], predict: Predict) -> Iterator[Outputs]:
 
 
 def onnxruntime_predict(path: Path, threads: int = 1) -> Predict:
-    """ONNX Runtime as a predict function, the judge of all others."""
+    """ONNX Runtime as a predict function, the common reference."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3              # weights listed as graph inputs are warned about, one line each
+    options.log_severity_level = 3  # it warns once per weight that is listed as graph input
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))

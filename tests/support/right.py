@@ -1,8 +1,8 @@
-"""Whole networks through `whet exec`, and how near to float64 their outputs are.
+"""Whole networks through `whet exec`, and the error of their outputs against float64.
 
-"Right" for a whole network: error against float64, max over outputs of ||e||/||ref|| and max|e|/max|ref|, at most 4 times
-ONNX Runtime's own, with a floor of 1e-5. The outputs judged are those that the command itself wrote; the engine file that it
-saved is what the scores are taken with.
+Criterion for a whole network: error against float64, max over outputs of ||e||/||ref|| and max|e|/max|ref|, at most 4 times
+ONNX Runtime's own, with a floor of 1e-5. The outputs compared are those that the command wrote; scores are computed with the
+engine file that it saved.
 """
 
 import os
@@ -36,7 +36,7 @@ def onnxruntime_outputs(session: ort.InferenceSession, feeds: dict) -> dict:
 
 
 def whet_exec(model: Path, feeds: dict[str, np.ndarray], folder: Path, level: int, *, dynamic: bool) -> tuple[Path, dict[str, np.ndarray]]:
-    """The engine file that the command saved, and the outputs that it wrote for `feeds`."""
+    """The engine file that the command saved, and its outputs for `feeds`."""
     files = []
     for k, (name, a) in enumerate(feeds.items()):
         np.save(folder / f"in{k}.npy", a)
@@ -59,7 +59,7 @@ def whet_exec(model: Path, feeds: dict[str, np.ndarray], folder: Path, level: in
 
 
 def judged(model: Path, feeds: dict, folder: Path, level: int = 2):
-    """Runs the command and compares its outputs with float64; gives the saved engine and ONNX Runtime's session."""
+    """Runs the command and compares its outputs with float64; returns the saved engine and ONNX Runtime's session."""
     net = network_from_onnx(model)
     engine, got = whet_exec(model, feeds, folder, level, dynamic=any(not t.type.static for t in net.inputs))
     want = run_network(net, feeds, widen=True)

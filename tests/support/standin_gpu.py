@@ -1,7 +1,7 @@
-"""A Hopper GPU that plans and times everything and computes nothing: what the builder does for CUDA, on machines without one.
+"""A stand-in for a Hopper GPU: it plans and times like a device and computes nothing, so that CUDA builds run on machines without a GPU.
 
-Kernels are those of the CUDA backend; none is compiled. A launch takes the time of its bytes, so 8 bits are faster than 16, and those
-than 32; `slow` makes layers on 8 bits dearer by name.
+Its kernels are those of the CUDA backend; none is compiled. The time of a launch is proportional to its bytes, so 8-bit kernels are faster
+than 16-bit ones, and those faster than 32-bit ones; `slow` raises the cost of 8-bit layers by name.
 """
 
 from dataclasses import replace
@@ -27,11 +27,11 @@ class StandInCall(Call):
         self.cost = seconds
 
     def set_address(self, kind: str, index: int, address: int) -> None:
-        """Costs the same elsewhere."""
+        """Does nothing: the cost does not depend on addresses."""
 
 
 class StandInExecutable(Executable):
-    """Launches that take their costs by the clock and no time at all."""
+    """Launches with costs on a simulated clock, executed instantly."""
 
     def __init__(self, calls: list):
         self.calls = list(calls)
@@ -55,7 +55,7 @@ class StandInStream:
 
 
 class StandInGpu(Backend):
-    """Memory is the host's; results are zeros."""
+    """Device memory is host memory; results are zeros."""
 
     name = "cuda"
     capabilities = replace(
@@ -85,7 +85,7 @@ class StandInGpu(Backend):
 
 @pytest.fixture
 def standin_gpu(monkeypatch):
-    """Takes the place of the CUDA backend; yields {part of a layer's name, or of its kernel's: factor on its time}, empty at first."""
+    """Replaces the CUDA backend; yields {part of a layer's or kernel's name: factor of its time}, initially empty."""
     load_tactics("cuda")
     slow: dict[str, float] = {}
     made = GpuKernel.__init__

@@ -1,4 +1,4 @@
-"""The real models score under ONNX Runtime what their README states, so that a miss elsewhere is not the judge's fault."""
+"""The real models reach the scores of their README with ONNX Runtime, so that a miss elsewhere is not an error of the evaluation."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from support import datasets, detection, realdata
 
 MODELS = realdata.models()
 SCORED = [m for m in MODELS if m.metrics]
-SECONDS = {"squeezenet1.1", "deeplabv3_mnv2_voc", "vit_mnist", "nanodet_m"}     # all samples of these take longer
+SECONDS = {"squeezenet1.1", "deeplabv3_mnv2_voc", "vit_mnist", "nanodet_m"}  # all samples of these take longer
 needs_data = [pytest.mark.data, pytest.mark.skipif(datasets.root() is None, reason="no shared data folder")]
 
 
@@ -16,7 +16,7 @@ def parameters(models, slow):
 
 
 @pytest.mark.parametrize("model", parameters(SCORED, SECONDS))
-def test_all_samples_give_the_stated_numbers(model):
+def test_all_samples_reach_the_stated_scores(model):
     found = realdata.evaluate(model, realdata.onnxruntime_predict(model.path), batch=50)
     assert found.keys() == {m.name for m in model.metrics}
     for metric in model.metrics:
@@ -27,7 +27,7 @@ def test_all_samples_give_the_stated_numbers(model):
     pytest.param(name, limit, least, marks=needs_data, id=name) for name, limit, least in [
         ("squeezenet1.1", 60, {"top-1 %": 50, "top-5 %": 70}), ("vit_mnist", 200, {"top-1 %": 94}),
         ("nanodet_m", 12, {"AP50": 0.3}), ("deeplabv3_mnv2_voc", 6, {"pixel accuracy": 0.75, "mean IoU": 0.4})]])
-def test_a_sample_of_the_slow_ones(name, limit, least):
+def test_a_subset_for_slow_models(name, limit, least):
     model, = realdata.models([name])
     found = realdata.evaluate(model, realdata.onnxruntime_predict(model.path), limit=limit)
     assert all(found[metric] >= value for metric, value in least.items()), found
@@ -61,7 +61,7 @@ def test_a_model_that_ignores_its_input_scores_badly(model):
 
 @pytest.mark.data
 @pytest.mark.skipif(datasets.root() is None, reason="no shared data folder")
-def test_batches_are_stacked_and_taken_apart_in_order():
+def test_batches_are_stacked_and_split_in_order():
     model, = realdata.models(["resnet8_mlperftiny"])
     predict = realdata.onnxruntime_predict(model.path)
     sizes = []
@@ -76,12 +76,12 @@ def test_batches_are_stacked_and_taken_apart_in_order():
     np.testing.assert_allclose(np.concatenate(together), np.concatenate(single), rtol=1e-5, atol=1e-6)
 
 
-def test_asking_for_an_unknown_model_fails():
+def test_an_unknown_model_is_refused():
     with pytest.raises(KeyError):
         realdata.models(["resnet20"])
 
 
-# --- the judges ---
+# --- the evaluation ---
 
 def test_overlap_of_known_boxes():
     boxes = np.array([[0, 0, 2, 2], [1, 1, 3, 3], [5, 5, 6, 6.0]])
@@ -97,7 +97,7 @@ def test_average_precision_of_known_rankings():
     assert detection.average_precision([np.array([right, late])], truth) == 1
     assert detection.average_precision([np.array([right])], truth) == pytest.approx(51 / 101)
     assert detection.average_precision([np.array([right, wrong, late])], truth) == pytest.approx((51 + 50 * 2 / 3) / 101)
-    assert detection.average_precision([np.array([right, right])], truth) == pytest.approx(51 / 101)   # a box is found once
+    assert detection.average_precision([np.array([right, right])], truth) == pytest.approx(51 / 101)  # a box is counted once
     assert detection.average_precision([np.zeros((0, 6))], truth) == 0
 
 
@@ -105,6 +105,6 @@ def test_segmentation_scores_of_known_masks():
     mask = np.array([[0, 5, 5, 9]], np.uint8)            # unlabeled, class 1, class 1, none of the classes
     found = detection.segmentation_scores([mask], [np.array([[1, 1, 0, 0, 7]])], [5], least_pixels=0)
     assert found["pixel accuracy"] == pytest.approx(2 / 3)
-    assert found["mean IoU"] == pytest.approx(0.5)       # class 0: 1 of 2, class 1: 1 of 2
+    assert found["mean IoU"] == pytest.approx(0.5)  # class 0: 1 of 2, class 1: 1 of 2
     only_one = detection.segmentation_scores([mask], [np.array([[1, 1, 1, 1]])], [5], least_pixels=1)
-    assert only_one["mean IoU"] == pytest.approx(2 / 3)  # class 0 has one pixel only
+    assert only_one["mean IoU"] == pytest.approx(2 / 3)  # class 0 has only one pixel

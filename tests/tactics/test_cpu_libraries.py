@@ -1,4 +1,5 @@
 """Other builds of oneDNN than the default: those listed in WHET_TEST_ONEDNN (paths separated by ':') run, obey the thread count, and build.
+
 `pip download onednn-cpu-tbb==2023.2.0 onednn-cpu-iomp==2023.2.0 intel-cmplr-lib-rt==2023.2.0`, unpack them, put their lib folders on
 LD_LIBRARY_PATH and the two libdnnl.so.3 into WHET_TEST_ONEDNN. Each runs in its own process, since a process loads one oneDNN.
 """

@@ -115,9 +115,9 @@ def test_sigmoids_with_and_without_avx512(wide, monkeypatch):
 
 @JIT
 @pytest.mark.parametrize(("sample", "form", "why"), [
-    (detector_head_sample(2, 3, 2, (4, 6)), "linear", "neighbours of a row of the result are 24 elements apart"),
+    (detector_head_sample(2, 3, 2, (4, 6)), "linear", "adjacent values of a result row have a stride of 24"),
     (detector_head_sample(1, 16, 6, (5, 5)), "nChw16c", "too many different offsets in blocks"),
-    (channel_shuffle_sample(2, 2, 8, 5, 3), "nhwc", "elements apart"),
+    (channel_shuffle_sample(2, 2, 8, 5, 3), "nhwc", "have a stride of"),
     (chain(lambda body, x: body.add("Pow", x[0], x[0])), "nhwc", "the kernel has no Pow"),
     (chain(lambda body, x: body.add("Tanh", x[0])), "nhwc", "the kernel has no Tanh"),
 ])  # fmt: skip

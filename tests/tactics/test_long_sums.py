@@ -1,4 +1,5 @@
 """Normalizations, softmax, means and products over many values in 16-bit storage: every kernel accumulates in FP32.
+
 A bf16 accumulator of ones stops at 256, since 257 is not representable; in f16 it stops at 2048. 20,000 values around one reveal the
 accumulator's type.
 """

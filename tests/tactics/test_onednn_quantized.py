@@ -12,7 +12,7 @@ from whet.composites.quantized import quantized_sample
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic, is_quantized, tactics_of
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._quantized import needed, take_apart
+from whet.tactics.cpu.onednn._quantized import match_quantized, needed
 
 VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
 
@@ -150,7 +150,7 @@ def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, kept):
     bounds = [] if clip is None else [np.float32(c) for c in clip]
     sample = quantized_sample("Conv", [("full u8[1,16,8,8]", 0.02, 0, 1), (w, np.float32(1 / 2000), None, 0), *map(np.asarray, bounds)], build, store)
     _, layer, arrays = sample_layer("Fused", sample)
-    parts = take_apart(layer)
+    parts = match_quantized(layer)
     assert [p.op for p in needed(parts)] == kept
     if dnn.has_isa("avx512_core_vnni"):
         assert check(layer, arrays) > 0

@@ -11,7 +11,7 @@ from whet.backends.cpu import CpuBackend
 from whet.network import Network, from_stored, parse_type, static_shape, stored_shape, to_stored
 from whet.network.types import BF16, F32
 from whet.ops import OPS, run_layer, run_regions
-from whet.tactics import Args, anchor, get_tactic, tactics_of
+from whet.tactics import Args, get_tactic, root_layer, tactics_of
 from whet.tactics.cpu.move.view import same_bytes
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import Recipe
@@ -119,6 +119,7 @@ def compute(layer, arrays, tactic, signature, config):
 
 def judge(got, want, rtol, where, others=(), reach=0.0):
     """Every element of `got` equals that of `want`, or that of one of `others` (a kernel's declared results for NaN).
+
     `reach`: magnitude of the accumulated terms; the error of a sum near zero is relative to it.
     """
     if want.dtype.itemsize == 1 and want.dtype.kind in "iu":  # a requantization tie may differ by one
@@ -157,7 +158,7 @@ def accepted(layer, arrays, tactic, kernel, dtype):
     for table in tactic.declares(layer, kernel.implementation):
         others.append(declared_reference(layer, arrays, table))
         if spreads(layer, dtype) and any(a is not None and a.dtype.kind == "f" and not (np.abs(a) < 1e30).all() for a in arrays):
-            others.append(declared_reference(layer, arrays, {**table, anchor(layer).op: nowhere}))
+            others.append(declared_reference(layer, arrays, {**table, root_layer(layer).op: nowhere}))
             others.append([np.full_like(w, np.nan) for w in want])
             # products near overflow are not rounded before accumulation, so that infinities may not meet
             others += [[np.where(np.isnan(w), np.copysign(np.inf, sign), w) for w in want] for sign in (1, -1)]

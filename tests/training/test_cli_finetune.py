@@ -38,7 +38,7 @@ def test_a_model_is_trained_then_made_ready_for_int8(files):
     assert "epoch 3: loss" in done.output
     assert "60 steps" in done.output
     again = run(files / "digits.onnx", *common, "--epochs", 3, "--lr", 0.1, "-o", files / "again.onnx", "--checkpoint", files / "c.safetensors")
-    assert "went on from step 60" in again.output
+    assert "continued from step 60" in again.output
     assert (files / "again.onnx").read_bytes() == (files / "tuned.onnx").read_bytes()
     done = run(files / "tuned.onnx", *common, "--qat", "--teacher", files / "tuned.onnx", "--distill", 0.5, "--epochs", 0.5, "--lr", 0.001,
                "--optimizer", "adamw", "-o", files / "int8.onnx")  # fmt: skip
@@ -50,8 +50,8 @@ def test_a_model_is_trained_then_made_ready_for_int8(files):
     assert right.mean() > 0.85
 
 
-def test_the_order_of_steps_is_kept_in_the_files(files):
-    """prune, fine-tune, calibrate: each step finds in the file what was done before, and another order is refused unless insisted on."""
+def test_the_order_of_steps_is_recorded_in_the_files(files):
+    """prune, fine-tune, calibrate: each step reads the earlier steps from the file, and refuses another order unless forced."""
     steps = ["--data", files / "train.npz", "--device", "cpu", "--batch", 300, "--epochs", 0.5]
     whole = whet.network_from_onnx(files / "digits.onnx")
     cut = prune(whole, PruneConfig(ratio=0.4, multiple=2)).network
@@ -75,7 +75,7 @@ def test_the_order_of_steps_is_kept_in_the_files(files):
     assert run(files / "int8.onnx", *steps, "-o", files / "late.onnx", "--insist").exit_code == 0
 
 
-def test_held_masks_go_into_the_recipe_which_gives_them_again(files):
+def test_held_masks_are_stored_in_the_recipe_and_restored(files):
     steps = ["--data", files / "train.npz", "--device", "cpu", "--batch", 300, "--epochs", 0.5]
     whole = whet.network_from_onnx(files / "digits.onnx")
     made = prune(whole, PruneConfig(ratio=0.4, multiple=4))
@@ -93,7 +93,7 @@ def test_held_masks_go_into_the_recipe_which_gives_them_again(files):
     assert "--masks=2:4" in str(run(files / "cut.onnx", *steps, "--recipe", files / "r.json").exception)
 
 
-def test_an_own_training_function_is_named_as_what_trained(files, monkeypatch):
+def test_a_user_training_function_is_recorded(files, monkeypatch):
     (files / "my_own_training.py").write_text("def train(module, data, config):\n    next(module.parameters()).data.mul_(2)\n")
     monkeypatch.chdir(files)
     done = run("digits.onnx", "--data", "train.npz", "--train", "python:my_own_training:train", "-o", "own.onnx")

@@ -1,4 +1,4 @@
-"""Steps by torch.compile: one graph without breaks, and the numbers of the plain loop."""
+"""Training steps by torch.compile: one graph without breaks, and the values of the plain loop."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ def test_a_compiled_step_is_one_graph_and_trains_as_a_plain_one(monkeypatch):
     trace = partial(torch.compile, backend="aot_eager", fullgraph=True)
     monkeypatch.setattr(torch, "compile", lambda module, **how: made.append(how) or trace(module, **how))
     plain, compiled = (finetune(small(), data(), FinetuneConfig(**HOW, device="cpu", compile=c), teacher=small(1)) for c in (False, True))
-    assert made == [{"dynamic": False}]  # once, not every step
+    assert made == [{"dynamic": False}]  # once, not at every step
     assert same(plain, compiled, rtol=1e-4, atol=1e-5)
 
 

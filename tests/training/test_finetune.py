@@ -1,4 +1,4 @@
-"""Fine-tuning on real digits: recovers a pruned network, resumes after a kill with the same bits, holds masks, refuses what is wrong."""
+"""Fine-tuning on real digits: recovers a pruned network, resumes after a kill with the same bits, keeps masks, refuses mistakes."""
 
 import os
 import subprocess
@@ -71,7 +71,7 @@ def test_labels_teach_a_network(learned, digits):
     assert learned.accuracy > 0.9
     assert [round(h["epoch"]) for h in learned.history] == [1, 2, 3, 4]
     assert learned.history[-1]["loss"] < learned.history[0]["loss"] / 3
-    assert accuracy(learned.network, digits[1]) == learned.accuracy  # what came back is what was judged
+    assert accuracy(learned.network, digits[1]) == learned.accuracy  # the returned network is the evaluated one
     assert '"steps": 80' in learned.network.metadata["prop.whet.training"]
 
 
@@ -85,7 +85,7 @@ def test_a_pruned_network_recovers_by_distillation_alone(learned, digits):
     assert got.accuracy > 0.85
 
 
-def test_a_softmax_at_the_end_is_set_aside_and_stays(digits):
+def test_a_final_softmax_is_excluded_from_training_and_kept(digits):
     got = finetune(digits_net(softmax=True), digits[0], FinetuneConfig(**FAST), test=digits[1])
     assert got.accuracy > 0.9
     assert got.network.layers[-1].op == "Softmax"
@@ -122,7 +122,7 @@ finetune(digits_net(), data, FinetuneConfig(**{{**FAST, **{more!r}}}, checkpoint
 
 
 @pytest.mark.parametrize("more", [{}, {"optimizer": "adamw", "lr": 0.01, "augment": "crop:1,flip", "precision": "bf16"}], ids=["sgd", "adamw"])
-def test_a_killed_training_goes_on_with_the_same_bits(more, digits, tmp_path):
+def test_a_killed_training_resumes_with_the_same_bits(more, digits, tmp_path):
     path = str(tmp_path / "c.safetensors")
     config = FinetuneConfig(**{**FAST, **more})
     whole = finetune(digits_net(), digits[0], config)
@@ -138,7 +138,7 @@ def test_a_killed_training_goes_on_with_the_same_bits(more, digits, tmp_path):
     assert rest.resumed_at == at
     assert same_bits(rest.network, whole.network)
     assert [h["loss"] for h in rest.history] == pytest.approx([h["loss"] for h in whole.history], rel=1e-6)
-    finished = finetune(digits_net(), digits[0], replace(config, checkpoint=path))  # a finished one is not trained again
+    finished = finetune(digits_net(), digits[0], replace(config, checkpoint=path))  # a finished training is not repeated
     assert finished.resumed_at == whole.steps
     assert same_bits(finished.network, whole.network)
 
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_training_is_refused(digits, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_two_four_masks_are_held(optimizer, learned, digits):
+def test_two_four_masks_are_kept(optimizer, learned, digits):
     got = finetune(learned.network, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.01}, optimizer=optimizer, masks="2:4"), test=digits[1])
     yes, no = eligible_layers(got.network)
     assert len(yes) == got.held == 2
@@ -170,7 +170,7 @@ def test_two_four_masks_are_held(optimizer, learned, digits):
     assert got.accuracy > 0.85
 
 
-def test_masks_hold_against_a_users_own_training_function(learned, digits):
+def test_masks_are_enforced_on_a_users_training_function(learned, digits):
     def mine(module, data, config):
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
         x, y = torch.from_numpy(data.inputs["x"]), torch.from_numpy(data.labels)
@@ -178,14 +178,14 @@ def test_masks_hold_against_a_users_own_training_function(learned, digits):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(module(x), y).backward()
             optimizer.step()
-            assert is_two_four(module.weights()["conv2.weight"].detach().numpy(), 1)  # at every step, not only when all is over
+            assert is_two_four(module.weights()["conv2.weight"].detach().numpy(), 1)  # at every step, not only at the end
 
     got = finetune(learned.network, digits[0], FinetuneConfig(device="cpu", masks="2:4"), train=mine)
     assert is_two_four(got.network.tensor("conv2.weight").array(), 1)
     assert not same_bits(got.network, learned.network)
 
 
-def test_unstructured_zeros_are_held(learned, digits):
+def test_unstructured_zeros_are_kept(learned, digits):
     from whet.pruning import zero_smallest, zeros
 
     sparse = zero_smallest(learned.network, 0.6)
@@ -241,7 +241,7 @@ def test_data_come_from_files_folders_and_functions(tmp_path, monkeypatch, digit
         training_data(str(tmp_path / "nowhere"), net)
 
 
-def test_images_are_prepared_as_the_reference_says(digits):
+def test_image_preprocessing_equals_the_reference(digits):
     from whet.training.feeding import Feeder
 
     rng = np.random.default_rng(0)
@@ -298,7 +298,7 @@ def test_importing_whet_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 
-def test_without_torch_the_way_out_is_said():
+def test_the_error_without_torch_gives_a_remedy():
     code = ("import sys, importlib.util as u; real = u.find_spec; u.find_spec = lambda n, *a: None if n == 'torch' else real(n, *a)\n"
             "import whet.training\ntry:\n    whet.training.finetune\nexcept Exception as e:\n    print(type(e).__name__, e)")
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

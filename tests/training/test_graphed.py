@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph: the same numbers as without, and when there is none."""
+"""A training step as one CUDA graph: the same values as without, and the conditions for recording."""
 
 import numpy as np
 import pytest
@@ -36,11 +36,11 @@ def data():
     ("cpu", {}, False), ("cuda", {}, True), ("cuda", {"graph": False}, False), ("cuda", {"precision": "fp16"}, False),
     ("cuda", {"loss": "python:a:b"}, False), ("cuda", {"precision": "bf16", "loss": "mse"}, True),
 ])  # fmt: skip
-def test_a_step_is_recorded_where_it_waits_for_nothing(device, settings, wanted):
+def test_a_step_without_synchronization_is_recorded(device, settings, wanted):
     assert can_be_graphed(FinetuneConfig(**settings), torch.device(device)) is wanted
 
 
-def test_a_folded_teacher_says_the_same():
+def test_a_folded_teacher_gives_the_same_outputs():
     net = small()
     x = torch.from_numpy(data().inputs["x"][:16])
     without = folded(net)
@@ -54,7 +54,7 @@ def test_a_folded_teacher_says_the_same():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device for PyTorch")
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_recorded_step_trains_as_an_unrecorded_one(optimizer):
-    """Forty steps, masks held, a teacher, a rate that moves: the weights are those of the plain loop."""
+    """Forty steps, kept masks, a teacher, a changing learning rate: the weights equal those of the plain loop."""
     torch.backends.cudnn.allow_tf32 = False
     how = {"epochs": 5, "batch": 32, "lr": 0.02, "optimizer": optimizer, "device": "cuda", "distill": 0.5, "augment": "flip", "seed": 3}
     plain, graphed = (finetune(small(), data(), FinetuneConfig(**how, graph=g), teacher=small(1)) for g in (False, True))

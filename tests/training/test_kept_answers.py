@@ -1,4 +1,4 @@
-"""Views: so many augmented forms of each sample come in turns, and a teacher answers each once."""
+"""Views: a fixed number of augmented forms per sample is cycled through, and a teacher computes each once."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def alike(a, b, **how):
 
 
 def pictures(views, epoch):
-    """What an epoch shows of each sample, by the sample's number."""
+    """The forms of each sample that an epoch shows, by sample index."""
     feeder = Feeder(small(), data(), batch=48, device=torch.device("cpu"), augment="crop:2,flip", seed=3, views=views)
     shown = {}
     for feeds, labels, at in feeder.epoch(epoch):
@@ -34,7 +34,7 @@ def pictures(views, epoch):
     return shown
 
 
-def test_epochs_take_turns_in_the_views():
+def test_epochs_cycle_through_the_views():
     first, other, again, fresh = pictures(2, 0), pictures(2, 1), pictures(2, 2), pictures(0, 2)
     both = sorted(first.keys() & again.keys() & other.keys() & fresh.keys())
     assert len(both) > 100
@@ -43,14 +43,14 @@ def test_epochs_take_turns_in_the_views():
     assert sum(np.array_equal(first[i], fresh[i]) for i in both) < len(both) / 4
 
 
-def test_a_view_in_order_is_what_its_epochs_show():
+def test_a_view_in_order_equals_that_of_its_epochs():
     feeder = Feeder(small(), data(), batch=48, device=torch.device("cpu"), augment="crop:2,flip", seed=3, views=3)
     inorder = np.concatenate([feeds["x"].numpy() for feeds in feeder.view(1, 100)])
     assert len(inorder) == len(data())
     assert all(np.array_equal(inorder[i], x) for i, x in pictures(3, 4).items())
 
 
-def test_kept_answers_teach_what_asking_at_every_step_teaches(monkeypatch):
+def test_cached_teacher_outputs_train_like_computed_ones(monkeypatch):
     asked = []
     ask = Answers._asked
     monkeypatch.setattr(Answers, "_asked", lambda self, view: (asked.append(view), ask(self, view))[1])
@@ -62,9 +62,9 @@ def test_kept_answers_teach_what_asking_at_every_step_teaches(monkeypatch):
     assert not alike(kept, finetune(small(), data(), FinetuneConfig(**HOW), teacher=small(1)), rtol=1e-4, atol=1e-5)
 
 
-def test_a_killed_training_goes_on_with_the_same_views(tmp_path):
+def test_a_killed_training_resumes_with_the_same_views(tmp_path):
     class Killed(Exception):
-        """In the middle of the third epoch."""
+        """During the third epoch."""
 
     def killing(done, total, what):
         if done == 20:
@@ -80,7 +80,7 @@ def test_a_killed_training_goes_on_with_the_same_views(tmp_path):
     assert alike(whole, on, rtol=0, atol=0)
 
 
-def test_batches_of_the_users_own_have_no_views():
+def test_user_batches_have_no_views():
     some = Batches([(data().inputs["x"][:8], data().labels[:8])], ("x",))
     with pytest.raises(UsageError, match="have no sample indices"):
         finetune(small(), some, FinetuneConfig(device="cpu", views=4))
@@ -90,14 +90,14 @@ def test_batches_of_the_users_own_have_no_views():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device for PyTorch")
-def test_kept_answers_are_in_the_recorded_step():
+def test_cached_teacher_outputs_are_used_in_the_recorded_step():
     torch.backends.cudnn.allow_tf32 = False
     how = {**HOW, "device": "cuda", "views": 2}
     plain, graphed = (finetune(small(), data(), FinetuneConfig(**how, graph=g), teacher=small(1)) for g in (False, True))
     assert alike(plain, graphed, rtol=2e-3, atol=2e-4)
 
 
-def test_rectangles_of_others_are_pasted_in():
+def test_rectangles_of_other_samples_are_pasted():
     from whet.training.augment import Augment
 
     x = torch.arange(40, dtype=torch.uint8).reshape(40, 1, 1, 1).expand(40, 3, 16, 16)
@@ -106,7 +106,7 @@ def test_rectangles_of_others_are_pasted_in():
         y = Augment(cutmix=50)(x, torch.Generator().manual_seed(seed))
         for n in range(40):
             strange = (y[n] != n)[0]
-            assert len(torch.unique(y[n])) <= 2  # of one other
+            assert len(torch.unique(y[n])) <= 2  # from one other sample
             assert torch.equal(y[n, 0], y[n, 1])
             if strange.any():  # a rectangle
                 rows, columns = strange.any(1), strange.any(0)
@@ -117,8 +117,8 @@ def test_rectangles_of_others_are_pasted_in():
     assert 0.2 < np.mean([s for s in shares if s]) < 0.5
 
 
-def test_views_paste_what_the_other_sample_shows():
-    """In a view the other's part is of the other's own form in that view."""
+def test_views_paste_the_same_view_of_the_other_sample():
+    """In a view, the pasted part is that of the other sample in the same view."""
     how = {"batch": 48, "device": torch.device("cpu"), "seed": 3, "views": 2}
     plain = Feeder(small(), data(), augment="", **how)
     mixed = Feeder(small(), data(), augment="cutmix:100", **how)
@@ -132,6 +132,6 @@ def test_views_paste_what_the_other_sample_shows():
     assert changed > 150
 
 
-def test_pasted_pictures_have_no_labels():
+def test_pasted_images_have_no_labels():
     with pytest.raises(UsageError, match="cutmix needs distill=1"):
         FinetuneConfig(augment="crop:4,cutmix:50", distill=0.9)

@@ -1,4 +1,4 @@
-"""Network.to_torch(): every translated op against its reference, real networks, names, training mode, and the way back."""
+"""Network.to_torch(): every translated op against its reference, real networks, names, training mode, and the conversion back."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ UNUSUAL = ("extreme", "nonfinite", "f16", "bf16", "f8", "f64", "string", "u16", 
 
 
 def usable(name, k):
-    """Samples of types and values that training meets: no NaN, no 8 bit floats, no text."""
+    """Samples with types and values that occur in training: no NaN, no 8-bit floats, no text."""
     for spec in OPS[name].samples[k].inputs:
         if name in ("IsInf", "IsNaN") and spec.startswith("extreme f32"):
             continue
@@ -44,7 +44,7 @@ def usable(name, k):
 
 
 @pytest.mark.parametrize("name", sorted(TRANSLATIONS))
-def test_every_translation_is_the_reference(name):
+def test_every_translation_equals_the_reference(name):
     ran = 0
     for k in range(len(OPS[name].samples)):
         if not usable(name, k):
@@ -92,7 +92,7 @@ SMALL = {"resnet18": {"image": 64}, "resnext50_32x4d": {"image": 32}, "densenet1
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
-def test_zoo_networks_compute_the_same_and_all_their_weights_train(name):
+def test_zoo_networks_compute_the_same_and_all_weights_are_trainable(name):
     net = whet.network_from_onnx(zoo.build(name, **SMALL[name]))
     rng = np.random.default_rng(1)
     env = {s: 2 if s in ("N", "batch") else 6 for s in net.symbols()}
@@ -127,15 +127,15 @@ def small_net():
     return net
 
 
-def test_state_dict_has_the_networks_names_and_a_name_inside_another_is_told_apart():
+def test_state_dict_has_the_networks_names_also_if_one_is_a_prefix():
     module = small_net().to_torch()
     names = module.weight_names()
     assert set(names.values()) == {"body.0.weight", "body.1.weight", "body.1.bias", "body.1.running_mean", "body.1.running_var", "fc", "fc.bias"}
-    assert {n for n, real in names.items() if n != real} == {"fc_"}  # "fc" is a module for fc.bias's sake
+    assert {n for n, real in names.items() if n != real} == {"fc_"}  # "fc" is a module because of fc.bias
     assert set(module.state_dict()) == set(names)
 
 
-def test_batch_norms_measure_in_training_and_go_back_into_the_network():
+def test_batch_norm_statistics_are_updated_and_written_back():
     net = small_net()
     module = net.to_torch()
     x = torch.randn(16, 4, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -144,7 +144,7 @@ def test_batch_norms_measure_in_training_and_go_back_into_the_network():
     w = net.tensor("body.0.weight").array()
     conv = torch.nn.functional.conv2d(x, torch.from_numpy(w.copy()), padding=1)
     want = 0.1 * conv.mean((0, 2, 3))
-    np.testing.assert_allclose(module.weights()["body.1.running_mean"], want, rtol=1e-4, atol=1e-6)  # ONNX momentum 0.9: a tenth is new
+    np.testing.assert_allclose(module.weights()["body.1.running_mean"], want, rtol=1e-4, atol=1e-6)  # ONNX momentum 0.9: the new value has weight 0.1
     with torch.no_grad():
         module.weights()["body.0.weight"].mul_(2)
     tuned = from_module(net, module, about="twice")
@@ -170,7 +170,7 @@ def test_a_changed_weight_is_a_source_weight_and_an_unchanged_one_keeps_its_orig
     assert (made.tensor("body.0.weight").weight.origin.op, made.tensor("body.0.weight").weight.origin.name) == ("source", "body.0.weight")
 
 
-def test_dynamic_shapes_are_bound_anew():
+def test_dynamic_shapes_are_bound_at_each_call():
     net = small_net()
     module = net.to_torch().eval()
     for n in (1, 5):
@@ -185,7 +185,7 @@ def test_frozen_weights_do_not_train():
         small_net().to_torch(freeze=["fc.biass"])
 
 
-def test_what_cannot_be_trained_is_named():
+def test_untrainable_parts_are_named():
     net = Network("lstm")
     x = net.add_input("x", parse_type("f32[5,1,3]"))
     rng = np.random.default_rng(0)
@@ -199,7 +199,7 @@ def test_what_cannot_be_trained_is_named():
         small_net().to_torch()(torch.zeros(1, 4, 8, 8), y=torch.zeros(1))
 
 
-def test_weights_that_are_not_finite_do_not_come_back():
+def test_nonfinite_weights_are_refused():
     net = small_net()
     module = net.to_torch()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Quantization-aware training: rounds where Q/DQ goes, comes out as the Q/DQ network it trained, and the INT8 builder runs that."""
+"""Quantization-aware training: rounds at the positions of Q/DQ, exports the trained Q/DQ network, and the INT8 builder runs it."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from support.isa import VNNI
 from whet.errors import TrainingError
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision import Ranges, find_places
+from whet.precision import Ranges, find_quantization_sites
 from whet.precision.ranges import Range
 from whet.training import FinetuneConfig, NetworkModule, TrainingData, accuracy, finetune, quantization_aware
 from whet.training.qat import FakeActivation, FakeWeight, _fakes, folded
@@ -32,7 +32,7 @@ def learned(digits):
 
 
 @pytest.mark.parametrize("range_", [Range(-1.0, 1.0), Range(0.0, 2.0), Range(-0.3, 2.2)], ids=["signed", "unsigned", "skewed"])
-def test_values_are_rounded_as_the_reference_rounds_them(range_):
+def test_rounding_equals_the_reference(range_):
     x = np.random.default_rng(0).uniform(-3, 3, (4, 50)).astype(np.float32)
     how = FakeActivation(range_, learn=True)
     np.testing.assert_allclose(how(torch.from_numpy(x)).detach().numpy(), range_.fake(x), rtol=1e-6, atol=1e-6)
@@ -43,7 +43,7 @@ def test_values_are_rounded_as_the_reference_rounds_them(range_):
     assert float(again.scale) == pytest.approx(float(range_.scale), rel=1e-6)
 
 
-def test_gradients_pass_straight_through_and_stop_where_values_saturate():
+def test_gradients_are_straight_through_and_zero_at_saturation():
     how = FakeActivation(Range(-1.0, 1.0), learn=True)
     x = torch.tensor([-5.0, -0.5, 0.21, 5.0], requires_grad=True)
     how(x).sum().backward()
@@ -54,28 +54,28 @@ def test_gradients_pass_straight_through_and_stop_where_values_saturate():
     assert w.grad.tolist() == [[1.0] * 5] * 3
 
 
-def test_the_module_computes_what_the_exported_network_computes(learned, digits):
+def test_the_module_equals_the_exported_network(learned, digits):
     got = quantization_aware(learned, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.005}), samples=64, test=digits[1])
     ops = [x.op for x in got.network.layers]
-    places = find_places(folded(learned))
+    places = find_quantization_sites(folded(learned))
     assert ops.count("QuantizeLinear") == len(places.roots)
     assert ops.count("DequantizeLinear") == len(places.roots) + len(places.layers) == 3 + 3
-    module = NetworkModule(got.floating, fakes=_fakes(find_places(got.floating), got.ranges, False)[0]).eval()
+    module = NetworkModule(got.floating, fakes=_fakes(find_quantization_sites(got.floating), got.ranges, False)[0]).eval()
     x = digits[1].inputs["x"][:50]
     with torch.no_grad():
         trained = module(torch.from_numpy(x)).numpy()
     want = run_network(got.network, {"x": x})["out"]
     step = float(max(r.scale for r in got.ranges.tensors.values()))
-    assert np.abs(trained - want).max() < 3 * step  # sums in another order may round one value the other way
+    assert np.abs(trained - want).max() < 3 * step  # another order of accumulation may round one value differently
     assert np.median(np.abs(trained - want)) < 1e-5
     assert got.training.accuracy > 0.9
     assert accuracy(module, digits[1]) == pytest.approx(got.training.accuracy, abs=0.01)
 
 
-def test_it_recovers_what_poor_ranges_lost(learned, digits):
-    """Ranges four times too narrow: calibration alone loses much, training with them gets most of it back."""
+def test_training_recovers_the_loss_by_poor_ranges(learned, digits):
+    """Ranges four times too small: calibration loses much accuracy, training with them recovers most of it."""
     made = folded(learned)
-    places = find_places(made)
+    places = find_quantization_sites(made)
     watched: dict[str, float] = {}
     run_network(made, {"x": digits[0].inputs["x"][:100]}, watch=lambda t, a: watched.__setitem__(t.name, float(np.abs(a).max())))
     watched["x"] = 1.0
@@ -87,12 +87,12 @@ def test_it_recovers_what_poor_ranges_lost(learned, digits):
     assert got.ranges.tensors["x"].high == pytest.approx(poor.tensors["x"].high, rel=1e-5)
     assert got.training.accuracy > before + 0.02
     learning = quantization_aware(learned, digits[0], config, ranges=poor, test=digits[1])
-    assert learning.ranges.tensors["x"].high > 1.02 * poor.tensors["x"].high  # the scales widen by themselves
+    assert learning.ranges.tensors["x"].high > 1.02 * poor.tensors["x"].high  # training increases the scales
     assert learning.training.accuracy > before + 0.02
 
 
 @VNNI
-def test_the_cpu_builder_runs_it_in_integers_with_zeros_held(learned, digits):
+def test_the_cpu_builder_runs_it_in_integers_with_zeros_kept(learned, digits):
     sparse = finetune(learned, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.01}, masks="2:4")).network
     config = FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.002}, masks="2:4")
     got = quantization_aware(sparse, digits[0], config, samples=64, test=digits[1])
@@ -102,7 +102,7 @@ def test_the_cpu_builder_runs_it_in_integers_with_zeros_held(learned, digits):
     from whet.tactics import is_quantized
 
     assert sum(is_quantized(x) for x in plan.network.layers) == 3
-    assert len(eligible_layers(plan.network)[0]) == 2  # 2:4 survives the rounding
+    assert len(eligible_layers(plan.network)[0]) == 2  # 2:4 is preserved by rounding
     with whet.Runtime(backend="cpu", threads=1).load(plan).create_context() as context:
         guesses = [int(context.run({"x": x[None]})["out"].argmax()) for x in digits[1].inputs["x"]]
     assert float((np.array(guesses) == digits[1].labels).mean()) == pytest.approx(got.training.accuracy, abs=0.02)

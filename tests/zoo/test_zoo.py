@@ -1,4 +1,4 @@
-"""The zoo writes the published architectures: counts, names, determinism, and outputs that ONNX Runtime computes."""
+"""The zoo writes the published architectures: counts, names, determinism, and outputs equal to ONNX Runtime's."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ GMACS = {"convnext_tiny": 4.46, "swin_t": 4.49, "densenet121": 2.83, "efficientn
          "resnet34": 3.66, "resnet50": 4.09, "resnet101": 7.80, "resnext50_32x4d": 4.23, "squeezenet1_1": 0.35, "vit_b_16": 17.56,
          "yolov5s": 8.2}
 LARGE = {"bert_base", "resnet101", "unet", "vit_b_16", "yolov5s"}
-NARROW = {"hidden": 96, "heads": 4}     # a BERT of which only the graph matters
+NARROW = {"hidden": 96, "heads": 4}  # a BERT for tests of the graph only
 ALL = [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in sorted(PUBLISHED)]
 
 
@@ -83,7 +83,7 @@ def test_yolov5s_folds_to_the_other_published_count():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_model_is_valid_finite_and_looks_at_its_input(name):
+def test_a_model_is_valid_finite_and_depends_on_its_input(name):
     model = zoo.build(name)
     onnx.checker.check_model(model, full_check=True)
     counted = sum(int(np.prod(w.dims)) for w in model.graph.initializer if w.data_type == onnx.TensorProto.FLOAT)
@@ -96,17 +96,17 @@ def test_model_is_valid_finite_and_looks_at_its_input(name):
         assert np.isfinite(output).all()
         assert np.abs(output).max() < (3000 if name == "yolov5s" else 100)
         assert output.std() > 0.05
-        least = 0.003 if name == "yolov5s" else 0.01        # its coordinates are mostly the grid
+        least = 0.003 if name == "yolov5s" else 0.01  # its coordinates mostly come from the grid
         assert (output[0] - output[1]).std() > least * output.std()
 
 
-SMALL = {  # the same layers at a size that the NumPy reference runs in a moment
+SMALL = {  # the same layers at a size that the NumPy reference runs quickly
     "bert_base": {"layers": 1, **NARROW}, "convnext_tiny": {"image": 32, "blocks": (1, 1, 2, 1)}, "swin_t": {"image": 64, "window": 2},
     "unet": {"image": 32, "width": 16}, "vit_b_16": {"layers": 1, "image": 32, "hidden": 96, "heads": 4}, "yolov5s": {"image": 64}, "lenet5": {}}
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_whet_computes_what_onnx_runtime_computes(name):
+def test_whet_equals_onnx_runtime(name):
     model = zoo.build(name, **SMALL.get(name, {"image": 64}))
     image = SMALL.get(name, {"image": 64}).get("image")
     feeds = feeds_of(name, 2, image=image)
@@ -115,25 +115,25 @@ def test_whet_computes_what_onnx_runtime_computes(name):
         assert np.abs(output - expected).max() <= 1e-4 * max(np.abs(expected).max(), 1.0)
 
 
-def test_swin_keeps_shifted_windows_apart():
-    """Pixels from opposite edges share a window after the shift: the mask must keep one from looking at the other."""
+def test_swin_masks_shifted_windows():
+    """Pixels from opposite edges share a window after the shift: the mask must prevent attention between them."""
     options = {"image": 64, "window": 2, "blocks": (2, 1, 1, 1), "heads": (1, 1, 1, 1), "hidden": 32}
     net = network_from_onnx(zoo.build("swin_t", **options))
     second = next(t for t in net.tensors() if t.name == "/features/features.1/features.1.1/Add_output_0")
     net.mark_output(second)
     x = np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32)
     other = x.copy()
-    other[:, :, :4] += 1.0                                # the topmost row of patches
+    other[:, :, :4] += 1.0  # the first row of patches
     a, b = (run_network(net, {"input": v})[second.name] for v in (x, other))
-    moved = np.abs(a - b).max((0, 2, 3)) > 1e-4            # by row of patches, 16 of them
+    moved = np.abs(a - b).max((0, 2, 3)) > 1e-4  # per row of patches, 16 in total
     assert moved[0]
     assert moved[1]
-    assert moved[2], "the shifted windows reach over the edges of the first ones"
+    assert moved[2], "the shifted windows cross the edges of the first ones"
     assert not moved[3:].any()
 
 
 @pytest.mark.parametrize("name", ["resnet18", "yolov5s", "vit_b_16", "bert_base"])
-def test_a_fixed_batch_gives_the_same_answers_without_shape_arithmetic(name):
+def test_a_fixed_batch_gives_the_same_results_without_shape_arithmetic(name):
     options = {"yolov5s": {"image": 64}, "vit_b_16": {"image": 32, "layers": 2}, "bert_base": {"layers": 2, **NARROW}}
     small = options.get(name, {"image": 64})
     fixed = zoo.build(name, batch=3, **small, **({"sequence": 12} if name == "bert_base" else {}))
@@ -143,7 +143,7 @@ def test_a_fixed_batch_gives_the_same_answers_without_shape_arithmetic(name):
     assert {d.dim_param for i in dynamic.graph.input for d in i.type.tensor_type.shape.dim} - {""} <= {"batch", "sequence"}
     feeds = feeds_of(name, 3, image=small.get("image"))
     for a, b in zip(run(fixed, feeds), run(dynamic, feeds), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)      # ONNX Runtime fuses more where shapes are known
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)  # ONNX Runtime fuses more if shapes are known
 
 
 @pytest.mark.parametrize("opset", [13, 14, 17, 18, 21, 22])
@@ -169,10 +169,10 @@ def test_layer_norm_can_be_decomposed():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_bert_does_not_look_at_masked_tokens():
+def test_bert_ignores_masked_tokens():
     model, feeds = zoo.build("bert_base", layers=2, **NARROW), feeds_of("bert_base", 2)
     changed = dict(feeds, input_ids=feeds["input_ids"].copy())
-    changed["input_ids"][0, 6:] = 5                       # where the mask is 0
+    changed["input_ids"][0, 6:] = 5  # masked positions
     a, b = run(model, feeds)[0], run(model, changed)[0]
     np.testing.assert_array_equal(a[0, :6], b[0, :6])
     changed["input_ids"][0, 2] = 5
@@ -186,13 +186,13 @@ def test_bert_with_a_classifier():
     assert "bert.embeddings.word_embeddings.weight" in {w.name for w in model.graph.initializer}
 
 
-def test_yolo_boxes_lie_in_the_image_and_scores_in_0_to_1():
+def test_yolo_boxes_are_in_the_image_and_scores_in_0_to_1():
     found = run(zoo.build("yolov5s", image=128), feeds_of("yolov5s", 1, image=128))[0][0]
     assert found.shape == (3 * (16 * 16 + 8 * 8 + 4 * 4), 85)
     assert ((found[:, :2] >= -16) & (found[:, :2] <= 128 + 16)).all()
     assert ((found[:, 4:] >= 0) & (found[:, 4:] <= 1)).all()
     cells = found[:3 * 256].reshape(3, 16, 16, 85)
-    np.testing.assert_allclose(cells[..., 0].mean((0, 1)), np.arange(16) * 8 + 4, atol=8)     # x grows along a row
+    np.testing.assert_allclose(cells[..., 0].mean((0, 1)), np.arange(16) * 8 + 4, atol=8)  # x increases along a row
     np.testing.assert_allclose(cells[..., 1].mean((0, 2)), np.arange(16) * 8 + 4, atol=8)
 
 
@@ -210,7 +210,7 @@ def test_names_are_the_exporters():
     assert "/encoder/layer.11/attention/self/query/MatMul" in {n.name for n in zoo.build("bert_base", **NARROW).graph.node}
 
 
-def test_a_seed_is_a_model_and_weights_do_not_depend_on_batch_or_opset():
+def test_a_seed_defines_the_weights_independent_of_batch_and_opset():
     def weights(**how):
         return {w.name: w.raw_data for w in zoo.build("squeezenet1_1", **how).graph.initializer}
 
@@ -229,9 +229,9 @@ def test_save_writes_the_file_that_was_asked_for(tmp_path):
         zoo.save("lenet5", tmp_path / "missing" / "x.onnx")
 
 
-def test_large_weights_go_beside_the_file(tmp_path):
+def test_large_weights_are_stored_in_a_separate_file(tmp_path):
     whole = zoo.save("lenet5", tmp_path / "whole.onnx")
-    for _ in range(2):                                    # a second time must not append
+    for _ in range(2):  # a second save must not append
         split = zoo.save("lenet5", tmp_path / "split.onnx", external_above=100_000)
     assert split.stat().st_size < 20_000
     assert (tmp_path / "split.onnx.data").stat().st_size < 300_000
@@ -252,7 +252,7 @@ def test_mistakes_are_explained(call, text):
         call()
 
 
-def test_a_writer_takes_trained_values():
+def test_a_writer_accepts_trained_values():
     values = {"stem.weight": np.arange(4 * 3 * 9, dtype=np.float32).reshape(4, 3, 3, 3)}
     g = GraphWriter(batch=1, opset=17, values=values)
     g.output(conv(g, g.input("x", (1, 3, 8, 8)), "stem", 3, 4, 3), "y", (1, 4, 6, 6))

@@ -1,9 +1,8 @@
 """The contract of a backend: one protocol with memory, launch lists and a clock, and the capabilities that everything else reads.
 
-A backend is a folder `backends/<name>/` (or a module) with one class under `@backend`. `Backend` has an implementation of every method that not
-all devices need, so a class that derives from it defines `allocate`, `stream`, `seconds`, `key` and `describe`, and more where its
-capabilities say so. No other package compares backend names or probes for methods: it reads `backend.capabilities`, or `capabilities_of(name)`
-where no device is open.
+A backend is a folder `backends/<name>/` (or a module) with one class decorated with `@backend`. `Backend` implements every optional method, so a
+derived class defines `allocate`, `stream`, `seconds`, `key` and `describe`, and the methods that its capabilities require. Other packages do not
+compare backend names or probe for methods: they read `backend.capabilities`, or `capabilities_of(name)` without an open device.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _Class = TypeVar("_Class", bound="type[Backend]")
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """Properties of a device and what its backend can do with it.
+    """Properties of a device and features of its backend.
 
-    A backend's class has those that hold for every device of its kind; an instance has the device's own properties too, as the operating system
-    or the driver report them. A property that is not reported is 0 or empty.
+    A backend's class has those that hold for every device of its kind; an instance also has the properties of its device, as reported by the
+    operating system or the driver. A property that is not reported is 0 or empty.
     """
 
     # properties of the device
@@ -34,13 +33,13 @@ class Capabilities:
     multiprocessors: int = 0  # streaming multiprocessors of a GPU
     shared_memory: int = 0  # bytes of shared memory that one thread block can use
     cache_bytes: Mapping[int, int] = field(default_factory=dict)  # level -> bytes of data cache, summed over all cores
-    # what the backend does
+    # features of the backend
     executes: bool = True  # False: kernels are planned and their cost is estimated; outputs are not computed
     host_memory: bool = True  # buffers are host memory: NumPy views and kernels in Python can use them
     workers: bool = False  # the number of threads can be chosen, and several launch lists can run in parallel, one thread each (`parallel_launch`)
     overlapping_launches: bool = False  # a launch may start while its predecessor runs, so a kernel must be timed within the network
     compiles_ahead: bool = False  # kernels are compiled from source before their first launch; `compile_ahead` compiles in the background
-    cold_cache_clock: bool = False  # `cold_seconds` times a run whose operands are not in the L2 cache
+    cold_cache_clock: bool = False  # `cold_seconds` times a run with operands outside the L2 cache
     measures_load: bool = False  # `watch` measures the load that other programs put on the device
     user_streams: bool = False  # `enqueue` starts a run on a user's stream and returns before it is done
     numbered_devices: bool = False  # there may be several devices, chosen by number: `--device=N`, `cuda:N`
@@ -89,7 +88,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Difference:
-    """Comparison of values a with a reference b over the elements where both are finite, and the count of unequal elements elsewhere."""
+    """Comparison of values a with a reference b over the elements that are finite in both, and the count of unequal elements elsewhere."""
 
     worst: float  # max |a - b|
     error: float  # ||a - b||
@@ -112,9 +111,9 @@ class Call:
 
     #: (function, a, b, c, d): five machine words for a loop in machine code; None: `run` is called
     native: tuple[int, int, int, int, int] | None = None
-    #: False: the native function returns nothing; True: it returns a status, where 0 means success
+    #: False: the native function returns nothing; True: it returns a status, 0 on success
     returns_status: bool = True
-    #: the library's or kernel's name, for messages; "" stands for the class name
+    #: the library's or kernel's name, for messages; "": the class name
     implementation: str = ""
     #: names of the source nodes, for profilers
     label: str = ""
@@ -223,7 +222,7 @@ class Backend(Protocol):
         """Reason why this process, a child made by fork() after the device was opened, cannot use the device; "" if it can, or is no such child."""
         return ""
 
-    # memory that the host cannot address: required where `host_memory` is False
+    # memory that the host cannot address: required if `host_memory` is False
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> np.ndarray:
         """A copy of `nbytes` bytes (uint8) of a buffer."""
@@ -241,7 +240,7 @@ class Backend(Protocol):
         """Compares `nbytes` bytes of `a` from offset `at` with the reference values in `b` from offset `to`, elements of type `dtype`."""
         self._missing("difference")
 
-    # users' memory on the device, by address: required where `dlpack_device` is not the CPU's
+    # users' memory on the device, by address: required if `dlpack_device` is not the CPU's
 
     @property
     def device_number(self) -> int:
@@ -260,7 +259,7 @@ class Backend(Protocol):
         """Copies bytes from one address on the device to another; returns when the copy is complete."""
         self._missing("copy_address")
 
-    # users' streams: required where `user_streams` is True
+    # users' streams: required if `user_streams` is True
 
     def enqueue(self, executable: Any, stream: Any = None) -> Completion:
         """Starts a run on a user's stream (None: the executable's own) and returns at once."""
@@ -270,7 +269,7 @@ class Backend(Protocol):
         """Makes the next run of `executable` wait for the work of other libraries on the device's default stream."""
         self._missing("after_default_stream")
 
-    # several launch lists at once: required where `workers` is True
+    # several launch lists at once: required if `workers` is True
 
     def why_not_parallel(self, calls: Sequence[Any]) -> str | None:
         """Reason why launches recorded for one thread cannot run in parallel with others; None if they can."""

@@ -19,7 +19,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.explain import complete_report
 from whet.builder.lock.lock import check_lock, read_lock
 from whet.builder.lock.rebuild import rebuild_locked
-from whet.builder.lowering import lower_network
+from whet.builder.lowering import lower_network, widening_note
 from whet.builder.precision.permissions import Permissions
 from whet.builder.progress import Progress, ProgressLog
 from whet.builder.select.search import Search
@@ -91,6 +91,8 @@ def _build_engine(
     log.stage("passes", 1)
     lowered, passes = lower_network(net, config)
     log.step("done")
+    log.note_all(widening_note(passes, config))
+    log.note_all(text for key, text in net.metadata.items() if key.startswith("assumed."))
     profiles, notes = resolve_profiles(lowered, config)
     log.note_all(notes)
     if lock is not None:

@@ -22,7 +22,7 @@ _LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS}
 
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig:
-    """Options of a build; the defaults are what most users want. Raises UsageError for a value that an option does not take."""
+    """Options of a build; the defaults suit most users. Raises UsageError for an invalid value."""
 
     backend: str = "cpu"  # cpu, cuda, null or another folder of whet.backends
     threads: int = 0  # CPU threads; 0: all usable ones (from level 4 on: fewer if whole engines are faster with fewer); -1: measured at any level

@@ -7,12 +7,14 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from whet.backends import capabilities_of, get_backend
 from whet.builder.candidates.regions import lift_captures
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions, no_float8, unwanted_integers
 from whet.builder.verify.differences import relative_error
 from whet.composites import unsupported_reason
-from whet.network import DType, Layer, Network
+from whet.errors import BackendError
+from whet.network import BF16, F16, DType, Layer, Network
 from whet.ops import run_network
 from whet.passes import PassLog, lower
 from whet.tactics import Tactic, tactics_of
@@ -28,7 +30,7 @@ def lower_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
     lowered, log = lower(
         net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config),
         refuses=lambda layer: unsupported_reason(layer, computed) or _keep_unfused(layer, tactics, permitted) or no_float8(layer, config),
-        channel_alignment=max((t.channel_alignment for t in tactics), default=1),
+        channel_alignment=max((t.channel_alignment for t in tactics), default=1), widened=_widened_types(config),
     )  # fmt: skip
     lift_captures(lowered)
     for i, t in enumerate(lowered.outputs):
@@ -42,6 +44,28 @@ def lower_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
             copied.name, t.name = t.name, lowered.fresh(f"{t.name}_value")
             lowered.constants[t.name] = t
     return lowered, log
+
+
+def widening_note(log: PassLog, config: BuildConfig) -> list[str]:
+    """What to tell users whose model has layers in a 16-bit type that the backend cannot compute in."""
+    if not log.widened:
+        return []
+    types = " and ".join(t.name for t in _widened_types(config))
+    return [
+        f"{log.widened} layers of the model are in 16 bits. {config.backend} has no arithmetic in {types}: they compute in f32, and inputs and "
+        "outputs are converted."
+    ]
+
+
+def _widened_types(config: BuildConfig) -> list[DType]:
+    """The 16-bit float types that the backend has no arithmetic for."""
+    capabilities = capabilities_of(config.backend)
+    if capabilities.executes:
+        try:
+            capabilities = get_backend(config.backend, threads=config.threads).capabilities
+        except BackendError:
+            pass  # no such device here: the backend's general capabilities hold
+    return [t for t in (F16, BF16) if t.name in capabilities.unsupported_types]
 
 
 def _keep_unfused(layer: Layer, tactics: list[Tactic], permitted: Collection[DType]) -> str | None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any, get_type_hints
 
 from whet.backends import capabilities_of
 from whet.builder.batching.per_profile import join_plans
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Progress
+from whet.engine.json_data import Reader
 from whet.engine.plan import EnginePlan
+from whet.engine.schema import decode, encode
+from whet.errors import EngineError, UsageError
 from whet.network import Network
+
+_NOT_STORED = frozenset({"backend", "threads", "profiles", "timing_cache", "error_on_cache_miss", "lock", "verify"})
+#: largest values of stored options that multiply a retune's time; no build of a user needs more
+_MOST = {"optimization_level": 5, "avg_timing": 1000, "max_tactics": 100_000, "whole_engines": 64, "seed": (1 << 32) - 1}
 
 
 def remove_reformats(plan: EnginePlan) -> Network:
@@ -27,7 +34,7 @@ def remove_reformats(plan: EnginePlan) -> Network:
 def retune(plan: EnginePlan, *, threads: int = 0, timing_cache: str | None = None, progress: Progress | None = None) -> EnginePlan:
     """An engine of the same network, passes and permissions, timed on this machine. `threads` 0: all usable ones.
 
-    Raises the errors of `build`.
+    Raises the errors of `build`, and EngineError for stored options that no build writes.
     """
     first, *rest = plan.by_profile()
     plans = [_retune_profile(first, threads, timing_cache, progress)]
@@ -36,19 +43,35 @@ def retune(plan: EnginePlan, *, threads: int = 0, timing_cache: str | None = Non
 
 
 def _retune_profile(plan: EnginePlan, threads: int, timing_cache: str | None, progress: Progress | None) -> EnginePlan:
-    fields = {f.name for f in dataclasses.fields(BuildConfig)}
-    kept = {k: _tuples(v) for k, v in plan.options.items() if k in fields}
     shapes = tuple(
         tuple({name: tuple(s[i]) for name, s in p.shapes.items()} for i in range(3))
         for p in plan.profiles
         if any(not t.type.static for t in plan.network.inputs)
     )
-    config = BuildConfig(**{**kept, "threads": threads, "timing_cache": timing_cache, "profiles": shapes, "lock": None})
+    given: dict[str, Any] = {"backend": plan.backend, "threads": threads, "timing_cache": timing_cache, "profiles": shapes, "verify": True}
+    try:
+        config = BuildConfig(**stored_options(plan), **given)
+    except UsageError as e:
+        raise EngineError(f"the engine's stored options are damaged: {e}") from e
     retuned = build(remove_reformats(plan), config, progress=progress)
     retuned.model_digest, retuned.source_weights = plan.model_digest, plan.source_weights
     retuned.report.retuned_from = plan.machine_key
     return retuned
 
 
-def _tuples(v):
-    return tuple(_tuples(x) for x in v) if isinstance(v, list) else v
+def stored_options(plan: EnginePlan) -> dict[str, Any]:
+    """The options of an engine's build that a retune repeats, as fields of BuildConfig; each has its field's type and a bounded value.
+
+    Options of the machine and of the run (backend, threads, profiles, files) are not among them, and neither is `verify`: a file cannot
+    switch verification off. Raises EngineError naming the option.
+    """
+    hints = get_type_hints(BuildConfig)
+    kept: dict[str, Any] = {}
+    for name, value in plan.options.items():
+        if name not in hints or name in _NOT_STORED:
+            continue
+        at = Reader(encode(value), name, Reader(None, "options"))
+        kept[name] = decode(hints[name], at)
+        if name in _MOST and not -1 <= kept[name] <= _MOST[name]:
+            raise at.fail(f"a whole number up to {_MOST[name]}")
+    return kept

@@ -1,4 +1,4 @@
-"""The command line: `whet <subcommand>`. One file a subcommand; putting it here adds it."""
+"""The command line: `whet <subcommand>`. Every module of this package is a subcommand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import warnings
 
 import click
 
-from whet.cli._failures import said_of
+from whet.cli._failures import failure_text
+from whet.cli._version import print_version
 from whet.errors import WhetError
 from whet.registry import nearest
 
-_SENTENCE = 160  # characters of a command's first sentence that the list of commands shows
+_SUMMARY_LENGTH = 160  # characters of a command's summary in the list of commands
 
 
-class Folder(click.Group):
+class Subcommands(click.Group):
     """Subcommands are the modules of this package; each is imported only when it is called or listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -34,7 +35,7 @@ class Folder(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, c.get_short_help_str(_SENTENCE)) for name, c in commands if c is not None])
+            formatter.write_dl([(name, c.get_short_help_str(_SUMMARY_LENGTH)) for name, c in commands if c is not None])
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         name = args[0] if args else ""
@@ -43,24 +44,24 @@ class Folder(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.command(cls=Folder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(package_name="whet", prog_name="whet")
+@click.command(cls=Subcommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version, help="Show versions and the machine.")
 def group() -> None:
-    """whet: a trained network in, the fastest engine that is still right out, and why every layer runs as it does.
+    """Build the fastest correct inference engine from a trained network, and explain every decision.
 
     \b
     Start here:
-      whet zoo resnet18 -o resnet18.onnx            a standard network to try things with
-      whet check resnet18.onnx                      is everything in it supported?
+      whet zoo resnet18 -o resnet18.onnx            write a standard network with random weights
+      whet check resnet18.onnx                      check that every node is supported
       whet exec --onnx=resnet18.onnx --saveEngine=r.engine
-                                                    build, time, summarize (trtexec's flags)
-      whet explain r.engine                         why each layer runs the way it does
+                                                    build, time and summarize (trtexec's flags)
+      whet explain r.engine                         explain the choice of every layer's tactic
     """
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point. Exit codes: 0 fine, 1 an error whose text is printed (a WhetError, a disk that is full), 2 wrong usage, 130 interrupted."""
-    for stream in (sys.stdout, sys.stderr):  # names that the terminal's encoding has not are written as \\u....
+    """Entry point. Exit codes: 0 success, 1 an error with a printed message (WhetError, OSError, MemoryError), 2 wrong usage, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):  # characters outside the terminal's encoding are written as \\u....
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # without Python's file and line
@@ -74,12 +75,12 @@ def main(argv: list[str] | None = None) -> None:
         e.show()
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("\nInterrupted. What was timed is kept in the timing cache; the next run goes on from there.", err=True)
+        click.echo("\nInterrupted. Finished timings are kept in the timing cache; the next run continues from there.", err=True)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (WhetError, OSError, MemoryError) as e:
-        text, code = said_of(e)
+        text, code = failure_text(e)
         click.echo(text, err=True)
         sys.exit(code)

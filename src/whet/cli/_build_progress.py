@@ -1,4 +1,4 @@
-"""The progress bar of a build: which stage, what is being timed now, how long it will take. On standard error, only on a terminal."""
+"""The progress bar of a build: stage, current candidate, time left. On standard error, only on a terminal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from whet.cli._console import progress_bar
 
 
 class BuildProgress:
-    """A builder's Progress on a rich bar; a context manager. Disabled, it only collects notes, and sees to it that Ctrl-C is heard.
+    """The builder's Progress as a rich bar; a context manager. Disabled, it only collects notes and handles Ctrl-C.
 
-    Python drops an exception that is raised where an object is being cleared away, KeyboardInterrupt too; so it is
-    raised again at the next step.
+    Python drops exceptions raised in finalizers, including KeyboardInterrupt, so an interrupt is raised again at the next step.
     """
 
     def __init__(self, enabled: bool = True):
@@ -23,42 +22,42 @@ class BuildProgress:
         self._bar: Any = None
         self._task: Any = None
         self._interrupted = False
-        self._before: Any = None  # what handled Ctrl-C; None where somebody else sees to it
+        self._previous_handler: Any = None  # of SIGINT; None while this bar does not handle it
 
     def __enter__(self) -> BuildProgress:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._interrupt)
+            self._previous_handler = signal.signal(signal.SIGINT, self._interrupt)
         if self.enabled:
             self._bar = progress_bar()
             self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
         if self._bar is not None:
             self._bar.stop()
         if kind is None:
-            self._heed()
+            self._raise_interrupt()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted = True
         raise KeyboardInterrupt
 
     def stage(self, name: str, total: int) -> None:
-        self._heed()
+        self._raise_interrupt()
         if self._bar is None:
             return
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(name, total=total or None, what="")
 
-    def _heed(self) -> None:
+    def _raise_interrupt(self) -> None:
         if self._interrupted:
             raise KeyboardInterrupt
 
     def step(self, what: str, done: int = 1) -> None:
-        self._heed()
+        self._raise_interrupt()
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=done, what=what[:80])
 

@@ -1,4 +1,4 @@
-"""What --int8, --best and --accuracy do with a floating-point model: the calibration flags, and which way of building is taken."""
+"""The calibration flags, and the choice of the builder for --int8, --fp8, --best and --accuracy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FLAGS = ("calib", "calibData", "calibPreprocess", "calibMethod", "calibZeroPoint
 
 
 def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
-    """The plan of `net`: with calibration where INT8 is permitted and the model does not say itself where it is quantized.
+    """Builds the plan of `net`, with calibration if INT8 or FP8 is permitted and the model has no Q/DQ nodes of its own.
 
-    Raises UsageError for calibration flags that have nothing to do.
+    Raises UsageError for calibration flags that have no effect.
     """
     from whet.builder import build
     from whet.builder.precision.float8 import build_float8, is_float8_lock
@@ -26,54 +26,54 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
     given = [name for name in FLAGS if name in o]
     wants = [p for p in ("int8", "fp8", "best") if p in config.precisions]
     if config.precision_constraints != "none" and any(p == "int8" for _, p in (*config.layer_precisions, *config.layer_output_types)):
-        wants = wants or ["int8"]  # demanded for a layer, so permitted for it
+        wants = wants or ["int8"]  # a precision demanded for a layer is permitted
     budget = Budget.parse(o.get("accuracy")) if "accuracy" in o else None
     if given and not wants and budget is None:
-        raise UsageError(f"--{given[0]} is for --int8, --fp8, --best or --accuracy, none of which is given")
+        raise UsageError(f"--{given[0]} is for --int8, --fp8, --best or --accuracy, and none of them is given")
     if budget is not None and not config.precisions:
-        raise UsageError("--accuracy bounds what --fp16, --bf16, --int8 or --best may lose, and none of them is given")
+        raise UsageError("--accuracy bounds the accuracy loss of --fp16, --bf16, --int8 or --best, and none of them is given")
     if not (wants or budget):
         return build(net, config, progress=progress)
     if is_explicit(net):
         plan = build(net, config, progress=progress)
         for name in (*given, *(["accuracy"] if budget else [])):
-            plan.report.notes.append(f"--{name} is not used: the model has Q/DQ nodes, which say where and how it is quantized")
+            plan.report.notes.append(f"--{name} is not used: the model has Q/DQ nodes, which define its quantization")
         return plan
     if wants:
         from whet.pruning.order import check_order
 
         check_order(net, "calibrate", "insist" in o)
     calibration = _calibration(o, net)
-    known = calibration.samples is not None or _has_cache(calibration)
+    has_ranges = calibration.samples is not None or _has_cache(calibration)
     if wants == ["fp8"] or is_float8_lock(config):
         return build_float8(net, config, calibration, budget=budget, progress=progress)
-    if wants == ["best"] and not known:
-        plan = build(net, config, progress=progress) if budget is None else _floats(net, config, calibration, budget, progress)
+    if wants == ["best"] and not has_ranges:
+        plan = build(net, config, progress=progress) if budget is None else _build_float(net, config, calibration, budget, progress)
         plan.report.notes.append(
-            "--best leaves INT8 out: without calibration its numbers would mean nothing. Give --calibData=DIR|FILE.npz|FILE.npy|"
+            "--best leaves INT8 out: without calibration there are no ranges. Give --calibData=DIR|FILE.npz|FILE.npy|"
             "python:MODULE:FUNCTION or --calib=CACHE."
         )
         return plan
     if not wants and budget is not None:
-        return _floats(net, config, calibration, budget, progress)
-    own = dataclasses.replace(calibration, steps=tuple(s for s in calibration.steps if s != "round"))  # which is FP8's
-    plan = build_int8(net, config, own, budget=budget, progress=progress)
-    permitted = "fp8" in wants or ("best" in wants and known)
+        return _build_float(net, config, calibration, budget, progress)
+    int8_calibration = dataclasses.replace(calibration, steps=tuple(s for s in calibration.steps if s != "round"))  # FP8 only
+    plan = build_int8(net, config, int8_calibration, budget=budget, progress=progress)
+    permitted = "fp8" in wants or ("best" in wants and has_ranges)
     if permitted and not config.lock and capabilities_of(config.backend).executes and has_float8(config):
         return build_float8(net, config, calibration, budget=budget, other=plan, progress=progress)
     return plan
 
 
-def _floats(net: Any, config: Any, calibration: Any, budget: Any, progress: Any) -> Any:
+def _build_float(net: Any, config: Any, calibration: Any, budget: Any, progress: Any) -> Any:
     from whet.builder.precision.accuracy_budget import SAMPLES
     from whet.builder.precision.float16 import build_floats_within
-    from whet.builder.precision.int8 import prepared
+    from whet.builder.precision.int8 import prepare
     from whet.precision.sensitivity import chosen_samples
 
     if calibration.samples is None and budget.metric is None:
-        raise UsageError(f"--accuracy={budget.kind} compares outputs on data, and there are none: give --calibData")
+        raise UsageError(f"--accuracy={budget.kind} compares outputs on data: give --calibData")
     samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
-    return build_floats_within(net, prepared(net, config), config, budget, samples, progress=progress)[0]
+    return build_floats_within(net, prepare(net, config), config, budget, samples, progress=progress)[0]
 
 
 def _has_cache(calibration: Any) -> bool:
@@ -100,7 +100,7 @@ def _calibration(o: Any, net: Any) -> Any:
 
 
 def parse_steps(text: str) -> tuple[str, ...]:
-    """`equalize,smooth,bias` and, for FP8, `round`; `all` of INT8's, or `none` (the default). Raises UsageError."""
+    """Parses `equalize,smooth,bias`, `round` (FP8 only), `all` (those of INT8) or `none` (the default). Raises UsageError."""
     from whet.precision.scaling import STEPS
 
     if text in ("", "none"):

@@ -1,4 +1,4 @@
-"""What `whet exec` refuses before any work is done: values that cannot be read, files that are not there, inputs the model does not have."""
+"""Checks of `whet exec` before any work: values, files, and inputs of the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.backends import capabilities_of
 from whet.cli import _exec_values as values
 from whet.cli._exec_config import MOST_EFFORT, Options
 from whet.cli._exec_flags import NUMBERS
-from whet.cli._written import must_be_writable
+from whet.cli._output_files import check_writable
 from whet.errors import UsageError
 
 _WRITTEN = ("saveEngine", "saveLock", "exportTimes", "exportOutput", "exportProfile", "exportLayerInfo", "timingCacheFile")
@@ -30,11 +30,11 @@ def check_values(o: Options) -> None:
 
 def check_files(o: Options) -> None:
     """Refuses files that cannot be written or read. Raises UsageError."""
-    must_be_writable(**{name: o.get(name) for name in _WRITTEN if name in o})
+    check_writable(**{name: o.get(name) for name in _WRITTEN if name in o})
     target = Path(o.get("saveEngine"))
     if "saveEngine" in o and target.exists() and not target.is_file():
         raise UsageError(
-            f"--saveEngine={target} is no plain file, and an engine takes the place of what has its name; leave the flag out to keep no engine"
+            f"--saveEngine={target} is not a regular file, and writing the engine would replace it; leave the flag out to keep no engine"
         )
     for name, path in values.split_names(o.get("loadInputs")) if "loadInputs" in o else []:
         if not Path(path).is_file():
@@ -42,20 +42,20 @@ def check_files(o: Options) -> None:
 
 
 def unused(o: Options) -> list[str]:
-    """What is said of values that are taken for others, or mean nothing on this backend."""
-    said = []
+    """Warnings about values that are clamped, or have no meaning on this backend."""
+    texts = []
     if o.number("builderOptimizationLevel") > MOST_EFFORT:
-        said.append(f"--builderOptimizationLevel={o.get('builderOptimizationLevel')} is taken for {MOST_EFFORT}, the highest.")
+        texts.append(f"--builderOptimizationLevel={o.get('builderOptimizationLevel')} is treated as {MOST_EFFORT}, the highest.")
     if "device" in o and not capabilities_of(o.get("backend", "cpu")).numbered_devices and "loadEngine" not in o:
-        said.append("--device chooses a GPU, and this backend has one device: it is ignored. --backend=cuda builds for GPUs.")
+        texts.append("--device chooses a GPU, and this backend has one device. It is ignored. --backend=cuda builds for GPUs.")
     usable = len(os.sched_getaffinity(0))
     if o.get("numThreads") != "auto" and o.number("numThreads") > usable:
-        said.append(f"--numThreads={o.get('numThreads')} is more than the {usable} CPUs that this process may use: threads will wait for each other.")
-    return said
+        texts.append(f"--numThreads={o.get('numThreads')} is more than the {usable} CPUs that this process may use: they will share cores.")
+    return texts
 
 
 def check_against(o: Options, inputs: Mapping[str, tuple[Any, ...]]) -> None:
-    """Compares --shapes and --loadInputs with the inputs: shapes by name, symbols where they are open. Raises UsageError or ShapeError."""
+    """Compares --shapes and --loadInputs with the model's inputs (name -> shape; dynamic dimensions are symbols). Raises UsageError or ShapeError."""
     if "shapes" in o:
         values.shapes_of(o.get("shapes"), "shapes", inputs)
     for name, _ in values.split_names(o.get("loadInputs")) if "loadInputs" in o else []:

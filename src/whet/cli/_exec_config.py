@@ -1,4 +1,4 @@
-"""The BuildConfig that the flags of `whet exec` ask for: shapes, precisions, tactics, memory, thread counts."""
+"""The BuildConfig of the flags of `whet exec`: shapes, precisions, tactics, memory, thread counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whet.cli._summary import Log
 from whet.errors import UsageError
 from whet.registry import nearest
 
-MOST_EFFORT = 5  # --builderOptimizationLevel; higher ones are taken for it, as trtexec does
+MOST_EFFORT = 5  # of --builderOptimizationLevel; higher levels are clamped, as in trtexec
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Options:
         return next((v for n, v in self.pairs if n == name), default)
 
     def number(self, name: str) -> Any:
-        """The value of a flag of `NUMBERS`, or its default. Raises UsageError for what is no such number."""
+        """The value of a flag of `NUMBERS`, or its default. Raises UsageError for an invalid value."""
         default, kind, low = NUMBERS[name]
         return values.number(self.get(name), name, kind, low) if name in self else default
 
@@ -51,12 +51,12 @@ def build_config(o: Options, log: Log, net) -> Any:
     profiles = _default_profile(o, log, net, profiles)
     precisions = tuple(p for p in ("fp16", "bf16", "int8", "fp8", "best") if p in o)
     if "stronglyTyped" in o and precisions:
-        raise UsageError(f"--stronglyTyped keeps the model's own types; it cannot stand beside --{precisions[0]}")
+        raise UsageError(f"--stronglyTyped keeps the model's own types; it excludes --{precisions[0]}")
     constraints = values.one_of(o.get("precisionConstraints", "none"), "precisionConstraints", ("none", "prefer", "obey"))
     pools = {"workspace": values.size(o.get("workspace"), "workspace")} if "workspace" in o else {}
     for name, text in values.split_names(o.get("memPoolSize")) if "memPoolSize" in o else []:
         if name not in ("workspace", "arena"):
-            log.warn(f"--memPoolSize: the pool '{name}' is none of this backend's (workspace, arena). It is ignored.")
+            log.warn(f"--memPoolSize: this backend has no pool '{name}' (it has workspace and arena). It is ignored.")
         else:
             pools[name] = values.size(text, "memPoolSize")
     cache = "" if "noBuilderCache" in o else (o.get("timingCacheFile") or None)
@@ -97,7 +97,7 @@ def _layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str],
     known = {n for layer in net.layers for n in (layer.name, *layer.sources)}
     for name, _ in pairs:
         if not any(fnmatchcase(k, name) for k in known):
-            text = f"--{flag}: no layer or node of the model is called {name!r}.{nearest(name, known)} `*` stands for anything."
+            text = f"--{flag}: no layer or node of the model is called {name!r}.{nearest(name, known)} `*` matches any text."
             if o.get("precisionConstraints") == "obey":
                 raise UsageError(text)
             log.warn(text)
@@ -105,14 +105,14 @@ def _layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str],
 
 
 def _sources(o: Options) -> tuple[str, ...]:
-    """--tacticSources, and the switches that flags such as --pure and --noTF32 stand for on this backend."""
+    """The switches of --tacticSources, and those that flags such as --pure and --noTF32 imply on this backend."""
     given = tuple(p for p in o.get("tacticSources").split(",") if p)
     flags = capabilities_of(o.get("backend", "cpu")).flag_sources
     return (*given, *(switch for flag, switches in flags.items() if flag in o for switch in switches))
 
 
 def _default_profile(o: Options, log: Log, net, profiles):
-    """Profiles, made up when the model is dynamic and none was given: --shapes, or every symbol 1, as trtexec does."""
+    """The profiles; for a dynamic model without profile flags, one at --shapes, or with every symbol 1, as trtexec does."""
     dynamic = [t for t in net.inputs if not t.type.static]
     if not dynamic:
         if profiles:
@@ -129,11 +129,11 @@ def _default_profile(o: Options, log: Log, net, profiles):
         return [tuple({n: s.get(n, fill[n]) for n in fill} for s in p) for p in profiles]
     if "shapes" in o:
         got = values.shapes(o.get("shapes"), "shapes")
-        made = {t.name: got.get(t.name, tuple(d if isinstance(d, int) else 1 for d in t.shape)) for t in net.inputs}
+        shapes = {t.name: got.get(t.name, tuple(d if isinstance(d, int) else 1 for d in t.shape)) for t in net.inputs}
     else:
-        made = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
+        shapes = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
         for t in dynamic:
-            text = "x".join(map(str, made[t.name]))
+            text = "x".join(map(str, shapes[t.name]))
             log.warn(f"Dynamic dimensions required for input: {t.name}, but no shapes were provided.")
             log.warn(f"Automatically overriding shape to: {text}")
-    return [(made, made, made)]
+    return [(shapes, shapes, shapes)]

@@ -1,6 +1,6 @@
-"""The flags of `whet exec`: trtexec's names, meanings and defaults; each is served, or known and answered with its reason.
+"""The flags of `whet exec`: trtexec's names, meanings and defaults. A flag of trtexec that is not available has the reason.
 
-One table. The parser, `--help`, the "known but not available" answers and the nearest-name suggestion are read off it.
+The parser, `--help`, the messages on unavailable flags and the suggestions for misspelled names are generated from this table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from whet.registry import nearest
 
 @dataclass(frozen=True)
 class Flag:
-    """`value` is the metavar of a flag that takes one ("" for a switch); `missing` says why it is not available."""
+    """`value` is the metavar of a flag with a value ("" for a switch); `missing` is the reason if the flag is not available."""
 
     group: str
     name: str
@@ -40,7 +40,7 @@ def _flags() -> list[Flag]:
         ("getPlanVersionOnly", "", "print the versions in the file given with --loadEngine, without loading it"),
     ])  # fmt: skip
     missing("Model", "model deploy output", "Caffe import comes with the importers; convert to ONNX first", "FILE")
-    missing("Model", "uff uffInput", "UFF is gone from the field; export ONNX with tf2onnx", "FILE")
+    missing("Model", "uff uffInput", "UFF is obsolete; export ONNX with tf2onnx", "FILE")
     missing("Model", "uffNHWC asyncFileReader", "belongs to TensorRT's own loaders; engines here are memory-mapped")
     add("Build", [
         ("minShapes", "SPEC", "profile's smallest shapes: input0:1x3x224x224,input1:...", "", True),
@@ -50,21 +50,21 @@ def _flags() -> list[Flag]:
         ("memPoolSize", "SPEC", "memory caps: workspace:1G,arena:64M (no suffix: MiB)"),
         ("workspace", "N", "old name of --memPoolSize=workspace:N (MiB)"),
         ("explicitBatch", "", "of TensorRT 8: the batch is a dimension like others (always so)"),
-        ("profilingVerbosity", "layer_names_only|detailed|none", "what the engine keeps for the inspector (layer_names_only)"),
+        ("profilingVerbosity", "layer_names_only|detailed|none", "layer information kept in the engine for the inspector (layer_names_only)"),
         ("avgTiming", "M", "timed rounds averaged per tactic (8)"),
         ("builderOptimizationLevel", "0..5", "effort of the search (3)"),
         ("maxTactics", "N", "cap on tactics timed per layer (-1: by level)"),
         ("tacticSources", "SPEC", "+name,-name: switch tactics on or off (cpu/onednn_conv, ONEDNN, CUBLAS_LT, +CUDNN, +cublaslt_half, ...)"),
-        ("allowFallback", "", "layers without a kernel on the GPU run on the host; each is named with what is copied"),
-        ("pure", "", "whet's own kernels only: no library's on the GPU"),
+        ("allowFallback", "", "layers without a kernel on the GPU run on the host; each is reported with the bytes copied for it"),
+        ("pure", "", "whet's kernels only: no library kernels on the GPU"),
         ("skipInference", "", "stop after the build"),
         ("buildOnly", "", "old name of --skipInference"),
         ("passes", "SPEC", "graph passes: none, all, -fuse_silu, +fold_bn (`whet passes` lists them)"),
-        ("noFuse", "NODES", "source nodes that stay layers of their own"),
+        ("noFuse", "NODES", "source nodes that are not fused"),
         ("saveLock", "FILE", "write the tactic lock: the same lock gives the same engine"),
-        ("lock", "FILE", "build exactly what the lock says, or fail and say what moved"),
-        ("deterministic", "", "only tactics whose results are the same every time"),
-        ("noVerify", "", "do not compare the engine with the reference before it is kept"),
+        ("lock", "FILE", "build exactly the locked engine, or fail and list the differences"),
+        ("deterministic", "", "only tactics with reproducible results"),
+        ("noVerify", "", "do not compare the engine with the reference after the build"),
         ("strict", "", "refuse, instead of reporting, permissions and flags that cannot be used"),
         ("monitorMemory", "", "report memory while building"),
     ])  # fmt: skip
@@ -75,13 +75,13 @@ def _flags() -> list[Flag]:
     missing("Build", "useRuntime leanDLLPath runtimePlatform", "engines here are data: there is one runtime, in Python", "VALUE")
     missing("Build", "hardwareCompatibilityLevel", "an engine opens on other hardware with safe tactics and a warning; --requireSameHardware refuses", "LEVEL")
     missing("Build", "maxAuxStreams tilingOptimizationLevel l2LimitForTiling", gpu, "N")
-    missing("Build", "preview remoteAutoTuningConfig decomposableAttentions markDebug tempdir tempfileControls", "names features of TensorRT's builder that have no counterpart here", "SPEC")
-    missing("Build", "allowWeightStreaming markUnfusedTensorsAsDebugTensors safe consistency dumpKernelText restricted cpuOnly directIO pluginInstanceNorm pi enablePluginOverride", "names a feature of TensorRT's builder that has no counterpart here")
-    missing("Build", "minTiming", "--avgTiming says how often a tactic is timed, and a difference inside the noise is timed again", "M")
-    missing("Build", "heuristic", "--builderOptimizationLevel says how much is timed")
+    missing("Build", "preview remoteAutoTuningConfig decomposableAttentions markDebug tempdir tempfileControls", "features of TensorRT's builder without a counterpart here", "SPEC")
+    missing("Build", "allowWeightStreaming markUnfusedTensorsAsDebugTensors safe consistency dumpKernelText restricted cpuOnly directIO pluginInstanceNorm pi enablePluginOverride", "a feature of TensorRT's builder without a counterpart here")
+    missing("Build", "minTiming", "--avgTiming sets how often a tactic is timed; candidates within the noise of each other are re-timed", "M")
+    missing("Build", "heuristic", "--builderOptimizationLevel sets how many candidates are timed")
     missing("Build", "layerDeviceTypes useDLACore", "no DLA backend", "VALUE")
     missing("Build", "allowGPUFallback buildDLAStandalone uint8AsymmetricQuantizationDLA reportCapabilityDLA adjustForDLA", "no DLA backend")
-    add("Precision (permissions beside FP32, as in TensorRT 10)", [
+    add("Precision (permissions in addition to FP32, as in TensorRT 10)", [
         ("fp16", "", "allow FP16"),
         ("bf16", "", "allow BF16"),
         ("int8", "", "allow INT8"),
@@ -90,65 +90,65 @@ def _flags() -> list[Flag]:
         ("calib", "FILE", "INT8 calibration cache: read if it exists, else written; .json is whet's own, any other name TensorRT's text"),
         ("calibData", "SOURCE", "calibration data: DIR of images or arrays, FILE.npz, FILE.npy, python:MODULE:FUNCTION"),
         ("calibPreprocess", "SPEC|FILE", "images to numbers: scale:1/255,mean:0.485/0.456/0.406,std:...,order:rgb,resize:256"),
-        ("calibMethod", "NAME", "auto|minmax|entropy|percentile|mse: how ranges are chosen (auto: by the error of what reads them)"),
+        ("calibMethod", "NAME", "auto|minmax|entropy|percentile|mse: how ranges are chosen (auto: by the error at the consumers)"),
         ("calibZeroPoints", "on|off", "zero points for skewed activations (on)"),
-        ("calibSteps", "LIST", "equalize,smooth,bias, all or none: steps that may make INT8 lose less, round: FP8; kept where they do (none)"),
-        ("insist", "", "calibrate although the model was pruned by whet and neither recovered nor fine-tuned since"),
-        ("accuracy", "SPEC", "what low precision may cost: python:MODULE:FUNCTION:MAX_DROP (a metric of yours), snr:DB or cosine:LEAST"),
+        ("calibSteps", "LIST", "equalize,smooth,bias, all or none: steps that may reduce the error of INT8, round: of FP8; kept if they do (none)"),
+        ("insist", "", "calibrate although the model was pruned by whet and not recovered or fine-tuned since"),
+        ("accuracy", "SPEC", "accuracy budget of low precision: python:MODULE:FUNCTION:MAX_DROP (a user metric), snr:DB or cosine:LEAST"),
         ("noTF32", "", "forbid TF32 (GPU)"),
-        ("precisionConstraints", "none|prefer|obey", "what --layerPrecisions means (none)"),
-        ("layerPrecisions", "SPEC", "name:fp16,... (fp32, fp16, bf16, int8; * stands for anything)"),
-        ("layerOutputTypes", "SPEC", "name:fp16,... (what a layer stores)"),
-        ("stronglyTyped", "", "types exactly as in the model: no precision flag is allowed beside it"),
+        ("precisionConstraints", "none|prefer|obey", "ignore, prefer or enforce --layerPrecisions (none)"),
+        ("layerPrecisions", "SPEC", "name:fp16,... (fp32, fp16, bf16, int8; * matches any text)"),
+        ("layerOutputTypes", "SPEC", "name:fp16,... (type of a layer's outputs)"),
+        ("stronglyTyped", "", "types exactly as in the model; excludes the precision flags"),
     ])  # fmt: skip
-    missing("Precision (permissions beside FP32, as in TensorRT 10)", "int4", "no INT4 kernels yet")
-    missing("Precision (permissions beside FP32, as in TensorRT 10)", "calibProfile minShapesCalib optShapesCalib maxShapesCalib", "calibration runs each sample in the shape that it has", "SPEC")
+    missing("Precision (permissions in addition to FP32, as in TensorRT 10)", "int4", "no INT4 kernels yet")
+    missing("Precision (permissions in addition to FP32, as in TensorRT 10)", "calibProfile minShapesCalib optShapesCalib maxShapesCalib", "calibration runs each sample in its own shape", "SPEC")
     add("Sparsity", [("sparsity", "disable|enable|force", "2:4 weights: consider where present (enable), or write them (force) (disable)")])
     add("Timing cache", [
         ("timingCacheFile", "FILE", "timing cache to use (default: the user's cache folder)"),
-        ("noBuilderCache", "", "time everything anew and keep nothing"),
-        ("errorOnTimingCacheMiss", "", "fail when something would have to be timed"),
+        ("noBuilderCache", "", "ignore the timing cache: time everything, store nothing"),
+        ("errorOnTimingCacheMiss", "", "fail if a measurement is missing in the timing cache"),
     ])  # fmt: skip
     missing("Timing cache", "noCompilationCache", "CPU kernels are not compiled at build time")
     add("Inference", [
         ("shapes", "SPEC", "shapes to run (default: the profile's opt shapes)"),
         ("iterations", "N", "at least N iterations (10)"),
         ("warmUp", "MS", "warm-up, not counted (200)"),
-        ("duration", "S", "at least S seconds of iterations (3; -1: until it is stopped)"),
+        ("duration", "S", "at least S seconds of iterations (3; -1: until stopped)"),
         ("sleepTime", "MS", "delay between enqueue and compute (0)"),
         ("idleTime", "MS", "delay between iterations (0)"),
-        ("infStreams", "N", "contexts that run at once; a thread each on the CPU (1)"),
+        ("infStreams", "N", "contexts that run concurrently; one thread each on the CPU (1)"),
         ("streams", "N", "old name of --infStreams"),
-        ("noDataTransfers", "", "leave the copies of inputs and outputs out"),
-        ("includeDataTransfers", "", "TensorRT 11's name for the default here: copies counted"),
-        ("exposeDMA", "", "each query is over before the next one starts (always so on the CPU)"),
-        ("threads", "", "a host thread per stream (always so with --infStreams)"),
-        ("separateProfileRun", "", "profile in a run of its own (always so)"),
-        ("useProfile", "N", "optimization profile to run (the one tuned for the nearest shapes)"),
+        ("noDataTransfers", "", "do not copy inputs and outputs"),
+        ("includeDataTransfers", "", "TensorRT 11's name for the default here: copies are included"),
+        ("exposeDMA", "", "each query ends before the next one starts (always on the CPU)"),
+        ("threads", "", "one host thread per stream (always with --infStreams)"),
+        ("separateProfileRun", "", "profile in a separate run (always)"),
+        ("useProfile", "N", "optimization profile to run (default: the one tuned for the nearest shapes)"),
         ("loadInputs", "SPEC", "name:file,... raw binary, .npy or .npz; else random, seeded"),
         ("timeDeserialize", "", "time loading the engine and stop"),
-        ("numThreads", "N", "CPU threads of the engine (0: all usable; auto: what whole engines run fastest with)"),
-        ("samples", "auto|together|apart|turns", "threads share a batch, take whole samples, or share one sample after the other; auto: the fastest (auto)"),
-        ("requireSameHardware", "", "refuse an engine that was tuned on other hardware"),
+        ("numThreads", "N", "CPU threads of the engine (0: all usable; auto: the fastest count, by timing whole engines)"),
+        ("samples", "auto|together|apart|turns", "threads share the batch (together), take whole samples (apart), or share one sample at a time (turns); auto: the fastest (auto)"),
+        ("requireSameHardware", "", "refuse an engine tuned on other hardware"),
     ])  # fmt: skip
     add("Inference", [
-        ("useSpinWait", "", "wait for the GPU by asking it again and again (GPU; the CPU always does)"),
-        ("noSpinWait", "", "sleep until the GPU is done (so without --useSpinWait)"),
-        ("useCudaGraph", "", "replay the engine as one CUDA graph (so without any flag)"),
+        ("useSpinWait", "", "wait for the GPU by polling (GPU; the CPU always polls)"),
+        ("noSpinWait", "", "sleep until the GPU is done (default)"),
+        ("useCudaGraph", "", "replay the engine as one CUDA graph (default)"),
         ("noCudaGraph", "", "launch kernel by kernel (GPU)"),
-        ("coldL2", "", "empty the L2 cache before each query's compute: times as after other work (GPU)"),
+        ("coldL2", "", "flush the L2 cache before each query's compute: times with a cold cache (GPU)"),
     ])  # fmt: skip
     missing("Inference", "useManagedMemory", gpu)
     missing("Inference", "persistentCacheRatio", gpu, "R")
     missing("Inference", "timeRefit", "refit is not built yet")
-    missing("Inference", "weightStreamingBudget saveDebugTensors saveAllDebugTensors", "names a feature of TensorRT that has no counterpart here", "V")
+    missing("Inference", "weightStreamingBudget saveDebugTensors saveAllDebugTensors", "a feature of TensorRT without a counterpart here", "V")
     missing("Inference", "allocationStrategy", "the arena is planned per profile", "V")
-    missing("Inference", "batch maxBatch", "implicit batch is gone since TensorRT 10; give --shapes", "N")
+    missing("Inference", "batch maxBatch", "TensorRT 10 removed implicit batch; give --shapes", "N")
     missing("Inference", "loadRefOutputs refPair accuracyAlgorithm atol rtol accuracyThreshold", "every build is verified against the reference instead (--noVerify turns it off)", "V")
-    missing("Tuning", "tuneBuildRoutes tuneBuildRouteFile tuningSearch tuningCacheFile tuningTimeOut setBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single ones", "V")
-    missing("Tuning", "saveAllEngines dryRun continue helpBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single ones")
+    missing("Tuning", "tuneBuildRoutes tuneBuildRouteFile tuningSearch tuningCacheFile tuningTimeOut setBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single passes", "V")
+    missing("Tuning", "saveAllEngines dryRun continue helpBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single passes")
     add("Reporting", [
-        ("verbose", "", "every decision as it is made"),
+        ("verbose", "", "log every decision"),
         ("avgRuns", "N", "runs per trace average (10)"),
         ("percentile", "P1,P2,...", "percentiles to report (90,95,99)"),
         ("dumpProfile", "", "print time per layer"),
@@ -173,7 +173,7 @@ def _flags() -> list[Flag]:
 
 FLAGS = {f.name: f for f in _flags()}
 
-#: Flags that take a number: default, kind, least value (None: any; --duration=-1 goes on until it is stopped).
+#: Flags with a numeric value: default, type, minimum (None: any; --duration=-1 runs until stopped).
 NUMBERS: dict[str, tuple[float, type, float | None]] = {
     "avgTiming": (8, int, 1),
     "builderOptimizationLevel": (3, int, 0),
@@ -193,11 +193,11 @@ NUMBERS: dict[str, tuple[float, type, float | None]] = {
 
 
 def parse(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """(name, value) pairs in order, and the names of flags that are known but not available.
+    """Returns (name, value) pairs in order, and the names of known flags that are not available.
 
-    Raises UsageError for an unknown flag (with the nearest), a missing or an unwanted value, or one given twice.
+    Raises UsageError for an unknown flag (with the nearest name), a missing or unexpected value, or a repeated flag.
     """
-    got: list[tuple[str, str]] = []
+    options: list[tuple[str, str]] = []
     unavailable: list[str] = []
     i = 0
     while i < len(argv):
@@ -215,20 +215,20 @@ def parse(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
         if f.value and not value:
             raise UsageError(f"--{name} needs a value: --{name}={f.value}")
         if not f.value and has_value:
-            raise UsageError(f"--{name} is a switch and takes no value, but got {value!r}")
+            raise UsageError(f"--{name} is a switch and takes no value; {value!r} was given")
         if f.missing:
             unavailable.append(name)
-        elif not f.repeat and any(n == name for n, _ in got):
+        elif not f.repeat and any(n == name for n, _ in options):
             raise UsageError(f"--{name} is given twice")
         else:
-            got.append((name, value))
-    return got, unavailable
+            options.append((name, value))
+    return options, unavailable
 
 
 def help_text() -> str:
-    """`whet exec --help`."""
+    """The text of `whet exec --help`."""
     lines = [
-        "Usage: whet exec --onnx=FILE [options]      build an engine, time it, summarize",
+        "Usage: whet exec --onnx=FILE [options]      build an engine, time it, print a summary",
         "       whet exec --loadEngine=FILE [options] run a saved engine",
         "",
         "The options are trtexec's, with its defaults. Examples:",
@@ -255,6 +255,6 @@ def help_text() -> str:
     lines += [
         "",
         "Sizes take B, K, M or G (powers of two). Names with ':' go in single quotes: 'Input:0':1x3.",
-        "Exit codes: 0 done, 1 failed (the reason is printed), 2 wrong usage, 130 interrupted (what was timed is kept).",
+        "Exit codes: 0 done, 1 failed (the reason is printed), 2 wrong usage, 130 interrupted (finished timings are kept).",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Values of trtexec's flags: shapes, sizes, name lists, profiles."""
+"""Parses the values of trtexec's flags: shapes, sizes, name lists, profiles."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def split_names(text: str) -> list[tuple[str, str]]:
-    """`a:1x3,'b:0':2` as [("a", "1x3"), ("b:0", "2")]: split at commas, then at the last colon; quotes protect both."""
+    """Parses `a:1x3,'b:0':2` to [("a", "1x3"), ("b:0", "2")]: splits at commas, then at the last colon; quotes protect both."""
     parts = re.findall(r"(?:'[^']*'|[^,'])+", text)
-    found = []
+    pairs = []
     for part in parts:
         name, colon, value = part.rpartition(":")
         if not colon or not name:
             raise UsageError(f"{part!r}: expected name:value; a name with ':' goes in single quotes ('Input:0':1x3)")
-        found.append((name.strip().strip("'"), value.strip()))
-    return found
+        pairs.append((name.strip().strip("'"), value.strip()))
+    return pairs
 
 
 def shapes(text: str, flag: str) -> Shapes:
-    """`input:1x3x224x224,ids:8x128` as shapes by name; `scalar` or nothing after the colon is rank 0. Raises UsageError."""
+    """Parses `input:1x3x224x224,ids:8x128` to name -> shape; `scalar` or nothing after the colon is rank 0. Raises UsageError."""
     got: Shapes = {}
     if re.fullmatch(r"\d+(x\d+)+", text):
         raise UsageError(f"--{flag}={text} lacks the input's name: --{flag}=NAME:{text}")
@@ -36,7 +36,7 @@ def shapes(text: str, flag: str) -> Shapes:
             got[name] = ()
             continue
         if not re.fullmatch(r"\d+(x\d+)*", dims):
-            raise UsageError(f"--{flag}: {dims!r} is no shape for '{name}'; write it as 1x3x224x224")
+            raise UsageError(f"--{flag}: {dims!r} is not a shape for '{name}'; write it as 1x3x224x224")
         got[name] = tuple(int(d) for d in dims.split("x"))
         if max(got[name]) > _LARGEST:
             raise UsageError(f"--{flag}: '{name}' has a dimension of {max(got[name])}; the largest is {_LARGEST}")
@@ -44,9 +44,9 @@ def shapes(text: str, flag: str) -> Shapes:
 
 
 def shapes_of(text: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> Shapes:
-    """`shapes`, compared with the model's `inputs` (shapes by name, symbols where they are open): names, ranks, dimensions that are fixed.
+    """Parses shapes and compares them with the model's `inputs` (name -> shape; dynamic dimensions are symbols): names, ranks, fixed dimensions.
 
-    Raises UsageError for a name, ShapeError for a shape that the input cannot have.
+    Raises UsageError for an unknown name, ShapeError for a shape that does not fit its input.
     """
     got = shapes(text, flag)
     for name, shape in got.items():
@@ -60,7 +60,7 @@ def shapes_of(text: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> Sh
 
 
 def known_input(name: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The shape of an input. Raises UsageError, with the nearest name, where there is none of this name."""
+    """The shape of an input. Raises UsageError with the nearest name if there is no such input."""
     if name not in inputs:
         known = ", ".join(f"{n}:{shape_text(s)}" for n, s in inputs.items())
         raise UsageError(f"--{flag}: the model has no input {name!r}.{nearest(name, inputs)} It has {known}.")
@@ -68,38 +68,38 @@ def known_input(name: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> 
 
 
 def shape_text(shape: tuple[Any, ...]) -> str:
-    """A shape as flags write it: 1x3x224x224, or `scalar`."""
+    """A shape in the syntax of the flags: 1x3x224x224, or `scalar`."""
     return "x".join(map(str, shape)) or "scalar"
 
 
 def size(text: str, flag: str, default_unit: str = "M") -> int:
-    """`64M` in bytes. Raises UsageError."""
+    """Parses `64M` to bytes. Raises UsageError."""
     m = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([BKMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not m:
-        raise UsageError(f"--{flag}: {text!r} is no size; write it as 512K, 64M or 1G")
+        raise UsageError(f"--{flag}: {text!r} is not a size; write it as 512K, 64M or 1G")
     return int(float(m[1]) * _UNITS[(m[2] or default_unit).upper()])
 
 
 def number(text: str, flag: str, kind=int, low: float | None = None):
-    """An int or float, at least `low`. Raises UsageError."""
+    """Parses an int or float of at least `low`. Raises UsageError."""
     try:
         value = kind(text)
     except ValueError:
-        raise UsageError(f"--{flag}: {text!r} is no {'whole ' if kind is int else ''}number") from None
+        raise UsageError(f"--{flag}: {text!r} is not {'an integer' if kind is int else 'a number'}") from None
     if low is not None and value < low:
-        raise UsageError(f"--{flag}: {text} is too small; the least is {low}")
+        raise UsageError(f"--{flag}: {text} is too small; the minimum is {low}")
     return value
 
 
 def one_of(text: str, flag: str, choices: Sequence[str]) -> str:
-    """`text`, which must be among `choices`. Raises UsageError with the nearest of them."""
+    """Returns `text` if it is one of `choices`. Raises UsageError with the nearest choice."""
     if text not in choices:
         raise UsageError(f"--{flag}: {text!r} is none of {', '.join(choices)}.{nearest(text, choices)}")
     return text
 
 
 def percentiles(text: str) -> list[float]:
-    """`90,95,99` as numbers from 0 to 100. Raises UsageError."""
+    """Parses `90,95,99` to numbers from 0 to 100. Raises UsageError."""
     got = [number(p, "percentile", float, 0) for p in text.split(",") if p]
     if any(p > 100 for p in got):
         raise UsageError(f"--percentile: {text!r} has a value above 100")
@@ -107,7 +107,7 @@ def percentiles(text: str) -> list[float]:
 
 
 def profiles(pairs: list[tuple[str, str]]) -> tuple[list[tuple[Shapes, Shapes, Shapes]], list[str]]:
-    """Optimization profiles from the flags in order, and warnings about shapes that had to be filled in.
+    """Optimization profiles (min, opt, max) of the flags in order, and warnings about shapes that were filled in.
 
     A missing one of min, opt, max is taken from the others, as trtexec does. Raises UsageError.
     """
@@ -125,25 +125,25 @@ def profiles(pairs: list[tuple[str, str]]) -> tuple[list[tuple[Shapes, Shapes, S
             if name in groups[current]:
                 raise UsageError(f"--{name} is given twice; put --profile=N before the second one to describe another profile")
             groups[current][name] = shapes(value, name)
-    made: list[tuple[Shapes, Shapes, Shapes]] = []
+    triples: list[tuple[Shapes, Shapes, Shapes]] = []
     warnings: list[str] = []
     for g in filter(None, groups):
         filled = {n: _filled(n, g, warnings) for n in dict.fromkeys(n for s in g.values() for n in s)}
-        lo, opt, hi = ({n: three[k] for n, three in filled.items()} for k in range(3))
-        made.append((lo, opt, hi))
-    return made, warnings
+        lo, opt, hi = ({n: triple[k] for n, triple in filled.items()} for k in range(3))
+        triples.append((lo, opt, hi))
+    return triples, warnings
 
 
 def _filled(name: str, given: Mapping[str, Shapes], warnings: list[str]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Smallest, optimal and largest shape of one input; what is missing is taken from the others, which `warnings` then say. Raises UsageError."""
-    made = {kind: s[name] for kind, s in given.items() if name in s}
+    """The min, opt and max shape of one input. A missing one is copied from another, with a warning. Raises UsageError."""
+    by_kind = {kind: s[name] for kind, s in given.items() if name in s}
     for kind, others in (("minShapes", ("optShapes", "maxShapes")), ("maxShapes", ("optShapes", "minShapes")), ("optShapes", ("maxShapes",))):
-        if kind not in made:
-            source = next(o for o in others if o in made)
-            made[kind] = made[source]
+        if kind not in by_kind:
+            source = next(o for o in others if o in by_kind)
+            by_kind[kind] = by_kind[source]
             warnings.append(f"{source} is being broadcasted to {kind} for tensor {name}")
-    a, b, c = made["minShapes"], made["optShapes"], made["maxShapes"]
+    a, b, c = by_kind["minShapes"], by_kind["optShapes"], by_kind["maxShapes"]
     if len({len(a), len(b), len(c)}) != 1 or any(not x <= y <= z for x, y, z in zip(a, b, c, strict=True)):
-        said = ", ".join(f"{k} {shape_text(s)}" for k, s in (("min", a), ("opt", b), ("max", c)))
-        raise UsageError(f"tensor {name}: {said} are not in order, dimension by dimension")
+        text = ", ".join(f"{k} {shape_text(s)}" for k, s in (("min", a), ("opt", b), ("max", c)))
+        raise UsageError(f"tensor {name}: {text} are not in ascending order in every dimension")
     return a, b, c

@@ -1,4 +1,4 @@
-"""What a command says when it cannot go on, and its exit code."""
+"""The message and exit code of a failed command."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from whet.errors import UsageError, WhetError
 Failure = WhetError | OSError | MemoryError
 
 
-def said_of(e: Failure) -> tuple[str, int]:
-    """(one text, exit code) of an error that is the user's, the disk's or the memory's; any other is a defect, and raised again."""
+def failure_text(e: Failure) -> tuple[str, int]:
+    """The message and exit code of a whet error, a file error or exhausted memory. Any other OSError is a defect and raised again."""
     if isinstance(e, WhetError):
         return f"{type(e).__name__}: {e}", 2 if isinstance(e, UsageError) else 1
     if isinstance(e, MemoryError):
@@ -16,5 +16,5 @@ def said_of(e: Failure) -> tuple[str, int]:
         return f"MemoryError: {why}. Lower the shapes or the batch, or end other processes.", 1
     if e.errno is None:  # not from a file
         raise e
-    where = f"{e.filename}: " if e.filename else ""
-    return f"{type(e).__name__}: {where}{e.strerror or e}. Make room, or look at the path and its permissions.", 1
+    file = f"{e.filename}: " if e.filename else ""
+    return f"{type(e).__name__}: {file}{e.strerror or e}. Free disk space, or check the path and its permissions.", 1

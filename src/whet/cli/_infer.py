@@ -1,4 +1,4 @@
-"""The inference half of `whet exec`: inputs, timed runs, summary, profile, exports."""
+"""Inference in `whet exec`: inputs, timed runs, summary, profile, exports."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from whet.errors import ShapeError, UsageError
 
 
 def infer(o: Any, log: Log, engine: Any) -> None:
-    """Runs a loaded engine as the flags in `o` say, prints trtexec's report and writes what was asked for."""
+    """Runs a loaded engine with the options `o`, prints trtexec's report and writes the requested files."""
     profile = o.number("useProfile") if "useProfile" in o else None
     if profile is not None and profile >= max(len(engine.plan.profiles), 1):
-        raise UsageError(f"--useProfile={profile}: the engine has {max(len(engine.plan.profiles), 1)} profile(s), counted from 0")
+        raise UsageError(f"--useProfile={profile}: the engine has {max(len(engine.plan.profiles), 1)} profile(s), numbered from 0")
     streams = o.number("infStreams" if "infStreams" in o else "streams")
     shapes = values.shapes(o.get("shapes"), "shapes") if "shapes" in o else {}
     context = engine.create_context(profile)
-    wanted = context.input_shapes(shapes)
+    input_shapes = context.input_shapes(shapes)
     if len(engine.plan.profiles) > 1:
         log.info(f"Optimization profile {context.profile_index}{'' if profile is not None else ', by the shapes'}.")
-    for name, shape in wanted.items():
+    for name, shape in input_shapes.items():
         log.info(f"Input binding for {name} with dimensions {'x'.join(map(str, shape)) or 'scalar'} is created.")
-    feed = make_inputs(engine, wanted, o.get("loadInputs"))
+    feed = make_inputs(engine, input_shapes, o.get("loadInputs"))
     limits = {
         "warmup_ms": o.number("warmUp"),
         "duration_s": o.number("duration"),
@@ -38,13 +38,13 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         "idle_ms": o.number("idleTime"),
     }
     if "coldL2" in o and not engine.backend.capabilities.cold_cache_clock:
-        raise UsageError(f"--coldL2 empties a GPU's cache; this engine is for the backend '{engine.plan.backend}'. Leave the flag out.")
+        raise UsageError(f"--coldL2 flushes a GPU's cache; this engine is for the backend '{engine.plan.backend}'. Leave the flag out.")
     if engine.backend.capabilities.user_streams:
         result = _on_gpu(o, log, engine, profile, feed, streams, limits)
     else:
         others = [engine.create_context(profile) for _ in range(streams - 1)]
         result = measure([context, *others], [feed] * streams, sleep_ms=o.number("sleepTime"), **limits)
-    batch = next((s[0] for s in wanted.values() if s), 1)
+    batch = next((s[0] for s in input_shapes.values() if s), 1)
     print_summary(
         log,
         result,
@@ -60,11 +60,11 @@ def infer(o: Any, log: Log, engine: Any) -> None:
 
 
 def _on_gpu(o: Any, log: Log, engine: Any, profile: int | None, feed: dict[str, np.ndarray], streams: int, limits: dict[str, Any]) -> Any:
-    """Times by the GPU's own clock; copies overlap computing unless --exposeDMA."""
+    """Times with GPU events; copies overlap with compute unless --exposeDMA is given."""
     from whet.cli._measure_gpu import measure_gpu
 
     if "sleepTime" in o:
-        log.warn("--sleepTime delays the host between a query's parts, which start together on a GPU. It is ignored.")
+        log.warn("--sleepTime delays the host between copies and compute, which are enqueued together on a GPU. It is ignored.")
     return measure_gpu(
         engine,
         profile,
@@ -79,23 +79,23 @@ def _on_gpu(o: Any, log: Log, engine: Any, profile: int | None, feed: dict[str, 
 
 
 def make_inputs(engine: Any, shapes: dict[str, tuple[int, ...]], spec: str) -> dict[str, np.ndarray]:
-    """Arrays of `shapes`: from the files of --loadInputs, else seeded random ones in the tensors' types."""
+    """Input arrays of `shapes` in the tensors' types: from the files of --loadInputs, else seeded random values."""
     files = {}
     for name, path in values.split_names(spec) if spec else []:
         if name not in shapes:
             raise UsageError(f"--loadInputs: the engine has no input {name!r}; its inputs: {', '.join(shapes)}")
         files[name] = path
     rng = np.random.default_rng(0)
-    made = {}
+    arrays = {}
     for name, shape in shapes.items():
         dtype = engine.dtype(name).numpy
         if name in files:
-            made[name] = _read(Path(files[name]), name, shape, dtype)
+            arrays[name] = _read(Path(files[name]), name, shape, dtype)
         elif engine.dtype(name).is_float:
-            made[name] = rng.standard_normal(shape).astype(dtype)
+            arrays[name] = rng.standard_normal(shape).astype(dtype)
         else:
-            made[name] = rng.integers(0, 2, shape).astype(dtype)
-    return made
+            arrays[name] = rng.integers(0, 2, shape).astype(dtype)
+    return arrays
 
 
 def _read(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -116,7 +116,7 @@ def _read(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.
 
 
 def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray], engine_ms: float) -> None:
-    """The layers' times; `engine_ms` is the median of the whole engine."""
+    """Prints and exports the layers' times; `engine_ms` is the median of the whole engine."""
     if "dumpProfile" not in o and "exportProfile" not in o:
         return
     from whet.inspector import profile_records
@@ -129,14 +129,14 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray], engine
         log.info("")
         log.info(f"=== Profile ({records[0]['count']} iterations ) ===")
         if context.engine.plan.arenas[context.profile_index].lanes:
-            log.info("Samples are run apart: times are those of one sample.")
+            log.info("Samples run separately: times are those of one sample.")
         _profile_table(log, context, records[1:], {k: v.shape for k, v in feed.items()})
         if disturbed := find_contradiction({f"{i}: {r['name']}": r["medianMs"] for i, r in enumerate(records[1:])}, engine_ms):
             log.info(disturbed)
 
 
 def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]) -> None:
-    """Time per layer; where the machine tells what it can do at most, also what each layer moves and computes, and how near to that."""
+    """Prints the time per layer; if the device's peak rates are known, also bytes, FLOPs, the bound and the share of peak (roofline)."""
     from whet.inspector.facts import layer_facts
 
     engine = context.engine
@@ -144,22 +144,22 @@ def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes
     facts = layer_facts(engine.plan.part(context.profile_index)[0], shapes) if peaks else []
     log.info("   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   " + ("      MB    GFLOP   Bound    Peak(%)   " if peaks else "") + "Layer")
     for i, r in enumerate(records):
-        more = ""
+        roofline = ""
         if peaks:
             f = facts[i]
-            moved, computed = f.bytes / peaks["bytes"], f.flops / (peaks[_computes_in(f)] or float("inf"))
+            moved, computed = f.bytes / peaks["bytes"], f.flops / (peaks[_compute_type(f)] or float("inf"))
             share = 100 * 1e3 * max(moved, computed) / r["medianMs"] if r["medianMs"] > 0 else 0.0
             bound = "memory" if moved >= computed else "compute"
-            more = f"{f.bytes / 1e6:8.2f} {f.flops / 1e9:8.3f}   {bound:<7}  {share:7.1f}   "
-        log.info(f"{r['timeMs']:11.2f}  {r['averageMs']:11.4f}  {r['medianMs']:11.4f}  {r['percentage']:8.1f}   {more}{r['name']}")
+            roofline = f"{f.bytes / 1e6:8.2f} {f.flops / 1e9:8.3f}   {bound:<7}  {share:7.1f}   "
+        log.info(f"{r['timeMs']:11.2f}  {r['averageMs']:11.4f}  {r['medianMs']:11.4f}  {r['percentage']:8.1f}   {roofline}{r['name']}")
     total, average, middle = (sum(r[k] for r in records) for k in ("timeMs", "averageMs", "medianMs"))
     log.info(f"{total:11.2f}  {average:11.4f}  {middle:11.4f}     100.0   Total")
 
 
-def _computes_in(f: Any) -> str:
-    """The row of the machine's peaks for a layer: that of the type it reads; where it reads f32 and gives fewer bits, it computes in those.
+def _compute_type(f: Any) -> str:
+    """The key of the device's peak rates for a layer: its input type, or its output type if it reads f32 and writes a smaller type.
 
-    f32 throughout means plain instructions, unless the kernel says that it computes in TF32.
+    A layer with only f32 operands counts as FP32, unless its kernel computes in TF32.
     """
     kinds = {o[1] for o in f.choice.inputs if o is not None}
     if kinds == {"f32"}:

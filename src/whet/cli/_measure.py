@@ -1,4 +1,4 @@
-"""Timing inference the way trtexec does: warm-up, at least N iterations and S seconds, copies in and out counted apart."""
+"""Timing inference the way trtexec does: warm-up, at least N iterations and S seconds, with separate times of the copies in and out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Measured:
-    """All counted queries, seconds of wall time they took together, and queries of the warm-up."""
+    """The traces of all counted queries, their wall time in seconds, and the number of warm-up queries."""
 
     traces: list[Trace]
     wall: float
@@ -70,7 +70,7 @@ def measure(
     idle_ms: float = 0,
     tick: Callable[[float], None] | None = None,
 ) -> Measured:
-    """Runs each context in a thread of its own (one context: in this one). `tick(share done)` is called now and then."""
+    """Runs each context in its own thread (a single context in this one). `tick` periodically gets the completed share of the duration."""
     start = time.perf_counter()
     bound = [_bind(c, f) for c, f in zip(contexts, feeds, strict=True)]
     traces: list[list[Trace]] = [[] for _ in contexts]
@@ -134,7 +134,7 @@ def measure(
 
 
 def _bind(context, feed: dict[str, np.ndarray]):
-    """Device buffers bound to the context, and host arrays that the copies come from and go to."""
+    """Binds arrays to the context; returns them with the host arrays that are copied to and from."""
     for name, a in feed.items():
         context.set_input_shape(name, a.shape)
     inputs = {name: context.input_array(name) for name in feed}

@@ -1,5 +1,5 @@
-"""Timing inference on a GPU as trtexec does: copies in, compute and copies out on streams of their own, two sets of buffers for each
-stream of inference, times by events on the GPU; the host only starts work and waits for what it started two queries ago.
+"""Timing inference on a GPU as trtexec does: copies in, compute and copies out on separate CUDA streams, double-buffered, timed with
+events. The host enqueues a query and waits for the one enqueued two queries before.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from whet.cli._measure import Measured, Trace
 from whet.errors import BackendError
 from whet.network import static_shape, stored_shape, to_stored
 
-DEPTH = 2  # queries of a stream under way at once: while one computes, the next one's inputs are copied
+DEPTH = 2  # queries in flight per inference stream: the next query's inputs are copied during the compute
 
 
 class Slot:
-    """Everything of one query under way: memory on both sides, events around its parts."""
+    """The state of one query in flight: pinned host memory, device memory, events around copies and compute."""
 
     def __init__(self, context: Any, feed: dict[str, np.ndarray], spin: bool) -> None:
         for name, a in feed.items():
@@ -30,12 +30,12 @@ class Slot:
         self.bound.executable.prepare()
         self.sources, self.results = self._pinned(feed), self._pinned(None)
         self.events = [Event(blocking=not spin) for _ in range(6)]  # around the copies in, the compute, the copies out
-        self.host = (0.0, 0.0)  # enqueue began and ended
+        self.host = (0.0, 0.0)  # start and end of the enqueue, seconds
         self.busy = False
 
     def _pinned(self, feed: dict[str, np.ndarray] | None) -> list[tuple[int, PinnedBuffer]]:
-        """(offset in the arena, page-locked memory) of inputs as the engine stores them, or of outputs."""
-        net, found = self.bound.network, []
+        """Returns (offset in the arena, pinned buffer) of the inputs in the engine's formats, or of the outputs if `feed` is None."""
+        net, buffers = self.bound.network, []
         for t in net.inputs if feed is not None else net.outputs:
             if t.is_constant:
                 continue
@@ -46,11 +46,11 @@ class Slot:
                 stored = to_stored(feed[t.name].astype(o.dtype.numpy, copy=False), o.format)
                 assert stored.shape == shape
                 buffer.array[:] = stored.reshape(-1).view(np.uint8)
-            found.append((at, buffer))
-        return found
+            buffers.append((at, buffer))
+        return buffers
 
     def start(self, streams: tuple[Stream, Stream, Stream], transfers: bool, other: DeviceBuffer | None) -> None:
-        """Puts a query on the streams; between its inputs and its compute `other` memory is written, which takes the L2 cache."""
+        """Enqueues a query. Between its copies in and its compute, `other` memory is written, which evicts the L2 cache."""
         copying_in, computing, copying_out = streams
         memory = self.bound.arena.owner
         begin_in, end_in, begin, end, begin_out, end_out = self.events
@@ -76,7 +76,7 @@ class Slot:
         self.busy = True
 
     def finish(self, base: Event, zero: float, transfers: bool) -> Trace:
-        """Waits for the query and tells its times, milliseconds after `base` (which the host saw at `zero`)."""
+        """Waits for the query and returns its times in milliseconds after `base` (host time `zero`)."""
         self.events[5 if transfers else 3].synchronize()
         self.busy = False
         begin, end = self.events[2].since(base), self.events[3].since(base)
@@ -102,34 +102,34 @@ def measure_gpu(
     cold: bool = False,
     tick: Callable[[float], None] | None = None,
 ) -> Measured:
-    """Queries on `streams` streams at once for at least `duration_s` seconds and `iterations` rounds. One thread of the host starts all.
+    """Runs queries on `streams` concurrent streams for at least `duration_s` seconds and `iterations` rounds, from one host thread.
 
-    `overlap` False waits for each query before the next is started; `graph` False launches kernel by kernel; with `cold` the compute of each
-    query finds nothing in the L2 cache, as after other work (and the wall clock has the time of emptying it).
+    With `overlap` False each query ends before the next is enqueued; with `graph` False kernels are launched one by one; with `cold` the L2
+    cache is flushed before the compute of each query (the wall time includes the flush).
     """
     depth = DEPTH if overlap else 1
     other = DeviceBuffer(2 * engine.backend.capabilities.cache_bytes[2]) if cold else None
-    lanes = []
+    pipelines = []
     for _ in range(streams):
         slots = [Slot(engine.create_context(profile), feed, spin) for _ in range(depth)]
         for slot in slots:
             slot.bound.executable.use_graph = graph
-        lanes.append((slots, (Stream(), Stream(), Stream())))
+        pipelines.append((slots, (Stream(), Stream(), Stream())))
     base, count = Event(), 0
-    base.record(lanes[0][1][1])
+    base.record(pipelines[0][1][1])
     base.synchronize()
     zero = time.perf_counter()
     traces: list[Trace] = []
 
-    def one_round(kept: list[Trace] | None) -> None:
+    def run_round(kept: list[Trace] | None) -> None:
         nonlocal count
-        for slots, three in lanes:
+        for slots, cuda_streams in pipelines:
             slot = slots[count % depth]
             if slot.busy:
                 trace = slot.finish(base, zero, transfers)
                 if kept is not None:
                     kept.append(trace)
-            slot.start(three, transfers, other)
+            slot.start(cuda_streams, transfers, other)
             if not overlap:
                 trace = slot.finish(base, zero, transfers)
                 if kept is not None:
@@ -137,17 +137,17 @@ def measure_gpu(
         count += 1
 
     def drain() -> list[Trace]:
-        return [slot.finish(base, zero, transfers) for slots, _ in lanes for slot in slots if slot.busy]
+        return [slot.finish(base, zero, transfers) for slots, _ in pipelines for slot in slots if slot.busy]
 
     warm = 0
     limit = time.perf_counter() + warmup_ms / 1e3
     while time.perf_counter() < limit:
-        one_round(None)
+        run_round(None)
         warm += streams
     drain()
     begun, rounds = time.perf_counter(), 0
     while True:
-        one_round(traces)
+        run_round(traces)
         rounds += 1
         if idle_ms:
             time.sleep(idle_ms / 1e3)

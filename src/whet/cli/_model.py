@@ -1,4 +1,4 @@
-"""The model that a command reads: as it is, or where only fixed shapes decide what is in it, at those of --shapes."""
+"""Reads a command's model: with dynamic shapes if possible, else at the fixed shapes of --shapes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from whet.network import Network
 
 
 def network_for(path: str, shapes: str | None) -> tuple[Network, bool]:
-    """(the network of an ONNX file, whether it had to be read at the fixed `shapes`, which are written as --shapes has them).
+    """The network of an ONNX file, and True if it could only be read at the fixed `shapes` (in the syntax of --shapes).
 
-    Raises FrontendError, and UnsupportedError for one that cannot be built in any shape, or without shapes.
+    Raises FrontendError, and UnsupportedError for a model that is not supported at these shapes, or needs `shapes` that were not given.
     """
     try:
         return network_from_onnx(path), False

@@ -1,4 +1,4 @@
-"""Runners for `whet run`: a model by whet's engine, by a saved engine, by ONNX Runtime, or by the reference; every value by name."""
+"""Runners for `whet run`: whet's engine, a saved engine, ONNX Runtime, or the reference. Each returns every value by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Feeds = Mapping[str, np.ndarray]
 
 
 def is_engine(path: str) -> bool:
-    """Whether a file is one of whet's engines (by its first bytes). Raises UsageError for one that cannot be read."""
+    """True if a file is a whet engine (by its magic bytes). Raises UsageError if it cannot be read."""
     from whet.engine.layout import MAGIC
 
     try:
@@ -26,43 +26,43 @@ def is_engine(path: str) -> bool:
 
 
 def all_values(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
-    """Every value of an engine plan's network, layer by layer as it runs; integers that stand for floats are dequantized."""
+    """Runs an engine plan layer by layer and returns every value; quantized values are also returned dequantized."""
     from whet.backends import get_backend
     from whet.runtime import bind
 
     if plan.arenas[0].lanes:
-        return _of_each_sample(plan, feeds)
+        return _values_per_sample(plan, feeds)
     backend = get_backend(plan.backend, threads=plan.threads)
     bound = bind(plan, backend, {t.name: np.shape(feeds[t.name]) for t in plan.network.inputs})
     bound.feed(feeds)
-    found: dict[str, np.ndarray] = {}
+    computed: dict[str, np.ndarray] = {}
     with np.errstate(all="ignore"):
         for layer, _, outs in bound.walk():
             for t, a in zip(layer.outputs, outs, strict=True):
-                found[t.name] = a.astype(t.dtype.numpy, copy=False)
-            meant = _meant(layer, outs)
-            if meant is not None:
-                found.setdefault(*meant)
-    found.update(bound.fetch())
-    return found
+                computed[t.name] = a.astype(t.dtype.numpy, copy=False)
+            dequantized = _dequantized(layer, outs)
+            if dequantized is not None:
+                computed.setdefault(*dequantized)
+    computed.update(bound.fetch())
+    return computed
 
 
-def _of_each_sample(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
-    """The values of an engine that runs samples apart: sample by sample, put together along the axis that counts them."""
+def _values_per_sample(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
+    """The values of an engine that runs samples separately, concatenated along the batch axis."""
     from whet.ops import batch_symbol
 
     one, batch = plan.of_one_sample(), batch_symbol(plan.network) or ""
     each = [all_values(one, {n: a[i : i + 1] for n, a in feeds.items()}) for i in range(len(next(iter(feeds.values()))))]
     shapes = {t.name: [str(d) for d in t.shape] for t in plan.network.tensors()}
-    found = {}
+    joined = {}
     for name, first in each[0].items():
         axis = shapes[name].index(batch) if batch in shapes.get(name, ()) else None
-        found[name] = first if axis is None else np.concatenate([values[name] for values in each], axis)
-    return found
+        joined[name] = first if axis is None else np.concatenate([values[name] for values in each], axis)
+    return joined
 
 
-def _meant(layer: Any, outs: list[np.ndarray]) -> tuple[str, np.ndarray] | None:
-    """The float tensor that a quantized layer's integers stand for."""
+def _dequantized(layer: Any, outs: list[np.ndarray]) -> tuple[str, np.ndarray] | None:
+    """The name and values of the float tensor that a quantized layer's output represents, or None."""
     q = layer.regions["body"].layers[-1] if layer.op == "Fused" else layer
     if q.op != "QuantizeLinear" or not q.inputs:
         return None
@@ -78,7 +78,7 @@ def _meant(layer: Any, outs: list[np.ndarray]) -> tuple[str, np.ndarray] | None:
 
 
 class OnnxRuntime:
-    """A model in ONNX Runtime on the CPU, its graph as it is (no optimizations), all values as outputs. Raises UsageError without it."""
+    """Runs a model in ONNX Runtime on the CPU without graph optimizations, with all values as outputs. Raises UsageError if it is not installed."""
 
     def __init__(self, path: str, outputs_only: bool = False):
         from whet.frontends.onnx_all_outputs import with_all_outputs
@@ -97,7 +97,7 @@ class OnnxRuntime:
         try:
             self.session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except self.failures as e:
-            raise FrontendError(f"ONNX Runtime does not take {path}: {e}") from e
+            raise FrontendError(f"ONNX Runtime refuses {path}: {e}") from e
         self.names = [o.name for o in self.session.get_outputs()]
         self.inputs = {i.name for i in self.session.get_inputs()}
 
@@ -110,7 +110,7 @@ class OnnxRuntime:
 
 
 class Reference:
-    """The NumPy reference, in float64: slow and right."""
+    """Runs the NumPy reference in float64."""
 
     def __init__(self, net: Network):
         self.net = net
@@ -118,14 +118,14 @@ class Reference:
     def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]:
         from whet.ops import run_network
 
-        found: dict[str, np.ndarray] = {}
+        computed: dict[str, np.ndarray] = {}
         with np.errstate(all="ignore"):
-            found.update(run_network(self.net, feeds, widen=True, watch=lambda t, a: found.__setitem__(t.name, a)))
-        return found
+            computed.update(run_network(self.net, feeds, widen=True, watch=lambda t, a: computed.__setitem__(t.name, a)))
+        return computed
 
 
-class Whet:
-    """A model by an engine of whet: all its values, or those that a fused engine still has."""
+class BuiltEngine:
+    """Builds and runs an engine of a model: all values, or with `fused` those that remain after fusion."""
 
     def __init__(self, net: Network, config: Any, fused: bool):
         self.net, self.config, self.fused = net, config, fused
@@ -150,8 +150,8 @@ class Whet:
         return build(self.net, config)
 
 
-class Saved:
-    """A saved engine."""
+class SavedEngine:
+    """Runs a saved engine."""
 
     def __init__(self, path: str):
         from whet.engine import read_engine

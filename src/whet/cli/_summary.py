@@ -1,4 +1,4 @@
-"""trtexec's log lines and performance summary, from measured traces; readers that parse trtexec's log can parse these."""
+"""Log lines and performance summary in trtexec's format, so that parsers of trtexec's log can read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.cli._measure import Measured, percentile
 
 
 class Log:
-    """`[MM/DD/YYYY-HH:MM:SS] [I] text` on standard output; warnings and errors on standard error too when output is piped."""
+    """Prints `[MM/DD/YYYY-HH:MM:SS] [I] text` lines to standard output."""
 
     def __init__(self, verbose: bool = False):
         self.verbose = verbose
@@ -41,7 +41,7 @@ class Log:
 
 
 def print_summary(log: Log, m: Measured, *, batch: int, percentiles: list[float], avg_runs: int) -> dict[str, float]:
-    """Trace averages and the performance summary; returns the numbers."""
+    """Prints trace averages and the performance summary; returns throughput and median times by name."""
     log.info(f"Warmup completed {m.warmup_queries} queries over the warm-up")
     log.info(f"Timing trace has {len(m.traces)} queries over {m.wall:.4g} s")
     log.info("")
@@ -59,7 +59,7 @@ def print_summary(log: Log, m: Measured, *, batch: int, percentiles: list[float]
     log.info("=== Performance summary ===")
     log.info(f"Throughput: {queries:.6g} qps")
     log.info(f"Images: {queries * batch:.6g} images/s (batch {batch})")
-    numbers = {"qps": queries, "images_per_s": queries * batch}
+    summary = {"qps": queries, "images_per_s": queries * batch}
     parts = {"Latency": _latency, "Enqueue Time": _enqueue, "H2D Latency": _h2d, "GPU Compute Time": _compute, "D2H Latency": _d2h}
     for title, f in parts.items():
         values = [f(t) for t in m.traces]
@@ -67,15 +67,15 @@ def print_summary(log: Log, m: Measured, *, batch: int, percentiles: list[float]
         median = statistics.median(values)
         spread = f"min = {min(values):.6g} ms, max = {max(values):.6g} ms, mean = {statistics.fmean(values):.6g} ms"
         log.info(f"{title}: {spread}, median = {median:.6g} ms" + (f", {tail}" if tail else ""))
-        numbers[f"{title} median ms"] = median
+        summary[f"{title} median ms"] = median
     total = statistics.fmean(_compute(t) for t in m.traces) * len(m.traces) / 1000
     log.info(f"Total Host Walltime: {m.wall:.6g} s")
     log.info(f"Total GPU Compute Time: {total:.6g} s")
     _warnings(log, m)
     log.info("Explanations of the performance metrics are printed in the verbose logs.")
-    log.detail("GPU Compute Time is the time that the engine's kernels take; on the CPU backend they run on the host's cores.")
-    log.detail("Latency is H2D + compute + D2H. Throughput is queries by wall time, a batch being one query; images/s is that times batch.")
-    return numbers
+    log.detail("GPU Compute Time is the time of the engine's kernels; on the CPU backend they run on the host's cores.")
+    log.detail("Latency is H2D + compute + D2H. Throughput is queries (one batch each) divided by wall time; images/s is throughput times batch.")
+    return summary
 
 
 def _warnings(log: Log, m: Measured) -> None:
@@ -83,11 +83,11 @@ def _warnings(log: Log, m: Measured) -> None:
     median = statistics.median(compute)
     copy = statistics.median(_h2d(t) for t in m.traces)
     if copy >= median > 0:
-        log.warn("Throughput may be bound by the copies of inputs: they take as long as the computing. --noDataTransfers leaves them out.")
+        log.warn("Throughput may be bound by host-to-device copies: they take as long as the compute. --noDataTransfers excludes them.")
     if len(compute) > 1 and statistics.stdev(compute) > 0.025 * statistics.fmean(compute):
         share = statistics.stdev(compute) / statistics.fmean(compute)
         log.warn(f"GPU compute time is unstable, with coefficient of variance = {share:.3%}.")
-        log.warn("  If not already in use, lock the clocks or quiet the machine: other processes share its cores.")
+        log.warn("  Lock the clocks, and stop other processes that use the device.")
     if m.streams > 1:
         log.warn(f"{m.streams} streams ran at once: latencies include waiting for each other.")
 

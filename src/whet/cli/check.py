@@ -1,4 +1,4 @@
-"""`whet check`: what of a model is supported, before any work."""
+"""`whet check`: lists the unsupported nodes of a model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import click
 @click.command()
 @click.argument("model", type=click.Path(dir_okay=False))
 @click.option("--shapes", default="", help="Pin dynamic inputs: input:1x3x224x224,...")
-@click.option("--all", "every", is_flag=True, help="Name every node, also those that repeat a reason.")
-@click.option("--json", "as_json", is_flag=True, help="For scripts.")
+@click.option("--all", "every", is_flag=True, help="List every node, including those with the same reason.")
+@click.option("--json", "as_json", is_flag=True, help="JSON output.")
 @click.pass_context
 def command(ctx: click.Context, model: str, shapes: str, every: bool, as_json: bool) -> None:
-    """Try every node of an ONNX model and name each that is not supported, with its reason and the nearest way out.
+    """Try every node of an ONNX model and list the unsupported ones, with the reason and the nearest workaround.
 
-    Exit code 0 when all of it can be built, 1 when not.
+    Exit code 0 if every node is supported, else 1.
     """
     from whet.cli import _exec_values as values
     from whet.frontends import check_onnx
@@ -32,7 +32,7 @@ def command(ctx: click.Context, model: str, shapes: str, every: bool, as_json: b
 
 
 def _short(report: Any) -> str:
-    """The report with one line for each op that is missing, and how many nodes are like it."""
+    """The report with one line per unsupported op and the number of its nodes."""
     lines = str(dataclasses.replace(report, problems=[])).splitlines()[:-1]
     first: dict[str, Any] = {}
     for p in report.problems:
@@ -44,7 +44,7 @@ def _short(report: Any) -> str:
         lines.append(f"  not supported: {p.reason}{more}")
     follows = sum(not p.reached for p in report.problems)
     if follows:
-        lines.append(f"  {follows} nodes were not tried, because they read what those make")
-    short = f"  {len(report.problems)} of {report.nodes} nodes cannot be read (--all names each)"
+        lines.append(f"  {follows} nodes were not tried, because they read outputs of these")
+    short = f"  {len(report.problems)} of {report.nodes} nodes cannot be read (--all lists each)"
     lines.append("  every node is supported" if report.supported else short)
     return "\n".join(lines)

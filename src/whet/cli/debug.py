@@ -1,4 +1,4 @@
-"""`whet debug`: what went wrong, and where. `precision`: which layers low precision hurts."""
+"""`whet debug`: accuracy analysis. `precision`: sensitivity of the layers to low precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 @click.group()
 def command() -> None:
-    """Find out where a network loses accuracy."""
+    """Find the layers at which a network loses accuracy."""
 
 
 @command.command()
@@ -22,25 +22,25 @@ def command() -> None:
 @click.option("--fp16", "kind", flag_value="fp16", help="FP16: inputs, weights and outputs of each layer rounded.")
 @click.option("--bf16", "kind", flag_value="bf16", help="BF16.")
 @click.option("--calibData", "data", help="DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION.")
-@click.option("--calibPreprocess", "preprocess", help="How images become numbers, as for whet exec.")
+@click.option("--calibPreprocess", "preprocess", help="Preprocessing of images, as for whet exec.")
 @click.option("--calib", "cache", help="Calibration cache: read if it exists, else written.")
 @click.option("--calibMethod", "method", type=click.Choice(["auto", "minmax", "entropy", "percentile", "mse"]), default="auto", show_default=True)
-@click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="How many samples judge (those with the smallest digests).")
-@click.option("--times/--noTimes", default=True, show_default=True, help="Build engines too and set the time that each layer saves beside its harm.")
-@click.option("--shapes", help="Shapes to time: x:8x3x224x224 (default: 1 where the model leaves them open).")
+@click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Number of samples (those with the smallest digests).")
+@click.option("--times/--noTimes", default=True, show_default=True, help="Also build engines, and list the time that low precision saves per layer.")
+@click.option("--shapes", help="Shapes to time: x:8x3x224x224 (default: 1 for dynamic dimensions).")
 @click.option("--numThreads", "threads", type=click.IntRange(0), default=0, help="CPU threads (default: all).")
-@click.option("--builderOptimizationLevel", "level", type=click.IntRange(0, 5), default=2, show_default=True, help="Of the timed engines.")
+@click.option("--builderOptimizationLevel", "level", type=click.IntRange(0, 5), default=2, show_default=True, help="Level of the timed engines.")
 @click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="Rows to print.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture: FILE.html or FILE.svg.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, for scripts.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write a plot: FILE.html or FILE.svg.")
+@click.option("--json", "as_json", is_flag=True, help="Full JSON output.")
 def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, **o: Any) -> None:
-    """Rank the layers of MODEL by what low precision of each does to the outputs, the most harmful first.
+    """Rank the layers of MODEL by their sensitivity to low precision, the most sensitive first.
 
-    alone: SNR of the outputs (dB) with only this layer in low precision. from here: with this layer and all below it, so it says what is
-    left when the rows above stay in FP32. own output: SNR of the layer's own values with everything in low precision.
+    alone: SNR of the outputs (dB) with only this layer in low precision. from here: with this layer and all rows below it in low precision,
+    so the rows above stay in FP32. own output: SNR of the layer's output with every layer in low precision.
     """
     from whet.builder.precision.int8 import Calibration, is_explicit
-    from whet.builder.precision.layer_sensitivity import find_harm
+    from whet.builder.precision.layer_sensitivity import analyze_sensitivity
     from whet.cli._build_progress import BuildProgress
     from whet.cli._model import network_for
     from whet.errors import UsageError
@@ -48,15 +48,15 @@ def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, 
     from whet.precision.plot import write_plot
 
     if plot and Path(plot).suffix.lower() not in (".svg", ".html"):
-        raise UsageError(f"--plot={plot}: the picture is written as .svg or .html")
+        raise UsageError(f"--plot={plot}: the plot is written as .svg or .html")
     net, _ = network_for(model, o["shapes"])
     if is_explicit(net) and kind in ("int8", "fp8"):
-        raise UsageError("the model has Q/DQ nodes of its own; give the floating-point model, which can be judged layer by layer")
+        raise UsageError("the model has Q/DQ nodes; give the floating-point model, which can be analysed layer by layer")
     preprocessing = Preprocessing.parse(o["preprocess"]) if o["preprocess"] else None
     samples = None if o["data"] is None else lambda: calibration_data(o["data"], net, preprocessing)
     calibration = Calibration(samples=samples, cache=o["cache"], method=o["method"])
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
-        report = find_harm(net, kind, calibration, _config(net, o), samples=o["samples"], times=o["times"], progress=progress)
+        report = analyze_sensitivity(net, kind, calibration, _config(net, o), samples=o["samples"], times=o["times"], progress=progress)
     if plot:
         write_plot(plot, report.rows, f"{Path(model).name}: {kind} layer by layer", report.all_db)
     if as_json:
@@ -89,9 +89,9 @@ def _print(report: Any, top: int) -> None:
         [str(i), r.layer, r.op, *map(_db, (r.alone_db, r.from_here_db, r.tensor_db)), *map(_ms, (r.float_ms, r.low_ms, r.saved_ms))]
         for i, r in enumerate(report.rows[:top], 1)
     ]
-    print_table(console, columns, rows, f"{report.precision}: harm by layer, judged on {report.samples} samples", below=("layer",))
+    print_table(console, columns, rows, f"{report.precision}: sensitivity by layer, on {report.samples} samples", below=("layer",))
     if len(report.rows) > top:
-        console.print(f"and {len(report.rows) - top} layers that hurt less (--top, or --json for all)")
+        console.print(f"and {len(report.rows) - top} less sensitive layers (--top, or --json for all)")
     timed = report.float_ms is not None and report.low_ms is not None
     whole = f" Engines: FP32 {report.float_ms:.3f} ms, {report.precision} {report.low_ms:.3f} ms." if timed else ""
     console.print(f"All {len(report.rows)} layers in {report.precision}: {report.all_db:.1f} dB at the outputs.{whole}")

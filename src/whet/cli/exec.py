@@ -1,4 +1,4 @@
-"""`whet exec`: build an engine from a model (or load one), run it, time it, summarize: trtexec's flags and wording."""
+"""`whet exec`: builds or loads an engine, times it and prints a summary, with trtexec's flags and log format."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import click
 from whet.cli._exec_checks import check_against, check_files, check_values, unused
 from whet.cli._exec_config import Options, build_config, threads
 from whet.cli._exec_flags import FLAGS, help_text, parse
-from whet.cli._failures import said_of
+from whet.cli._failures import failure_text
 from whet.cli._summary import Log
 from whet.errors import UsageError, WhetError
 
-_OF_A_BUILD = ("Build", "Precision", "Sparsity", "Timing cache")
-_ALSO_LOADED = ("skipInference", "buildOnly", "profilingVerbosity", "explicitBatch")
+_BUILD_GROUPS = ("Build", "Precision", "Sparsity", "Timing cache")
+_LOAD_FLAGS = ("skipInference", "buildOnly", "profilingVerbosity", "explicitBatch")
 
 
 class RawCommand(click.Command):
-    """Takes its arguments as they are: trtexec's flags depend on their order (--profile=N), which click does not keep."""
+    """Passes its arguments unparsed: trtexec's flags depend on their order (--profile=N), which click does not keep."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.args = list(args)
@@ -51,7 +51,7 @@ def command(ctx: click.Context) -> None:
     except BrokenPipeError:
         raise
     except (WhetError, OSError, MemoryError) as e:
-        text, code = said_of(e)
+        text, code = failure_text(e)
         log.error(text)
         click.echo(f"&&&& FAILED whet.exec [whet v{__version__}] # {line}")
         ctx.exit(code)
@@ -107,7 +107,7 @@ def _print_options(o: Options, log: Log) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A dict or a list as text without brackets."""
+    """Formats a dict or a list without brackets."""
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
@@ -133,8 +133,8 @@ def _build(o: Options, log: Log):
         plan = build_from(o, net, config, progress)
     for note in plan.report.notes:
         log.warn(note)
-    for found in plan.report.info:
-        log.info(found)
+    for text in plan.report.info:
+        log.info(text)
     _copies_to_host(log, plan)
     passes = plan.report.passes
     fired: dict[str, int] = {}
@@ -144,8 +144,9 @@ def _build(o: Options, log: Log):
     for name, layer, reason in passes.skipped:
         log.detail(f"Pass {name} did not fire at {layer}: {reason}")
     for k, arena in enumerate(plan.arenas):
-        scratch, each = arena.scratch_bytes * max(arena.lanes, 1), f"; {arena.lanes} sample(s) at once, each in {arena.total}" if arena.lanes else ""
-        log.info(f"Total Activation Memory: {arena_bytes(plan, k)} bytes (profile {k}, of them scratch {scratch}{each})")
+        scratch = arena.scratch_bytes * max(arena.lanes, 1)
+        each = f"; {arena.lanes} concurrent sample(s), each in {arena.total}" if arena.lanes else ""
+        log.info(f"Total Activation Memory: {arena_bytes(plan, k)} bytes (profile {k}, including scratch {scratch}{each})")
     if "sparsity" in o and o.get("sparsity") != "disable":
         _sparse_lines(log, plan)
     seconds = time.perf_counter() - start
@@ -165,8 +166,8 @@ def _load(o: Options, log: Log):
     from whet.runtime import EngineWarning, Runtime
 
     path = o.get("loadEngine")
-    if built := [f"--{n}" for n, _ in o.pairs if FLAGS[n].group.split(" (")[0] in _OF_A_BUILD and n not in _ALSO_LOADED]:
-        log.warn(f"{', '.join(built)}: for a build; with --loadEngine the engine stays as it was built. Ignored.")
+    if built := [f"--{n}" for n, _ in o.pairs if FLAGS[n].group.split(" (")[0] in _BUILD_GROUPS and n not in _LOAD_FLAGS]:
+        log.warn(f"{', '.join(built)}: build options, without effect on a loaded engine. Ignored.")
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EngineWarning)  # they are logged below
@@ -179,7 +180,7 @@ def _load(o: Options, log: Log):
 
 
 def _copies_to_host(log: Log, plan) -> None:
-    """What --allowFallback let run on the host, and what is copied for it."""
+    """Warns about layers that --allowFallback runs on the host, with the bytes copied for them."""
     from math import prod
 
     from whet.network import DTYPES, static_shape
@@ -190,17 +191,17 @@ def _copies_to_host(log: Log, plan) -> None:
             continue
         pairs = (*zip(layer.inputs, choice.inputs, strict=True), *zip(layer.outputs, choice.outputs, strict=True))
         moved = sum(prod(static_shape(t.shape)) * DTYPES[s[1]].bits / 8 for t, s in pairs if t is not None and s is not None and t.type.static)
-        log.warn(f"{layer.op} '{layer.name}' runs on the host, no kernel here computes it: {moved / 2**20:.3f} MiB are copied there and back.")
+        log.warn(f"{layer.op} '{layer.name}' runs on the host, as no kernel computes it: {moved / 2**20:.3f} MiB are copied there and back.")
 
 
 def _sparsity(log: Log, net, config):
-    """The network with the weights that --sparsity asks for, before anything is calibrated on it; a word about zeros that no kernel skips."""
+    """Applies --sparsity to the weights (before calibration); warns about zeros that no kernel skips."""
     from whet.builder.candidates.sparse_weights import apply_sparsity
-    from whet.sparsity.report import said_of_zeros
+    from whet.sparsity.report import describe_zeros
 
     net, notes = apply_sparsity(net, config)
-    if config.sparsity != "force" and (said := said_of_zeros(net)) is not None:
-        notes.append(said)
+    if config.sparsity != "force" and (text := describe_zeros(net)) is not None:
+        notes.append(text)
     for note in notes:
         log.warn(note)
     return net

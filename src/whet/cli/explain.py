@@ -1,4 +1,4 @@
-"""`whet explain`: why an engine, or one of its layers, runs the way it does."""
+"""`whet explain`: shows the decisions of an engine or of one of its layers, with their reasons."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from whet.cli._console import print_indented, print_table, styled
 @click.command()
 @click.argument("engine", type=click.Path(dir_okay=False))
 @click.argument("layer", required=False)
-@click.option("--top", type=click.IntRange(1), default=12, show_default=True, help="How many layers, candidates and skips to show.")
-@click.option("--layers", is_flag=True, help="The whole layer table, in the order of running.")
-@click.option("--profile", type=click.IntRange(0), default=0, show_default=True, help="Of an engine whose profiles were tuned apart: which.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, for scripts.")
+@click.option("--top", type=click.IntRange(1), default=12, show_default=True, help="Number of layers, candidates and skips to show.")
+@click.option("--layers", is_flag=True, help="Print the whole layer table in execution order.")
+@click.option("--profile", type=click.IntRange(0), default=0, show_default=True, help="Profile to show, if profiles were tuned separately.")
+@click.option("--json", "as_json", is_flag=True, help="Full JSON output.")
 def command(engine: str, layer: str | None, top: int, layers: bool, profile: int, as_json: bool) -> None:
-    """Show what an engine does and why: slowest layers, tactics, passes that fired and those that did not, with reasons.
+    """Show an engine's decisions: slowest layers, tactics, passes that fired and passes that did not, with reasons.
 
-    With LAYER (a layer's name, or a node of your model): its candidates with times, the refusals with reasons, the passes that saw it.
+    With LAYER (a layer's name, or a node of the model): its timed candidates, refused tactics with reasons, and passes that matched it.
     """
     from whet.engine import read_engine
     from whet.errors import UsageError
     from whet.inspector import explain, layer_rows
 
     if (path := Path(engine)).suffix == ".onnx":
-        made = path.with_suffix(".engine").name
-        raise UsageError(f"{engine} is a model, and engines are explained: whet exec --onnx={engine} --saveEngine={made}, then whet explain {made}")
+        target = path.with_suffix(".engine").name
+        raise UsageError(f"{engine} is a model, not an engine: whet exec --onnx={engine} --saveEngine={target}, then whet explain {target}")
     plan = read_engine(engine)
     if profile >= max(len(plan.profiles), 1):
-        raise UsageError(f"--profile={profile}: the engine has {max(len(plan.profiles), 1)} profile(s), counted from 0")
+        raise UsageError(f"--profile={profile}: the engine has {max(len(plan.profiles), 1)} profile(s), numbered from 0")
     several = _profiles(plan, profile)
     plan = plan.part(profile)[0] if profile else plan.by_profile()[0]
     data = explain(plan, layer)
@@ -52,12 +52,12 @@ def command(engine: str, layer: str | None, top: int, layers: bool, profile: int
 
 
 def _profiles(plan: Any, shown: int) -> str:
-    """What an engine of several profiles takes, and of which the rest speaks."""
+    """Describes the profiles of an engine with several, and names the one shown."""
     if len(plan.profiles) < 2:
         return ""
-    told = [", ".join(f"{n} {_x(lo)} to {_x(hi)}, tuned for {_x(opt)}" for n, (lo, opt, hi) in p.shapes.items()) for p in plan.profiles]
-    which = f"this is profile {shown} (--profile for another)" if plan.others else "all run by the same choices"
-    return f"Profiles: {'; '.join(f'{k}: {text}' for k, text in enumerate(told))}; {which}"
+    ranges = [", ".join(f"{n} {_x(lo)} to {_x(hi)}, tuned for {_x(opt)}" for n, (lo, opt, hi) in p.shapes.items()) for p in plan.profiles]
+    which = f"this is profile {shown} (--profile for another)" if plan.others else "all share the same tactics"
+    return f"Profiles: {'; '.join(f'{k}: {text}' for k, text in enumerate(ranges))}; {which}"
 
 
 def _x(shape: tuple[int, ...]) -> str:
@@ -65,7 +65,7 @@ def _x(shape: tuple[int, ...]) -> str:
 
 
 def print_layers(console: Any, rows: list[dict[str, str]]) -> None:
-    """The layer table in the order of running."""
+    """Prints the layer table in execution order."""
     from whet.inspector import COLUMNS
 
     columns = [c if c not in ("ms", "share", "GFLOP/s", "MB") else f">{c}" for c in COLUMNS]
@@ -90,11 +90,11 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
     )
     if any(d["lanes"]):
         many = max(d["lanes"]) > 1 or d["threads"] == 1
-        how, where = (f"apart, {max(d['lanes'])} at once", "on one thread") if many else ("one after the other", "on all threads")
-        text = f"Samples are run {how}: layers, GFLOP and MB are those of one sample, their ms {where}"
+        how, threads = (f"separately, {max(d['lanes'])} at once", "on one thread") if many else ("one after the other", "on all threads")
+        text = f"Samples run {how}: layers, GFLOP and MB are those of one sample, ms {threads}"
         console.print(text)
     elif why := d["samples"].get("why"):
-        console.print(f"Samples of a batch are run together: {why}")
+        console.print(f"The samples of a batch run together: {why}")
     choice = d["choice"]
     if choice:
         named = {k.replace("_", " "): v for k, v in choice.items()}
@@ -123,24 +123,24 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
 def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:
     if not skips:
         return
-    console.print(styled(("Passes that saw their pattern and did not fire", "bold cyan")))
+    console.print(styled(("Passes that matched their pattern and did not fire", "bold cyan")))
     alike: dict[tuple[str, str], list[str]] = {}
     for s in skips:
         alike.setdefault((s["pass"], s["reason"]), []).append(s["layer"] or "the network")
-    for (name, reason), places in list(alike.items())[:top]:
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        print_indented(console, f"{name}: {reason}; at {places[0]}{more}")
+    for (name, reason), layers in list(alike.items())[:top]:
+        more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+        print_indented(console, f"{name}: {reason}; at {layers[0]}{more}")
     if len(alike) > top:
         print_indented(console, f"and {len(alike) - top} more (--top, or --json for all)")
 
 
 def _layer(console: Any, d: dict[str, Any], top: int) -> None:
     console.print(styled((d["name"], "bold"), f"  {d['type']}" + (f", {d['title']}" if d["title"] else "")))
-    console.print(f"from {', '.join(d['sources']) or 'nothing of the model: the builder put it there'}")
+    console.print(f"from {', '.join(d['sources']) or 'no node of the model: added by the builder'}")
     for kind in ("inputs", "outputs"):
         for t in d[kind]:
             console.print(f"  {kind[:-1]} {t['name']}: {t['type']} stored as {t['stored']}")
-    work = f"{d['flops'] / 1e6:.1f} MFLOP, {d['bytes'] / 1e3:.1f} kB moved, bound by {d['bound'] or 'nothing known'}"
+    work = f"{d['flops'] / 1e6:.1f} MFLOP, {d['bytes'] / 1e3:.1f} kB moved, bound by {d['bound'] or 'unknown'}"
     console.print(styled("runs on ", (d["tactic"], "green"), f" ({d['kernel']}): {_ms(d['ms'])} ms in the engine, {work}"))
     console.print(d["why"])
     if d["candidates"]:
@@ -152,7 +152,7 @@ def _layer(console: Any, d: dict[str, Any], top: int) -> None:
         ]
         print_table(console, columns, rows, f"Timed ({len(d['candidates'])})", below=("formats", "why not"))
         if cold:
-            console.print("cold: the kernel's weights come out of memory, not out of the L2 cache; finalists alone are timed so")
+            console.print("cold: the kernel's weights are read from memory, not from the L2 cache; measured for finalists only")
     _refused(console, d, top)
     for p in d["passes_fired"]:
         console.print(f"pass {p['pass']}: {p['what']}")
@@ -160,13 +160,13 @@ def _layer(console: Any, d: dict[str, Any], top: int) -> None:
 
 
 def _refused(console: Any, d: dict[str, Any], top: int) -> None:
-    """What could have computed the layer and does not; tactics of other operators are only counted."""
+    """Prints the tactics that refuse the layer; tactics for other operators are only counted."""
     others = tuple(f", not {op}" for op in {d["op"], d["composite"]} if op)
-    mine = [c for c in d["refused"] if not (c["reason"].startswith("computes ") and c["reason"].endswith(others))]
-    if mine:
-        rows = [[c["tactic"], c["signature"], c["reason"]] for c in mine[:top]]
-        print_table(console, ["tactic", "formats", "reason"], rows, f"Refused ({len(mine)})", below=("formats", "reason"))
-    if len(mine) > top:
-        console.print(f"and {len(mine) - top} more (--top, or --json for all)")
-    if len(mine) < len(d["refused"]):
-        console.print(f"{len(d['refused']) - len(mine)} tactics here are for other operators (--json names them)")
+    relevant = [c for c in d["refused"] if not (c["reason"].startswith("computes ") and c["reason"].endswith(others))]
+    if relevant:
+        rows = [[c["tactic"], c["signature"], c["reason"]] for c in relevant[:top]]
+        print_table(console, ["tactic", "formats", "reason"], rows, f"Refused ({len(relevant)})", below=("formats", "reason"))
+    if len(relevant) > top:
+        console.print(f"and {len(relevant) - top} more (--top, or --json for all)")
+    if len(relevant) < len(d["refused"]):
+        console.print(f"{len(d['refused']) - len(relevant)} tactics are for other operators (--json lists them)")

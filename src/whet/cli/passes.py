@@ -1,4 +1,4 @@
-"""`whet passes`: the graph passes in execution order."""
+"""`whet passes`: lists the graph passes in execution order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import click
 @click.command()
 @click.option("--level", type=click.IntRange(0, 5), default=3, show_default=True, help="Mark the passes that this --builderOptimizationLevel runs.")
 @click.option("--passes", "switches", default="", help="Switches to try: none, all, -name, +name, comma separated.")
-@click.option("--json", "as_json", is_flag=True, help="For scripts.")
+@click.option("--json", "as_json", is_flag=True, help="JSON output.")
 def command(level: int, switches: str, as_json: bool) -> None:
-    """List the graph passes in the order in which they run.
+    """List the graph passes in execution order.
 
-    Switch single ones in a build with --passes=-fuse_conv_add,+name or all with --passes=none.
+    Switch single passes of a build with --passes=-fuse_conv_add,+name or all with --passes=none.
     """
     from whet.passes import ordered, select
 

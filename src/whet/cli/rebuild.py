@@ -1,4 +1,4 @@
-"""`whet rebuild`: the engine that `whet auto` has deployed, made again from the original model and its data."""
+"""`whet rebuild`: rebuilds an engine deployed by `whet auto` from the original model and its data."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import click
 from whet.cli._console import Bar
 
 
-@click.command(short_help="Make the engine of a whet auto deploy folder again, from the original model and its data.")
+@click.command(short_help="Rebuild the engine of a whet auto deploy folder from the original model and its data.")
 @click.argument("deploy", type=click.Path(file_okay=False))
-@click.option("-o", "--out", type=click.Path(file_okay=False), help="New folder for what is made (default: DEPLOY.again beside it).")
-@click.option("--project", type=click.Path(file_okay=False), help="Where the folder of the search's recipe lies now, if it was moved.")
+@click.option("-o", "--out", type=click.Path(file_okay=False), help="New output folder (default: DEPLOY.again next to it).")
+@click.option("--project", type=click.Path(file_okay=False), help="Folder of the search's recipe, if it was moved.")
 def command(deploy: str, out: str | None, project: str | None) -> None:
-    """Cut, recover and train the original model as the search did that left DEPLOY, and build it under the folder's lock.
+    """Prune, recover and train the original model exactly as the search that wrote DEPLOY, and build it under the folder's lock.
 
-    Nothing is searched or timed. The folder says which channels go and what was trained; weights are computed again from the same data. Where
-    they come out bit by bit the same, so does the engine; where they do not (another processor, other libraries), it is said how far they are
-    apart, and no engine is made. DEPLOY's own model.onnx builds under the lock too, without data: the README.md there has the command.
+    Nothing is searched or timed. The folder records the removed channels and the training; weights are recomputed from the same data. If they
+    are bit-identical, so is the engine. Otherwise (another processor, other libraries) the differences are reported and no engine is
+    written. DEPLOY's model.onnx builds under the lock without data: its README.md has the command.
     """
     from whet.search import rebuild
 
     folder = Path(deploy).resolve()
-    with Bar("making again") as bar:
-        made = rebuild(folder, out or folder.with_name(folder.name + ".again"), project=project, progress=lambda stage: bar.tell(0, 1, stage))
-    click.echo(f"{made.folder / 'model.engine'}: the lock's engine, digest {made.digest[:16]}, in {made.seconds:.1f} s")
+    with Bar("rebuilding") as bar:
+        rebuilt = rebuild(folder, out or folder.with_name(folder.name + ".again"), project=project, progress=lambda stage: bar.update(0, 1, stage))
+    click.echo(f"{rebuilt.folder / 'model.engine'}: the lock's engine, digest {rebuilt.digest[:16]}, in {rebuilt.seconds:.1f} s")

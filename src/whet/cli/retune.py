@@ -1,4 +1,4 @@
-"""`whet retune`: tune an engine again on this machine."""
+"""`whet retune`: selects the tactics of an engine again on this machine."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import click
 
 @click.command()
 @click.argument("engine", type=click.Path(dir_okay=False))
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="File to write (default: over the old one, when all is well).")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="File to write (default: replaces the engine after success).")
 @click.option("--numThreads", "threads", type=click.IntRange(0), default=0, help="CPU threads; 0: all usable ones.")
 @click.option("--timingCacheFile", "cache", type=click.Path(dir_okay=False), help="Timing cache (default: the user's cache folder).")
 def command(engine: str, output: str | None, threads: int, cache: str | None) -> None:
-    """Time every candidate here and choose again; network, passes and precisions stay as they were built.
+    """Time every candidate on this machine and select again; network, passes and precisions do not change.
 
-    For an engine from another machine, or after a library or the number of cores changed.
+    For an engine from another machine, or after an update of a library or a change of the number of cores.
     """
     from whet.builder.retune import retune
     from whet.cli._build_progress import BuildProgress
-    from whet.cli._written import must_be_writable
+    from whet.cli._output_files import check_writable
     from whet.engine import read_engine, write_engine
 
-    must_be_writable(output=output or engine)
+    check_writable(output=output or engine)
     old = read_engine(engine)
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
-        made = retune(old, threads=threads, timing_cache=cache, progress=progress)
+        retuned = retune(old, threads=threads, timing_cache=cache, progress=progress)
     target = output or engine
-    write_engine(made, target)
-    changed = sum(made.choices.get(n) != c for n, c in old.choices.items() if n in made.choices)
-    before, after = old.report.latency_ms, made.report.latency_ms
-    times = f"; {after:.4f} ms here" + (f", {before:.4f} ms where it came from" if before else "") if after else ""
-    click.echo(f"{target}: {changed} of {len(made.choices)} layers run another way now{times}")
+    write_engine(retuned, target)
+    changed = sum(retuned.choices.get(n) != c for n, c in old.choices.items() if n in retuned.choices)
+    before, after = old.report.latency_ms, retuned.report.latency_ms
+    times = f"; {after:.4f} ms here" + (f", {before:.4f} ms where it was built" if before else "") if after else ""
+    click.echo(f"{target}: {changed} of {len(retuned.choices)} layers changed{times}")

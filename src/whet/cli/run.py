@@ -1,4 +1,4 @@
-"""`whet run`: a model here against the same model elsewhere, value by value."""
+"""`whet run`: compares the values of a model with another runtime's, value by value."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any
 import click
 import numpy as np
 
-#: Largest relative error of a value that is no difference, by the smallest type that the engine may store.
+#: Relative error up to which values match, by the smallest type that the engine may store.
 _TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2, "int8": 0.2}
 
 
 @click.command()
 @click.argument("model", type=click.Path(dir_okay=False))
 @click.argument("other", required=False, type=click.Path(dir_okay=False))
-@click.option("--against", type=click.Choice(["onnxruntime", "reference", "whet"]), help="Who runs OTHER (default: onnxruntime; an engine: whet).")
-@click.option("--inputs", help="Samples: FILE.npz, FILE.npy, DIR or python:MODULE:FUNCTION (default: seeded normal numbers).")
-@click.option("--preprocess", help="How images become numbers, as --calibPreprocess of whet exec.")
-@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="How many samples to run.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the numbers that are fed without --inputs.")
-@click.option("--shapes", help="Shapes of dynamic inputs: x:1x3x224x224 (default: 1 where they are open).")
+@click.option("--against", type=click.Choice(["onnxruntime", "reference", "whet"]), help="Runtime of OTHER (default: onnxruntime; engines: whet).")
+@click.option("--inputs", help="Samples: FILE.npz, FILE.npy, DIR or python:MODULE:FUNCTION (default: seeded normal values).")
+@click.option("--preprocess", help="Preprocessing of images, as --calibPreprocess of whet exec.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Number of samples to run.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random inputs, without --inputs.")
+@click.option("--shapes", help="Shapes of dynamic inputs: x:1x3x224x224 (default: 1 for dynamic dimensions).")
 @click.option("--tolerance", type=click.FloatRange(0), help="Largest max|a-b| / max|b| (default: 1e-4; FP16 1e-2, BF16 5e-2, integers 0.2).")
-@click.option("--fused", is_flag=True, help="Run the engine as `whet exec` builds it and compare the values that are left in it.")
+@click.option("--fused", is_flag=True, help="Run the engine as `whet exec` builds it, and compare the values that remain after fusion.")
 @click.option("--fp16", is_flag=True, help="Permit FP16 (with --fused).")
 @click.option("--bf16", is_flag=True, help="Permit BF16 (with --fused).")
 @click.option("--level", type=click.IntRange(0, 5), default=1, show_default=True, help="builderOptimizationLevel of the engine.")
-@click.option("--outputsOnly", "outputs_only", is_flag=True, help="Compare the model's outputs, nothing between.")
-@click.option("--all", "show_all", is_flag=True, help="Print every value, not only those that differ and the outputs.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, for scripts.")
-@click.option("--saveValues", "save", type=click.Path(dir_okay=False), help="Write both sides' values of the first sample (.npz).")
+@click.option("--outputsOnly", "outputs_only", is_flag=True, help="Compare the model's outputs only.")
+@click.option("--all", "show_all", is_flag=True, help="Print every value, not only differences and outputs.")
+@click.option("--json", "as_json", is_flag=True, help="Full JSON output.")
+@click.option("--saveValues", "save", type=click.Path(dir_okay=False), help="Write the first sample's values of both runs (.npz).")
 def command(model: str, other: str | None, against: str | None, as_json: bool, save: str | None, **o: Any) -> None:
-    """Run MODEL with whet and compare every value with another run of it; exit code 1 when an output differs.
+    """Run MODEL with whet and compare every value with another runtime; exit code 1 if an output differs.
 
     MODEL is an ONNX file or a saved engine; OTHER (default: MODEL) an ONNX file or an engine, run by --against.
 
@@ -53,28 +53,28 @@ def command(model: str, other: str | None, against: str | None, as_json: bool, s
         raise UsageError("--against whet compares two models or engines: name the other one too")
     if against != "whet" and is_engine(theirs):
         raise UsageError(f"{theirs} is an engine; --against {against} runs ONNX models: give the engine's model as the second argument")
-    found, types, values = _compared(model, theirs, against, o)
+    comparison, types, values = _compare(model, theirs, against, o)
     if save:
         _save(save, values)
     if as_json:
-        click.echo(json.dumps({"model": model, "other": theirs, "against": against, **_plain(found)}, indent=1))
+        click.echo(json.dumps({"model": model, "other": theirs, "against": against, **_plain(comparison)}, indent=1))
     else:
-        _print(found, against, o["show_all"], types)
-    sys.exit(0 if found.matches else 1)
+        _print(comparison, against, o["show_all"], types)
+    sys.exit(0 if comparison.matches else 1)
 
 
-def _compared(model: str, theirs: str, against: str, o: dict[str, Any]) -> tuple[Any, str, tuple[dict, dict]]:
+def _compare(model: str, theirs: str, against: str, o: dict[str, Any]) -> tuple[Any, str, tuple[dict, dict]]:
     from whet.cli._model import network_for
-    from whet.cli._runners import OnnxRuntime, Reference, Saved, Whet, is_engine
+    from whet.cli._runners import BuiltEngine, OnnxRuntime, Reference, SavedEngine, is_engine
     from whet.engine import read_engine
     from whet.precision.compare import compare
 
     if is_engine(model):
-        ours: Any = Saved(model)
+        ours: Any = SavedEngine(model)
         net, small = ours.plan.network, _smallest(ours.plan)
     else:
         net, _ = network_for(model, o["shapes"])
-        ours = Whet(net, _config(o), o["fused"])
+        ours = BuiltEngine(net, _config(o), o["fused"])
         small = next((p for p in ("bf16", "fp16") if o[p]), "fp32")
     samples = _samples(net, o)
     if against == "onnxruntime":
@@ -82,10 +82,10 @@ def _compared(model: str, theirs: str, against: str, o: dict[str, Any]) -> tuple
     elif against == "reference":
         them = Reference(network_for(theirs, o["shapes"])[0])
     elif is_engine(theirs):
-        them = Saved(theirs)
+        them = SavedEngine(theirs)
         small = min(small, _smallest(read_engine(theirs)), key=lambda p: -_TOLERANCE[p])
     else:
-        them = Whet(network_for(theirs, o["shapes"])[0], _config(o), o["fused"])
+        them = BuiltEngine(network_for(theirs, o["shapes"])[0], _config(o), o["fused"])
     tolerance = _TOLERANCE[small] if o["tolerance"] is None else o["tolerance"]
     a, b = [ours(f) for f in samples], [them(f) for f in samples]
     only = [t.name for t in net.outputs] if o["outputs_only"] else []
@@ -104,7 +104,7 @@ def _config(o: dict[str, Any]) -> Any:
 
     precisions = tuple(p for p in ("fp16", "bf16") if o[p])
     if precisions and not o["fused"]:
-        raise UsageError(f"--{precisions[0]} is for --fused: without it the model runs as it is, value by value")
+        raise UsageError(f"--{precisions[0]} is for --fused: without it the model runs unfused in its own types")
     return BuildConfig(optimization_level=o["level"], precisions=precisions)
 
 
@@ -115,10 +115,10 @@ def _samples(net: Any, o: dict[str, Any]) -> list[dict[str, np.ndarray]]:
 
     if o["inputs"]:
         preprocessing = Preprocessing.parse(o["preprocess"]) if o["preprocess"] else None
-        found = list(islice(calibration_data(o["inputs"], net, preprocessing), o["samples"]))
-        if not found:
+        samples = list(islice(calibration_data(o["inputs"], net, preprocessing), o["samples"]))
+        if not samples:
             raise UsageError(f"--inputs={o['inputs']} holds no samples")
-        return found
+        return samples
     shapes = values.shapes_of(o["shapes"], "shapes", {t.name: t.shape for t in net.inputs}) if o["shapes"] else {}
     rng = np.random.default_rng(o["seed"])
     return [{t.name: _random(t, shapes, rng) for t in net.inputs} for _ in range(o["samples"])]
@@ -140,33 +140,33 @@ def _save(path: str, values: tuple[dict, dict]) -> None:
         raise UsageError(f"--saveValues={path}: {e.strerror}; choose another path") from e
 
 
-def _plain(found: Any) -> dict[str, Any]:
-    """A comparison as JSON holds it: infinities as strings."""
-    rows = [{k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in dataclasses.asdict(r).items()} for r in found.rows]
-    first = found.first
+def _plain(comparison: Any) -> dict[str, Any]:
+    """A comparison as JSON values; infinities become strings."""
+    rows = [{k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in dataclasses.asdict(r).items()} for r in comparison.rows]
+    first = comparison.first
     return {
-        "matches": found.matches, "tolerance": found.tolerance, "first_difference": None if first is None else first.tensor,
-        "first_layer": None if first is None else first.layer, "values": rows, "not_compared": found.missing,
+        "matches": comparison.matches, "tolerance": comparison.tolerance, "first_difference": None if first is None else first.tensor,
+        "first_layer": None if first is None else first.layer, "values": rows, "not_compared": comparison.missing,
     }  # fmt: skip
 
 
-def _print(found: Any, against: str, show_all: bool, small: str) -> None:
+def _print(comparison: Any, against: str, show_all: bool, small: str) -> None:
     from whet.cli._console import console as make_console
     from whet.cli._console import print_table, styled
 
     console = make_console()
     rows = []
-    for r in (r for r in found.rows if show_all or r.differs or r.output):
+    for r in (r for r in comparison.rows if show_all or r.differs or r.output):
         mark = "differs, its inputs do not" if r.enters else "differs" if r.differs else "output" if r.output else ""
-        said = styled((mark, "red" if r.enters or r.differs else ""), f" {r.note}" if r.note else "")
-        rows.append([r.tensor, r.op, r.type, f"{r.max_error:.2e}", f"{r.mean_error:.2e}", f"{r.snr_db:.1f}", said])
+        text = styled((mark, "red" if r.enters or r.differs else ""), f" {r.note}" if r.note else "")
+        rows.append([r.tensor, r.op, r.type, f"{r.max_error:.2e}", f"{r.mean_error:.2e}", f"{r.snr_db:.1f}", text])
     columns = ["value", "op", "type", ">max rel", ">mean rel", ">SNR dB", ""]
     print_table(console, columns, rows, f"whet ({small}) against {against}", below=("value",))
-    apart = sum(r.differs for r in found.rows)
+    differing = sum(r.differs for r in comparison.rows)
     console.print(
-        f"{len(found.rows)} values compared, {apart} of them beyond {found.tolerance:g}; {len(found.missing)} are not in both runs"
+        f"{len(comparison.rows)} values compared, {differing} of them beyond {comparison.tolerance:g}; {len(comparison.missing)} are not in both runs"
     )
-    first = found.first
+    first = comparison.first
     if first is not None:
-        console.print(styled((f"The first to differ: %{first.tensor}, made by {first.op} '{first.layer}'", "red")))
-    console.print(styled(("MATCH", "green")) if found.matches else styled(("MISMATCH", "red"), ": an output differs"))
+        console.print(styled((f"The first difference: %{first.tensor}, computed by {first.op} '{first.layer}'", "red")))
+    console.print(styled(("MATCH", "green")) if comparison.matches else styled(("MISMATCH", "red"), ": an output differs"))

@@ -1,4 +1,4 @@
-"""`whet zoo`: the standard networks as ONNX files, by definition, with random weights."""
+"""`whet zoo`: writes the standard networks as ONNX files with random weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import click
 @click.command()
 @click.argument("name", default="list")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File to write (default: NAME.onnx).")
-@click.option("--batch", default="N", show_default=True, help="Batch size, or a name for a dynamic one.")
+@click.option("--batch", default="N", show_default=True, help="Batch size, or the name of a dynamic one.")
 @click.option("--opset", type=int, default=17, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random weights.")
-@click.option("--json", "as_json", is_flag=True, help="With `list`: for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="With `list`: JSON output.")
 def command(name: str, output: str | None, batch: str, opset: int, seed: int, as_json: bool) -> None:
-    """Write a standard network (`whet zoo resnet18 -o resnet18.onnx`), or `whet zoo list` them.
+    """Write a standard network (`whet zoo resnet18 -o resnet18.onnx`), or list them (`whet zoo list`).
 
     The weights are random: good for timing, not for accuracy.
     """

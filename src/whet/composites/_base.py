@@ -31,11 +31,11 @@ class Composite:
     """One description of a fused layer.
 
     `kinds`: values of the layers' attribute `composite`, one for most. `title`: its name for people.
-    `unsupported`: why the layers stay unfused where no tactic of the machine computes the kind; "" for kinds that every backend computes.
+    `unsupported`: the reason for unfused layers if no tactic of the machine computes the kind; "" for kinds that every backend computes.
     `samples`: layers for the contract tests.
     `operations(layer, symbol values)`: arithmetic operations; default: the sum over the body.
     `counts_parts`: whether rooflines count the bytes of each layer in the body, because each computes (two convolutions), or only the operands of
-    the whole layer. It does not depend on what is fused how much a network has to move.
+    the whole layer. So a network's minimum traffic does not depend on fusion.
     `layer_type`: its LayerType in TensorRT's inspector vocabulary.
     `decompose(layer)`: a network of separate layers that compute the same from the same inputs; default: the body. Fused layers in it stay fused.
     `matchers`: names of the passes that create it, in order of registration.
@@ -106,13 +106,13 @@ def composite_of(layer: Layer) -> Composite | None:
 
 
 def decomposition(layer: Layer) -> Network:
-    """The network of separate layers that a fused layer stands for. Its inputs and outputs correspond to the layer's."""
+    """The unfused network of a fused layer. Its inputs and outputs correspond to the layer's."""
     described = composite_of(layer)
     return body_of(layer) if described is None else described.decompose(layer)
 
 
 def unsupported_reason(layer: Layer, computed: frozenset[str] | set[str] = frozenset()) -> str | None:
-    """Why a new fused layer stays unfused: its kind is not among `computed`, the kinds that the machine's tactics compute. None where it may be."""
+    """The reason why a new fused layer stays unfused: its kind is not in `computed`, the kinds of the machine's tactics. None if it may be fused."""
     described = composite_of(layer)
     if described is None or layer.composite in computed:
         return None

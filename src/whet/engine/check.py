@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from whet.backends import BACKENDS
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan
 from whet.errors import EngineError, WhetError
-from whet.network import DTYPES, FORMATS, Layer, Network, Tensor, TensorType, evaluate, format_bytes, format_fits, static_shape
+from whet.network import BF16, DTYPES, F16, F32, FORMATS, Layer, Network, Tensor, TensorType, evaluate, format_bytes, format_fits, static_shape
 from whet.ops import bind_symbols, why_samples_touch
 
 #: ops that change no byte in place, so that input and output may both be live
 _VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout"})
+_ALSO_F32 = frozenset({F16, BF16})  # storage types of f32 tensors besides f32; any other type is stored as itself
 _SLACK = 1 << 16  # bytes per tensor added by alignment and spacing
 
 
@@ -130,6 +131,11 @@ def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
             source = layer.inputs[i] if 0 <= i < len(layer.inputs) else None
             if source is None or source.is_constant or not 0 <= j < len(layer.outputs):
                 raise EngineError(f"the choice of '{layer.name}' has an in-place pair {i}->{j} without operands")
+        if layer.op == "Reformat":
+            a = layer.attrs
+            stated = (a["source_format"], a["source_dtype"]), (a["format"], a["dtype"])
+            if (c.inputs[0], c.outputs[0]) != stated:
+                raise EngineError(f"'{layer.name}' reformats {stated[0]} to {stated[1]}, its choice {c.inputs[0]} to {c.outputs[0]}")
     for t in net.inputs:
         found.setdefault(t.name, ("linear", t.dtype.name))
     return found
@@ -137,7 +143,8 @@ def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
 
 def _check_operand(layer: Layer, t: Tensor, o: tuple[str, str]) -> None:
     fmt, dtype = o
-    if fmt not in FORMATS or dtype not in DTYPES or not format_fits(fmt, t.type.rank) or dtype == "string":
+    known = fmt in FORMATS and dtype in DTYPES and format_fits(fmt, t.type.rank) and dtype != "string"
+    if not known or (dtype != t.dtype.name and (t.dtype != F32 or DTYPES[dtype] not in _ALSO_F32)):
         raise EngineError(f"the choice of '{layer.name}' stores %{t.name} ({t.type}) as {dtype}:{fmt}, which is not supported")
 
 

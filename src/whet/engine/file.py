@@ -1,7 +1,7 @@
 """The engine file: a plan as data on disk and back. No code, no pickle; all data is checked when it is read.
 
 Sections (docs/design/engine_file.md): header, network, choices, arenas and index are JSON or text; weights are raw; packed weights
-are optional; info (times, candidates, dates) is outside the engine's digest.
+are optional; info (times, measured rates, candidates, dates) is the only section outside the engine's digest.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SECTIONS = {
     "packed_index": 1 << 24, "packed": 1 << 46, "info": 1 << 26,
 }  # fmt: skip
 REQUIRED = ("header", "network", "choices", "arenas", "index", "weights", "info")
-OUTSIDE = frozenset({"info", "packed", "packed_index"})  # not part of the engine's digest
+OUTSIDE = frozenset({"info"})  # not part of the engine's digest
 _DEEP = frozenset({"weights", "packed"})  # their readers verify digests array by array
 _PATHS = frozenset({"timing_cache", "lock", "error_on_cache_miss"})  # options that are paths and do not affect the result
 
@@ -48,11 +48,12 @@ _PATHS = frozenset({"timing_cache", "lock", "error_on_cache_miss"})  # options t
 def write_engine(plan: EnginePlan, path: str | os.PathLike, *, packed_weights: Mapping[str, np.ndarray] | None = None) -> None:
     """Writes a plan to `path`: into a temporary file in the same folder, which is read back, then renamed, so that a failure loses no data.
 
-    `packed_weights` (see `Engine.packed_weights`) make the file larger and its loading on the same machine faster.
+    `packed_weights` (see `Engine.packed_weights`; default: those of the plan, which a file has given it) make the file larger and its loading
+    on the same machine faster. They are used only with a probe, which runs when the file is loaded.
     Raises EngineError: the plan is inconsistent, no space, no permission.
     """
     check_plan(plan)
-    sections = _sections(plan, packed_weights or {})
+    sections = _sections(plan, packed_weights)
     target = Path(path)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent or Path())
@@ -76,13 +77,13 @@ def engine_bytes(plan: EnginePlan, *, packed_weights: Mapping[str, np.ndarray] |
     """The bytes that `write_engine` writes."""
     check_plan(plan)
     out = io.BytesIO()
-    write_sections(_sections(plan, packed_weights or {}), out)
+    write_sections(_sections(plan, packed_weights), out)
     return out.getvalue()
 
 
-def engine_digest(plan: EnginePlan) -> str:
-    """SHA-256 of the plan, equal for equal plans; times, dates and packed weights are not included."""
-    return _digest({s.name: (s.size, s.hashed()) for s in _sections(plan, {}, info=False)})
+def engine_digest(plan: EnginePlan, *, packed_weights: Mapping[str, np.ndarray] | None = None) -> str:
+    """SHA-256 of the plan and its packed weights (as for `write_engine`), equal for equal plans; times and dates are not included."""
+    return _digest({s.name: (s.size, s.hashed()) for s in _sections(plan, packed_weights, info=False)})
 
 
 def engine_versions(source: Source) -> dict[str, Any]:
@@ -213,9 +214,9 @@ _HEADER = (
 )  # fmt: skip
 
 
-def _sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], *, info: bool = True) -> list[Section]:
+def _sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray] | None, *, info: bool = True) -> list[Section]:
     try:
-        return list(_make_sections(plan, packed_weights, info))
+        return list(_make_sections(plan, plan.packed if packed_weights is None else packed_weights, info))
     except (NetworkError, TypeError, ValueError) as e:
         raise EngineError(f"the plan cannot be written: {e}") from e
 

@@ -23,7 +23,7 @@ from typing import Protocol
 from whet.errors import EngineError
 
 MAGIC = b"whet-eng"
-VERSION = 2
+VERSION = 3
 ALIGNMENT = 64
 MAX_SECTIONS = 32
 _HEAD = struct.Struct("<8sIIQ8s32s")

@@ -1,4 +1,4 @@
-"""A file or a model -> Network, and back. Only this package and the zoo import onnx."""
+"""Readers from ONNX and PyTorch to Network, and the ONNX writer. Only this package and the zoo import onnx."""
 
 from whet.frontends._onnx_load import external_files
 from whet.frontends.onnx import network_from_onnx

@@ -100,13 +100,13 @@ class GraphReader:
     ) -> list[Tensor]:
         """Adds the graph's layers to `scope.net`; returns the tensors of its outputs.
 
-        `types` are its inputs' types; `prefix` goes before made-up node names.
+        `types` are its inputs' types; `prefix` is prepended to generated node names.
         """
         net = scope.net
         if len(graph.sparse_initializer):
             name = graph.sparse_initializer[0].values.name
             raise UnsupportedError(
-                f"the weight {name!r} is stored sparse; whet reads dense weights and finds the zeros itself. Save it as an initializer."
+                f"the weight {name!r} is stored sparse; whet reads dense weights only. Save it as an initializer."
             )
         for t in graph.initializer:
             if t.name in scope.initializers:
@@ -163,7 +163,7 @@ class GraphReader:
         try:
             self._read_node(node, name, domain, scope, versions)
         except (NetworkError, FrontendError, *_BAD_VALUES) as e:
-            problem = _explained(e, node, name, domain)
+            problem = _with_node(e, node, name, domain)
             if self.on_problem is None:
                 raise problem from e
             self.on_problem(node, name, problem, scope)
@@ -197,7 +197,7 @@ class GraphReader:
             return
         view = Node(node.op_type, domain, opset, name, inputs, attrs, list(node.output))
         self._add_graphs(view, node, scope, versions)
-        made = op.onnx(view, net) if op.onnx is not None else _as_it_is(op, view, net)
+        made = op.onnx(view, net) if op.onnx is not None else _default_reader(op, view, net)
         outputs = [made] if isinstance(made, Tensor) else list(made)
         folded = fold(net, start, outputs, inputs, list(node.output))
         self._bind(node, name, scope, folded or _named(net, start, outputs, node.output))
@@ -229,7 +229,13 @@ class GraphReader:
             return f"{view.name}/{key}/"
 
         def region(key: str) -> Callable[..., Network]:
-            def build(types: Sequence[TensorType | None] = ()) -> Network:
+            def build(types: Sequence[TensorType | None] = (), *, strict: bool = False) -> Network:
+                if strict and self.on_problem is not None:
+                    on_problem, self.on_problem = self.on_problem, None
+                    try:
+                        return build(types)
+                    finally:
+                        self.on_problem = on_problem
                 proto = protos[key]
                 inner = Scope(Network(key, scope.net.stage), self.folder, scope)
                 known = {}
@@ -263,7 +269,7 @@ def mark_output(region: Network, t: Tensor, name: str) -> None:
     region.mark_output(t, name)
 
 
-def _as_it_is(op: Op, node: Node, net: Network):
+def _default_reader(op: Op, node: Node, net: Network):
     """The default reader: inputs and attributes unchanged; undeclared attributes are refused."""
     unknown = sorted(set(node.attrs) - set(op.attrs))
     if unknown:
@@ -291,7 +297,7 @@ def _named(net: Network, start: int, outputs: Sequence[Tensor | None], wishes: S
     return outputs
 
 
-def _explained(e: Exception, node: NodeProto, name: str, domain: str) -> Exception:
+def _with_node(e: Exception, node: NodeProto, name: str, domain: str) -> Exception:
     """Converts an exception to a whet error that names the node."""
     label = f"node '{name}' ({shown(domain, node.op_type)})"
     text = str(e)

@@ -4,7 +4,8 @@ node.op, node.domain, node.opset      "Conv", "", 17
 node.name, node.outputs               the node's name (generated if absent), names of its outputs ("" for an unused one)
 node.inputs                           tensors of `g` (or of an outer network); None for an absent optional input
 node.attrs                            Python values: int, float, str, tuples of them, np.ndarray for tensors
-node.graphs                           name -> function building that subgraph: graphs["body"](input types) -> region Network
+node.graphs                           name -> function building that subgraph: graphs["body"](input types) -> region Network;
+                                      with strict=True errors are raised also where `check_onnx` collects them
 node.add(g, "Op", *inputs, **attrs)   adds a layer under the node's names; returns its output, or a tuple of them
 node.inline("then_branch", g)         adds a subgraph's layers to `g` itself; returns its outputs
 node.dtype(code)                      the DType of an ONNX type code (Cast's `to`)
@@ -22,7 +23,7 @@ from whet.frontends._onnx_advice import unsupported
 from whet.frontends._onnx_tensors import dtype_of_onnx
 from whet.network import DType, Network, Tensor
 
-BuildRegion = Callable[..., Network]  # build(input types or nothing) -> Network
+BuildRegion = Callable[..., Network]  # build(input types or nothing, strict=False) -> Network
 
 
 @dataclass

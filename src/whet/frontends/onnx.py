@@ -1,4 +1,4 @@
-"""An ONNX model -> Network (source stage): opsets 9 to the newest that the onnx package knows."""
+"""Reads an ONNX model as a source Network: opsets 9 to the newest of the onnx package."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Source = str | os.PathLike | bytes | onnx.ModelProto
 def network_from_onnx(source: Source, *, shapes: UserShapes | None = None, folder: str | os.PathLike | None = None) -> Network:
     """Reads an ONNX model from a path, bytes or a ModelProto.
 
-    `shapes` maps inputs to shapes: an int pins a symbolic size, a name renames it, None leaves it. `folder` is where external data
-    lies (default: the model's folder). Names of nodes and tensors are kept; Constant nodes and small chains of constants become
-    constants; functions are taken apart.
-    Raises FrontendError for a model that cannot be read, UnsupportedError for one that whet cannot compute; both name the node.
+    `shapes` maps inputs to shapes: an int sets a symbolic size, a name renames it, None keeps it. `folder` has the external data
+    (default: the model's folder). Names of nodes and tensors are kept; Constant nodes and small constant chains become constants;
+    functions are inlined.
+    Raises FrontendError for an unreadable model, UnsupportedError for an unsupported one; both name the node.
     """
     model, home = load_model(source)
     return read_model(model, Path(folder) if folder is not None else home, shapes)
@@ -43,7 +43,7 @@ def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes |
     names = [info.name for info in graph.output]
     if len(set(names)) != len(names):
         raise FrontendError(f"two outputs have one name, among {', '.join(names)}. {DAMAGED}")
-    net.metadata = metadata_of(model)
+    net.metadata = {**net.metadata, **metadata_of(model)}
     if len(outputs) != len(names):
         return net  # read with on_problem: an output was not reached
     for t, name in zip(outputs, names, strict=True):
@@ -52,13 +52,13 @@ def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes |
 
 
 def input_types(graph: onnx.GraphProto, table: SymbolTable, shapes: UserShapes | None) -> dict[str, TensorType]:
-    """Types of the inputs that are fed (weights that are listed as inputs are not)."""
+    """Types of the model's inputs, without initializers that are listed as inputs."""
     declared = {i.name: value_type(i, table, f"the input {i.name!r}", (shapes or {}).get(i.name)) for i in _real_inputs(graph)}
     return apply_user_shapes(declared, shapes, table)
 
 
 def metadata_of(model: onnx.ModelProto) -> dict[str, str]:
-    """What the model says about itself, as text: opset, producer, its own properties under `prop.`."""
+    """The model's metadata: opset, producer, and its properties with the prefix `prop.`."""
     found = {"format": "onnx", "opset": str(opsets(model.opset_import, "the model").get("", 0))}
     for key in ("producer_name", "producer_version", "domain", "doc_string"):
         if value := getattr(model, key):

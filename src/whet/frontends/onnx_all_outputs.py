@@ -1,4 +1,4 @@
-"""An ONNX model whose every computed value is an output, for runners that only show outputs."""
+"""Makes every computed value of an ONNX model an output, to compare intermediate values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from whet.errors import FrontendError
 
 
 def with_all_outputs(path: str | Path, names: Iterable[str] | None = None) -> tuple[bytes, list[str]]:
-    """The model's bytes with the values called `names` (default: all that nodes of the main graph make) as outputs, and all outputs' names.
+    """The serialized model with the values `names` (default: every node output of the main graph) as outputs, and all output names.
 
-    Raises FrontendError for a file that cannot be read, or for a model beyond 2 GiB, which has no bytes in one piece.
+    Raises FrontendError for an unreadable file, or a model beyond 2 GiB, protobuf's limit.
     """
     import onnx
     from google.protobuf.message import DecodeError, EncodeError

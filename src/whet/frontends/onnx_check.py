@@ -1,4 +1,4 @@
-"""What of an ONNX model is supported, found by trying every node: the report behind `whet check model.onnx`."""
+"""Reports the unsupported nodes of an ONNX model (`whet check model.onnx`), by trying to read every node."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from whet.frontends._onnx_load import load_model, opsets
 from whet.frontends._onnx_shapes import SymbolTable, UserShapes, plain_names, value_type
 from whet.frontends.onnx import Source, input_types, metadata_of, read_model
 
-_PATIENCE = 120  # seconds for shape inference, which takes one for large models
+_TIMEOUT = 120  # seconds for shape inference; large models take one second
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One node that cannot be read, with the reason and the nearest way out; `reached` is False for one that only follows such a node."""
+    """A node that cannot be read, with the reason and the nearest workaround. `reached` is False if it only depends on such a node."""
 
     node: str
     op: str
@@ -35,7 +35,7 @@ class Problem:
 
 @dataclass
 class Report:
-    """What a model holds and which of it whet can build. `ops` counts nodes per op (functions' bodies included)."""
+    """Contents and unsupported nodes of a model. `ops` counts nodes per op, including function bodies."""
 
     source: str
     opset: int
@@ -52,11 +52,11 @@ class Report:
 
     @property
     def supported(self) -> bool:
-        """Whether every node can be read."""
+        """True if every node can be read."""
         return not self.problems
 
     def unsupported_ops(self) -> dict[str, int]:
-        """Nodes per op that are themselves the problem (not those that only follow one)."""
+        """Number of unsupported nodes per op, without nodes that only depend on these."""
         return dict(Counter(p.op for p in self.problems if p.reached).most_common())
 
     def to_json(self) -> dict[str, Any]:
@@ -71,16 +71,15 @@ class Report:
             "  ops: " + ", ".join(f"{n} {op}" for op, n in self.ops.items()),
         ]
         lines += [f"  {'not supported' if p.reached else 'follows'}: {p.reason}" for p in self.problems]
-        return "\n".join(
-            [*lines, "  every node is supported" if self.supported else f"  {len(self.problems)} of {self.nodes} nodes cannot be read"]
-        )
+        total = max(self.nodes, sum(self.ops.values()))  # with the nodes of functions and subgraphs
+        return "\n".join([*lines, "  every node is supported" if self.supported else f"  {len(self.problems)} of {total} nodes cannot be read"])
 
 
 def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
     """Tries every node of a model and reports all that fail, not only the first.
 
-    After a node that fails, its outputs' types are taken from ONNX's own shape inference, so that what follows is tried too.
-    Raises FrontendError for a file that is no readable model at all.
+    The output types of a failed node come from ONNX's shape inference, so that the following nodes are tried too.
+    Raises FrontendError for a file that is not a readable model.
     """
     model, folder = load_model(source)
     graph = model.graph
@@ -106,7 +105,7 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
         counts[shown(node.domain, node.op_type)] += 1
 
     def on_problem(node: NodeProto, name: str, problem: Exception, scope: Scope) -> None:
-        # After a first failure a misfit of types may come from the stand-in's looser type: it is no finding of its own.
+        # After a first failure a type mismatch may come from the less precise inferred type: not a separate problem.
         follows = isinstance(problem, NotReached) or (isinstance(problem, FrontendError) and report.problems)
         report.problems.append(Problem(name, shown(node.domain, node.op_type), str(problem), not follows))
         inferred.stand_in(node, name, scope)
@@ -119,7 +118,7 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
 
 
 class _Inferred:
-    """Types of values by ONNX's shape inference, asked for only when a node failed."""
+    """Types of values by ONNX's shape inference, which runs only after a failure."""
 
     def __init__(self, model: onnx.ModelProto):
         self.model = model
@@ -127,7 +126,7 @@ class _Inferred:
         self.table = SymbolTable()
 
     def stand_in(self, node: NodeProto, name: str, scope: Scope) -> None:
-        """Puts tensors of the inferred types in place of what `node` would make; marks those of unknown type."""
+        """Defines the outputs of `node` as inputs of the inferred types; marks outputs of unknown type."""
         for out in node.output:
             if not out:
                 continue
@@ -137,7 +136,7 @@ class _Inferred:
                     scope[out] = scope.net.add_input(scope.net.fresh(f"{out}_unread") + "_", value_type(info, self.table, repr(out)))
                     continue
             except NetworkError:
-                pass  # a sequence, or a type whet has not: what reads it cannot be tried
+                pass  # a sequence or an unsupported type: its readers cannot be tried
             scope.unknown[out] = name
 
     def _types(self) -> dict[str, onnx.ValueInfoProto]:
@@ -154,14 +153,14 @@ sys.stdout.buffer.write(onnx.shape_inference.infer_shapes(model, strict_mode=Fal
 
 
 def _inferred_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """What onnx's shape inference finds; nothing where it fails. In a process of its own: on damaged models it may abort."""
+    """The values typed by onnx's shape inference, or [] if it fails. In a subprocess, since it may abort on damaged models."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _INFER], input=model.SerializeToString(), capture_output=True, timeout=_PATIENCE, check=True
+            [sys.executable, "-c", _INFER], input=model.SerializeToString(), capture_output=True, timeout=_TIMEOUT, check=True
         )
         graph = onnx.ModelProto.FromString(done.stdout).graph
     except (subprocess.SubprocessError, OSError, ValueError, DecodeError):
-        return []  # too large or malformed for it: what follows a failed node is then reported as not tried
+        return []  # too large or malformed: nodes after a failed one are reported as not tried
     return [*graph.value_info, *graph.output]
 
 

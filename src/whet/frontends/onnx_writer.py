@@ -1,4 +1,4 @@
-"""Network -> ONNX model: symbols become dim_params, regions subgraphs, fused layers their bodies; names are kept."""
+"""Writes a Network as an ONNX model: symbols become dim_params, regions subgraphs, fused layers their bodies; names are kept."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ OPSET = 21  # ONNX Runtime 1.31 loads up to 26, but has CPU kernels of every op 
 
 
 def onnx_from_network(net: Network, opset: int = OPSET) -> onnx.ModelProto:
-    """The network as an ONNX model. Reading it again gives a network that computes the same.
+    """The network as an ONNX model; reading the model gives an equivalent network.
 
-    Raises FrontendError for an opset that the onnx package has not, UnsupportedError for a layer that this opset cannot say.
+    Raises FrontendError for an opset that the onnx package does not support, UnsupportedError for a layer without an equivalent in this opset.
     """
     if not 13 <= opset <= onnx.defs.onnx_opset_version():
         raise FrontendError(f"whet writes opsets 13 to {onnx.defs.onnx_opset_version()}, not {opset}.")
@@ -39,20 +39,20 @@ def onnx_from_network(net: Network, opset: int = OPSET) -> onnx.ModelProto:
 
 
 def save_onnx(net: Network, path: str | os.PathLike, opset: int = OPSET) -> Path:
-    """Writes the network to `path`; weights beyond 1.9 GB go to `<path>.data` beside it. Returns the path."""
+    """Writes the network to `path`; weights beyond 1.9 GB go to `<path>.data`. Returns the path."""
     path = Path(path)
     model = onnx_from_network(net, opset)
     try:
         write_onnx(model, path, onnx.save, LARGEST_MESSAGE)
     except OSError as e:
-        raise FrontendError(f"cannot write {path}: {e.strerror}. Make room, or check that the folder exists and can be written.") from e
+        raise FrontendError(f"cannot write {path}: {e.strerror}. Free disk space, or check that the folder exists and is writable.") from e
     return path
 
 
 class Writer:
     """Writes one graph. An op's `to_onnx(layer, w)` uses `w.node`, `w.name`, `w.constant`, `w.dims` and `w.opset`.
 
-    `names` maps tensors to ONNX names, those of outer graphs included: a subgraph must not use a name twice.
+    `names` maps tensors to ONNX names, including outer graphs': a subgraph must not redefine a name.
     """
 
     def __init__(self, opset: int, names: Mapping[Tensor, str], taken: set[str], symbols: Mapping[str, tuple[str, int]] | None = None):
@@ -62,22 +62,22 @@ class Writer:
         self.nodes: list[NodeProto] = []
         self.initializers: list[TensorProto] = []
         self.node_names: set[str] = set()
-        self.symbols: dict[str, tuple[str, int]] = dict(symbols or {})  # symbol -> (ONNX name of an input, axis that has it)
+        self.symbols: dict[str, tuple[str, int]] = dict(symbols or {})  # symbol -> (ONNX name of an input, axis of this size)
         self._sizes: dict[Dim, str] = {}
 
     def graph(self, net: Network, name: str) -> GraphProto:
         """`net` as a GraphProto."""
         constants = set(net.constants.values())
-        answers: dict[Tensor, str] = {}  # a constant that is an output gives its name to what the users fetch, and lies under another
-        for t in (*net.inputs, *net.outputs):  # what users feed and fetch keeps its name whatever else is called so
+        output_names: dict[Tensor, str] = {}  # constants that are outputs: the output keeps the name, the initializer gets another
+        for t in (*net.inputs, *net.outputs):  # inputs and outputs keep their names even if another tensor has the same
             if t not in constants:
                 self.names.setdefault(t, self.fresh(t.name))
-            elif t not in answers:
-                answers[t] = self.fresh(t.name)
+            elif t not in output_names:
+                output_names[t] = self.fresh(t.name)
         for t in net.inputs:
             for axis, d in enumerate(t.shape):
                 self.symbols.setdefault(str(d), (self.names[t], axis))
-        made_here = {t for layer in net.layers for t in layer.outputs}
+        defined = {t for layer in net.layers for t in layer.outputs}
         for t in net.constants.values():
             self.names.setdefault(t, self.fresh(t.name))
             self.initializers.append(_tensor_proto(t.array(), self.names[t]))
@@ -85,11 +85,11 @@ class Writer:
             self.layer(layer)
         outputs = []
         for t in net.outputs:
-            made = self.names[t]
-            if t not in made_here:  # an input, a constant or a captured value: ONNX wants a node between
-                made = answers.pop(t, "") or self.fresh(f"{t.name}_out")
-                self.node("Identity", [self.names[t]], [made])
-            outputs.append(_value_info(made, t.type))
+            out = self.names[t]
+            if t not in defined:  # an input, a constant or a captured value: ONNX requires a node in between
+                out = output_names.pop(t, "") or self.fresh(f"{t.name}_out")
+                self.node("Identity", [self.names[t]], [out])
+            outputs.append(_value_info(out, t.type))
         inputs = [_value_info(self.names[t], t.type) for t in net.inputs]
         return helper.make_graph(self.nodes, name, inputs, outputs, self.initializers)
 
@@ -110,7 +110,7 @@ class Writer:
             declared = onnx.defs.get_schema(layer.op, self.opset, "").attributes
         except onnx.defs.SchemaError:
             raise UnsupportedError(
-                f"{what} is no op of ONNX opset {self.opset}. Write a newer opset, or the network as it was before lowering."
+                f"{what} is not an op of ONNX opset {self.opset}. Write a newer opset, or the network before lowering."
             ) from None
         attrs = {}
         for key, v in layer.attrs.items():
@@ -124,7 +124,7 @@ class Writer:
         )
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], *, name: str = "", domain: str = "", **attrs: Any) -> None:
-        """One node; attributes as whet has them (DType, dims that are numbers, tuples, bools, arrays) or GraphProtos. None is left out."""
+        """Adds one node; attributes are whet's values (DType, static dims, tuples, bools, arrays) or GraphProtos. None is omitted."""
         trimmed = list(inputs)
         while trimmed and not trimmed[-1]:
             trimmed.pop()
@@ -145,13 +145,13 @@ class Writer:
         return self.names[t]
 
     def constant(self, array: np.ndarray, name: str = "const") -> str:
-        """The name of a new initializer."""
+        """Adds an initializer and returns its name."""
         name = self.fresh(name)
         self.initializers.append(_tensor_proto(np.asarray(array), name))
         return name
 
     def dims(self, values: Sequence[Dim], name: str = "shape") -> str:
-        """The name of an i64[n] tensor of sizes: an initializer, or computed from the shapes of inputs where one is symbolic."""
+        """The name of an i64[n] tensor of sizes: an initializer, or computed from input shapes if a size is symbolic."""
         if all(isinstance(v, int) for v in values):
             return self.constant(np.array(values, np.int64), name)
         out = self.fresh(name)
@@ -165,7 +165,7 @@ class Writer:
         return self._sizes[d]
 
     def _computed(self, d: Expr) -> str:
-        """Nodes for a symbolic size: a sum of products of symbols, quotients, minima and maxima. Sizes are not negative, so Div is //."""
+        """Adds nodes for a symbolic size: a sum of products of symbols, quotients, minima and maxima. Sizes are not negative, so Div is //."""
         total = ""
         for factors, c in d.terms:
             term = self._size(c) if c != 1 or not factors else ""
@@ -181,7 +181,7 @@ class Writer:
             return self._binary(op, self._size(lower(atom[1])), self._size(lower(atom[2])))
         if atom[1] not in self.symbols:
             raise UnsupportedError(
-                f"the size {atom[1]} is that of no input's axis, so ONNX cannot say it. Give the network static shapes first."
+                f"the size {atom[1]} is not the size of an input's axis, so ONNX cannot express it. Give the network static shapes first."
             )
         source, axis = self.symbols[atom[1]]
         shape, out = self.fresh(f"{source}_shape"), self.fresh(f"size_{atom[1]}")
@@ -195,7 +195,7 @@ class Writer:
         return out
 
     def fresh(self, wish: str) -> str:
-        """A value name near `wish` that nothing has yet."""
+        """An unused value name similar to `wish`."""
         name, i = wish, 0
         while name in self.taken or not name:
             i += 1
@@ -208,7 +208,7 @@ class Writer:
         return Writer(self.opset, self.names, self.taken, self.symbols).graph(region, name)
 
     def _unfused(self, layer: Layer) -> None:
-        """The body's layers in place of the fused layer: its inputs are the fused layer's, its outputs too."""
+        """Writes the body's layers in place of the fused layer."""
         body = layer.regions["body"]
         for inner, outer in zip(body.inputs, layer.inputs, strict=True):
             self.names[inner] = self.name(outer)
@@ -234,12 +234,12 @@ class Writer:
 
 def _value_info(name: str, t: TensorType) -> onnx.ValueInfoProto:
     if any(isinstance(d, int) and d >= 2**63 for d in t.shape):
-        raise UnsupportedError(f"%{name} is of type {t}; ONNX holds sizes below 2**63. Check the shapes and pads that lead to it.")
+        raise UnsupportedError(f"%{name} is of type {t}; ONNX sizes are below 2**63. Check its shapes and pads.")
     return helper.make_tensor_value_info(name, ONNX_OF_DTYPE[t.dtype], [d if isinstance(d, int) else str(d) for d in t.shape])
 
 
 def _tensor_proto(a: np.ndarray, name: str) -> TensorProto:
-    """The array as raw little-endian bytes; 4-bit numbers two to a byte, the first in the lower half."""
+    """The array as raw little-endian bytes; 4-bit values are packed in pairs, the first in the lower half."""
     dtype = dtype_of(a)
     if dtype.bits == 4:
         nibbles = a.astype(np.int8).reshape(-1).view(np.uint8) & 0xF
@@ -252,7 +252,7 @@ def _tensor_proto(a: np.ndarray, name: str) -> TensorProto:
 
 def _attribute(key: str, v: Any, op: str, name: str) -> onnx.AttributeProto:
     """A whet attribute value as an AttributeProto."""
-    where = f"{op} '{name}': attribute {key}"
+    label = f"{op} '{name}': attribute {key}"
     kind = _declared_kind(op, key)
     match v:
         case DType():
@@ -260,11 +260,11 @@ def _attribute(key: str, v: Any, op: str, name: str) -> onnx.AttributeProto:
         case bool():
             return helper.make_attribute(key, int(v))
         case Expr():
-            raise UnsupportedError(f"{where} is the symbolic size {v}; ONNX attributes are numbers. Give the network static shapes first.")
+            raise UnsupportedError(f"{label} is the symbolic size {v}; ONNX attributes are constants. Give the network static shapes first.")
         case tuple() | list():
             if any(isinstance(x, Expr) for x in v):
                 raise UnsupportedError(
-                    f"{where} holds symbolic sizes {v}; ONNX attributes are numbers. Give the network static shapes first."
+                    f"{label} holds symbolic sizes {v}; ONNX attributes are constants. Give the network static shapes first."
                 )
             values = [int(x) if isinstance(x, bool) else x for x in v]
             if kind == onnx.AttributeProto.FLOATS or any(isinstance(x, float) for x in values):
@@ -279,7 +279,7 @@ def _attribute(key: str, v: Any, op: str, name: str) -> onnx.AttributeProto:
 
 
 def _declared_kind(op: str, key: str) -> int | None:
-    """The AttributeProto kind that ONNX declares for an op's attribute; None when it has not."""
+    """The AttributeProto kind that ONNX declares for an op's attribute, or None."""
     if not onnx.defs.has(op):
         return None
     found = onnx.defs.get_schema(op).attributes.get(key)

@@ -1,7 +1,7 @@
-"""A PyTorch module -> Network, by torch.export and torch.onnx. Needs torch and onnxscript (the extra `export`).
+"""Reads a PyTorch module as a Network, by torch.export and torch.onnx. Needs torch and onnxscript (the extra `export`).
 
-Models pruned outside (Torch-Pruning, ASP, ModelOpt, your own) come in this way with the weights that they have now. Batch norms are kept, so
-that what comes in can be pruned, fine-tuned and calibrated on.
+Models pruned by other tools (Torch-Pruning, ASP, ModelOpt) are imported this way. Batch norms are kept, so that the network can be
+pruned, fine-tuned and calibrated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whet.frontends.onnx import network_from_onnx
 from whet.network import Expr, Network
 
 OPSET = 18
-_INSTALL = "pip install 'whet[export]' (PyTorch from 2.6 on, and onnxscript)"
+_INSTALL = "pip install 'whet[export]' (PyTorch 2.6 or newer, and onnxscript)"
 
 
 def from_torch(
@@ -30,11 +30,11 @@ def from_torch(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> Network:
-    """`module` (torch.nn.Module) as a source network, in evaluation mode; it is left as it was.
+    """Reads `module` (torch.nn.Module) in evaluation mode as a source network. The module is not changed.
 
-    `example` is a tensor or a tuple of tensors that the module takes. With `dynamic_batch` the first dimension of each becomes the symbol N.
-    Raises BackendError without torch or onnxscript, FrontendError where torch's exporter fails, naming the smallest submodule that it fails
-    on and the way out; UnsupportedError for an op that whet has not.
+    `example` is a tensor or a tuple of tensors, the module's arguments. With `dynamic_batch` the first dimension of each becomes the symbol N.
+    Raises BackendError without torch or onnxscript, FrontendError if torch's exporter fails, with the smallest failing submodule and the
+    workaround, UnsupportedError for an unsupported op.
     """
     for package in ("torch", "onnxscript"):
         if find_spec(package) is None:
@@ -45,19 +45,19 @@ def from_torch(
         raise FrontendError(f"whet.from_torch takes a torch.nn.Module, not {type(module).__name__}; whet.network_from_onnx reads ONNX files")
     args = example if isinstance(example, tuple) else (example,)
     if not args or not all(isinstance(a, torch.Tensor) for a in args):
-        raise FrontendError("the example is a tensor, or a tuple of tensors: what module(*example) takes")
+        raise FrontendError("the example is a tensor, or a tuple of tensors: the arguments of module(*example)")
     was = {m: m.training for m in module.modules()}
     module.eval()
     try:
         try:
-            model = _exported(module, args, {}, dynamic_batch, input_names, output_names)
+            model = _export(module, args, {}, dynamic_batch, input_names, output_names)
         except _failures() as e:
-            raise FrontendError(_explained(module, args, e, dynamic_batch)) from e
+            raise FrontendError(_failure_text(module, args, e, dynamic_batch)) from e
         try:
             net = network_from_onnx(model)
             if not dynamic_batch or not any(t.type.rank and isinstance(t.shape[0], Expr) for t in net.inputs):
                 return net
-            batch = {t.name: ("N", *(None,) * (t.type.rank - 1)) for t in net.inputs if t.type.rank}  # torch calls it s31, or the like
+            batch = {t.name: ("N", *(None,) * (t.type.rank - 1)) for t in net.inputs if t.type.rank}  # torch names it s31 or similar
             return network_from_onnx(model, shapes=batch)
         except UnsupportedError as e:
             raise UnsupportedError(f"torch exported {type(module).__name__}, but {e}") from e
@@ -66,17 +66,17 @@ def from_torch(
             m.training = training
 
 
-def _exported(
+def _export(
     module: Any, args: tuple, kwargs: dict, dynamic: bool, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
 ) -> bytes:
-    """The ONNX model that torch makes of the module."""
+    """Exports the module to a serialized ONNX model."""
     import torch
 
     shapes = None
     if dynamic:
         batch = torch.export.Dim("N", min=1)
         shapes = tuple({0: batch} if a.ndim else None for a in args)
-        args = tuple(_doubled(a) for a in args)  # a batch of one would be taken for a constant
+        args = tuple(_doubled(a) for a in args)  # torch specializes a batch of one to a constant
     with _quiet(), torch.no_grad():
         program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
         made = torch.onnx.export(
@@ -92,7 +92,7 @@ def _doubled(a: Any) -> Any:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What torch's exporters raise: their own errors, and whatever a traced forward raises."""
+    """The exceptions of torch's exporters and of a traced forward."""
     import torch
 
     return (
@@ -101,37 +101,36 @@ def _failures() -> tuple[type[Exception], ...]:
     )  # fmt: skip
 
 
-def _explained(module: Any, args: tuple, error: Exception, dynamic: bool) -> str:
-    """What failed, in which submodule, why, and what to do."""
+def _failure_text(module: Any, args: tuple, error: Exception, dynamic: bool) -> str:
+    """The failing submodule, the reason and the workaround."""
     import torch
 
     try:
         with torch.no_grad():
             module(*args)
     except _failures() as e:
-        what = f"{type(module).__name__} itself fails on the example, nothing is wrong with exporting"
-        return f"{what}: {_first_line(e)}. Give what module(*example) takes."
+        what = f"{type(module).__name__} itself fails on the example"
+        return f"{what}: {_first_line(e)}. Give the arguments of module(*example)."
     if dynamic:
         try:
-            _exported(module, args, {}, False)
+            _export(module, args, {}, False)
             return (
-                f"torch cannot export {type(module).__name__} with a dynamic batch ({_first_line(error)}): its forward counts on the batch of the "
-                "example. Give dynamic_batch=False, or take sizes from x.shape instead of numbers."
+                f"torch cannot export {type(module).__name__} with a dynamic batch ({_first_line(error)}): its forward assumes the batch of the "
+                "example. Give dynamic_batch=False, or take sizes from x.shape instead of constants."
             )
         except _failures() as e:
             error = e
     path, found, reason = _culprit(module, args, error)
-    where = f"{type(module).__name__}" if not path else f"its submodule '{path}' ({type(found).__name__})"
+    part = f"{type(module).__name__}" if not path else f"its submodule '{path}' ({type(found).__name__})"
     return (
-        f"torch cannot export {where}: {_first_line(reason)}. Way out: make this part exportable (no data-dependent Python branches, no numbers "
-        "taken out of tensors by .item(), torch.where and torch.cond instead), which torch.export.export(module, example) alone tells you "
-        "fastest; for an op without ONNX form give torch.onnx.export a custom_translation_table (onnxscript); or export the ONNX file yourself "
-        "and use whet.network_from_onnx."
+        f"torch cannot export {part}: {_first_line(reason)}. Make this part exportable: no data-dependent Python branches and no .item(), "
+        "torch.where and torch.cond instead (torch.export.export(module, example) checks it fastest); for an op without ONNX equivalent give "
+        "torch.onnx.export a custom_translation_table (onnxscript); or export the ONNX file yourself and use whet.network_from_onnx."
     )
 
 
 def _culprit(module: Any, args: tuple, error: Exception) -> tuple[str, Any, Exception]:
-    """The smallest submodule that cannot be exported with the inputs that it gets, its path, and its error."""
+    """The path, module and error of the smallest submodule that cannot be exported with its inputs."""
     import torch
 
     seen: dict[str, tuple[tuple, dict]] = {}
@@ -155,7 +154,7 @@ def _culprit(module: Any, args: tuple, error: Exception) -> tuple[str, Any, Exce
             if full not in seen:
                 continue
             try:
-                _exported(child, seen[full][0], seen[full][1], False)
+                _export(child, seen[full][0], seen[full][1], False)
             except _failures() as e:
                 path, at, reason = full, child, e
                 break
@@ -164,7 +163,7 @@ def _culprit(module: Any, args: tuple, error: Exception) -> tuple[str, Any, Exce
 
 
 def _first_line(e: Exception) -> str:
-    """The part of torch's error that says what was wrong (the rest is its own stack)."""
+    """The first line of torch's error, without its stack."""
     cause: BaseException = e
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -174,7 +173,7 @@ def _first_line(e: Exception) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch's exporters print progress and warn about their own insides."""
+    """Silences torch's exporters, which print progress and internal warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -12,7 +12,7 @@ from whet.errors import BuildError
 from whet.inspector.facts import LayerFacts
 from whet.inspector.words import format_words, head_op, layer_type, type_word
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics import anchor, epilogue, is_quantized, outer_input, unquantized
+from whet.tactics import epilogue, is_quantized, outer_input, root_layer, unquantized
 
 _ACTIVATIONS = {
     "Relu": "RELU", "Silu": "SWISH", "Swish": "SWISH", "Clip": "CLIP", "LeakyRelu": "LEAKY_RELU", "Sigmoid": "SIGMOID", "Tanh": "TANH",
@@ -90,7 +90,7 @@ def _parameters(f: LayerFacts) -> dict[str, Any]:
     if op in ("Gemm", "MatMul"):
         return _product(f)
     if kind == "CaskPooling":
-        return _pooling(anchor(_dequantized(f.layer)))
+        return _pooling(root_layer(_dequantized(f.layer)))
     if kind == "Reformat":
         a = f.layer.attrs
         return {"ParameterType": "Reformat", "Origin": "REFORMAT" if a["source_dtype"] == a["dtype"] else "CAST"}
@@ -112,7 +112,7 @@ def _parameters(f: LayerFacts) -> dict[str, Any]:
 
 def _convolution(f: LayerFacts) -> dict[str, Any]:
     layer = _dequantized(f.layer)
-    head = anchor(layer)
+    head = root_layer(layer)
     a, w = head.attrs, head.needs(1)
     r = w.type.rank - 2
     flat = int(r == 1)  # TensorRT represents 1-D convolutions as 2-D
@@ -152,7 +152,7 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
 
 def _product(f: LayerFacts) -> dict[str, Any]:
     layer = _dequantized(f.layer)
-    head = anchor(layer)
+    head = root_layer(layer)
     b = head.needs(1)
     weight = _outer_constant(layer, b)
     activation, residual, extra = _epilogue_facts(layer)

@@ -114,6 +114,10 @@ class Layer:
             raise NetworkError(f"{self.op} '{self.name}' has no input {i}, which it needs")
         return t
 
+    def required_inputs(self) -> tuple[Tensor, ...]:
+        """All inputs, of an op without optional ones. Raises NetworkError if one is absent."""
+        return tuple(self.needs(i) for i in range(len(self.inputs)))
+
     def __repr__(self) -> str:
         from whet.network.text import layer_text
 
@@ -220,6 +224,10 @@ class Network:
             name = f"{wish}_{self._counters[wish]}"
         self._names.add(name)
         return name
+
+    def reserve(self, *names: str) -> None:
+        """Keeps `fresh` from returning these names."""
+        self._names.update(names)
 
     def _release(self, name: str) -> None:
         """Renames the tensor called `name`. Raises NetworkError for an input or output."""

@@ -28,7 +28,8 @@ from whet.network.types import DTYPES, DType, TensorType, parse_type
 from whet.network.weight import Weight
 
 VERSION = 2
-_PLAIN = re.compile(r"[\w./:$#+-]+")
+_NAME = r"[\w./:$#+-]*[\w./$#+-]"  # a name that needs no quotes; it does not end in ':', which precedes a type
+_PLAIN = re.compile(_NAME)
 _SMALL = 16  # constants up to this many elements are written as lists
 
 
@@ -137,7 +138,8 @@ def parse_network(text: str, arrays: Mapping[str, np.ndarray | Weight] | None = 
 
 def _read_body(net: Network, lines: deque, outer: MutableMapping[str, Tensor], arrays, arguments: Sequence[Tensor | None] = ()) -> deque:
     """Reads the lines of a network or region. `arguments` are the tensors that a fused body's inputs stand for: known sizes carry over."""
-    known = ChainMap({}, outer)  # a region extends the outer names without copying them
+    known: ChainMap[str, Tensor] = ChainMap({}, outer)  # a region extends the outer names without copying them
+    layer_names: set[str] = set()
     while lines:
         number, line = lines[0]
         if line == "}" or line.startswith("region "):
@@ -159,6 +161,8 @@ def _read_body(net: Network, lines: deque, outer: MutableMapping[str, Tensor], a
                 s.take(":")
                 type_ = s.type()
                 s.take("=")
+                if n in known.maps[0]:
+                    raise NetworkError(f"the name %{n} is given twice")
                 known[n] = net.constant(_read_constant(s, n, type_, arrays), n)
                 if known[n].type != type_:
                     raise NetworkError(f"%{n} is declared {type_} but its values are {known[n].type}")
@@ -166,14 +170,14 @@ def _read_body(net: Network, lines: deque, outer: MutableMapping[str, Tensor], a
                 s.take("out")
                 net.outputs.append(_lookup(known, s.tensor_name()))
             else:
-                _read_layer(net, s, lines, known, arrays)
+                _read_layer(net, s, lines, known, layer_names, arrays)
             s.end()
         except NetworkError as e:
             raise e if str(e).startswith("line ") else NetworkError(f"line {number}: {e}") from e
     return lines
 
 
-def _read_layer(net: Network, s: _Scanner, lines: deque, known: MutableMapping[str, Tensor], arrays) -> None:
+def _read_layer(net: Network, s: _Scanner, lines: deque, known: ChainMap[str, Tensor], layer_names: set[str], arrays) -> None:
     outs: list[tuple[str, TensorType | None]] = []
     while True:
         n = s.tensor_name()
@@ -217,12 +221,23 @@ def _read_layer(net: Network, s: _Scanner, lines: deque, known: MutableMapping[s
     layer = net.add_layer(op, inputs, attrs, name=name, outputs=[o for o, _ in outs], regions=regions, sources=sources)
     if len(layer.outputs) != len(outs):
         raise NetworkError(f"{op} makes {len(layer.outputs)} outputs, {len(outs)} are named")
+    if name in layer_names:
+        raise NetworkError(f"two layers are called '{name}'")
+    layer_names.add(name)
+    layer.name = name  # a layer may be called like a tensor of another layer: their names are independent
     for (n, type_), t in zip(outs, layer.outputs, strict=True):
-        if t.name != n:
-            raise NetworkError(f"the name %{n} is given twice")
         if type_ is not None and type_ != t.type:
             raise NetworkError(f"%{n} is declared {type_}, but {op} makes {t.type}")
-        known[n] = t
+        t.name = n
+        _define(known, t)
+    net.reserve(name, *(n for n, _ in outs))
+
+
+def _define(known: ChainMap[str, Tensor], t: Tensor) -> None:
+    """Makes `t` known by its name. Raises NetworkError if the network or region has another tensor of that name."""
+    if t.name in known.maps[0]:
+        raise NetworkError(f"the name %{t.name} is given twice")
+    known[t.name] = t
 
 
 def _lookup(known: Mapping[str, Tensor], name: str) -> Tensor:
@@ -294,7 +309,7 @@ class _Scanner:
         return self.match(r"[\w]+", "a word")
 
     def name(self) -> str:
-        return self.string() if self.peek() == '"' else self.match(r"[\w./:$#+-]*[\w./$#+-]", "a name")
+        return self.string() if self.peek() == '"' else self.match(_NAME, "a name")
 
     def string(self) -> str:
         raw = self.match(r'"(?:[^"\\]|\\.)*"', "a quoted string")[1:-1]

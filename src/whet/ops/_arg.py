@@ -13,7 +13,7 @@ from whet.ops._types import axis_of
 
 
 def infer(layer: Layer) -> TensorType:
-    x = layer.inputs[0]
+    x = layer.needs(0)
     axis = axis_of(layer.attrs["axis"], x.type.rank)
     kept = layer.attrs["keepdims"]
     return TensorType(I64, tuple(1 if i == axis else d for i, d in enumerate(x.shape) if kept or i != axis))

@@ -232,13 +232,18 @@ def known_array(t: Tensor | None) -> np.ndarray | None:
     return a.reshape([d if isinstance(d, int) else -1 for d in t.shape])
 
 
+def has_symbols(layer: Layer) -> bool:
+    """True if an attribute depends on a dynamic dimension: the reference cannot run before run time, even on constants."""
+    return any(isinstance(x, Expr) for v in layer.attrs.values() for x in (v if isinstance(v, tuple) else (v,)))
+
+
 def folded(layer: Layer, data: int = 2**31) -> list[tuple[Dim, ...] | None]:
     """`shape_value` of an op whose reference also works on arrays of dims (it moves, adds or multiplies): runs the reference on them.
 
     Only the first `data` inputs may have symbols; the others are indices and must be numbers.
     """
     arrays = [known_array(t) for t in layer.inputs]
-    if any(a is None and t is not None for a, t in zip(arrays, layer.inputs, strict=True)):
+    if has_symbols(layer) or any(a is None and t is not None for a, t in zip(arrays, layer.inputs, strict=True)):
         return [None]
     if any(a is not None and a.dtype == object for a in arrays[data:]):
         return [None]
@@ -272,7 +277,7 @@ def _evaluated(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[Dim, 
     nothing: list[tuple[Dim, ...] | None] = [None] * len(types)
     arrays = [known_array(t) for t in layer.inputs]
     small = all(t.static and t.elements <= MAX_VALUES and t.dtype.kind != "string" for t in types)  # type: ignore[operator]
-    if not small or any(t is not None and (a is None or a.dtype == object) for t, a in zip(layer.inputs, arrays, strict=True)):
+    if not small or has_symbols(layer) or any(t is not None and (a is None or a.dtype == object) for t, a in zip(layer.inputs, arrays, strict=True)):
         return nothing
     with np.errstate(all="ignore"):
         results = o.reference(layer, *arrays)

@@ -15,7 +15,7 @@ from whet.ops._types import broadcast, stretches_to
 
 
 def infer_binary(layer: Layer) -> TensorType:
-    a, b = layer.inputs[0], layer.inputs[1]
+    a, b = layer.needs(0), layer.needs(1)
     if a.dtype != b.dtype:
         raise NetworkError(f"{layer.op} '{layer.name}' takes two tensors of one type, not {a.type} and {b.type}")
     return TensorType(a.dtype, broadcast(a.shape, b.shape))
@@ -34,10 +34,10 @@ def infer_integers(layer: Layer) -> TensorType:
 
 def infer_variadic(layer: Layer) -> TensorType:
     """Any number of tensors of one type, broadcast together."""
-    dtype, shape = layer.inputs[0].dtype, layer.inputs[0].shape
-    for t in layer.inputs:
+    dtype, shape = layer.needs(0).dtype, layer.needs(0).shape
+    for t in layer.required_inputs():
         if t.dtype != dtype:
-            raise NetworkError(f"takes tensors of one type, not {[str(t.type) for t in layer.inputs]}")
+            raise NetworkError(f"takes tensors of one type, not {[str(t.type) for t in layer.required_inputs()]}")
         shape = broadcast(shape, t.shape)
     return TensorType(dtype, shape)
 

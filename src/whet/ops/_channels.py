@@ -12,11 +12,11 @@ from whet.ops._types import may_equal, one_float_type
 
 def infer_channels(layer: Layer, least: int = 2) -> TensorType:
     """x's type; inputs from 1 on must have one value per channel."""
-    x = layer.inputs[0]
+    x = layer.needs(0)
     one_float_type(layer, *range(1, len(layer.inputs)))
     if x.type.rank < least:
         raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, ...] of rank {least} or more, not {x.type}")
-    for t in layer.inputs[1:]:
+    for t in layer.required_inputs()[1:]:
         if not may_equal(t.shape, (x.shape[1],)):
             raise NetworkError(f"{layer.op} '{layer.name}': {t} is not one value per channel of {x.type}")
     return x.type
@@ -24,8 +24,8 @@ def infer_channels(layer: Layer, least: int = 2) -> TensorType:
 
 def channel_couples(layer: Layer) -> list[Couple]:
     """The batch axis is independent; a channel is pruned from x, all per-channel inputs and y."""
-    x, y = layer.inputs[0], layer.output
-    return [Couple(x, 0, y, 0), Couple(x, 1, y, 1), *(Couple(t, 0, y, 1) for t in layer.inputs[1:])]
+    x, y = layer.needs(0), layer.output
+    return [Couple(x, 0, y, 0), Couple(x, 1, y, 1), *(Couple(t, 0, y, 1) for t in layer.required_inputs()[1:])]
 
 
 def per_channel(v: np.ndarray, rank: int) -> np.ndarray:

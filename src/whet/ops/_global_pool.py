@@ -13,7 +13,7 @@ from whet.ops._window import pool_couples
 
 
 def infer(layer: Layer) -> TensorType:
-    x = layer.inputs[0]
+    x = layer.needs(0)
     float_input(layer)
     if layer.attrs.get("p", 1) < 1:
         raise NetworkError(f"{layer.op} '{layer.name}': p is {layer.attrs['p']}; it must be at least 1")

@@ -11,11 +11,11 @@ from whet.ops._types import may_equal
 
 def check_operands(layer: Layer) -> tuple[Tensor, Tensor]:
     """The two operands: 8-bit integers, with zero points of their types. Raises NetworkError."""
-    a, b = layer.inputs[0], layer.inputs[1]
+    a, b = layer.needs(0), layer.needs(1)
     for t, zero in ((a, layer.input(2)), (b, layer.input(3))):
         if t.dtype not in (I8, U8) or (zero is not None and zero.dtype != t.dtype):
             raise NetworkError(f"{layer.op} '{layer.name}' takes i8 or u8 with zero points of the same type, not {t} and {zero}")
-    return a, b  # type: ignore[return-value]
+    return a, b
 
 
 def check_zero(layer: Layer, i: int, size) -> None:

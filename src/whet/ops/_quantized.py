@@ -12,7 +12,7 @@ from whet.ops._types import axis_of, may_equal
 
 def check_scale(layer: Layer) -> None:
     """Raises NetworkError if scale or zero point do not match x."""
-    x, scale, zero = layer.inputs[0], layer.inputs[1], layer.input(2)
+    x, scale, zero = layer.needs(0), layer.needs(1), layer.input(2)
     axis, block = layer.attrs["axis"], layer.attrs["block_size"]
     where = f"{layer.op} '{layer.name}'"
     if zero is not None and not may_equal(zero.shape, scale.shape) and {zero.shape, scale.shape} != {(), (1,)}:
@@ -41,7 +41,7 @@ def spread(v: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.n
 
 def scale_couples(layer: Layer) -> list[Couple]:
     """Couples all axes of x and y, and the scales with their axis; an axis with blocks is not coupled."""
-    x, y, block = layer.inputs[0], layer.output, layer.attrs["block_size"]
+    x, y, block = layer.needs(0), layer.output, layer.attrs["block_size"]
     axis = layer.attrs["axis"] % max(x.type.rank, 1)
     couples = [Couple(x, i, y, i) for i in range(y.type.rank) if not (block and i == axis)]
     for t in layer.inputs[1:]:

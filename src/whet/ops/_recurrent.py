@@ -58,7 +58,7 @@ def activations(layer: Layer, defaults: tuple[str, ...]) -> list[list[Callable[.
 
 def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> list[TensorType]:
     """Types of Y and of the final states."""
-    x, w, r = layer.inputs[:3]
+    x, w, r = layer.needs(0), layer.needs(1), layer.needs(2)
     where = f"{layer.op} '{layer.name}'"
     if layer.attrs["direction"] not in DIRECTIONS:
         raise NetworkError(f"{where}: direction is one of {', '.join(DIRECTIONS)}, not {layer.attrs['direction']!r}")
@@ -67,7 +67,7 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
         raise NetworkError(f"{where}: hidden_size is {layer.attrs['hidden_size']}, R is {r}")
     if x.type.rank != 3 or not may_equal(w.shape, (d, gates * h, x.shape[2])) or not may_equal(r.shape, (d, gates * h, h)):
         raise NetworkError(f"{where}: W {w} and R {r} do not match X {x}, {d} direction(s) and {h} units")
-    if layer.input(3) is not None and not may_equal(layer.inputs[3].shape, (d, 2 * gates * h)):
+    if layer.input(3) is not None and not may_equal(layer.needs(3).shape, (d, 2 * gates * h)):
         raise NetworkError(f"{where}: B is {layer.inputs[3]}, it needs shape [{d},{2 * gates * h}]")
     lengths = layer.input(4)
     if lengths is not None and lengths.dtype != I32:
@@ -92,11 +92,11 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
 def couples(layer: Layer, gates: int, states: int) -> list[Couple]:
     """Features of X are coupled to W's columns. A state unit is coupled to its rows of W and R (one per gate), its column of R and its biases,
     equally in both directions. Batch and time are independent; directions are not pruned."""
-    x, w, r, b = layer.inputs[0], layer.inputs[1], layer.inputs[2], layer.input(3)
+    x, w, r, b = layer.needs(0), layer.needs(1), layer.needs(2), layer.input(3)
     if not all(t.is_constant for t in (w, r, b) if t is not None) or not isinstance(h := r.shape[2], int):
         return []
-    rows = {"b_repeat": gates, "count": h}
-    result = [Couple(x, 2, w, 2, summed=True), Couple(r, 2, w, 1, **rows), Couple(r, 2, r, 1, **rows)]
+    rows = [Couple(r, 2, t, 1, b_repeat=gates, count=h) for t in (w, r)]
+    result = [Couple(x, 2, w, 2, summed=True), *rows]
     if b is not None:
         result.append(Couple(r, 2, b, 1, b_repeat=2 * gates, count=h))
     if (peepholes := layer.input(5 + states)) is not None:  # peepholes
@@ -105,7 +105,7 @@ def couples(layer: Layer, gates: int, states: int) -> list[Couple]:
     result += [Couple(r, 2, t, t.type.rank - 1) for t in (*layer.outputs, *first)]
     sample, y_sample, state_sample = (0, 0, 0) if layer.attrs["layout"] else (1, 2, 1)
     result += [Couple(x, sample, layer.outputs[0], y_sample), *(Couple(x, sample, t, state_sample) for t in (*layer.outputs[1:], *first))]
-    return result if layer.input(4) is None else [*result, Couple(x, sample, layer.inputs[4], 0)]
+    return result if layer.input(4) is None else [*result, Couple(x, sample, layer.needs(4), 0)]
 
 
 def recut(layer: Layer, kept) -> dict[str | int, Any]:

@@ -15,7 +15,7 @@ from whet.ops._types import numeric_input
 
 def reduced(layer: Layer) -> tuple[int, ...]:
     """The reduced axes as non-negative indices."""
-    rank = layer.inputs[0].type.rank
+    rank = layer.needs(0).type.rank
     axes = axes_given(layer, rank)
     if axes:
         return axes
@@ -24,14 +24,14 @@ def reduced(layer: Layer) -> tuple[int, ...]:
 
 def infer(layer: Layer, logical: bool = False) -> TensorType:
     """x's type without the reduced axes; also bool if `logical`."""
-    x, axes = layer.inputs[0].type if logical else numeric_input(layer), reduced(layer)
+    x, axes = layer.needs(0).type if logical else numeric_input(layer), reduced(layer)
     kept = layer.attrs["keepdims"]
     return x.with_shape(1 if i in axes else d for i, d in enumerate(x.shape) if kept or i not in axes)
 
 
 def kept_couples(layer: Layer, axes: tuple[int, ...]) -> list[Couple]:
     """Couples of the axes that are not reduced."""
-    x, y = layer.inputs[0], layer.output
+    x, y = layer.needs(0), layer.output
     rest = [i for i in range(x.type.rank) if i not in axes]
     return mapped(x, y, {a: a if layer.attrs["keepdims"] else b for b, a in enumerate(rest)})
 

@@ -18,7 +18,7 @@ def running_axis(layer: Layer) -> int:
     at = given_ints(layer, "axis", 1)
     if at is None or len(at) != 1:
         raise NetworkError(f"{layer.op} '{layer.name}' needs one axis, not {at}")
-    return axis_of(at[0], layer.inputs[0].type.rank)
+    return axis_of(at[0], layer.needs(0).type.rank)
 
 
 def infer(layer: Layer) -> TensorType:

@@ -20,7 +20,7 @@ def infer(layer: Layer) -> TensorType:
 
 def couples(layer: Layer) -> list[Couple]:
     """Couples all axes but the normalized one."""
-    x, y = layer.inputs[0], layer.output
+    x, y = layer.needs(0), layer.output
     axis = axis_of(layer.attrs["axis"], y.type.rank)
     return [Couple(x, i, y, i) for i in range(y.type.rank) if i != axis]
 

@@ -112,7 +112,8 @@ class _Known:
         couples = get_op(bound.op).couples
         assert couples is not None  # checked by follow()
         ties = [tie for c in couples(bound) for tie in ((c.a, c.a_axis, c.b, c.b_axis), (c.b, c.b_axis, c.a, c.a_axis))]
-        return any(t in inputs and t.shape[i] != 1 and y in bound.outputs and self.axes.get(twins[y]) == j for t, i, y, j in ties)
+        axes = {y: self.axes.get(t) for y in bound.outputs if (t := twins[y]) is not None}
+        return any(t in inputs and t.shape[i] != 1 and y in axes and axes[y] == j for t, i, y, j in ties)
 
     def _without_samples(self, layer: Layer) -> None:
         """Handles outputs computed from sizes only: equal for all samples unless the batch size is used other than as a repeat count."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whet.errors import NetworkError
+from whet.errors import NetworkError, UnsupportedError
 from whet.network import F64, Dim, DType, Expr, Layer, Tensor, TensorType
 from whet.ops._base import Couple
 
 
 def same_as_input(layer: Layer) -> TensorType:
     """The type of input 0."""
-    return layer.inputs[0].type
+    return layer.needs(0).type
 
 
 def float_input(layer: Layer) -> TensorType:
     """The type of input 0, which must be floating point."""
-    t = layer.inputs[0].type
+    t = layer.needs(0).type
     if not t.dtype.is_float:
         raise NetworkError(f"{layer.op} '{layer.name}' takes floating point, not {t}; put a Cast before it")
     return t
@@ -24,7 +24,7 @@ def float_input(layer: Layer) -> TensorType:
 
 def numeric_input(layer: Layer) -> TensorType:
     """The type of input 0, which must be numeric."""
-    t = layer.inputs[0].type
+    t = layer.needs(0).type
     if t.dtype.kind in ("bool", "string"):
         raise NetworkError(f"{layer.op} '{layer.name}' takes numbers, not {t}")
     return t
@@ -39,8 +39,10 @@ def one_float_type(layer: Layer, *indices: int) -> DType:
     return first
 
 
-def axis_of(axis: int, rank: int, what: str = "axis") -> int:
-    """`axis` counted from the front. Raises NetworkError when it is out of range."""
+def axis_of(axis: Dim, rank: int, what: str = "axis") -> int:
+    """`axis` counted from the front. Raises NetworkError when it is out of range, UnsupportedError when it is symbolic."""
+    if isinstance(axis, Expr):
+        raise UnsupportedError(f"{what} {axis} depends on a dynamic dimension; it must be a number")
     if not -rank <= axis < rank:
         raise NetworkError(f"{what} {axis} is out of range for rank {rank}")
     return axis % rank

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import Dim, Layer, TensorType, ceildiv, floordiv, minimum
+from whet.network import Dim, Layer, TensorType, ceildiv, floordiv, minimum, static_shape
 from whet.ops._base import INTS, Couple
 from whet.ops._types import numeric_input
 
@@ -95,21 +95,22 @@ class Pool:
 
     def extra(self, spatial: Sequence[int]) -> list[int]:
         """Elements past the trailing padding that ceil-mode windows cover."""
-        r, out = len(self.kernel), self.out(spatial)
-        need = [(int(out[i]) - 1) * self.strides[i] + self.dilations[i] * (self.kernel[i] - 1) + 1 for i in range(r)]
+        r, out = len(self.kernel), static_shape(tuple(self.out(spatial)))
+        need = [(out[i] - 1) * self.strides[i] + self.dilations[i] * (self.kernel[i] - 1) + 1 for i in range(r)]
         return [max(need[i] - n - self.pads[i] - self.pads[r + i], 0) for i, n in enumerate(spatial)]
 
     def slices(self, x: np.ndarray, fill) -> Iterator[np.ndarray]:
         """For each tap of the window: its values for all outputs, [N, C, *out]."""
         v = windows(x, self.kernel, self.strides, self.dilations, self.pads, fill, self.extra(x.shape[2:]))
-        out = tuple(slice(0, n) for n in self.out(x.shape[2:]))
+        out = [slice(0, n) for n in static_shape(tuple(self.out(x.shape[2:])))]
         for at in product(*map(range, self.kernel)):
-            yield v[(slice(None), slice(None), *out, *at)]
+            index: tuple[slice | int, ...] = (slice(None), slice(None), *out, *at)
+            yield v[index]
 
 
 def pool_of(layer: Layer) -> Pool:
     """The geometry of a pooling layer. Raises NetworkError."""
-    x, a = layer.inputs[0], layer.attrs
+    x, a = layer.needs(0), layer.attrs
     r = x.type.rank - 2
     kernel = a.get("kernel_shape")
     if kernel is None or len(kernel) != r:
@@ -122,7 +123,7 @@ def pool_of(layer: Layer) -> Pool:
 
 
 def infer_pool(layer: Layer) -> TensorType:
-    x = layer.inputs[0]
+    x = layer.needs(0)
     numeric_input(layer)
     if not 3 <= x.type.rank <= 5:
         raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")
@@ -131,7 +132,7 @@ def infer_pool(layer: Layer) -> TensorType:
 
 def pool_couples(layer: Layer) -> list[Couple]:
     """Couples batch and channels; spatial axes are not pruned."""
-    x, y = layer.inputs[0], layer.output
+    x, y = layer.needs(0), layer.output
     return [Couple(x, i, y, i) for i in range(2)]
 
 

@@ -1,4 +1,7 @@
-"""BatchNormalization at inference: y = (x - mean) / sqrt(variance + epsilon) * scale + bias, per channel."""
+"""BatchNormalization at inference: y = (x - mean) / sqrt(variance + epsilon) * scale + bias, per channel.
+
+In training mode mean and variance are those of the batch; the reader computes them by layers. Of a constant x (weight standardization) they fold.
+"""
 
 import numpy as np
 
@@ -13,13 +16,45 @@ def reference(layer, x, scale, bias, mean, variance):
 
 def read(node, g):
     if node.attrs.get("training_mode"):
-        raise node.unsupported("it is in training mode; export the model in evaluation mode (model.eval())")
+        return _from_batch(node, g)
     if any(node.outputs[1:]):
         raise node.unsupported("it outputs running statistics, as in training; export the model in evaluation mode (model.eval())")
     if node.attrs.get("spatial", 1) != 1:
         raise node.unsupported("spatial=0 (opset 7) normalizes every position separately; export with opset 9 or newer")
     attrs = {k: v for k, v in node.attrs.items() if k not in ("training_mode", "spatial")}
     return node.add(g, "BatchNormalization", *node.inputs[:5], **attrs)
+
+
+def _from_batch(node, g):
+    """Training mode (opset 14): (y, running mean, running variance) with the mean and variance of the batch."""
+    x, scale, bias, mean, variance = node.inputs[:5]
+    axes = tuple(i for i in range(x.type.rank) if i != 1)
+
+    def add(op, *inputs, **attrs):
+        return g.add(op, *inputs, name=f"{node.name}_{op.lower()}", sources=(node.name,), **attrs)
+
+    def channels(t):
+        """[C] as [C, 1, ...]."""
+        return add("Reshape", t, shape=(-1, *(1,) * (x.type.rank - 2)))
+
+    def constant(value, like):
+        return g.constant(np.array(value, like.dtype.numpy), f"{node.name}_{value:g}")
+
+    center = add("ReduceMean", x, axes=axes, keepdims=1)
+    d = add("Sub", x, center)
+    spread = add("ReduceMean", add("Mul", d, d), axes=axes, keepdims=1)
+    inverse = add("Div", channels(scale), add("Sqrt", add("Add", spread, constant(node.attrs.get("epsilon", 1e-5), x))))
+    y = add("Add", add("Mul", d, inverse), channels(bias))
+    momentum = node.attrs.get("momentum", 0.9)
+    results = [y]
+    for i, (batch, running) in enumerate(((center, mean), (spread, variance)), start=1):
+        if i < len(node.outputs) and node.outputs[i]:
+            flat = add("Reshape", batch, shape=(-1,))
+            kept = add("Mul", running, constant(momentum, running))
+            results.append(add("Add", kept, add("Mul", flat, constant(1 - momentum, running))))
+        else:
+            results.append(None)
+    return results
 
 
 op(

@@ -34,7 +34,7 @@ def shape_value(layer):
 
 op(
     "Cast",
-    lambda layer: layer.inputs[0].type.with_dtype(layer.attrs["to"]),
+    lambda layer: layer.needs(0).type.with_dtype(layer.attrs["to"]),
     lambda layer, x: cast(x, layer.attrs["to"].numpy, layer.attrs["saturate"]),
     attrs={"to": NEEDS_DTYPE, "saturate": 1},
     onnx=read,

@@ -6,7 +6,7 @@ from whet.ops.cast import cast
 
 op(
     "CastLike",
-    lambda layer: layer.inputs[0].type.with_dtype(layer.inputs[1].dtype),
+    lambda layer: layer.needs(0).type.with_dtype(layer.needs(1).dtype),
     lambda layer, x, like: cast(x, like.dtype),
     onnx=lambda node, g: node.add(g, "Cast", node.inputs[0], to=node.inputs[1].dtype, saturate=node.attrs.get("saturate", 1)),
     couples=lambda layer: same_axes(layer.inputs[0], layer.output),

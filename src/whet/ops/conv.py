@@ -15,13 +15,13 @@ from whet.ops._window import explicit_pads, out_size, windows
 
 def attributes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """strides, dilations, pads with defaults filled in."""
-    r = layer.inputs[1].type.rank - 2
+    r = layer.needs(1).type.rank - 2
     a = layer.attrs
     return tuple(a.get("strides") or (1,) * r), tuple(a.get("dilations") or (1,) * r), tuple(a.get("pads") or (0,) * 2 * r)
 
 
 def infer(layer: Layer) -> TensorType:
-    x, w = layer.inputs[0], layer.inputs[1]
+    x, w = layer.needs(0), layer.needs(1)
     r, group = w.type.rank - 2, layer.attrs["group"]
     strides, dilations, pads = attributes(layer)
     one_float_type(layer, 1, 2)
@@ -64,7 +64,7 @@ def reference(layer: Layer, x, w, b=None):
 
 def couples(layer: Layer) -> list[Couple]:
     """One group: input channels couple x and w, output channels couple w, b and y. Several groups: a group is pruned as one unit."""
-    x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
+    x, w, b, y = layer.needs(0), layer.needs(1), layer.input(2), layer.output
     group = layer.attrs["group"]
     tied = [Couple(x, 0, y, 0)]
     if group == 1:
@@ -77,7 +77,7 @@ def couples(layer: Layer) -> list[Couple]:
 
 def inner(layer: Layer, level: int) -> list[Couple]:
     """Several groups of several channels, level 0: each group loses the channels of the same indices."""
-    x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
+    x, w, b, y = layer.needs(0), layer.needs(1), layer.input(2), layer.output
     group, ins = layer.attrs["group"], w.shape[1]
     if level or group == 1 or ins == 1 or not isinstance(w.shape[0], int):
         return couples(layer)
@@ -88,7 +88,7 @@ def inner(layer: Layer, level: int) -> list[Couple]:
 
 def recut(layer: Layer, kept):
     """Updates the number of groups."""
-    x, w, group = layer.inputs[0], layer.inputs[1], layer.attrs["group"]
+    x, w, group = layer.inputs[0], layer.needs(1), layer.attrs["group"]
     if group == 1 or (x, 1) not in kept:
         return {}
     return {"group": len(kept[x, 1]) // (len(kept[w, 1]) if (w, 1) in kept else w.shape[1])}

@@ -14,7 +14,7 @@ from whet.ops._types import may_equal, one_float_type
 
 def attributes(layer: Layer):
     """strides, dilations, pads, output_padding with defaults filled in."""
-    r = layer.inputs[1].type.rank - 2
+    r = layer.needs(1).type.rank - 2
     a = layer.attrs
     one, zero = (1,) * r, (0,) * r
     return (
@@ -26,7 +26,7 @@ def attributes(layer: Layer):
 
 
 def infer(layer: Layer) -> TensorType:
-    x, w, b = layer.inputs[0], layer.inputs[1], layer.input(2)
+    x, w, b = layer.needs(0), layer.needs(1), layer.input(2)
     r, group = w.type.rank - 2, layer.attrs["group"]
     strides, dilations, pads, extra = attributes(layer)
     one_float_type(layer, 1, 2)
@@ -65,7 +65,7 @@ def reference(layer: Layer, x, w, b=None):
 
 def couples(layer: Layer) -> list[Couple]:
     """As Conv's with w's axes swapped; several groups: a group is pruned as one unit."""
-    x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
+    x, w, b, y = layer.needs(0), layer.needs(1), layer.input(2), layer.output
     group, tied = layer.attrs["group"], [Couple(x, 0, y, 0)]
     if group == 1:
         tied += [Couple(x, 1, w, 0, summed=True), Couple(w, 1, y, 1)]
@@ -80,7 +80,7 @@ def couples(layer: Layer) -> list[Couple]:
 
 def inner(layer: Layer, level: int) -> list[Couple]:
     """Several groups of several channels, level 0: each group loses the channels of the same indices."""
-    x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
+    x, w, b, y = layer.needs(0), layer.needs(1), layer.input(2), layer.output
     group, outs = layer.attrs["group"], w.shape[1]
     if level or group == 1 or outs == 1 or not isinstance(w.shape[0], int):
         return couples(layer)
@@ -90,7 +90,7 @@ def inner(layer: Layer, level: int) -> list[Couple]:
 
 
 def recut(layer: Layer, kept):
-    w, y, group = layer.inputs[1], layer.output, layer.attrs["group"]
+    w, y, group = layer.needs(1), layer.output, layer.attrs["group"]
     if group == 1 or (y, 1) not in kept:
         return {}
     return {"group": len(kept[y, 1]) // (len(kept[w, 1]) if (w, 1) in kept else w.shape[1])}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import F32
+from whet.network import F32, Layer
 from whet.ops._base import DTYPE, op
 
 
@@ -19,10 +19,15 @@ def read(node, g):
     return node.add(g, "EyeLike", node.inputs[0], k=node.attrs.get("k", 0), dtype=None if dtype is None else node.dtype(dtype))
 
 
+def reference(layer: Layer, x: np.ndarray) -> np.ndarray:
+    rows, columns = x.shape
+    return np.eye(rows, columns, k=layer.attrs["k"], dtype=layer.attrs["dtype"].numpy if "dtype" in layer.attrs else x.dtype)
+
+
 op(
     "EyeLike",
     infer,
-    lambda layer, x: np.eye(*x.shape, k=layer.attrs["k"], dtype=layer.attrs["dtype"].numpy if "dtype" in layer.attrs else x.dtype),
+    reference,
     attrs={"k": 0, "dtype": DTYPE},
     onnx=read,
     samples=[(["i64[3,4]"], {"dtype": F32}), (["f32[4,4]"], {"k": 1})],

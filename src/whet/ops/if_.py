@@ -1,10 +1,11 @@
-"""If: one of two branches, by a condition. If the condition is known from constants and shapes, the reader keeps only the taken branch.
+"""If: one of two branches, by a condition. If the condition is known from constants and shapes, the reader keeps only the taken branch,
+and if the shapes of an unknown condition's branches fit in one of them only, that one (its metadata `assumed.<node>` says so).
 
 The inputs after the condition are passed to both branches (in ONNX and in source networks the branches capture values of the outer
 graph; lowering turns captured values into inputs).
 """
 
-from whet.errors import NetworkError, UnsupportedError
+from whet.errors import FrontendError, NetworkError, UnsupportedError
 from whet.network import BOOL, F32, Network
 from whet.ops._base import Sample, known_values, op
 from whet.ops._regions import check_feeds
@@ -30,7 +31,21 @@ def read(node, g):
     known = known_values(node.inputs[0])
     if known is not None and isinstance(known[0], int):
         return node.inline("then_branch" if known[0] else "else_branch", g)
-    return node.add(g, "If", *node.inputs, regions={k: node.graphs[k]() for k in _BRANCHES})
+    regions, misfits = {}, {}
+    for k in _BRANCHES:
+        try:
+            regions[k] = node.graphs[k](strict=True)
+        except (FrontendError, NetworkError) as e:
+            misfits[k] = e
+    if len(misfits) == 1:
+        (kept,), ((refused, reason),) = regions, misfits.items()
+        if not isinstance(reason, UnsupportedError):
+            g.metadata[f"assumed.{node.name}"] = (
+                f"node '{node.name}' (If): only its {kept} fits the shapes, so the engine holds that branch and does not check the condition. "
+                f"The {refused} was refused: {reason}"
+            )
+            return node.inline(kept, g)
+    return node.add(g, "If", *node.inputs, regions={k: regions[k] if k in regions and not misfits else node.graphs[k]() for k in _BRANCHES})
 
 
 def _sample() -> dict[str, Network]:

@@ -126,7 +126,7 @@ def _sample(scans: bool):
         x = region.add_input("x", TensorType(F32, (2, 3)))
         y = region.add("Add", x, region.add("Cast", turn, to=F32))
         region.mark_output(region.add("Identity", condition))
-        region.mark_output(region.add("Mul", y, region.constant(np.float32(0.5))))
+        region.mark_output(region.add("Mul", y, region.constant(np.array(0.5, np.float32))))
         if scans:
             region.mark_output(region.add("Neg", y))
         return {"body": region}

@@ -26,7 +26,7 @@ def infer(layer):
 op(
     "Range",
     infer,
-    lambda layer, a, b, c: np.arange(a.item(), b.item(), c.item(), a.dtype),
+    lambda layer, a, b, c: np.arange(a.item(), b.item(), c.item(), dtype=a.dtype),
     samples=[
         ([np.array(0), np.array(7), np.array(2)], {}),
         ([np.array(5), np.array(-3), np.array(-1)], {}),

@@ -93,7 +93,7 @@ def read(node, g):
 def _sample() -> dict[str, Network]:
     region = Network("body")
     s, x = (region.add_input(n, TensorType(F32, (3,))) for n in "sx")
-    y = region.add("Add", region.add("Mul", s, region.constant(np.float32(0.5))), x)
+    y = region.add("Add", region.add("Mul", s, region.constant(np.array(0.5, np.float32))), x)
     region.mark_output(y)
     region.mark_output(region.add("Neg", y))
     return {"body": region}

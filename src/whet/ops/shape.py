@@ -12,7 +12,7 @@ def part(layer, shape):
 
 op(
     "Shape",
-    lambda layer: TensorType(I64, (len(part(layer, layer.inputs[0].shape)),)),
+    lambda layer: TensorType(I64, (len(part(layer, layer.needs(0).shape)),)),
     lambda layer, x: np.array(part(layer, x.shape), np.int64),
     attrs={"start": 0, "end": INT},
     couples=lambda layer: [Couple(t, i, t, i) for t in layer.inputs for i in range(t.type.rank)],

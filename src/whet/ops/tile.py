@@ -19,7 +19,7 @@ op(
     infer,
     lambda layer, x, repeats=None: np.tile(x, numbers(layer.attrs.get("repeats", repeats))),
     attrs={"repeats": INTS},
-    couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i, r in enumerate(given(layer, "repeats", 1)) if r == 1],
+    couples=lambda layer: [Couple(layer.needs(0), i, layer.output, i) for i, r in enumerate(given(layer, "repeats", 1) or ()) if r == 1],
     zeros=(),
     to_onnx=inputs_of_attributes("repeats"),
     samples=[

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from whet.composites import unsupported_reason
 from whet.errors import NetworkError, UsageError
-from whet.network import Layer, Network
+from whet.network import DType, Layer, Network
+from whet.passes._widen import widen_floats
 from whet.registry import nearest
 from whet.rewrite.driver import PassLog, run_passes, select
 
@@ -22,6 +23,7 @@ def lower(
     refuses: Callable[[Layer], str | None] | None = None,
     forbids: Callable[[Layer], str | None] | None = None,
     channel_alignment: int = 1,
+    widened: Collection[DType] = (),
 ) -> tuple[Network, PassLog]:
     """A lowered copy of the `source` network `net` (which stays unchanged), and the log of the passes.
 
@@ -30,16 +32,17 @@ def lower(
     `refuses(fused layer)` may give a reason why no tactic of the machine computes it (its shapes may be symbolic). Without it only composites
     that every backend computes are created. `forbids(fused layer)` may give a reason why the user does not want it (--layerPrecisions).
     `channel_alignment` is the number of bytes of a pixel's channels that the machine's fast kernels read at once; other numbers of channels
-    are padded (pad_channels).
+    are padded (pad_channels). `widened` are the 16-bit float types that the machine has no arithmetic for: their layers compute in f32.
     Raises UsageError for an unknown pass or node, NetworkError for a network that is lowered already.
     """
     if net.stage != "source":
         raise NetworkError(f"'{net.name}' is lowered already; passes run once, on the network as imported")
-    lowered = net.clone("lowered")
+    lowered, count = widen_floats(net.clone("lowered"), widened)
     keep = _keep(lowered, no_fuse) if no_fuse else None
     useless = refuses or unsupported_reason
     unwanted = useless if forbids is None else lambda layer: forbids(layer) or useless(layer)
     log = run_passes(lowered, select(level, switches), check=check, keep=keep, refuses=unwanted, channel_alignment=channel_alignment)
+    log.widened = count
     return lowered, log
 
 

@@ -1,4 +1,4 @@
-"""Network + data -> network with ranges and Q/DQ: calibration and its caches, Q/DQ insertion, sensitivity analysis, accuracy budgets.
+"""Adds ranges and Q/DQ to a network: calibration and its caches, Q/DQ insertion, sensitivity analysis, accuracy budgets.
 
 The builder decides by timing which precision a layer runs in.
 """
@@ -10,11 +10,12 @@ from whet.precision.data import Preprocessing, calibration_data
 from whet.precision.emulate import PRECISIONS, emulated
 from whet.precision.histogram import Histogram
 from whet.precision.insert import quantize
-from whet.precision.places import Places, find_places
+from whet.precision.quantization_sites import QuantizationSites, find_quantization_sites
 from whet.precision.ranges import METHODS, Range, Ranges
-from whet.precision.sensitivity import Analysis, Harm, chosen_samples
+from whet.precision.sensitivity import Analysis, LayerSensitivity, chosen_samples
 
 __all__ = [
-    "METHODS", "PRECISIONS", "Analysis", "Budget", "Harm", "Histogram", "Places", "Preprocessing", "Range", "Ranges", "Verdict", "calibrate",
-    "calibration_data", "chosen_samples", "emulated", "find_places", "quantize", "read_cache", "write_cache",
+    "METHODS", "PRECISIONS", "Analysis", "Budget", "Histogram", "LayerSensitivity", "Preprocessing", "QuantizationSites", "Range", "Ranges",
+    "Verdict", "calibrate", "calibration_data", "chosen_samples", "emulated", "find_quantization_sites", "quantize", "read_cache",
+    "write_cache",
 ]  # fmt: skip

@@ -39,4 +39,5 @@ class Taps:
     def met_at(self, tap: tuple[int, ...], image: np.ndarray, place: tuple[np.ndarray, ...]) -> np.ndarray:
         """The input elements that one tap multiplies in selected windows, given by batch item and output position: [windows, C]."""
         at = tuple(p * s + t * d for p, s, t, d in zip(place, self.strides, tap, self.dilations, strict=True))
-        return self.padded[(image, slice(None), *at)]
+        index: tuple[np.ndarray | slice, ...] = (image, slice(None), *at)
+        return self.padded[index]

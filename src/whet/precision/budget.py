@@ -17,7 +17,7 @@ import numpy as np
 
 from whet.errors import CalibrationError, UsageError
 from whet.precision.measures import Values, output_cosine, output_snr
-from whet.registry import own_function
+from whet.registry import user_function
 
 Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 Metric = Callable[[Run], float]
@@ -62,7 +62,7 @@ class Budget:
         except ValueError:
             raise UsageError(f"--accuracy={text}: the last part is not a number; expected {_FORMS}") from None
         if len(parts) == 4 and parts[0] == "python":
-            return Budget("metric", limit, own_function(text.rpartition(":")[0], f"--accuracy={text}"), f"{parts[1]}:{parts[2]}")
+            return Budget("metric", limit, user_function(text.rpartition(":")[0], f"--accuracy={text}"), f"{parts[1]}:{parts[2]}")
         if len(parts) == 2 and parts[0] in ("snr", "cosine"):
             return Budget(parts[0], limit)
         raise UsageError(f"--accuracy={text} is none of {_FORMS}")

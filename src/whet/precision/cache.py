@@ -12,7 +12,7 @@ import numpy as np
 from whet.errors import CalibrationError, UsageError
 from whet.files import replacing
 from whet.network import Network
-from whet.precision.places import find_places, never_negative
+from whet.precision.quantization_sites import find_quantization_sites, never_negative
 from whet.precision.ranges import Range, Ranges
 
 VERSION = 1
@@ -45,7 +45,7 @@ def read_cache(path: str | os.PathLike[str], net: Network, model: str = "") -> R
     except (OSError, UnicodeDecodeError) as e:
         raise CalibrationError(f"the calibration cache {path} cannot be read: {e}") from e
     found = _read_json(path, text, model) if text.lstrip().startswith("{") else _read_text(path, text, net)
-    missing = [n for n in find_places(net).names() if n not in found.tensors]
+    missing = [n for n in find_quantization_sites(net).names() if n not in found.tensors]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CalibrationError(f"{path} has no range for %{missing[0]}{more}: it is of another model. Calibrate again with --calibData.")

@@ -17,7 +17,7 @@ from whet.ops import run_layer, run_network
 from whet.precision.histogram import Histogram
 from whet.precision.insert import fake_weights
 from whet.precision.methods import LIMITS
-from whet.precision.places import Places, find_places
+from whet.precision.quantization_sites import QuantizationSites, find_quantization_sites
 from whet.precision.ranges import METHODS, Range, Ranges
 
 Feeds = Mapping[str, np.ndarray]
@@ -45,7 +45,7 @@ def calibrate(
     model: str = "",
     tell: Callable[[str], None] | None = None,
 ) -> Ranges:
-    """Calibrates the tensors of `find_places(net)` over `samples` (inputs by name, batch 1 where the batch is dynamic).
+    """Calibrates the tensors of `find_quantization_sites(net)` over `samples` (inputs by name, batch 1 if the batch is dynamic).
 
     `run` computes a sample (default: the reference in NumPy); `method` is one of METHODS, or "auto": per tensor the one with the
     smallest error, min-max unless another halves it. `forced` sets the method per tensor. `zero_points` allows zero points for skewed ranges.
@@ -55,28 +55,28 @@ def calibrate(
     for m in (method, *(forced or {}).values()):
         if m != "auto" and m not in METHODS:
             raise UsageError(f"unknown calibration method {m!r}; methods: auto, {', '.join(METHODS)}")
-    places = find_places(net)
-    if not places.roots:
+    sites = find_quantization_sites(net)
+    if not sites.roots:
         raise CalibrationError(f"'{net.name}' has no quantizable layer: no convolution or matrix product with constant weights")
-    run = run or _reference(net, places.names())
-    histograms, judges, count = _count(places, samples, run, tell)
+    run = run or _reference(net, sites.names())
+    histograms, judges, count = _count(sites, samples, run, tell)
     _check(histograms, count)
     values = [run(feeds) for feeds in judges]
     found = Ranges(model=model, samples=count)
-    for t in places.roots:
+    for t in sites.roots:
         wanted = (forced or {}).get(t.name, method)
         candidates = candidate_ranges(histograms[t.name], LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
-        found.tensors[t.name] = _judged(places, t, candidates, values) if len(candidates) > 1 else candidates[0]
+        found.tensors[t.name] = _judged(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
         if tell is not None:
             tell(t.name)
     return found
 
 
 def _count(
-    places: Places, samples: Iterable[Feeds], run: Run, tell: Callable[[str], None] | None
+    sites: QuantizationSites, samples: Iterable[Feeds], run: Run, tell: Callable[[str], None] | None
 ) -> tuple[dict[str, Histogram], list[Feeds], int]:
     """Returns the histograms, the evaluation samples (smallest digests first) and the number of samples."""
-    histograms = {name: Histogram() for name in places.names()}
+    histograms = {name: Histogram() for name in sites.names()}
     kept: list[tuple[str, Feeds]] = []
     count = 0
     for feeds in samples:
@@ -130,15 +130,15 @@ def candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram], fl
     return found
 
 
-def _judged(places: Places, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
+def _judged(sites: QuantizationSites, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
     """Selects the candidate with the smallest output error of the consumer layers (of the tensor itself when it has none).
 
     Min-max stays unless another candidate is better by the factor CUT_PAYS.
     """
     wrong, right = [0.0] * len(candidates), 0.0
-    readers: list[Layer | None] = [x for x in places.layers if x.inputs[0] is t] or [None]
-    x = np.concatenate([middle(np.asarray(v[t.name], np.float32), readers[0]) for v in values])
+    readers: list[Layer | None] = [x for x in sites.layers if x.inputs[0] is t] or [None]
     for layer in readers:
+        x = np.concatenate([middle(np.asarray(v[t.name], np.float32), layer) for v in values])
         want = (x if layer is None else computed(layer, x, None)).astype(np.float64)
         right += float(np.sum(want**2))
         for k, r in enumerate(candidates):
@@ -154,23 +154,36 @@ def _judged(places: Places, t: Tensor, candidates: list[Range], values: list[Map
 
 
 def middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
-    """The centre of a large tensor, at least `crop` pixels and twice the filter size: it represents the rest of the image."""
-    if x.ndim == 4:
-        kernel = layer.inputs[1].shape[2:] if layer is not None and layer.op == "Conv" else (1, 1)
-        cuts = []
-        for size, k in zip(x.shape[2:], kernel, strict=True):
-            most = max(crop, 2 * int(k))
-            first = max(0, (size - most) // 2)
-            cuts.append(slice(first, first + most))
-        return x[:, :, cuts[0], cuts[1]]
-    if x.ndim >= 2 and x.shape[-2] > _ROWS:
-        return x[..., :_ROWS, :]
-    return x
+    """A part of a large activation [N, ...] that represents the rest: of a convolution's input the centre of the spatial axes (about `crop`
+    squared positions, at least twice the filter's extent per axis), of a product's input the first rows. Channels are never cut."""
+    if layer is None or layer.op == "Conv":
+        return _centre(x, layer, crop) if x.ndim > 2 else x[:_ROWS]
+    if layer.attrs.get("transA") or x.ndim < 2:
+        return x
+    cuts = [slice(None)] * x.ndim
+    cuts[-2] = slice(0, _ROWS if x.ndim < 4 else crop)
+    if x.ndim > 3:  # an image with the channels last, or heads
+        cuts[-3] = slice(0, crop)
+    return x[tuple(cuts)]
+
+
+def _centre(x: np.ndarray, conv: Layer | None, crop: int) -> np.ndarray:
+    """The centre of the spatial axes of x [N, C, spatial...]."""
+    rank = x.ndim - 2
+    side = round(crop ** (2 / rank))
+    kernel = conv.needs(1).shape[2:] if conv is not None else (1,) * rank
+    dilations = (conv.attrs.get("dilations") if conv is not None else None) or (1,) * rank
+    cuts = [slice(None)] * 2
+    for size, k, dilation in zip(x.shape[2:], kernel, dilations, strict=True):
+        most = max(side, 2 * ((int(k) - 1) * dilation + 1))
+        first = max(0, (size - most) // 2)
+        cuts.append(slice(first, first + most))
+    return x[tuple(cuts)]
 
 
 def computed(layer: Layer, x: np.ndarray, range_: Range | None, weights: np.ndarray | None = None) -> np.ndarray:
     """The layer's output for `x` without bias (f32), with input and weights fake-quantized when `range_` is given. `weights` replace its own."""
-    w = layer.inputs[1].array() if weights is None else weights
+    w = layer.needs(1).array() if weights is None else weights
     if range_ is not None:
         x, w = range_.fake(x), fake_weights(layer, w)
     alone = Network("alone")

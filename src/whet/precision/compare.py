@@ -1,4 +1,4 @@
-"""Comparison of two runs of one model: the error of every common tensor, and where differences start."""
+"""Comparison of two runs of one model: the error of every common tensor, and the first differences."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Comparison:
 
     @property
     def matches(self) -> bool:
-        """Whether all outputs are within the tolerance (all tensors, when the runs have no common output)."""
+        """True if all outputs are within the tolerance (all tensors, if the runs have no common output)."""
         outputs = [r for r in self.rows if r.output] or self.rows
         return bool(outputs) and not any(r.differs for r in outputs)
 

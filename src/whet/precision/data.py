@@ -14,7 +14,7 @@ import numpy as np
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, Tensor
 from whet.precision.decoding import decode
-from whet.registry import own_function
+from whet.registry import user_function
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 
@@ -117,7 +117,7 @@ def _file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
 
 
 def split(arrays: Mapping[str, np.ndarray], net: Network, where: str) -> Iterator[dict[str, np.ndarray]]:
-    """Splits arrays into samples of the network's fixed batch size, or of batch 1 where it is dynamic."""
+    """Splits arrays into samples of the network's fixed batch size, or of batch 1 if it is dynamic."""
     lengths = set()
     for t in net.inputs:
         if t.name not in arrays:
@@ -156,7 +156,7 @@ def _only_input(net: Network, where: str) -> Tensor:
 
 
 def _from_function(source: str, net: Network) -> Iterator[dict[str, np.ndarray]]:
-    samples: Iterable[Any] = own_function(source)()
+    samples: Iterable[Any] = user_function(source)()
     for k, sample in enumerate(samples):
         arrays = sample if isinstance(sample, Mapping) else {_only_input(net, source).name: sample}
         yield from split({n: np.asarray(a) for n, a in arrays.items()}, net, f"{source}, sample {k}")

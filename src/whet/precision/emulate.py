@@ -12,7 +12,7 @@ from whet.errors import CalibrationError, UsageError
 from whet.network import BF16, F16, F32, DType, Layer, Network, Tensor
 from whet.ops._origin import express
 from whet.precision.insert import quantize
-from whet.precision.places import WEIGHTED, find_places
+from whet.precision.quantization_sites import WEIGHTED, find_quantization_sites
 from whet.precision.ranges import Ranges
 
 PRECISIONS = ("int8", "fp8", "fp16", "bf16")
@@ -29,7 +29,7 @@ def candidates(net: Network, precision: str) -> list[Layer]:
     if precision not in PRECISIONS:
         raise UsageError(f"unknown low precision {precision!r}; precisions: {', '.join(PRECISIONS)}")
     if precision in ("int8", "fp8"):
-        return find_places(net).layers
+        return find_quantization_sites(net).layers
     return [x for x in net.layers if x.op not in _MOVES and not x.regions and any(t.dtype == F32 for t in x.outputs)]
 
 

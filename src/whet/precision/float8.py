@@ -24,7 +24,7 @@ import numpy as np
 from whet.network import F8E4M3, F32, Layer, Network, Tensor
 from whet.precision._taps import Taps
 from whet.precision.insert import e4m3, float8_scale, float8_weight_scales, float8_weights, weight_axis
-from whet.precision.places import WEIGHTED, find_places
+from whet.precision.quantization_sites import WEIGHTED, find_quantization_sites
 from whet.precision.ranges import Range, Ranges
 from whet.precision.rounding import adapted, fits, moments
 from whet.precision.sensitivity import chosen_samples
@@ -38,7 +38,7 @@ RunOf = Callable[[Network, list[str]], Callable[[Feeds], Mapping[str, np.ndarray
 def kept_out(net: Network) -> dict[str, str]:
     """Quantizable layers of `net` (prepared) that stay in 16 bits or more under FP8: name -> reason."""
     found: dict[str, str] = {}
-    layers = find_places(net).layers
+    layers = find_quantization_sites(net).layers
     users = net.users()
     for layer in layers:
         c, k = _channels(layer)
@@ -57,8 +57,8 @@ def skip_sums(net: Network, skip: Iterable[str] = ()) -> frozenset[str]:
     """Add layers of `net` whose operands FP8 would round when it skips the layers `skip`; they may stay in 16 bits or more."""
     names = set(skip)
     sums = {x.name for x in net.layers if x.op == "Add" and x.inputs[0] is not None and x.inputs[1] is not None and x.name not in names}
-    sums = {x.name for x in net.layers if x.name in sums and not any(t.is_constant for t in x.inputs)}
-    rounded, left = (find_places(net, names, s).roots for s in ((), sums))
+    sums = {x.name for x in net.layers if x.name in sums and not any(t.is_constant for t in x.required_inputs())}
+    rounded, left = (find_quantization_sites(net, names, s).roots for s in ((), sums))
     return frozenset(sums) if rounded != left else frozenset()
 
 
@@ -68,10 +68,10 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
     One FP32 pass over the SAMPLES samples with the smallest digests, so that order has no effect. One half gives a correction, the other
     half validates it; a validated correction is computed from all samples.
     """
-    layers = [x for x in find_places(net, set(skip)).layers if x.op in ("Conv", "Gemm")]
+    layers = [x for x in find_quantization_sites(net, set(skip)).layers if x.op in ("Conv", "Gemm")]
     if not layers:
         return ranges
-    names = list(dict.fromkeys(x.inputs[0].name for x in layers))
+    names = list(dict.fromkeys(x.needs(0).name for x in layers))
     scales = {n: float8_scale(r) for n in names if (r := _range_of(net, ranges, n)) is not None}
     run = run_of(net, names)
     sums: dict[str, list[np.ndarray]] = {}
@@ -79,7 +79,7 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
     for feeds in chosen_samples(samples, SAMPLES):
         values = run(feeds)
         for layer in layers:
-            name = layer.inputs[0].name
+            name = layer.needs(0).name
             if name not in scales:
                 continue
             x = np.asarray(values[name], np.float32)
@@ -105,15 +105,15 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
 
 
 def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()) -> dict[str, np.ndarray]:
-    """Adaptively rounded weights (precision.rounding) of FP8 layers, f32 by layer name, where they reduce the error on held-out samples."""
-    layers = [x for x in find_places(net, set(skip)).layers if fits(x)]
+    """Adaptively rounded weights (precision.rounding) of FP8 layers, f32 by layer name, if they reduce the error on held-out samples."""
+    layers = [x for x in find_quantization_sites(net, set(skip)).layers if fits(x)]
     chosen = chosen_samples(samples, SAMPLES)
     found: dict[str, np.ndarray] = {}
     if len(chosen) < 2:
         return found
     by_input: dict[str, list[Layer]] = {}
     for layer in layers:
-        by_input.setdefault(layer.inputs[0].name, []).append(layer)
+        by_input.setdefault(layer.needs(0).name, []).append(layer)
     for name, readers in by_input.items():  # keeps one tensor of all samples in memory at a time
         own = _range_of(net, ranges, name)
         if own is None:
@@ -121,7 +121,7 @@ def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_
         run, scale = run_of(net, [name]), float8_scale(own)
         inputs = [rounded(np.asarray(run(f)[name], np.float32), scale) for f in chosen]
         for layer in readers:
-            w = np.asarray(layer.inputs[1].array(), np.float32)
+            w = np.asarray(layer.needs(1).array(), np.float32)
             halves = [moments(layer, inputs[i::2], len(inputs[i::2])) for i in (0, 1)]
             made = adapted(layer, w, float8_weights(layer, w), float8_weight_scales(layer, w).astype(np.float64), (halves[0], halves[1]), _grid)
             if made is not None:
@@ -160,14 +160,14 @@ def unpack_rounding(net: Network, packed: Mapping[str, str]) -> dict[str, np.nda
 
 def _codes(layer: Layer, w: np.ndarray | None) -> np.ndarray:
     """Weights (None: the layer's own, rounded to nearest) as signed e4m3 indices counted from zero, i32."""
-    own = np.asarray(layer.inputs[1].array(), np.float32) if w is None else w
+    own = np.asarray(layer.needs(1).array(), np.float32) if w is None else w
     bits = e4m3(own / _column(layer)).astype(F8E4M3.numpy).view(np.uint8).astype(np.int32)
     return np.where(bits & 0x80, -(bits & 0x7F), bits)
 
 
 def _column(layer: Layer) -> np.ndarray:
     """The weight scales, shaped to broadcast over the weights."""
-    w = np.asarray(layer.inputs[1].array(), np.float32)
+    w = np.asarray(layer.needs(1).array(), np.float32)
     shape = [1] * w.ndim
     shape[weight_axis(layer)] = -1
     return float8_weight_scales(layer, w).reshape(shape)
@@ -191,7 +191,7 @@ def mean_inputs(layer: Layer, x: np.ndarray) -> np.ndarray:
 
 def mean_shift(layer: Layer, low: np.ndarray, exact: np.ndarray, rounded_weights: np.ndarray | None = None) -> np.ndarray:
     """Shift of each output channel's mean by rounding, f64. `low` and `exact` are mean_inputs of rounded and exact inputs."""
-    w = np.asarray(layer.inputs[1].array(), np.float32)
+    w = np.asarray(layer.needs(1).array(), np.float32)
     q = float8_weights(layer, w) if rounded_weights is None else rounded_weights
     if layer.op == "Conv":
         groups = layer.attrs["group"]
@@ -216,13 +216,13 @@ def _range_of(net: Network, ranges: Ranges, name: str) -> Range | None:
 def _channels(layer: Layer) -> tuple[object, object]:
     w = layer.needs(1)
     if layer.op == "Conv":
-        return layer.inputs[0].shape[1], w.shape[0]
+        return layer.needs(0).shape[1], w.shape[0]
     transposed = layer.op == "Gemm" and layer.attrs["transB"]
     return (w.shape[1], w.shape[0]) if transposed else (w.shape[0], w.shape[1])
 
 
 def _begins(net: Network, layer: Layer) -> bool:
-    """Whether a network input reaches the layer without passing through another weighted layer."""
+    """True if a network input reaches the layer without passing through another weighted layer."""
     inputs, seen = set(net.inputs), set()
     waiting = [layer.inputs[0]]
     while waiting:
@@ -238,7 +238,7 @@ def _begins(net: Network, layer: Layer) -> bool:
 
 
 def _ends(net: Network, layer: Layer, users: Mapping[Tensor, list[tuple[Layer, int]]]) -> bool:
-    """Whether the layer's result reaches a network output without passing through another weighted layer."""
+    """True if the layer's result reaches a network output without passing through another weighted layer."""
     outputs, seen = set(net.outputs), set()
     waiting = list(layer.outputs)
     while waiting:

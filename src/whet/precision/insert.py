@@ -11,28 +11,28 @@ from whet.network import F8E4M3, Layer, Network, Tensor
 from whet.ops._origin import express, literal
 from whet.ops.quantize_linear import LARGEST
 from whet.precision.joined import APART, stored_forms
-from whet.precision.places import Places, find_places
+from whet.precision.quantization_sites import QuantizationSites, find_quantization_sites
 from whet.precision.ranges import Range, Ranges
 from whet.precision.scaling import rescaled
 
 
 def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | Iterable[str] = (), kind: str = "int8") -> Network:
-    """Returns a copy of `net` (source stage, batch norms folded) with Q/DQ at the sites that `find_places` returns.
+    """Returns a copy of `net` (source stage, batch norms folded) with Q/DQ at the sites that `find_quantization_sites` returns.
 
     `kind` is "int8" or "fp8" (e4m3, see float8_scale). Tensors that share a range (the inputs of a Concat) get the union of their ranges.
     Scalings, corrections and float sums of `ranges` are applied. Raises CalibrationError naming the tensors without a range.
     """
     made = rescaled(net, ranges.scalings)
-    places = find_places(made, skip, ranges.float_sums)
-    missing = [t.name for t in places.roots if t.name not in ranges.tensors]
+    sites = find_quantization_sites(made, skip, ranges.float_sums)
+    missing = [t.name for t in sites.roots if t.name not in ranges.tensors]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CalibrationError(
             f"there is no range for %{missing[0]}{more}: the calibration is of another model, or of another version of this one. "
             "Calibrate again with --calibData, or name the layers to keep in floating point."
         )
-    stored_as = stored_forms(places, ranges, APART if kind == "int8" else np.inf)  # a larger range costs floats no precision
-    for layer in places.layers:
+    stored_as = stored_forms(sites, ranges, APART if kind == "int8" else np.inf)  # a larger range costs floats no precision
+    for layer in sites.layers:
         _weights(made, layer, kind, ranges.rounded.get(layer.name))
         if layer.name in ranges.corrections:
             _correct(made, layer, ranges.corrections[layer.name])
@@ -51,10 +51,10 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
     return made
 
 
-def shared_ranges(places: Places, ranges: Ranges) -> dict[str, Range]:
+def shared_ranges(sites: QuantizationSites, ranges: Ranges) -> dict[str, Range]:
     """The merged range of each group of tensors."""
     merged: dict[str, Range] = {}
-    for group, tensors in places.groups().items():
+    for group, tensors in sites.groups().items():
         found = ranges.tensors[tensors[0].name]
         for t in tensors[1:]:
             found = found.merge(ranges.tensors[t.name])
@@ -72,11 +72,11 @@ def _behind_pool(t: Tensor, readers: list[Layer], users: Mapping[Tensor, list[tu
 
 def weight_scales(layer: Layer, weights: np.ndarray | None = None) -> np.ndarray:
     """One f32 scale per output channel that maps its largest magnitude to 127; 1 for a zero channel. `weights` replace the layer's own."""
-    w = layer.inputs[1].array() if weights is None else weights
+    w = layer.needs(1).array() if weights is None else weights
     axis = weight_axis(layer)
     top = np.abs(w).max(axis=tuple(i for i in range(w.ndim) if i != axis)).astype(np.float32)
     if not np.isfinite(top).all():
-        raise CalibrationError(f"the weights %{layer.inputs[1].name} of '{layer.name}' are not finite")
+        raise CalibrationError(f"the weights %{layer.needs(1).name} of '{layer.name}' are not finite")
     return np.where(top > 0, top / np.float32(127), np.float32(1)).astype(np.float32)
 
 

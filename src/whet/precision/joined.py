@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from whet.network import Layer, Tensor
-from whet.precision.places import Places, Sets
+from whet.precision.quantization_sites import QuantizationSites, Sets
 from whet.precision.ranges import Range, Ranges
 
 #: Scales that differ by less than this factor are merged: a factor of 2 is 6 dB of rounding noise in one tensor.
@@ -25,12 +25,12 @@ class Stored:
     readers: frozenset[Layer] | None
 
 
-def stored_forms(places: Places, ranges: Ranges, apart: float = APART) -> dict[Tensor, list[Stored]]:
+def stored_forms(sites: QuantizationSites, ranges: Ranges, apart: float = APART) -> dict[Tensor, list[Stored]]:
     """Quantized forms of each root, finest scale first: the producer stores that one, the others are requantized from it."""
     keys = Sets[str]()
     while True:
-        found = _by_key(places, ranges, keys)
-        scales = {t: {k: float(found[k].scale) for k in map(keys.root, uses.values())} for t, uses in places.uses.items()}
+        found = _by_key(sites, ranges, keys)
+        scales = {t: {k: float(found[k].scale) for k in map(keys.root, uses.values())} for t, uses in sites.uses.items()}
         close = next(
             ((a, b) for s in scales.values() for a in s for b in s if a != b and max(s[a], s[b]) < apart * min(s[a], s[b])), None
         )  # fmt: skip
@@ -38,18 +38,18 @@ def stored_forms(places: Places, ranges: Ranges, apart: float = APART) -> dict[T
             break
         keys.join(*close)
     made: dict[Tensor, list[Stored]] = {}
-    for t, readers in places.roots.items():
+    for t, readers in sites.roots.items():
         order = sorted(scales[t], key=lambda k: (scales[t][k], k))
-        forms = [Stored(found[k], frozenset(r for r, name in places.uses[t].items() if keys.root(name) == k)) for k in order[1:]]
+        forms = [Stored(found[k], frozenset(r for r, name in sites.uses[t].items() if keys.root(name) == k)) for k in order[1:]]
         others = frozenset().union(*(f.readers or () for f in forms))
         made[t] = [Stored(found[order[0]], None if readers is None else frozenset(readers) - others), *forms]
     return made
 
 
-def _by_key(places: Places, ranges: Ranges, keys: Sets[str]) -> dict[str, Range]:
+def _by_key(sites: QuantizationSites, ranges: Ranges, keys: Sets[str]) -> dict[str, Range]:
     """The merged range of each set of keys."""
     found: dict[str, Range] = {}
-    for t, uses in places.uses.items():
+    for t, uses in sites.uses.items():
         for key in dict.fromkeys(map(keys.root, uses.values())):
             found[key] = ranges.tensors[t.name] if key not in found else found[key].merge(ranges.tensors[t.name])
     return found

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from whet.errors import UsageError
-from whet.precision.sensitivity import Harm
+from whet.precision.sensitivity import LayerSensitivity
 
 _ROW, _LEFT, _WIDTH, _TOP, _RIGHT = 18, 330, 560, 54, 150
 _NAME = 46  # characters of layer name and op that fit left of the bars
@@ -18,7 +18,7 @@ _MOST = 60  # rows drawn; the others are counted in a line
 _FLOOR = 90.0  # dB at the end of the scale
 
 
-def harm_svg(rows: Sequence[Harm], title: str, all_db: float) -> str:
+def sensitivity_svg(rows: Sequence[LayerSensitivity], title: str, all_db: float) -> str:
     """Draws one bar per row: output SNR in dB with the layer alone rounded (short = sensitive); a dot marks the SNR with all rows below too."""
     shown = rows[:_MOST]
     top = max(_FLOOR, 10.0)
@@ -57,9 +57,9 @@ def harm_svg(rows: Sequence[Harm], title: str, all_db: float) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def write_plot(path: str | Path, rows: Sequence[Harm], title: str, all_db: float) -> None:
+def write_plot(path: str | Path, rows: Sequence[LayerSensitivity], title: str, all_db: float) -> None:
     """Writes the plot as .svg or .html. Raises UsageError for another extension or a path that cannot be written."""
-    svg = harm_svg(rows, title, all_db)
+    svg = sensitivity_svg(rows, title, all_db)
     ending = Path(path).suffix.lower()
     if ending not in (".svg", ".html"):
         raise UsageError(f"--plot={path}: the plot is written as .svg or .html")

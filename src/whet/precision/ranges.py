@@ -35,7 +35,7 @@ class Range:
 
     @property
     def usable(self) -> bool:
-        """Whether the range is finite, contains 0, has a positive upper end, and its scale is representable in f32."""
+        """True if the range is finite, contains 0, has a positive upper end, and its scale is representable in f32."""
         return bool(np.isfinite(self.low) and np.isfinite(self.high) and self.low <= 0 < self.high and self.scale > 0)
 
     @property

@@ -3,7 +3,7 @@
 GPTQ (Frantar et al. 2022, arXiv:2210.17323) after Optimal Brain Surgeon: the squared output error of a layer is quadratic in its weights,
 with the second moments H of its inputs as the matrix. Columns are rounded in descending order of their diagonal in H, and the error of each
 is distributed over the remaining columns so that the output changes least. Here H is computed from the rounded inputs and centred, since
-bias correction compensates the mean. A layer keeps the result only where it lowers the error on held-out samples.
+bias correction compensates the mean. A layer keeps the result only if it lowers the error on held-out samples.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def error(w: np.ndarray, q: np.ndarray, h: np.ndarray) -> float:
 def adapted(
     layer: Layer, w: np.ndarray, nearest: np.ndarray, scales: np.ndarray, halves: tuple[np.ndarray, np.ndarray], grid: Grid
 ) -> np.ndarray | None:
-    """The layer's weights rounded by GPTQ, or None where that does not help on held-out data. `halves` are the moments of two sample halves."""
+    """The layer's weights rounded by GPTQ, or None if that does not help on held-out data. `halves` are the moments of two sample halves."""
     rows, plain = as_rows(layer, w).astype(np.float64), as_rows(layer, nearest).astype(np.float64)
     seen, other = halves
     if error(rows, rounded_rows(rows, scales, seen, grid), other) > _PAYS * error(rows, plain, other):

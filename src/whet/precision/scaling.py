@@ -2,7 +2,7 @@
 
 The function of the network is unchanged; its quantization error is not. Two methods select s: cross-layer equalization from the weights
 (Nagel et al. 2019, arXiv:1906.04721, equation 11) and SmoothQuant from activations and weights (Xiao et al. 2022, arXiv:2211.10438,
-equation 4). A scaling is kept only where it brings the outputs of the readers closer to FP32.
+equation 4). A scaling is kept only if it brings the outputs of the readers closer to FP32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from whet.network import F32, Layer, Network, Tensor, Weight
 from whet.ops._origin import express, literal
-from whet.precision.places import WEIGHTED, find_places
+from whet.precision.quantization_sites import WEIGHTED, find_quantization_sites
 
 STEPS = ("equalize", "smooth", "bias")
 _THROUGH = ("Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "Identity", "Dropout")  # f(x / s) = f(x) / s for s > 0
@@ -35,17 +35,17 @@ class Site:
 
 def sites(net: Network) -> tuple[dict[str, Site], dict[str, str]]:
     """Sites by tensor name; for the other quantized tensors the reason why scale cannot be moved through them."""
-    places, users = find_places(net), net.users()
+    quantized, users = find_quantization_sites(net), net.users()
     sizes: dict[str, int] = {}
-    for t in places.roots:
-        sizes[places.shared[t]] = sizes.get(places.shared[t], 0) + 1
+    for t in quantized.roots:
+        sizes[quantized.shared[t]] = sizes.get(quantized.shared[t], 0) + 1
     found: dict[str, Site] = {}
     refused: dict[str, str] = {}
-    for t in places.roots:
-        if sizes[places.shared[t]] > 1:
+    for t in quantized.roots:
+        if sizes[quantized.shared[t]] > 1:
             refused[t.name] = "it shares its range with other tensors"
             continue
-        got = _site(net, t, users, set(places.layers))
+        got = _site(net, t, users, set(quantized.layers))
         if isinstance(got, str):
             refused[t.name] = got
         else:
@@ -130,13 +130,13 @@ def _end(site: Site, maker: Layer, x: Tensor) -> Site | str:
 
 
 def channels_last(site: Site) -> bool:
-    """Whether the channel axis is the last one (matrix products) rather than axis 1 (convolutions)."""
+    """True if the channel axis is the last one (matrix products) rather than axis 1 (convolutions)."""
     return site.readers[0].op != "Conv"
 
 
 def reading_weights(layer: Layer, s: np.ndarray) -> np.ndarray:
     """Factors for the weights of a reader: `s` along their input channels, shaped to broadcast."""
-    w = layer.inputs[1].array()
+    w = layer.needs(1).array()
     if layer.op != "Conv":
         axis = 1 if layer.op == "Gemm" and layer.attrs["transB"] else 0
         return s.reshape([-1 if i == axis else 1 for i in range(w.ndim)])
@@ -151,7 +151,7 @@ def _largest_read(site: Site, count: int) -> np.ndarray:
     """Largest weight magnitude that reads each channel of the tensor."""
     top = np.zeros(count)
     for layer in site.readers:
-        w = np.abs(layer.inputs[1].array().astype(np.float64))
+        w = np.abs(layer.needs(1).array().astype(np.float64))
         if layer.op != "Conv":
             w = w if layer.op == "Gemm" and layer.attrs["transB"] else w.T
             top = np.maximum(top, w.max(axis=0))
@@ -167,7 +167,7 @@ def proposals(site: Site, largest: np.ndarray, steps: tuple[str, ...]) -> dict[s
     read = _largest_read(site, largest.size)
     made: dict[str, np.ndarray] = {}
     if "equalize" in steps and site.producer is not None and site.producer.op in WEIGHTED:
-        w = np.abs(site.producer.inputs[1].array().astype(np.float64))
+        w = np.abs(site.producer.needs(1).array().astype(np.float64))
         axis = 0 if site.producer.op == "Conv" or site.producer.attrs.get("transB") else 1
         own = w.max(axis=tuple(i for i in range(w.ndim) if i != axis))
         made["equalize"] = _settled(site, largest, np.sqrt(_ratio(own, read)))

@@ -27,10 +27,10 @@ RunOf = Callable[[Network, list[str]], Run]
 
 
 @dataclass
-class Harm:
+class LayerSensitivity:
     """Sensitivity of one layer, SNR in dB: `alone_db` of the network outputs with only this layer rounded; `from_here_db` with this layer and
     all less sensitive ones (in the first row: the whole network); `tensor_db` of the layer's own output with everything rounded. Times in
-    ms, where engines were timed: in FP32 and in low precision."""
+    ms, if engines were timed: in FP32 and in low precision."""
 
     layer: str
     op: str
@@ -47,7 +47,7 @@ class Harm:
 
     @property
     def saved_ms(self) -> float | None:
-        """Time that low precision saves in ms; None where no engine was timed."""
+        """Time that low precision saves in ms; None if no engine was timed."""
         return None if self.float_ms is None or self.low_ms is None else self.float_ms - self.low_ms
 
 
@@ -84,18 +84,18 @@ class Analysis:
             self._memory.put(names, known)
         return known
 
-    def alone(self, names: Iterable[str] | None = None, tell: Callable[[str], None] | None = None) -> list[Harm]:
+    def alone(self, names: Iterable[str] | None = None, tell: Callable[[str], None] | None = None) -> list[LayerSensitivity]:
         """Rounds each layer (default: all) alone; most sensitive first, ties in network order."""
         wanted = None if names is None else set(names)
         found = []
         for layer in self.layers:
             if wanted is None or layer.name in wanted:
-                found.append(Harm(layer.name, layer.op, self.snr([layer.name])))
+                found.append(LayerSensitivity(layer.name, layer.op, self.snr([layer.name])))
                 if tell is not None:
                     tell(layer.name)
         return sorted(found, key=lambda h: h.alone_db)
 
-    def cumulative(self, rows: Sequence[Harm], tell: Callable[[str], None] | None = None) -> None:
+    def cumulative(self, rows: Sequence[LayerSensitivity], tell: Callable[[str], None] | None = None) -> None:
         """Sets `from_here_db` of rows sorted from the most sensitive."""
         for i, row in enumerate(rows):
             row.from_here_db = self.snr([r.layer for r in rows[i:]])

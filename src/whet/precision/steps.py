@@ -1,4 +1,4 @@
-"""Error-reducing steps around calibration, each kept only where it helps: scale migration (scaling.py) and bias correction.
+"""Error-reducing steps around calibration, each kept only if it helps: scale migration (scaling.py) and bias correction.
 
 Empirical bias correction (Nagel et al. 2019, arXiv:1906.04721, section 4.2): quantization shifts the mean of a layer's output; the shift,
 measured layer by layer on samples, is subtracted from the bias.
@@ -16,7 +16,7 @@ from whet.precision.calibrate import Feeds, candidate_ranges, computed, middle
 from whet.precision.histogram import Histogram
 from whet.precision.insert import quantize
 from whet.precision.methods import LIMITS
-from whet.precision.places import find_places
+from whet.precision.quantization_sites import find_quantization_sites
 from whet.precision.ranges import Ranges
 from whet.precision.scaling import Site, channels_last, proposals, reading_weights, sites
 
@@ -53,7 +53,7 @@ def find_scalings(
     net: Network, samples: Iterable[Feeds], judges: Sequence[Feeds], run_of: RunOf, steps: tuple[str, ...], zero_points: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, np.ndarray], StepReport]:  # fmt: skip
-    """Selects the scaling of each tensor of `net` with the smallest reader error on `judges`, where one helps.
+    """Selects the scaling of each tensor of `net` with the smallest reader error on `judges`, if one helps.
 
     Channel maxima are taken over all `samples`: a channel that is small in some samples and large in others would saturate otherwise.
     """
@@ -120,7 +120,7 @@ def _error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, ze
         signal = np.sum(want**2, axis=others)
         signal = signal + _QUIET * signal.mean() + 1e-30
         x = plain if s is None else plain / s.reshape(shape)
-        w = layer.inputs[1].array()
+        w = layer.needs(1).array()
         w = w if s is None else (w * reading_weights(layer, s)).astype(np.float32)
         for k, r in enumerate(ranges):
             noise = np.sum((computed(layer, x, r, w) - want) ** 2, axis=others)
@@ -131,23 +131,23 @@ def _error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, ze
 def find_corrections(
     net: Network, ranges: Ranges, samples: Sequence[Feeds], run_of: RunOf, kind: str = "int8", tell: Callable[[str], None] | None = None
 ) -> tuple[dict[str, np.ndarray], StepReport]:
-    """Bias corrections of quantized layers (f32 per output channel), where they lower the error on held-out samples.
+    """Bias corrections of quantized layers (f32 per output channel), if they lower the error on held-out samples.
 
     Layers are processed in order with everything quantized and earlier corrections applied, so each also compensates the shift that earlier
     layers leave.
     """
     report = StepReport()
-    layers = [x for x in find_places(net).layers if x.op in ("Conv", "Gemm")]
+    layers = [x for x in find_quantization_sites(net).layers if x.op in ("Conv", "Gemm")]
     if len(samples) < 2 or not layers:
         return {}, report
     outputs = [x.output.name for x in layers]
     exact = run_of(net, outputs)
     wants = [dict(exact(f)) for f in samples]
-    found = replace(ranges, scalings={}, corrections={})  # `net` already has the scalings applied
+    corrected = replace(ranges, scalings={}, corrections={})  # `net` already has the scalings applied
     half = len(samples) // 2
     for layer in layers:
         name = layer.output.name
-        run = run_of(quantize(net, found, kind=kind), [name])
+        run = run_of(quantize(net, corrected, kind=kind), [name])
         errors = [np.asarray(run(f)[name], np.float64) - np.asarray(w[name], np.float64) for f, w in zip(samples, wants, strict=True)]
         delta = _mean(errors[:half])
         before = sum(float(np.sum(e**2)) for e in errors[half:])
@@ -155,10 +155,10 @@ def find_corrections(
         keep = after <= _BIAS_PAYS * before
         report.tried.append(("bias", layer.name, before, after, keep))
         if keep:
-            found.corrections[layer.name] = _mean(errors).astype(np.float32)
+            corrected.corrections[layer.name] = _mean(errors).astype(np.float32)
         if tell is not None:
             tell(layer.name)
-    return found.corrections, report
+    return corrected.corrections, report
 
 
 def _mean(errors: Iterable[np.ndarray]) -> np.ndarray:

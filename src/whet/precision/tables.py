@@ -17,7 +17,7 @@ import numpy as np
 
 from whet.network import Layer, Network, Tensor
 from whet.ops._origin import literal
-from whet.precision.places import moves
+from whet.precision.quantization_sites import moves
 from whet.precision.ranges import Ranges
 
 #: The composite kind of a fused layer that evaluates a function of one integer by lookup.
@@ -107,7 +107,7 @@ def code(kind: str, highest: float) -> Code:
 
 
 def _activation(net: Network, layer: Layer, users: Users) -> tuple[str, Tensor, list[Layer]] | None:
-    """(kind, input, Q layers that read the result) where `layer` ends an activation that may become a table; else None."""
+    """(kind, input, Q layers that read the result) if `layer` ends an activation that may become a table; else None."""
     x, inner = (layer.inputs[0], ()) if layer.op in ("Gelu", "Mish") or _is_swish(layer) else _spelled_silu(layer)
     if x is None or x.maker is None or layer.attrs.get("approximate", "none") not in ("none", "tanh"):
         return None
@@ -134,7 +134,7 @@ def _spelled_silu(layer: Layer) -> tuple[Tensor | None, tuple[Layer, ...]]:
 
 
 def _quantized(layer: Layer) -> bool:
-    """Whether a layer is a convolution or matrix product of dequantized operands, optionally followed by its bias."""
+    """True if a layer is a convolution or matrix product of dequantized operands, optionally followed by its bias."""
     if layer.op == "Add":
         parts = [t for t in layer.inputs if t is not None and not t.is_constant]
         return len(parts) == 1 and parts[0].maker is not None and parts[0].maker.op == "MatMul" and _quantized(parts[0].maker)
@@ -142,7 +142,7 @@ def _quantized(layer: Layer) -> bool:
 
 
 def _dequantized(t: Tensor | None) -> bool:
-    """Whether a tensor is dequantized, directly or through layers that only move values."""
+    """True if a tensor is dequantized, directly or through layers that only move values."""
     maker = None if t is None else t.maker
     if maker is None or maker.op == "DequantizeLinear":
         return maker is not None
@@ -162,6 +162,7 @@ def _insert(net: Network, x: Tensor, readers: list[Layer], found: Code) -> None:
     """Inserts x -> compress -> Q -> DQ -> expand for all readers of x."""
     scale = net.constant(literal(np.asarray(found.scale)), f"{x.name}.scale")
     zero = net.constant(literal(np.asarray(found.zero, np.uint8)), f"{x.name}.zero")
+    assert x.maker is not None, f"{x} is an input or a constant: no activation computed it"
     at = net.layers.index(x.maker) + 1
     y = x
     if found.squeeze != 1:

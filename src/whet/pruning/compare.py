@@ -12,7 +12,7 @@ from whet.network import Network
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.truth import Measured, measure_engines
 from whet.sparsity import eligible_layers
-from whet.sparsity.report import picked_layers, said_of_zeros, scattered_zeros, why_dense
+from whet.sparsity.report import describe_zeros, picked_layers, scattered_zeros, why_dense
 
 Progress = Callable[[int, int, str], None]
 
@@ -99,7 +99,7 @@ def _said(name: str, net: Network, facts: Sequence[Facts], runs: Sequence[Measur
     """Remarks on the zeros of model k, with measured times where engines ran."""
     found = []
     x, run, first = facts[k], runs[k], runs[0]
-    zeros = said_of_zeros(net)
+    zeros = describe_zeros(net)
     if zeros is not None:
         proof = ""
         if k and run is not None and first is not None:

@@ -23,7 +23,7 @@ from whet.network import Network
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
 from whet.pruning.sensitivity import Gates, Progress, gates
-from whet.registry import OWN, nearest, own_function
+from whet.registry import PYTHON_PREFIX, nearest, user_function
 
 KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "random")
 Own = Callable[[Network | None, Group], np.ndarray]
@@ -56,7 +56,7 @@ def importance(
     its mean. The score of a branch is the sum over its groups, or measured on data. Raises PruneError for an unknown kind, or missing data
     or network.
     """
-    if isinstance(kind, str) and kind not in KINDS and not kind.startswith(OWN):
+    if isinstance(kind, str) and kind not in KINDS and not kind.startswith(PYTHON_PREFIX):
         raise PruneError(f"importance is one of {', '.join(KINDS)}, or python:MODULE:FUNCTION, not {kind!r}.{nearest(kind, KINDS)}")
     if isinstance(kind, str) and kind in NEED_DATA:
         if net is None or samples is None:
@@ -88,7 +88,7 @@ def _of_gates(seen: Gates, kind: str, name: str) -> np.ndarray:
 
 
 def _of_weights(found: Sequence[Group], kind: str | Own, seed: int, net: Network | None) -> dict[str, np.ndarray]:
-    if not isinstance(kind, str) or kind.startswith(OWN):
+    if not isinstance(kind, str) or kind.startswith(PYTHON_PREFIX):
         return _own(found, kind, net)
     if kind == "random":
         rng = np.random.default_rng(seed)
@@ -144,7 +144,7 @@ def name_of(kind: str | Own) -> str:
 
 
 def _own(found: Sequence[Group], kind: str | Own, net: Network | None) -> dict[str, np.ndarray]:
-    function = own_function(kind, "importance") if isinstance(kind, str) else kind
+    function = user_function(kind, "importance") if isinstance(kind, str) else kind
     scores = {}
     for g in found:
         got = np.asarray(function(net, g), np.float64)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from whet.builder.batching.profiles import OPT, bound_layers, environment, resolve_profiles
 from whet.builder.config import BuildConfig
 from whet.builder.lowering import lower_network
-from whet.builder.precision.calibration import invented_ranges, is_explicit, prepared
+from whet.builder.precision.calibration import invented_ranges, is_explicit, prepare
 from whet.builder.precision.int8 import quantized_network
 from whet.errors import NetworkError, PruneError, WhetError
 from whet.network import Layer, Network
@@ -34,7 +34,7 @@ def static_layers(net: Network, config: BuildConfig, *, filled: bool = False) ->
     multiples: padding would hide the loss of one unit. With INT8 permitted, layers have Q/DQ with placeholder ranges, which do not affect
     times."""
     if "int8" in config.precisions and not is_explicit(net):
-        made = prepared(net, config)
+        made = prepare(net, config)
         net = quantized_network(made, invented_ranges(made), frozenset())
     lowered, _ = lower_network(net, config if filled else replace(config, passes=(*config.passes, "-pad_channels")))
     profiles, _ = resolve_profiles(lowered, config)

@@ -59,14 +59,14 @@ def pareto_plot(points: Sequence[Point], *, x_name: str, y_name: str, limit_x: f
     drawn = sorted(points, key=lambda p: (bool(p.get("chosen")), order[p["kind"]]))
     for p in drawn:
         parts.append(_mark(p, sx(p["x"]), sy(p["y"]), outside=not y0 <= p["y"] <= y1, reached=p is drawn[-1]))
-    label = f"{y_name} against {x_name}; arrow keys go from point to point"
+    label = f"{y_name} against {x_name}; arrow keys move between points"
     return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", id="pareto", role="group", aria_label=label)
 
 
 def _mark(p: Point, x: float, y: float, outside: bool, reached: bool) -> Html:
     """A circle for a scout, a square for the original, a diamond for a survivor; a triangle for one beyond the edge.
 
-    `reached`: the tabulator key stops there.
+    `reached`: it can be focused with the tab key.
     """
     kind = p["kind"]
     if outside:
@@ -89,7 +89,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Html:
 
 
 def _range(values: Sequence[float], limit: float | None, higher: bool) -> tuple[float, float]:
-    """The part of the metric's axis that is worth looking at: the best value, the limit, and three times as far below it."""
+    """The visible range of the metric: the best value, the limit, and three times their distance below it."""
     best = max(values) if higher else min(values)
     worst = min(values) if higher else max(values)
     if limit is not None and best != limit:
@@ -101,7 +101,7 @@ def _range(values: Sequence[float], limit: float | None, higher: bool) -> tuple[
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """About six round numbers between two others."""
+    """About six round numbers in [low, high]."""
     rough = (high - low) / 6
     power = 10 ** floor(log10(rough))
     step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)

@@ -55,7 +55,7 @@ def _head(d: Data) -> Html:
 
 
 def _energy_tile(before: Data, after: Data) -> list[Html]:
-    """Energy per sample, net of idle power where known."""
+    """Energy per sample, net of idle power if known."""
     for kind, what in (("net_mj", "energy a sample, without power at rest"), ("mj", "energy a sample")):
         if before.get(kind) is not None and after.get(kind) is not None:
             return [_tile(f"{number(before[kind])} → {number(after[kind])} mJ", what)]
@@ -140,7 +140,7 @@ def _within(value: str, interval: Data, digits: int) -> Html:
 
 
 def _steps(d: Data) -> Html:
-    """What each step gave on the way to the chosen engine."""
+    """The result of each step towards the chosen engine."""
     steps = d["steps"]
     if not steps:
         return Html("")

@@ -1,15 +1,15 @@
-"""What a job of a search says that it is busy with: a line in a file of its folder, which its parent, time limits and the live table read."""
+"""The current stage of a search job: a line in a file of its folder, read by the parent process, time limits and the live table."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 STAGE = "stage.txt"
-WAITING = "waiting for the device"  # a stage that no time limit counts
+WAITING = "waiting for the device"  # a stage excluded from time limits
 
 
 def stage_of(folder: Path) -> str:
-    """What a job is busy with, as it says itself; empty before it says anything."""
+    """The current stage of a job; empty before the first one."""
     try:
         return (folder / STAGE).read_text(encoding="utf-8")
     except OSError:

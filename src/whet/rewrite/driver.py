@@ -18,11 +18,13 @@ Objection = Callable[[Layer], "str | None"]
 
 @dataclass
 class PassLog:
-    """(pass, layer, text) of each firing, and the reasons of the skips that still hold at the end, by (pass, layer)."""
+    """(pass, layer, text) of each firing, the reasons of the skips that still hold at the end, by (pass, layer), and the number of layers
+    that compute in f32 because the backend has no arithmetic for their 16-bit type."""
 
     fired: list[tuple[str, str, str]] = field(default_factory=list)
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
+    widened: int = 0
 
     def counts(self) -> dict[str, int]:
         """Firings per pass, in execution order."""
@@ -107,7 +109,7 @@ class _Run:
                 self.log.skipped[name, where.name] = reason
 
     def run_pass(self, p: Pass) -> bool:
-        """Runs one pass once over the network. Returns whether it fired."""
+        """Runs one pass once over the network. Returns True if it fired."""
         before = len(self.log.fired)
         try:
             if p.ops is None:

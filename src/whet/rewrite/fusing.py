@@ -136,7 +136,7 @@ def inner_conv(layer: Layer) -> Layer:
 
 
 def outer_tensor(layer: Layer, inner: Tensor | None) -> Tensor | None:
-    """The tensor of the network that `inner`, an input of the layer's body, stands for; None for other tensors."""
+    """The network's tensor for `inner`, an input of the layer's body; None for other tensors."""
     if layer.op != "Fused":
         return inner
     body = layer.regions["body"]

@@ -60,7 +60,7 @@ def is_factor(g: Graph, layer: Layer) -> bool:
 
 
 def is_close(a: float | None, b: float, rtol: float = 1e-5) -> bool:
-    """True if a constant that an exporter rounded stands for `b`."""
+    """True if `a` equals `b` up to the rounding of exporters."""
     return a is not None and abs(a - b) <= rtol * abs(b)
 
 

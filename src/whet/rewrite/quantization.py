@@ -21,7 +21,7 @@ _EIGHT_BIT = (I8, U8, F8E4M3)
 
 @dataclass(frozen=True)
 class Scales:
-    """The parameters of a Q or DQ layer, comparable: two layers with equal scales cancel. `zeros` is None where all zero points are 0."""
+    """The parameters of a Q or DQ layer, comparable: two layers with equal scales cancel. `zeros` is None if all zero points are 0."""
 
     dtype: DType
     scale: bytes
@@ -56,7 +56,7 @@ def dequantizer(g: Graph, t: Tensor | None) -> Layer | None:
 
 
 def scale_inputs(layer: Layer) -> tuple[Tensor | None, ...]:
-    """The scale, and the zero point where there is one."""
+    """The scale, and the zero point if there is one."""
     return layer.inputs[1:]
 
 

@@ -18,7 +18,7 @@ from whet.engine.check import check_plan
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError
 from whet.forks import new_lock
 from whet.network import DType, TensorType
-from whet.runtime.kernels import Planned, libraries
+from whet.runtime.kernels import ConfigCheck, Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes
 from whet.runtime.sample_parallel import arena_bytes, bind_shapes, plan_shapes
 from whet.runtime.shaped import ShapedPlan, opt_shapes
@@ -102,14 +102,16 @@ class Engine:
         self.warnings: list[str] = []
         self._where = where
         self._told: set[tuple[str, str]] = set()
-        self._store = WeightStore(backend, {} if machine_differences(plan, backend) else plan.packed)
+        differences = machine_differences(plan, backend)
+        probed = all(p.probe for p in plan.by_profile())  # packed weights cannot be compared with the source weights: the probe tests them
+        self._store = WeightStore(backend, plan.packed if probed and not differences else {})
+        self._configs = ConfigCheck()
         self._shaped: OrderedDict[tuple, ShapedPlan] = OrderedDict()
         self._lock = new_lock()
         self._open = True
         self._process = os.getpid()
         self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
         self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)}
-        differences = machine_differences(plan, backend)
         if differences and require_same_hardware:
             raise EngineError(f"{where} was tuned on other hardware: {'; '.join(differences)}. Build it again here.")
         if differences:
@@ -121,7 +123,11 @@ class Engine:
         except WhetError as e:
             raise EngineError(f"{where} cannot run here: {e}") from e
         if differences and plan.probe:
-            self._run_probe()
+            self._run_probe("here", "Do not use it on this machine; build it again here.")
+        elif self._store.used_prepacked:
+            advice = "Its packed weights may be damaged: build it again, or write it without packed weights, which are then packed at load."
+            self._run_probe("with its packed weights", advice)
+        self._store.forget_prepacked()
 
     def __repr__(self) -> str:
         ins, outs = (", ".join(f"{n}: {t}" for n, t in ts.items()) for ts in (self.inputs, self.outputs))
@@ -199,7 +205,7 @@ class Engine:
                 self._shaped.move_to_end(key)
                 return shaped
             plan, number = self.plan.part(profile)
-            shaped = plan_shapes(plan, self.backend, shapes, number, self._store)
+            shaped = plan_shapes(plan, self.backend, shapes, number, self._store, self._configs)
             self._shaped[key] = shaped
             while len(self._shaped) > _MAX_SHAPED:
                 self._shaped.popitem(last=False)
@@ -207,7 +213,7 @@ class Engine:
         return shaped
 
     def _warn_of_fallbacks(self, shaped: ShapedPlan) -> None:
-        """Warns once of all layers whose tactic cannot run."""
+        """Warns once about all layers with a tactic that cannot run."""
         groups: dict[str, list[Planned]] = {}
         for s in shaped.steps:
             if s.fell_back and (s.layer.name, s.fell_back) not in self._told:
@@ -227,6 +233,8 @@ class Engine:
         for shaped in self._shaped.values():
             for step, held in zip(shaped.steps, shaped.packed, strict=True):
                 for p, s in zip(step.kernel.packed, held, strict=True):
+                    if not p.storable:
+                        continue
                     packed[p.key] = np.array(read_bytes(self.backend, s.buffer, 0, p.nbytes))
         return packed
 
@@ -262,7 +270,7 @@ class Engine:
         self.warnings.append(text)
         warnings.warn(text, EngineWarning, stacklevel=4)
 
-    def _run_probe(self) -> None:
+    def _run_probe(self, where: str, advice: str) -> None:
         """Compares the outputs for each probe input with those stored by the build. Raises EngineError if they differ."""
         for k, part in enumerate(self.plan.by_profile()):
             if not (probe := part.probe):
@@ -272,10 +280,7 @@ class Engine:
             bound.feed(probe_inputs(part.network, probe["seed"], shapes))
             bound.run()
             if different := probe_differs(probe, bound.fetch()):
-                raise EngineError(
-                    f"{self._where} gives other results here than where it was verified: {different}. Do not use it on this machine; build it "
-                    "again here."
-                )
+                raise EngineError(f"{self._where} gives other results {where} than where it was verified: {different}. {advice}")
 
 
 def machine_differences(plan: EnginePlan, backend: Backend) -> list[str]:

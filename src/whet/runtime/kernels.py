@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 
-from whet.backends import Backend
-from whet.engine.plan import Choice
+from whet.backends import Backend, get_backend
+from whet.engine.plan import Choice, EnginePlan
 from whet.errors import BackendError, BuildError, EngineError, WhetError
-from whet.network import DTYPES, FORMATS, Layer, format_fits
+from whet.network import DTYPES, FORMATS, Layer, format_fits, static_shape
+from whet.ops import bind_layer, bind_symbols
 from whet.runtime.safe import SafeKernel
 from whet.tactics import TACTICS, Config, Kernel, Operand, Signature, Tactic, get_tactic, load_tactics, operand_bytes, tactics_of
 
@@ -56,16 +58,92 @@ def _operand(o: tuple[str, str], layer: Layer, t) -> Operand:
     return Operand(fmt, DTYPES[dtype])
 
 
-def plan_layer(layer: Layer, choice: Choice, backend: Backend) -> Planned:
+def plan_layer(layer: Layer, choice: Choice, backend: Backend, refusal: str | None = None) -> Planned:
     """The kernel of `choice` for `layer` (static shapes); if it cannot run here, that of a safe tactic with the same operands.
 
-    Raises EngineError if the choice does not match the layer, BackendError if no tactic can compute the layer here.
+    `refusal` is a reason why the choice must not be planned at all (see ConfigCheck). Raises EngineError if the choice does not match the
+    layer, BackendError if no tactic can compute the layer here.
     """
     signature = signature_of(choice, layer)
     try:
+        if refusal is not None:
+            raise BuildError(refusal)
         return _checked(Planned(layer, signature, _plan(choice, layer, signature, backend), choice.tactic))
     except (BuildError, BackendError) as e:
         return _fall_back(layer, choice, signature, backend, str(e))
+
+
+class ConfigCheck:
+    """Admits a stored config only if its tactic lists it: configs reach kernel sources, so an engine file cannot invent one.
+
+    A tactic's list depends on the layer's shapes. The builder selects from the list at the opt shapes of a profile, and the config then serves
+    all shapes of the profile; so the list at the opt shapes decides. Each layer is checked once.
+    """
+
+    def __init__(self) -> None:
+        self._refusals: dict[Layer, str | None] = {}
+
+    def refusal(self, plan: EnginePlan, profile: int, layer: Layer, backend: Backend) -> str | None:
+        """The reason why the config of `layer` (of the plan's network, possibly symbolic) is not admitted; None if it is."""
+        if layer not in self._refusals:
+            self._refusals[layer] = self._refusal(plan, profile, layer, backend)
+            backend.activate()  # listing for one thread has set the calling thread's count
+        return self._refusals[layer]
+
+    @staticmethod
+    def _refusal(plan: EnginePlan, profile: int, layer: Layer, backend: Backend) -> str | None:
+        first: str | None = None
+        for listing in _listing_backends(backend):
+            for bound in _at_opt_shapes(plan, profile, layer):
+                reason = config_refusal(bound, plan.choices[layer.name], listing)
+                if reason is None:
+                    return None
+                first = first or reason
+        return first
+
+
+def _listing_backends(backend: Backend) -> Iterator[Backend]:
+    """Backends whose lists are admitted: this one, and of a device with workers the one with one thread, for which samples are tuned."""
+    listing = copy(backend)
+    listing.compile_ahead = lambda sources: None  # type: ignore[method-assign]  # only the stored config is compiled
+    yield listing
+    if backend.capabilities.workers and backend.threads != 1:
+        yield get_backend(backend.name, threads=1)
+
+
+def _at_opt_shapes(plan: EnginePlan, profile: int, layer: Layer) -> Iterator[Layer]:
+    """`layer` at the opt shapes of a profile, then of the others that share its choices."""
+    order = [profile, *(k for k in range(len(plan.profiles)) if k != profile)] if plan.profiles else []
+    for k in order or [0]:
+        given = plan.profiles[k].shapes if plan.profiles else {}
+        shapes = {t.name: tuple(given[t.name][1]) if t.name in given else static_shape(t.shape) for t in plan.network.inputs}
+        env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], shapes)
+        yield bind_layer(layer, env) if env else layer
+
+
+def config_refusal(layer: Layer, choice: Choice, backend: Backend) -> str | None:
+    """The reason why a tactic does not list the config of a choice for a layer of static shapes; None if it does or is unknown here."""
+    _load(backend.name)
+    t = TACTICS.get(choice.tactic)
+    if t is None or t.backend != backend.name:
+        return None  # planning reports it
+    signature = signature_of(choice, layer)
+    try:
+        reason = t.why_not(layer)
+        if reason is None and signature not in t.signatures(layer, backend):
+            reason = f"does not take {signature}"
+        reason = reason or t.refuses(layer, signature, backend)
+        if reason is not None:
+            return f"{t.name} at the profile's opt shapes: {reason}"
+        listed = [_typed(c) for c in t.configs(layer, signature, backend)]
+    except (WhetError, *_UNEXPECTED) as e:  # a layer that the tactic does not expect: an engine file may contain anything
+        return f"{t.name} does not understand the layer: {type(e).__name__} {e}"
+    return None if _typed(choice.config) in listed else f"{t.name} does not list the stored config {str(dict(choice.config))[:200]} for this layer"
+
+
+def _typed(config: Config) -> tuple[tuple[str, type, int | str], ...]:
+    """A config that is equal to another one only if its values have the same types: True is not 1."""
+    return tuple((name, type(value), value) for name, value in config)
 
 
 _load = cache(load_tactics)  # searches the folder once, not once per layer

@@ -70,16 +70,23 @@ class WeightStore:
     def __init__(self, backend: Backend, prepacked: Mapping[str, np.ndarray] | None = None):
         """`prepacked` has packed weights by key that need not be packed again (from an engine file)."""
         self.backend, self._prepacked = backend, prepacked or {}
+        self.used_prepacked = False  # True once one of them is used
         self._held: WeakValueDictionary[str, Shared] = WeakValueDictionary()
         self._lock = new_lock()
+
+    def forget_prepacked(self) -> None:
+        """Packs all further weights again: the probe has tested only those that are in use now."""
+        self._prepacked = {}
 
     def packed(self, weight: Packed) -> Shared:
         """The buffer of a packed weight, shared by all users of its key."""
 
         def create() -> np.ndarray:
-            got = self._prepacked.get(weight.key)
+            got = self._prepacked.get(weight.key) if weight.storable else None
             if got is None or got.nbytes != weight.nbytes:
                 got = weight.make()
+            else:
+                self.used_prepacked = True
             if got.nbytes != weight.nbytes:
                 raise BackendError(f"a packed weight has {got.nbytes} bytes instead of the planned {weight.nbytes}..")
             return got

@@ -19,6 +19,7 @@ from whet.engine.plan import ArenaPlan, EnginePlan
 from whet.errors import EngineError, ShapeError
 from whet.network import Network, TensorType, evaluate, static_shape
 from whet.ops import bind_symbols
+from whet.runtime.kernels import ConfigCheck
 from whet.runtime.memory import ALIGNMENT, WeightStore
 from whet.runtime.shaped import ShapedPlan, max_shapes, opt_shapes, shape_plan
 from whet.runtime.steps import BoundEngine, RepeatedLaunches, run_checked
@@ -38,19 +39,26 @@ class SampleParallelPlan(ShapedPlan):
     workers: int
 
 
-def plan_samples(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> SampleParallelPlan:
+def plan_samples(
+    plan: EnginePlan,
+    backend: Backend,
+    shapes: Mapping[str, tuple[int, ...]],
+    profile: int,
+    store: WeightStore,
+    configs: ConfigCheck | None = None,
+) -> SampleParallelPlan:
     """Kernels of one sample for these shapes of a batch: for one thread, and for all threads of the backend. Raises as `shape_plan` does."""
     env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], shapes)
     of_sample, sample_shapes = plan.of_one_sample(profile), {n: (1, *s[1:]) for n, s in shapes.items()}
     batch = next(iter(shapes.values()))[0]
     if batch < 1:
         raise ShapeError(f"the batch has {batch} samples; the engine runs them one by one and needs at least one")
-    on_all_threads = on_worker = shape_plan(of_sample, backend, sample_shapes, 0, store)
+    on_all_threads = on_worker = shape_plan(of_sample, backend, sample_shapes, 0, store, configs)
     worker_backend = backend
     workers = min(plan.arenas[profile].lanes, backend.threads)
     if workers > 1:
         worker_backend = get_backend(backend.name, threads=1)
-        on_worker = shape_plan(of_sample, worker_backend, sample_shapes, 0, store)
+        on_worker = shape_plan(of_sample, worker_backend, sample_shapes, 0, store, configs)
         backend.activate()  # planning for one thread has set the calling thread's count
     bindings = _bindings(plan.network)
     types = {t.name: TensorType(t.dtype, tuple(evaluate(d, env) for d in t.shape)) for t in bindings}
@@ -228,11 +236,18 @@ class _SampleLaunches:
     launches: RepeatedLaunches
 
 
-def plan_shapes(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> ShapedPlan:
+def plan_shapes(
+    plan: EnginePlan,
+    backend: Backend,
+    shapes: Mapping[str, tuple[int, ...]],
+    profile: int,
+    store: WeightStore,
+    configs: ConfigCheck | None = None,
+) -> ShapedPlan:
     """Kernels and weights for these input shapes, of the whole batch or of its samples, depending on the profile. Raises as `shape_plan` does."""
     if plan.arenas[profile].lanes:  # backends without workers are refused when the engine is read (engine/check.py)
-        return plan_samples(plan, backend, shapes, profile, store)
-    return shape_plan(plan, backend, shapes, profile, store)
+        return plan_samples(plan, backend, shapes, profile, store, configs)
+    return shape_plan(plan, backend, shapes, profile, store, configs)
 
 
 def bind_shapes(shaped: ShapedPlan, backend: Backend, arena: Buffer | None = None) -> Any:

@@ -10,7 +10,7 @@ from whet.engine.plan import EnginePlan
 from whet.errors import EngineError
 from whet.network import TensorType, evaluate, static_shape
 from whet.ops import bind_layer, bind_symbols
-from whet.runtime.kernels import Planned, plan_layer, signature_of
+from whet.runtime.kernels import ConfigCheck, Planned, plan_layer, signature_of
 from whet.runtime.memory import Shared, WeightStore
 from whet.tactics import Operand
 
@@ -41,15 +41,25 @@ class ShapedPlan:
         return sum(held.values())
 
 
-def shape_plan(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> ShapedPlan:
-    """Kernels and weights for these input shapes. Raises ShapeError, EngineError, BackendError."""
+def shape_plan(
+    plan: EnginePlan,
+    backend: Backend,
+    shapes: Mapping[str, tuple[int, ...]],
+    profile: int,
+    store: WeightStore,
+    configs: ConfigCheck | None = None,
+) -> ShapedPlan:
+    """Kernels and weights for these input shapes. `configs` checks configs that come from an engine file (None: the builder's own are not
+    checked). Raises ShapeError, EngineError, BackendError."""
     net = plan.network
     env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes)
     steps = []
     for layer in net.layers:
         if layer.name not in plan.choices:
             raise EngineError(f"layer '{layer.name}' has no choice: the engine is incomplete")
-        steps.append(plan_layer(bind_layer(layer, env) if env else layer, plan.choices[layer.name], backend))
+        refusal = configs.refusal(plan, profile, layer, backend) if configs is not None else None
+        steps.append(plan_layer(bind_layer(layer, env) if env else layer, plan.choices[layer.name], backend, refusal))
+    _check_inplace(plan, profile, steps)
     types = {t.name: t.type.with_shape(evaluate(d, env) for d in t.shape) for t in net.tensors()}
     packed = [[store.packed(p) for p in s.kernel.packed] for s in steps]
     constants: list[dict[int, Shared]] = []
@@ -60,6 +70,20 @@ def shape_plan(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[in
                 held[i] = store.constant(t.weight, o)
         constants.append(held)
     return ShapedPlan(plan, profile, dict(shapes), env, steps, storage(plan), types, packed, constants)
+
+
+def _check_inplace(plan: EnginePlan, profile: int, steps: list[Planned]) -> None:
+    """Raises EngineError if operands that share memory are not at the offsets from each other that their kernel needs."""
+    offsets = plan.arenas[profile].offsets
+    for step in steps:
+        pairs = step.signature.inplace
+        for (i, j), shift in zip(pairs, getattr(step.kernel, "shifts", ()) or (0,) * len(pairs), strict=True):
+            source, result = step.layer.needs(i), step.layer.outputs[j]
+            apart = offsets[source.name] - offsets[result.name]
+            if apart != (shift if step.kernel.inputs[i] <= step.kernel.outputs[j] else -shift):
+                raise EngineError(
+                    f"layer '{step.layer.name}' works in place, but %{source.name} and %{result.name} are not {shift} bytes apart in the arena"
+                )
 
 
 def storage(plan: EnginePlan) -> dict[str, Operand]:

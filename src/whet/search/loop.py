@@ -15,7 +15,7 @@ from whet.frontends import network_from_onnx
 from whet.network import Network
 from whet.pruning.depth import branches
 from whet.pruning.order import check_order
-from whet.registry import own_function
+from whet.registry import user_function
 from whet.search.jobs import job as j
 from whet.search.jobs.run_jobs import Running
 from whet.search.jobs.workers import LocalWorkers, Workers, workers_for
@@ -276,5 +276,5 @@ def dry_run(recipe: AutoRecipe) -> dict[str, Any]:
             facts["data"]["train"] = len(training_set(recipe, loop.net))
         facts["advice"] += advice.on_samples(recipe, facts["data"].get("score", 0))
         if recipe.metric != "top1":
-            own_function(recipe.metric, "metric")
+            user_function(recipe.metric, "metric")
     return facts

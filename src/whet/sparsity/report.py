@@ -13,7 +13,7 @@ WORTH_A_WORD = 0.2  # reporting threshold: trained weights have no zeros, quanti
 
 
 def picked_layers(plan: Any) -> list[str]:
-    """Names of the layers of an engine plan whose tactic computes with 2:4 weights."""
+    """Names of an engine plan's layers with a sparse (2:4) tactic."""
     return [n for n, c in plan.choices.items() if "sparse" in c.tactic or any(k == "sparse" and v for k, v in c.config)]
 
 
@@ -24,7 +24,7 @@ def why_dense(plan: Any) -> str:
     sparse = [c for c in seen if "sparse" in c.tactic or dict(c.config).get("sparse")]
     timed = [c for c in sparse if c.ms is not None]
     if not sparse:
-        return f"no tactic of backend '{plan.backend}' computes with 2:4 weights, so zeros are multiplied like any number"
+        return f"no tactic of backend '{plan.backend}' computes with 2:4 weights, so zeros are multiplied like other values"
     if not timed:
         return f"the sparse tactics refused: {sparse[0].reason}"
     return f"{len(timed)} sparse tactics were timed and lost to dense ones (whet explain shows both times)"
@@ -47,13 +47,13 @@ def scattered_zeros(net: Network) -> float:
     return lost / total if total else 0.0
 
 
-def said_of_zeros(net: Network) -> str | None:
+def describe_zeros(net: Network) -> str | None:
     """A note for models with unstructured sparsity; None for other models."""
     share = scattered_zeros(net)
     if share < WORTH_A_WORD:
         return None
     return (
         f"{share:.0%} of the weights are zeros in no pattern (unstructured pruning): no kernel here skips single zeros, so they save neither time "
-        "nor memory. docs/claims.md has it in milliseconds, `make demo` measures it on this machine. What a kernel sees: whole channels, heads "
+        "nor memory. docs/claims.md has the measurements, `make demo` repeats them on this machine. Kernels exploit whole channels, heads "
         "and blocks (whet prune)."
     )

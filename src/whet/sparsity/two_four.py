@@ -14,7 +14,7 @@ from whet.network import Layer, Network, Origin, Tensor, Weight
 def two_four(w: np.ndarray, axis: int) -> np.ndarray:
     """`w` with the two smallest magnitudes of each aligned group of four along `axis` set to zero (ties: the later one).
 
-    w: any float array whose `axis` is a multiple of 4. Raises ValueError otherwise.
+    w: a float array. Raises ValueError unless the length of `axis` is a multiple of 4.
     """
     if w.shape[axis] % 4:
         raise ValueError(f"axis {axis} has {w.shape[axis]} elements, not a multiple of 4")
@@ -76,7 +76,7 @@ def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
 
 
 def force_two_four(net: Network) -> tuple[Network, list[str], dict[str, str]]:
-    """A copy of `net` with 2:4 weights where the shape allows it; the names of changed layers, and the reasons for the others.
+    """A copy of `net` with 2:4 weights if the shape allows it; the names of changed layers, and the reasons for the others.
 
     trtexec's `--sparsity=force` keeps the first two of every four; this keeps the two of largest magnitude. Either way
     fine-tuning is needed to restore accuracy.

@@ -25,12 +25,34 @@ from whet.tactics._base import (
     stored_bytes,
     tactic,
 )
-from whet.tactics._fused import Post, anchor, epilogue, is_quantized, outer_input, places, source_place, unquantized
+from whet.tactics._fused import EpilogueStep, epilogue, is_quantized, operand_indices, outer_input, root_layer, source_index, unquantized
 
 __all__ = [
-    "TACTICS", "Args", "Call", "Config", "Kernel", "Operand", "Packed", "PlanRefused", "Post", "Signature", "Stream", "Tactic",
-    "anchor", "epilogue", "get_tactic", "is_quantized", "load_tactics", "operand_bytes", "outer_input", "places", "source_place", "stored_bytes",
-    "tactic", "tactics_of", "unquantized",
+    "TACTICS",
+    "Args",
+    "Call",
+    "Config",
+    "EpilogueStep",
+    "Kernel",
+    "Operand",
+    "Packed",
+    "PlanRefused",
+    "Signature",
+    "Stream",
+    "Tactic",
+    "epilogue",
+    "get_tactic",
+    "is_quantized",
+    "load_tactics",
+    "operand_bytes",
+    "operand_indices",
+    "outer_input",
+    "root_layer",
+    "source_index",
+    "stored_bytes",
+    "tactic",
+    "tactics_of",
+    "unquantized",
 ]  # fmt: skip
 
 

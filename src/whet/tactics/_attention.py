@@ -31,7 +31,7 @@ class Heads:
     causal: int | None = None  # the mask is a constant that hides exactly the keys after row + causal: a kernel may skip them and not read it
 
 
-def taken_apart(layer: Layer, *, grouped: bool = False, periodic: bool = False) -> Heads | str:
+def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = False) -> Heads | str:
     """The structure of an Attention layer, or why the kernels do not support it. `grouped`: several heads of q may share a head of k and v;
     `periodic`: the masks may repeat along the batch."""
     body = layer.regions["body"]
@@ -91,9 +91,9 @@ def taken_apart(layer: Layer, *, grouped: bool = False, periodic: bool = False) 
         if heads.mask is not None and heads.mask.period and not periodic:
             return f"the mask repeats after {heads.mask.period} items of the batch"
         heads = replace(heads, guarded=guarded)
-    if isinstance(heads, str) or heads.mask is None or not layer.inputs[heads.mask.place].is_constant:
+    if isinstance(heads, str) or heads.mask is None or not layer.needs(heads.mask.place).is_constant:
         return heads
-    return replace(heads, causal=_diagonal(layer.inputs[heads.mask.place], heads.mask))
+    return replace(heads, causal=_diagonal(layer.needs(heads.mask.place), heads.mask))
 
 
 def split_periods(heads: Heads) -> list[Heads]:

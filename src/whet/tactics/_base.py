@@ -10,7 +10,7 @@ A tactic answers, in this order:
                                          weights, the error bound, deterministic or not
     Kernel.enqueue(args, stream)         records the launch on a stream; the backend's executor replays it
 
-`layer` may be a plain layer or a `Fused` one; `anchor(layer)` and `epilogue(layer)` describe a fused body.
+`layer` may be a plain layer or a `Fused` one; `root_layer(layer)` and `epilogue(layer)` describe a fused body.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from whet.backends import Backend, Call
 from whet.errors import BuildError
 from whet.network import DType, Layer, Tensor, format_bytes
 from whet.registry import nearest
-from whet.tactics._fused import anchor, is_quantized
+from whet.tactics._fused import is_quantized, root_layer
 
 Config = tuple[tuple[str, int | str], ...]
 """One point of a tuning space: enumerated (name, value) pairs, never source text or addresses."""
@@ -67,11 +67,16 @@ class Signature:
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed weight: exact bytes, a key that is equal for equal contents, and a function that packs it (uint8, C-contiguous)."""
+    """A packed weight: exact bytes, a key that is equal for equal contents, and a function that packs it (uint8, C-contiguous).
+
+    `storable`: engine files may contain it, because kernels only compute with its values. Tables of indices and offsets, with which kernels
+    address memory, are always derived again: a stored one could make a kernel read or write any address.
+    """
 
     key: str
     nbytes: int
     make: Callable[[], np.ndarray]
+    storable: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ class Tactic:
         """Reason why this tactic does not compute the layer with any signature; None if it may."""
         if self.what:
             return None if layer.composite in self.composites else f"computes {self.what}, not {layer.composite or layer.op}"
-        a = anchor(layer)
+        a = root_layer(layer)
         if "*" not in self.ops and a.op not in self.ops:
             return f"computes {', '.join(self.ops)}, not {a.op}"
         if "*" not in self.ops and self.quantized != is_quantized(layer):

@@ -10,7 +10,7 @@ from whet.errors import BuildError
 from whet.network import Layer, Network, Tensor
 
 
-def anchor(layer: Layer) -> Layer:
+def root_layer(layer: Layer) -> Layer:
     """The root layer of a fused layer: the first in its body whose operation is its composite kind. A plain layer is its own root."""
     if layer.op != "Fused":
         return layer
@@ -51,7 +51,7 @@ def unquantized(layer: Layer) -> Unquantized | str:
             source = x.needs(0)
             last, seen[x.output] = x, seen[source]
         elif x.op == "DequantizeLinear":
-            i = place.get(x.inputs[0])
+            i = place.get(x.needs(0))
             if i is None or i in found:
                 return "one value is dequantized twice"
             t = layer.needs(i)
@@ -70,7 +70,7 @@ def unquantized(layer: Layer) -> Unquantized | str:
 
 
 @dataclass(frozen=True)
-class Post:
+class EpilogueStep:
     """One step of an epilogue: an op applied to the running value; `other` is its second operand as an input index of the fused layer."""
 
     op: str
@@ -80,7 +80,7 @@ class Post:
     swapped: bool = False  # the running value is the second operand
 
 
-def epilogue(layer: Layer) -> list[Post] | None:
+def epilogue(layer: Layer) -> list[EpilogueStep] | None:
     """The steps after the root layer, in order, when the body is a chain; None when it is not. SiLU is one "Silu" step.
 
     An operand that is not the running value must be an input of the fused layer.
@@ -88,18 +88,18 @@ def epilogue(layer: Layer) -> list[Post] | None:
     if layer.op != "Fused":
         return []
     body: Network = layer.regions["body"]
-    head = anchor(layer)
+    head = root_layer(layer)
     if head is layer:
         return None
     place = {t: i for i, t in enumerate(body.inputs)}
     running = head.outputs[0]
-    steps: list[Post] = []
+    steps: list[EpilogueStep] = []
     rest = [x for x in body.layers if x is not head]
     while rest:
         x = rest.pop(0)
         if x.op == "Sigmoid" and rest and rest[0].op == "Mul" and x.inputs[0] is running and set(rest[0].inputs) == {running, x.output}:
             running = rest.pop(0).output
-            steps.append(Post("Silu", {}))
+            steps.append(EpilogueStep("Silu", {}))
             continue
         if running not in x.inputs or len(x.outputs) != 1:
             return None
@@ -108,20 +108,20 @@ def epilogue(layer: Layer) -> list[Post] | None:
             return None
         if len(others) == 1 and others[0][1] in place and x.op != "Clip":  # a Clip with one bound: its input index says which
             t = others[0][1]
-            steps.append(Post(x.op, dict(x.attrs), place[t], layer.inputs[place[t]], swapped=x.inputs[0] is not running))
+            steps.append(EpilogueStep(x.op, dict(x.attrs), place[t], layer.inputs[place[t]], swapped=x.inputs[0] is not running))
         elif not others:
-            steps.append(Post(x.op, dict(x.attrs)))
+            steps.append(EpilogueStep(x.op, dict(x.attrs)))
         else:
             # Clip's bounds and the like: constants of the fused layer
-            if any(t not in place or layer.inputs[place[t]].weight is None for _, t in others):
+            if any(t not in place or layer.needs(place[t]).weight is None for _, t in others):
                 return None
-            bounds = {f"input{i}": layer.inputs[place[t]].array() for i, t in others}
-            steps.append(Post(x.op, {**x.attrs, **bounds}))
+            bounds = {f"input{i}": layer.needs(place[t]).array() for i, t in others}
+            steps.append(EpilogueStep(x.op, {**x.attrs, **bounds}))
         running = x.outputs[0]
     return steps if body.outputs == [running] else None
 
 
-def steps_after(layer: Layer) -> list[Post]:
+def steps_after(layer: Layer) -> list[EpilogueStep]:
     """`epilogue` of a layer whose body is a chain. Raises BuildError for another layer."""
     steps = epilogue(layer)
     if steps is None:
@@ -139,25 +139,25 @@ def outer_input(layer: Layer, inner: Tensor | None) -> int | None:
     raise BuildError(f"{layer.name}: its {layer.op if layer.op != 'Fused' else layer.composite} reads %{inner.name}, not an input of the layer")
 
 
-def _place(layer: Layer, i: int) -> int:
-    found = outer_input(layer, anchor(layer).needs(i))
+def _input_index(layer: Layer, i: int) -> int:
+    found = outer_input(layer, root_layer(layer).needs(i))
     assert found is not None
     return found
 
 
-def source_place(layer: Layer) -> int:
+def source_index(layer: Layer) -> int:
     """Index in `layer.inputs` of the root layer's first input."""
-    return _place(layer, 0)
+    return _input_index(layer, 0)
 
 
-def places(layer: Layer) -> tuple[int, int, int | None]:
+def operand_indices(layer: Layer) -> tuple[int, int, int | None]:
     """Indices in `layer.inputs` of the root layer's data, weights and bias (None: without bias)."""
-    return _place(layer, 0), _place(layer, 1), outer_input(layer, anchor(layer).input(2))
+    return _input_index(layer, 0), _input_index(layer, 1), outer_input(layer, root_layer(layer).input(2))
 
 
 def constants_of(layer: Layer) -> tuple[Tensor, Tensor | None]:
     """The outer tensors of the root layer's weights and bias."""
-    _, w, b = places(layer)
+    _, w, b = operand_indices(layer)
     weights = layer.needs(w)
     return weights, None if b is None else layer.inputs[b]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.errors import BuildError
 from whet.network import DType, Layer, Tensor
-from whet.tactics._fused import Post, anchor, epilogue, outer_input, places, source_place, unquantized
+from whet.tactics._fused import EpilogueStep, epilogue, operand_indices, outer_input, root_layer, source_index, unquantized
 
 _EIGHT_BIT = ("i8", "u8")
 FLOAT8 = "f8e4m3"
@@ -38,7 +38,7 @@ class Parts:
 
     view: Layer
     head: Layer
-    posts: list[Post]
+    steps: list[EpilogueStep]
     reads: dict[int, Scale]
     stores: Scale | None
 
@@ -58,16 +58,16 @@ class Parts:
         """Input index of the body input `inner`."""
         return outer_input(self.view, inner)
 
-    def source_place(self) -> int:
+    def source_index(self) -> int:
         """Input index of the root layer's first input."""
-        return source_place(self.view)
+        return source_index(self.view)
 
-    def places(self) -> tuple[int, int, int | None]:
+    def operand_indices(self) -> tuple[int, int, int | None]:
         """Input indices of the root layer's data, weights and bias (None: without bias)."""
-        return places(self.view)
+        return operand_indices(self.view)
 
 
-def take_apart(layer: Layer, *, float8: bool = False) -> Parts | str:
+def match_quantized(layer: Layer, *, float8: bool = False) -> Parts | str:
     """The parts of a quantized layer, or why no kernel supports it. Layers with float8 operands are only accepted with `float8`."""
     found = unquantized(layer)
     if isinstance(found, str):
@@ -85,15 +85,15 @@ def take_apart(layer: Layer, *, float8: bool = False) -> Parts | str:
             return f"computes on integers, not on {got.dtype}"
         scales[at] = got
     view, stores = found.layer, scales.pop(None, None)
-    head, posts = anchor(view), epilogue(view)
-    if posts is None or head is view:
+    head, steps = root_layer(view), epilogue(view)
+    if steps is None or head is view:
         return "its body is not a chain"
-    return Parts(view, head, posts, {i: s for i, s in scales.items() if i is not None}, stores)
+    return Parts(view, head, steps, {i: s for i, s in scales.items() if i is not None}, stores)
 
 
-def taken_apart(layer: Layer) -> Parts:
+def require_quantized(layer: Layer) -> Parts:
     """The parts of a quantized layer that a tactic supports. Raises BuildError, with the reason, for another layer."""
-    parts = take_apart(layer)
+    parts = match_quantized(layer)
     if isinstance(parts, str):
         raise BuildError(f"{layer.name}: {parts}")
     return parts
@@ -106,7 +106,7 @@ def _scale(layer: Layer, given: Sequence[Tensor | None]) -> Scale | str:
     zeros = np.zeros(1, np.int64) if zero is None else np.asarray(zero.array()).astype(np.float64).reshape(-1)
     if np.any(zeros != zeros[0]):
         return "zero points differ within a tensor"
-    dtype = layer.output.dtype if layer.op == "QuantizeLinear" else layer.inputs[0].dtype
+    dtype = layer.output.dtype if layer.op == "QuantizeLinear" else layer.needs(0).dtype
     if dtype.name == FLOAT8 and (zeros[0] != 0 or not layer.attrs.get("saturate", 1)):
         return "float8 has no zero point here, and saturates"
     if dtype.name not in (*_EIGHT_BIT, FLOAT8):

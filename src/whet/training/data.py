@@ -14,7 +14,7 @@ from whet.errors import TrainingError, UsageError
 from whet.network import Network
 from whet.precision import Preprocessing
 from whet.precision.decoding import decode
-from whet.registry import own_function
+from whet.registry import user_function
 
 _LABELS = ("labels", "label", "y", "targets", "y_train")
 _CHECKED = 4096  # samples per block of the NaN check
@@ -110,7 +110,7 @@ def training_data(source: str, net: Network, preprocessing: Preprocessing | None
 
 def call(source: str, *args: Any) -> Any:
     """Calls the function `python:module:function`. Raises UsageError when it cannot be loaded."""
-    return own_function(source)(*args)
+    return user_function(source)(*args)
 
 
 def _from_function(source: str, names: tuple[str, ...], preprocessing: Preprocessing | None) -> TrainingData | Batches:

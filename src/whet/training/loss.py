@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from whet.errors import TrainingError
-from whet.registry import own_function
+from whet.registry import user_function
 from whet.training.config import FinetuneConfig
 
 
@@ -26,7 +26,7 @@ class Loss:
 
     def __init__(self, config: FinetuneConfig):
         self.config = config
-        self.own = own_function(config.loss, "--loss") if config.loss.startswith("python:") else None
+        self.own = user_function(config.loss, "--loss") if config.loss.startswith("python:") else None
 
     def __call__(self, outputs: tuple[torch.Tensor, ...], labels: torch.Tensor | None, teacher: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
         share = self.config.distill

@@ -1,6 +1,6 @@
 """Quantization-aware training: the last step before an INT8 engine, with fake quantization exactly where whet inserts Q/DQ.
 
-Batch norms are folded first, as the builder folds them; `precision.find_places` returns the tensors and weights to quantize.
+Batch norms are folded first, as the builder folds them; `precision.find_quantization_sites` returns the tensors and weights to quantize.
 Training rounds them in the forward pass and uses the straight-through estimator in the backward pass. Weights have one scale per output
 channel (largest magnitude / 127 at every step); activation scales start from calibration and are learned (LSQ, Esser et al.,
 arXiv:1902.08153). The result is a network with Q/DQ nodes that `whet exec --int8` and other runtimes read.
@@ -17,7 +17,7 @@ from torch import nn
 
 from whet.errors import TrainingError
 from whet.network import I8, Layer, Network
-from whet.precision import Places, Range, Ranges, calibrate, find_places, quantize
+from whet.precision import QuantizationSites, Range, Ranges, calibrate, find_quantization_sites, quantize
 from whet.precision.insert import shared_ranges, weight_axis
 from whet.pruning.order import check_order, note
 from whet.training.config import FinetuneConfig
@@ -129,31 +129,31 @@ def quantization_aware(
     skip = skip if callable(skip) else tuple(skip)
     device = device_of(config.device)
     made = folded(net)
-    places = find_places(made, skip)
-    if not places.layers:
+    sites = find_quantization_sites(made, skip)
+    if not sites.layers:
         raise TrainingError(f"'{net.name}' has no quantizable layer: no convolution or matrix product with constant weights")
     if ranges is None:
         feeds = Feeder(made, data, batch=1, device=device)
-        ranges = calibrate(made, _first(feeds, samples), run=_values(made, find_places(made).names(), device), zero_points=True)
-    fakes, learned = _fakes(places, ranges, learn_ranges)
+        ranges = calibrate(made, _first(feeds, samples), run=_values(made, find_quantization_sites(made).names(), device), zero_points=True)
+    fakes, learned = _fakes(sites, ranges, learn_ranges)
     module = NetworkModule(without_softmax(made), freeze=config.freeze, train=config.train, fakes=fakes).to(device)
     answers = None
     if config.distill > 0:
         answers = NetworkModule(without_softmax(teacher or net)).to(device).eval().requires_grad_(False)
     done = trained(made, module, data, replace(config, freeze=(), train=()), teacher=answers, test=test, progress=progress, what="quantization-aware")
-    final = Ranges({name: learned[name].range() for name in places.names()}, ranges.model, ranges.samples)
+    final = Ranges({name: learned[name].range() for name in sites.names()}, ranges.model, ranges.samples)
     quantized = quantize(done.network, final, skip=skip)
     note(quantized, "calibrate", by="quantization-aware training", steps=done.steps)
     return QuantizationAware(quantized, done.network, final, done)
 
 
-def _fakes(places: Places, ranges: Ranges, learn: bool) -> tuple[Fakes, dict[str, FakeActivation]]:
+def _fakes(sites: QuantizationSites, ranges: Ranges, learn: bool) -> tuple[Fakes, dict[str, FakeActivation]]:
     """The fake-quantization sites, and the module per tensor; tensors with one range share one."""
-    merged = shared_ranges(places, ranges)
+    merged = shared_ranges(sites, ranges)
     by_group = {group: FakeActivation(r, learn=learn) for group, r in merged.items()}
-    hows = {t.name: by_group[places.shared[t]] for t in places.roots}
-    values = {t.name: (None if readers is None else frozenset(r.name for r in readers), hows[t.name]) for t, readers in places.roots.items()}
-    weights = {layer.name: FakeWeight(weight_axis(layer)) for layer in places.layers}
+    hows = {t.name: by_group[sites.shared[t]] for t in sites.roots}
+    values = {t.name: (None if readers is None else frozenset(r.name for r in readers), hows[t.name]) for t, readers in sites.roots.items()}
+    weights = {layer.name: FakeWeight(weight_axis(layer)) for layer in sites.layers}
     return Fakes(values, weights), hows
 
 

@@ -16,7 +16,7 @@ from whet.errors import TrainingError, UsageError
 from whet.network import Network
 from whet.passes import Phase, run_passes, select
 from whet.pruning.order import check_order, note
-from whet.registry import own_function
+from whet.registry import user_function
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
 from whet.training.evaluate import accuracy
@@ -95,7 +95,7 @@ def trained(
     steps = resumed = 0
     if train is not None:
         module.train()
-        (own_function(train, "--train") if isinstance(train, str) else train)(module, data, config)
+        (user_function(train, "--train") if isinstance(train, str) else train)(module, data, config)
     else:
         if isinstance(data, TrainingData) and config.distill < 1 and config.loss in ("auto", "cross_entropy"):
             data.must_be_classes_of(module.network.outputs[0].type)

@@ -1,8 +1,8 @@
 """The standard networks as ONNX files, written from their definitions with seeded random weights.
 
 Nothing is downloaded: the layers, their order, sizes and names are those of the published networks as PyTorch exports them,
-batch norms kept. The weights are random and scaled so that activations stay sane and outputs depend on inputs; a zoo model
-has the speed and the parameter count of the real one, never its accuracy.
+batch norms kept. The weights are random, scaled so that activations stay bounded and outputs depend on inputs; a zoo model
+has the speed and the parameter count of the published one, not its accuracy.
 
     whet.zoo.names()                                 -> ["bert_base", "densenet121", ...]
     whet.zoo.build("resnet18", batch=8)              -> onnx.ModelProto

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Count:
-    """What count() found."""
+    """The result of count()."""
 
     parameters: int
     macs: int

@@ -1,6 +1,6 @@
-"""The layers that the families share, as PyTorch's exporter writes them, with initial values that keep activations sane.
+"""The layers shared by the families, as PyTorch's exporter writes them, with initial values that keep activations bounded.
 
-Sizes of random weights: a convolution's output variance is gain * E[x^2], so gain 2 suits an input that went through a ReLU
+Sizes of random weights: a convolution's output variance is gain * E[x^2], so gain 2 keeps the variance after a ReLU
 (He et al. 2015). Running statistics are near 0 and 1 with jitter, so that folding a batch norm changes every weight.
 """
 
@@ -21,7 +21,7 @@ def he(fan_in: int, gain: float = RELU_GAIN) -> Init:
 
 
 def pair(value: int | Sequence[int]) -> list[int]:
-    """[v, v] of one number, or the two as given."""
+    """[v, v] for an int v, or the two given values."""
     return [value, value] if isinstance(value, int) else list(value)
 
 
@@ -63,7 +63,7 @@ def relu6(g: GraphWriter, x: str, name: str) -> str:
 
 
 def silu(g: GraphWriter, x: str, name: str = "act") -> str:
-    """SiLU in the child module `name`: ONNX before opset 24 has no such op, so exporters write Sigmoid and Mul."""
+    """SiLU in the child module `name`, as Sigmoid and Mul: ONNX has no SiLU before opset 24."""
     with g.scope(name):
         return g.op("Mul", x, g.op("Sigmoid", x))
 
@@ -112,7 +112,7 @@ def gemm(g: GraphWriter, x: str, name: str, cin: int, cout: int, *, gain: float 
 
 
 def linear(g: GraphWriter, x: str, name: str, cin: int, cout: int, *, std: float) -> str:
-    """A linear layer on [..., cin] in the child module `name`: MatMul with the transposed weight, then Add, the bias first."""
+    """A linear layer on [..., cin] in the child module `name`: MatMul with the transposed weight, then Add(bias, product)."""
     with g.scope(name):
         bias = g.weight("bias", (cout,), normal(0.02))
         return g.op("Add", bias, g.op("MatMul", x, g.anonymous_weight("MatMul", "weight", (cin, cout), normal(std))))

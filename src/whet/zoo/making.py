@@ -1,4 +1,4 @@
-"""From a model's name to an ONNX model, a file, or its numbers."""
+"""Builds a zoo model as an ONNX model or file, and counts its parameters and operations."""
 
 import os
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ from whet.zoo.writer import GraphWriter
 if TYPE_CHECKING:
     import onnx
 
-LOWEST_OPSET = 13                     # below it Squeeze, Unsqueeze, Split and Softmax are written otherwise
+LOWEST_OPSET = 13                     # Squeeze, Unsqueeze, Split and Softmax have another form in older opsets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """A zoo model's numbers, counted from its graph at batch 1."""
+    """Parameters, operations and inputs of a zoo model at batch 1."""
 
     name: str
     family: str
     about: str
-    parameters: int                   # trainable parameters: running statistics and index tables not counted
+    parameters: int                   # trainable parameters, without running statistics and index tables
     macs: int                         # multiply-accumulates of Conv, Gemm and MatMul
-    inputs: dict[str, tuple[str, tuple[int | str, ...]]]    # name -> (type, shape) as build() writes it by default
+    inputs: dict[str, tuple[str, tuple[int | str, ...]]]    # name -> (type, shape) with build()'s defaults
     outputs: dict[str, tuple[str, tuple[int | str, ...]]]
-    options: dict[str, Any]           # name -> default of what build() takes besides batch, opset and seed
+    options: dict[str, Any]           # name -> default of build()'s further options
 
     @property
     def gflops(self) -> float:
@@ -40,8 +40,8 @@ def build(name: str, *, batch: int | str = "N", opset: int = 17, seed: int = 0, 
     """Writes the network `name` as an ONNX model with random float32 weights.
 
     batch: a number, or the name of a dynamic dimension. opset: 13 or newer. seed: the same seed gives the same bytes.
-    options: what the family lets change (info(name).options), e.g. num_classes=10.
-    UsageError for a name, an option or a value that does not exist.
+    options: the options of the family (info(name).options), e.g. num_classes=10.
+    Raises UsageError for an unknown name or option, or an invalid value.
     """
     return _write(entry(name), batch=batch, opset=opset, seed=seed, skeleton=False, options=options).model(name)
 
@@ -49,7 +49,7 @@ def build(name: str, *, batch: int | str = "N", opset: int = 17, seed: int = 0, 
 def save(name: str, path: str | os.PathLike[str], *, external_above: int = LARGEST_MESSAGE, **how: Any) -> Path:
     """Builds `name` (arguments as build()) and writes it to `path`; returns the path.
 
-    More than `external_above` bytes of weights go to `<path>.data` beside it, as ONNX external data.
+    More than `external_above` bytes of weights go to `<path>.data`, as ONNX external data.
     """
     import onnx
 
@@ -60,12 +60,12 @@ def save(name: str, path: str | os.PathLike[str], *, external_above: int = LARGE
     try:
         write_onnx(model, path, onnx.save, external_above)
     except OSError as e:
-        raise UsageError(f"Cannot write {path}: {e.strerror}. Make room or choose another path.") from e
+        raise UsageError(f"Cannot write {path}: {e.strerror}. Free disk space or choose another path.") from e
     return path
 
 
 def info(name: str) -> Info:
-    """Parameters, multiply-accumulates, inputs and outputs of `name`, counted from its graph without making weights."""
+    """Parameters, multiply-accumulates, inputs and outputs of `name`, counted from its graph without generating weights."""
     it = entry(name)
     counted = _write(it, batch=1, opset=17, seed=0, skeleton=True, options=it.count_options)
     numbers = count(counted.model(name), counted.trainable)

@@ -1,4 +1,4 @@
-"""Which models the zoo has: the families folder registers itself here."""
+"""The zoo's models: the modules in families/ register them here."""
 
 import inspect
 from collections.abc import Callable
@@ -13,19 +13,19 @@ Builder = Callable[..., None]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One model of the zoo: how it is written and what is known about it without writing it."""
+    """One model of the zoo: its builder, options and published parameter count."""
 
     name: str
     family: str                       # file in families/
     about: str                        # one line for `whet zoo list`
     builder: Builder                  # builder(g, **fixed, **options) writes the network into a GraphWriter
     parameters: int                   # published count of trainable parameters
-    fixed: dict[str, Any] = field(default_factory=dict)         # what makes this model of its family
+    fixed: dict[str, Any] = field(default_factory=dict)         # builder arguments that define this model of the family
     count_options: dict[str, Any] = field(default_factory=dict)  # options under which FLOPs are counted (static sizes)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Names and defaults of what a caller may change."""
+        """Names and defaults of the caller's options."""
         parameters = inspect.signature(self.builder).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in self.fixed}
 
@@ -36,9 +36,9 @@ _loaded = False
 
 def register(name: str, builder: Builder, *, about: str, parameters: int, count_options: dict[str, Any] | None = None,
              **fixed: Any) -> None:
-    """Adds a model. `fixed` are builder arguments that define it; a name that is taken is refused."""
+    """Adds a model. `fixed` are the builder arguments that define it. Raises ValueError for a registered name."""
     if name in _ENTRIES:
-        raise ValueError(f"the zoo has {name!r} already, from families/{_ENTRIES[name].family}.py; choose another name")
+        raise ValueError(f"the zoo already has {name!r}, from families/{_ENTRIES[name].family}.py; choose another name")
     family = builder.__module__.rpartition(".")[2]
     _ENTRIES[name] = Entry(name=name, family=family, about=about, builder=builder, parameters=parameters, fixed=fixed,
                            count_options=count_options or {})
@@ -61,7 +61,7 @@ def names() -> list[str]:
 
 
 def entry(name: str) -> Entry:
-    """The model of that name. UsageError names the nearest when there is none."""
+    """The model `name`. Raises UsageError with the nearest name if there is none."""
     known = entries()
     if name in known:
         return known[name]

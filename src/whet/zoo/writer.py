@@ -1,8 +1,8 @@
-"""GraphWriter: puts down ONNX nodes and weights under the names that PyTorch's exporter gives them.
+"""GraphWriter: writes ONNX nodes and weights with the names of PyTorch's exporter.
 
-A module path like layer1.0.conv1 names a weight "layer1.0.conv1.weight" and a node "/layer1/layer1.0/conv1/Conv": a child
-with a number for a name repeats its parent's. A second node of one kind in a scope gets _1, the third _2. The weight of a
-linear layer that became a MatMul was transposed by the exporter and lost its name: "onnx::MatMul_7".
+The module layer1.0.conv1 has the weight "layer1.0.conv1.weight" and the node "/layer1/layer1.0/conv1/Conv": a child with
+a numeric name repeats its parent's. The second node of a kind in a scope gets the suffix _1, the third _2. The exporter
+transposes the weight of a linear layer that becomes a MatMul, and renames it: "onnx::MatMul_7".
 """
 
 import zlib
@@ -32,9 +32,9 @@ def normal(std: float, mean: float = 0.0) -> Init:
 class GraphWriter:
     """Collects one graph; builders call it, model() closes it.
 
-    With skeleton=True weights are declared as inputs and never made, which is enough for shape inference and counting.
-    With `values` (a trained state: module path of the weight -> array) nothing is random; a weight that is missing there
-    or has another shape raises ValueError.
+    With skeleton=True weights are declared as inputs without values, which is enough for shape inference and counting.
+    With `values` (a trained state: path of the weight -> array) no weight is random; a missing weight or another shape
+    raises ValueError.
     """
 
     def __init__(self, *, batch: int | str, opset: int, seed: int = 0, skeleton: bool = False,
@@ -57,7 +57,7 @@ class GraphWriter:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Everything written inside belongs to the child module `name` of the current one."""
+        """Nodes and weights written inside belong to the child module `name` of the current module."""
         shown = f"{self._scopes[-1][0]}.{name}" if name.isdigit() and self._scopes else name
         self._scopes.append((shown, name))
         try:
@@ -76,7 +76,7 @@ class GraphWriter:
     # --- values ---
 
     def input(self, name: str, shape: Shape, dtype: str = "float32") -> str:
-        """Declares an input of the network and returns its name. Dims are numbers or names."""
+        """Declares an input of the network and returns its name. Dims are ints or names."""
         self.inputs[name] = (dtype, tuple(shape))
         return name
 
@@ -86,11 +86,11 @@ class GraphWriter:
         self.outputs[name] = (dtype, tuple(shape))
 
     def weight(self, name: str, shape: Sequence[int], init: Init, *, trainable: bool = True) -> str:
-        """A float32 weight of the current module; its values depend on the seed and its name alone."""
+        """A float32 weight of the current module; its values depend only on the seed and its name."""
         return self._add_weight(self._weight_name(name), tuple(shape), init, trainable)
 
     def anonymous_weight(self, op: str, module_name: str, shape: Sequence[int], init: Init) -> str:
-        """A weight that the exporter's constant folding left without its module's name; seeded by that name all the same."""
+        """A weight renamed by the exporter's constant folding; it is seeded by its module's name."""
         self._anonymous += 1
         return self._add_weight(f"onnx::{op}_{self._anonymous}", tuple(shape), init, True, key=self._weight_name(module_name))
 
@@ -126,7 +126,7 @@ class GraphWriter:
         return name
 
     def const(self, value: Any, dtype: str = "int64") -> str:
-        """A Constant node, as exporters put down shapes, indices and scalars of the Python code."""
+        """A Constant node, as exporters write shapes, indices and scalars of the Python code."""
         from onnx import helper, numpy_helper
 
         node_name = self._node_name("Constant")
@@ -155,20 +155,20 @@ class GraphWriter:
         return self.op("Gather", self.op("Shape", value), self.const(axis), axis=0)
 
     def shape(self, *sizes: int | str) -> str:
-        """A shape tensor of numbers and of scalars from dim(): Constant, or Unsqueeze and Concat."""
+        """A shape tensor from ints and scalars of dim(): Constant, or Unsqueeze and Concat."""
         if not any(isinstance(s, str) for s in sizes):
             return self.const([int(s) for s in sizes])
         parts = [self.op("Unsqueeze", s, self.const([0])) if isinstance(s, str) else self.const([s]) for s in sizes]
         return self.op("Concat", *parts, axis=0)
 
     def batch_of(self, value: str) -> int | str:
-        """The batch size for shape(): the number if it is fixed, else read from axis 0 of `value`."""
+        """The batch size for shape(): an int if it is fixed, else read from axis 0 of `value`."""
         return self.batch if isinstance(self.batch, int) else self.dim(value, 0)
 
     # --- the end ---
 
     def model(self, name: str) -> "onnx.ModelProto":
-        """The finished model. The writer is not to be used afterwards."""
+        """The finished model. Call it last."""
         from onnx import helper
 
         for node in self._nodes:

@@ -23,15 +23,18 @@ Make = Callable[[BuildConfig, dict[str, Any] | None, ProgressLog], EnginePlan]
 
 
 def has_profile_plans(config: BuildConfig, lock: Mapping[str, Any] | None) -> bool:
-    """True if each profile gets a plan of its own. Under a lock, true if the lock has several plans."""
+    """True if each profile gets its own plan. Under a lock, true if the lock has several plans."""
     return len(config.profiles) > 1 if lock is None else "further" in lock
 
 
 def build_profiles(config: BuildConfig, lock: dict[str, Any] | None, make: Make, log: ProgressLog) -> EnginePlan:
-    """The engine of all profiles. `make` builds the engine of one profile, under its part of the lock. Raises LockError if their numbers differ."""
+    """The engine of all profiles. `make` builds the engine of one profile, under its part of the lock.
+
+    Raises LockError if the lock has another number of profiles.
+    """
     locks = [None] * len(config.profiles) if lock is None else [lock, *lock["further"]]
     if len(locks) != len(config.profiles):
-        raise LockError(f"the lock is of {len(locks)} profiles, {len(config.profiles)} are asked for. Give those that it was saved with.")
+        raise LockError(f"the lock has {len(locks)} profiles, the build {len(config.profiles)}. Give the profiles that it was saved with.")
     plans: list[EnginePlan] = []
     for k, (profile, part) in enumerate(zip(config.profiles, locks, strict=True)):
         threads = plans[0].threads if plans and capabilities_of(config.backend).workers else config.threads

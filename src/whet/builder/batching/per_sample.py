@@ -86,8 +86,8 @@ class _ModeEngine:
 
     @property
     def description(self) -> str:
-        lanes = self.plan.arenas[0].lanes
-        return f"one by one on {lanes} thread(s)" if self.name == "apart" else f"in turns on {self.plan.threads} thread(s)"
+        workers = self.plan.arenas[0].lanes
+        return f"separately on {workers} thread(s)" if self.name == "apart" else f"one at a time on all {self.plan.threads} thread(s)"
 
 
 def _build_mode(
@@ -192,7 +192,7 @@ def _memory_refusal(plan: EnginePlan, config: BuildConfig) -> str | None:
     limit, needed = config.memory_limit.get("arena"), arena_bytes(plan)
     if limit is None or needed <= limit:
         return None
-    return f"the arenas of all lanes take {needed / 2**20:.2f} MiB, --memPoolSize=arena allows {limit / 2**20:.2f}"
+    return f"the arenas of all workers take {needed / 2**20:.2f} MiB, --memPoolSize=arena allows {limit / 2**20:.2f}"
 
 
 def verify_sample_parallel(
@@ -219,10 +219,9 @@ def _report_mode(compared: _ModeComparison, config: BuildConfig, phases: Mapping
     """The selected per-sample engine with a report of the comparison. Its layers' times are those of one sample."""
     engine, plan, together = compared.engine, compared.engine.plan, compared.together
     before, own = BuildReport() if together is None else together.report, engine.one.report
-    how = "apart" if engine.name == "apart" else "in turns"
-    description = f"samples are run {how}: {compared.batch} of them, {engine.description}, take {compared.ms:.4g} ms"
-    words = {"together": "together", "apart": "on a thread each", "turns": "in turns"}
-    description += ", " + ", ".join(f"{words[n]} {ms:.4g} ms" for n, (ms, _) in compared.rest.items()) if compared.rest else " (asked for)"
+    description = f"samples run {engine.description}: {compared.batch} samples take {compared.ms:.4g} ms"
+    words = {"together": "together", "apart": "separately", "turns": "one at a time"}
+    description += ", " + ", ".join(f"{words[n]} {ms:.4g} ms" for n, (ms, _) in compared.rest.items()) if compared.rest else " (requested)"
     times = {f"{engine.name}_ms": compared.ms}
     for name, (ms, spread_ms) in compared.rest.items():
         times |= {f"{name}_ms": ms, f"{name}_spread_ms": spread_ms}

@@ -1,4 +1,4 @@
-"""Verifying batches that are run per sample: every sample must give the result that it gives alone, also if lanes do not divide the batch."""
+"""Verifies batches that run per sample: every sample must give the result that it gives alone, for all batch sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from whet.runtime import BoundEngine, WeightStore, bind
 def find_batch_difference(plan: EnginePlan, backend: Backend, seed: int = 0) -> str | None:
     """A description of the first difference, or None. The engine of one sample must have been verified on one thread.
 
-    Samples that do not fill all lanes run on all threads; there every layer must give its one-thread result within its kernel's bound. Then
+    Samples that do not fill all workers run on all threads; there every layer must give its one-thread result within its kernel's bound. Then
     batches are run: each sample's outputs must equal, bit by bit, those of the sample alone, on one thread or on all.
     """
     one, store = plan.of_one_sample(), WeightStore(backend)
@@ -44,10 +44,10 @@ def find_batch_difference(plan: EnginePlan, backend: Backend, seed: int = 0) -> 
 
 
 def _batches(plan: EnginePlan) -> list[int]:
-    """Batch sizes within the profile: opt, min, 1, and sizes that the number of lanes does not divide."""
+    """Batch sizes within the profile: opt, min, 1, and sizes that the number of workers does not divide."""
     low, opt, high = next(iter(plan.profiles[0].shapes.values()))
-    lanes = plan.arenas[0].lanes
-    sizes = (opt[0], low[0], 1, lanes + 1, 2 * lanes - 1)
+    workers = plan.arenas[0].lanes
+    sizes = (opt[0], low[0], 1, workers + 1, 2 * workers - 1)
     return [b for b in dict.fromkeys(sizes) if low[0] <= b <= high[0]]
 
 

@@ -54,5 +54,5 @@ def environment(net: Network, profile: Profile, which: int) -> dict[str, int]:
 
 
 def bound_layers(net: Network, env: Mapping[str, Dim]) -> dict[str, Layer]:
-    """Each layer with static shapes, by name; the network stays as it is."""
+    """Each layer with static shapes, by name; the network is not changed."""
     return {layer.name: bind_layer(layer, env) for layer in net.layers}

@@ -188,11 +188,11 @@ def _lanes(lock: Mapping[str, Any], lowered: Network, profiles: Sequence[Profile
     lanes = int(lock["arenas"][0].get("lanes", 0))
     if not 0 <= lanes <= MOST_LANES:
         raise ValueError(f"{lanes} lanes")
-    kept = ("apart" if lanes > 1 or lock["threads"] == 1 else "in turns") if lanes else "together"
-    if config.samples not in ("auto", kept.removeprefix("in ")):
-        raise LockError(_text([f"samples are run {kept} in it, {config.samples} is asked for"]))
+    kept = ("apart" if lanes > 1 or lock["threads"] == 1 else "turns") if lanes else "together"
+    if config.samples not in ("auto", kept):
+        raise LockError(_text([f"it has --samples={kept}, the build --samples={config.samples}"]))
     if lanes and (why := why_samples_touch(lowered, {n: s[2] for n, s in profiles[0].shapes.items()})) is not None:
-        raise LockError(_text([f"samples are run apart in it, but they may touch: {why}"]))
+        raise LockError(_text([f"its samples run separately, but they are not independent: {why}"]))
     return lanes
 
 

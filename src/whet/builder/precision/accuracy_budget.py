@@ -24,7 +24,7 @@ from whet.measure.timing_cache import default_path
 from whet.network import Network
 from whet.precision.budget import Budget, Verdict
 from whet.precision.ranges import Ranges
-from whet.precision.sensitivity import Analysis, Feeds, Harm
+from whet.precision.sensitivity import Analysis, Feeds, LayerSensitivity
 from whet.runtime import Runtime
 
 SAMPLES = 32  # number of samples on which outputs are compared
@@ -38,7 +38,7 @@ class Fit:
 
     dropped: dict[str, str] = field(default_factory=dict)
     verdict: Verdict | None = None
-    rows: list[Harm] = field(default_factory=list)
+    rows: list[LayerSensitivity] = field(default_factory=list)
     judged: int = 0
 
     @property
@@ -50,11 +50,11 @@ class Judge:
     """Judges sets of layers of one network against a budget."""
 
     def __init__(
-        self, made: Network, precision: str, ranges: Ranges | None, samples: Sequence[Feeds], budget: Budget, config: BuildConfig,
+        self, prepared: Network, precision: str, ranges: Ranges | None, samples: Sequence[Feeds], budget: Budget, config: BuildConfig,
         progress: Progress | None = None,
     ):  # fmt: skip
         self.budget, self.log = budget, progress or Silent()
-        self.analysis = Analysis(made, precision, samples, SegmentedRuns(made, samples), ranges, memory_file(made, precision, config))
+        self.analysis = Analysis(prepared, precision, samples, SegmentedRuns(prepared, samples), ranges, memory_file(prepared, precision, config))
         self.judged = 0
 
     @property
@@ -119,8 +119,8 @@ class Judge:
         fit.judged = self.judged
         return fit
 
-    def _readmitted(self, start: list[str], gone: list[str], by: Mapping[str, Harm], fit: Fit) -> list[str]:
-        """The dropped layers, less the least sensitive ones that can return to low precision within the budget."""
+    def _readmitted(self, start: list[str], gone: list[str], by: Mapping[str, LayerSensitivity], fit: Fit) -> list[str]:
+        """The dropped layers, except the least sensitive ones that can return to low precision within the budget."""
         left = list(gone)
         for n in sorted(gone, key=lambda n: by[n].noise)[:_READMITTED]:
             trial = [x for x in left if x != n]
@@ -150,12 +150,12 @@ class PlanRun:
         return {n: a[:1] for n, a in got.items()}
 
 
-def memory_file(made: Network, precision: str, config: BuildConfig) -> Path | None:
+def memory_file(prepared: Network, precision: str, config: BuildConfig) -> Path | None:
     """The cache file of this network's analysis, in the folder of the timing cache; None without a timing cache."""
     if config.timing_cache == "":
         return None
     folder = (Path(config.timing_cache) if config.timing_cache else default_path()).parent
-    return folder / f"precision-{precision}-{model_digest(made)[:16]}.json"
+    return folder / f"precision-{precision}-{model_digest(prepared)[:16]}.json"
 
 
 def accuracy_record(budget: Budget, fit: Fit, judged_on: str, verdict: Verdict | None) -> AccuracyRecord:

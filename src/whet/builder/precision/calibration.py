@@ -15,9 +15,9 @@ from whet.builder.verify.engine_values import EngineRun
 from whet.engine.report import CalibrationStep
 from whet.network import Network
 from whet.passes import Phase, run_passes, select
-from whet.precision import Analysis, Ranges, calibrate, chosen_samples, find_places, read_cache, write_cache
+from whet.precision import Analysis, Ranges, calibrate, chosen_samples, find_quantization_sites, read_cache, write_cache
 from whet.precision.calibrate import content_digest
-from whet.precision.places import never_negative
+from whet.precision.quantization_sites import never_negative
 from whet.precision.ranges import Range
 from whet.precision.scaling import rescaled
 from whet.precision.steps import SAMPLES as STEP_SAMPLES
@@ -49,43 +49,43 @@ def is_explicit(net: Network) -> bool:
     return any(x.op in ("QuantizeLinear", "DequantizeLinear") for x in net.layers)
 
 
-def prepared(net: Network, config: BuildConfig) -> Network:
+def prepare(net: Network, config: BuildConfig) -> Network:
     """A copy of the source network after the passes up to the folding of weights: the input of calibration and Q/DQ insertion."""
-    made = net.clone()
-    run_passes(made, [p for p in select(config.optimization_level, config.passes) if p.phase <= Phase.FOLD])
-    return made
+    prepared = net.clone()
+    run_passes(prepared, [p for p in select(config.optimization_level, config.passes) if p.phase <= Phase.FOLD])
+    return prepared
 
 
 def calibrated_ranges(
     net: Network,
-    made: Network,
+    prepared: Network,
     calibration: Calibration,
     config: BuildConfig,
     note: Callable[[str], None],
     tried: list[CalibrationStep] | None = None,
     inform: Callable[[str], None] | None = None,
 ) -> Ranges:
-    """Ranges for `made` (prepared from `net`), from the cache, the samples, or invented with a warning.
+    """Ranges for `prepared` (from `prepare(net)`), from the cache, the samples, or invented with a warning.
 
     `note` receives warnings, `inform` findings. The `calibration.steps` that were tried and
     kept are appended to `tried`.
     """
     model = model_digest(net)
     if calibration.cache and os.path.exists(calibration.cache):
-        return read_cache(calibration.cache, made, model)
+        return read_cache(calibration.cache, prepared, model)
     if calibration.samples is None:
         note(
-            "INT8 without calibration: the ranges are INVENTED (as trtexec does), so times are real but outputs mean nothing. "
+            "INT8 without calibration: the ranges are INVENTED (as trtexec does), so times are real but outputs are meaningless. "
             "Give --calibData=DIR|FILE.npz|FILE.npy|python:MODULE:FUNCTION or --calib=CACHE."
         )
-        return invented_ranges(made)
+        return invented_ranges(prepared)
     steps = calibration.steps
     if steps and calibration.cache and not calibration.cache.endswith(".json"):
-        note(f"{calibration.cache} is TensorRT's cache format, which holds scales alone: {', '.join(steps)} are left out. Name a .json cache.")
+        note(f"{calibration.cache} is TensorRT's cache format, which holds only scales: {', '.join(steps)} are left out. Name a .json cache.")
         steps = ()
-    found = _ranges(made, calibration, model)
+    found = _ranges(prepared, calibration, model)
     if steps:
-        found, rows = _improved(made, found, calibration, model, steps, note, inform)
+        found, rows = _improved(prepared, found, calibration, model, steps, note, inform)
         if tried is not None:
             tried += rows
     if calibration.cache:
@@ -93,18 +93,18 @@ def calibrated_ranges(
     return found
 
 
-def _ranges(made: Network, calibration: Calibration, model: str, left_out: frozenset[str] = frozenset()) -> Ranges:
+def _ranges(prepared: Network, calibration: Calibration, model: str, left_out: frozenset[str] = frozenset()) -> Ranges:
     """Ranges from all samples but those with the digests `left_out`."""
     assert calibration.samples is not None
     samples = (f for f in calibration.samples() if not left_out or content_digest(f) not in left_out)
     return calibrate(
-        made, samples, run=EngineRun(made, find_places(made).names()), method=calibration.method,
+        prepared, samples, run=EngineRun(prepared, find_quantization_sites(prepared).names()), method=calibration.method,
         forced=dict(calibration.forced), zero_points=calibration.zero_points, model=model,
     )  # fmt: skip
 
 
 def _improved(
-    made: Network,
+    prepared: Network,
     plain: Ranges,
     calibration: Calibration,
     model: str,
@@ -120,26 +120,26 @@ def _improved(
     assert calibration.samples is not None
     count = sum(1 for _ in calibration.samples())
     if count < _LEAST_SAMPLES:
-        note(f"Calibration steps ({', '.join(steps)}) are left out: {count} samples are too few to judge them on some of them")
+        note(f"Calibration steps ({', '.join(steps)}) are left out: {count} samples are too few for a held-out set")
         return plain, []
     judges = chosen_samples(calibration.samples(), min(STEP_SAMPLES, count // 2))
     unseen = frozenset(content_digest(f) for f in judges)
     others = chosen_samples((f for f in calibration.samples() if content_digest(f) not in unseen), STEP_SAMPLES)
     scalings, tried = find_scalings(
-        made, (f for f in calibration.samples() if content_digest(f) not in unseen), others, EngineRun, steps, calibration.zero_points
+        prepared, (f for f in calibration.samples() if content_digest(f) not in unseen), others, EngineRun, steps, calibration.zero_points
     )
-    trial = _ranges(made, calibration, model, unseen)
+    trial = _ranges(prepared, calibration, model, unseen)
     options = [("none", trial)]
     if scalings:
-        options.append(("scaling", dataclasses.replace(_ranges(rescaled(made, scalings), calibration, model, unseen), scalings=scalings)))
+        options.append(("scaling", dataclasses.replace(_ranges(rescaled(prepared, scalings), calibration, model, unseen), scalings=scalings)))
     if "bias" in steps:
         for what, ranges in list(options):
-            corrections, shifted = find_corrections(rescaled(made, ranges.scalings), ranges, others, EngineRun)
+            corrections, shifted = find_corrections(rescaled(prepared, ranges.scalings), ranges, others, EngineRun)
             if what == "none":
                 tried.tried += shifted.tried
             if corrections:
                 options.append(("bias" if what == "none" else f"{what} and bias", dataclasses.replace(ranges, corrections=corrections)))
-    snrs = [Analysis(made, "int8", judges, EngineRun, ranges).snr() for _, ranges in options]
+    snrs = [Analysis(prepared, "int8", judges, EngineRun, ranges).snr() for _, ranges in options]
     best = max(range(len(options)), key=lambda i: (snrs[i] - (_LEAST_GAIN_DB if i else 0.0), -i))
     shown = ", ".join(f"{what} {snr:.1f} dB" for (what, _), snr in zip(options, snrs, strict=True))
     if inform is not None:
@@ -147,7 +147,7 @@ def _improved(
     chosen = options[best][1]
     kept = plain
     if chosen.scalings:
-        kept = dataclasses.replace(_ranges(rescaled(made, chosen.scalings), calibration, model), scalings=chosen.scalings)
+        kept = dataclasses.replace(_ranges(rescaled(prepared, chosen.scalings), calibration, model), scalings=chosen.scalings)
     kept = dataclasses.replace(kept, corrections=chosen.corrections)
     used = {"bias": set(kept.corrections)}
     rows = [CalibrationStep(step, at, at in used.get(step, set(kept.scalings)), before, after) for step, at, before, after, _ in tried.tried]
@@ -155,7 +155,7 @@ def _improved(
     return kept, [*rows, *ends]
 
 
-def invented_ranges(made: Network) -> Ranges:
+def invented_ranges(prepared: Network) -> Ranges:
     """The same range for every tensor: useful only for timing."""
-    places = find_places(made)
-    return Ranges({t.name: Range(0.0 if never_negative(t) else -_INVENTED, _INVENTED, "invented") for t in places.roots})
+    sites = find_quantization_sites(prepared)
+    return Ranges({t.name: Range(0.0 if never_negative(t) else -_INVENTED, _INVENTED, "invented") for t in sites.roots})

@@ -23,7 +23,7 @@ _PRECISION = {F16.name: "fp16", BF16.name: "bf16"}
 
 
 def small_type(plan: EnginePlan) -> str | None:
-    """"fp16" or "bf16", whichever more outputs of the engine are stored in; None for an engine without either."""
+    """"fp16" or "bf16", the type of more of the engine's outputs; None for an engine without either."""
     counts: dict[str, int] = {}
     for choice in plan.choices.values():
         for _, dtype in choice.outputs:
@@ -34,7 +34,7 @@ def small_type(plan: EnginePlan) -> str | None:
 
 def build_floats_within(
     net: Network,
-    made: Network,
+    prepared: Network,
     config: BuildConfig,
     budget: Budget,
     samples: Sequence[Feeds],
@@ -42,14 +42,14 @@ def build_floats_within(
     progress: Progress | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[EnginePlan, Verdict | None]:
-    """An engine of `net` in floating point within `budget`; `made` is the network that accuracy is judged on (batch norms folded).
+    """An engine of `net` in floating point within `budget`; `prepared` (batch norms folded) is the network that accuracy is judged on.
 
     First as permitted; if that misses the budget, with the most sensitive layers in FP32; if that misses it too, in FP32 throughout.
-    The result is in the plan's report under "accuracy". Raises what `build` and Budget.judge raise.
+    The result is in the plan's report under "accuracy". Raises the errors of `build` and Budget.judge.
     """
     if config.lock:
         return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs)), None
-    plan, verdict = _within(net, made, without_sample_mode(config), budget, samples, progress, inputs)
+    plan, verdict = _within(net, prepared, without_sample_mode(config), budget, samples, progress, inputs)
     log = ProgressLog(progress)
     plan = apply_sample_mode(plan, net, config, lambda c: build(net, c, progress=log), log, inputs)
     return record_request(plan, config), verdict
@@ -57,7 +57,7 @@ def build_floats_within(
 
 def _within(
     net: Network,
-    made: Network,
+    prepared: Network,
     config: BuildConfig,
     budget: Budget,
     samples: Sequence[Feeds],
@@ -69,7 +69,7 @@ def _within(
     if small is None:
         plan.report.accuracy = accuracy_record(budget, Fit(), "nothing is rounded: the engine is FP32", None)
         return plan, None
-    judge = Judge(made, small, None, samples, budget, config, progress)
+    judge = Judge(prepared, small, None, samples, budget, config, progress)
     verdict, on = _judge(judge, plan, judge.names, config)
     fit = Fit(verdict=verdict)
     if not verdict.holds:
@@ -85,8 +85,8 @@ def _within(
         fit.dropped = {n: "every layer: no smaller set held the budget" for n in judge.names}
         verdict, on = _judge(judge, plan, [], config)
     elif fit.dropped:
-        said = f"Accuracy: {budget.text}; {verdict.text} with {len(fit.dropped)} of {len(judge.names)} layers in FP32"
-        plan.report.info = [*plan.report.info, said]
+        text = f"Accuracy: {budget.text}; {verdict.text} with {len(fit.dropped)} of {len(judge.names)} layers in FP32"
+        plan.report.info = [*plan.report.info, text]
     plan.report.accuracy = accuracy_record(budget, fit, on, verdict)
     return plan, verdict
 

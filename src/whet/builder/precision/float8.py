@@ -1,4 +1,4 @@
-"""FP8 (e4m3) from a floating-point network: calibrate, correct, insert Q/DQ, and keep FP8 only where it is faster.
+"""FP8 (e4m3) from a floating-point network: calibrate, correct, insert Q/DQ, and keep FP8 only if it is faster.
 
 Engine candidates: floating point (or the INT8 engine, where that is permitted too), FP8, FP8 without the layers that were slower in it, and one
 that holds the accuracy budget (precision_search.py). In a tie the earlier one is kept.
@@ -16,7 +16,7 @@ from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import read_lock
 from whet.builder.lock.relock import build_locked, make_recipe, record_request
-from whet.builder.precision.calibration import Calibration, prepared
+from whet.builder.precision.calibration import Calibration, prepare
 from whet.builder.precision.float8_ranges import ENOUGH_DB, LEAST_DB, float8_network, float8_ranges, sensitive_layers
 from whet.builder.precision.permissions import demanded_floats, has_float8
 from whet.builder.precision.precision_search import PrecisionEngine, PrecisionSearch, Strategy
@@ -25,7 +25,7 @@ from whet.engine.plan import EnginePlan
 from whet.engine.report import Float8Record
 from whet.errors import BuildError, LockError
 from whet.network import Network
-from whet.precision import Ranges, find_places, quantize
+from whet.precision import Ranges, find_quantization_sites, quantize
 from whet.precision.budget import Budget
 from whet.precision.float8 import kept_out, pack_rounding, unpack_rounding
 
@@ -70,12 +70,12 @@ def _search_float8(
     baseline = PrecisionEngine(
         "floating point" if other is None else "int8 or floating point", other or build(net, plain, progress=progress, inputs=inputs)
     )
-    folded = prepared(net, config)
+    folded = prepare(net, config)
     stays_float = demanded_floats(config)
-    left_out = {**kept_out(folded), **{x.name: "--layerPrecisions" for x in find_places(folded).layers if stays_float(x)}}
-    layers = [x for x in find_places(folded).layers if x.name not in left_out]
+    left_out = {**kept_out(folded), **{x.name: "--layerPrecisions" for x in find_quantization_sites(folded).layers if stays_float(x)}}
+    layers = [x for x in find_quantization_sites(folded).layers if x.name not in left_out]
     if not layers or not has_float8(config):
-        why = "this backend has no FP8 kernels, only an emulation (whet debug precision --fp8)" if layers else "no layer is one that FP8 takes"
+        why = "this backend has no FP8 kernels, only an emulation (whet debug precision --fp8)" if layers else "no layer fits FP8"
         if config.strict:
             raise BuildError(f"--fp8 cannot be used: {why}. Leave out --strict to build without it.")
         return _without_float8(baseline.plan, f"--fp8 is permitted but not used: {why}.", config)
@@ -86,7 +86,7 @@ def _search_float8(
         left_out |= sensitive_layers(folded, search.ranges, calibration, config, left_out, progress=progress)
         search.layers = [x for x in layers if x.name not in left_out]
     if not search.layers:
-        return _without_float8(baseline.plan, f"--fp8 is not used: no layer of it leaves the outputs {LEAST_DB:g} dB.", config)
+        return _without_float8(baseline.plan, f"--fp8 is not used: even a single FP8 layer reduces the outputs below {LEAST_DB:g} dB.", config)
     search.set_budget(budget, calibration)
     return record_request(search.run(), config)
 
@@ -128,7 +128,7 @@ class Float8(Strategy):
     def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
         candidates[kept].plan.report.fp8 = Float8Record(dict(self.left_out), sorted(search.ranges.float_sums))
         if kept == 0:
-            search.info.append(f"--fp8 is permitted but does not pay here: {shown}.")
+            search.info.append(f"--fp8 is permitted but not faster here: {shown}.")
             return
         search.info.append(f"FP8 pays: {shown}; {len(self.left_out)} layers stay out for accuracy or size.")
         if self.left_out:
@@ -152,12 +152,12 @@ def _locked(net: Network, config: BuildConfig, progress: Progress | None, inputs
     packed = (read_lock(str(config.lock)).get("quantized") or {}).get("rounded", {})
 
     def low(ranges: Ranges, skip: frozenset[str], tables: bool) -> EnginePlan:
-        made = prepared(net, config)
+        prepared = prepare(net, config)
         try:
-            careful = dataclasses.replace(ranges, rounded=unpack_rounding(made, packed))
+            careful = dataclasses.replace(ranges, rounded=unpack_rounding(prepared, packed))
         except (KeyError, ValueError) as e:
             raise LockError(f"the lock {config.lock} is damaged: {e!r}. Write it again with --saveLock.") from e
-        plan = build(quantize(made, careful, skip=skip, kind="fp8"), config, progress=progress, inputs=inputs)
+        plan = build(quantize(prepared, careful, skip=skip, kind="fp8"), config, progress=progress, inputs=inputs)
         plan.report.quantized = make_recipe(ranges, skip, tables, "fp8", packed)
         return plan
 

@@ -18,7 +18,7 @@ from whet.builder.precision.comparison import known_as
 from whet.builder.progress import Progress
 from whet.builder.verify.engine_values import EngineRun
 from whet.network import Network
-from whet.precision import Analysis, Ranges, chosen_samples, find_places, quantize
+from whet.precision import Analysis, Ranges, chosen_samples, find_quantization_sites, quantize
 from whet.precision.budget import Budget
 from whet.precision.calibrate import content_digest
 from whet.precision.float8 import adapted_weights, corrected, kept_out, skip_sums
@@ -30,28 +30,28 @@ _LEAST_SAMPLES = 2 * _JUDGES
 _LEAST_GAIN_DB = 0.3
 
 
-def float8_network(made: Network, ranges: Ranges, skip: Mapping[str, str] | frozenset[str] = frozenset()) -> Network:
-    """`made` (prepared) with Q/DQ of e4m3 but for the layers that FP8 leaves out (kept_out) and those of `skip`."""
-    left = {*kept_out(made), *skip}
-    return quantize(made, ranges, skip=lambda x: x.name in left or bool(left & known_as(x)), kind="fp8")
+def float8_network(prepared: Network, ranges: Ranges, skip: Mapping[str, str] | frozenset[str] = frozenset()) -> Network:
+    """Inserts e4m3 Q/DQ into a prepared network, except around the layers of kept_out and `skip`."""
+    left = {*kept_out(prepared), *skip}
+    return quantize(prepared, ranges, skip=lambda x: x.name in left or bool(left & known_as(x)), kind="fp8")
 
 
 def float8_ranges(
-    net: Network, made: Network, calibration: Calibration, config: BuildConfig, notes: list[str], info: list[str] | None = None,
+    net: Network, prepared: Network, calibration: Calibration, config: BuildConfig, notes: list[str], info: list[str] | None = None,
     enough_db: float = ENOUGH_DB,
 ) -> Ranges:  # fmt: skip
     """FP8 ranges with bias corrections from calibration data. Residual additions stay in floating point if the outputs would otherwise have less
     than `enough_db`; the step "round" adds weights rounded against their layers' errors, if that raises the outputs' SNR."""
     method = "minmax" if calibration.method == "auto" else calibration.method
     plain = dataclasses.replace(calibration, method=method, steps=())
-    ranges = calibrated_ranges(net, made, plain, config, notes.append)
+    ranges = calibrated_ranges(net, prepared, plain, config, notes.append)
     if calibration.samples is None:
         if not ranges.corrections:
             notes.append("FP8 without calibration data has no corrections of biases: it loses more than it must. Give --calibData.")
         return ranges
-    left = kept_out(made)
+    left = kept_out(prepared)
     heard = notes if info is None else info
-    plain_ranges = _with_sums(made, corrected(made, ranges, calibration.samples(), EngineRun, left), calibration, left, heard, enough_db)
+    plain_ranges = _with_sums(prepared, corrected(prepared, ranges, calibration.samples(), EngineRun, left), calibration, left, heard, enough_db)
     ranges = dataclasses.replace(ranges, float_sums=plain_ranges.float_sums)
     if "round" not in calibration.steps or sum(1 for _ in calibration.samples()) < _LEAST_SAMPLES:
         return plain_ranges
@@ -62,31 +62,31 @@ def float8_ranges(
     def others() -> Iterator[Mapping[str, np.ndarray]]:
         return (f for f in calibration.samples() if content_digest(f) not in unseen)  # type: ignore[misc]
 
-    careful = dataclasses.replace(ranges, rounded=adapted_weights(made, ranges, others(), EngineRun, left))
+    careful = dataclasses.replace(ranges, rounded=adapted_weights(prepared, ranges, others(), EngineRun, left))
     if not careful.rounded:
         return plain_ranges
-    careful = corrected(made, careful, others(), EngineRun, left)
-    names = [x.name for x in find_places(made, left).layers]
-    near, far = (Analysis(made, "fp8", judges, EngineRun, r).snr(names) for r in (plain_ranges, careful))
+    careful = corrected(prepared, careful, others(), EngineRun, left)
+    names = [x.name for x in find_quantization_sites(prepared, left).layers]
+    near, far = (Analysis(prepared, "fp8", judges, EngineRun, r).snr(names) for r in (plain_ranges, careful))
     kept = far >= near + _LEAST_GAIN_DB
     said = "kept" if kept else "not kept"
     heard.append(f"FP8 weights rounded against their layers' errors: {near:.1f} dB to {far:.1f} at the outputs, on other samples; {said}.")
     return careful if kept else plain_ranges
 
 
-def _with_sums(made: Network, ranges: Ranges, calibration: Calibration, left: Mapping[str, str], heard: list[str], enough_db: float) -> Ranges:
+def _with_sums(prepared: Network, ranges: Ranges, calibration: Calibration, left: Mapping[str, str], heard: list[str], enough_db: float) -> Ranges:
     """`ranges`, with residual additions in floating point if the outputs have less than `enough_db` in FP8 and gain by it."""
     assert calibration.samples is not None
-    names = [x.name for x in find_places(made, left).layers]
-    sums = skip_sums(made, left)
+    names = [x.name for x in find_quantization_sites(prepared, left).layers]
+    sums = skip_sums(prepared, left)
     judges = chosen_samples(calibration.samples(), _JUDGES) if names and sums else []
     if not judges:
         return ranges
-    near = Analysis(made, "fp8", judges, EngineRun, ranges).snr(names)
+    near = Analysis(prepared, "fp8", judges, EngineRun, ranges).snr(names)
     if near >= enough_db:
         return ranges
     wide = dataclasses.replace(ranges, float_sums=sums)
-    far = Analysis(made, "fp8", judges, EngineRun, wide).snr(names)
+    far = Analysis(prepared, "fp8", judges, EngineRun, wide).snr(names)
     if far < near + _LEAST_GAIN_DB:
         return ranges
     heard.append(f"FP8: the sums of skip connections stay in 16 bits, which brings {near:.1f} dB to {far:.1f} at the outputs; products are in FP8.")
@@ -94,13 +94,13 @@ def _with_sums(made: Network, ranges: Ranges, calibration: Calibration, left: Ma
 
 
 def sensitive_layers(
-    made: Network, ranges: Ranges, calibration: Calibration, config: BuildConfig, left: Mapping[str, str], *, enough_db: float = LEAST_DB,
+    prepared: Network, ranges: Ranges, calibration: Calibration, config: BuildConfig, left: Mapping[str, str], *, enough_db: float = LEAST_DB,
     progress: Progress | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Layers besides `left` that have to stay in floating point for an output SNR of `enough_db`: name -> reason."""
     samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), _JUDGES)
     if not samples:
         return {}
-    judge = Judge(made, "fp8", ranges, samples, Budget("snr", enough_db), config, progress)
-    fit = judge.fit([x.name for x in find_places(made, left).layers], {})
+    judge = Judge(prepared, "fp8", ranges, samples, Budget("snr", enough_db), config, progress)
+    fit = judge.fit([x.name for x in find_quantization_sites(prepared, left).layers], {})
     return {n: f"{why}; with it the outputs have less than {enough_db:g} dB in all" for n, why in fit.dropped.items()}

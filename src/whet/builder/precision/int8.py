@@ -22,7 +22,7 @@ from whet.builder.build import build
 from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.relock import build_locked, make_recipe, read_recipe, record_request
-from whet.builder.precision.calibration import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepared
+from whet.builder.precision.calibration import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepare
 from whet.builder.precision.comparison import known_as, slow_layers
 from whet.builder.precision.float16 import build_floats_within
 from whet.builder.precision.permissions import demanded_floats, demanded_integers
@@ -33,7 +33,7 @@ from whet.builder.verify.verify_selected import build_verified
 from whet.engine.plan import EnginePlan
 from whet.errors import BuildError
 from whet.network import Layer, Network
-from whet.precision import Ranges, find_places, quantize
+from whet.precision import Ranges, find_quantization_sites, quantize
 from whet.precision.budget import Budget
 from whet.precision.tables import TABLE, insert_tables
 from whet.tactics import tactics_of
@@ -41,7 +41,7 @@ from whet.tactics import tactics_of
 _LOOKED_UP = ", activations looked up"
 
 __all__ = [
-    "Calibration", "EngineRun", "build_int8", "calibrated_ranges", "invented_ranges", "is_explicit", "prepared", "slow_layers", "without_int8",
+    "Calibration", "EngineRun", "build_int8", "calibrated_ranges", "invented_ranges", "is_explicit", "prepare", "slow_layers", "without_int8",
 ]  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def build_int8(
         if plan.report.quantized is None:
             return net
         ranges, skip, tables = read_recipe(plan.report.quantized)
-        return quantized_network(prepared(net, config), ranges, skip, demanded_floats(config), tables=tables)
+        return quantized_network(prepare(net, config), ranges, skip, demanded_floats(config), tables=tables)
 
     began, log = perf_counter(), ProgressLog(progress)
     with _times_shared(config) as sharing:
@@ -94,8 +94,8 @@ def _search_int8(
     progress: ProgressLog,
     inputs: Mapping[str, np.ndarray] | None,
 ) -> EnginePlan:
-    folded = prepared(net, config)
-    layers = find_places(folded, demanded_floats(config)).layers
+    folded = prepare(net, config)
+    layers = find_quantization_sites(folded, demanded_floats(config)).layers
     search = PrecisionSearch(Int8(), net, folded, Ranges({}), config, layers, progress, inputs)
     if config.lock:
         return _build_locked(search)
@@ -239,7 +239,7 @@ def _demanded_layers(net: Network, layers: list[Layer], config: BuildConfig, not
 def quantized_network(
     net: Network, ranges: Ranges, float_layers: frozenset[str], stays_float: Callable[[Layer], bool] = lambda layer: False, *, tables: bool = False
 ) -> Network:
-    """`net` (prepared) with Q/DQ but for the layers that `float_layers` names or `stays_float` accepts; `tables`: before activations too."""
+    """Inserts Q/DQ into the prepared `net`, except around layers in `float_layers` or accepted by `stays_float`; `tables`: before activations too."""
     quantized = quantize(net, ranges, skip=lambda x: stays_float(x) or x.name in float_layers or bool(float_layers & known_as(x)))
     if tables:
         insert_tables(quantized, ranges)

@@ -14,21 +14,21 @@ from whet.builder.config import BuildConfig
 from whet.builder.precision.accuracy_budget import memory_file
 from whet.builder.precision.comparison import known_as, layer_times
 from whet.builder.precision.float8_ranges import float8_network
-from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepared
+from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepare
 from whet.builder.precision.permissions import has_float8
 from whet.builder.progress import Progress, Silent
 from whet.builder.verify.segments import SegmentedRuns
 from whet.engine.plan import EnginePlan
 from whet.network import Layer, Network
-from whet.precision import Analysis, Harm, Ranges, chosen_samples, emulated
+from whet.precision import Analysis, LayerSensitivity, Ranges, chosen_samples, emulated
 
 
 @dataclass
-class HarmReport:
+class SensitivityReport:
     """Rows in order of sensitivity, descending; the outputs' SNR with all layers in low precision; the times of both engines in ms."""
 
     precision: str
-    rows: list[Harm]
+    rows: list[LayerSensitivity]
     all_db: float
     samples: int
     tensors: dict[str, float] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class HarmReport:
         return {**dataclasses.asdict(self), "rows": rows}
 
 
-def find_harm(
+def analyze_sensitivity(
     net: Network,
     precision: str,
     calibration: Calibration,
@@ -50,34 +50,34 @@ def find_harm(
     samples: int = 8,
     times: bool = True,
     progress: Progress | None = None,
-) -> HarmReport:
-    """Ranks the layers of `net` by what `precision` (int8, fp8, fp16, bf16) of each alone does to the outputs.
+) -> SensitivityReport:
+    """Ranks the layers of `net` by the output error of each layer alone in `precision` (int8, fp8, fp16, bf16).
 
-    `samples` of the calibration data with the smallest digests judge. With `times`, engines in FP32 and in the low precision are built
-    (int8, and fp16 and bf16 where the machine computes in them) and their layers' times set beside. Raises CalibrationError without data.
+    The errors are measured on the `samples` calibration samples with the smallest digests. With `times`, engines in FP32 and in the low
+    precision (int8; fp16 and bf16 if the device computes in them) are built and the layers' times recorded. Raises CalibrationError without data.
     """
     log = progress or Silent()
     notes: list[str] = []
-    made = prepared(net, config)
+    prepared = prepare(net, config)
     ranges = None
     if precision in ("int8", "fp8"):
         wanted = calibration if precision == "int8" or calibration.method != "auto" else dataclasses.replace(calibration, method="minmax")
-        ranges = calibrated_ranges(net, made, wanted, config, notes.append)
+        ranges = calibrated_ranges(net, prepared, wanted, config, notes.append)
     chosen = [] if calibration.samples is None else chosen_samples(calibration.samples(), samples)
     if not chosen:
         chosen = _drawn(net, samples)
-        notes.append("There are no calibration data: the layers are judged on random numbers, which says little. Give --calibData.")
-    analysis = Analysis(made, precision, chosen, SegmentedRuns(made, chosen), ranges, memory_file(made, precision, config))
+        notes.append("There is no calibration data: the layers are judged on random values, which is not representative. Give --calibData.")
+    analysis = Analysis(prepared, precision, chosen, SegmentedRuns(prepared, chosen), ranges, memory_file(prepared, precision, config))
     log.stage(f"each layer alone in {precision}", len(analysis.layers))
     rows = analysis.alone(tell=log.step)
-    log.stage("from the most harmful on", len(rows))
+    log.stage("cumulative sensitivity", len(rows))
     analysis.cumulative(rows, tell=log.step)
-    report = HarmReport(precision, rows, analysis.snr(), len(chosen), analysis.tensors(), notes=notes)
+    report = SensitivityReport(precision, rows, analysis.snr(), len(chosen), analysis.tensors(), notes=notes)
     by = {x.name: x for x in analysis.layers}
     for r in rows:
         r.tensor_db = report.tensors.get(by[r.layer].outputs[0].name)
     if times:
-        _times(report, net, made, ranges, analysis.layers, config, log)
+        _times(report, net, prepared, ranges, analysis.layers, config, log)
     return report
 
 
@@ -93,18 +93,18 @@ def _drawn(net: Network, count: int) -> list[dict[str, np.ndarray]]:
 
 
 def _times(
-    report: HarmReport, net: Network, made: Network, ranges: Ranges | None, layers: list[Layer], config: BuildConfig, log: Progress
+    report: SensitivityReport, net: Network, prepared: Network, ranges: Ranges | None, layers: list[Layer], config: BuildConfig, log: Progress
 ) -> None:
     """Sets the rows' times from an FP32 engine and one in the low precision."""
     if report.precision == "fp8" and not has_float8(config):
-        report.notes.append("No times: this backend has no FP8 kernels, the harm is emulated")
+        report.notes.append("No times: this backend has no FP8 kernels, the sensitivity is emulated")
         return
     plain = dataclasses.replace(config, precisions=())
     if report.precision == "fp8":
         assert ranges is not None
-        low = build(float8_network(made, ranges), dataclasses.replace(config, precisions=("fp8",)), progress=log)
+        low = build(float8_network(prepared, ranges), dataclasses.replace(config, precisions=("fp8",)), progress=log)
     elif report.precision == "int8":
-        low = build(emulated(made, "int8", ranges), dataclasses.replace(config, precisions=("int8",)), progress=log)
+        low = build(emulated(prepared, "int8", ranges), dataclasses.replace(config, precisions=("int8",)), progress=log)
     else:
         low = build(net, dataclasses.replace(config, precisions=(report.precision,)), progress=log)
     floats = build(net, plain, progress=log)
@@ -117,7 +117,7 @@ def _times(
             r.float_ms, r.low_ms = found[r.layer]
     report.float_ms, report.low_ms = _whole(floats), _whole(low)
     if not found:
-        report.notes.append("No layer's times could be set beside: nothing was timed, or no kernel of this machine computes in this precision")
+        report.notes.append("No layer times: nothing was timed, or no kernel of this device computes in this precision")
 
 
 def _shared_times(floats: EnginePlan, low: EnginePlan, layers: Iterable[Layer]) -> dict[str, tuple[float, float]]:

@@ -1,7 +1,7 @@
 """Permissions: the storage types that a build may use besides a tensor's own, and the layers with a demanded precision.
 
---layerPrecisions=x:int8 binds as x:fp16 does: the layer computes on 8-bit integers, or the build fails (obey) or says so (prefer).
-x:fp32 keeps a layer out of the integers that calibration or the model's own Q/DQ would put it in.
+--layerPrecisions=x:int8 binds like x:fp16: the layer computes on 8-bit integers, or the build fails (obey) or warns (prefer).
+x:fp32 keeps a layer in floating point that calibration or the model's Q/DQ would quantize.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from whet.builder.config import BuildConfig
 from whet.engine.report import PermissionUse
 from whet.errors import BackendError, BuildError, UsageError
 from whet.network import BF16, F8E4M3, F16, F32, I8, U8, DType, Layer
-from whet.tactics import Signature, anchor, is_quantized, tactics_of
+from whet.tactics import Signature, is_quantized, root_layer, tactics_of
 
 #: flag -> storage types that it permits for f32 tensors of the network. int8 and fp8 come with Q/DQ in the network or calibration.
 _PERMITS: dict[str, tuple[DType, ...]] = {"fp32": (), "fp16": (F16,), "bf16": (BF16,), "int8": (), "fp8": (), "best": (F16, BF16)}
@@ -41,7 +41,7 @@ class Permissions:
         allowed: set[DType] = set()
         for p in config.precisions:
             if p not in _PERMITS:
-                raise UsageError(f"there is no precision {p!r}; there are {', '.join(_PERMITS)}")
+                raise UsageError(f"unknown precision {p!r}; precisions: {', '.join(_PERMITS)}")
             allowed.update(_PERMITS[p])
         force = config.precision_constraints != "none"
         demands = tuple((n, _storage(p)) for n, p in config.layer_precisions) if force else ()
@@ -82,7 +82,7 @@ class Permissions:
         return all(d == output for d in floats)
 
     def demanded(self, layer: Layer) -> DType | None:
-        """The storage type that --layerPrecisions gives a layer, by its name or a source node's; the last match holds."""
+        """The storage type that --layerPrecisions gives a layer, by its name or a source node's; the last match wins."""
         return _last_match(self.demands, layer)
 
     def demanded_output(self, layer: Layer) -> DType | None:
@@ -114,7 +114,7 @@ def _how_to(demanded: DType) -> str:
 
 
 def computes_in(layer: Layer, signature: Signature) -> DType | None:
-    """The type that a layer computes in: I8 for a quantized one, else the type of its first float operand; None where there is neither."""
+    """The type that a layer computes in: I8 for a quantized one, else the type of its first float operand; None if there is neither."""
     if is_float8(layer):
         return F8E4M3
     return I8 if on_integers(layer) else runs_in(layer, signature)
@@ -138,7 +138,7 @@ def demanded_floats(config: BuildConfig) -> Callable[[Layer], bool]:
 
 
 def unwanted_integers(config: BuildConfig) -> Callable[[Layer], str | None] | None:
-    """Why a fused layer that computes on integers is against --layerPrecisions or --layerOutputTypes; None where neither is in force."""
+    """A predicate that returns why a fused integer layer violates --layerPrecisions or --layerOutputTypes; None if neither flag is given."""
     permissions = Permissions.of(config)
     if not permissions.demands and not permissions.outputs:
         return None
@@ -153,7 +153,7 @@ def unwanted_integers(config: BuildConfig) -> Callable[[Layer], str | None] | No
             return f"--layerPrecisions keeps '{names[0]}' in {demanded}"
         output = _last(permissions.outputs, names)
         if output not in (None, I8) and body[-1].op == "QuantizeLinear":
-            return f"--layerOutputTypes keeps what '{names[0]}' stores in {output}"
+            return f"--layerOutputTypes keeps the outputs of '{names[0]}' in {output}"
         return None
 
     return reason
@@ -174,7 +174,7 @@ def has_float8(config: BuildConfig) -> bool:
 
 
 def no_float8(layer: Layer, config: BuildConfig) -> str | None:
-    """Why a fused layer of float8 numbers has no kernel on the backend; None for other layers, and where one takes it."""
+    """The reason why a fused FP8 layer has no kernel on the backend; None for other layers, and if a kernel accepts it."""
     if not capabilities_of(config.backend).executes or not is_float8(layer):
         return None
     reasons = []
@@ -184,26 +184,26 @@ def no_float8(layer: Layer, config: BuildConfig) -> str | None:
         reason = t.why_not(layer)
         if reason is None:
             return _too_old(config)
-        if anchor(layer).op in t.ops:
+        if root_layer(layer).op in t.ops:
             reasons.append(f"{t.name}: {reason}")
-    said = f" ({'; '.join(reasons)})" if reasons else ""
-    return f"no kernel of {config.backend} computes this layer in FP8{said}: its numbers are rounded to e4m3 and computed with in floating point"
+    details = f" ({'; '.join(reasons)})" if reasons else ""
+    return f"no kernel of {config.backend} computes this layer in FP8{details}: its values are rounded to e4m3 and computed in floating point"
 
 
 def _too_old(config: BuildConfig) -> str | None:
-    """Why the device has no FP8 kernels although its backend has some."""
+    """The reason why the device has no FP8 kernels although its backend has some."""
     if F8E4M3.name in capabilities_of(config.backend).unsupported_types:
         return None  # no device of this backend has them
     try:
         if F8E4M3.name not in get_backend(config.backend).capabilities.unsupported_types:
             return None
     except BackendError:
-        return None  # nothing runs here: the engine is for a GPU elsewhere
-    return "FP8 kernels are for Hopper's tensor cores (sm_90a): numbers are rounded to e4m3 and computed with in floating point"
+        return None  # nothing runs on this machine: the engine is for a GPU elsewhere
+    return "FP8 kernels are for Hopper's tensor cores (sm_90a): values are rounded to e4m3 and computed in floating point"
 
 
 def runs_in(layer: Layer, signature: Signature) -> DType | None:
-    """The storage type of the first float operand that the layer computes with; None for one that has no floats."""
+    """The storage type of the first float operand that the layer computes with; None for a layer without floats."""
     for t, o in [*zip(layer.inputs, signature.inputs, strict=True), *zip(layer.outputs, signature.outputs, strict=True)]:
         if t is not None and o is not None and t.dtype.is_float:
             return o.dtype
@@ -231,7 +231,7 @@ def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Si
             used += float8
         reason = ""
         little = 2 * integers > len(ran) and any(k.name not in capabilities_of(config.backend).unsupported_types for k in kinds)
-        if not used and not little:  # 16 bits that have little left to do beside the integers are no mistake
+        if not used and not little:  # in a mostly quantized network, unused 16-bit types are not worth a note
             reason = {
                 "int8": "INT8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)",
                 "fp8": "FP8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)" if has_float8(config) else _NO_FLOAT8,

@@ -55,8 +55,8 @@ class Strategy(ABC):
     pruning_rounds: int  # rounds of leaving out layers that do not get faster
     least_gain: float  # least predicted gain of leaving them out, as a share of the engine's time
     fitting_rounds: int  # rounds of dropping layers if an engine misses the budget that its emulation met
-    refines_finalists: bool  # whether a GPU's kernels are chosen in the network for the finalists only: that takes seconds for each engine
-    reports_accuracy: bool  # whether the budget is reported, and fitted where nothing is timed
+    refines_finalists: bool  # True: only finalists have their GPU kernels selected in the network, which takes seconds per engine
+    reports_accuracy: bool  # True: the budget is reported, and fitted if nothing is timed
     demanded: frozenset[str] = frozenset()  # layers that the user demands in this precision
 
     @abstractmethod
@@ -65,11 +65,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
-        """The engine with every quantizable layer in the low precision but `float_layers`."""
+        """The engine with every quantizable layer except `float_layers` in the low precision."""
 
     @abstractmethod
     def rebuild(self, search: PrecisionSearch, candidate: PrecisionEngine) -> PrecisionEngine:
-        """The candidate built again under the search's present config."""
+        """The candidate rebuilt under the search's current config."""
 
     @abstractmethod
     def preference(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
@@ -77,12 +77,12 @@ class Strategy(ABC):
 
     @abstractmethod
     def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
-        """Adds to the search's notes and info what was decided; `shown` lists the candidates with their times."""
+        """Adds the decision to the search's notes and info; `shown` lists the candidates with their times."""
 
 
 @dataclass
 class PrecisionSearch:
-    """The engines of one build. `prepared`: the source network `net` after the passes up to the folding of weights, which Q/DQ goes into."""
+    """The engines of one build. `prepared`: the source network `net` after the passes up to weight folding; Q/DQ is inserted into it."""
 
     strategy: Strategy
     net: Network
@@ -122,11 +122,11 @@ class PrecisionSearch:
         return self._keep(candidates, ranking, fit)
 
     def names_in_low_precision(self, float_layers: frozenset[str]) -> list[str]:
-        """The quantizable layers but `float_layers`."""
+        """The quantizable layers except `float_layers`."""
         return [x.name for x in self.layers if x.name not in float_layers]
 
     def set_verdict(self, candidate: PrecisionEngine) -> None:
-        """Judges an engine, or its emulation where its shapes do not take the samples. Needs a judge."""
+        """Judges an engine, or its emulation if the samples do not fit its shapes. Needs a judge."""
         assert self.judge is not None
         candidate.verdict, candidate.judged_on = self.judge.engine(candidate.plan, self.config), "engine"
         if candidate.verdict is None:
@@ -145,10 +145,10 @@ class PrecisionSearch:
             too_little = gain_ms < self.strategy.least_gain * (last.plan.report.latency_ms or 0.0)
             if not slow or too_little or len(float_layers) >= len(self.layers):
                 return
-            candidates.append(self.strategy.build(self, f"{self.strategy.name} without {len(float_layers)} layers that do not pay", float_layers))
+            candidates.append(self.strategy.build(self, f"{self.strategy.name} without {len(float_layers)} layers that are not faster", float_layers))
 
     def _fit_budget(self, candidates: list[PrecisionEngine]) -> Fit:
-        """Judges the candidates; adds one that holds the budget where the last does not."""
+        """Judges the candidates; adds one that holds the budget if the last does not."""
         judge, demanded = self.judge, self.strategy.demanded
         assert judge is not None
         times = layer_times(candidates[0].plan, candidates[1].plan, self.layers) if self.strategy.reports_accuracy else {}
@@ -167,7 +167,7 @@ class PrecisionSearch:
             float_layers = candidates[-1].float_layers | frozenset(more)
             if not more or len(float_layers) >= len(self.layers):
                 break
-            fit.dropped.update(dict.fromkeys(more, "the engine missed the budget that its emulation held; next in harm"))
+            fit.dropped.update(dict.fromkeys(more, "the engine missed the budget that its emulation held; next in sensitivity"))
             candidates.append(self._build_within_budget(float_layers))
             self.set_verdict(candidates[-1])
         if self.strategy.reports_accuracy:
@@ -178,14 +178,14 @@ class PrecisionSearch:
         return self.strategy.build(self, f"{self.strategy.name} without {len(float_layers)} layers, within the budget", float_layers)
 
     def _report_budget(self, budget: Budget, fit: Fit) -> None:
-        """Adds a sentence about the budget: to the notes where it is missed or was not judged, else to the info."""
+        """Adds a sentence about the budget: to the notes if it is missed or was not judged, else to the info."""
         text = f"Accuracy: {budget.text}; {fit.verdict.text if fit.verdict else 'not judged'}"
         if fit.dropped:
             named = "; ".join(f"'{n}': {why}" for n, why in list(fit.dropped.items())[:3])
             more = f"; and {len(fit.dropped) - 3} more" if len(fit.dropped) > 3 else ""
             text += f" with {len(fit.dropped)} of {len(self.layers)} layers kept out of {self.strategy.title} ({named}{more})."
         else:
-            text += f": nothing has to leave {self.strategy.title} for it."
+            text += f": no layer has to leave {self.strategy.title} for it."
         (self.info if fit.holds else self.notes).append(text)
 
     def _compare(self, candidates: Sequence[PrecisionEngine]) -> Ranking:
@@ -196,7 +196,7 @@ class PrecisionSearch:
         return ranking
 
     def _refine_finalists(self, candidates: list[PrecisionEngine], ranking: Ranking) -> list[PrecisionEngine]:
-        """The candidates, the fastest allowed one in floating point and in low precision built again where they are near the fastest."""
+        """The candidates; the fastest allowed ones in floating point and in low precision are rebuilt if they are near the fastest."""
         allowed = _allowed(candidates)
         is_low = [c.plan.report.quantized is not None for c in candidates]
         refined = list(candidates)
@@ -239,7 +239,7 @@ class PrecisionSearch:
         if self.judge is not None and self.strategy.reports_accuracy:
             plan.report.accuracy = accuracy_record(self.judge.budget, fit, "emulation", None)
             self._report_budget(self.judge.budget, fit)
-        self.notes.append(f"{self.strategy.title} is used wherever it can be: at this level nothing is timed, so it may not pay")
+        self.notes.append(f"{self.strategy.title} is used wherever possible: at this level nothing is timed, so it may not be faster")
         return self._report(plan)
 
     def _report(self, plan: EnginePlan) -> EnginePlan:

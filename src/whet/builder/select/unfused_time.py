@@ -24,7 +24,7 @@ from whet.measure.timing import Timer
 from whet.measure.timing_key import source_digest
 from whet.network import Layer
 from whet.ops import bind_layer
-from whet.tactics import Args, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, anchor, is_quantized
+from whet.tactics import Args, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, is_quantized, root_layer
 
 _LONGEST = 4  # parts; longer chains read and write too much memory to win
 _ALIGNMENT = 64
@@ -135,7 +135,7 @@ def time_chains(layer: Layer, text: str, best: Option, chains: list[Option], tim
 
 def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | str:
     """One option per kernel of the root operation, followed by the first kernel of every other part; or the reason why a part has none."""
-    parts, root_op = list_parts(layer), anchor(layer).op
+    parts, root_op = list_parts(layer), root_layer(layer).op
     stored: dict[str, Operand] = {}
     buffers: dict[str, tuple[str, int]] = {}
     for t, i in parts.inputs.items():

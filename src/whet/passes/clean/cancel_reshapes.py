@@ -1,4 +1,4 @@
-"""Successive Reshape, Flatten, Squeeze and Unsqueeze layers become one Reshape, or none where the shape is unchanged."""
+"""Successive Reshape, Flatten, Squeeze and Unsqueeze layers become one Reshape, or none if the shape is unchanged."""
 
 from __future__ import annotations
 

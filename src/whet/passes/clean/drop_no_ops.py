@@ -25,12 +25,12 @@ def drop_no_ops(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 
 def _unchanged(layer: Layer) -> Tensor | None:
-    """The input that the layer returns unchanged; None when it computes something."""
+    """The input that the layer returns unchanged, or None."""
     x = layer.inputs[0]
     second = layer.input(1)
     match layer.op:
         case "Identity" | "Dropout" | "Cast" | "Expand" | "Tile":
-            return x  # without effect where the types are equal
+            return x  # no effect on equal types
         case "Concat" | "Max" | "Min" | "Mean" | "Sum" if len(layer.inputs) == 1:
             return x
         case "Clip" if second is None and layer.input(2) is None:

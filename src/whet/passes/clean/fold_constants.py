@@ -1,6 +1,7 @@
-"""A layer whose inputs are all constants becomes a constant; its origin records the computation.
+"""Replaces a layer with only constant inputs by a constant; its origin records the computation.
 
-A layer whose result is much larger than its inputs (an Expand of a scalar) is kept, to keep the engine small. QuantizeLinear and DequantizeLinear
+A layer with a result much larger than its inputs (an Expand of a scalar) is kept, to keep the engine small, unless the result is a weight,
+also after further layers on constants: kernels need weights in advance. QuantizeLinear and DequantizeLinear
 are kept because they give the storage type of a weight.
 """
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from whet.network import Layer, Origin, Tensor, Weight
-from whet.ops import get_op, run_layer
+from whet.ops import get_op, has_symbols, run_layer
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
 _SMALL = 1 << 16  # bytes: smaller constants are always folded
 _GROWTH = 2  # larger ones may have this many times the bytes of the inputs
+_WEIGHT = 1 << 26  # bytes: the largest weight that is folded in spite of its growth
+_WEIGHTED = {"BatchNormalization", "Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"}
 _KEPT = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 
 
@@ -24,14 +27,14 @@ def fold_constants(g: Graph, layer: Layer) -> list[Tensor] | Skip | None:
     if layer.regions or layer.op in _KEPT or not all(t.is_constant for t in inputs) or not get_op(layer.op).pure:
         return None
     if layer.op == "Identity" and g.is_output(layer.output):
-        return None  # it makes a constant an output
-    if not all(t.type.static for t in layer.outputs):
+        return None  # an Identity that makes a constant an output
+    if has_symbols(layer) or not all(t.type.static for t in layer.outputs):
         return None  # for example an Expand to a symbolic batch
     if any(t.dtype.name == "string" for t in (*inputs, *layer.outputs)):
         return Skip("strings are not folded")
     output_bytes = sum(t.type.nbytes for t in layer.outputs if isinstance(t.type.nbytes, int))
     input_bytes = sum(t.type.nbytes for t in inputs if isinstance(t.type.nbytes, int))
-    if output_bytes > max(_SMALL, _GROWTH * input_bytes):
+    if output_bytes > max(_SMALL, _GROWTH * input_bytes) and (output_bytes > _WEIGHT or not _is_weight(g, layer)):
         return Skip(f"the constant would have {output_bytes} bytes, its inputs have {input_bytes}")
     arrays = run_layer(layer, [None if t is None else t.array() for t in layer.inputs])
     origins = tuple(None if t is None or t.weight is None else t.weight.origin for t in layer.inputs)
@@ -41,3 +44,25 @@ def fold_constants(g: Graph, layer: Layer) -> list[Tensor] | Skip | None:
         dense = np.array(a, order="C")  # a copy: a view would keep the memory of another weight alive
         constants.append(g.constant(Weight(dense, Origin(layer.op, "", origins, attrs, t.index)), t.name))
     return constants
+
+
+def _is_weight(g: Graph, layer: Layer) -> bool:
+    """True if the results of `layer`, whose inputs are constants, are used as weights only, possibly after further layers on constants."""
+    waiting, fixed = [layer], {layer}
+    used = False
+    while waiting:
+        current = waiting.pop()
+        for t in current.outputs:
+            if g.is_output(t):
+                return False
+            for reader in g.readers(t):
+                if reader in fixed:
+                    continue
+                if reader.op in _WEIGHTED and t is not reader.inputs[0]:
+                    used = True
+                elif not reader.regions and all(x is None or x.is_constant or x.maker in fixed for x in reader.inputs):
+                    fixed.add(reader)
+                    waiting.append(reader)
+                else:
+                    return False
+    return used

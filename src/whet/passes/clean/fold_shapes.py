@@ -1,4 +1,4 @@
-"""Folds sizes that are known before run time: shape inputs become attributes, and layers whose values are all known numbers become constants.
+"""Folds sizes that are known before run time: shape inputs become attributes, and layers with known values become constants.
 
 Reshape(x, Concat(Gather(Shape(x)), ...)) becomes Reshape(x, shape=(N, 12, 64)), for symbolic dims too; the chain is then dead.
 """
@@ -36,7 +36,7 @@ def fold_shapes(g: Graph, layer: Layer) -> Tensor | list[Tensor] | None:
 
 
 def _constants(g: Graph, layer: Layer) -> list[Tensor] | None:
-    """Constants for outputs whose elements are all known numbers."""
+    """Constants for outputs with only known elements."""
     if layer.regions or any(t.shape_value is None or not t.type.static for t in layer.outputs):
         return None
     if any(isinstance(v, Expr) for t in layer.outputs for v in t.shape_value or ()):

@@ -1,4 +1,4 @@
-"""Folds a Pad into the padding of the convolution or pooling that reads it, where the result is the same."""
+"""Folds a Pad into the padding of the convolution or pooling that reads it, if the result is the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fold_pads(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 
 def _difference(g: Graph, layer: Layer, source: Tensor | None, value: float | None, own: tuple, total: tuple) -> str | None:
-    """Why the layer's own padding would compute something else; None when the result is the same."""
+    """The reason why the layer's own padding would change the result, or None."""
     if layer.op == "Conv":
         return None if value == 0 else f"the Pad's value is {value}, a convolution pads with 0"
     kernel = layer.attrs["kernel_shape"]

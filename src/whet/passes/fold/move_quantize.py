@@ -17,7 +17,7 @@ def move_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     data = mover.inputs if mover.op == "Concat" else mover.inputs[:1]
     if all(g.maker(t) is None for t in data):
-        return None  # inputs of the network are quantized where they are used
+        return None  # network inputs are quantized at their readers
     scales = scales_of(layer)
     if scales is None or not scales.per_tensor:
         return Skip(f"%{layer.output.name} does not have one constant scale")

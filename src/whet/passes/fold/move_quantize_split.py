@@ -14,7 +14,7 @@ from whet.rewrite.rules import Phase, Skip, rule
 def move_quantize_split(g: Graph, layer: Layer) -> Sequence[Tensor] | Skip | None:
     x = layer.inputs[0]
     if x is None or not x.dtype.is_float or g.maker(x) is None:
-        return None  # inputs of the network are quantized where they are used
+        return None  # network inputs are quantized at their readers
     readers = [g.readers(t) for t in layer.outputs]
     quantizers = [r for rs in readers for r in rs if r.op == "QuantizeLinear"]
     if not quantizers:

@@ -43,7 +43,7 @@ def move_scales(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 
 def _match_scaled(g: Graph, t: Tensor | None) -> tuple[Tensor, float] | None:
-    """(x, c), when `t` is x * c or x / c with a constant c."""
+    """(x, c) if `t` is x * c or x / c with a constant c, else None."""
     layer = g.maker(t)
     if layer is None or t is None or layer.op not in ("Mul", "Div") or not t.dtype.is_float:
         return None

@@ -1,6 +1,6 @@
 """Removes channels that are zero for every input, and the weights that read them; the network computes the same.
 
-An output channel of a convolution or product is zero when its weights and its bias are; it stays zero through activations, pools, sums and
+An output channel of a convolution or product with zero weights and bias is zero; it stays zero through activations, pools, sums and
 concatenations until other weights read it. Exact for finite activations (0 times infinity is not 0). A multiple of 8 channels stays a multiple of
 8: other counts run slower than the removed work saves.
 """
@@ -65,7 +65,7 @@ def _units_to_keep(units: Units, zero: dict[Tensor, np.ndarray]) -> set[int]:
 
 
 def _keep_multiple(units: Units, t: Tensor, kept_units: set[int]) -> None:
-    """Keeps at least one channel of `t`, and a multiple of 8 where it has a multiple of 8."""
+    """Keeps at least one channel of `t`, and a multiple of 8 if it has a multiple of 8."""
     ids = units.of(t) or range(0)
     free = [u for u in ids if units.root(u) not in kept_units]
     left = len(ids) - len(free)

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from whet.backends import Backend, capabilities_of, get_backend
 from whet.network import Network
-from whet.registry import own_function
+from whet.registry import user_function
 from whet.report.stage import STAGE, WAITING
 from whet.runtime import Engine, Runtime
 from whet.search.jobs.device_locks import DeviceLock, physical_gpu
@@ -59,14 +59,14 @@ class Worker:
             if source not in self._data:
                 self._data[source] = labelled(source, net, f"data.{which}", self.recipe.data.preprocess)
             return top1(predict, self._data[source])
-        return user_metric(own_function(self.recipe.metric, "metric"), predict, self.recipe.metric, which)
+        return user_metric(user_function(self.recipe.metric, "metric"), predict, self.recipe.metric, which)
 
     @property
     def last_data(self) -> str:
         """The data set of the final comparison: "judge" where the recipe gives it, else "score"."""
         if self.recipe.metric == "top1":
             return "judge" if self.recipe.data.judge else "score"
-        return "judge" if knows_which(own_function(self.recipe.metric, "metric")) else "score"
+        return "judge" if knows_which(user_function(self.recipe.metric, "metric")) else "score"
 
     def backend(self) -> Backend:
         """The recipe's device."""

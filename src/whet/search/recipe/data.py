@@ -17,7 +17,7 @@ from whet.errors import CalibrationError
 from whet.network import Network
 from whet.precision import Preprocessing, calibration_data
 from whet.precision.data import split
-from whet.registry import own_function
+from whet.registry import user_function
 from whet.search.recipe.image_data import arrays, listed, spread
 
 LABELS = ("labels", "label", "y")  # names of the label array in an .npz file
@@ -67,7 +67,7 @@ def labelled(source: str, net: Network, what: str, preprocess: str | None = None
             raise CalibrationError(f"{what}: {source} has images without labels: use one subfolder per class, or a CSV file of path,label")
         return Labelled(arrays([p for p, _ in images], net, preprocess), np.array([k for _, k in images], np.int64))
     if source.startswith("python:"):
-        returned, labels = _pairs(own_function(source, what)(), net, source)
+        returned, labels = _pairs(user_function(source, what)(), net, source)
     else:
         path = Path(source)
         files = sorted(path.glob("*.npz")) if path.is_dir() else [path]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whet.registry import OWN
+from whet.registry import PYTHON_PREFIX
 
 if TYPE_CHECKING:
     from whet.search.recipe.recipe import AutoRecipe
@@ -31,7 +31,7 @@ def contents(recipe: AutoRecipe) -> dict[str, str]:
         digests["data.preprocess"] = _files([Path(recipe.data.preprocess)])
     digests["metric"] = _source(recipe.metric, recipe.folder)
     for name in recipe.space.importance:
-        if name.startswith(OWN):
+        if name.startswith(PYTHON_PREFIX):
             digests[f"space.importance {name}"] = _source(name, recipe.folder)
     return digests
 
@@ -43,7 +43,7 @@ def module_file(source: str, folder: str) -> Path | None:
 
 
 def _source(source: str, folder: str) -> str:
-    if source.startswith(OWN):
+    if source.startswith(PYTHON_PREFIX):
         module = module_file(source, folder)
         return f"{source} {_files([module])}" if module else source
     path = Path(source)

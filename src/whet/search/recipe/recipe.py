@@ -14,7 +14,7 @@ from whet.backends import BACKENDS, capabilities_of
 from whet.errors import UsageError
 from whet.passes import select
 from whet.pruning.importance import KINDS
-from whet.registry import OWN, nearest
+from whet.registry import PYTHON_PREFIX, nearest
 from whet.search.recipe import fields as f
 from whet.search.recipe.fields import Amount, key
 from whet.search.recipe.fingerprint import SOURCES, contents
@@ -64,7 +64,7 @@ class Width:
 
 def criterion(value: Any, where: str) -> str:
     """Reads the importance criterion of channels: a kind of importance, or python:MODULE:FUNCTION(net, group)."""
-    if isinstance(value, str) and value.startswith(OWN) and value.count(":") == 2:
+    if isinstance(value, str) and value.startswith(PYTHON_PREFIX) and value.count(":") == 2:
         return value
     if value not in KINDS:
         raise UsageError(f"'{where}' is one of {', '.join(KINDS)} or python:MODULE:FUNCTION, not {value!r}.{nearest(str(value), KINDS)}")

@@ -13,7 +13,7 @@ from whet.builder import BuildConfig, build
 from whet.builder.assemble import model_digest
 from whet.builder.lock.relock import read_recipe
 from whet.builder.precision.float8 import build_float8
-from whet.builder.precision.int8 import Calibration, build_int8, is_explicit, prepared, quantized_network
+from whet.builder.precision.int8 import Calibration, build_int8, is_explicit, prepare, quantized_network
 from whet.engine.plan import EnginePlan
 from whet.errors import UsageError
 from whet.network import Network
@@ -95,7 +95,7 @@ def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan) -> Net
     if "int8" not in config.precisions or plan.report.quantized is None:
         return None
     ranges, skip, tables = read_recipe(plan.report.quantized)
-    chosen = quantized_network(prepared(net, config), ranges, skip, tables=tables)
+    chosen = quantized_network(prepare(net, config), ranges, skip, tables=tables)
     return chosen if model_digest(chosen) == plan.model_digest else None
 
 

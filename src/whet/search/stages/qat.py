@@ -16,7 +16,7 @@ from whet.builder import BuildConfig
 from whet.builder.assemble import model_digest
 from whet.builder.lock.relock import read_recipe
 from whet.builder.precision.comparison import known_as
-from whet.builder.precision.int8 import prepared, quantized_network
+from whet.builder.precision.int8 import prepare, quantized_network
 from whet.engine.plan import EnginePlan
 from whet.engine.report import QuantizationRecipe
 from whet.network import Layer, Network
@@ -98,7 +98,7 @@ def trained_for_int8(
 
     trained = going_on(path, train, pruned.notes)
     learned = dataclasses.replace(ranges, model=model_digest(trained.floating), tensors={**ranges.tensors, **trained.ranges.tensors})
-    quantized = quantized_network(prepared(trained.floating, config), learned, skip, tables=tables)
+    quantized = quantized_network(prepare(trained.floating, config), learned, skip, tables=tables)
     note(quantized, "calibrate", by="quantization-aware training", steps=trained.training.steps)
     return TrainedForInt8(trained.floating, quantized, learned, trained.training.resumed_at)
 

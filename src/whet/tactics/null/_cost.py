@@ -7,7 +7,7 @@ from math import prod
 from whet.backends import Call
 from whet.network import Layer, Tensor, evaluate, format_fits, static_shape
 from whet.tactics._base import Args, Operand, Packed, Signature, Stream, stored_bytes
-from whet.tactics._fused import anchor
+from whet.tactics._fused import root_layer
 
 LAUNCH_SECONDS, BYTES_PER_SECOND, MACS_PER_SECOND = 2e-6, 10e9, 100e9
 
@@ -62,8 +62,8 @@ def signature(layer: Layer, fmt: str, inplace: tuple[tuple[int, int], ...] = ())
 
 def product_macs(layer: Layer) -> int:
     """Multiply-adds of the Conv, Gemm or MatMul of a layer or at the root of a fused one."""
-    head = anchor(layer)
-    out, w = head.outputs[0], head.inputs[1]
+    head = root_layer(layer)
+    out, w = head.outputs[0], head.needs(1)
     shape = static_shape(w.shape)
     per = {
         "Conv": prod(shape[1:]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.network import Layer
 from whet.tactics._base import Config, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue
+from whet.tactics._fused import epilogue, root_layer
 from whet.tactics.null._cost import NullKernel, product_macs, signature
 
 _SLOW = {"nChw16c": 1.0, "nhwc": 1.15, "linear": 2.0}
@@ -33,7 +33,7 @@ class NullConv(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
         if epilogue(layer) is None:
             return "what follows the convolution is no chain"
-        channels = anchor(layer).outputs[0].shape[1]
+        channels = root_layer(layer).outputs[0].shape[1]
         if signature.outputs[0].format == "nChw16c" and int(channels) % 16:
             return f"{channels} channels do not come in sixteens"
         return None
@@ -43,6 +43,6 @@ class NullConv(Tactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend) -> NullKernel:
         fmt, tile = signature.outputs[0].format, int(dict(config)["tile"])
-        wide = int(anchor(layer).outputs[0].shape[-1]) >= 28
+        wide = int(root_layer(layer).outputs[0].shape[-1]) >= 28
         slow = _SLOW[fmt] * (1.0 if wide == (tile == 8) else 1.05) * (0.98 if signature.inplace else 1.0)
         return NullKernel(layer, signature, f"null_conv_{fmt}_{tile}", product_macs(layer), slow, scratch=4096 * tile)

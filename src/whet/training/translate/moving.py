@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from whet.errors import UnsupportedError
-from whet.network import Layer
+from whet.network import Layer, static_shape
 from whet.ops import pad as _pad
 from whet.ops import slice as _slice
 from whet.ops._base import given, given_ints
@@ -55,7 +57,7 @@ def _slices(layer: Layer) -> Compute:
         if step > 0:
             where[axis] = slice(start, start + (length - 1) * step + 1 if length else start, step)
         else:
-            first = layer.inputs[0].shape[axis] - 1 if start is None else start
+            first = layer.needs(0).shape[axis] - 1 if start is None else start
             backward[axis] = Fixed(np.arange(length, dtype=np.int64) * step + first)
 
     def compute(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
@@ -74,8 +76,9 @@ def _padding(layer: Layer) -> Compute:
     if mode == "constant":
         fill = 0 if value is None else value.array().reshape(-1)[0].item()
         return lambda x, *_: F.pad(x, around, value=fill)
-    numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
-    shape = layer.inputs[0].shape
+    modes: dict[str, Literal["reflect", "edge", "wrap"]] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+    numpy_mode = modes[mode]
+    shape = layer.needs(0).shape
     taken: dict[int, Fixed] = {}
     for axis, (a, b) in enumerate(both):  # torch pads only some ranks this way, so padding is by index
         if (a, b) != (0, 0):
@@ -92,7 +95,7 @@ def _padding(layer: Layer) -> Compute:
 
 @torch_op("Gather")
 def _gather(layer: Layer) -> Compute:
-    x = layer.inputs[0]
+    x = layer.needs(0)
     axis = layer.attrs["axis"] % x.type.rank
     n, shape = x.shape[axis], tuple(layer.output.shape)
 
@@ -151,7 +154,7 @@ def _trilu(layer: Layer) -> Compute:
 def _top_k(layer: Layer) -> Compute:
     axis, largest, k = layer.attrs["axis"], bool(layer.attrs["largest"]), given(layer, "k", 1)
     assert k is not None
-    count = int(k[0])
+    (count,) = static_shape(k)
 
     def compute(x: torch.Tensor, *_: torch.Tensor):
         values, places = torch.sort(x, dim=axis, descending=largest, stable=True)
@@ -178,7 +181,7 @@ def _one_hot(layer: Layer) -> Compute:
 @torch_op("DepthToSpace")
 def _depth_to_space(layer: Layer) -> Compute:
     s, mode = layer.attrs["blocksize"], layer.attrs["mode"]
-    n, c, h, w = layer.inputs[0].shape
+    n, c, h, w = layer.needs(0).shape
     if mode == "CRD":
         return lambda x: F.pixel_shuffle(x, s)
     small = c // (s * s)
@@ -188,7 +191,7 @@ def _depth_to_space(layer: Layer) -> Compute:
 @torch_op("SpaceToDepth")
 def _space_to_depth(layer: Layer) -> Compute:
     s = layer.attrs["blocksize"]
-    n, c, h, w = layer.inputs[0].shape
+    n, c, h, w = layer.needs(0).shape
     order = (0, 3, 5, 1, 2, 4) if layer.attrs["mode"] == "DCR" else (0, 1, 3, 5, 2, 4)
     return lambda x: x.reshape(n, c, h // s, s, w // s, s).permute(order).reshape(n, c * s * s, h // s, w // s)
 

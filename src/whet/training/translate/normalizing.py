@@ -22,7 +22,7 @@ def _batch_norm(layer: Layer) -> Compute:
 
 @torch_op("LayerNormalization")
 def _layer_norm(layer: Layer) -> Compute:
-    x, epsilon = layer.inputs[0], layer.attrs["epsilon"]
+    x, epsilon = layer.needs(0), layer.attrs["epsilon"]
     over = tuple(x.shape[layer.attrs["axis"] % x.type.rank :])
     if all(t is None or t.shape == over for t in layer.inputs[1:]):
         return lambda x, scale=None, bias=None: F.layer_norm(x, over, scale, bias, epsilon)
@@ -37,7 +37,7 @@ def _layer_norm(layer: Layer) -> Compute:
 
 @torch_op("RMSNormalization")
 def _rms_norm(layer: Layer) -> Compute:
-    x, epsilon = layer.inputs[0], layer.attrs["epsilon"]
+    x, epsilon = layer.needs(0), layer.attrs["epsilon"]
     axes = tuple(range(layer.attrs["axis"] % x.type.rank, x.type.rank))
     return lambda x, scale: x * torch.rsqrt(x.square().mean(axes, keepdim=True) + epsilon) * scale
 

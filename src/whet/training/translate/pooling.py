@@ -19,7 +19,7 @@ _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 def _padded(layer: Layer, pool: Pool) -> list[int]:
     r = len(pool.kernel)
-    extra = pool.extra(layer.inputs[0].shape[2:])
+    extra = pool.extra(layer.needs(0).shape[2:])
     return outward((*pool.pads[:r], *(pool.pads[r + i] + extra[i] for i in range(r))))
 
 
@@ -33,7 +33,7 @@ def _max_pool(layer: Layer) -> Compute:
     f, around = _MAX[len(pool.kernel)], _padded(layer, pool)
     r = len(pool.kernel)
     half = all(2 * p <= k for p, k in zip(pool.pads[:r], pool.kernel, strict=True))
-    if pool.pads[:r] == pool.pads[r:] and half and not any(pool.extra(layer.inputs[0].shape[2:])):
+    if pool.pads[:r] == pool.pads[r:] and half and not any(pool.extra(layer.needs(0).shape[2:])):
         return lambda x: f(x, pool.kernel, pool.strides, pool.pads[:r], pool.dilations)[where]
 
     def compute(x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def _total(around: list[int]) -> list[int]:
 
 def _counts(layer: Layer, pool: Pool) -> np.ndarray:
     """Number of elements per window: [1, 1, *out]."""
-    x = layer.inputs[0]
+    x = layer.needs(0)
     ones = np.ones((1, 1, *x.shape[2:]), np.float32)
     if not layer.attrs["count_include_pad"]:
         return np.asarray(sum(pool.slices(ones, 0)), np.float32)

@@ -42,7 +42,7 @@ def fake(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | float = 0.0,
 
 def _column(layer: Layer, v: torch.Tensor) -> torch.Tensor:
     """Scales or zero points shaped to broadcast over the layer's input."""
-    x, axis = layer.inputs[0], layer.attrs["axis"]
+    x, axis = layer.needs(0), layer.attrs["axis"]
     if layer.attrs["block_size"]:
         return v.repeat_interleave(layer.attrs["block_size"], axis).narrow(axis, 0, x.shape[axis])
     if v.numel() == 1:

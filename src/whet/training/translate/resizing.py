@@ -16,7 +16,7 @@ def _resize(layer: Layer) -> Compute:
     how = resampling(layer)
     if how.coordinates == "tf_crop_and_resize":
         raise UnsupportedError(f"the network cannot be trained: Resize '{layer.name}' crops (tf_crop_and_resize), which has no trainable form here")
-    x = layer.inputs[0]
+    x = layer.needs(0)
     steps: list[tuple[int, list[Fixed], list[Fixed] | None]] = []
     for axis, (out, scale) in enumerate(targets(layer)):
         n = int(x.shape[axis])

@@ -50,7 +50,7 @@ def _transposed_convolution(layer: Layer) -> Compute:
 @torch_op("Gemm")
 def _gemm(layer: Layer) -> Compute:
     a = layer.attrs
-    if a["transB"] and not a["transA"] and a["alpha"] == 1 and a["beta"] == 1 and (layer.input(2) is None or layer.input(2).type.rank == 1):
+    if a["transB"] and not a["transA"] and a["alpha"] == 1 and a["beta"] == 1 and (layer.input(2) is None or layer.needs(2).type.rank == 1):
         return F.linear
 
     def compute(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""One file a family of networks; each registers its models by being here."""
+"""Families of networks. Every module registers its models."""

@@ -9,12 +9,12 @@ from whet.zoo.registry import register
 from whet.zoo.writer import GraphWriter, normal
 
 VOCABULARY, POSITIONS, TYPES, EPS = 30_522, 512, 2, 1e-12
-STD = 0.02                            # as the published training started
+STD = 0.02                            # initial value of the published training
 
 
 def bert(g: GraphWriter, *, layers: int = 12, hidden: int = 768, heads: int = 12, sequence: int | str = "sequence",
          classes: int = 0, decomposed_layer_norm: bool = False) -> None:
-    """Token ids to states: last_hidden_state[N,sequence,hidden] and pooler_output[N,hidden].
+    """Maps token ids to last_hidden_state[N,sequence,hidden] and pooler_output[N,hidden].
 
     Inputs are input_ids, attention_mask (1 = a token, 0 = padding) and token_type_ids, all int64 [N,sequence].
     With classes > 0 a linear classifier on the pooled state follows, and logits[N,classes] is the only output.
@@ -84,7 +84,7 @@ def _attention(g: GraphWriter, x: str, mask: str, hidden: int, heads: int, seque
         return g.batch_of(value), sequence if isinstance(sequence, int) else g.dim(value, 1)
 
     def split(name: str, perm: list[int]) -> str:
-        value = linear(g, x, name, hidden, hidden, std=2 * STD)      # wider than training starts, so that attention is not flat
+        value = linear(g, x, name, hidden, hidden, std=2 * STD)      # twice the initial std, so that attention is not uniform
         return g.op("Transpose", g.op("Reshape", value, g.shape(*lengths(value), heads, size)), perm=perm)
 
     query, key, value = split("query", [0, 2, 1, 3]), split("key", [0, 2, 3, 1]), split("value", [0, 2, 1, 3])

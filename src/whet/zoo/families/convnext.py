@@ -34,7 +34,7 @@ def convnext(g: GraphWriter, *, blocks: tuple[int, ...] = (3, 3, 9, 3), widths: 
 
 
 def _norm_2d(g: GraphWriter, x: str, name: str, width: int, decomposed: bool) -> str:
-    """Layer norm over the channels of x[N,C,H,W]: turned to channels last and back."""
+    """Layer norm over the channels of x[N,C,H,W], by transposing to channels last and back."""
     y = layer_norm(g, g.op("Transpose", x, perm=[0, 2, 3, 1]), name, width, eps=EPS, decomposed=decomposed)
     return g.op("Transpose", y, perm=[0, 3, 1, 2])
 

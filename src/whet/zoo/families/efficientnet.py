@@ -48,7 +48,7 @@ def _mbconv(g: GraphWriter, x: str, cin: int, cout: int, expand: int, kernel: in
             y = _conv_bn(g, y, hidden, hidden, kernel, stride=stride, groups=hidden, gain=SILU_GAIN)
         with g.scope(str(n + 1)):
             y = squeeze_excite(g, y, hidden, max(1, cin // 4), hard=False)
-        with g.scope(str(n + 2)):     # the excitation multiplies by about a half, which the larger gain gives back
+        with g.scope(str(n + 2)):     # the excitation multiplies by about 0.5; the larger gain compensates
             y = _conv_bn(g, y, hidden, cout, 1, act=False, gain=7.0, scale=BRANCH if shortcut else 1.0)
     return g.op("Add", y, x) if shortcut else y
 

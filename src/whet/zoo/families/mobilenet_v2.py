@@ -38,7 +38,7 @@ def _inverted_residual(g: GraphWriter, x: str, cin: int, cout: int, stride: int,
     with g.scope("conv"):
         y, n = x, 0
         if expand != 1:
-            with g.scope("0"):        # the input of a block is linear, so its variance is kept by gain 1
+            with g.scope("0"):        # the input of a block is linear, so gain 1 keeps its variance
                 y = _conv_bn_relu6(g, y, cin, hidden, 1, gain=1.0)
             n = 1
         with g.scope(str(n)):

@@ -53,7 +53,7 @@ def _inverted_residual(g: GraphWriter, x: str, cin: int, hidden: int, cout: int,
             n += 1
             with g.scope(str(n)):
                 y = squeeze_excite(g, y, hidden, _divisible(hidden / 4))
-        with g.scope(str(n + 1)):     # an excited block is multiplied by about a half, which the larger gain gives back
+        with g.scope(str(n + 1)):     # the excitation multiplies by about 0.5; the larger gain compensates
             y = _conv_bn(g, y, hidden, cout, 1, swish=None, gain=10.0 if excite else 2.5, scale=BRANCH if shortcut else 1.0)
     return g.op("Add", y, x) if shortcut else y
 

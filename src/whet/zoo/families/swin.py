@@ -1,7 +1,7 @@
 """Swin Transformer (Liu et al. 2021) under torchvision's names: attention within windows, shifted in every second block.
 
 Windows are cut out by Reshape and Transpose, the shift is a Slice and Concat along each axis, the relative position bias is gathered from
-its table in the graph, and the mask that keeps shifted windows apart is a constant.
+its table in the graph, and the mask between shifted windows is a constant.
 """
 
 import math
@@ -44,7 +44,7 @@ def swin(g: GraphWriter, *, blocks: tuple[int, ...] = (2, 2, 6, 2), heads: tuple
 
 
 def _merge(g: GraphWriter, x: str, width: int, decomposed: bool) -> str:
-    """x[N,H,W,C] -> [N,H/2,W/2,2C]: the four pixels of each 2x2 side by side, normed and projected."""
+    """x[N,H,W,C] -> [N,H/2,W/2,2C]: concatenates the four pixels of each 2x2, normalizes and projects."""
     def every_second(row: int, column: int) -> str:
         rows = g.op("Slice", x, g.const([row]), g.const([FAR]), g.const([1]), g.const([2]))
         return g.op("Slice", rows, g.const([column]), g.const([FAR]), g.const([2]), g.const([2]))
@@ -70,7 +70,7 @@ def _block(g: GraphWriter, x: str, width: int, heads: int, side: int, window: in
 
 
 def _attention(g: GraphWriter, x: str, width: int, heads: int, side: int, window: int, shift: int) -> str:
-    """x[N,side,side,width] -> the same, each window by itself."""
+    """Attention within windows: x[N,side,side,width] -> the same shape."""
     count, tokens, size = side // window, window * window, width // heads
     if shift:
         x = _roll(g, x, shift)
@@ -93,7 +93,7 @@ def _attention(g: GraphWriter, x: str, width: int, heads: int, side: int, window
 
 
 def _roll(g: GraphWriter, x: str, shift: int) -> str:
-    """x[N,H,W,C] moved up and left by `shift`, what falls off comes in again (down and right where negative)."""
+    """x[N,H,W,C] rotated up and left by `shift` (down and right if negative)."""
     for axis in (1, 2):
         parts = [g.op("Slice", x, g.const([a]), g.const([b]), g.const([axis]), g.const([1])) for a, b in ((shift, FAR), (0, shift))]
         x = g.op("Concat", *parts, axis=axis)
@@ -101,7 +101,7 @@ def _roll(g: GraphWriter, x: str, shift: int) -> str:
 
 
 def _position_bias(g: GraphWriter, heads: int, window: int) -> str:
-    """[1,heads,tokens,tokens] out of the table of relative positions."""
+    """The bias [1,heads,tokens,tokens], gathered from the table of relative positions."""
     tokens = window * window
     table = g.weight("relative_position_bias_table", ((2 * window - 1) ** 2, heads), normal(0.5))
     places = np.stack(np.meshgrid(np.arange(window), np.arange(window), indexing="ij")).reshape(2, -1)
@@ -112,7 +112,7 @@ def _position_bias(g: GraphWriter, heads: int, window: int) -> str:
 
 
 def _mask(side: int, window: int, shift: int) -> np.ndarray:
-    """[1,windows,1,tokens,tokens]: -100 between pixels that the shift brought together from opposite edges."""
+    """[1,windows,1,tokens,tokens]: -100 between pixels that the shift moved together from opposite edges."""
     region = np.zeros((side, side))
     edges = (slice(0, side - window), slice(side - window, side - shift), slice(side - shift, side))
     for i, rows in enumerate(edges):

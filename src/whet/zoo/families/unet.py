@@ -1,4 +1,4 @@
-"""U-Net (Ronneberger et al. 2015) with padded convolutions and batch norms, upsampling by transposed convolutions: the form in use."""
+"""U-Net (Ronneberger et al. 2015) with padded convolutions and batch norms, upsampling by transposed convolutions, the usual modern form."""
 
 from whet.zoo.layers import batch_norm, conv, max_pool, relu
 from whet.zoo.registry import register

@@ -1,4 +1,4 @@
-"""Vision Transformer B/16 (Dosovitskiy et al. 2020) under torchvision's names; attention taken apart as the exporter does."""
+"""Vision Transformer B/16 (Dosovitskiy et al. 2020) under torchvision's names; attention decomposed as by the exporter."""
 
 import math
 
@@ -62,7 +62,7 @@ def _layer(g: GraphWriter, x: str, hidden: int, heads: int, tokens: int, decompo
 
 
 def _attention(g: GraphWriter, x: str, hidden: int, heads: int, tokens: int) -> str:
-    """x[N,tokens,hidden] -> the same: q, k, v from one projection; q and k each take the root of the scale."""
+    """x[N,tokens,hidden] -> the same shape: q, k, v from one projection; q and k are each scaled by the square root of the scale."""
     size = hidden // heads
     batch = g.batch_of(x)
     bias = g.weight("in_proj_bias", (3 * hidden,), normal(0.02))

@@ -1,6 +1,6 @@
 """YOLOv5 v6.x, size s (Ultralytics 2021): CSP backbone with SPPF, PAN neck, and the Detect head that decodes the boxes.
 
-SiLU stands as Sigmoid and Mul, batch norms (eps 1e-3) are in, the three scales are decoded and joined to [N,25200,85].
+SiLU is Sigmoid and Mul, batch norms (eps 1e-3) are kept, the three scales are decoded and concatenated to [N,25200,85].
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ def yolov5s(g: GraphWriter, *, num_classes: int = 80, image: int = 640) -> None:
 
 
 def _layer(g: GraphWriter, index: int, write, *arguments) -> str:
-    """Layer `index` of the list that Ultralytics calls `model`, itself never called, so that its name stands in one piece."""
+    """Layer `index` of Ultralytics' list `model`. The list is never called, so the scope is model.INDEX in one part."""
     with g.scope(f"model.{index}"):
         return write(g, *arguments)
 
@@ -110,7 +110,7 @@ def _detect(g: GraphWriter, features: list[str], channels: tuple[int, ...], num_
 
 
 def _grid(side: int) -> np.ndarray:
-    """[1,3,side,side,2]: x and y of each cell, less the half that the decoding adds."""
+    """[1,3,side,side,2]: x and y of each cell, minus the half that the decoding adds."""
     y, x = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
     return np.broadcast_to(np.stack([x, y], 2) - 0.5, (1, 3, side, side, 2))
 
@@ -121,7 +121,7 @@ def _anchor_grid(level: int, side: int) -> np.ndarray:
 
 
 def _prior(num_classes: int, stride: int) -> Init:
-    """Biases as the training code starts them: 8 objects an image of 640 pixels, each class equally rare."""
+    """Initial biases of the training code: 8 objects per image of 640 pixels, classes equally likely."""
     def init(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         bias = rng.standard_normal((3, 5 + num_classes), np.float32) * 0.05
         bias[:, 4] += np.log(8 / (640 / stride) ** 2)

@@ -1,14 +1,13 @@
-"""SiLU, the sigmoid and ReLU of 16 floats in registers, for kernels that apply them to their accumulators before these are stored.
+"""SiLU, the sigmoid and ReLU of 16 floats in registers, for kernels that apply them to accumulators before storing.
 
-With AVX-512 (F and DQ) SiLU and the sigmoid come from k(a) = 1 / (1 + e^a), where a = min(|x|, 16) and k(16) is taken as 0. k is a polynomial of the
-fourth degree in each of sixteen intervals. The exponent of 0.937 a + 1 and the two bits after it are the index of the interval and of its
-coefficients in five vectors (weighted least squares of the error of a k(a)). SiLU is max(x, 0) - a k(a), in fourteen instructions: rounded as the CPU
-rounds it is within 2.5e-6, above 0 within 4e-7 of itself (sums of some hundred products are no better), at 0 it is 0. The sigmoid is |k(a) - 1| or
-k(a), in fifteen, within 5e-7. SiLU takes 6.5 cycles of a Cascade Lake; with powers of two, a reciprocal's estimate and Newton's step, nineteen
-dependent operations on two ports, it took 11.
+With AVX-512 (F and DQ) SiLU and the sigmoid use k(a) = 1 / (1 + e^a) with a = min(|x|, 16) and k(16) = 0. k is a polynomial of degree four in each of
+sixteen intervals (weighted least squares of the error of a k(a)). The exponent of 0.937 a + 1 and its two highest mantissa bits are the index of the
+interval, and select its coefficients from five vectors. SiLU is max(x, 0) - a k(a), in fourteen instructions: the absolute error is at most 2.5e-6,
+the relative error for x > 0 at most 4e-7, and SiLU(0) = 0. The sigmoid is |k(a) - 1| or k(a), in fifteen instructions, with an error of at most 5e-7.
+SiLU takes 6.5 cycles on Cascade Lake; exp2, a reciprocal estimate and a Newton step (nineteen dependent operations on two ports) took 11.
 
-Without AVX-512 the sigmoid is 1 / (1 + 2^(-x log2 e)), 2^r by Cephes' polynomial for exp2f on [-1/2, 1/2] (2e-7), exponents added as integers,
-0 below -87.3; and SiLU x times that. NaN and infinities give the results of the ops.
+Without AVX-512 the sigmoid is 1 / (1 + 2^(-x log2 e)), and 0 below -87.3; 2^r is Cephes' polynomial for exp2f on [-1/2, 1/2] (error 2e-7), with the
+exponent added as an integer. SiLU is x times the sigmoid. NaN and infinities give the results of the ops.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from collections.abc import Sequence
 from whet.tactics.cpu._llvm.builder import FLOAT, INT16, INT32, LANES, Function, Pointer, Type, Value
 
 _EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1)
-_END, _SCALE = 16.0, 0.9372711  # the end of k; a * _SCALE + 1 is in [1, 16), which has sixteen intervals of 1/4 to 2
-_SMALLER_MAGNITUDE = 10  # of vrangeps: the smaller of two absolute values, without sign; a number where the other one is NaN
-# Of vfixupimmps, what each kind of number becomes: 0 of negative ones and zeros, NaN of -inf, the others stay; or 0 of negative ones, 1 of the others
+_END, _SCALE = 16.0, 0.9372711  # k(_END) = 0; a * _SCALE + 1 is in [1, 16), in sixteen intervals of length 1/4 to 2
+_SMALLER_MAGNITUDE = 10  # operand of vrangeps: minimum of the absolute values; the number if the other operand is NaN
+# Tables of vfixupimmps: negative numbers and zeros become 0, -inf NaN, others are kept; or negative numbers become 0, others 1
 _POSITIVE_PART, _SIDE = 0x08030820, 0xA8A8AA22 - (1 << 32)
 _CURRENT_ROUNDING = 4
-# Coefficients of -k(a), the highest first; the interval at 1 is the thirteenth: 1.0f >> 21 ends in 1100
+# Coefficients of -k(a), highest degree first; the interval at 1 has index 12: 1.0f >> 21 ends in 1100
 _COEFFICIENTS = (
     (
         0.0038914131, 0.00138505921, -0.000215433873, -0.000755647547, -0.00065209344, -0.000300685992, -0.000113677612, -4.03892554e-05,
@@ -49,7 +48,7 @@ _COEFFICIENTS = (
 
 
 class Activations:
-    """SiLU, sigmoid and ReLU within one function. Create it at the beginning, since it loads their constants into registers.
+    """SiLU, sigmoid and ReLU in one function. Create it at the start of the function, since it loads constants into registers.
 
     `has_avx512dq`: the CPU has AVX-512 F and DQ.
     """
@@ -67,11 +66,11 @@ class Activations:
 
     @property
     def keeps_nan(self) -> bool:
-        """Whether the sigmoid of NaN is NaN."""
+        """True if the sigmoid of NaN is NaN."""
         return self._has_avx512dq
 
     def relu(self, x: Value) -> Value:
-        """NaN stays."""
+        """max(x, 0); NaN stays NaN."""
         return self._f.select(x < self.zero, self.zero, x)
 
     def silu(self, x: Value) -> Value:
@@ -87,7 +86,7 @@ class Activations:
         return self._f.math("fabs", k + self._fixed_up(x, _SIDE))
 
     def epilogue(self, x: Value, steps: Sequence[str], added: Pointer | None = None, offset: int = 0) -> Value:
-        """`x` through "Silu", "Relu" and "Add" (of the vector `offset` elements behind `added`), each once at most."""
+        """Applies the epilogue `steps` to `x`: "Silu", "Relu" and "Add" (of the vector at `added` + `offset`), each at most once."""
         for step in steps:
             if step == "Add":
                 assert added is not None
@@ -97,7 +96,7 @@ class Activations:
         return x
 
     def _minus_k(self, x: Value) -> tuple[Value, Value]:
-        """a = min(|x|, 16), of NaN too, and -k(a)."""
+        """a = min(|x|, 16), 16 for NaN, and -k(a)."""
         f = self._f
         every, rounding = f.value(-1, INT16), f.value(_CURRENT_ROUNDING, INT32)
         how = f.value(_SMALLER_MAGNITUDE, INT32)
@@ -111,7 +110,7 @@ class Activations:
         return a, k
 
     def _fixed_up(self, x: Value, table: int) -> Value:
-        """x with each class of numbers replaced by `table`."""
+        """Replaces x by its number class's entry in `table` (vfixupimmps)."""
         f = self._f
         kinds = f.value(table, Type("i32", LANES))
         rest = f.value(0, INT32), f.value(-1, INT16), f.value(_CURRENT_ROUNDING, INT32)
@@ -122,7 +121,7 @@ class Activations:
         return self._f.select(x < self._least, self.zero, inverse)
 
     def _exp2_of(self, t: Value) -> Value:
-        """2^t, above 2^-126. Adding 1.5 * 2^23 rounds, and leaves the integer in the lowest bits."""
+        """2^t for t > -126. Adding 1.5 * 2^23 rounds to an integer in the lowest bits."""
         f = self._f
         t = f.select(t < self._lowest_exponent, self._lowest_exponent, t)
         rounded = t + self._magic

@@ -1,9 +1,9 @@
 """Builds the LLVM IR of CPU kernels: typed values with operators, loops with carried values, conditions, vectors.
 
-Basic blocks, phi instructions and names are the builder's business. Only code generation runs on this IR, no optimization pass: the order of
-instructions, the form of a loop and its carried values stay as the kernel wrote them.
+The builder manages basic blocks, phi instructions and names. No optimization pass runs on this IR, only code generation: the order of instructions,
+the form of loops and the loop-carried values remain as written.
 
-It writes text instead of using llvmlite.ir, which takes 20 microseconds per instruction, half as long as compiling it. This builder takes five.
+The IR is written as text: llvmlite.ir takes 20 microseconds per instruction, half as long as compiling it; this builder takes five.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
-LANES = 16  # floats of a vector, and channels of a block of the format nChw16c
+LANES = 16  # floats per vector, and channels per block of the format nChw16c
 _BYTES = {"i8": 1, "i32": 4, "float": 4, "i64": 8}
 _ORDERED = {"<": "olt", ">": "ogt", ">=": "oge", "==": "oeq", "!=": "one"}
 _SIGNED = {"<": "slt", ">": "sgt", ">=": "sge", "==": "eq", "!=": "ne"}
@@ -35,7 +35,7 @@ FLOAT, INT8, INT16, INT32, INT64 = (Type(element) for element in ("float", "i8",
 
 
 def literal(numbers: Sequence[float], element: str) -> str:
-    """A constant, one number for each lane; floats are rounded to the nearest 32-bit float."""
+    """A constant with one value per lane; floats are rounded to f32."""
     if element == "float":
         return _float_literal(struct.pack(f"<{len(numbers)}f", *numbers))
     return str(int(numbers[0])) if len(numbers) == 1 else f"<{', '.join(f'{element} {int(n)}' for n in numbers)}>"
@@ -43,15 +43,15 @@ def literal(numbers: Sequence[float], element: str) -> str:
 
 @cache
 def _float_literal(packed: bytes) -> str:
-    """LLVM writes 32-bit floats as the bits of the equal 64-bit ones."""
+    """LLVM writes an f32 literal as the bits of the equal f64 value."""
     texts = [f"0x{struct.unpack('<Q', struct.pack('<d', n))[0]:016X}" for (n,) in struct.iter_unpack("<f", packed)]
     return texts[0] if len(texts) == 1 else f"<{', '.join(f'float {t}' for t in texts)}>"
 
 
 class Value:
-    """A value of a function under construction. Operators emit instructions, with Python numbers as constants of the value's type.
+    """A value of a function under construction. Operators emit instructions; Python numbers become constants of the value's type.
 
-    Integers compare as signed; `//` and `%` are unsigned. Adding 0 and multiplying integers by 1 emit nothing.
+    Integers compare as signed; `//` and `%` are unsigned. Integer + 0 and * 1 emit nothing.
     """
 
     __slots__ = ("function", "name", "type")
@@ -60,7 +60,7 @@ class Value:
         self.function, self.type, self.name = function, type, name
 
     def __str__(self) -> str:
-        """As an operand with its type."""
+        """The operand with its type, in IR syntax."""
         return f"{self.type} {self.name}"
 
     @property
@@ -92,14 +92,14 @@ class Value:
         return self._binary("shl", other)
 
     def __rshift__(self, other: int) -> Value:
-        """Zeros come in from the left."""
+        """Logical shift."""
         return self._binary("lshr", other)
 
     def __or__(self, other: Value) -> Value:
         return self._binary("or", other)
 
     def __neg__(self) -> Value:
-        """Of floats."""
+        """Floats only."""
         return self.function.emit(self.type, f"fneg {self}", self)
 
     def __lt__(self, other: Value | float) -> Value:
@@ -118,11 +118,11 @@ class Value:
         return self._compare("!=", other)
 
     def is_nan(self) -> Value:
-        """Of each lane."""
+        """i1 per lane."""
         return self.function.emit(Type("i1", self.lanes), f"fcmp uno {self}, {self.name}", self)
 
     def convert(self, opcode: str, to: Type) -> Value:
-        """By LLVM's `opcode` (bitcast, sext, zext, trunc, sitofp, fptosi) to as many lanes of an element type."""
+        """Converts each lane to the element type of `to` by LLVM's `opcode` (bitcast, sext, zext, trunc, sitofp, fptosi)."""
         type = Type(to.element, self.lanes)
         return self.function.emit(type, f"{opcode} {self} to {type}", self)
 
@@ -133,7 +133,7 @@ class Value:
         return self.function.emit(type, f"shufflevector {one}, {type} undef, <{lanes} x i32> zeroinitializer", one)
 
     def as_pointer(self, element: Type) -> Pointer:
-        """The address that this i64 holds."""
+        """This i64 as an address."""
         return self.function.emit_pointer(element, f"inttoptr {self} to {element}*", self)
 
     def _arithmetic(self, opcode: str, other: Value | float) -> Value:
@@ -158,7 +158,7 @@ class Pointer(Value):
         return f"{self.type}* {self.name}"
 
     def at(self, offset: Value | int) -> Pointer:
-        """The address of the element `offset` further on."""
+        """The address plus `offset` elements."""
         if _is_int(offset, 0):
             return self
         index = self.function.value(offset)
@@ -177,19 +177,19 @@ class Pointer(Value):
         self.function.emit(None, f"store {stored}, {address}, align {self._alignment}", stored, address)
 
     def load_masked(self, mask: Sequence[bool], others: Value) -> Value:
-        """The lanes of `mask` from memory, the other lanes from `others`: memory of these is not accessed."""
+        """Loads the lanes of `mask`; the other lanes come from `others`, and their memory is not accessed."""
         lanes, f = len(mask), self.function
         operands = self._vector(0, lanes), f.value(self._alignment, INT32), f.mask(mask), others
         return f.call_external(f"llvm.masked.load.v{lanes}f32.p0v{lanes}f32", others.type, *operands)
 
     def store_masked(self, value: Value, mask: Sequence[bool]) -> None:
-        """The lanes of `mask` to memory; memory of the rest is not accessed."""
+        """Stores the lanes of `mask`; the memory of other lanes is not accessed."""
         lanes, f = len(mask), self.function
         operands = value, self._vector(0, lanes), f.value(self._alignment, INT32), f.mask(mask)
         f.call_external(f"llvm.masked.store.v{lanes}f32.p0v{lanes}f32", None, *operands)
 
     def prefetch(self, offset: Value | int = 0) -> None:
-        """Fetches the cache line into the first-level cache; the address need not be valid."""
+        """Prefetches the cache line into L1; the address need not be valid."""
         f, address = self.function, self.at(offset)
         line = f.emit_pointer(INT8, f"bitcast {address} to i8*", address)
         read, locality, data = (f.value(n, INT32) for n in (0, 3, 1))
@@ -208,11 +208,11 @@ class Pointer(Value):
 
 
 class Loop:
-    """A loop while its body is emitted, and its results afterwards."""
+    """A loop: its carried values while the body is emitted, its results afterwards."""
 
     def __init__(self, index: Value | None, values: list[Value]) -> None:
         self.values, self.results = values, values
-        """The carried values of this iteration; after the loop those of the last one."""
+        """The carried values of the current iteration; after the loop, of the last one."""
         self._index = index
         self.next: list[Value] = []
         self.again: Value | None = None
@@ -224,21 +224,21 @@ class Loop:
         return self._index
 
     def carry(self, *values: Value) -> None:
-        """The carried values of the next iteration."""
+        """Sets the carried values of the next iteration."""
         self.next = list(values)
 
     def repeat_if(self, condition: Value, *values: Value) -> None:
-        """Ends an iteration of `Function.repeat`, with the carried values of the next one."""
+        """Ends an iteration of `Function.repeat`; `values` are carried to the next one."""
         self.again, self.next = condition, list(values)
 
     def repeat_unless(self, condition: Value, *values: Value) -> None:
-        """The same; the loop ends where the condition holds."""
+        """Like `repeat_if` with the negated condition."""
         self.repeat_if(condition, *values)
         self.inverted = True
 
 
 class Module:
-    """Functions that are compiled together."""
+    """An LLVM module."""
 
     def __init__(self) -> None:
         self.declarations: dict[str, str] = {}
@@ -249,7 +249,7 @@ class Module:
 
     @contextmanager
     def function(self, name: str, parameters: Sequence[str], internal: bool = True) -> Iterator[Function]:
-        """A function without a result. Parameters are "i64", "i32", or pointers: "float*", "i64*". Internal functions are not inlined."""
+        """Defines a void function. Parameters are "i64", "i32", or pointers: "float*", "i64*". Internal functions are not inlined."""
         function = Function(self, name, parameters, internal)
         self._functions.append(function)
         yield function
@@ -258,7 +258,7 @@ class Module:
 
 
 class _Instruction:
-    """One line of a block; `name` is that of its result, or ""."""
+    """One instruction of a block; `name` is its result's name, or ""."""
 
     __slots__ = ("code", "name", "operands")
 
@@ -275,7 +275,7 @@ class _Block:
 
 
 class Function:
-    """A function under construction: emits instructions at the end of the current block."""
+    """A function under construction; instructions are appended to the current block."""
 
     def __init__(self, module: Module, name: str, parameters: Sequence[str], internal: bool) -> None:
         self.module, self.name, self._internal = module, name, internal
@@ -293,7 +293,7 @@ class Function:
 
     @property
     def size(self) -> int:
-        """Instructions so far."""
+        """The number of instructions."""
         return sum(len(block.instructions) for block in self._blocks)
 
     @property
@@ -304,37 +304,37 @@ class Function:
     # Values
 
     def value(self, number: Value | float, type: Type = INT64) -> Value:
-        """A Python number as a constant, in every lane; a value as it is."""
+        """A Python number as a constant in every lane; a Value is returned unchanged."""
         return number if isinstance(number, Value) else Value(self, type, literal([number] * type.lanes, type.element))
 
     def vector(self, numbers: Sequence[float], element: Type = FLOAT) -> Value:
-        """A constant with one number for each lane."""
+        """A constant with one number per lane."""
         return Value(self, Type(element.element, len(numbers)), literal(numbers, element.element))
 
     def mask(self, lanes: Sequence[bool]) -> Value:
-        """A constant mask."""
+        """A constant mask of i1."""
         return self.vector(lanes, Type("i1"))
 
     def undefined(self, type: Type) -> Value:
-        """Any value."""
+        """An undef value."""
         return Value(self, type, "undef")
 
     def emit(self, type: Type | None, code: str, *operands: Value) -> Value:
-        """One instruction; `type`: of its result, if it has one."""
+        """Appends one instruction with a result of `type`, or without a result (None)."""
         name = "" if type is None else self._name()
         self._blocks[-1].instructions.append(_Instruction(name, code, operands))
         return Value(self, type or INT64, name)
 
     def emit_pointer(self, type: Type, code: str, *operands: Value) -> Pointer:
-        """One instruction whose result points to elements of a type."""
+        """Appends one instruction with a pointer to `type` as result."""
         return Pointer(self, type, self.emit(type, code, *operands).name)
 
     def fma(self, x: Value, y: Value, z: Value) -> Value:
-        """x * y + z, rounded once."""
+        """x * y + z with a single rounding."""
         return self.math("fma", x, y, z)
 
     def math(self, name: str, *operands: Value) -> Value:
-        """LLVM's intrinsic of this name on f32: fma, fabs, sqrt, rint."""
+        """Calls LLVM's f32 intrinsic `name`: fma, fabs, sqrt, rint."""
         lanes = operands[0].lanes
         return self.call_external(f"llvm.{name}.{f'v{lanes}' if lanes > 1 else ''}f32", operands[0].type, *operands)
 
@@ -347,22 +347,22 @@ class Function:
         return self.emit_pointer(yes.type, f"select {condition}, {yes}, {no}", condition, yes, no)
 
     def minimum(self, x: Value, y: Value | float) -> Value:
-        """Of floats y if x is NaN."""
+        """For floats, y if x is NaN."""
         other = self.value(y, x.type)
         return self.select(x < other, x, other)
 
     def maximum(self, x: Value, y: Value | float) -> Value:
-        """Of floats y if x is NaN."""
+        """For floats, y if x is NaN."""
         other = self.value(y, x.type)
         return self.select(x > other, x, other)
 
     def shuffle(self, first: Value, second: Value, order: Sequence[int]) -> Value:
-        """Lanes of both vectors, numbered through, in this order."""
+        """Selects lanes by index in the concatenation of both vectors."""
         indices = self.vector(order, INT32)
         return self.emit(Type(first.type.element, len(order)), f"shufflevector {first}, {second}, {indices}", first, second)
 
     def call_external(self, name: str, result: Type | None, *operands: Value) -> Value:
-        """Calls an intrinsic, declared with the types of the operands."""
+        """Calls an external function, declared with the operands' types."""
         returned = "void" if result is None else str(result)
         if name not in self.module.declarations:
             types = ", ".join(f"{x.type}*" if isinstance(x, Pointer) else str(x.type) for x in operands)
@@ -380,24 +380,23 @@ class Function:
         return self.emit(result, f"call {result or 'void'} {function.name}({', '.join(map(str, operands))})", function, *operands)
 
     def opaque(self, value: Value) -> Value:
-        """The same value through an empty asm statement. LLVM then computes values that depend on it inside the loop, instead of carrying them from
-        iteration to iteration, which spilled accumulators."""
+        """The value through an empty asm statement, which prevents strength reduction: LLVM would carry derived values through the loop and spill
+        accumulators."""
         return self.emit(value.type, f'call {value.type} asm "", "=r,0"({value})', value)
 
     def opaque_pointer(self, value: Pointer) -> Pointer:
-        """The same address, in one register: a base with an index costs a multiplication that reads there an issue slot (1x1 convolutions with one
-        block: 5 %)."""
+        """The address in one register: an indexed address operand costs an FMA an issue slot (1x1 convolutions with one block: 5 %)."""
         return self.emit_pointer(value.type, f'call {value.type}* asm "", "=r,0"({value})', value)
 
     def scheduling_barrier(self) -> None:
-        """LLVM moves no memory access over it. Without one after each broadcast its scheduler loads many values early and spills accumulators."""
+        """Prevents LLVM from reordering memory accesses. Without a barrier after each broadcast it hoists loads and spills accumulators."""
         self.emit(None, 'call void asm sideeffect "", "~{memory}"()')
 
     def atomic_load(self, pointer: Pointer) -> Value:
         return self.emit(pointer.type, f"load atomic {pointer.type}, {pointer} monotonic, align {_BYTES[pointer.type.element]}", pointer)
 
     def compare_and_swap(self, pointer: Pointer, expected: Value, new: Value) -> Value:
-        """Whether memory held `expected`, and now holds `new`."""
+        """Atomically replaces `expected` by `new`; the i1 result is true on success."""
         pair = self.emit(INT64, f"cmpxchg {pointer}, {expected}, {new} monotonic monotonic", pointer, expected, new)
         return self.emit(Type("i1"), f"extractvalue {{ {pointer.type}, i1 }} {pair.name}, 1", pair)
 
@@ -418,7 +417,7 @@ class Function:
         self._enter(after)
 
     def choose(self, cases: Sequence[tuple[Value | None, Callable[[], Sequence[Value]]]]) -> list[Value]:
-        """The results of the first case whose condition holds; the last case has no condition. All cases have results of the same types."""
+        """Emits an if / else-if chain and returns the taken case's results, of the same types in all cases. The last case has no condition."""
         after = self._block("chosen")
         ends: list[tuple[_Block, Sequence[Value]]] = []
         for condition, emit_case in cases:
@@ -438,7 +437,7 @@ class Function:
 
     @contextmanager
     def loop(self, start: Value | int, end: Value | int, step: int = 1, carried: Sequence[Value] = (), at_least_once: bool = False) -> Iterator[Loop]:
-        """For index from start to below end. `at_least_once`: the condition is tested after the body only."""
+        """A loop over [start, end). `at_least_once`: the condition is only tested after the body."""
         if at_least_once:
             with self.repeat(self.value(start), *carried) as repeated:
                 index, *values = repeated.values
@@ -462,7 +461,7 @@ class Function:
 
     @contextmanager
     def repeat(self, *carried: Value) -> Iterator[Loop]:
-        """A body that runs at least once; `repeat_if` or `repeat_unless` at its end decides about the next iteration."""
+        """A do-while loop; `repeat_if` or `repeat_unless` ends the body."""
         before, body, after = self._blocks[-1], self._block("loop"), self._block("after")
         self._branch(body)
         self._enter(body)
@@ -477,7 +476,7 @@ class Function:
 
     @contextmanager
     def forever(self) -> Iterator[Callable[[Value], None]]:
-        """A loop that ends when the function it yields is called with a condition that does not hold."""
+        """An endless loop; the yielded function leaves it unless its condition holds."""
         body, after = self._block("loop"), self._block("after")
         self._branch(body)
         self._enter(body)
@@ -493,8 +492,7 @@ class Function:
 
     @contextmanager
     def interleaved(self) -> Iterator[Callable[[], None]]:
-        """Straight-line code in parts; calling the function that this yields begins a part. Instructions of the parts are interleaved, each after its
-        operands."""
+        """Interleaves the instructions of parts of straight-line code, for instruction-level parallelism. The yielded function begins a part."""
         block = self._blocks[-1]
         first, starts = len(block.instructions), list[int]()
         yield lambda: starts.append(len(block.instructions))
@@ -508,7 +506,7 @@ class Function:
         return f"%v{self._count}"
 
     def _block(self, label: str) -> _Block:
-        """A basic block, which is added to the function when it is entered, so that blocks are in the order of the code."""
+        """Creates a basic block; `_enter` adds it to the function, so that blocks are in code order."""
         self._count += 1
         return _Block(f"{label}{self._count}")
 
@@ -527,13 +525,13 @@ class Function:
         return phi, self._blocks[-1].instructions[-1]
 
     def _close(self, phis: Sequence[tuple[Value, _Instruction]], values: Sequence[Value]) -> None:
-        assert len(phis) == len(values), "a loop carries as many values as it began with"
+        assert len(phis) == len(values), "the number of carried values is constant"
         for (_, instruction), value in zip(phis, values, strict=True):
             instruction.code += f", [ {value.name}, %{self._blocks[-1].label} ]"
 
 
 def _interleave(parts: Sequence[list[_Instruction]]) -> list[_Instruction]:
-    """One instruction of each part at a time, as long as its operands are defined."""
+    """Takes one instruction of each part in turn, after its operands are defined."""
     waiting = {x.name for part in parts for x in part if x.name}
     positions, ordered = [0] * len(parts), list[_Instruction]()
     while any(n < len(part) for n, part in zip(positions, parts, strict=True)):

@@ -1,6 +1,6 @@
-"""Launches of the CPU kernels that are compiled in the process, and whether this process can compile.
+"""Launches of JIT-compiled CPU kernels, and the availability of the compiler.
 
-backends/cpu/machine_code.py compiles them. Without a compiler their tactics refuse.
+backends/cpu/machine_code.py compiles the kernels. Without a compiler their tactics refuse.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from whet.tactics.cpu._llvm.work_stealing import context_of, team_ir
 
 
 def available() -> str | None:
-    """Why this process cannot compile; None if it can."""
+    """The reason why this process cannot compile, or None."""
     return no_compiler()
 
 
@@ -34,7 +34,7 @@ def version() -> str:
 
 @cache
 def has(feature: str) -> bool:
-    """Whether the CPU has an instruction set, by Linux's name."""
+    """True if the CPU has an instruction set, by Linux's name (/proc/cpuinfo)."""
     return feature in (cpuinfo().get("flags") or cpuinfo().get("Features") or "").split()
 
 
@@ -47,8 +47,8 @@ def _team() -> int:
 class ParallelCall(Call):
     """A recorded launch of `void function(int64* context)` on `count` threads of the pool, or on the calling one.
 
-    `context` holds addresses and sizes; `operands` maps the index of a word to the layer's operand whose address it holds, for re-pointing, and
-    `shifts` to the bytes that are added to that address. Several threads share the function's items in multiples of `step`.
+    `context` holds addresses and sizes. `operands` maps the index of an address word to the layer's operand, for re-pointing, and `shifts` to a byte
+    offset from that operand. Several threads share the function's items in multiples of `step`.
     """
 
     returns_status = False
@@ -71,7 +71,7 @@ class ParallelCall(Call):
         _PROTOTYPE(f)(a, b, c, d)
 
     def set_address(self, kind: str, index: int, address: int) -> None:
-        for word, operand in self._operands.items():  # one operand can have several: an image that is added to its own convolution
+        for word, operand in self._operands.items():  # an operand may have several words: an image that is added to its own convolution
             if operand == (kind, index):
                 self._context[word] = address + self._shifts.get(word, 0)
 

@@ -1,6 +1,6 @@
-"""Base classes of the tactics whose kernels are compiled in the process, and the 8-bit arithmetic that several of these kernels share.
+"""Base classes of the tactics with JIT-compiled kernels, and their shared 8-bit arithmetic.
 
-A kernel's function takes one context, an array of 64-bit words: its own ones, then a thread's share of items and the packed operand, if any.
+A kernel's function takes one context, an array of 64-bit words: its own words, then a thread's share of items and the packed operand, if any.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LAST_WORDS = ("share", "packed")  # of every context
 
 
 class CompiledTactic(Tactic):
-    """A tactic with a kernel that is compiled in the process. Results are those of the op, apart from ties of roundings in some tactics."""
+    """A tactic with a JIT-compiled kernel. Results equal the op's, except for ties in rounding in some tactics."""
 
     needs_avx512 = False
 
@@ -36,21 +36,21 @@ class CompiledTactic(Tactic):
 
 
 class CompiledKernel:
-    """A planned launch of one function on `count` threads of the pool, or on one thread where `work` is at most `serial_work`."""
+    """A planned launch of one function on `count` threads of the pool, or on one thread if `work` is at most `serial_work`."""
 
     scratch, rtol, deterministic = 0, 0.0, True
     packed: tuple[Packed, ...] = ()
     implementation: str
     serial_work: int
-    """Elements or multiplications that one thread computes in the time it takes to start the others."""
+    """Elements or multiplications that one thread computes in the time of starting the others."""
 
     def __init__(self, layer: Layer, signature: Signature, work: int, count: int) -> None:
         self.inputs, self.outputs = stored_bytes(layer, signature)
         self.threads = count if work > self.serial_work else 1
 
     def launch(self, stream: Stream, ir: str, name: str, args: Args, words: Sequence[tuple[str, int] | int], items: int, step: int = 1) -> None:
-        """Records `name` of `ir` for so many items, shared in multiples of `step`. Of the function's own words an operand of the layer
-        is ("input" | "output", index), a size an integer."""
+        """Records a launch of the function `name` of `ir` over `items`, shared in multiples of `step`. Each word is an operand of the layer
+        ("input" | "output", index) or an integer."""
         addresses = {"input": args.inputs, "output": args.outputs}
         share = -(-items // (self.threads * step)) * step
         context = [*(w if isinstance(w, int) else addresses[w[0]][w[1]] for w in words), share, *args.packed]
@@ -64,20 +64,20 @@ def integer_range(dtype: DType) -> tuple[int, int]:
 
 
 def packed_parameters(*numbers: float) -> Packed:
-    """Numbers that a kernel reads, as one packed operand of f32."""
+    """Scalar parameters of a kernel as one packed f32 operand."""
     line = np.array(numbers, np.float32)
     return Packed(f"line|{line.tobytes().hex()}", line.nbytes, lambda: line.view(np.uint8))
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number of the packed operand, as a scalar and in 16 lanes."""
+    """A scalar parameter, and its broadcast to 16 lanes."""
 
     scalar: Value
     vector: Value
 
     def like(self, value: Value) -> Value:
-        """With as many lanes as `value`."""
+        """The scalar or the vector, matching the lanes of `value`."""
         return self.scalar if value.lanes == 1 else self.vector
 
 
@@ -90,7 +90,7 @@ def load_parameters(packed: Pointer, count: int) -> list[Parameter]:
 
 
 def to_int8(f: Function, value: Value, zero: Parameter, low: Parameter, high: Parameter) -> Value:
-    """The 8-bit integers of real numbers in steps of the scale: rounded to even, `zero` added, clamped to `low` and `high` (NaN gives `low`)."""
+    """Quantizes values divided by the scale: rounds half to even, adds `zero`, clamps to [`low`, `high`] (NaN gives `low`)."""
     shifted = f.math("rint", value) + zero.like(value)
     clamped = f.minimum(f.maximum(shifted, low.like(value)), high.like(value))
     return clamped.convert("fptosi", INT32).convert("trunc", INT8)

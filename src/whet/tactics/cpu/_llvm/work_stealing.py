@@ -1,9 +1,8 @@
-"""How threads share a kernel's items: each has a range of its own, takes half of what is left of it at a time, and then steals from the others.
+"""Work stealing: each thread has its own range of a kernel's items, takes half of the rest of the range at a time, and then steals from other ranges.
 
-Equal shares make all threads wait for the slowest: a core that others use, or that a hypervisor slows for a while. Taking halves keeps the items that
-one thread works on adjacent (it reads what it wrote in the layer before), and leaves little for the end, when a thread that has finished takes
-half of what another one has left. How many items of each range are taken is a counter in memory, in a cache line of its own, that threads change
-atomically.
+With equal static shares all threads wait for the slowest: a core with other load, or one slowed by the hypervisor. Taking halves keeps the items of
+one thread adjacent (it reads values that it wrote in the layer before), and leaves small remainders for the end, when a finished thread takes half of
+the rest of another range. The number of taken items of each range is an atomic counter in its own cache line.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ import numpy as np
 from whet.tactics.cpu._llvm.builder import INT32, INT64, Function, Module, Pointer, Value
 
 _LINE = 8  # words of a cache line
-PARTS = 64  # of a range: a thread takes no less than one of them
+PARTS = 64  # of a range: the minimum that a thread takes is one part
 
-# In front of a context, in words of 64 bits: the line [-8, 0) with the number of threads, what parts are a multiple of, and the address of the
-# function that gives a thread's index; before it a line for each thread, [-16, -8) for the first one: how many items of its range are taken.
+# Header before a context, in 64-bit words: the cache line [-8, 0) with the number of threads, the step that parts are multiples of, and the address
+# of the function that returns a thread's index; before it one line per thread, [-16, -8) for the first, with the counter of taken items.
 _THREADS, _STEP, _THREAD_INDEX = -1, -2, -3
 
 
 @contextmanager
 def parallel_kernel(module: Module, name: str, words: Sequence[str], items: str) -> Iterator[tuple[Function, SimpleNamespace]]:
-    """`void name(i64* context)`, which shares the context's number of `items` among threads, and the body of `range_function`, to be emitted.
+    """`void name(i64* context)`, which shares the context's `items` among threads; the yielded `range_function` is to be emitted.
 
-    `words` name what the context holds, in order: `items` and "share" (items of a thread's range) are among them.
+    `words` are the names of the context's words in order, including `items` and "share" (items of a thread's range).
     """
     with range_function(module, name, words) as (part, values):
         yield part, values
@@ -38,7 +37,7 @@ def parallel_kernel(module: Module, name: str, words: Sequence[str], items: str)
 
 @contextmanager
 def range_function(module: Module, name: str, words: Sequence[str]) -> Iterator[tuple[Function, SimpleNamespace]]:
-    """`void name.part(i64* context, i64 begin, i64 end)`, which works on some items. Gives the context's words as values, with `begin` and `end`."""
+    """`void name.part(i64* context, i64 begin, i64 end)`, for the items [begin, end). Yields the context's words, `begin` and `end` as values."""
     with module.function(f"{name}.part", ["i64*", "i64", "i64"]) as f:
         context, begin, end = f.arguments
         assert isinstance(context, Pointer)
@@ -82,7 +81,7 @@ def _steal(f: Function, part: Function, items_word: int, share_word: int) -> Non
 
 
 def team_ir(gomp_parallel: int) -> str:
-    """IR of `void team(function, context, threads, 0)`: resets the counters, then runs `function(context)` on so many threads of libgomp."""
+    """IR of `void team(function, context, threads, 0)`: resets the counters, then runs `function(context)` on `threads` threads of libgomp."""
     module = Module()
     with module.function("team", ["i64", "i64", "i32", "i64"], internal=False) as f:
         function, word, threads, _ = f.arguments
@@ -95,7 +94,7 @@ def team_ir(gomp_parallel: int) -> str:
 
 def context_of(words: Sequence[int], threads: int, step: int, thread_index: int) -> np.ndarray:
     """A context with its header, aligned to a cache line. Items are taken in multiples of `step`; `thread_index` is the address of the function that
-    gives a thread's index."""
+    returns a thread's index."""
     front = _LINE * (threads + 1)
     memory = np.zeros(front + len(words) + _LINE, np.int64)
     start = front + -(memory.ctypes.data // memory.itemsize) % _LINE

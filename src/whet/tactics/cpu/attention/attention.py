@@ -13,7 +13,7 @@ from whet.backends import Backend
 from whet.backends.cpu import threads
 from whet.network import F32, Layer
 from whet.ops._strided import View
-from whet.tactics._attention import Heads, taken_apart
+from whet.tactics._attention import Heads, match_attention
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
@@ -54,13 +54,12 @@ class AttentionKernel:
         self.threads = count if group * found.rows * found.keys > self.serial_work else 1
         self.implementation = f"softmax of {group} heads between {products[0].name} and {products[1].name}"
         scale = np.array([found.scale], np.float32)
-        self.packed = [Packed(f"scale|{scale.tobytes().hex()}", 4, lambda: scale.view(np.uint8))]
+        packed = [Packed(f"scale|{scale.tobytes().hex()}", 4, lambda: scale.view(np.uint8))]
         mask = None if found.mask is None else layer.inputs[found.mask.place]
         if mask is not None and mask.is_constant:
-            assert mask.weight is not None
             array = np.ascontiguousarray(mask.array(), np.float32)
-            self.packed.append(Packed(f"{mask.weight.digest}|f32", array.nbytes, lambda: array.reshape(-1).view(np.uint8)))
-        self.packed = tuple(self.packed)  # type: ignore[assignment]
+            packed.append(Packed(f"{mask.constant().digest}|f32", array.nbytes, lambda: array.reshape(-1).view(np.uint8)))
+        self.packed = tuple(packed)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         found, group = self.found, self.group
@@ -96,27 +95,27 @@ class Attention(CompiledTactic):
             return said
         if not static(layer):
             return None
-        found = taken_apart(layer, grouped=True, periodic=True)
+        found = match_attention(layer, grouped=True, periodic=True)
         return found if isinstance(found, str) else _why_not(layer, found)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        found = taken_apart(layer, grouped=True, periodic=True)
+        found = match_attention(layer, grouped=True, periodic=True)
         assert isinstance(found, Heads)
         read = {v.place for v in (found.q, found.k, found.v, found.mask) if v is not None}
-        inputs = tuple(Operand("linear", F32) if i in read and not t.is_constant else None for i, t in enumerate(layer.inputs))
+        inputs = tuple(Operand("linear", F32) if i in read and t is not None and not t.is_constant else None for i, t in enumerate(layer.inputs))
         return [Signature(inputs, (Operand("linear", F32),))]
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = taken_apart(layer, grouped=True, periodic=True)
+        found = match_attention(layer, grouped=True, periodic=True)
         assert isinstance(found, Heads)
         threads.set_threads(backend.threads)
         names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _products(found, _group(found))]
         return [(("scores", a), ("values", b)) for a in names[0] for b in names[1]]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> AttentionKernel:
-        found = taken_apart(layer, grouped=True, periodic=True)
+        found = match_attention(layer, grouped=True, periodic=True)
         if isinstance(found, str) or (said := self.why_not(layer)):
             raise PlanRefused(found if isinstance(found, str) else said or "")
         threads.set_threads(backend.threads)
@@ -133,12 +132,12 @@ class Attention(CompiledTactic):
 
 
 def _why_not(layer: Layer, found: Heads) -> str | None:
-    if any(layer.inputs[v.place].dtype != F32 for v in (found.q, found.k, found.v)) or layer.outputs[0].dtype != F32:
+    if any(layer.needs(v.place).dtype != F32 for v in (found.q, found.k, found.v)) or layer.outputs[0].dtype != F32:
         return "computes in f32"
-    if any(layer.inputs[v.place].is_constant for v in (found.q, found.k, found.v)):
+    if any(layer.needs(v.place).is_constant for v in (found.q, found.k, found.v)):
         return "an operand of its products is constant"
     mask = found.mask
-    if mask is not None and (layer.inputs[mask.place].dtype != F32 or mask.strides[-1] != 1):
+    if mask is not None and (layer.needs(mask.place).dtype != F32 or mask.strides[-1] != 1):
         return "takes f32 masks with one value for each key"
     return None
 

@@ -9,7 +9,7 @@ from math import prod
 from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes
-from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
+from whet.tactics._fused import constants_of, epilogue, outer_input, root_layer, source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
@@ -20,7 +20,7 @@ STORED = Operand("nChw16c", F32)
 
 @dataclass(frozen=True)
 class Tile:
-    """What a launch computes: `groups` of `blocks` of 16 output channels, after the `first` blocks, in tiles of `pixels`."""
+    """The part of a launch: `groups` of `blocks` of 16 output channels, after the `first` blocks, in tiles of `pixels`."""
 
     blocks: int
     pixels: int
@@ -29,15 +29,15 @@ class Tile:
 
     @property
     def channels(self) -> slice:
-        """The output channels that it computes; the layer may have fewer."""
+        """Its output channels; the layer may have fewer."""
         return slice(self.first * LANES, (self.first + self.groups * self.blocks) * LANES)
 
 
-UNEVEN_BLOCKS = (2, 3)  # if no count from 2 to 4 divides the blocks: with more, weights are read from the second-level cache for fewer pixels
+UNEVEN_BLOCKS = (2, 3)  # used if no count from 2 to 4 divides the blocks: with more, weights are read from L2 for fewer pixels
 
 
 def block_counts(blocks: int, most: Sequence[int]) -> list[int]:
-    """Counts of `most` that a tile may have of the `blocks` of output channels: divisors, and if none of them is from 2 to 4, counts that leave a
+    """The possible numbers of blocks per tile, of `most`: divisors of `blocks`, and if none of them is from 2 to 4, also counts that leave a
     remainder for a second launch."""
     whole = [b for b in most if blocks % b == 0 and b > 1]
     mixed = [] if any(b <= 4 for b in whole) else [b for b in UNEVEN_BLOCKS if b in most and b < blocks]
@@ -56,8 +56,8 @@ def tiles_of(layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
 
 @dataclass
 class Launch:
-    """A launch: its code, the sizes in its context (the last ones are items and items of a thread), its threads, and the offset in bytes of its
-    output channels in the result and in the addend."""
+    """A launch: its code, the sizes in its context (last: items and items per thread), its threads, and the byte offset of its output channels in the
+    result and in the addend."""
 
     ir: str
     sizes: list[int]
@@ -70,13 +70,13 @@ class ConvKernel:
     packed operand, the result and the addend, then sizes."""
 
     scratch, rtol, deterministic = 0, 1e-5, True
-    name, serial_work = "", 1 << 18  # multiplications that one thread computes in the time that starting the others takes
+    name, serial_work = "", 1 << 18  # multiplications that one thread computes in the time of starting the others
 
     def __init__(self, layer: Layer, signature: Signature, tiles: Sequence[Tile], count: int) -> None:
         fused = steps_of(layer)
         assert fused is not None, "the tactic takes no other layers"
         self.steps, self.added = fused
-        self.x = source_place(layer)
+        self.x = source_index(layer)
         self.weights, self.bias = constants_of(layer)
         self.inputs, self.outputs = stored_bytes(layer, signature)
         images, channels, *sides = static_shape(layer.outputs[0].shape)
@@ -112,18 +112,18 @@ class ConvKernel:
 
 
 class ConvTactic(CompiledTactic):
-    """A convolution with constant weights. Subclasses say which convolutions and which epilogues they take."""
+    """A convolution with constant weights. Subclasses define the supported convolutions and epilogues."""
 
     ops = ("Conv",)
     needs_avx512 = True
     epilogues = "SiLU, ReLU or no epilogue"
 
     def rejects(self, head: Layer) -> str | None:
-        """Why the kernel does not take this convolution; None if it does."""
+        """The reason why the kernel does not support this convolution, or None."""
         raise NotImplementedError
 
     def takes(self, steps: tuple[str, ...]) -> bool:
-        """Whether the kernel computes this epilogue."""
+        """True if the kernel computes this epilogue."""
         return steps in ((), ("Silu",), ("Relu",))
 
     kernel: type[ConvKernel]
@@ -133,8 +133,7 @@ class ConvTactic(CompiledTactic):
         return tiles_of(layer, sizes)
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
-        """Whether a tile fits the shapes of the layer, which may differ from those that it was selected for. Divisibility of the channels is not
-        checked."""
+        """True if a tile fits the layer's shapes, which may differ from the tuned ones. Does not check the divisibility of the channels."""
         raise NotImplementedError
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ConvKernel:
@@ -147,8 +146,8 @@ class ConvTactic(CompiledTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = anchor(layer)
-        if any(not layer.inputs[i].is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
+        head = root_layer(layer)
+        if any(not layer.needs(i).is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
         if any(t.dtype != F32 for t in activations(layer)):
             return "computes in 32-bit floating point"
@@ -160,19 +159,19 @@ class ConvTactic(CompiledTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        x = source_place(layer)
+        x = source_index(layer)
         return [Signature(tuple(STORED if i == x else None for i in range(len(layer.inputs))), (STORED,))]
 
 
 def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
-    """The epilogue as "Silu", "Relu" and "Add" (of one tensor of the result's shape, computed at run time), and the index of the input that is
-    added; None for any other epilogue."""
-    posts = epilogue(layer)
-    if posts is None:
+    """The epilogue as "Silu", "Relu" and "Add" (of one tensor of the result's shape, computed at run time), and the index of the added input;
+    None for any other epilogue."""
+    steps = epilogue(layer)
+    if steps is None:
         return None
     names: list[str] = []
     added = None
-    for post in posts:
+    for post in steps:
         name = "Silu" if post.op == "Swish" and float(post.attrs.get("alpha", 1.0)) == 1.0 else post.op
         if name == "Add" and post.other is not None and added is None and _is_residual(layer, post.other):
             added = post.other
@@ -183,4 +182,4 @@ def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
 
 
 def _is_residual(layer: Layer, i: int) -> bool:
-    return not layer.inputs[i].is_constant and layer.inputs[i].shape == layer.outputs[0].shape
+    return not layer.needs(i).is_constant and layer.needs(i).shape == layer.outputs[0].shape

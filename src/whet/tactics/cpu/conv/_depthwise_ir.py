@@ -1,4 +1,4 @@
-"""Depthwise convolution with SiLU, in blocks of 16 channels, as LLVM IR: a few pixels of a row in registers, taps from the first-level cache."""
+"""Depthwise convolution with SiLU, in blocks of 16 channels, as LLVM IR: a few pixels of a row in registers, taps from L1."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ TILES = (12, 8, 4)
 _WORDS = (
     "source", "weights", "target", "height", "width", "rows", "columns", "blocks", "pad_top", "pad_left", "left", "right", "items", "share",
 )  # fmt: skip
-"""The context: addresses; sizes of the image and of the result; blocks of 16 channels; padding; the columns of the result from which and up to which
-all taps are within the image; samples * blocks * rows; how many of these a thread takes."""
+"""The context: addresses; sizes of the image and of the result; blocks of 16 channels; padding; the range of
+result columns with all taps inside the image; samples * blocks * rows; items per thread."""
 
 
 @cache
 def depthwise_ir(window: int, stride: int, pixels: int, has_avx512dq: bool) -> str:
-    """`depthwise(context)` for `window` x `window` taps, one stride and tiles of `pixels`.
+    """`depthwise(context)` for `window` x `window` taps, a stride for both axes and tiles of `pixels`.
 
     A block's weights are its taps, row by row, then its biases, 16 channels each. The columns between `left` and `right` (at least `pixels`) are
-    computed in tiles, the last of which overlaps the one before; the other columns one by one, over the taps that are within the image.
+    computed in tiles, the last of which overlaps the one before; the other columns one by one, over the taps inside the image.
     """
     module = Module()
     with parallel_kernel(module, "depthwise", _WORDS, "items") as (f, words):

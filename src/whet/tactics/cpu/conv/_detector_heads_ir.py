@@ -1,4 +1,4 @@
-"""1x1 convolutions and the moves after them, as LLVM IR: some pixels' channels into memory that stays in the cache, then rows made of them."""
+"""1x1 convolutions and the following moves, as LLVM IR: channels of some pixels go to cache-resident memory, then result rows are made."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _WORD = 8  # bytes
 
 @dataclass(frozen=True)
 class Level:
-    """One convolution: which source of the moves it makes; pixels of an image, blocks of 16 channels in, its input channels, groups of output blocks,
-    floats from pixel to pixel of its result; how many items there are, and pixels of one; its first run in their table, and how many there are."""
+    """One convolution: its source index in the moves; pixels of an image, input blocks of 16 channels, input channels, groups of output blocks, the
+    pixel pitch of its result in floats; number of items, and pixels per item; first run in the table, and number of runs."""
 
     source: int
     pixels: int
@@ -34,25 +34,25 @@ class Level:
 
 
 def context_words(levels: int) -> tuple[str, ...]:
-    """The context of `heads`: addresses of the result, the moves' constants, the runs' table and the scratch; of each level those of its image and
-    weights; how many items there are, and how many a thread takes."""
+    """The context of `heads`: addresses of the result, the moves' constants, the table of runs and the scratch; image and weights of each level;
+    items, and items per thread."""
     each = (w for k in range(levels) for w in (f"image{k}", f"weights{k}"))
     return ("target", "numbers", "table", "scratch", *each, "items", "share")
 
 
 def header_bytes(levels: int) -> int:
-    """Bytes that a thread keeps in front of its pixels: the context of the moves."""
+    """Bytes of the context of the moves, before a thread's pixels."""
     return -(-len(moves_words(levels)) * _WORD // 64) * 64
 
 
 def thread_bytes(levels: Sequence[Level], pixels: int) -> int:
-    """Bytes of scratch that a thread needs; `pixels` are those of a tile of registers, the first of which may begin before an item's own."""
+    """Scratch bytes per thread; `pixels` of a register tile, since the first one may begin before the item's pixels."""
     return header_bytes(len(levels)) + max((x.tile + pixels) * x.pitch for x in levels) * 4
 
 
 def heads_ir(moves: Moves, levels: Sequence[Level], blocks: int, pixels: int, has_avx512dq: bool) -> str:
-    """`heads(context)`: items are tiles of pixels, those of level 0 first. Levels make the sources of `moves`, which are stored channels last with
-    the levels' pitches. Tiles of registers have `blocks` of 16 channels by `pixels`. Raises Refused.
+    """`heads(context)`: items are tiles of pixels, level by level. The levels' results are the sources of `moves`, stored channels last with the
+    levels' pitches. Register tiles have `blocks` of 16 channels by `pixels`. Raises Refused.
     """
     module = Module()
     make_rows = rows_function(module, moves, has_avx512dq)
@@ -80,13 +80,13 @@ def heads_ir(moves: Moves, levels: Sequence[Level], blocks: int, pixels: int, ha
 
 @dataclass
 class _Item:
-    """One item of a level. The moves read the level's image at the address in `word` of their context: so far before `memory` that each pixel of the
-    item is found there at its index."""
+    """One item of a level. The moves read the level's image at the address in `word` of their context, which is offset so that each pixel of the item
+    is found in `memory` at its index in the image."""
 
     f: Function
     level: Level
     index: Value
-    before: int  # items of the levels before
+    before: int  # number of items of the previous levels
     pixels: int
     memory: Pointer
     context: Pointer
@@ -116,11 +116,11 @@ class _Item:
 
 
 def _convolve(module: Module, blocks: int, pixels: int) -> Function:
-    """`convolve(x, weights, y, plane, taps, groups, pitch, count)`: `count` pixels of an image in blocks to rows of all output channels, `pitch`
-    floats from one to the next.
+    """`convolve(x, weights, y, plane, taps, groups, pitch, count)`: convolves `count` pixels of a blocked image to rows of all output channels with
+    the pitch `pitch` in floats.
 
-    The last tile of registers ends where the pixels do, and begins before them if there are fewer. Weights lie in groups of `blocks`: for each input
-    channel and block its 16 output channels, then the biases (pointwise_conv.packed).
+    The last register tile ends at the last pixel, and begins before the first one if there are fewer pixels. Weights are packed in groups of
+    `blocks`: for each input channel and block the 16 output channels, then the biases (pointwise_conv.pack_weights).
     """
     with module.function("convolve", ["float*", "float*", "float*", *["i64"] * 5]) as f:
         x, all_weights, y, plane, taps, groups, pitch, count = f.arguments

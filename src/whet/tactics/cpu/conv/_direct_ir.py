@@ -1,11 +1,11 @@
 """Convolution in blocks of 16 channels, as LLVM IR: a tile of pixels of a row by blocks of output channels in registers, then the epilogue.
 
-Taps of a row and some input channels are unrolled; input blocks and the window's rows are loops, whose bounds leave out the rows above and below the
-image. The first and the last tile of a row have code of their own, without the taps left and right of the image.
+Taps of a row and some input channels are unrolled; input blocks and the window's rows are loops with bounds that exclude rows outside the image.
+The first and the last tile of a row have separate code, without the taps outside the image.
 
-While a row of taps is added, the pixels that the next one reads are prefetched: the window's next row, else its first one in the next block of
-channels, else that of the next tile. They are in the second-level cache or further away, and the hardware does not predict rows two apart (64 to 128
-channels at 160x160, stride 2: 3.72 to 3.41 ms on a Cascade Lake; stride 1: 1 to 2 %).
+During a row of taps, the pixels of the next row of taps are prefetched: the window's next row, else the first row in the next block of channels, else
+that of the next tile. They are in L2 or beyond, and the hardware prefetcher does not detect a stride of two rows (64 to 128 channels at 160x160,
+stride 2: 3.72 to 3.41 ms on Cascade Lake; stride 1: 1 to 2 %).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Point
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 REGISTERS = 32  # AVX-512's
-MOST = 5  # blocks of a tile
-_COLUMN_STRIDE = 3  # columns in this distance follow each other: adjacent ones add to the same accumulators, each waiting for the last (3x6x6: 10 %)
+MOST = 5  # maximum blocks of a tile
+_COLUMN_STRIDE = 3  # order of columns: adjacent ones would add to the same accumulators and wait for each other (3x6x6: 10 %)
 Taps = tuple[tuple[int, int], ...]
-"""For each tap of a row from which and up to which pixel of a tile it lies within the image."""
+"""For each tap of a row, the range of a tile's pixels with the tap inside the image."""
 _WORDS = ("source", "weights", "target")
 _SIZES = (
     "height", "width", "rows", "columns", "channels", "output_blocks", "groups", "pad_top", "pad_left", "by_rows", "items", "share",
@@ -30,24 +30,23 @@ _SIZES = (
 
 
 def context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of what a context holds, in order.
+    """Names of the context's words, in order.
 
-    Addresses, the last one of what "Add" adds; sizes of the image and of the result; input channels, blocks of the result, groups of output blocks
-    of this launch; padding; whether rows of one image follow each other with all groups (1) or groups with all rows (0); samples * groups * rows;
-    how many of these a thread takes.
+    Addresses (last: the addend of "Add"); sizes of the image and of the result; input channels, blocks of the result, groups of output blocks of this
+    launch; padding; item order: rows outer and groups inner (1) or groups outer and rows inner (0); samples * groups * rows; items per thread.
     """
     return (*_WORDS, *(["added"] if "Add" in steps else []), *_SIZES)
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is fixed in a kernel's code."""
+    """The compile-time parameters of a kernel."""
 
     window: tuple[int, int]
     strides: tuple[int, int]
-    blocks: int  # of 16 output channels, in registers together
-    pixels: int  # of a tile
-    unroll: int  # input channels of an iteration of the inner loop, which it divides
+    blocks: int  # of 16 output channels per tile
+    pixels: int  # per tile
+    unroll: int  # input channels per iteration of the inner loop; divides `step`
     planes: bool  # the image is stored plane by plane, not in blocks of 16 channels
     first: Taps
     last: Taps | None  # None: a row is one tile
@@ -61,13 +60,13 @@ class Form:
 
     @property
     def shared(self) -> bool:
-        """Whether the weights of all taps of a row fit into registers: each number is then broadcast once for all its taps."""
+        """True if the weights of all taps of a row fit into registers: each input value is then broadcast once for all its taps."""
         return self.blocks * (self.pixels + self.window[1]) < REGISTERS
 
     @property
     def prefetched(self) -> int:
-        """Pixels that an iteration of the inner loop prefetches, so that a block's iterations prefetch all that a tile reads of a row; 0: none. Of
-        planes there are a few lines only; five blocks of accumulators leave no register for their address."""
+        """Pixels that an iteration of the inner loop prefetches, so that a block's iterations cover the tile's reads of a row; 0: none. Planes have
+        only a few cache lines; five blocks of accumulators leave no register for the address."""
         if self.planes or self.blocks == MOST:
             return 0
         return -(-((self.pixels - 1) * self.strides[1] + self.window[1]) * self.unroll // self.step)
@@ -77,9 +76,9 @@ class Form:
 def direct_ir(form: Form) -> str:
     """`direct(context)` for one form.
 
-    Weights lie in groups of `blocks` of 16 output channels: for each block of input channels, row of the window, input channel and tap of the row
-    the group's output channels; then its biases. A row has at least `pixels` columns; its last tile ends where the row does and overlaps the
-    one before.
+    Weights are packed in groups of `blocks` of 16 output channels: for each block of input channels, row of the window, input channel and tap of the
+    row, the group's output channels; then its biases. A row has at least `pixels` columns; its last tile ends at the row's end and overlaps the
+    previous one.
     """
     module = Module()
     with parallel_kernel(module, "direct", context_words(form.steps), "items") as (f, words):
@@ -146,7 +145,7 @@ def _store(activations: Activations, form: Form, sums: list[Value], y: Pointer, 
 
 @dataclass
 class _Image:
-    """One tile's window: address of its pixels and of the group's weights, sizes in floats, and the rows of the window within the image."""
+    """One tile's window: addresses of its pixels and of the group's weights, sizes in floats, and the window's rows inside the image."""
 
     f: Function
     form: Form
@@ -206,7 +205,7 @@ class _Image:
             vectors[s] = [weights.load_vector(((u * width + s) * form.blocks + j) * LANES) for j in range(form.blocks)]
 
         def add_column(u: int, i: int, pairs: list[tuple[int, int]]) -> None:
-            """The number of column `i` times the weights of (tap, pixel) pairs."""
+            """Multiplies the value of column `i` by the weights of (tap, pixel) pairs."""
             number = x.load(i * form.step + u).broadcast()
             for s, p in pairs:
                 for j in range(form.blocks):

@@ -13,23 +13,23 @@ from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 TILES = ((3, 8), (2, 12), (4, 6), (1, 24), (5, 5))
 """(blocks of output channels, pixels) of a tile: 24 or 25 accumulators, which leave registers of AVX-512 for the weights of each block."""
 MOST = max(blocks for blocks, _ in TILES)
-STEP = 4  # input channels of an iteration of the inner loop
+STEP = 4  # input channels per iteration of the inner loop
 _ADDRESSES = ("source", "weights", "target")
 _SIZES = ("pixels", "input_blocks", "output_blocks", "taps", "tiles", "groups", "strip", "items", "share")
-"""Pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks; tiles that all groups process
-before the next ones are read; samples * groups * tiles; how many of these a thread takes."""
+"""Pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks; tiles of a strip,
+which all groups process before the next strip; samples * groups * tiles; items per thread."""
 _SECOND = ("second", "second_block")
-"""Of two results: the address of the second one, and which of the blocks is its first."""
+"""With two results: the address of the second, and the index of its first block."""
 _INITIAL = ("initial", "offsets", "initial_plane")
-"""Where accumulators start from another image: its address, for each pixel the offset of its counterpart there (i32, floats), floats of a block."""
+"""With initial accumulators from another image: its address, the offset of each pixel's source there (i32, in floats), floats per block."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is fixed in a kernel's code.
+    """The compile-time parameters of a kernel.
 
-    `prefetch_tile`: while a block of channels is added, the same one of the next tile is prefetched, not the next one of the same tile.
-    `two_outputs`: the last blocks are those of another result. `has_initial`: accumulators start from pixels of another image, not from the biases.
+    `prefetch_tile`: prefetches the same block of channels of the next tile, not the next block of the same tile. `two_outputs`: the last blocks
+    belong to another result. `has_initial`: accumulators start from pixels of another image, not from the biases.
     """
 
     blocks: int
@@ -42,7 +42,7 @@ class Variant:
 
 
 def context_words(two_outputs: bool, has_initial: bool) -> tuple[str, ...]:
-    """Names of what a context holds, in order: addresses, then sizes."""
+    """Names of the context's words, in order: addresses, then sizes."""
     return (*_ADDRESSES, *(_SECOND if two_outputs else ()), *(_INITIAL if has_initial else ()), *_SIZES)
 
 
@@ -50,8 +50,8 @@ def context_words(two_outputs: bool, has_initial: bool) -> tuple[str, ...]:
 def pointwise_ir(variant: Variant) -> str:
     """`pointwise(context)`.
 
-    Weights lie in groups of `blocks`: for each input channel and block its 16 output channels, then the biases. An image has at least `pixels`
-    pixels: its last tile overlaps the one before.
+    Weights are packed in groups of `blocks`: for each input channel and block the 16 output channels, then the biases. An image has at least
+    `pixels` pixels: its last tile overlaps the previous one.
     """
     module = Module()
     with parallel_kernel(module, "pointwise", context_words(variant.two_outputs, variant.has_initial), "items") as (f, words):
@@ -133,7 +133,7 @@ class _Kernel:
         return x.at(self.f.select(following < self.w.input_blocks, following * plane, self.variant.pixels * LANES))
 
     def _initial(self, n: Value, first_block: Value, pixel: Value) -> list[Value]:
-        """The pixels of the other image, wherever these are, from which the accumulators of an item start."""
+        """The initial accumulators of an item: gathered pixels of the other image."""
         w, v = self.w, self.variant
         image = w.initial.as_pointer(FLOAT).at(n * (w.output_blocks * w.initial_plane) + first_block * w.initial_plane)
         blocks = [image.at(w.initial_plane * j) for j in range(v.blocks)]

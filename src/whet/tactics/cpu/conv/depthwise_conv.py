@@ -12,7 +12,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
-from whet.tactics._fused import anchor
+from whet.tactics._fused import root_layer
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile
@@ -28,13 +28,13 @@ class DepthwiseKernel(ConvKernel):
     name, serial_work = "depthwise", 1 << 16
 
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
-        head = anchor(layer)
+        head = root_layer(layer)
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
-        height, width = static_shape(head.inputs[0].shape)[2:]
+        height, width = static_shape(head.needs(0).shape)[2:]
         window, stride, pads = _geometry(head)
         sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_inner_columns(layer)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
-        made = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8))
+        made = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8), storable=True)
         return depthwise_ir(window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, made
 
 
@@ -47,8 +47,8 @@ class Depthwise(ConvTactic):
         return steps == ("Silu",)
 
     def rejects(self, head: Layer) -> str | None:
-        w, a = head.inputs[1], head.attrs
-        if head.inputs[0].type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % LANES:
+        w, a = head.needs(1), head.attrs
+        if head.needs(0).type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % LANES:
             return f"takes depthwise convolutions of images with a multiple of {LANES} channels"
         window, stride, pads = _geometry(head)
         square = len(set(w.shape[2:])) == 1 and len(set(a.get("strides") or (1,))) == 1 and set(a.get("dilations") or (1,)) == {1}
@@ -84,13 +84,13 @@ def pack_weights(weights: Tensor, bias: Tensor | None) -> np.ndarray:
 def _geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:
     """Window, stride, and pads (top, left, bottom, right)."""
     a = head.attrs
-    return int(head.inputs[1].shape[2]), int((a.get("strides") or (1,))[0]), tuple(a.get("pads") or (0,) * 4)
+    return int(head.needs(1).shape[2]), int((a.get("strides") or (1,))[0]), tuple(a.get("pads") or (0,) * 4)
 
 
 def _inner_columns(layer: Layer) -> tuple[int, int]:
-    """The columns of the result from which and up to which every tap is within the image."""
-    head = anchor(layer)
+    """The range of result columns with every tap inside the image."""
+    head = root_layer(layer)
     window, stride, pads = _geometry(head)
-    width, columns = static_shape(head.inputs[0].shape)[3], static_shape(layer.outputs[0].shape)[3]
+    width, columns = static_shape(head.needs(0).shape)[3], static_shape(layer.outputs[0].shape)[3]
     left = -(-pads[1] // stride)
     return left, max(left, min(columns, (width - window + pads[1]) // stride + 1))

@@ -37,7 +37,7 @@ _PITCH_PADDING = 16  # floats after a pixel's channels: pitches that are multipl
 
 @dataclass(frozen=True)
 class Head:
-    """One of the layer's convolutions: which source of the moves it computes, the index of its image among the layer's inputs, weights, bias, and its
+    """One of the layer's convolutions: its source index in the moves, the index of its image among the layer's inputs, weights, bias, and its
     output in the body."""
 
     source: int
@@ -56,11 +56,11 @@ class HeadsKernel:
 
     serial_work = 1 << 18  # multiplications
 
-    # 1e-5 of the convolutions, doubled where boxes' sides are squared, and 1e-5 of the moves
+    # 1e-5 of the convolutions, doubled by squaring the boxes' sides, and 1e-5 of the moves
     rtol, deterministic = 3e-5, True
 
     def __init__(self, layer: Layer, signature: Signature, blocks: int, pixels: int, tile: int, count: int) -> None:
-        heads, view = take_apart(layer)
+        heads, view = split_layer(layer)
         self.images = [h.image for h in heads]
         self.inputs, self.outputs = stored_bytes(layer, signature)
         groups = [-(-static_shape(h.output.shape)[1] // (blocks * LANES)) for h in heads]
@@ -96,7 +96,7 @@ class HeadsKernel:
 
 
 def _pack_array(values: np.ndarray) -> Packed:
-    """An array that the kernel reads as it is."""
+    """An array that the kernel reads unchanged."""
     return Packed(f"numbers|{hashlib.sha256(values.tobytes()).hexdigest()}", values.nbytes, lambda: values.reshape(-1).view(np.uint8))
 
 
@@ -106,7 +106,7 @@ def _pack_weights(head: Head, groups: int, blocks: int) -> Packed:
     key = "|".join("" if t is None else t.constant().digest for t in (weights, bias))
     tile = Tile(blocks, 1, groups)
     packed_key = f"{key}|pointwise {blocks} {tile.channels}"
-    return Packed(packed_key, groups * (taps + 1) * blocks * LANES * 4, lambda: pack_weights(weights, bias, tile).view(np.uint8))
+    return Packed(packed_key, groups * (taps + 1) * blocks * LANES * 4, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
 
 
 @tactic
@@ -139,21 +139,27 @@ class Heads(CompiledTactic):
         if len(names) > 1 or any(symbols(d) for t in layer.inputs if t is not None for d in t.shape[1:]):
             return "images of unknown sizes"
         one = bind_layer(layer, dict.fromkeys(names, 1))
-        for signature in self.signatures(one, None):
-            if (reason := self.refuses(one, signature, None)) is None:
+        for signature in self._signatures(one):
+            if (reason := self._refuses(one, signature)) is None:
                 return None
         return reason
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        return self._signatures(layer)
+
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        return self._refuses(layer, signature)
+
+    def _signatures(self, layer: Layer) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or len(layer.outputs) != 1:
             return []
-        images = {h.image for h in take_apart(layer)[0]}
+        images = {h.image for h in split_layer(layer)[0]}
         inputs = tuple(Operand("nChw16c", F32) if i in images else None for i in range(len(layer.inputs)))
         targets = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
         return [Signature(inputs, (Operand(target, F32),)) for target in targets]
 
-    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        configs = self.configs(layer, signature, backend)
+    def _refuses(self, layer: Layer, signature: Signature) -> str | None:
+        configs = _configs(layer)
         if not configs:
             return "an image has fewer pixels than the smallest tile"
         try:
@@ -163,11 +169,7 @@ class Heads(CompiledTactic):
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        """The two register tiles of lowest cost, with few and many pixels per item."""
-        heads, _ = take_apart(layer)
-        least = min(prod(static_shape(h.output.shape)[2:]) for h in heads)
-        fit = sorted(((b, p) for b, p in TILES if p <= least), key=lambda t: _cost(heads, *t))[:2]
-        return [(("blocks", b), ("pixels", p), ("tile", n)) for b, p in fit for n in _TILES]
+        return _configs(layer)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> HeadsKernel:
         try:
@@ -178,13 +180,21 @@ class Heads(CompiledTactic):
     def _kernel(self, layer: Layer, signature: Signature, config: Config, count: int = 1) -> HeadsKernel:
         """The layer on up to `count` threads. Raises Refused."""
         sizes = {name: int(n) for name, n in config}
-        least = min(prod(static_shape(h.output.shape)[2:]) for h in take_apart(layer)[0])
+        least = min(prod(static_shape(h.output.shape)[2:]) for h in split_layer(layer)[0])
         if (sizes["blocks"], sizes["pixels"]) not in TILES or not sizes["pixels"] <= least or sizes["tile"] < sizes["pixels"]:
             raise Refused(f"a tile of {sizes['pixels']} pixels does not fit images of {least}")
         return HeadsKernel(layer, signature, sizes["blocks"], sizes["pixels"], sizes["tile"], count)
 
 
-def take_apart(layer: Layer) -> tuple[list[Head], Layer]:
+def _configs(layer: Layer) -> list[Config]:
+    """The two register tiles of lowest cost, with few and many pixels per item."""
+    heads, _ = split_layer(layer)
+    least = min(prod(static_shape(h.output.shape)[2:]) for h in heads)
+    fit = sorted(((b, p) for b, p in TILES if p <= least), key=lambda t: _cost(heads, *t))[:2]
+    return [(("blocks", b), ("pixels", p), ("tile", n)) for b, p in fit for n in _TILES]
+
+
+def split_layer(layer: Layer) -> tuple[list[Head], Layer]:
     """The convolutions, sorted by input channels, descending (the last items are the smallest), and the moves with their constants."""
     body = layer.regions["body"]
     *convs, moves = body.layers
@@ -201,7 +211,7 @@ def take_apart(layer: Layer) -> tuple[list[Head], Layer]:
 
 
 def _moves_and_runs(view: Layer, out: str, pitches: dict[int, int]) -> tuple[Moves, list[Run]]:
-    """The moves over images stored channels last with these pitches, and which rows depend on which pixels. Raises Refused."""
+    """The moves over images stored channels last with these pitches, and the runs (result rows per pixel range). Raises Refused."""
     places = [i for i, t in enumerate(view.inputs) if t is not None and not t.is_constant]
     moves = Moves(view, dict.fromkeys(places, "nhwc"), out, pitches={i: pitches[k] for k, i in enumerate(places)})
     found = runs(moves, [pitches[k] for k in range(len(places))])

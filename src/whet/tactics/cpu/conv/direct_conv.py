@@ -1,8 +1,8 @@
 """Convolutions of images, f32 in blocks of 16 channels: accumulators, SiLU or ReLU and a residual stay in registers.
 
-oneDNN's SiLU takes about thirty instructions for 16 values, this one about fifteen. The ends of rows have code of their own, tiles divide the row
-where possible, threads share all rows of all channels, each value of a row is read once for all of its taps, and padding channels of the input are
-not multiplied. Layers with few channels gain most.
+oneDNN's SiLU takes about thirty instructions for 16 values, this one about fifteen. The ends of rows have separate code, tiles divide the row if
+possible, threads share all rows of all channels, each value of a row is read once for all of its taps, and padding channels of the input are skipped.
+Layers with few channels gain most.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Operand, Packed, Signature, tactic
-from whet.tactics._fused import anchor, source_place
+from whet.tactics._fused import root_layer, source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.conv._blocked_conv import STORED, ConvKernel, ConvTactic, Tile, block_counts, steps_of, tiles_of
@@ -25,8 +25,8 @@ _BLOCKS = range(1, MOST + 1)
 _MIN_PIXELS = 4  # pixels of a tile
 _TILE_COST = 0.5  # overhead of a tile, in pixels
 _WINDOW = 11
-_MAX_PLANES = 4  # channels of an image that may be stored plane by plane
-_CACHE = 1 << 18  # bytes of weights that stay in the second-level cache with rows of the image
+_MAX_PLANES = 4  # maximum channels of an image stored plane by plane
+_CACHE = 1 << 18  # bytes of weights that stay in L2 together with rows of the image
 
 
 class DirectKernel(ConvKernel):
@@ -35,10 +35,10 @@ class DirectKernel(ConvKernel):
     name = "direct"
 
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
-        head = anchor(layer)
+        head = root_layer(layer)
         planes = signature.needs(self.x).format == "linear"
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
-        taken, height, width = static_shape(head.inputs[0].shape)[1:]
+        taken, height, width = static_shape(head.needs(0).shape)[1:]
         top, side = _pads(head)
         ends = _edge_taps(head, columns, tile.pixels)
         assert ends is not None
@@ -48,7 +48,7 @@ class DirectKernel(ConvKernel):
         sizes = [height, width, rows, columns, taken, -(-channels // LANES), tile.groups, top, side, int(nbytes <= _CACHE)]
         weights, bias = self.weights, self.bias
         key = f"{self.constants}|direct {tile.blocks} {form.step} {tile.channels}"
-        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8))
+        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8), storable=True)
         return direct_ir(form), sizes, images * tile.groups * rows, made
 
 
@@ -62,7 +62,7 @@ class Direct(ConvTactic):
 
     def rejects(self, head: Layer) -> str | None:
         a = head.attrs
-        if head.inputs[0].type.rank != 4 or a["group"] != 1 or set(a.get("dilations") or (1,)) != {1}:
+        if head.needs(0).type.rank != 4 or a["group"] != 1 or set(a.get("dilations") or (1,)) != {1}:
             return "takes convolutions of images with one group and no dilations"
         window, pads = _window(head), a.get("pads") or (0,) * 4
         if prod(window) == 1 or max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(pads)):
@@ -72,9 +72,9 @@ class Direct(ConvTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        x, steps = source_place(layer), steps_of(layer)
+        x, steps = source_index(layer), steps_of(layer)
         assert steps is not None
-        few = static_shape(anchor(layer).inputs[0].shape)[1] <= _MAX_PLANES and x != steps[1]
+        few = static_shape(root_layer(layer).needs(0).shape)[1] <= _MAX_PLANES and x != steps[1]
         image = Operand("linear", STORED.dtype) if few else STORED
         inputs = tuple(image if i == x else STORED if i == steps[1] else None for i in range(len(layer.inputs)))
         inplace = [] if steps[1] in (None, x) else [Signature(inputs, (STORED,), ((steps[1], 0),))]
@@ -90,7 +90,7 @@ class Direct(ConvTactic):
         without registers for the weights of all taps of a row. Else the tile of lowest cost. In place no pixel may be computed twice."""
         steps = steps_of(layer)
         assert steps is not None
-        (_, channels, _, columns), wide = static_shape(layer.outputs[0].shape), _window(anchor(layer))[1]
+        (_, channels, _, columns), wide = static_shape(layer.outputs[0].shape), _window(root_layer(layer))[1]
         blocks = -(-channels // LANES)
         fit = {b: [p for p in range(_MIN_PIXELS, REGISTERS) if self.fits(layer, signature, b, p)] for b in _BLOCKS}
         some = [b for b in _BLOCKS if fit[b]]
@@ -123,7 +123,7 @@ class Direct(ConvTactic):
         columns = static_shape(layer.outputs[0].shape)[3]
         if blocks not in _BLOCKS or not _MIN_PIXELS <= pixels <= columns or blocks * (pixels + 1) >= REGISTERS:
             return False
-        return not (signature.inplace and columns % pixels) and _edge_taps(anchor(layer), columns, pixels) is not None
+        return not (signature.inplace and columns % pixels) and _edge_taps(root_layer(layer), columns, pixels) is not None
 
 
 def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) -> np.ndarray:
@@ -142,7 +142,7 @@ def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) ->
 
 
 def _window(head: Layer) -> tuple[int, int]:
-    high, wide = static_shape(head.inputs[1].shape)[2:]
+    high, wide = static_shape(head.needs(1).shape)[2:]
     return high, wide
 
 
@@ -159,7 +159,7 @@ def _pads(head: Layer) -> tuple[int, int]:
 
 def _cost(layer: Layer, blocks: int, pixels: int) -> float:
     """Multiplications and loads of a row of 16 output channels, for an input channel and a row of taps. Ranks tiles like their times (ResNets)."""
-    head = anchor(layer)
+    head = root_layer(layer)
     wide, across, columns = _window(head)[1], _strides(head)[1], static_shape(layer.outputs[0].shape)[3]
     shared = blocks * (pixels + wide) < REGISTERS
     spread = (pixels - 1) * across + wide if shared else pixels * wide
@@ -169,10 +169,10 @@ def _cost(layer: Layer, blocks: int, pixels: int) -> float:
 def _edge_taps(head: Layer, columns: int, pixels: int) -> tuple[Taps, Taps | None] | None:
     """The taps within the image of a row's first and last tile (None: the same one); None if another tile has taps outside the image."""
     wide, across, side = _window(head)[1], _strides(head)[1], _pads(head)[1]
-    width = static_shape(head.inputs[0].shape)[3]
+    width = static_shape(head.needs(0).shape)[3]
 
     def taps(start: int) -> Taps:
-        """For each tap from which and up to which pixel of the tile at column `start` it is within the image."""
+        """For each tap, the range of pixels of the tile at column `start` with the tap inside the image."""
         firsts = [start * across - side + s for s in range(wide)]
         bounds = [(max(0, -(f // across)), min(pixels, (width - 1 - f) // across + 1)) for f in firsts]
         return tuple((low, max(low, high)) for low, high in bounds)

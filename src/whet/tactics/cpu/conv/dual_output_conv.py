@@ -14,7 +14,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
-from whet.tactics._fused import constants_of, seen, source_place
+from whet.tactics._fused import constants_of, seen, source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
@@ -78,7 +78,8 @@ class DualOutputKernel:
         sizes = [branches[0].blocks, plane, -(-taps // LANES), whole, taps, tiles, groups, strip_tiles(tile, tiles, taps)]
         self.sizes = [*sizes, items, -(-items // self.threads)]
         key = f"{branches[0].key} {branches[1].key}|forked {blocks}"
-        self.packed = (Packed(key, groups * (taps + 1) * blocks * LANES * 4, lambda: pack_weights(branches, groups, blocks).view(np.uint8)),)
+        nbytes = groups * (taps + 1) * blocks * LANES * 4
+        self.packed = (Packed(key, nbytes, lambda: pack_weights(branches, groups, blocks).view(np.uint8), storable=True),)
         self.ir = pointwise_ir(Variant(blocks, tile, found.steps, jit.has("avx512dq"), fits_first_cache(blocks, tile, taps), two_outputs=True))
         self.implementation = f"{blocks * LANES} channels x {tile} pixels of both"
 
@@ -97,11 +98,11 @@ class DualOutputConv(CompiledTactic):
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
-        found = take_apart_branches(layer) if said is None else said
+        found = split_branches(layer) if said is None else said
         return found if isinstance(found, str) else None
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
-        found, sides = take_apart_branches(layer), layer.outputs[0].shape[2:]
+        found, sides = split_branches(layer), layer.outputs[0].shape[2:]
         if isinstance(found, str):
             return found
         if BF16 in permitted and jit.has("avx512_bf16"):
@@ -111,21 +112,21 @@ class DualOutputConv(CompiledTactic):
         return self.unavailable() or size_refusal(found.blocks, prod(map(int, sides)))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = take_apart_branches(layer)
+        found = split_branches(layer)
         if isinstance(found, str) or not static(layer):
             return []
         return [Signature(tuple(STORED if i == found.x else None for i in range(len(layer.inputs))), (STORED, STORED))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = take_apart_branches(layer)
+        found = split_branches(layer)
         return found if isinstance(found, str) else self.unavailable() or size_refusal(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        found = take_apart_branches(layer)
+        found = split_branches(layer)
         return [] if isinstance(found, str) else tiles_that_fit(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> DualOutputKernel:
-        found = take_apart_branches(layer)
+        found = split_branches(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
         if config not in self.configs(layer, signature, backend):
@@ -134,17 +135,17 @@ class DualOutputConv(CompiledTactic):
 
 
 def tiles_that_fit(blocks: int, pixels: int) -> list[Config]:
-    """Configurations for so many blocks of all results together and images of so many pixels."""
+    """Configurations for `blocks` blocks of all results together and images of `pixels` pixels."""
     return [(("blocks", b),) for b, p in sorted(TILES) if blocks % b == 0 and p <= pixels and (b > 1 or blocks % 2)]
 
 
 def size_refusal(blocks: int, pixels: int) -> str | None:
-    """Why no tile fits."""
+    """The reason why no tile fits, or None."""
     return None if tiles_that_fit(blocks, pixels) else "the image has fewer pixels than the smallest tile"
 
 
-def take_apart_branches(layer: Layer) -> DualOutput | str:
-    """The parts of the layer, or why the kernel does not take it."""
+def split_branches(layer: Layer) -> DualOutput | str:
+    """The parts of the layer, or the reason why the kernel does not support it."""
     body = layer.regions["body"]
     if len(body.layers) != 2 or len(layer.outputs) != 2 or any(o is not x.outputs[0] for o, x in zip(body.outputs, body.layers, strict=True)):
         return "the body is not two convolutions"
@@ -153,7 +154,7 @@ def take_apart_branches(layer: Layer) -> DualOutput | str:
     reason = next((why for part in parts if (why := _POINTWISE.why_not(part)) is not None), None)
     if reason is not None:
         return reason
-    images, steps = [part.needs(source_place(part)) for part in parts], [steps_of(part) for part in parts]
+    images, steps = [part.needs(source_index(part)) for part in parts], [steps_of(part) for part in parts]
     if images[0] is not images[1] or steps[0] != steps[1] or steps[0] is None:
         return "the two convolutions read different images, or have different epilogues"
     first, second = (Branch(*constants_of(part), int(part.outputs[0].shape[1])) for part in parts)
@@ -163,7 +164,7 @@ def take_apart_branches(layer: Layer) -> DualOutput | str:
 
 def pack_weights(branches: Sequence[Branch], groups: int, blocks: int, taps: slice = slice(None), biased: bool = True) -> np.ndarray:
     """The channels of all branches, each padded to whole blocks with zeros, packed as by pointwise_conv.py; of the input channels `taps`, and with
-    zeros for biases if not `biased`."""
+    zero biases unless `biased`."""
     arrays = [f32_of(w.weights).reshape(w.channels, -1)[:, taps] for w in branches]
     fill = [(0, w.blocks * LANES - w.channels) for w in branches]
     biases = [np.zeros(w.channels, np.float32) if w.bias is None or not biased else f32_of(w.bias).reshape(-1) for w in branches]

@@ -20,8 +20,8 @@ from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, pointwise_
 from whet.tactics.cpu.onednn._kernel import f32_of
 
 _PIXELS = dict(TILES)
-_STRIP = 1 << 17  # bytes of an image that stay in the second-level cache with the weights while all groups process them
-_FIRST_CACHE = 24 << 10  # bytes of weights and two tiles that stay in the first-level cache
+_STRIP = 1 << 17  # bytes of an image that stay in L2 with the weights while all groups process them
+_FIRST_CACHE = 24 << 10  # bytes of weights and two tiles that stay in L1
 
 
 class PointwiseKernel(ConvKernel):
@@ -36,7 +36,7 @@ class PointwiseKernel(ConvKernel):
         sizes = [pixels, -(-taps // LANES), -(-channels // LANES), taps, tiles, tile.groups, strip_tiles(tile.pixels, tiles, taps)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
         nbytes = tile.groups * (taps + 1) * tile.blocks * LANES * 4
-        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile).view(np.uint8))
+        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
         ir = pointwise_ir(Variant(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), fits_first_cache(tile.blocks, tile.pixels, taps)))
         return ir, sizes, images * tile.groups * tiles, made
 
@@ -48,10 +48,10 @@ class Pointwise(ConvTactic):
     def rejects(self, head: Layer) -> str | None:
         a = head.attrs
         plain = a["group"] == 1 and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or (0,))
-        if head.inputs[0].type.rank != 4 or tuple(head.inputs[1].shape[2:]) != (1, 1) or not plain:
+        if head.needs(0).type.rank != 4 or tuple(head.needs(1).shape[2:]) != (1, 1) or not plain:
             return "takes 1x1 convolutions of images with one group, no strides, no pads"
-        if head.inputs[1].shape[1] % STEP:
-            return f"{head.inputs[1].shape[1]} channels: it takes multiples of {STEP}"
+        if head.needs(1).shape[1] % STEP:
+            return f"{head.needs(1).shape[1]} channels: it takes multiples of {STEP}"
         return None
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -96,10 +96,10 @@ def group_weights(w: np.ndarray, bias: np.ndarray | None, groups: int, blocks: i
 
 
 def strip_tiles(pixels: int, tiles: int, taps: int) -> int:
-    """How many tiles of so many pixels all groups process before the next ones are read."""
+    """The number of tiles per strip, which all groups process before the next strip."""
     return max(1, min(tiles, _STRIP // (pixels * taps * 4)))
 
 
 def fits_first_cache(blocks: int, pixels: int, taps: int) -> bool:
-    """Whether the weights and two tiles fit the first-level cache, so that the next tile is worth prefetching."""
+    """True if the weights and two tiles fit L1, so that prefetching the next tile helps."""
     return taps * (blocks * LANES + 2 * pixels) * 4 <= _FIRST_CACHE

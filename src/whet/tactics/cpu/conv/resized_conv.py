@@ -17,13 +17,13 @@ from whet.backends import Backend
 from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
-from whet.tactics._fused import constants_of, seen, source_place
+from whet.tactics._fused import constants_of, seen, source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu.conv._blocked_conv import STORED, steps_of
 from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, pointwise_ir
-from whet.tactics.cpu.conv.dual_output_conv import Branch, pack_weights, size_refusal, take_apart_branches, tiles_that_fit
+from whet.tactics.cpu.conv.dual_output_conv import Branch, pack_weights, size_refusal, split_branches, tiles_that_fit
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, fits_first_cache, strip_tiles
 from whet.tactics.cpu.onednn._kernel import static
 
@@ -66,7 +66,7 @@ class ResizedInput:
 
 
 class ResizedKernel:
-    """Two launches: the convolution of the small image, with biases, into scratch; then that of the other image, which starts from it.
+    """Two launches: the convolution of the small image, with biases, into scratch; then that of the other image, with these initial accumulators.
 
     Packed operands are both images' weights, and for each pixel the offset of its counterpart in the scratch.
     """
@@ -121,7 +121,7 @@ def _weights(found: ResizedInput, image: Image, blocks: int, biased: bool) -> Pa
     groups = found.blocks // blocks
     key = f"{' '.join(w.key for w in found.branches)}|resized {blocks} {image.taps} {biased}"
     nbytes = groups * (image.channels + 1) * blocks * LANES * 4
-    return Packed(key, nbytes, lambda: pack_weights(found.branches, groups, blocks, image.taps, biased).view(np.uint8))
+    return Packed(key, nbytes, lambda: pack_weights(found.branches, groups, blocks, image.taps, biased).view(np.uint8), storable=True)
 
 
 @tactic
@@ -133,11 +133,11 @@ class ResizedConv(CompiledTactic):
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
-        found = take_apart(layer) if said is None else said
+        found = split_layer(layer) if said is None else said
         return found if isinstance(found, str) else None
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
-        found = take_apart(layer)
+        found = split_layer(layer)
         if isinstance(found, str):
             return found
         if BF16 in permitted and jit.has("avx512_bf16"):
@@ -147,22 +147,22 @@ class ResizedConv(CompiledTactic):
         return self.unavailable() or _size_refusal(found)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = take_apart(layer)
+        found = split_layer(layer)
         if isinstance(found, str) or not static(layer):
             return []
         inputs = tuple(STORED if i in (found.small.place, found.large.place) else None for i in range(len(layer.inputs)))
         return [Signature(inputs, (STORED,) * len(found.branches))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = take_apart(layer)
+        found = split_layer(layer)
         return found if isinstance(found, str) else self.unavailable() or _size_refusal(found)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        found = take_apart(layer)
+        found = split_layer(layer)
         return [] if isinstance(found, str) else tiles_that_fit(found.blocks, found.small.pixels)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ResizedKernel:
-        found = take_apart(layer)
+        found = split_layer(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
         if config not in self.configs(layer, signature, backend):
@@ -171,14 +171,14 @@ class ResizedConv(CompiledTactic):
 
 
 def _size_refusal(found: ResizedInput) -> str | None:
-    """Why images of these sizes are not taken."""
+    """The reason why images of these sizes are not supported, or None."""
     if found.small.pixels >= found.large.pixels:
         return "the resized image is not larger"
     return size_refusal(found.blocks, found.small.pixels)
 
 
-def take_apart(layer: Layer) -> ResizedInput | str:
-    """The parts of the layer, or why the kernel does not take it."""
+def split_layer(layer: Layer) -> ResizedInput | str:
+    """The parts of the layer, or the reason why the kernel does not support it."""
     body = layer.regions["body"]
     if [x.op for x in body.layers[:2]] != ["Resize", "Concat"] or len(body.layers) != 3 or body.outputs != list(body.layers[2].outputs):
         return "the body is not Resize, Concat and convolutions"
@@ -208,16 +208,16 @@ def take_apart(layer: Layer) -> ResizedInput | str:
 
 
 def _convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Branch, ...], tuple[str, ...]] | str:
-    """The convolutions of the concatenated images and their epilogue, or why the kernel does not take them."""
+    """The convolutions of the concatenated images and their epilogue, or the reason why the kernel does not support them."""
     if reader.composite == "DualOutputConv":
-        found = take_apart_branches(reader)
+        found = split_branches(reader)
         if isinstance(found, str):
             return found
         return (found.branches, found.steps) if reader.inputs[found.x] is joined else "the convolutions read another image"
     if (reason := _POINTWISE.why_not(reader)) is not None:
         return reason
     steps = steps_of(reader)
-    if steps is None or reader.inputs[source_place(reader)] is not joined:
+    if steps is None or reader.inputs[source_index(reader)] is not joined:
         return "the convolution reads another image"
     return (Branch(*constants_of(reader), int(reader.outputs[0].shape[1])),), steps[0]
 

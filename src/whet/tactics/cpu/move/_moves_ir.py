@@ -1,4 +1,4 @@
-"""Rows of a layer that moves values and computes with them, as LLVM IR: 16 columns at a time, values that depend on the row alone once per row."""
+"""Rows of a Moves layer as LLVM IR: 16 columns at a time; values that depend only on the row are computed once per row."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, range_function
 
-LONGEST = 8000  # instructions: beyond, compiling takes longer than it can gain
-_CASES = 8  # offsets within a block of channels at which rows may begin: each has code of its own
+LONGEST = 8000  # instructions: compiling longer code takes more time than it saves
+_CASES = 8  # start offsets of rows within a block of channels; each has separate code
 _BINARY = {"Add": Value.__add__, "Div": Value.__truediv__, "Mul": Value.__mul__, "Sub": Value.__sub__}
 Lanes = frozenset[int]
 _ALL = frozenset(range(LANES))
 
 
 def context_words(sources: int) -> tuple[str, ...]:
-    """The context of `moves`: addresses of the result, the constants and the sources; rows, how many a thread takes."""
+    """The context of `moves`: addresses of the result, the constants and the sources; rows, rows per thread."""
     return ("target", "numbers", *(f"source{k}" for k in range(sources)), "rows", "share")
 
 
@@ -33,7 +33,7 @@ def moves_ir(moves: Moves, has_avx512dq: bool) -> str:
 
 
 def rows_function(module: Module, moves: Moves, has_avx512dq: bool) -> Function:
-    """`moves.part(context, begin, end)` alone, for a kernel that calls it for some rows. Raises Refused."""
+    """Only `moves.part(context, begin, end)`, for kernels that call it for some rows. Raises Refused."""
     with range_function(module, "moves", context_words(len(moves.sources))) as (f, words):
         _emit_rows(f, words, moves, has_avx512dq)
     return f
@@ -47,7 +47,7 @@ def _emit_rows(f: Function, words: SimpleNamespace, moves: Moves, has_avx512dq: 
 
 
 class _Row:
-    """Emits one row. `known` are the values of the blocks around: of indices, and of nodes with the lanes they hold for."""
+    """Emits one row. `known` are values of enclosing blocks: of indices, and of (node, lanes)."""
 
     def __init__(
         self, f: Function, moves: Moves, activations: Activations, row: Value, target: Pointer, numbers: Pointer, sources: list[Pointer]
@@ -56,7 +56,7 @@ class _Row:
         self.row, self.target, self.numbers, self.sources = row, target, numbers, sources
 
     def emit(self, root: Node, known: dict) -> list[Value]:
-        """A row of `root`: first what is concatenated by rows, each part in a block of its own, then column by column."""
+        """Emits a row of `root`: parts concatenated by rows in one block each, then column by column."""
         f = self.f
         by_rows = next((c for c in choices(root) if not c[1].by_column), None)
         if by_rows is not None:
@@ -67,7 +67,7 @@ class _Row:
                 raise Refused("rows begin at too many different offsets in blocks of channels")
             values = range(begins[3])
             return self._cases(Place(0, ((begins, 1),)), [v + 1 for v in values], [fixed(root, begins, v) for v in values], known)
-        with f.interleaved() as begin_part:  # a CPU looks some hundred instructions ahead, which hold four chains of a sigmoid at most
+        with f.interleaved() as begin_part:  # a reorder buffer of some hundred instructions holds at most four chains of a sigmoid
             for first in range(0, self.moves.columns, LANES):
                 begin_part()
                 lanes = frozenset(range(min(LANES, self.moves.columns - first)))
@@ -81,7 +81,7 @@ class _Row:
         return []
 
     def _cases(self, place: Place, limits: Sequence[int], roots: Sequence[Node], known: dict) -> list[Value]:
-        """One block of statements for each root: the first whose limit `place` is below."""
+        """Emits one block per root; the block of the first limit above the index `place` runs."""
         if len(roots) == 1:
             return self.emit(roots[0], known)
         index = self._index(place, known)
@@ -89,13 +89,13 @@ class _Row:
         return self.f.choose([(index < limits[0], first), (None, partial(self._cases, place, limits[1:], roots[1:], known))])
 
     def _index(self, p: Place, known: dict) -> Value:
-        """An index that depends on the row alone."""
+        """An index that depends only on the row."""
         if p in known:
             return known[p]
         total: Value | None = None
         for atom, n in p.terms:
             if atom == COLUMN:
-                raise Refused("which row of a block is read depends on the column")
+                raise Refused("the row of a block depends on the column")
             if atom == ROW:
                 value = self.row
             else:
@@ -111,7 +111,7 @@ class _Row:
         return known[p]
 
     def _value(self, node: Node, first: int, lanes: Lanes, known: dict) -> Value:
-        """16 floats of a node from column `first` on, of which `lanes` count."""
+        """16 floats of a node from column `first`; only `lanes` are used."""
         if node[0] == "number":
             return self.f.vector([node[1]] * LANES)
         key = (node, first)
@@ -128,15 +128,15 @@ class _Row:
 
     def _load(self, base: Pointer, p: Place, first: int, lanes: Lanes, known: dict) -> Value:
         if p.step not in (0, 1):
-            raise Refused(f"neighbours of a row of the result are {p.step} elements apart")
+            raise Refused(f"adjacent values of a result row have a stride of {p.step} elements")
         at = self._address(base, p.row, p.offset + p.step * first, known)
         return self._load_lanes(at, lanes, self._zeros()) if p.step else at.load().broadcast()
 
     def _blocked(self, node: Node, first: int, lanes: Lanes, known: dict) -> Value:
-        """Neighbouring channels of a pixel: some are in one block, the others in the next."""
+        """Adjacent channels of a pixel, which may span two blocks."""
         _, which, place, channel, length = node
         if place.step or channel.step not in (0, 1):
-            raise Refused("neighbours of a row of the result are not neighbouring channels")
+            raise Refused("adjacent values of a result row are not adjacent channels")
         base, offset = self.sources[which], place.offset
         if not channel.step:
             return self._address(base, place.row, offset + channel.offset // BLOCK * length + channel.offset % BLOCK, known).load().broadcast()
@@ -195,7 +195,7 @@ class _Row:
             return self.f.select(a < zeros, zeros, a)
         if op == "Sigmoid":
             sigmoid = self.activations.sigmoid(a)
-            # The vector instructions keep NaN; where integers set the exponent, it is put back
+            # The vector instructions propagate NaN; integer arithmetic on the exponent does not, so NaN is restored
             return sigmoid if self.activations.keeps_nan else self.f.select(a.is_nan(), a, sigmoid)
         raise Refused(f"the kernel has no {op}")
 

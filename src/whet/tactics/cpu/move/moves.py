@@ -1,6 +1,6 @@
-"""Moves and the arithmetic between them in one pass over memory, as in the heads of detectors (composite Moves).
+"""Data movement with arithmetic in one pass over memory, as in detector heads (composite Moves).
 
-A row of the result is read where its elements are contiguous (of images: the channels of a pixel), computed 16 columns at a time and written.
+A row of the result is read along contiguous elements (for images, the channels of a pixel), computed 16 columns at a time and written.
 """
 
 from __future__ import annotations

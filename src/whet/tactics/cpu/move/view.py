@@ -1,14 +1,13 @@
-"""Layers that change a tensor's name or shape but none of its bytes (Reshape, Flatten, Squeeze, ..., some Reformats): no launch in place,
-else one copy."""
+"""Layers that change only a tensor's name or shape (Reshape, Flatten, Squeeze, ..., some Reformats): no launch if in place, else one copy."""
 
 from __future__ import annotations
 
 from whet.backends import Backend
 from whet.network import FORMATS, Layer, format_fits, static_shape
 from whet.network.types import DTYPES, DType
-from whet.tactics._base import Args, Config, Operand, Signature, Stream, operand_bytes, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Kernel, Operand, Signature, Stream, operand_bytes, stored_bytes, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnKernel, OneDnnTactic, Recipe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, static, storage_types
 
 
 class ViewKernel:
@@ -72,7 +71,7 @@ class View(OneDnnTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return "strings are not stored in device memory" if signature.outputs[0].dtype.name == "string" else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel | ViewKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         if signature.inplace:
             return ViewKernel(layer, signature)
         return self._plan(lambda: self.recipe(layer, signature, backend), layer, signature, (), backend)
@@ -83,14 +82,14 @@ class View(OneDnnTactic):
 
 
 def same_bytes(one: str, other: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of `shape` has the same bytes in both formats."""
+    """True if a tensor of `shape` has the same bytes in both formats."""
     if any(f not in FORMATS or not format_fits(f, len(shape)) for f in (one, other)):
         return False
     return one == other or _order(one, shape) == _order(other, shape)
 
 
 def _order(fmt: str, shape: tuple[int, ...]) -> tuple[object, ...]:
-    """The axes longer than 1 in memory order, a blocked channel axis as two; formats with padding are equal to themselves only."""
+    """The axes longer than 1 in memory order, a blocked channel axis as two; formats with padding only equal themselves."""
     axes = [(i, d) for i, d in enumerate(shape)]
     if fmt == "nhwc":
         axes = [axes[0], *axes[2:], axes[1]]

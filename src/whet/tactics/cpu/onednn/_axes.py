@@ -7,7 +7,7 @@ from whet.network import Layer
 
 def reduced_axes(head: Layer) -> tuple[int, ...] | None:
     """The axes of a Reduce op, sorted and non-negative; None if they are known only at run time."""
-    rank = head.inputs[0].type.rank
+    rank = head.needs(0).type.rank
     axes = head.attrs.get("axes")
     given = head.input(1)
     if axes is None and given is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from whet.backends import Backend, Call
 from whet.backends.cpu import threads
 from whet.network import FORMATS, Layer, Tensor, format_fits, static_shape
 from whet.network.types import BF16, F32, DType
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
+from whet.tactics._base import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._nonfinite import Reference, declared
 
@@ -25,10 +25,26 @@ Place = tuple[str, int]
 """The tensor that an operand of a call refers to: ("input" | "output" | "packed", index)."""
 
 
+class Bindable(Protocol):
+    """One primitive and the tensors of its operands: what a call needs of a kernel."""
+
+    @property
+    def descriptor(self) -> dnn.Descriptor: ...
+
+    @property
+    def places(self) -> Mapping[str, Place]: ...
+
+    @property
+    def offsets(self) -> Mapping[str, int]: ...
+
+    @property
+    def scratch(self) -> int: ...
+
+
 class OneDnnCall(Call):
     """One recorded launch: oneDNN's call, and the inputs and outputs of the layer among its operands."""
 
-    def __init__(self, kernel: OneDnnKernel, args: Args) -> None:
+    def __init__(self, kernel: Bindable, args: Args) -> None:
         at = {"input": args.inputs, "output": args.outputs, "packed": args.packed}
         self._offsets = kernel.offsets
         addresses = {operand: at[kind][index] + self._offsets.get(operand, 0) for operand, (kind, index) in kernel.places.items()}
@@ -102,12 +118,12 @@ class Recipe:
 
 def _packed(key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None, wanted: dnn.MemoryDesc) -> Packed:
     if given is None:
-        return Packed(f"{key}|{wanted.text}", wanted.nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8))
-    return Packed(f"{key}|{given.text}|{wanted.text}", wanted.nbytes, lambda: dnn.pack(np.ascontiguousarray(make()), given, wanted))
+        return Packed(f"{key}|{wanted.text}", wanted.nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8), storable=True)
+    return Packed(f"{key}|{given.text}|{wanted.text}", wanted.nbytes, lambda: dnn.pack(np.ascontiguousarray(make()), given, wanted), storable=True)
 
 
 class OneDnnTactic(Tactic):
-    """A tactic whose layer is one oneDNN primitive. Subclasses give `signatures` and `recipe`; implementations become configs."""
+    """A tactic for layers that are one oneDNN primitive. Subclasses give `signatures` and `recipe`; implementations become configs."""
 
     library = "oneDNN"
     backend = "cpu"
@@ -154,7 +170,7 @@ class OneDnnTactic(Tactic):
         got = self._recipe(layer, signature, backend)
         return [] if isinstance(got, str) else [(("impl", name),) for name in self._usable(got)]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         return self._plan(lambda: self._recipe(layer, signature, backend), layer, signature, config, backend)
 
     def _plan(self, ask: Callable[[], Recipe | str], layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel:
@@ -197,7 +213,7 @@ class TwoPrimitives(OneDnnTactic):
             names = []
         return base + [(("kind", second), ("impl", n)) for n in names]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         if dict(config).get("kind") != self.kinds[1]:
             return super().plan(layer, signature, config, backend)
         return self._plan(lambda: self.other(layer, signature), layer, signature, config, backend)
@@ -210,7 +226,7 @@ def image_formats(rank: int) -> tuple[str, ...]:
 
 
 def storage_types(tensors: Sequence[Tensor | None], backend: Backend) -> list[DType]:
-    """Storage types for a layer of these activations: f32 and, where the CPU multiplies it, bf16."""
+    """Storage types for a layer of these activations: f32 and, if the CPU multiplies it, bf16."""
     names = {t.dtype.name for t in tensors if t is not None}
     if names == {"f32"}:
         return [F32, BF16] if "avx512_bf16" in backend.capabilities.features and dnn.has_isa("avx512_core_bf16") else [F32]
@@ -218,7 +234,7 @@ def storage_types(tensors: Sequence[Tensor | None], backend: Backend) -> list[DT
 
 
 def static(layer: Layer) -> bool:
-    """Whether every shape of the layer is known and none is empty."""
+    """True if every shape of the layer is known and none is empty."""
     tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
     return all(t.type.static for t in tensors) and all(0 not in static_shape(t.shape) for t in tensors)
 

@@ -22,7 +22,7 @@ from functools import reduce
 import numpy as np
 
 from whet.network import Layer
-from whet.tactics._fused import anchor
+from whet.tactics._fused import root_layer
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -77,7 +77,7 @@ def _gelu(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
 
 
 def _resize(reference: Reference, layer: Layer, x: np.ndarray, *rest: np.ndarray | None) -> np.ndarray:
-    """At positions that coincide with an input, the kernels add that input times 1 and times 0: the neighbour is not read, infinity gives NaN."""
+    """At positions that coincide with an input, the kernels add this input times 1 and times 0, not the adjacent input, so infinity gives NaN."""
     y = np.asarray(reference(layer, x, *rest))
     if layer.attrs["mode"] != "linear":
         return y
@@ -140,5 +140,5 @@ def declared(layer: Layer, implementation: str) -> list[dict[str, Reference]]:
 
 
 def spreads(layer: Layer, dtype: str) -> bool:
-    """Whether a layer's product is computed in BF16, so that an infinity or NaN may give more NaNs than the reference."""
-    return dtype == "bf16" and anchor(layer).op in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    """True if a layer's product is computed in BF16, so that an infinity or NaN may give more NaNs than the reference."""
+    return dtype == "bf16" and root_layer(layer).op in ("Conv", "ConvTranspose", "Gemm", "MatMul")

@@ -11,7 +11,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature
-from whet.tactics._fused import Post
+from whet.tactics._fused import EpilogueStep
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import Place, Recipe, describe
 
@@ -40,8 +40,9 @@ def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
         return dnn.Eltwise("soft_relu", 1.0)
     if op == "Gelu":
         return dnn.Eltwise("gelu_tanh" if a("approximate", "none") == "tanh" else "gelu_erf")
-    if op == "Pow" and a("input1") is not None and np.size(a("input1")) == 1:
-        exponent = _scalar(a("input1"))
+    power = a("input1")
+    if op == "Pow" and power is not None and np.size(power) == 1:
+        exponent = _scalar(power)
         return dnn.Eltwise("square") if exponent == 2 else dnn.Eltwise("pow", 1.0, exponent)
     if op == "Reciprocal":
         return dnn.Eltwise("pow", 1.0, -1.0)
@@ -65,7 +66,7 @@ def _scalar(value: Any) -> float:
 
 @dataclass
 class Chain:
-    """Post-ops and their operands: inputs of the fused layer, or constants."""
+    """EpilogueStep-ops and their operands: inputs of the fused layer, or constants."""
 
     post_ops: list[dnn.Sum | dnn.Eltwise | dnn.Binary | dnn.Prelu] = field(default_factory=list)
     places: dict[str, Place] = field(default_factory=dict)
@@ -100,22 +101,22 @@ _COMMUTES = ("Add", "Mul", "Max", "Min")
 Shaper = Callable[[tuple[int, ...]], "tuple[int, ...] | None"]
 
 
-def chain(posts: Sequence[Post], layer: Layer, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
+def chain(steps: Sequence[EpilogueStep], layer: Layer, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
     """The epilogue as post-ops, or why oneDNN cannot compute it.
 
     An operand that shares its memory with the output by `signature` is added in place. `shaper` maps the shape of an operand (padded to the
     output's rank) to its shape in the primitive; None keeps it.
     """
     out, made = static_shape(layer.outputs[0].shape), Chain()
-    for post in posts:
+    for post in steps:
         if post.other is None:
             unary = activation(post.op, post.attrs)
             if unary is None:
                 return f"oneDNN has no post-op for {post.op}"
             made.post_ops.append(unary)
             continue
-        if post.op == "Pow" and not post.swapped and layer.inputs[post.other].is_constant:
-            power = activation("Pow", {"input1": layer.inputs[post.other].array()})
+        if post.op == "Pow" and not post.swapped and layer.needs(post.other).is_constant:
+            power = activation("Pow", {"input1": layer.needs(post.other).array()})
             if power is None:
                 return "oneDNN takes one constant exponent, not several"
             made.post_ops.append(power)
@@ -135,7 +136,7 @@ def chain(posts: Sequence[Post], layer: Layer, signature: Signature, shaper: Sha
     return made
 
 
-def _slopes(made: Chain, post: Post, layer: Layer, out: tuple[int, ...], shaper: Shaper | None) -> str | None:
+def _slopes(made: Chain, post: EpilogueStep, layer: Layer, out: tuple[int, ...], shaper: Shaper | None) -> str | None:
     """Appends a PRelu with constant slopes, one in all or one per channel. Returns the reason if it cannot."""
     assert post.other is not None
     slope = layer.needs(post.other)
@@ -160,7 +161,7 @@ def _slopes(made: Chain, post: Post, layer: Layer, out: tuple[int, ...], shaper:
 
 
 def _second_operand(
-    made: Chain, post: Post, other: Tensor | None, signature: Signature, out: tuple[int, ...], shaper: Shaper | None
+    made: Chain, post: EpilogueStep, other: Tensor | None, signature: Signature, out: tuple[int, ...], shaper: Shaper | None
 ) -> str | None:
     """Appends a binary step. Returns the reason if it cannot."""
     assert other is not None
@@ -207,16 +208,16 @@ def constant_f32(tensor: Tensor) -> tuple[str, Callable[[], np.ndarray]]:
 
 
 def readable_at_rank(operand: Operand, shape: Sequence[int], full: Sequence[int]) -> bool:
-    """Whether a tensor stored as `operand` can be read as the rank-padded shape `full` in the same format."""
+    """True if a tensor stored as `operand` can be read as the rank-padded shape `full` in the same format."""
     if operand.format == "linear" or len(shape) == len(full):
         return True
     return sum(d != 1 for d in shape) <= 1
 
 
-def second_operands(posts: Sequence[Post], layer: Layer, out: Operand) -> dict[int, Operand]:
+def second_operands(steps: Sequence[EpilogueStep], layer: Layer, out: Operand) -> dict[int, Operand]:
     """How the epilogue's run-time operands are stored: like the output, or row-major if their rank is lower."""
     rank, stored = layer.outputs[0].type.rank, {}
-    for post in posts:
+    for post in steps:
         tensor = layer.inputs[post.other] if post.other is not None else None
         if tensor is not None and not tensor.is_constant:
             assert post.other is not None
@@ -224,8 +225,8 @@ def second_operands(posts: Sequence[Post], layer: Layer, out: Operand) -> dict[i
     return stored
 
 
-def residuals(posts: Sequence[Post], layer: Layer) -> list[int]:
+def residuals(steps: Sequence[EpilogueStep], layer: Layer) -> list[int]:
     """Inputs that are added with the full shape: each could be added in place."""
     out = layer.outputs[0]
-    found = [p.other for p in posts if p.op == "Add" and p.other is not None]
-    return [i for i in found if not layer.inputs[i].is_constant and layer.inputs[i].shape == out.shape]
+    found = [p.other for p in steps if p.op == "Add" and p.other is not None]
+    return [i for i in found if not layer.needs(i).is_constant and layer.needs(i).shape == out.shape]

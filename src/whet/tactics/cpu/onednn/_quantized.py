@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from whet.network import BF16, F32, DType, Layer, format_fits, static_shape
 from whet.tactics._base import Operand, Signature, Tactic
-from whet.tactics._fused import Post
-from whet.tactics._quantized import Parts, Scale, take_apart, taken_apart
+from whet.tactics._fused import EpilogueStep
+from whet.tactics._quantized import Parts, Scale, match_quantized, require_quantized
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe
 from whet.tactics.cpu.onednn._post_ops import Chain, Shaper, chain, clip_bounds, readable_at_rank
@@ -25,9 +25,9 @@ __all__ = [
     "inexact_products",
     "needed",
     "quantization",
+    "require_quantized",
     "same_format",
     "signatures",
-    "taken_apart",
     "unsafe",
     "weight_key",
 ]
@@ -48,7 +48,7 @@ class QuantizedTactic(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        parts = take_apart(layer)
+        parts = match_quantized(layer)
         return parts if isinstance(parts, str) else self.rejects(parts)
 
 
@@ -64,12 +64,12 @@ class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
 
 
 def inexact_products() -> str | None:
-    """Why 8-bit products are not exact on this CPU, whatever their operands; None where they are."""
+    """The reason why 8-bit products are not exact on this CPU for any operands, or None."""
     return None if dnn.has_isa("avx512_core_vnni") else "oneDNN multiplies 8-bit integers exactly with VNNI instructions only"
 
 
 def unsafe(x: Scale) -> str | None:
-    """Why 8-bit products with this operand on the left are not exact on this CPU; None where they are."""
+    """The reason why 8-bit products with this left operand are not exact on this CPU, or None."""
     if inexact_products() is None:
         return None
     if x.dtype.name == "i8":
@@ -107,11 +107,11 @@ def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
                 inputs.append(Operand(fmt if t.type.rank == rank else "linear", parts.reads[i].dtype if i in parts.reads else real))
         out = Operand(fmt, parts.stores.dtype if parts.stores else real)
         own = {parts.place(t) for t in parts.head.inputs}
-        for p in parts.posts:
+        for p in parts.steps:
             z = p.other
-            if p.op != "Add" or z is None or z in own or inputs[z] is None:
+            if p.op != "Add" or z is None or z in own or (addend := inputs[z]) is None:
                 continue
-            if parts.view.inputs[z].shape == parts.view.outputs[0].shape and inputs[z].dtype.bits == out.dtype.bits:
+            if parts.view.needs(z).shape == parts.view.outputs[0].shape and addend.dtype.bits == out.dtype.bits:
                 made.append(Signature(tuple(inputs), (out,), ((z, 0),)))
         made.append(Signature(tuple(inputs), (out,)))
     return made
@@ -121,7 +121,7 @@ def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None)
     """The epilogue as post-ops on real numbers, with integer addends dequantized."""
     made = Chain()
     for post in needed(parts):
-        if post.other not in parts.reads or parts.view.inputs[post.other].is_constant:
+        if post.other not in parts.reads or parts.view.needs(post.other).is_constant:
             step = chain([post], parts.view, signature, shaper)
         else:
             step = _summand(post, parts, signature, shaper)
@@ -131,24 +131,24 @@ def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None)
     return made
 
 
-def needed(parts: Parts) -> list[Post]:
+def needed(parts: Parts) -> list[EpilogueStep]:
     """The epilogue without final bounds that saturation implies: Relu before u8 with zero point 0, a Clip to the range.
 
     A bound is implied if it rounds to the lowest (highest) integer or beyond: values outside it saturate to the same integer.
     """
-    posts, stores = list(parts.posts), parts.stores
+    steps, stores = list(parts.steps), parts.stores
     if stores is None:
-        return posts
+        return steps
     lowest, highest = (-128, 127) if stores.dtype.name == "i8" else (0, 255)
-    while posts and posts[-1].other is None and posts[-1].op in ("Relu", "Clip"):
-        low, high = (0.0, math.inf) if posts[-1].op == "Relu" else clip_bounds(posts[-1].attrs)
+    while steps and steps[-1].other is None and steps[-1].op in ("Relu", "Clip"):
+        low, high = (0.0, math.inf) if steps[-1].op == "Relu" else clip_bounds(steps[-1].attrs)
         if np.rint(low / stores.number) + stores.zero > lowest or np.rint(high / stores.number) + stores.zero < highest:
             break
-        posts.pop()
-    return posts
+        steps.pop()
+    return steps
 
 
-def _summand(post: Post, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
+def _summand(post: EpilogueStep, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
     """+ (z - zero) * scale: an addition in place, or the accumulator scaled to z's steps and back."""
     i, made = post.other, Chain()
     assert i is not None
@@ -173,15 +173,15 @@ def _summand(post: Post, parts: Parts, signature: Signature, shaper: Shaper | No
     return made
 
 
-def quantization(parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dict[str, tuple[tuple[str, int, int], ...]]:
-    """`scales` and `zero_points` of the primitive's attributes. `channels` is (mask, count) of weights with a scale per channel."""
+def quantization(post_ops: Sequence[dnn.PostOp], parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dnn.Attributes:
+    """The primitive's attributes with these post-ops. `channels` is (mask, count) of weights with a scale per channel."""
     by_channel = parts.reads[w].scale.size > 1
     scales = [("src", 0, 1), ("weights", *channels) if by_channel else ("weights", 0, 1)]
     zeros = [("src", 0, 1)] if parts.reads[x].zero else []
     if parts.stores is not None:
         scales.append(("dst", 0, 1))
         zeros += [("dst", 0, 1)] if parts.stores.zero else []
-    return {"scales": tuple(scales), "zero_points": tuple(zeros)}
+    return dnn.Attributes(tuple(post_ops), tuple(scales), tuple(zeros))
 
 
 def add_scales(recipe: Recipe, parts: Parts, x: int, w: int) -> None:

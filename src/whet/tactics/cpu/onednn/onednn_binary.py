@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input, steps_after
+from whet.tactics._fused import epilogue, outer_input, root_layer, steps_after
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
 from whet.tactics.cpu.onednn._post_ops import Chain, chain, constant_f32, readable_at_rank, second_operands
@@ -24,27 +24,27 @@ class OneDnnBinary(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = anchor(layer)
+        head = root_layer(layer)
         if head.op == "BatchNormalization":
-            if len(layer.outputs) != 1 or any(not layer.inputs[i].is_constant for i in _outer(layer, head)[1:]):
+            if len(layer.outputs) != 1 or any(not layer.needs(i).is_constant for i in _outer(layer, head)[1:]):
                 return "its statistics are computed at run time"
         elif len(head.inputs) != 2:
             return f"takes two operands, not {len(head.inputs)}"
         elif any(t.dtype.name not in ("f32", "bf16") for t in head.inputs if t is not None):
-            return f"computes floats, not {head.inputs[0].dtype}"
+            return f"computes floats, not {head.needs(0).dtype}"
         return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        posts = epilogue(layer)
-        if posts is None or self.why_not(layer) or not static(layer):
+        steps = epilogue(layer)
+        if steps is None or self.why_not(layer) or not static(layer):
             return []
-        head = anchor(layer)
+        head = root_layer(layer)
         outer, rank = _outer(layer, head), layer.outputs[0].type.rank
         found = []
         for dtype in storage_types(activations(layer), backend):
             for f in image_formats(rank):
                 out = Operand(f, dtype)
-                stored = second_operands(posts, layer, out)
+                stored = second_operands(steps, layer, out)
                 for i in outer[:1] if head.op == "BatchNormalization" else outer:
                     t = layer.needs(i)
                     if not t.is_constant:
@@ -53,15 +53,15 @@ class OneDnnBinary(OneDnnTactic):
         return found
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        posts, head = steps_after(layer), anchor(layer)
+        steps, head = steps_after(layer), root_layer(layer)
         if head.op == "BatchNormalization":
             return _batch_norm(layer, head, signature)
-        fused = chain(posts, layer, signature)
+        fused = chain(steps, layer, signature)
         if isinstance(fused, str):
             return fused
         outer = _outer(layer, head)
         shape, target = static_shape(head.outputs[0].shape), signature.outputs[0]
-        if head.op != "Div" and static_shape(layer.inputs[outer[0]].shape) != shape:
+        if head.op != "Div" and static_shape(layer.needs(outer[0]).shape) != shape:
             outer = outer[::-1]  # only the second operand broadcasts in fast kernels
             if head.op == "Sub":
                 fused = _negated(fused)
@@ -114,8 +114,8 @@ def _side(tensor: Tensor | None, stored: Operand | None, shape: tuple[int, ...],
 def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str:
     """x * factor + shift, both one value per channel."""
     x, scale, bias, mean, variance = _outer(layer, head)
-    posts, shape, target = steps_after(layer), static_shape(layer.outputs[0].shape), signature.outputs[0]
-    fused = chain(posts, layer, signature)
+    steps, shape, target = steps_after(layer), static_shape(layer.outputs[0].shape), signature.outputs[0]
+    fused = chain(steps, layer, signature)
     if isinstance(fused, str):
         return fused
     if fused.places or fused.constants:
@@ -126,18 +126,18 @@ def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str
     vector = dnn.describe((1, shape[1], *(1,) * (len(shape) - 2)), "f32")
     first = dnn.binary("mul", layout, vector, layout, dnn.Attributes((dnn.Binary("add", vector), *fused.post_ops)))
     recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)})
-    tensors = [layer.inputs[i] for i in (scale, bias, mean, variance)]
-    key = "|".join(t.weight.digest for t in tensors) + f"|{head.attrs.get('epsilon', 1e-5)}"
+    tensors = [layer.needs(i) for i in (scale, bias, mean, variance)]
+    key = "|".join(t.constant().digest for t in tensors) + f"|{head.attrs.get('epsilon', 1e-5)}"
     recipe.constant("src1", key + "|factor", _folded(head, tensors, 0))
     recipe.constant("post0", key + "|shift", _folded(head, tensors, 1))
     return recipe
 
 
-def _folded(head: Layer, tensors: list[Tensor | None], which: int) -> Callable[[], np.ndarray]:
+def _folded(head: Layer, tensors: list[Tensor], which: int) -> Callable[[], np.ndarray]:
     """The function that computes factor (0) or shift (1), in double."""
 
     def make() -> np.ndarray:
-        scale, bias, mean, variance = (f32_of(t).astype(np.float64) for t in tensors if t is not None)
+        scale, bias, mean, variance = (f32_of(t).astype(np.float64) for t in tensors)
         factor = scale / np.sqrt(variance + head.attrs.get("epsilon", 1e-5))
         return (factor if which == 0 else bias - mean * factor).astype(np.float32)
 

@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import Post, anchor, epilogue, outer_input, places, source_place, steps_after
+from whet.tactics._fused import EpilogueStep, epilogue, operand_indices, outer_input, root_layer, source_index, steps_after
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
 from whet.tactics.cpu.onednn._post_ops import chain, residuals, second_operands
@@ -22,35 +22,35 @@ class OneDnnConv(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = anchor(layer)
-        if any(i is None or not layer.inputs[i].is_constant for i in _weights(layer, head)):
+        head = root_layer(layer)
+        if any(i is None or not layer.needs(i).is_constant for i in _weights(layer, head)):
             return "the weights are computed at run time; oneDNN's fast kernels need them packed in advance"
         if epilogue(layer) is None:
             return "its fused operations do not form a chain"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        posts = epilogue(layer)
-        if posts is None or self.why_not(layer) or not static(layer):
+        steps = epilogue(layer)
+        if steps is None or self.why_not(layer) or not static(layer):
             return []
-        head = anchor(layer)
-        x = source_place(layer)
-        formats = [f for f in image_formats(head.inputs[0].type.rank) if f != "linear"]
+        head = root_layer(layer)
+        x = source_index(layer)
+        formats = [f for f in image_formats(head.needs(0).type.rank) if f != "linear"]
         pairs = [(f, f) for f in formats]
-        if head.inputs[0].shape[1] in (1, 2, 3, 4) and head.op == "Conv":
+        if head.needs(0).shape[1] in (1, 2, 3, 4) and head.op == "Conv":
             pairs = [("linear", f) for f in formats] + pairs  # planar images: the kernels of first layers read them
         found = []
         for dtype in storage_types(activations(layer), backend):
             for source, target in pairs:
-                found += _signatures(layer, posts, x, Operand(source, dtype), Operand(target, dtype))
+                found += _signatures(layer, steps, x, Operand(source, dtype), Operand(target, dtype))
         return found
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        posts = steps_after(layer)
-        head = anchor(layer)
-        x, w, b = places(layer)
+        steps = steps_after(layer)
+        head = root_layer(layer)
+        x, w, b = operand_indices(layer)
         source, weights = layer.needs(x), layer.needs(w)
-        fused = chain(posts, layer, signature)
+        fused = chain(steps, layer, signature)
         if isinstance(fused, str):
             return fused
         stored, target = signature.needs(x), signature.outputs[0]
@@ -60,7 +60,7 @@ class OneDnnConv(OneDnnTactic):
         first = dnn.convolution(
             describe(source, stored),
             dnn.describe(shape, stored.dtype.name, "any"),
-            None if b is None else dnn.describe(static_shape(layer.inputs[b].shape), "f32"),
+            None if b is None else dnn.describe(static_shape(layer.needs(b).shape), "f32"),
             describe(layer.outputs[0], target),
             strides,
             dilations,
@@ -80,13 +80,13 @@ class OneDnnConv(OneDnnTactic):
         return recipe
 
 
-def _signatures(layer: Layer, posts: list[Post], x: int, source: Operand, target: Operand) -> list[Signature]:
+def _signatures(layer: Layer, steps: list[EpilogueStep], x: int, source: Operand, target: Operand) -> list[Signature]:
     """One signature, preceded by one for each residual that can be added in place, which moves least memory."""
-    others = second_operands(posts, layer, target)
+    others = second_operands(steps, layer, target)
     if x in others and source != target:
         return []
     inputs = tuple(source if i == x else others.get(i) for i in range(len(layer.inputs)))
-    inplace = [Signature(inputs, (target,), ((i, 0),)) for i in residuals(posts, layer) if i != x]
+    inplace = [Signature(inputs, (target,), ((i, 0),)) for i in residuals(steps, layer) if i != x]
     return [*inplace, Signature(inputs, (target,))]
 
 

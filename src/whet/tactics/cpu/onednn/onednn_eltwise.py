@@ -11,7 +11,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input, source_place, steps_after
+from whet.tactics._fused import epilogue, outer_input, root_layer, source_index, steps_after
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, image_formats, static, storage_types
 from whet.tactics.cpu.onednn._nonfinite import Reference, declared
@@ -29,37 +29,37 @@ class OneDnnEltwise(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = anchor(layer)
+        head = root_layer(layer)
         for t in head.inputs[1:]:
             i = outer_input(layer, t)
-            if i is not None and not layer.inputs[i].is_constant:
+            if i is not None and not layer.needs(i).is_constant:
                 return f"{head.op}'s parameters are computed at run time"
         return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Where NaN is restored, the root operation keeps it."""
-        head, found = anchor(layer), declared(layer, implementation)
+        """If NaN is restored, the root operation propagates it."""
+        head, found = root_layer(layer), declared(layer, implementation)
         again = head.op in {p.op for p in epilogue(layer) or ()}
         if not again and _restores_nan(head.op, {**head.attrs, **_parameters(layer, head)}):
             return [{op: f for op, f in table.items() if op != head.op} for table in found]
         return found
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        posts = epilogue(layer)
-        if posts is None or self.why_not(layer) or not static(layer):
+        steps = epilogue(layer)
+        if steps is None or self.why_not(layer) or not static(layer):
             return []
-        x = source_place(layer)
+        x = source_index(layer)
         found = []
         for dtype in storage_types(activations(layer), backend):
             for f in image_formats(layer.outputs[0].type.rank):
                 out = Operand(f, dtype)
-                others = second_operands(posts, layer, out)
+                others = second_operands(steps, layer, out)
                 found.append(Signature(tuple(out if i == x else others.get(i) for i in range(len(layer.inputs))), (out,)))
         return found
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        posts, head = steps_after(layer), anchor(layer)
-        x = source_place(layer)
+        steps, head = steps_after(layer), root_layer(layer)
+        x = source_index(layer)
         bounds = _parameters(layer, head)
         if head.op == "PRelu":
             if bounds["input1"].size != 1:
@@ -67,9 +67,9 @@ class OneDnnEltwise(OneDnnTactic):
             unary = activation("LeakyRelu", {"alpha": float(bounds["input1"].reshape(-1)[0])})
         else:
             unary = activation(head.op, {**head.attrs, **bounds})
-        if head.op == "Pow" and layer.outputs[0].shape != layer.inputs[x].shape:
+        if head.op == "Pow" and layer.outputs[0].shape != layer.needs(x).shape:
             return "the exponent broadcasts the base"
-        fused = chain(posts, layer, signature)
+        fused = chain(steps, layer, signature)
         restore = _restores_nan(head.op, {**head.attrs, **bounds})
         if head.op == "Exp":
             unary = dnn.Eltwise("exp")
@@ -77,11 +77,11 @@ class OneDnnEltwise(OneDnnTactic):
             return fused if isinstance(fused, str) else f"oneDNN has no eltwise for {head.op}"
         shape = static_shape(layer.outputs[0].shape)
         out = signature.outputs[0]
-        if len(shape) > 5 and not posts:
+        if len(shape) > 5 and not steps:
             layout = dnn.describe((_elements(shape),), out.dtype.name)
         else:
             layout = describe(layer.outputs[0], out)
-        if not posts and not restore:
+        if not steps and not restore:
             return Recipe(dnn.eltwise(unary.alg, layout, layout, unary.alpha, unary.beta), {"src": ("input", x), "dst": ("output", 0)})
         return _as_binary(unary, restore, layout, x, fused)
 
@@ -89,7 +89,7 @@ class OneDnnEltwise(OneDnnTactic):
 def _parameters(layer: Layer, head: Layer) -> dict[str, np.ndarray]:
     """The root operation's constant operands as `input1`, `input2`."""
     places = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
-    return {f"input{i}": layer.inputs[p].array() for i, p in places.items() if p is not None}
+    return {f"input{i}": layer.needs(p).array() for i, p in places.items() if p is not None}
 
 
 def _restores_nan(op: str, attrs: Mapping[str, Any]) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input, steps_after
+from whet.tactics._fused import epilogue, outer_input, root_layer, steps_after
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import Recipe, TwoPrimitives, activations, f32_of, static, storage_types
 from whet.tactics.cpu.onednn._post_ops import Chain, chain, constant_f32, residuals, second_operands
@@ -23,31 +23,31 @@ class OneDnnMatMul(TwoPrimitives):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = anchor(layer)
+        head = root_layer(layer)
         if any(t is not None and t.dtype.name not in ("f32", "bf16") for t in head.inputs):
-            return f"computes floats, not {head.inputs[0].dtype}"
+            return f"computes floats, not {head.needs(0).dtype}"
         if any(t.type.rank < 2 for t in head.inputs[:2] if t is not None):
             return "takes matrices, not vectors"
-        if layer.inputs[_at(layer, head.inputs[0])].is_constant:
+        if layer.needs(_at(layer, head.inputs[0])).is_constant:
             return "the first operand is constant; oneDNN packs the second"
         return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        posts = epilogue(layer)
-        if posts is None or self.why_not(layer) or not static(layer):
+        steps = epilogue(layer)
+        if steps is None or self.why_not(layer) or not static(layer):
             return []
-        head = anchor(layer)
+        head = root_layer(layer)
         found = []
         for dtype in storage_types(activations(layer), backend):
             out = Operand("linear", dtype)
-            stored = second_operands(posts, layer, out)
+            stored = second_operands(steps, layer, out)
             for t in head.inputs:
                 i = outer_input(layer, t)
-                if i is not None and not layer.inputs[i].is_constant:
+                if i is not None and not layer.needs(i).is_constant:
                     stored[i] = out
             inputs = tuple(stored.get(i) for i in range(len(layer.inputs)))
             own = {outer_input(layer, t) for t in head.inputs}
-            found += [Signature(inputs, (out,), ((i, 0),)) for i in residuals(posts, layer) if i not in own]
+            found += [Signature(inputs, (out,), ((i, 0),)) for i in residuals(steps, layer) if i not in own]
             found.append(Signature(inputs, (out,)))
         return found
 
@@ -68,7 +68,7 @@ class _Matrices:
     """One product as a primitive. With a constant matrix on the right, all axes but the last of the left one become rows."""
 
     def __init__(self, layer: Layer, signature: Signature) -> None:
-        self.layer, self.signature, self.head = layer, signature, anchor(layer)
+        self.layer, self.signature, self.head = layer, signature, root_layer(layer)
         self.a, self.b = (_at(layer, t) for t in self.head.inputs[:2])
         left, right = layer.needs(self.a), layer.needs(self.b)
         self.left, self.right = left, right
@@ -88,7 +88,7 @@ class _Matrices:
         return (1, shape[-1]) if prod(shape[:-1]) == 1 else None
 
     def recipe(self, kind: str) -> Recipe | str:
-        posts = steps_after(self.layer)
+        epilogue_steps = steps_after(self.layer)
         constant = self.right.is_constant
         if kind == "inner_product" and (not constant or self.right.type.rank != 2 or self.trans_a):
             return "an inner product has a constant matrix on its right"
@@ -98,7 +98,7 @@ class _Matrices:
         bias = self._bias(steps)
         if isinstance(bias, str):
             return bias
-        fused = chain(posts, self.layer, self.signature, self._flat)
+        fused = chain(epilogue_steps, self.layer, self.signature, self._flat)
         if isinstance(fused, str):
             return fused
         steps.extend(fused)

@@ -50,7 +50,7 @@ class OneDnnPad(OneDnnTactic):
         x, y, stored = layer.needs(0), layer.outputs[0], signature.outputs[0]
         pads, shape = amounts(layer), static_shape(x.shape)
         axis = next(i for i, p in enumerate(pads) if p != (0, 0))
-        value = 0.0 if layer.input(2) is None else float(layer.inputs[2].array().reshape(-1)[0])
+        value = 0.0 if layer.input(2) is None else float(layer.needs(2).array().reshape(-1)[0])
         ends = {i: int(p) for i, p in zip((0, 2), pads[axis], strict=True) if p}
         parts = {1: describe(x, stored)}
         parts |= {i: dnn.describe((*shape[:axis], n, *shape[axis + 1 :]), stored.dtype.name, stored.format) for i, n in ends.items()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import anchor, epilogue, source_place, steps_after
+from whet.tactics._fused import epilogue, root_layer, source_index, steps_after
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._axes import reduced_axes
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, image_formats, static, storage_types
@@ -23,12 +23,12 @@ class OneDnnPool(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = anchor(layer)
+        head = root_layer(layer)
         if len(layer.outputs) != 1:
             return "oneDNN's pooling for inference has no indices output"
         if epilogue(layer) is None:
             return "its fused operations do not form a chain"
-        rank = head.inputs[0].type.rank
+        rank = head.needs(0).type.rank
         if not 3 <= rank <= 5:
             return f"pools images of 1 to 3 spatial axes, not rank {rank}"
         if head.op.startswith("Reduce") and reduced_axes(head) != tuple(range(2, rank)):
@@ -36,12 +36,12 @@ class OneDnnPool(OneDnnTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        posts = epilogue(layer)
-        if posts is None or self.why_not(layer) or not static(layer):
+        steps = epilogue(layer)
+        if steps is None or self.why_not(layer) or not static(layer):
             return []
-        head = anchor(layer)
-        x = source_place(layer)
-        shape = static_shape(head.inputs[0].shape)
+        head = root_layer(layer)
+        x = source_index(layer)
+        shape = static_shape(head.needs(0).shape)
         pairs = [(f, f) for f in image_formats(len(shape))]
         if head.op in _WHOLE:
             kept = layer.outputs[0].type.rank == len(shape)
@@ -49,23 +49,23 @@ class OneDnnPool(OneDnnTactic):
             flat = [(f, "linear") for f, _ in pairs if f == "nhwc" or (f.startswith("nChw") and shape[1] % 16 == 0)]
             pairs = [*flat, *(pairs if kept else [("linear", "linear")])]
         found = []
-        own = layer.inputs[x].dtype if x is not None else None
+        own = layer.needs(x).dtype if x is not None else None
         integers = [own] if own is not None and own.name in ("i8", "u8") and head.op == "MaxPool" and layer is head else []
         for dtype in integers or storage_types(activations(layer), backend):
             for source, target in pairs:
                 out = Operand(target, dtype)
-                others = second_operands(posts, layer, out)
+                others = second_operands(steps, layer, out)
                 found.append(
                     Signature(tuple(Operand(source, dtype) if i == x else others.get(i) for i in range(len(layer.inputs))), (out,))
                 )
         return found
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        posts, head = steps_after(layer), anchor(layer)
-        x = source_place(layer)
+        steps, head = steps_after(layer), root_layer(layer)
+        x = source_index(layer)
         stored = signature.needs(x)
-        source = static_shape(layer.inputs[x].shape)
-        fused = chain(posts, layer, signature)
+        source = static_shape(layer.needs(x).shape)
+        fused = chain(steps, layer, signature)
         if isinstance(fused, str):
             return fused
         dtype = stored.dtype.name
@@ -81,7 +81,7 @@ class OneDnnPool(OneDnnTactic):
                 return "ceil_mode adds padding that oneDNN would count in the average"
         layout = dnn.describe(source, dtype, stored.format)
         first = dnn.pooling(alg, layout, dnn.describe(target, dtype, fmt), kernel, strides, dilations, pads, fused.attributes)
-        exact = alg == "max" and not posts
+        exact = alg == "max" and not steps
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, rtol=0.0 if exact else None)
         fused.fill(recipe)
         return recipe

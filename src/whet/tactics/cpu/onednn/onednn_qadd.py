@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
+
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
 from whet.tactics.cpu.onednn._post_ops import Chain, chain
-from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, same_format, taken_apart
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, require_quantized, same_format
 
 
 @tactic
@@ -19,18 +23,18 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
     def rejects(self, parts: Parts) -> str | None:
         if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
             return "adds integers and stores integers"
-        if any(parts.view.inputs[i].is_constant for i in parts.reads):
+        if any(parts.view.needs(i).is_constant for i in parts.reads):
             return "one of its operands is constant"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         return same_format(layer, {i: s.dtype for i, s in parts.reads.items()}, parts.result.dtype)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         places = [i for i in (parts.place(t) for t in parts.head.inputs) if i is not None]
         shift = -sum(parts.reads[i].zero * parts.reads[i].number for i in places)
         steps = Chain([dnn.Eltwise("linear", 1.0, shift)] if shift else [])
@@ -39,13 +43,13 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
             return fused
         steps.extend(fused)
         steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.result.number, float(parts.result.zero)))
-        sides = [describe(parts.view.inputs[i], signature.inputs[i]) for i in places]
+        sides = [describe(parts.view.needs(i), signature.needs(i)) for i in places]
         made = dnn.Attributes(tuple(steps.post_ops), scales=(("src", 0, 1), ("src1", 0, 1)))
         first = dnn.binary("add", sides[0], sides[1], describe(parts.view.outputs[0], signature.outputs[0]), made)
         recipe = Recipe(first, {"dst": ("output", 0)}, 0.0)
         for name, i in zip(("src", "src1"), places, strict=True):
             recipe.places[name] = ("input", i)
             scale = parts.reads[i].scale
-            recipe.constant(f"scale:{name}", f"scale|{scale.tobytes().hex()}", lambda s=scale: s)  # type: ignore[misc]
+            recipe.constant(f"scale:{name}", f"scale|{scale.tobytes().hex()}", partial(np.asarray, scale))
         steps.fill(recipe)
         return recipe

@@ -18,8 +18,8 @@ from whet.tactics.cpu.onednn._quantized import (
     attributes,
     inexact_products,
     quantization,
+    require_quantized,
     signatures,
-    taken_apart,
     unsafe,
     weight_key,
 )
@@ -35,11 +35,11 @@ class OneDnnQConv(OneDnnQuantized):
         return inexact_products()
 
     def rejects(self, parts: Parts) -> str | None:
-        x, w, b = parts.places()
+        x, w, b = parts.operand_indices()
         if x not in parts.reads or w not in parts.reads:
             return "its input or its weights are not quantized"
         weights = parts.view.needs(w)
-        if not weights.is_constant or (b is not None and not parts.view.inputs[b].is_constant):
+        if not weights.is_constant or (b is not None and not parts.view.needs(b).is_constant):
             return "the weights are computed at run time"
         if parts.reads[w].zero or parts.reads[w].dtype.name != "i8":
             return "oneDNN takes symmetric i8 weights"
@@ -48,13 +48,13 @@ class OneDnnQConv(OneDnnQuantized):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         return signatures(parts, "nhwc", backend)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         head, view = parts.head, parts.view
-        x, w, b = parts.places()
+        x, w, b = parts.operand_indices()
         source, weights, stored = view.needs(x), view.needs(w), signature.needs(x)
         group, count = head.attrs["group"], int(weights.shape[0])
         channels = (1 if group == 1 else 3, count)
@@ -71,7 +71,7 @@ class OneDnnQConv(OneDnnQuantized):
             strides,
             dilations,
             pads,
-            dnn.Attributes(tuple(fused.post_ops), **quantization(parts, x, w, channels)),
+            quantization(fused.post_ops, parts, x, w, channels),
         )
         work = prod(static_shape(view.outputs[0].shape)) * prod(static_shape(weights.shape)[1:])
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, 0.0 if parts.stores else None, work)

@@ -19,8 +19,8 @@ from whet.tactics.cpu.onednn._quantized import (
     attributes,
     inexact_products,
     quantization,
+    require_quantized,
     signatures,
-    taken_apart,
     unsafe,
     weight_key,
 )
@@ -42,7 +42,7 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
         right = parts.view.needs(b)
         if parts.reads[b].zero or parts.reads[b].dtype.name != "i8":
             return "oneDNN takes a symmetric i8 matrix on the right"
-        if parts.view.inputs[a].is_constant:
+        if parts.view.needs(a).is_constant:
             return "the first operand is constant; oneDNN packs the second"
         if any(t is not None and t.type.rank < 2 for t in parts.head.inputs[:2]):
             return "takes matrices, not vectors"
@@ -50,7 +50,7 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
         if gemm and (parts.head.attrs["transA"] or parts.head.attrs["alpha"] != 1 or parts.head.attrs["beta"] != 1):
             return "transA, alpha and beta are for float products"
         c = parts.place(parts.head.input(2))
-        if c is not None and not parts.view.inputs[c].is_constant:
+        if c is not None and not parts.view.needs(c).is_constant:
             return "its C is computed at run time"
         if not right.is_constant and gemm and parts.head.attrs["transB"]:
             return "transB of a computed matrix is for float products"
@@ -59,7 +59,7 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         return signatures(parts, "linear", backend)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
@@ -71,7 +71,7 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
 
 def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     """The product as a primitive. With a constant matrix on the right, all axes but the last of the left one are rows."""
-    parts = taken_apart(layer)
+    parts = require_quantized(layer)
     head, view = parts.head, parts.view
     a, b, c = (parts.place(t) for t in (*head.inputs, None)[:3])
     assert a is not None  # `rejects` said so
@@ -103,7 +103,7 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     stored = static_shape(right.shape)
     trans = bool(head.op == "Gemm" and head.attrs["transB"])
     plain = (*stored[:-2], *(stored[:-3:-1] if trans else stored[-2:]))  # (..., K, N)
-    made = dnn.Attributes(tuple(fused.post_ops), **quantization(parts, a, b, channels))
+    made = quantization(fused.post_ops, parts, a, b, channels)
     bias = view.inputs[c] if c is not None else None
     vector = bias is not None and bias.type.elements == n
     if bias is not None and not vector:

@@ -11,7 +11,7 @@ from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
 from whet.tactics.cpu.onednn._post_ops import Chain, chain
-from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, same_format, taken_apart
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, require_quantized, same_format
 
 _COST_OF_PLAIN_LOOPS = 100  # multiply-adds in the time of one element (50 ns) of the scalar loops, which batches of several samples use
 
@@ -32,18 +32,18 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         x, factor = integer_and_factor(parts)
         return same_format(layer, {x: parts.reads[x].dtype, factor: F32}, parts.result.dtype)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         x, factor = integer_and_factor(parts)
         fused = chain(needed(parts), parts.view, signature)
         if isinstance(fused, str):
             return fused
         whole, gate = (describe(parts.view.needs(i), signature.needs(i)) for i in (x, factor))
-        if any(a not in (1, b) for a, b in zip(static_shape(parts.view.inputs[factor].shape), static_shape(layer.outputs[0].shape), strict=True)):
+        if any(a not in (1, b) for a, b in zip(static_shape(parts.view.needs(factor).shape), static_shape(layer.outputs[0].shape), strict=True)):
             return "the factor broadcasts the integer"
         reads, steps, names = parts.reads[x], Chain(), {"src": x, "src1": factor}
         if reads.zero:  # (q - zero) * scale first: max(q, q) is q, and the factor is a post-op

@@ -7,7 +7,7 @@ from whet.network import Layer, format_fits, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, static
-from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, taken_apart
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, require_quantized
 from whet.tactics.cpu.onednn.onednn_pool import _window
 
 
@@ -16,18 +16,18 @@ class OneDnnQPool(QuantizedTactic, OneDnnTactic):
     ops = ("AveragePool", "GlobalAveragePool")
 
     def rejects(self, parts: Parts) -> str | None:
-        x = parts.source_place()
-        if x not in parts.reads or parts.stores is None or parts.posts:
+        x = parts.source_index()
+        if x not in parts.reads or parts.stores is None or parts.steps:
             return "pools integers and stores integers"
         if parts.reads[x].dtype != parts.stores.dtype:
             return f"oneDNN's pooling keeps the type; this layer reads {parts.reads[x].dtype} and stores {parts.stores.dtype}"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.inputs[0].type.rank):
+        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.needs(0).type.rank):
             return []
-        parts = taken_apart(layer)
-        x = parts.source_place()
+        parts = require_quantized(layer)
+        x = parts.source_index()
         own = Operand("nhwc", parts.result.dtype)
         inputs = tuple(own if i == x else None for i in range(len(layer.inputs)))
         # With one value per channel the bytes are the same row-major.
@@ -35,9 +35,9 @@ class OneDnnQPool(QuantizedTactic, OneDnnTactic):
         return [Signature(inputs, (o,)) for o in (own, *whole)]
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        parts = taken_apart(layer)
-        x, head = parts.source_place(), parts.head
-        source, target = static_shape(parts.view.inputs[x].shape), static_shape(parts.view.outputs[0].shape)
+        parts = require_quantized(layer)
+        x, head = parts.source_index(), parts.head
+        source, target = static_shape(parts.view.needs(x).shape), static_shape(parts.view.outputs[0].shape)
         reads, stores, dtype = parts.reads[x], parts.result, parts.result.dtype.name
         alg, r = "avg_exclude_padding", len(source) - 2
         if head.op == "GlobalAveragePool":
@@ -49,7 +49,7 @@ class OneDnnQPool(QuantizedTactic, OneDnnTactic):
                 if grown or (reads.zero and any(map(any, pads))):
                     return "its padding is not the integer 0, or is not counted"
         factor = reads.number / stores.number
-        posts = () if factor == 1.0 and reads.zero == stores.zero else (dnn.Eltwise("linear", factor, stores.zero - reads.zero * factor),)
+        steps = () if factor == 1.0 and reads.zero == stores.zero else (dnn.Eltwise("linear", factor, stores.zero - reads.zero * factor),)
         first = dnn.pooling(
             alg,
             dnn.describe(source, dtype, "nhwc"),
@@ -58,6 +58,6 @@ class OneDnnQPool(QuantizedTactic, OneDnnTactic):
             strides,
             dilations,
             pads,
-            dnn.Attributes(posts),
+            dnn.Attributes(steps),
         )
         return Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, 0.0)

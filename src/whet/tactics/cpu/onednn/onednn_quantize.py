@@ -26,7 +26,7 @@ class OneDnnQuantize(TwoPrimitives):
         integer, real = layer.outputs[0], layer.needs(0)
         if layer.op == "DequantizeLinear":
             integer, real = real, integer
-        if layer.op == "Fused" or layer.inputs[0].is_constant:
+        if layer.op == "Fused" or layer.needs(0).is_constant:
             return "takes single layers with an input computed at run time"
         if integer.dtype.name not in _STORED or real.dtype != F32:
             return f"converts between f32 and {', '.join(_STORED)}, not {real.dtype} and {integer.dtype}"
@@ -49,7 +49,7 @@ class OneDnnQuantize(TwoPrimitives):
         for real in reals:
             for f in formats:
                 for g in formats:
-                    source, target = (real, layer.outputs[0].dtype) if layer.op == "QuantizeLinear" else (layer.inputs[0].dtype, real)
+                    source, target = (real, layer.outputs[0].dtype) if layer.op == "QuantizeLinear" else (layer.needs(0).dtype, real)
                     found.append(Signature((Operand(f, source), *(None,) * (len(layer.inputs) - 1)), (Operand(g, target),)))
         return found
 

@@ -1,4 +1,4 @@
-"""Splits channels in two and moves the inner part behind the pixels by one oneDNN reorder; from nhwc it copies contiguous runs of channels."""
+"""Splits channels in two and transposes the inner part after the pixels by one oneDNN reorder; from nhwc it copies contiguous runs of channels."""
 
 from __future__ import annotations
 

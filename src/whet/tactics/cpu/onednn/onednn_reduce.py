@@ -6,7 +6,7 @@ from __future__ import annotations
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import anchor, epilogue, source_place
+from whet.tactics._fused import epilogue, root_layer, source_index
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._axes import reduced_axes
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, image_formats, static, storage_types
@@ -29,16 +29,16 @@ class OneDnnReduce(OneDnnTactic):
             return reason
         if epilogue(layer):
             return "takes single layers, not fused ones"
-        if not reduced_axes(anchor(layer)):
+        if not reduced_axes(root_layer(layer)):
             return "there are no axes, or they are known only at run time"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        head = anchor(layer)
-        x = source_place(layer)
-        rank = head.inputs[0].type.rank
+        head = root_layer(layer)
+        x = source_index(layer)
+        rank = head.needs(0).type.rank
         same = layer.outputs[0].type.rank == rank
         formats = image_formats(rank) if same else ("linear",)
         return [
@@ -48,12 +48,12 @@ class OneDnnReduce(OneDnnTactic):
         ]
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        head = anchor(layer)
-        x, axes = source_place(layer), reduced_axes(head)
+        head = root_layer(layer)
+        x, axes = source_index(layer), reduced_axes(head)
         assert x is not None
         assert axes
         stored = signature.needs(x)
-        source = static_shape(layer.inputs[x].shape)
+        source = static_shape(layer.needs(x).shape)
         target = tuple(1 if i in axes else d for i, d in enumerate(source))
         if source == target:
             return "every reduced axis has one element"

@@ -35,7 +35,7 @@ class OneDnnReformat(OneDnnTactic):
         if len(shape) > 12:
             return f"oneDNN moves tensors of rank up to 12, not {len(shape)}"
         if layer.op == "Transpose":
-            own = static_shape(layer.inputs[0].shape)
+            own = static_shape(layer.needs(0).shape)
             perm = layer.attrs.get("perm") or tuple(range(len(own)))[::-1]
             strides = dnn.row_major(own)
             src = dnn.describe(shape, source.dtype.name, strides=[strides[p] for p in perm])

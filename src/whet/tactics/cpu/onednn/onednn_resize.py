@@ -37,7 +37,7 @@ class OneDnnResize(OneDnnTactic):
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         a = layer.attrs
-        source, target = (static_shape(t.shape) for t in (layer.inputs[0], layer.outputs[0]))
+        source, target = (static_shape(t.shape) for t in (layer.needs(0), layer.outputs[0]))
         if source[:2] != target[:2]:
             return "batch or channels are resized"
         mode = a.get("mode", "nearest")
@@ -54,11 +54,11 @@ class OneDnnResize(OneDnnTactic):
             return "pytorch_half_pixel treats a length of 1 differently"
         elif not _plain_scales(layer, source, target):
             return "the scales are not output size / input size, which oneDNN uses"
-        first = dnn.resampling(mode, describe(layer.inputs[0], signature.outputs[0]), describe(layer.outputs[0], signature.outputs[0]))
+        first = dnn.resampling(mode, describe(layer.needs(0), signature.outputs[0]), describe(layer.outputs[0], signature.outputs[0]))
         return Recipe(first, {"src": ("input", 0), "dst": ("output", 0)}, rtol=0.0 if mode == "nearest" else None)
 
 
 def _plain_scales(layer: Layer, source: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether the scales are exactly the ratio of the sizes (ONNX uses the scale, oneDNN the ratio)."""
+    """True if the scales are exactly the ratio of the sizes (ONNX uses the scale, oneDNN the ratio)."""
     scales = [scale for _, scale in targets(layer)]
     return all(s is None or abs(float(s) * n - m) < 1e-4 for s, n, m in zip(scales, source, target, strict=True))

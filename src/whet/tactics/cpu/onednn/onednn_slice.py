@@ -71,5 +71,5 @@ def _cuts(layer: Layer, shape: tuple[int, ...]) -> dict[int, tuple[Any, Any, int
     axis = layer.attrs["axis"] % len(shape)
     chosen = layer.needs(1)
     assert chosen.shape_value is not None  # `why_not` said so
-    index = int(chosen.shape_value[0])
+    index = static_shape(chosen.shape_value)[0]
     return {axis: (index % shape[axis], 1, 1)}

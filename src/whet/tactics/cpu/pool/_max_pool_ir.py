@@ -1,7 +1,7 @@
-"""Max pooling in blocks of 16 channels, as LLVM IR: a plane along its rows into scratch memory, then along its columns.
+"""Max pooling in blocks of 16 channels, as LLVM IR: separable, along the rows of a plane into scratch memory, then along the columns.
 
-The maximum of a window is that of its rows' maxima, so k x k comparisons are 2 k. An index outside the image is clamped to the image's edge, which is
-in the same window as long as padding is smaller than the window: it changes nothing, and every pixel of the result is computed alike.
+This takes 2 k instead of k x k comparisons per window. An index outside the image is clamped to the image's edge, which is in the same window if the
+padding is smaller than the window, so the result is unchanged and no pixel needs special code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Point
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 WORDS = ("source", "target", "scratch", "height", "width", "rows", "columns", "planes", "share")
-"""The context: addresses; sizes of the image and of the result; samples * blocks of 16 channels; how many of these a thread takes."""
+"""The context: addresses; sizes of the image and of the result; samples * blocks of 16 channels; items per thread."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Axis:
 
     window: int
     stride: int
-    pad: int  # before the first
+    pad: int  # before the first element
 
 
 @cache
 def pool_ir(down: Axis, across: Axis) -> str:
-    """`pool(context)`. A NaN loses against a number, and a window of NaN gives the lowest finite number (onednn/_nonfinite.KERNELS)."""
+    """`pool(context)`. The maximum of NaN and a number is the number; a window of NaN gives the lowest finite number (onednn/_nonfinite.KERNELS)."""
     module = Module()
     along_row, along_column = _pool_axis(module, "across", across), _pool_axis(module, "down", down)
     with parallel_kernel(module, "pool", WORDS, "planes") as (f, w):
@@ -47,8 +47,8 @@ def pool_ir(down: Axis, across: Axis) -> str:
 
 
 def _pool_axis(module: Module, name: str, axis: Axis) -> Function:
-    """`name(x, y, count, lines, x_step, x_line, y_step, y_line, last)`: `count` windows along an axis, each for `lines` of the other one. Steps are
-    the floats between neighbours along the axis, lines those along the other one; `last` is the last index of what is read."""
+    """`name(x, y, count, lines, x_step, x_line, y_step, y_line, last)`: `count` windows along one axis, for `lines` rows or columns. x_step and
+    y_step are strides in floats along the axis, x_line and y_line across it; `last` is the last input index."""
     with module.function(name, ["float*", "float*", *["i64"] * 7]) as f:
         x, y, count, lines, x_step, x_line, y_step, y_line, last = f.arguments
         assert isinstance(x, Pointer)

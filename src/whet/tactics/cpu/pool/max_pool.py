@@ -18,7 +18,7 @@ from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn._nonfinite import KERNELS, Reference
 from whet.tactics.cpu.pool._max_pool_ir import Axis, pool_ir
 
-_WINDOW = 16  # pixels of a window's side: beyond, the code is long
+_WINDOW = 16  # maximum side of a window in pixels, which limits the code size
 
 
 class PoolKernel(CompiledKernel):

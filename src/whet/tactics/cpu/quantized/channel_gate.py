@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
-from whet.tactics._quantized import Parts, taken_apart
+from whet.tactics._quantized import Parts, require_quantized
 from whet.tactics.cpu._llvm.builder import FLOAT, INT8, INT32, LANES, Module, Value
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS, CompiledKernel, CompiledTactic, integer_range, load_parameters, packed_parameters, to_int8
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
@@ -37,7 +37,7 @@ class GateKernel(CompiledKernel):
         self.x, self.factor = integer_and_factor(parts)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
         reads, stores = parts.reads[self.x], parts.result
-        scale = np.float32(reads.number) / np.float32(stores.number)
+        scale = float(np.float32(reads.number) / np.float32(stores.number))
         self.packed = (packed_parameters(scale, reads.zero, stores.zero, *integer_range(stores.dtype)),)
         self.signed = reads.dtype.name == "i8"
 
@@ -64,14 +64,14 @@ class Gate(QuantizedTactic, CompiledTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
-        parts = taken_apart(layer)
+        parts = require_quantized(layer)
         x, factor = integer_and_factor(parts)
         stored = {x: Operand("nhwc", parts.reads[x].dtype), factor: Operand("nhwc", F32)}
         inputs, out = tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", parts.result.dtype),)
         return [Signature(inputs, out, ((x, 0),)), Signature(inputs, out)]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GateKernel:
-        return GateKernel(layer, signature, taken_apart(layer), backend.threads)
+        return GateKernel(layer, signature, require_quantized(layer), backend.threads)
 
 
 @cache

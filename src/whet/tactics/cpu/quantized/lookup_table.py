@@ -80,7 +80,7 @@ class Table(CompiledTactic):
         x, found = _integer(layer), []
         for f in ("nhwc", "linear"):
             if format_fits(f, layer.outputs[0].type.rank):
-                inputs = tuple(Operand(f, t.dtype) if i == x else None for i, t in enumerate(layer.inputs))
+                inputs = tuple(Operand(f, layer.needs(i).dtype) if i == x else None for i in range(len(layer.inputs)))
                 out = (Operand(f, layer.outputs[0].dtype),)
                 found += [Signature(inputs, out, ((x, 0),)), Signature(inputs, out)]
         return found

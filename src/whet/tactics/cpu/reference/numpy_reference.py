@@ -19,7 +19,7 @@ def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarra
     nbytes = prod(shape) * dtype.itemsize
     if nbytes == 0:
         return np.empty(shape, dtype)
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype).reshape(shape)
+    return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), dtype).reshape(shape)
 
 
 class NumpyCall(Call):

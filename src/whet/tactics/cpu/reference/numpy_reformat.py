@@ -33,11 +33,11 @@ class ReformatKernel:
     scratch, packed, rtol, deterministic, implementation = 0, (), 0.0, True, "numpy"
 
     def __init__(self, layer: Layer, signature: Signature):
-        self.source, self.target = signature.inputs[0], signature.outputs[0]
+        self.source, self.target = signature.needs(0), signature.outputs[0]
         self.shape = static_shape(layer.output.shape)
-        self.source_shape = stored_shape(self.source.format, self.shape)
-        self.target_shape = stored_shape(self.target.format, self.shape)
-        self.inputs, self.outputs = (operand_bytes(layer.inputs[0], self.source),), (operand_bytes(layer.output, self.target),)
+        self.source_shape = static_shape(stored_shape(self.source.format, self.shape))
+        self.target_shape = static_shape(stored_shape(self.target.format, self.shape))
+        self.inputs, self.outputs = (operand_bytes(layer.needs(0), self.source),), (operand_bytes(layer.output, self.target),)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         stream.record(ReformatCall(self, args))

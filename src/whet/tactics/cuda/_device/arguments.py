@@ -16,7 +16,6 @@ A field of a `Fields` dataclass is expanded in place: several structures can sha
 from __future__ import annotations
 
 import dataclasses
-import functools
 import struct
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,13 +96,20 @@ class Member:
         return f"{self.ctype.name} {self.name}{extent};"
 
 
+@dataclass(frozen=True)
 class Fields:
     """Members that several structures have, or that are optional together; subclasses are frozen dataclasses."""
 
     @classmethod
     def members(cls) -> tuple[Member, ...]:
         """All members in order, those of optional parts included."""
-        return _members(cls)
+        found: list[Member] = []
+        for name, part, ctype, macros in _fields(cls):
+            if part is not None:
+                found += [dataclasses.replace(m, macros=(*macros, *m.macros)) for m in part.members()]
+            elif ctype is not None:
+                found.append(Member(name, ctype, macros))
+        return tuple(found)
 
     def values(self) -> Iterator[tuple[Member, Any]]:
         """The members that are there, with their values; in the order of `members`."""
@@ -203,9 +209,14 @@ def c_structs(kernel: str) -> str:
     return "\n".join(described.c_struct() for described in STRUCTURES[kernel].values())
 
 
-@functools.cache
-def _fields(cls: type[Fields]) -> tuple[tuple[str, type[Fields] | None, CType | None, tuple[str, ...]], ...]:
+_Field = tuple[str, "type[Fields] | None", CType | None, tuple[str, ...]]
+_known_fields: dict[type[Fields], tuple[_Field, ...]] = {}
+
+
+def _fields(cls: type[Fields]) -> tuple[_Field, ...]:
     """Of each field: its name, the part that is put in line or the C type, and its macros."""
+    if cls in _known_fields:
+        return _known_fields[cls]
     hints = get_type_hints(cls, include_extras=True)
     found = []
     for field in dataclasses.fields(cls):
@@ -220,18 +231,7 @@ def _fields(cls: type[Fields]) -> tuple[tuple[str, type[Fields] | None, CType | 
         if part is None and ctype is None:
             raise BackendError(f"{cls.__qualname__}.{field.name} has no C type: use a type of arguments.py")
         found.append((field.name, part, ctype, macros))
-    return tuple(found)
-
-
-@functools.cache
-def _members(cls: type[Fields]) -> tuple[Member, ...]:
-    found: list[Member] = []
-    for name, part, ctype, macros in _fields(cls):
-        if part is not None:
-            found += [dataclasses.replace(m, macros=(*macros, *m.macros)) for m in part.members()]
-        elif ctype is not None:
-            found.append(Member(name, ctype, macros))
-    return tuple(found)
+    return _known_fields.setdefault(cls, tuple(found))
 
 
 class SharedMemory:

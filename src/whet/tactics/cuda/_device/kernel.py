@@ -15,7 +15,7 @@ from whet.backends.cuda.launch import GpuWork, Kernel, Launch, Module
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Args, Operand, Packed, Signature, Stream, stored_bytes
-from whet.tactics._fused import Post
+from whet.tactics._fused import EpilogueStep
 from whet.tactics.cuda._device.arguments import Arguments
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
 from whet.tactics.cuda.conv._conv import NONE, Activation, PostOps
@@ -103,7 +103,7 @@ def blocks_of(count: int, each: int) -> int:
     return max(1, -(-count // each))
 
 
-def activation_of(post: Post) -> Activation | None:
+def activation_of(post: EpilogueStep) -> Activation | None:
     """A unary op as a kernel's activation; None if the kernels have none for it. Constant operands are the attributes `input1` and `input2`."""
     a = post.attrs.get
 
@@ -153,7 +153,7 @@ class Epilogue:
         return "+".join(t.weight.digest for t in self.biases if t.weight is not None)
 
     def bias(self, own: Tensor | None, channels: int) -> np.ndarray:
-        """The sum of the anchor's own bias and those of the epilogue, [channels] f32."""
+        """The sum of the root layer's bias and those of the epilogue, [channels] f32."""
         total = np.zeros(channels, np.float32)
         for t in (own, *self.biases):
             if t is not None:
@@ -161,12 +161,12 @@ class Epilogue:
         return total
 
 
-def match_epilogue(layer: Layer, posts: Sequence[Post] | None, channel_axis: int = 1) -> Epilogue | str:
+def match_epilogue(layer: Layer, steps: Sequence[EpilogueStep] | None, channel_axis: int = 1) -> Epilogue | str:
     """The epilogue as an Epilogue, or why it cannot be one."""
-    if posts is None:
+    if steps is None:
         return "its fused operations do not form a chain"
     out, made, activated = static_shape(layer.outputs[0].shape), Epilogue(), False
-    for post in posts:
+    for post in steps:
         if post.other is None:
             kind = activation_of(post)
             if kind is None:
@@ -193,7 +193,12 @@ def match_epilogue(layer: Layer, posts: Sequence[Post] | None, channel_axis: int
 
 
 def packed_array(key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Packed:
-    """A packed weight from a function that makes its array."""
+    """A packed weight from a function that makes its array of values; kernels must not compute addresses from them (see `packed_table`)."""
+    return Packed(key, nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8), storable=True)
+
+
+def packed_table(key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Packed:
+    """An array of indices or offsets from the function that makes it: engine files never contain it."""
     return Packed(key, nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8))
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from typing import Annotated
 
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import Layer, static_shape
+from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._attention import Heads, View, taken_apart
+from whet.tactics._attention import Heads, View, match_attention
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, CType, Float32, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
@@ -75,34 +74,34 @@ class Attention(Tactic):
             return said
         if not all_static(layer):
             return None
-        found = taken_apart(layer)
+        found = match_attention(layer)
         return found if isinstance(found, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer):
             return []
-        found = taken_apart(layer)
+        found = match_attention(layer)
         if isinstance(found, str):
             return []
         read = {v.place for v in (found.q, found.k, found.v)}
-        mask = found.mask.place if found.mask is not None and not layer.inputs[found.mask.place].is_constant else None
+        mask = found.mask.place if found.mask is not None and not layer.needs(found.mask.place).is_constant else None
         signatures = []
         for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], FLOAT16_TYPES):
             stored = {i: Operand("linear", t) for i in read}
-            kinds = (t, F32) if mask is not None and layer.inputs[mask].dtype == F32 else (t,)
+            kinds = (t, F32) if mask is not None and layer.needs(mask).dtype == F32 else (t,)
             for kind in kinds if mask is not None else (None,):
                 operands = stored if kind is None or mask is None else {**stored, mask: Operand("linear", kind)}
                 signatures.append(same(layer, operands, Operand("linear", t)))
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = taken_apart(layer)
+        found = match_attention(layer)
         if isinstance(found, str):
             return found
         return "attention_fused was faster in every case measured on Hopper" if machine_has(backend, "wgmma") and unfit(found) is None else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = taken_apart(layer)
+        found = match_attention(layer)
         if isinstance(found, str):
             return []
         configs = candidates(found, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
@@ -110,7 +109,7 @@ class Attention(Tactic):
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found = taken_apart(layer)
+        found = match_attention(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
         said = {k: int(v) for k, v in config}
@@ -123,10 +122,11 @@ class Attention(Tactic):
         constants = _constants(found, config, layer, signature)
         grid = (blocks_of(found.rows, 16 * said["wr"] * said["mi"]), found.batch * found.heads, 1)
         packed: list[Packed] = []
-        constant = found.mask is not None and layer.inputs[found.mask.place].is_constant
-        if constant:
-            t = layer.inputs[found.mask.place]
-            packed.append(packed_array(f"{t.weight.digest}|mask f32", prod(static_shape(t.shape)) * 4, lambda: np.asarray(t.array(), np.float32)))
+        t = None if found.mask is None else layer.needs(found.mask.place)
+        constant = t is not None and t.is_constant
+        if t is not None and t.is_constant:
+            values = t.array()
+            packed.append(packed_array(f"{t.constant().digest}|mask f32", values.size * 4, lambda: np.asarray(values, np.float32)))
 
         def make(args: Args) -> list:
             at = [args.inputs[v.place] + v.offset * 2 for v in (found.q, found.k, found.v)]

@@ -13,7 +13,7 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import GpuWork
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._attention import Heads, View, split_periods, taken_apart
+from whet.tactics._attention import Heads, View, match_attention, split_periods
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, TensorMap, UInt32
 from whet.tactics.cuda._device.kernel import (
@@ -128,33 +128,33 @@ class AttentionFused(Tactic):
             return said
         if not all_static(layer):
             return None
-        heads = taken_apart(layer, grouped=True, periodic=True)
+        heads = match_attention(layer, grouped=True, periodic=True)
         return heads if isinstance(heads, str) else unfit(heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        heads = taken_apart(layer, grouped=True, periodic=True) if all_static(layer) else ""
+        heads = match_attention(layer, grouped=True, periodic=True) if all_static(layer) else ""
         if isinstance(heads, str):
             return []
         read = {v.place for v in (heads.q, heads.k, heads.v)}
-        mask = heads.mask.place if heads.mask is not None and not layer.inputs[heads.mask.place].is_constant else None
+        mask = heads.mask.place if heads.mask is not None and not layer.needs(heads.mask.place).is_constant else None
         signatures = []
         for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], FLOAT16_TYPES):
             stored = {i: Operand("linear", t) for i in read}
             if mask is None:
                 signatures.append(same(layer, stored, Operand("linear", t)))
                 continue
-            for kind in (t, F32) if layer.inputs[mask].dtype == F32 else (t,):
+            for kind in (t, F32) if layer.needs(mask).dtype == F32 else (t,):
                 signatures.append(same(layer, {**stored, mask: Operand("linear", kind)}, Operand("linear", t)))
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (wgmma, sm_90a)"
-        heads = taken_apart(layer, grouped=True, periodic=True)
+        heads = match_attention(layer, grouped=True, periodic=True)
         return heads if isinstance(heads, str) else unfit(heads)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        heads = taken_apart(layer, grouped=True, periodic=True)
+        heads = match_attention(layer, grouped=True, periodic=True)
         if isinstance(heads, str):
             return []
         heads = split_periods(heads)[0]
@@ -165,7 +165,7 @@ class AttentionFused(Tactic):
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        heads = taken_apart(layer, grouped=True, periodic=True)
+        heads = match_attention(layer, grouped=True, periodic=True)
         reason = self.refuses(layer, signature, backend)
         if isinstance(heads, str) or reason:
             raise PlanRefused(str(reason or heads))
@@ -266,7 +266,7 @@ def mask_form(heads: Heads, layer: Layer, signature: Signature) -> MaskForm:
     if heads.mask is None or heads.causal is not None:
         return MaskForm()
     view = heads.mask
-    t = layer.inputs[view.place]
+    t = layer.needs(view.place)
     if t.is_constant:
         array = np.asarray(t.array(), np.float32)
         return MaskForm(TILES, 1 if np.abs(array[np.isfinite(array)]).max(initial=0) < 6e4 else 0)
@@ -435,7 +435,7 @@ def _tile_steps(heads: Heads, view: View, tile: Tile) -> tuple[int, int, int, in
 def _packed_tiles(layer: Layer, heads: Heads, mask: MaskForm, tile: Tile) -> Packed:
     """A constant mask in the order of the accumulators: [batch, heads, row tiles, steps, warps, vectors, lanes, values]; -inf past the last key."""
     assert heads.mask is not None
-    t, view = layer.inputs[heads.mask.place], heads.mask
+    t, view = layer.needs(heads.mask.place), heads.mask
     batch, count, rows, _ = view.shape
     steps, tiles = blocks_of(heads.keys, tile.bn), blocks_of(rows, 64)
     kind, vector = (np.float16, 8) if mask.type else (np.float32, 4)
@@ -453,4 +453,5 @@ def _packed_tiles(layer: Layer, heads: Heads, mask: MaskForm, tile: Tile) -> Pac
         with np.errstate(over="ignore"):
             return values.transpose(0, 1, 2, 3, 4, 6, 5, 7).astype(kind)
 
-    return packed_array(f"{t.weight.digest}|attention mask {tile.bn} {np.dtype(kind).name} {view}", math.prod(shape) * np.dtype(kind).itemsize, make)
+    dtype = np.dtype(kind)
+    return packed_array(f"{t.constant().digest}|attention mask {tile.bn} {dtype.name} {view}", math.prod(shape) * dtype.itemsize, make)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Operand, Signature, Tactic
-from whet.tactics._fused import anchor, epilogue, is_quantized, source_place
+from whet.tactics._fused import epilogue, is_quantized, root_layer, source_index
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, Epilogue, all_static, float_types, machine_has, match_epilogue, same
 from whet.tactics.cuda.conv._conv import ConvShape
@@ -85,8 +85,8 @@ def pair_of(layer: Layer) -> Pair | str:
         return "computes floats, and the layer is quantized"
     first, second = (seen(x, outer) for x in body.layers)
     for view in (first, second):
-        head = anchor(view)
-        if head.op != "Conv" or head.inputs[0].type.rank != 4:
+        head = root_layer(view)
+        if head.op != "Conv" or head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes"
         if reason := constant_weights(view, head):
             return reason
@@ -95,12 +95,12 @@ def pair_of(layer: Layer) -> Pair | str:
         return inner
     if isinstance(made, str):
         return made
-    if inner.residual is not None or anchor(second).attrs["group"] != 1:
+    if inner.residual is not None or root_layer(second).attrs["group"] != 1:
         return "takes a first convolution without a residual and a second one without groups"
     fed = {t: i for i, t in enumerate(layer.inputs)}
-    x = first.inputs[source_place(first)]
+    x = first.inputs[source_index(first)]
     added = None if made.residual is None else second.inputs[made.residual]
-    read = second.inputs[source_place(second)]
+    read = second.inputs[source_index(second)]
     if read is not first.outputs[0] or x not in fed or (added and added not in fed):
         return "the second convolution has other inputs than the first"
     return Pair(first, second, inner, made, fed[x], None if added is None else fed[added])

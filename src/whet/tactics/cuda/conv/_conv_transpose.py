@@ -10,7 +10,7 @@ from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.ops.conv_transpose import attributes
 from whet.tactics._base import Signature, Tactic
-from whet.tactics._fused import anchor, epilogue
+from whet.tactics._fused import epilogue, root_layer
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, Epilogue, all_static, blocks_of, launch, match_epilogue
 from whet.tactics.cuda.conv.conv import conv_reason, conv_signatures
@@ -67,10 +67,10 @@ class Transposed:
     @staticmethod
     def of(layer: Layer) -> Transposed:
         """For a ConvTranspose of two spatial axes."""
-        head = anchor(layer)
-        n, c, h, w = static_shape(head.inputs[0].shape)
+        head = root_layer(layer)
+        n, c, h, w = static_shape(head.needs(0).shape)
         _, k, p, q = static_shape(head.outputs[0].shape)
-        r, s = static_shape(head.inputs[1].shape)[2:]
+        r, s = static_shape(head.needs(1).shape)[2:]
         strides, dilations, pads, _ = attributes(head)
         return Transposed(n, c, h, w, k, p, q, r, s, head.attrs["group"], strides, pads[:2], dilations)
 
@@ -85,7 +85,7 @@ class TransposedTactic(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        head = anchor(layer)
+        head = root_layer(layer)
         return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -106,9 +106,9 @@ def transposed_launch(
     vec = 8 if entry == "gather" and t.k % 8 == 0 else 1
     count = t.n * t.p * t.q * t.k // vec
     sizes = (t.h, t.w, t.p, t.q, t.k, t.r, t.s, *t.stride, *t.pad, *t.dilation, t.c, t.c // t.group, t.k // t.group)
-    activation, *limits = made.finish.activation
+    activation, low, high = made.finish.activation
     arguments = ConvTransposeArguments(
-        source, weights, bias, residual, out, count, *sizes, has_residual=made.finish.residual if residual else 0, act=limits
+        source, weights, bias, residual, out, count, *sizes, has_residual=made.finish.residual if residual else 0, act=(low, high)
     )
     constants = {"TYPE": TYPE[kind.name], "VEC": vec, "ACT": ACTIVATIONS[activation]}
     return launch(entry, arguments, constants, (blocks_of(count, 256), 1, 1), 256, label=label)

@@ -87,6 +87,12 @@ class FewChannelTile:
     groups: int = 1
     front: bool = field(default=False, kw_only=True)
 
+    @classmethod
+    def of(cls, config: Config, *, front: bool = False) -> FewChannelTile:
+        """The tile of `config`."""
+        n = {name: int(value) for name, value in config}
+        return cls(n["th"], n["tw"], n["bn"], n["slots"], n["blocks"], n.get("run", 1), n.get("groups", 1), front=front)
+
     @property
     def config(self) -> Config:
         """The engine's record of the configuration."""
@@ -288,4 +294,4 @@ def few_channel_filters(weights: Tensor, dtype: DType, finish: PostOps, permuted
         out[:k, : r * s * c] = (np.asarray(weights.array(), np.float32) * scale).transpose(0, 2, 3, 1).reshape(k, -1)
         return permute_rows(out) if permuted else out
 
-    return packed_array(f"{weights.weight.digest}|narrow {row} {dtype} {scale} {permuted}", rows(k, permuted) * row * 2, filters)
+    return packed_array(f"{weights.constant().digest}|narrow {row} {dtype} {scale} {permuted}", rows(k, permuted) * row * 2, filters)

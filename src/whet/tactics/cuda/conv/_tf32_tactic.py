@@ -13,7 +13,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.kernel import (
     TYPE,
     Epilogue,
@@ -52,11 +52,11 @@ class Work:
     @staticmethod
     def of(layer: Layer) -> Work:
         """For a Conv, Gemm or MatMul."""
-        if anchor(layer).op != "Conv":
+        if root_layer(layer).op != "Conv":
             s = gemm_shape(layer)
             return Work(s, None, s)
         s = conv_shape(layer)
-        if anchor(layer).attrs["group"] != 1:
+        if root_layer(layer).attrs["group"] != 1:
             return Work(s, groups_of(layer), s)
         if s.c > _FEW or s.c % 4 == 0 or s.dilation[1] != 1:
             return Work(s, None, s)
@@ -88,14 +88,14 @@ class F32Product(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        head, posts = anchor(layer), epilogue(layer)
-        x = source_place(layer)
+        head, steps = root_layer(layer), epilogue(layer)
+        x = source_index(layer)
         if F32 not in float_types([head.inputs[0], layer.outputs[0]], (F32,)):
             return []
         conv, rank = head.op == "Conv", layer.outputs[0].type.rank
         form = Operand("nhwc" if conv else "linear", F32)
-        others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
-        if any(layer.inputs[i].type.rank != rank for i in others):
+        others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
+        if any(layer.needs(i).type.rank != rank for i in others):
             return []
         sources = [form] if not conv or not Work.of(layer).row else [Operand("linear", F32), form]
         return [same(layer, {**dict.fromkeys(others, form), x: source}, form) for source in sources]
@@ -126,14 +126,14 @@ class F32Product(Tactic):
             raise PlanRefused(str(reason))
         if tile.bk != _tf32.step_channels(shape.c):
             raise PlanRefused(f"{shape.c} channels need steps of {_tf32.step_channels(shape.c)}, not {tile.bk}")
-        head = anchor(layer)
-        x = source_place(layer)
+        head = root_layer(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         rows = shape.steps(tile.bk) * tile.bk
         said = f"{self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}"
         packed = (
             packed_array(
-                f"{weights.weight.digest}|tf32 permuted {said}",
+                f"{weights.constant().digest}|tf32 permuted {said}",
                 tile.parts * _tf32.filters(shape.k) * rows * 4,
                 lambda: _tf32.pack(_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
             ),
@@ -200,7 +200,7 @@ def as_config(c: Tf32Config, math: str) -> Config:
 
 
 def _ending(layer: Layer) -> Epilogue | str:
-    return match_epilogue(layer, epilogue(layer), 1 if anchor(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
+    return match_epilogue(layer, epilogue(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 
 def _rows(head: Layer, work: Work, given: np.ndarray, tile: Tf32Config) -> np.ndarray:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import Layer, Tensor
+from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, is_quantized, places
-from whet.tactics._quantized import Parts, take_apart
+from whet.tactics._fused import epilogue, is_quantized, operand_indices, root_layer
+from whet.tactics._quantized import Parts, match_quantized
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
@@ -107,7 +107,7 @@ class ConcatInputConv(Tactic):
             kinds = float_types([layer.inputs[found.images[0]], layer.outputs[0]], FLOAT16_TYPES)
             return [_signature(layer, found, Operand("nhwc", t), Operand("nhwc", t)) for t in kinds]
         stores = found.parts.stores
-        image = layer.inputs[found.images[0]].dtype
+        image = layer.needs(found.images[0]).dtype
         results = [stores.dtype] if stores is not None else []
         return [_signature(layer, found, Operand("nhwc", image), Operand("nhwc", t)) for t in results]
 
@@ -143,7 +143,7 @@ class ConcatInputConv(Tactic):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs")
         (a, b), (first, last) = found.shapes(), found.images
         types8, out, finish, numbers = _ends(found, signature)
-        digest, k = found.weights.weight.digest, found.shape.k
+        digest, k = found.weights.constant().digest, found.shape.k
         packed: tuple[Packed, ...]
         if numbers is None:
             values = lambda: pack_weights(found.matrix(np.asarray(found.weights.array(), np.float32)), tile.bk, dtype.numpy)  # noqa: E731
@@ -187,7 +187,7 @@ def _signature(layer: Layer, found: ConcatInput, image: Operand, result: Operand
     """The inputs in the form `image`; a residual in its own integer type, or in the type of the result."""
     stored: dict[int, Operand] = dict.fromkeys(found.images, image)
     if found.residual is not None:
-        own = layer.inputs[found.residual].dtype
+        own = layer.needs(found.residual).dtype
         stored[found.residual] = Operand("nhwc", own if own.name in INT8_TYPES else result.dtype)
     return Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (result,))
 
@@ -198,8 +198,8 @@ def _ends(found: ConcatInput, signature: Signature) -> tuple[EightBitTypes | Non
     if parts is None:
         return None, Output(), made.finish, None
     stored = signature.outputs[0].dtype.name
-    x = parts.source_place()
-    other = "" if found.residual is None else signature.inputs[found.residual].dtype.name
+    x = parts.source_index()
+    other = "" if found.residual is None else signature.needs(found.residual).dtype.name
     fold, out, per, shift, finish = folds(made, stored), Output.of(parts, made), 1.0, 0.0, made.finish
     if fold:
         per, shift, out, finish = folded(out, made, stored)
@@ -222,7 +222,7 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
     joined, conv = body.layers[0], seen(body.layers[1], outer)
     parts: Parts | None = None
     if is_quantized(conv):
-        apart = take_apart(conv)
+        apart = match_quantized(conv)
         if isinstance(apart, str):
             return apart
         made, head, parts = match_quantized_epilogue(apart), apart.head, apart
@@ -231,26 +231,27 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
         if apart.stores is None or apart.stores.dtype.name not in INT8_TYPES or apart.float8:
             reason = reason or "stores integers"
     else:
-        made, head, view = match_epilogue(conv, epilogue(conv)), anchor(conv), conv
+        made, head, view = match_epilogue(conv, epilogue(conv)), root_layer(conv), conv
         reason = constant_weights(conv, head)
     if isinstance(made, str) or reason:
         return reason or str(made)
-    if head.op != "Conv" or head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:
+    if head.op != "Conv" or head.attrs["group"] != 1 or head.needs(0).type.rank != 4:
         return "takes convolutions of two spatial axes and one group"
     shape = conv_shape_of(parts) if parts is not None else conv_shape(conv)
     if not shape.plain:
         return "the convolution is not 1x1 with stride 1"
-    x, w, b = parts.places() if parts is not None else places(view)
+    x, w, b = parts.operand_indices() if parts is not None else operand_indices(view)
     if conv.inputs[x] is not joined.outputs[0]:
         return "the convolution does not read the Concat"
-    images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.inputs]
+    images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.required_inputs()]
     residual = None
     if made.residual is not None:
         residual = next((i for i, t in enumerate(layer.inputs) if t is conv.inputs[made.residual]), None)
         if residual is None:
             return "the residual is computed within the layer"
-    if None in images:
+    first, second = images
+    if first is None or second is None:
         return "an input is computed within the layer"
-    channels = tuple(int(part.shape[1]) for part in joined.inputs)
+    channels = tuple(static_shape(part.shape)[1] for part in joined.required_inputs())
     bias = None if b is None else view.inputs[b]
-    return ConcatInput(conv, made, shape, tuple(images), channels, residual, view.inputs[w], bias, parts)
+    return ConcatInput(conv, made, shape, (first, second), (channels[0], channels[1]), residual, view.needs(w), bias, parts)

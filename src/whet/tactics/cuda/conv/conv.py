@@ -13,7 +13,7 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
+from whet.tactics._fused import constants_of, epilogue, outer_input, root_layer, source_index
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
@@ -46,7 +46,7 @@ class Conv(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        head = anchor(layer)
+        head = root_layer(layer)
         if head.attrs["group"] != 1:
             return "takes convolutions of one group"
         return conv_reason(layer, head)
@@ -83,13 +83,13 @@ class Conv(Tactic):
         reason = made if isinstance(made, str) else refuses(shape, made.residual is None and tile.direct == 1) or fits(tile, shape)
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         dtype = signature.outputs[0].dtype
         rows = shape.steps(tile.bk) * tile.bk
         packed = (
             packed_array(
-                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",
+                f"{weights.constant().digest}|conv krsc {tile.bk} {dtype}",
                 shape.k * rows * 2,
                 lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
             ),
@@ -136,26 +136,26 @@ def launch_with_epilogue(
 def constant_weights(layer: Layer, head: Layer) -> str | None:
     """Why weights or bias cannot be packed at build time, or None."""
     places = [outer_input(layer, t) for t in head.inputs[1:3] if t is not None]
-    if any(i is None or not layer.inputs[i].is_constant for i in places):
+    if any(i is None or not layer.needs(i).is_constant for i in places):
         return "the weights are computed at run time"
     return None
 
 
 def conv_reason(layer: Layer, head: Layer) -> str | None:
     """Why these kernels cannot compute a convolution, or None: they need two spatial axes, packed weights and an epilogue that is a chain."""
-    if head.inputs[0].type.rank != 4:
+    if head.needs(0).type.rank != 4:
         return "takes convolutions of two spatial axes"
     return constant_weights(layer, head) or (None if epilogue(layer) is not None else "its fused operations do not form a chain")
 
 
 def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_TYPES) -> list[Signature]:
     """Channels last in `types` for the result and the residual; the input in format `source`."""
-    posts, head = epilogue(layer), anchor(layer)
-    x = source_place(layer)
+    steps, head = epilogue(layer), root_layer(layer)
+    x = source_index(layer)
     found = []
     for dtype in float_types([head.inputs[0], layer.outputs[0]], types):
-        stored = {p.other: Operand("nhwc", dtype) for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant}
-        if any(layer.inputs[i].type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):
+        stored = {p.other: Operand("nhwc", dtype) for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant}
+        if any(layer.needs(i).type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):
             continue
         found.append(same(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))
     return found
@@ -163,9 +163,9 @@ def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_
 
 def conv_shape(layer: Layer) -> ConvShape:
     """The sizes of a Conv of two spatial axes."""
-    head = anchor(layer)
-    n, c, h, w = static_shape(head.inputs[0].shape)
-    k, _, r, s = static_shape(head.inputs[1].shape)
+    head = root_layer(layer)
+    n, c, h, w = static_shape(head.needs(0).shape)
+    k, _, r, s = static_shape(head.needs(1).shape)
     a = head.attrs
     return ConvShape(
         n, h, w, c, k, r, s, tuple(a.get("strides") or (1, 1)), tuple(a.get("pads") or (0, 0, 0, 0)), tuple(a.get("dilations") or (1, 1))

@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -87,18 +87,18 @@ class ConvGeneric(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):
             return []
-        head, posts = anchor(layer), epilogue(layer)
-        x, form = source_place(layer), "nhwc" if head.op == "Conv" else "linear"
+        head, steps = root_layer(layer), epilogue(layer)
+        x, form = source_index(layer), "nhwc" if head.op == "Conv" else "linear"
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32)):
-            others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
-            if any(layer.inputs[i].type.rank != layer.outputs[0].type.rank for i in others):
+            others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
+            if any(layer.needs(i).type.rank != layer.outputs[0].type.rank for i in others):
                 continue
             found.append(same(layer, {i: Operand(form, dtype) for i in (*others, x)}, Operand(form, dtype)))
         return found
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        head = anchor(layer)
+        head = root_layer(layer)
         made = match_epilogue(layer, epilogue(layer), 1 if head.op == "Conv" else layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             return made
@@ -109,14 +109,14 @@ class ConvGeneric(Tactic):
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        head = anchor(layer)
+        head = root_layer(layer)
         conv = head.op == "Conv"
         made = match_epilogue(layer, epilogue(layer), 1 if conv else layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             raise PlanRefused(made)
         s = conv_shape(layer) if conv else gemm_shape(layer)
         group = head.attrs["group"] if conv else 1
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         transposed = not conv and (head.op == "MatMul" or not head.attrs.get("transB"))
 
@@ -128,7 +128,7 @@ class ConvGeneric(Tactic):
 
         size = int(np.prod(static_shape(weights.shape))) * 4
         packed = (
-            packed_array(f"{weights.weight.digest}|direct {transposed} f32", size, filters),
+            packed_array(f"{weights.constant().digest}|direct {transposed} f32", size, filters),
             packed_bias(made, own, s.k),
         )
         kind = made.finish.activation[0]

@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, places
+from whet.tactics._fused import epilogue, operand_indices, root_layer
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
@@ -103,8 +103,8 @@ class ConvSum(Tactic):
         def bias() -> np.ndarray:
             return pack_bias(a.made.bias(a.bias, a.shape.k) + b.made.bias(b.bias, a.shape.k), a.shape.k)
 
-        key = "+".join(p.weights.weight.digest for p in parts)
-        biases = "+".join(t.weight.digest for p in parts for t in (p.bias, *p.made.biases) if t is not None)
+        key = "+".join(p.weights.constant().digest for p in parts)
+        biases = "+".join(t.constant().digest for p in parts for t in (p.bias, *p.made.biases) if t is not None)
         packed = (
             packed_array(f"{key}|pair krsc {tile.bk} {dtype}", a.shape.k * steps * tile.bk * 2, weights),
             packed_array(f"bias {biases} {a.shape.k}", bias_count(a.shape.k) * 4, bias),
@@ -146,19 +146,19 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
     views = [seen(x, outer) for x in body.layers]
     parts = []
     for view in views:
-        head = anchor(view)
-        if head.op != "Conv" or head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:
+        head = root_layer(view)
+        if head.op != "Conv" or head.attrs["group"] != 1 or head.needs(0).type.rank != 4:
             return "takes convolutions of one group and two spatial axes"
         if reason := constant_weights(view, head):
             return reason
         made = match_epilogue(view, epilogue(view))
         if isinstance(made, str):
             return made
-        x, w, b = places(view)
+        x, w, b = operand_indices(view)
         fed = next((i for i, t in enumerate(layer.inputs) if t is view.inputs[x]), None)
         if fed is None:
             return "one convolution reads the other"
-        parts.append(_Part(view, conv_shape(view), fed, view.inputs[w], None if b is None else view.inputs[b], made))
+        parts.append(_Part(view, conv_shape(view), fed, view.needs(w), None if b is None else view.inputs[b], made))
     first, last = parts
     added = last.made.residual
     if first.made.residual is not None or first.made.finish != PostOps() or added is None or last.layer.inputs[added] is not views[0].outputs[0]:

@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import anchor, constants_of
+from whet.tactics._fused import constants_of, root_layer
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, packed_array
 from whet.tactics.cuda.conv._conv import pack_weights, refuses
 from whet.tactics.cuda.conv._conv_then_pointwise import Tile, product_launch, product_source, tiles_of, unfit
@@ -28,7 +28,7 @@ class ConvThenPointwise(ConvAndProduct):
     what = "a convolution and the product behind it"
 
     def unfit_pair(self, both: Both) -> str | None:
-        return None if anchor(both.first).attrs["group"] == 1 else "takes convolutions of one group"
+        return None if root_layer(both.first).attrs["group"] == 1 else "takes convolutions of one group"
 
     def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
         if reason := refuses(both.shape):
@@ -56,7 +56,7 @@ class ConvThenPointwise(ConvAndProduct):
         (filters, own_inner), (weights, own) = constants_of(both.first), constants_of(both.product)
 
         def packed_weights(t: Tensor, nbytes: int) -> Any:
-            digest = t.weight.digest
+            digest = t.constant().digest
             key = f"{digest}|conv krsc 16 {dtype}"
             return packed_array(key, nbytes, lambda: pack_weights(np.asarray(t.array(), np.float32), 16, dtype.numpy))
 
@@ -68,7 +68,8 @@ class ConvThenPointwise(ConvAndProduct):
         )
 
         def make(args: Args) -> list:
-            addresses = (args.inputs[both.x], *args.packed, args.outputs[0])
+            filters, filters_bias, weights, weights_bias = args.packed
+            addresses = (args.inputs[both.x], filters, filters_bias, weights, weights_bias, args.outputs[0])
             residual = 0 if both.residual is None else args.inputs[both.residual]
             return [product_launch(tile, s, k, addresses, residual, both.inner.finish.activation, both.made.finish, dtype.name == "bf16", layer.name)]
 

@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, source_place
+from whet.tactics._fused import constants_of, source_index
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
@@ -45,11 +45,11 @@ class ConvTranspose(TransposedTactic):
         if isinstance(made, str):
             raise PlanRefused(made)
         shape, dtype = product_of(t), signature.outputs[0].dtype
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         packed = (
             packed_array(
-                f"{weights.weight.digest}|transposed {tile.bk} {dtype}",
+                f"{weights.constant().digest}|transposed {tile.bk} {dtype}",
                 shape.k * shape.steps(tile.bk) * tile.bk * 2,
                 lambda: pack_weights(tap_rows(np.asarray(weights.array(), np.float32))[:, :, None, None], tile.bk, dtype.numpy),
             ),

@@ -10,7 +10,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, source_place
+from whet.tactics._fused import constants_of, source_index
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda.conv import _tf32
 from whet.tactics.cuda.conv._conv import View, pack_bias
@@ -51,7 +51,7 @@ class ConvTranspose3xtf32(TransposedTactic):
         shape, tile = product_of(t), Tf32Config(**{k: int(v) for k, v in said.items()}, terms=3)
         if not tile.valid() or tile.bk != _tf32.step_channels(shape.c):
             raise PlanRefused(f"{tile} does not fit a multiprocessor, or {shape.c} channels")
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         inner = shape.steps(tile.bk) * tile.bk
 
@@ -60,7 +60,7 @@ class ConvTranspose3xtf32(TransposedTactic):
             return _tf32.pack(np.pad(given, ((0, 0), (0, inner - shape.c))), tile.bk, tile.terms)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|transposed f32 permuted {tile.bk}", 2 * _tf32.filters(shape.k) * inner * 4, rows),
+            packed_array(f"{weights.constant().digest}|transposed f32 permuted {tile.bk}", 2 * _tf32.filters(shape.k) * inner * 4, rows),
             packed_array(f"no bias {shape.k}", pack_bias(None, shape.k).nbytes, lambda: pack_bias(None, shape.k)),
             packed_bias(made, own, t.k),
         )

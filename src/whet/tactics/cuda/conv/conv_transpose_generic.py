@@ -8,7 +8,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, source_place
+from whet.tactics._fused import constants_of, source_index
 from whet.tactics.cuda._device.kernel import GpuKernel, packed_array
 from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, match_transposed_epilogue, transposed_launch
 from whet.tactics.cuda.conv.conv import packed_bias
@@ -29,12 +29,12 @@ class ConvTransposeGeneric(TransposedTactic):
         made, t = match_transposed_epilogue(layer), Transposed.of(layer)
         if isinstance(made, str):
             raise PlanRefused(made)
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         kind = signature.outputs[0].dtype
         packed = (
             packed_array(
-                f"{weights.weight.digest}|transposed direct {t.group}",
+                f"{weights.constant().digest}|transposed direct {t.group}",
                 int(np.prod(weights.shape)) * 4,
                 lambda: by_taps(np.asarray(weights.array(), np.float32), t.group),
             ),

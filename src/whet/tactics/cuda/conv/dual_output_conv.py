@@ -12,7 +12,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, is_quantized, source_place
+from whet.tactics._fused import constants_of, epilogue, is_quantized, root_layer, source_index
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
@@ -99,8 +99,8 @@ class DualOutput:
         """Weights of both below each other, and their biases."""
         first, k = self.ways[0], self.shapes[0].k
         row = self.steps * self.bk
-        digest = " ".join(w.weights.weight.digest for w in self.ways)
-        biases = " ".join(f"{'' if w.bias is None else w.bias.weight.digest} {w.made.key} {w.shape.k}" for w in self.ways)
+        digest = " ".join(w.weights.constant().digest for w in self.ways)
+        biases = " ".join(f"{'' if w.bias is None else w.bias.constant().digest} {w.made.key} {w.shape.k}" for w in self.ways)
         return (
             packed_array(
                 f"{digest}|forked {first.channels} {self.bk} {dtype}",
@@ -214,7 +214,7 @@ def _way(part: Layer) -> Way | str:
         if found.parts is not None or found.residual is not None:
             return "takes float convolutions without a residual"
         return Way(found.weights, found.bias, found.made, found.shape, tuple(part.needs(i) for i in found.images))
-    head = anchor(part)
+    head = root_layer(part)
     if head.op != "Conv" or head.attrs["group"] != 1 or is_quantized(part):
         return "takes float convolutions of one group"
     made, reason = match_epilogue(part, epilogue(part)), conv_reason(part, head)
@@ -224,4 +224,4 @@ def _way(part: Layer) -> Way | str:
     if not shape.plain or made.residual is not None:
         return "takes 1x1 convolutions with stride 1 and without a residual"
     weights, bias = constants_of(part)
-    return Way(weights, bias, made, shape, (part.needs(source_place(part)),))
+    return Way(weights, bias, made, shape, (part.needs(source_index(part)),))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, source_index
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, match_epilogue
 from whet.tactics.cuda.conv._few_channel import FewChannelTile, few_channel_filters, few_channel_launch, few_channel_reason, few_channel_tiles, halved
 from whet.tactics.cuda.conv.conv import Conv, conv_shape, packed_bias
@@ -32,11 +32,11 @@ class FewChannelConv(Conv):
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), FewChannelTile(**{k: int(v) for k, v in config})
+        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), FewChannelTile.of(config)
         reason = made if isinstance(made, str) else few_channel_reason(s) or tile.unfit(s)
         if isinstance(made, str) or reason:
             raise PlanRefused(str(reason))
-        x, dtype = source_place(layer), signature.outputs[0].dtype
+        x, dtype = source_index(layer), signature.outputs[0].dtype
         weights, own = constants_of(layer)
 
         def make(args: Args) -> list:

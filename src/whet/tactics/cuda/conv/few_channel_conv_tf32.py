@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, FloatPointer, Int32, TensorMap
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source
@@ -119,7 +119,7 @@ class FewChannelConvTf32(F32Product):
         made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
-        if anchor(layer).attrs["group"] != 1 or s.c not in (32, 64) or s.w % s.stride[1]:
+        if root_layer(layer).attrs["group"] != 1 or s.c not in (32, 64) or s.w % s.stride[1]:
             return f"{s.c} channels, {s.w} pixels per row; takes one group of 32 or 64 channels and rows of a multiple of the stride"
         if s.k % 4 or s.k > 256 or s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
             sizes = f"{s.k} output channels, filter {s.r} x {s.s}, strides {s.stride}"
@@ -139,7 +139,7 @@ class FewChannelConvTf32(F32Product):
         made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), FewChannelTile.of(config)
         if isinstance(made, str) or tile.unfit(s):
             raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         constants, row = tile.constants(s, made.finish), s.r * s.s * s.c
         tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
@@ -163,7 +163,7 @@ class FewChannelConvTf32(F32Product):
             out[: s.k] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(s.k, -1)
             return permute_by_16(cut_to_tf32(out))
 
-        packed = (packed_array(f"{weights.weight.digest}|narrow tf32", filters(s.k) * row * 4, rows), packed_bias(made, own, s.k))
+        packed = (packed_array(f"{weights.constant().digest}|narrow tf32", filters(s.k) * row * 4, rows), packed_bias(made, own, s.k))
         return GpuKernel(layer, signature, make, implementation=f"narrow wgmma tf32 {tile}", packed=packed, rtol=self.rtol)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, step_channels, varied
@@ -39,7 +39,7 @@ class GroupConv(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        head = anchor(layer)
+        head = root_layer(layer)
         if head.attrs["group"] == 1:
             return "takes convolutions of several groups"
         return conv_reason(layer, head)
@@ -75,12 +75,12 @@ class GroupConv(Tactic):
         reason = made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None and tile.direct == 1) or fits(tile, shape)
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         dtype = signature.outputs[0].dtype
         packed = (
             packed_array(
-                f"{weights.weight.digest}|groups {groups} {tile.bn} {tile.bk} {dtype}",
+                f"{weights.constant().digest}|groups {groups} {tile.bn} {tile.bk} {dtype}",
                 shape.k * shape.steps(tile.bk) * tile.bk * 2,
                 lambda: pack_groups(np.asarray(weights.array(), np.float32), groups, tile.bn, tile.bk, dtype.numpy),
             ),
@@ -95,9 +95,9 @@ class GroupConv(Tactic):
 
 def groups_of(layer: Layer) -> Groups:
     """The groups of a Conv."""
-    head = anchor(layer)
-    group, channels = head.attrs["group"], static_shape(head.inputs[0].shape)[1]
-    return Groups(static_shape(head.inputs[1].shape)[0] // group, channels // group, channels)
+    head = root_layer(layer)
+    group, channels = head.attrs["group"], static_shape(head.needs(0).shape)[1]
+    return Groups(static_shape(head.needs(1).shape)[0] // group, channels // group, channels)
 
 
 def tile_shape(shape: ConvShape, groups: Groups, bn: int) -> ConvShape:

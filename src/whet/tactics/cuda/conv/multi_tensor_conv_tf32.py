@@ -60,8 +60,8 @@ class Several:
     def packed(self) -> tuple[Packed, Packed]:
         """Weights of all filters below each other, and their biases."""
         first, k, row = self.ways[0], self.shapes[0].k, self.steps * self.bk
-        digest = " ".join(w.weights.weight.digest for w in self.ways)
-        biases = " ".join(f"{'' if w.bias is None else w.bias.weight.digest} {w.made.key} {w.shape.k}" for w in self.ways)
+        digest = " ".join(w.weights.constant().digest for w in self.ways)
+        biases = " ".join(f"{'' if w.bias is None else w.bias.constant().digest} {w.made.key} {w.shape.k}" for w in self.ways)
         return (
             packed_array(
                 f"{digest}|several tf32 {first.channels} {self.bk}",

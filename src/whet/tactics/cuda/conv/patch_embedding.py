@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, source_index
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, blocks_of, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
@@ -83,7 +83,7 @@ class PatchEmbedding(Conv):
         if isinstance(made, str):
             raise PlanRefused(made)
         shape, dtype = product_of(s), signature.outputs[0].dtype
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
 
         def rows() -> np.ndarray:
@@ -91,7 +91,7 @@ class PatchEmbedding(Conv):
             return pack_weights(np.pad(flat, ((0, 0), (0, shape.c - flat.shape[1])))[:, :, None, None], tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|patches {tile.bk} {dtype}", shape.k * shape.steps(tile.bk) * tile.bk * 2, rows),
+            packed_array(f"{weights.constant().digest}|patches {tile.bk} {dtype}", shape.k * shape.steps(tile.bk) * tile.bk * 2, rows),
             packed_bias(made, own, shape.k),
         )
         unit = next(u for u in (16, 8, 4, 2) if s.c * 2 % u == 0)

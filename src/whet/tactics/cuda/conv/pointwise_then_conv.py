@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of
+from whet.tactics._fused import constants_of, root_layer
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, all_static, float_types, machine_has, same
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Pair, pair_of
 from whet.tactics.cuda.conv._few_channel import (
@@ -54,7 +54,7 @@ class PointwiseThenConv(Tactic):
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        pair, tile = _pair(layer), FewChannelTile(**{k: int(v) for k, v in config}, front=True)
+        pair, tile = _pair(layer), FewChannelTile.of(config, front=True)
         if isinstance(pair, str):
             raise PlanRefused(pair)
         s, dtype = conv_shape(pair.second), signature.outputs[0].dtype
@@ -84,7 +84,7 @@ def _pair(layer: Layer) -> Pair | str:
     if isinstance(pair, str):
         return pair
     front = conv_shape(pair.first)
-    if anchor(pair.first).attrs["group"] != 1:
+    if root_layer(pair.first).attrs["group"] != 1:
         return "takes convolutions of one group"
     if not front.plain or front.c != front.k:
         return f"the first convolution, of {front.c} to {front.k} channels, is not 1x1 without stride, padding and a change of channels"

@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, source_index
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._weights_as_a_conv import (
     WeightsAsATile,
@@ -47,10 +47,10 @@ class WeightsAsAConv(Conv):
             raise PlanRefused(made)
         if not tile.fits(s, made.residual is not None):
             raise PlanRefused(unfit_shape(s) or f"{tile} is no tile of {s}")
-        x, (weights, own), dtype = source_place(layer), constants_of(layer), signature.outputs[0].dtype
+        x, (weights, own), dtype = source_index(layer), constants_of(layer), signature.outputs[0].dtype
         packed = (
             packed_array(
-                f"{weights.weight.digest}|upright {dtype}",
+                f"{weights.constant().digest}|upright {dtype}",
                 s.r * s.s * 64 * 64 * 2,
                 lambda: pack_weights_as_a(np.asarray(weights.array(), np.float32), dtype.numpy),
             ),

@@ -11,7 +11,7 @@ from whet.backends.cuda.launch import MAX_SHARED
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Pointer, UInt32
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -67,11 +67,11 @@ class Depthwise(Tactic):
     ops = ("Conv",)
 
     def why_not(self, layer: Layer) -> str | None:
-        head = anchor(layer)
+        head = root_layer(layer)
         said = super().why_not(layer) or conv_reason(layer, head)
         if said:
             return said
-        w = head.inputs[1]
+        w = head.needs(1)
         return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "takes depthwise convolutions"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -104,7 +104,7 @@ class Depthwise(Tactic):
         if isinstance(made, str):
             raise PlanRefused(made)
         s, wide, tall = conv_shape(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         kind, low, high = made.finish.activation
         constants = {
@@ -119,7 +119,7 @@ class Depthwise(Tactic):
         }
         packed = (
             packed_array(
-                f"{weights.weight.digest}|depthwise rsc f32",
+                f"{weights.constant().digest}|depthwise rsc f32",
                 s.r * s.s * s.c * 4,
                 lambda: np.asarray(weights.array(), np.float32).reshape(s.c, s.r * s.s).T,
             ),
@@ -130,7 +130,7 @@ class Depthwise(Tactic):
             text = tile_constants(s, tile, constants["FROM"], constants["TO"], kind)
 
             def through(args: Args) -> list:
-                addresses = (args.inputs[x], *args.packed, args.outputs[0])
+                addresses = (args.inputs[x], args.packed[0], args.packed[1], args.outputs[0])
                 return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), backend.capabilities.multiprocessors, layer.name)]
 
             return GpuKernel(layer, signature, through, implementation=f"depthwise tile {tile}", packed=packed)

@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import anchor, constants_of
+from whet.tactics._fused import constants_of, root_layer
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, packed_array
 from whet.tactics.cuda.conv._conv import pack_weights
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Both, ConvAndProduct
@@ -29,7 +29,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
 
     def unfit_pair(self, both: Both) -> str | None:
         s = both.shape
-        depthwise = anchor(both.first).attrs["group"] == s.c == s.k
+        depthwise = root_layer(both.first).attrs["group"] == s.c == s.k
         return None if depthwise else "takes a depthwise convolution followed by a 1x1"
 
     def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
@@ -59,7 +59,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
         taps, own_inner = constants_of(both.first)
         weights, own = constants_of(both.product)
         steps = -(-s.c // tile.bk)
-        inner_key = f"{taps.weight.digest} {own_inner.weight.digest if own_inner else ''} {both.inner.key}"
+        inner_key = f"{taps.constant().digest} {own_inner.constant().digest if own_inner else ''} {both.inner.key}"
         packed = (
             packed_array(
                 f"{inner_key}|depthwise steps {tile.bk}",
@@ -67,7 +67,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
                 lambda: pack_depthwise(np.asarray(taps.array(), np.float32), both.inner.bias(own_inner, s.c), tile.bk),
             ),
             packed_array(
-                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",
+                f"{weights.constant().digest}|conv krsc {tile.bk} {dtype}",
                 k * steps * tile.bk * 2,
                 lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
             ),
@@ -75,7 +75,8 @@ class DepthwiseThenPointwise(ConvAndProduct):
         )
 
         def make(args: Args) -> list:
-            addresses = (args.inputs[both.x], *args.packed, args.outputs[0])
+            taps, weights, bias = args.packed
+            addresses = (args.inputs[both.x], taps, weights, bias, args.outputs[0])
             residual = 0 if both.residual is None else args.inputs[both.residual]
             endings = (both.inner.finish.activation, both.made.finish)
             blocks = backend.capabilities.multiprocessors

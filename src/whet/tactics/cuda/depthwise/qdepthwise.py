@@ -39,7 +39,7 @@ class QDepthwise(QuantizedTactic):
     ops = ("Conv",)
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        x, w = parts.head.inputs[:2]
+        x, w = parts.head.needs(0), parts.head.needs(1)
         if x.type.rank != 4 or w.shape[1] != 1 or parts.head.attrs["group"] != w.shape[0] or w.shape[0] != x.shape[1]:
             return "takes depthwise convolutions of two spatial axes"
         return why_not_weighted(parts)
@@ -63,6 +63,7 @@ class QDepthwise(QuantizedTactic):
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         s, made = conv_shape_of(parts), match_quantized_epilogue(parts)
+        assert isinstance(made, Epilogue)
         found: list[Config] = []
         if _can_tile(parts, s, signature) and machine_has(backend, "tma") and s.m * s.c >= 8192 * backend.capabilities.multiprocessors:
             tiles, (reads, stores) = tiles_for(s, 1, backend.capabilities.multiprocessors), _types(parts, signature)
@@ -82,7 +83,7 @@ class QDepthwise(QuantizedTactic):
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
         s, (reads, stores), given = conv_shape_of(parts), _types(parts, signature), dict(config)
-        x = parts.source_place()
+        x = parts.source_index()
         zero = parts.reads[x].zero
         out, per, shift, stored = Output.of(parts, made), 1.0, 0.0, signature.outputs[0].dtype.name
         fold = not int(given.get("tall", 0)) and folds(made, stored)
@@ -102,7 +103,7 @@ class QDepthwise(QuantizedTactic):
             text = tile_constants(s, tile, reads, stores, kind, fold)
 
             def through(args: Args) -> list:
-                addresses = (args.inputs[x], *args.packed, args.outputs[0])
+                addresses = (args.inputs[x], args.packed[0], args.packed[1], args.outputs[0])
                 blocks = backend.capabilities.multiprocessors
                 return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), blocks, layer.name)]
 
@@ -127,28 +128,28 @@ def _kernel(layer: Layer, signature: Signature, make: Any, name: str, packed: An
 
 
 def _types(parts: Parts, signature: Signature) -> tuple[int, int]:
-    x = parts.source_place()
+    x = parts.source_index()
     return TYPES[parts.reads[x].dtype.name], TYPES[signature.outputs[0].dtype.name]
 
 
 def _can_tile(parts: Parts, s: ConvShape, signature: Signature) -> bool:
     """Bulk copies fill padding with the integer 0."""
-    x = parts.source_place()
+    x = parts.source_index()
     whole = not any(s.pad)
     return (parts.reads[x].zero == 0 or whole) and not no_tile(s) and signature.outputs[0].dtype.name != "f32"
 
 
 def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
     """Weights [k, taps] as real values of an input step."""
-    x, w, _ = parts.places()
-    integers = np.asarray(parts.view.inputs[w].array(), np.float64).reshape(s.c, s.r * s.s)
+    x, w, _ = parts.operand_indices()
+    integers = np.asarray(parts.view.needs(w).array(), np.float64).reshape(s.c, s.r * s.s)
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.c,))
     return integers * factor[:, None]
 
 
 def _bias(parts: Parts, made: Epilogue, s: ConvShape) -> np.ndarray:
     """Biases that subtract the zero point: padding is read as the zero point."""
-    x, _, b = parts.places()
+    x, _, b = parts.operand_indices()
     out = np.zeros(bias_count(s.c), np.float32)
     own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
     out[: s.c] = own - parts.reads[x].zero * _scaled(parts, s).sum(axis=1)

@@ -76,7 +76,7 @@ class QDepthwiseDot(QDepthwise):
         reason = super().unfit(layer, parts)
         if reason or parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return reason or "stores integers"
-        x = parts.source_place()
+        x = parts.source_index()
         padded = any(parts.head.attrs.get("pads") or ())
         return "pads with the integer 0, which is not this input's zero point" if parts.reads[x].zero and padded else None
 
@@ -107,13 +107,13 @@ class QDepthwiseDot(QDepthwise):
         if isinstance(parts, str) or isinstance(made, str) or self.refuses(layer, signature, backend):
             raise PlanRefused(str(made if isinstance(made, str) else self.refuses(layer, signature, backend)))
         s, stored = conv_shape_of(parts), signature.outputs[0].dtype.name
-        tile, x = tile_from(config, s, 1), parts.source_place()
+        tile, x = tile_from(config, s, 1), parts.source_index()
         out, per, shift, finish = Output.of(parts, made), 1.0, 0.0, made.finish
         if folds(made, stored):
             per, shift, out, finish = folded(out, made, stored)
         constants, pitch = _constants(parts, made, s, tile, signature), bias_count(s.c)
         kinds, taken = words_of(s, tile)
-        w = parts.view.inputs[parts.places()[1]]
+        w = parts.view.needs(parts.operand_indices()[1])
         key = f"{key_of(parts, made)}|depthwise dot"
         packed = (
             packed_array(f"{key} {kinds} {taken}", s.r * kinds * taken * s.c * 4, lambda: pack_taps(weight_bytes(w), kinds, taken)),
@@ -153,8 +153,8 @@ def pack_taps(weights: np.ndarray, kinds: int, taken: int) -> np.ndarray:
 
 def _factors(parts: Parts, made: Epilogue, s: ConvShape, per: float, shift: float) -> np.ndarray:
     """[2][pitch]: biases that subtract the zero point, and the real value of a step; with FOLD both as fractions of the range."""
-    x, w, b = parts.places()
-    reads, weights = parts.reads[x], weight_bytes(parts.view.inputs[w]).astype(np.float64)
+    x, w, b = parts.operand_indices()
+    reads, weights = parts.reads[x], weight_bytes(parts.view.needs(w)).astype(np.float64)
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (s.c,))
     own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
     out = np.zeros((2, bias_count(s.c)), np.float32)
@@ -165,7 +165,7 @@ def _factors(parts: Parts, made: Epilogue, s: ConvShape, per: float, shift: floa
 
 def _constants(parts: Parts, made: Epilogue, s: ConvShape, tile: Tile, signature: Signature) -> dict[str, int]:
     """The macros of an instance."""
-    x, stored = parts.source_place(), signature.outputs[0].dtype.name
+    x, stored = parts.source_index(), signature.outputs[0].dtype.name
     reads = TYPES[parts.reads[x].dtype.name]
     return tile_constants(s, tile, reads, TYPES[stored], made.finish.activation[0], folds(made, stored))
 

@@ -49,12 +49,13 @@ class Broadcast(UnfusedTactic):
         said = super().why_not(layer)
         if said:
             return said
-        if layer.op == "Cast" and layer.inputs[0].dtype.is_float:
+        if layer.op == "Cast" and layer.needs(0).dtype.is_float:
             return "casts integers to floats"
         wanted = {"Where": 3, "Cast": 1}.get(layer.op, 2)
-        if len(layer.inputs) != wanted or any(t.dtype.name not in _KINDS for t in layer.inputs):
+        if len(layer.inputs) != wanted or any(t.dtype.name not in _KINDS for t in layer.required_inputs()):
             return f"takes {wanted} operands of floats, bools or integers up to 64 bits"
-        floats = layer.inputs[1:] if layer.op == "Where" else () if layer.op == "Cast" else layer.inputs
+        operands = layer.required_inputs()
+        floats = operands[1:] if layer.op == "Where" else () if layer.op == "Cast" else operands
         if layer.outputs[0].dtype.name not in TYPE or any(t.dtype != layer.outputs[0].dtype for t in floats):
             return "takes a float result of the operands' type"
         return None
@@ -65,7 +66,7 @@ class Broadcast(UnfusedTactic):
         kinds = (F16, BF16, F32) if layer.outputs[0].dtype == F32 else (layer.outputs[0].dtype,)
         found = []
         for kind in kinds:
-            ins = tuple(Operand("linear", kind if t.dtype.is_float else t.dtype) for t in layer.inputs)
+            ins = tuple(Operand("linear", kind if t.dtype.is_float else t.dtype) for t in layer.required_inputs())
             found.append(Signature(ins, (Operand("linear", kind),)))
         return found
 
@@ -105,7 +106,7 @@ def _axes(layer: Layer) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """Sizes of the result with adjacent axes merged if every operand is contiguous across them, and each operand's strides."""
     out = static_shape(layer.outputs[0].shape)
     rows: list[list[int]] = []
-    for t in layer.inputs:
+    for t in layer.required_inputs():
         shape = (*(1,) * (len(out) - t.type.rank), *static_shape(t.shape))
         rows.append([0 if shape[i] == 1 else prod(shape[i + 1 :]) for i in range(len(out))])
     sizes: list[int] = []

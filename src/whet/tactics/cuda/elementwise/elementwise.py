@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape, to_stored
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import Post, anchor, epilogue, outer_input
+from whet.tactics._fused import EpilogueStep, epilogue, outer_input, root_layer
 from whet.tactics.cuda._device.arguments import Arguments, CType, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, GpuKernel, activation_of, all_static, blocks_of, launch, packed_array
 
@@ -54,7 +54,7 @@ class Elementwise(Tactic):
         chain = chain_of(layer)
         if isinstance(chain, str):
             return []
-        tensors = [layer.inputs[i] for i in chain.inputs]
+        tensors = [layer.needs(i) for i in chain.inputs]
         if any(t.dtype != layer.outputs[0].dtype for t in tensors) or layer.outputs[0].dtype.name not in TYPE:
             return []
         kinds = (F16, BF16, F32) if layer.outputs[0].dtype == F32 else (layer.outputs[0].dtype,)
@@ -133,13 +133,13 @@ class _Chain:
 
 def chain_of(layer: Layer) -> _Chain | str:
     """The layer as a chain over its first full operand, or why it is none."""
-    posts, head = epilogue(layer), anchor(layer)
-    if posts is None:
+    steps, head = epilogue(layer), root_layer(layer)
+    if steps is None:
         return "its fused operations do not form a chain"
     out, made = static_shape(layer.outputs[0].shape), _Chain()
 
     def kind(i: int) -> int | None:
-        shape = static_shape(layer.inputs[i].shape)
+        shape = static_shape(layer.needs(i).shape)
         full = (1,) * (len(out) - len(shape)) + shape
         if full == out:
             return 0
@@ -148,11 +148,11 @@ def chain_of(layer: Layer) -> _Chain | str:
         if len(out) >= 2 and len(full) == len(out) and full[1] == out[1] and all(d == 1 for d in full[2:]):
             return 1 if full[0] == 1 else 3 if full[0] == out[0] else None
         spread = len(full) == len(out) and all(f in (1, o) for f, o in zip(full, out, strict=True))
-        return 0 if spread and layer.inputs[i].is_constant else None
+        return 0 if spread and layer.needs(i).is_constant else None
 
     def step(op: str, attrs: Any, other: int | None, swapped: bool) -> str | None:
         if other is None:
-            act = activation_of(Post(op, attrs))
+            act = activation_of(EpilogueStep(op, attrs))
             if op in UNARY:
                 made.unary(UNARY[op])
             elif act is not None:
@@ -162,7 +162,7 @@ def chain_of(layer: Layer) -> _Chain | str:
             return None
         how = kind(other)
         if op not in BINARY or how is None:
-            return f"the kernel has no {op} with an operand of shape {list(static_shape(layer.inputs[other].shape))}"
+            return f"the kernel has no {op} with an operand of shape {list(static_shape(layer.needs(other).shape))}"
         made.operands.append((other, how))
         made.binary(op, swapped)
         return None
@@ -172,19 +172,23 @@ def chain_of(layer: Layer) -> _Chain | str:
     if head.op in BINARY:
         if len(where) != 2:
             return f"takes {head.op} of two operands"
-        first = next((i for i in (0, 1) if kind(where[i]) == 0 and computed[i]), None)
+        first = next(((i, at) for i, at in enumerate(where) if at is not None and kind(at) == 0 and computed[i]), None)
         if first is None:
             return "no operand has the result's shape"
-        made.operands.append((where[first], 0))
-        said = step(head.op, head.attrs, where[1 - first], first == 1)
+        i, at = first
+        made.operands.append((at, 0))
+        said = step(head.op, head.attrs, where[1 - i], i == 1)
     else:
-        if any(i is not None and not layer.inputs[i].is_constant for i in where[1:]):
+        if any(i is not None and not layer.needs(i).is_constant for i in where[1:]):
             return f"{head.op}'s bounds are computed at run time"
+        if where[0] is None:
+            return f"{head.op}'s operand is computed within the layer"
         made.operands.append((where[0], 0))
-        at = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
-        bounds = {f"input{i}": layer.inputs[p].array() for i, p in at.items() if p is not None}
+        bounds = {
+            f"input{i}": layer.needs(p).array() for i, t in enumerate(head.inputs) if i and t is not None and (p := outer_input(layer, t)) is not None
+        }
         said = step(head.op, {**head.attrs, **bounds}, None, False)
-    for post in posts:
+    for post in steps:
         said = said or step(post.op, post.attrs, post.other, post.swapped)
     return said or made
 

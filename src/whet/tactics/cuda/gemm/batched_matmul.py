@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input
+from whet.tactics._fused import epilogue, outer_input, root_layer
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -53,10 +53,10 @@ class BatchedMatmul(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        head = anchor(layer)
-        a, b = head.inputs[0], head.inputs[1]
+        head = root_layer(layer)
+        a, b = head.needs(0), head.needs(1)
         where = [outer_input(layer, t) for t in (a, b)]
-        if any(i is None or layer.inputs[i].is_constant for i in where):
+        if any(i is None or layer.needs(i).is_constant for i in where):
             return "takes two matrices computed at run time"
         if a.type.rank < 2 or b.type.rank < 2:
             return "takes matrices, not vectors"
@@ -66,7 +66,7 @@ class BatchedMatmul(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        head = anchor(layer)
+        head = root_layer(layer)
         a, b = _places(layer)
         found = []
         for t in float_types([*head.inputs[:2], layer.outputs[0]], (F16, BF16, F32)):
@@ -85,7 +85,7 @@ class BatchedMatmul(Tactic):
         stack, m, n, k, a_step, b_step = found
         scale, (kind, low, high) = made
         a, b = _places(layer)
-        dtype = signature.inputs[a].dtype
+        dtype = signature.needs(a).dtype
         half = dtype in FLOAT16_TYPES
         constants = {
             "TYPE": TYPE[dtype.name] if half else 0,
@@ -108,7 +108,7 @@ class BatchedMatmul(Tactic):
 
 def _places(layer: Layer) -> tuple[int, int]:
     """Which inputs of the layer are multiplied."""
-    a, b = (outer_input(layer, t) for t in anchor(layer).inputs[:2])
+    a, b = (outer_input(layer, t) for t in root_layer(layer).inputs[:2])
     assert a is not None
     assert b is not None
     return a, b
@@ -116,8 +116,8 @@ def _places(layer: Layer) -> tuple[int, int]:
 
 def _sizes(layer: Layer) -> tuple[int, int, int, int, int, int] | str:
     """(matrices, m, n, k, elements from one left matrix to the next, from one right matrix), or why not."""
-    head = anchor(layer)
-    left, right, out = (static_shape(t.shape) for t in (head.inputs[0], head.inputs[1], head.outputs[0]))
+    head = root_layer(layer)
+    left, right, out = (static_shape(t.shape) for t in (head.needs(0), head.needs(1), head.outputs[0]))
     m, k, n, stack = left[-2], left[-1], right[-1], prod(out[:-2])
     steps = []
     for shape, size in ((left, m * k), (right, k * n)):
@@ -132,16 +132,17 @@ def _sizes(layer: Layer) -> tuple[int, int, int, int, int, int] | str:
 
 def _ending(layer: Layer) -> tuple[float, tuple[str, float, float]] | str:
     """The factor and the activation after the product, or the reason why the kernel cannot compute them."""
-    posts = epilogue(layer)
-    if posts is None:
+    steps = epilogue(layer)
+    if steps is None:
         return "its fused operations do not form a chain"
     scale, act = 1.0, ("clip", -float("inf"), float("inf"))
     activated = False
-    for post in posts:
+    for post in steps:
         if post.other is not None:
             t = post.other_tensor
-            one = t is not None and t.is_constant and t.array().size == 1
-            if post.op not in ("Mul", "Div") or not one or activated or (post.op == "Div" and post.swapped):
+            if t is None or not t.is_constant or t.array().size != 1 or activated or (post.op, post.swapped) == ("Div", True):
+                return f"the kernel has no {post.op} with this operand"
+            if post.op not in ("Mul", "Div"):
                 return f"the kernel has no {post.op} with this operand"
             value = float(np.asarray(t.array(), np.float64).reshape(-1)[0])
             scale = scale * value if post.op == "Mul" else scale / value

@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
+from whet.tactics._fused import constants_of, epilogue, outer_input, root_layer, source_index
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, all_static, float_types, machine_has, match_epilogue, packed_array, same
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
@@ -36,11 +36,11 @@ class Gemm(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):
             return []
-        head, posts = anchor(layer), epilogue(layer)
-        x = source_place(layer)
+        head, steps = root_layer(layer), epilogue(layer)
+        x = source_index(layer)
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
-            others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
+            others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
             stored = {i: Operand("linear", dtype) for i in (*others, x)}
             results = [dtype] if others or layer.outputs[0].dtype != F32 else [dtype, F32]
             found += [same(layer, stored, Operand("linear", t)) for t in results]
@@ -59,7 +59,7 @@ class Gemm(Tactic):
             found = [c for c in found if c.sk > 1 or c.direct]
         found = varied(found, MAX_CONFIGS, each=5)
         made = match_epilogue(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
-        kind = signature.inputs[source_place(layer)].dtype.name
+        kind = signature.needs(source_index(layer)).dtype.name
         if not isinstance(made, str):
             f32 = signature.outputs[0].dtype == F32
             ahead(backend, [conv_source(c, Features(activation=made.finish.activation[0], bf16=kind == "bf16", out_f32=f32)) for c in found])
@@ -69,13 +69,13 @@ class Gemm(Tactic):
         made = match_epilogue(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             raise PlanRefused(made)
-        head, shape, tile = anchor(layer), gemm_shape(layer), from_config(config)
+        head, shape, tile = root_layer(layer), gemm_shape(layer), from_config(config)
         out_f32 = signature.outputs[0].dtype == F32
         if out_f32 and tile.sk == 1 and not tile.direct:
             raise PlanRefused("f32 results need a split or direct configuration")
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
-        dtype = signature.inputs[x].dtype
+        dtype = signature.needs(x).dtype
         transposed = head.op == "MatMul" or not head.attrs.get("transB")
         rows = shape.steps(tile.bk) * tile.bk
 
@@ -84,7 +84,7 @@ class Gemm(Tactic):
             return pack_weights((given.T if transposed else given)[:, :, None, None], tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|gemm {transposed} {tile.bk} {dtype}", shape.k * rows * 2, filters),
+            packed_array(f"{weights.constant().digest}|gemm {transposed} {tile.bk} {dtype}", shape.k * rows * 2, filters),
             packed_bias(made, own, shape.k),
         )
 
@@ -96,16 +96,16 @@ class Gemm(Tactic):
 
 def product_reason(layer: Layer) -> str | None:
     """Why kernels for all three cannot compute a Conv, Gemm or MatMul, or None: they need constant weights and an epilogue that is a chain."""
-    head = anchor(layer)
+    head = root_layer(layer)
     return gemm_reason(layer) if head.op != "Conv" else conv_reason(layer, head)
 
 
 def gemm_reason(layer: Layer) -> str | None:
     """Why a Gemm or MatMul is no product with a constant matrix on the right, or None."""
-    head = anchor(layer)
-    x, w = head.inputs[0], head.inputs[1]
+    head = root_layer(layer)
+    x, w = head.needs(0), head.needs(1)
     i = outer_input(layer, w)
-    if i is None or not layer.inputs[i].is_constant or w.type.rank != 2:
+    if i is None or not layer.needs(i).is_constant or w.type.rank != 2:
         return "the second matrix is computed at run time, or has batch axes"
     if head.attrs.get("transA") or x.type.rank < 2:
         return "the first matrix is transposed, or is a vector"
@@ -114,7 +114,7 @@ def gemm_reason(layer: Layer) -> str | None:
     b = head.input(2)
     if b is not None:
         j = outer_input(layer, b)
-        if head.attrs.get("beta", 1.0) != 1.0 or j is None or not layer.inputs[j].is_constant or prod(static_shape(b.shape)) != _columns(head):
+        if head.attrs.get("beta", 1.0) != 1.0 or j is None or not layer.needs(j).is_constant or prod(static_shape(b.shape)) != _columns(head):
             return "C is not a constant row, or beta is not 1"
     return None if epilogue(layer) is not None else "its fused operations do not form a chain"
 
@@ -126,6 +126,6 @@ def _columns(head: Layer) -> int:
 
 def gemm_shape(layer: Layer) -> ConvShape:
     """The product as a 1x1 convolution over a row of pixels."""
-    head = anchor(layer)
-    *rows, inner = static_shape(head.inputs[0].shape)
+    head = root_layer(layer)
+    *rows, inner = static_shape(head.needs(0).shape)
     return ConvShape(1, 1, prod(rows), inner, _columns(head))

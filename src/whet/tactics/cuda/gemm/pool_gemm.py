@@ -80,7 +80,7 @@ class PoolGemm(Tactic):
         s, i = _sizes(layer), int(dict(config)["i"])
         if i not in _ways(s):
             raise PlanRefused(f"{s.c} channels are not split into parts of {32 * i}")
-        ranks, tiles, dtype = -(-s.c // (32 * i)), -(-s.columns // _TILE), signature.inputs[0].dtype
+        ranks, tiles, dtype = -(-s.c // (32 * i)), -(-s.columns // _TILE), signature.needs(0).dtype
         constants = _constants(s, signature, i)
 
         def weights() -> np.ndarray:
@@ -96,8 +96,8 @@ class PoolGemm(Tactic):
                 out[: s.columns] = np.asarray(s.bias.array(), np.float32).reshape(-1)
             return out
 
-        digest = s.weights.weight.digest
-        own = "" if s.bias is None else s.bias.weight.digest
+        digest = s.weights.constant().digest
+        own = "" if s.bias is None else s.bias.constant().digest
         packed = (
             packed_array(f"{digest}|pool gemm {s.transposed} {i} {dtype}", tiles * _TILE * ranks * 64 * i, weights),
             packed_array(f"bias {own} of {tiles * _TILE}", tiles * _TILE * 4, bias),
@@ -112,7 +112,7 @@ class PoolGemm(Tactic):
 
 def _constants(s: _Sizes, signature: Signature, i: int) -> dict[str, int]:
     """The macros of an instance."""
-    reads, stores = signature.inputs[0].dtype.name, signature.outputs[0].dtype.name
+    reads, stores = signature.needs(0).dtype.name, signature.outputs[0].dtype.name
     return {"TYPE": TYPES[reads], "TO": TYPES[stores], "I": i, "RANKS": -(-s.c // (32 * i)), "IMAGES": s.n, "PIXELS": s.pixels}
 
 
@@ -132,8 +132,8 @@ def _sizes(layer: Layer) -> _Sizes:
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     pool, product = body.layers[0], body.layers[-1]
-    n, c, h, w = static_shape(pool.inputs[0].shape)
-    weights, b = outer[product.inputs[1]], product.input(2)  # type: ignore[index]
+    n, c, h, w = static_shape(pool.needs(0).shape)
+    weights, b = outer[product.needs(1)], product.input(2)
     assert weights is not None
     transposed = product.op == "MatMul" or not product.attrs.get("transB")
     return _Sizes(n, c, h * w, static_shape(product.outputs[0].shape)[-1], weights, transposed, None if b is None else outer[b])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from whet.backends.cuda.cudnn import library
 from whet.backends.cuda.cudnn.convolution import B, Convolution, Knobs, Plan, Proposal, W, X, Y, Z, fusible, graph_of, plan_of
 from whet.backends.cuda.cudnn.launch import CudnnLaunch
 from whet.errors import BackendError
-from whet.network import Layer, static_shape
+from whet.network import Layer, Tensor, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, places, source_place
+from whet.tactics._fused import constants_of, epilogue, operand_indices, root_layer, source_index
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     RTOL,
@@ -68,18 +69,18 @@ class LibraryConvolution(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        head = anchor(layer)
+        head = root_layer(layer)
         return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        posts = epilogue(layer) or ()
-        x = places(layer)[0]
-        others = [p.other for p in posts if p.other is not None and not layer.inputs[p.other].is_constant]
-        if any(layer.inputs[i].type.rank != 4 for i in others):
+        steps = epilogue(layer) or ()
+        x = operand_indices(layer)[0]
+        others = [p.other for p in steps if p.other is not None and not layer.needs(p.other).is_constant]
+        if any(layer.needs(i).type.rank != 4 for i in others):
             return []
-        types = float_types([anchor(layer).inputs[0], layer.outputs[0]], self.kinds)
+        types = float_types([root_layer(layer).inputs[0], layer.outputs[0]], self.kinds)
         return [same(layer, {i: Operand(f, t) for i in (*others, x)}, Operand(f, t)) for t in types for f in self.formats]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -154,7 +155,7 @@ class LibraryConvolution(Tactic):
             raise PlanRefused(said)
         if plan.workspace > MOST_WORKSPACE:
             raise PlanRefused(f"engine {engine} asks for {plan.workspace >> 20} MiB of workspace")
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         dtype, channels = out.dtype, work.y[1]
         bias_type = dtype.numpy if form == "fused" else np.dtype(np.float32)
@@ -165,9 +166,9 @@ class LibraryConvolution(Tactic):
             return (given.transpose(0, 2, 3, 1) if work.last else given).astype(dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|cudnn {'krsc' if work.last else 'kcrs'} {dtype}", _count(work.w) * dtype.bits // 8, filters),
+            packed_array(f"{weights.constant().digest}|cudnn {'krsc' if work.last else 'kcrs'} {dtype}", _count(work.w) * dtype.bits // 8, filters),
             packed_array(
-                f"bias {own.weight.digest if own is not None else ''} {made.key} {channels} {bias_type}",
+                f"bias {own.constant().digest if own is not None else ''} {made.key} {channels} {bias_type}",
                 channels * bias_type.itemsize,
                 lambda: made.bias(own, channels).astype(bias_type),
             ),
@@ -175,8 +176,8 @@ class LibraryConvolution(Tactic):
 
         def make(args: Args) -> list:
             addresses = {X: args.inputs[x], W: args.packed[0], Y: args.outputs[0]}
-            if work.residual:
-                addresses[Z] = args.inputs[made.residual]  # type: ignore[index]
+            if work.residual and made.residual is not None:
+                addresses[Z] = args.inputs[made.residual]
             if work.bias:
                 addresses[B] = args.packed[1]
             launches: list[Any] = [CudnnLaunch(plan, addresses, -(-args.scratch // 256) * 256)]
@@ -215,9 +216,9 @@ class LibraryConvolution(Tactic):
 
 def work_of(layer: Layer, stored: Operand, made: Epilogue, form: str) -> Convolution | None:
     """The layer as the library's graph: with its epilogue ("fused"; None if it has no such step) or without ("apart")."""
-    head = anchor(layer)
+    head = root_layer(layer)
     a, transposed = head.attrs, head.op == "ConvTranspose"
-    x, w, y = (static_shape(t.shape) for t in (head.inputs[0], head.inputs[1], layer.outputs[0]))
+    x, w, y = (_four(t) for t in (head.needs(0), head.needs(1), layer.outputs[0]))
     stride, dilation = tuple(a.get("strides") or (1, 1)), tuple(a.get("dilations") or (1, 1))
     pad = tuple(a.get("pads") or (0, 0, 0, 0))
     kind, low, high = activation = made.finish.activation
@@ -227,12 +228,17 @@ def work_of(layer: Layer, stored: Operand, made: Epilogue, form: str) -> Convolu
         return plain
     if not nothing and not fusible(activation):
         return None
-    return Convolution(
-        *(x, w, y, stride, pad, dilation, stored.dtype.name, stored.format == "nhwc", transposed),
+    return replace(
+        plain,
         bias=True,  # zeros for a convolution without a bias: the precompiled engines need one
         residual=made.finish.residual,
         activation=None if nothing else activation,
     )
+
+
+def _four(t: Tensor) -> tuple[int, int, int, int]:
+    n, c, h, w = static_shape(t.shape)
+    return n, c, h, w
 
 
 def _ending(layer: Layer) -> Epilogue | str:
@@ -241,7 +247,7 @@ def _ending(layer: Layer) -> Epilogue | str:
 
 def _follows(layer: Layer, made: Epilogue) -> bool:
     """True if a bias, a residual or an activation follows the convolution."""
-    own = (*anchor(layer).inputs, None)[:3][2]
+    own = (*root_layer(layer).inputs, None)[:3][2]
     return own is not None or bool(made.biases) or made.residual is not None or made.finish.activation != ("clip", -np.inf, np.inf)
 
 

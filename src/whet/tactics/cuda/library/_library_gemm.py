@@ -14,7 +14,7 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, places, source_place
+from whet.tactics._fused import constants_of, epilogue, operand_indices, root_layer, source_index
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     RTOL,
@@ -67,17 +67,17 @@ class LibraryProduct(Tactic):
         return _cublaslt.version()
 
     def why_not(self, layer: Layer) -> str | None:
-        groups = "takes convolutions of one group" if anchor(layer).attrs.get("group", 1) != 1 else None
+        groups = "takes convolutions of one group" if root_layer(layer).attrs.get("group", 1) != 1 else None
         return super().why_not(layer) or product_reason(layer) or groups
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        if anchor(layer).op == "Conv":
+        if root_layer(layer).op == "Conv":
             return conv_signatures(layer, "nhwc", self.kinds)
-        head, posts = anchor(layer), epilogue(layer)
-        x = places(layer)[0]
-        others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
+        head, steps = root_layer(layer), epilogue(layer)
+        x = operand_indices(layer)[0]
+        others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
         found = []
         for t in float_types([head.inputs[0], layer.outputs[0]], self.kinds):
             found.append(same(layer, {i: Operand("linear", t) for i in (*others, x)}, Operand("linear", t)))
@@ -91,7 +91,7 @@ class LibraryProduct(Tactic):
             return made
         if made.finish.residual == 2:
             return "takes a residual before the activation, not after it"
-        if anchor(layer).op == "Conv" and not self.windows and not conv_shape(layer).plain:
+        if root_layer(layer).op == "Conv" and not self.windows and not conv_shape(layer).plain:
             return "expands no windows in this type, which other kernels read in place"
         work = _work(layer, signature.outputs[0].dtype)
         size = signature.outputs[0].dtype.bits // 8
@@ -108,9 +108,9 @@ class LibraryProduct(Tactic):
         algo = said.get("algo")
         if said.get("math") != self.math or not isinstance(algo, int) or not 0 <= algo < 16:
             raise PlanRefused(f"this tactic computes in {self.math} by one of the library's first 16 proposals, not {said}")
-        head, dtype = anchor(layer), signature.outputs[0].dtype
+        head, dtype = root_layer(layer), signature.outputs[0].dtype
         size, work = dtype.bits // 8, _work(layer, dtype)
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         transposed = head.op == "MatMul" or (head.op == "Gemm" and not head.attrs.get("transB"))
 
@@ -120,9 +120,9 @@ class LibraryProduct(Tactic):
             return np.pad(flat, ((0, 0), (0, work.padded - work.k))).astype(dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|library rows {head.op} {transposed} {work.padded} {dtype}", work.n * work.padded * size, rows),
+            packed_array(f"{weights.constant().digest}|library rows {head.op} {transposed} {work.padded} {dtype}", work.n * work.padded * size, rows),
             packed_array(
-                f"bias {own.weight.digest if own is not None else ''} {made.key} {work.n} {dtype}",
+                f"bias {own.constant().digest if own is not None else ''} {made.key} {work.n} {dtype}",
                 work.n * size,
                 lambda: made.bias(own, work.n).astype(dtype.numpy),
             ),
@@ -156,11 +156,11 @@ class LibraryProduct(Tactic):
 
 
 def _ending(layer: Layer) -> Epilogue | str:
-    return match_epilogue(layer, epilogue(layer), 1 if anchor(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
+    return match_epilogue(layer, epilogue(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 
 def _work(layer: Layer, dtype: DType) -> _Work:
-    conv = anchor(layer).op == "Conv"
+    conv = root_layer(layer).op == "Conv"
     s = conv_shape(layer) if conv else gemm_shape(layer)
     size = dtype.bits // 8
     k, fill = s.r * s.s * s.c, 16 // size

@@ -4,7 +4,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import BF16, F16
 from whet.tactics._base import Signature, tactic
-from whet.tactics._fused import anchor
+from whet.tactics._fused import root_layer
 from whet.tactics.cuda.conv.conv import conv_shape
 from whet.tactics.cuda.library._library_gemm import LibraryProduct
 
@@ -17,7 +17,7 @@ class CublasltPatches(LibraryProduct):
     kinds = (F16, BF16)
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        s = conv_shape(layer) if anchor(layer).op == "Conv" else None
+        s = conv_shape(layer) if root_layer(layer).op == "Conv" else None
         if s is None or s.c % 8 == 0 or s.r * s.s <= 49:
             return "whet's tensor-core kernels take this"
         return super().refuses(layer, signature, backend)

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from whet.network import Layer
-from whet.tactics._fused import Post
+from whet.tactics._fused import EpilogueStep
 from whet.tactics._moves_indices import ROW, Place
 from whet.tactics._moves_tree import Moves, Node, Refused, always, below, height
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, activation_of
@@ -178,7 +178,7 @@ def _computed(node: Node) -> tuple[str, tuple[Node, ...]]:
         return BINARY[op], operands
     if op in UNARY:
         return UNARY[op], operands
-    act = activation_of(Post(op, dict(attrs)))
+    act = activation_of(EpilogueStep(op, dict(attrs)))
     if act is None:
         raise Refused(f"the kernel has no {op} of {len(operands)} operands")
     return f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})", operands

@@ -49,8 +49,8 @@ class Decomposed(Tactic):
             return []
         places = [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
         out, found = layer.outputs[0], []
-        if out.dtype in _INTEGERS and all(layer.inputs[i].dtype in _INTEGERS for i in places):
-            return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in places}, Operand("nhwc", out.dtype))]
+        if out.dtype in _INTEGERS and all(layer.needs(i).dtype in _INTEGERS for i in places):
+            return [same(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in places}, Operand("nhwc", out.dtype))]
         for dtype in float_types([layer.inputs[places[0]], out], (*FLOAT16_TYPES, F32)):
             images = [Operand("nhwc", dtype)]
             if layer.composite == "ConvPool":  # the image in its own format

@@ -12,7 +12,7 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch, packed_table
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Gather(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        x, at = layer.inputs
+        x, at = layer.required_inputs()
         if layer.op == "Fused" or x.dtype.bits % 8 or x.dtype.bits > 64:
             return "takes single layers with elements of 1, 2, 4 or 8 bytes"
         return None if at.dtype.name in ("i32", "i64") else "takes indices of 32 or 64 bits"
@@ -46,18 +46,18 @@ class Gather(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        x, at = layer.inputs
+        x, at = layer.required_inputs()
         kinds = [F16, BF16, x.dtype] if x.dtype.name == "f32" else [x.dtype]
         index = None if at.is_constant else Operand("linear", at.dtype)
         return [Signature((Operand("linear", k), index), (Operand("linear", k),)) for k in kinds]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if not static_shape(layer.inputs[0].shape)[int(layer.attrs["axis"])]:
+        if not static_shape(layer.needs(0).shape)[int(layer.attrs["axis"])]:
             return "the data are empty"
-        return "more than 2**31 elements" if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31 else None
+        return "more than 2**31 elements" if max(prod(static_shape(t.shape)) for t in (layer.needs(0), layer.outputs[0])) >= 2**31 else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        x, at = layer.inputs
+        x, at = layer.required_inputs()
         shape = static_shape(x.shape)
         axis = int(layer.attrs["axis"]) % len(shape)
         size = signature.outputs[0].dtype.bits // 8
@@ -65,8 +65,8 @@ class Gather(Tactic):
         unit = next(u for u in (16, 8, 4, 2, 1) if width % u == 0)
         packed: list[Packed] = []
         if at.is_constant:
-            key = f"{at.weight.digest}|take i64"
-            packed.append(packed_array(key, max(indices, 1) * 8, lambda: np.asarray(at.array(), np.int64).reshape(-1)))
+            key = f"{at.constant().digest}|take i64"
+            packed.append(packed_table(key, max(indices, 1) * 8, lambda: np.asarray(at.array(), np.int64).reshape(-1)))
         wide = at.is_constant or at.dtype.name == "i64"
         constants = {"UNIT": unit, "WIDE_INDEX": int(wide)}
         count = prod(shape[:axis]) * indices * (width // unit)

@@ -62,7 +62,7 @@ class Moves(Tactic):
         out, found = layer.outputs[0], []
         for dtype in float_types([*(layer.inputs[i] for i in places), out], (*FLOAT16_TYPES, F32)):
             for form in ("nhwc", "linear"):
-                ins = {i: Operand(form if layer.inputs[i].type.rank == 4 else "linear", dtype) for i in places}
+                ins = {i: Operand(form if layer.needs(i).type.rank == 4 else "linear", dtype) for i in places}
                 if form == "nhwc" and all(o.format == "linear" for o in ins.values()):
                     continue
                 for to in dict.fromkeys((dtype, F32) if out.dtype == F32 else (dtype,)):
@@ -70,7 +70,7 @@ class Moves(Tactic):
         return found
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        sizes = [static_shape(t.shape) for t in (*(layer.inputs[i] for i in _sources(layer)), layer.outputs[0])]
+        sizes = [static_shape(t.shape) for t in (*(layer.needs(i) for i in _sources(layer)), layer.outputs[0])]
         if any(functools.reduce(int.__mul__, s, 1) >= 2**31 for s in sizes):
             return "more than 2**31 elements"
         made = _moves(layer, signature)
@@ -115,7 +115,7 @@ def _sources(layer: Layer) -> list[int]:
 
 
 def _moves(layer: Layer, signature: Signature, config: Config = ()) -> MovesCode | str:
-    formats = {i: signature.inputs[i].format for i in _sources(layer)}
+    formats = {i: signature.needs(i).format for i in _sources(layer)}
     return described(lambda: MovesCode(layer, formats, signature.outputs[0].format, bool(config), int(dict(config).get("together", 1))))
 
 

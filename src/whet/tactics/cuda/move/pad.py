@@ -63,7 +63,7 @@ class Pad(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
             return "more than 2**31 elements"
-        shape = static_shape(layer.inputs[0].shape)
+        shape = static_shape(layer.needs(0).shape)
         for n, (a, b) in zip(shape, amounts(layer), strict=True):
             left, most = n + min(a, 0) + min(b, 0), max(a, b)
             if (layer.attrs["mode"] == "reflect" and most >= max(left, 1)) or (layer.attrs["mode"] == "wrap" and most > left):
@@ -75,7 +75,7 @@ class Pad(Tactic):
         if reason:
             raise PlanRefused(reason)
         stored = signature.outputs[0]
-        x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
+        x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
         both = list(amounts(layer))
         order = (0, 2, 3, 1) if stored.format == "nhwc" else tuple(range(len(x)))
         x, y, both = tuple(x[i] for i in order), tuple(y[i] for i in order), [both[i] for i in order]

@@ -43,18 +43,18 @@ class Permute(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        if layer.op == "Fused" or layer.inputs[0].type.rank > _RANK:
+        if layer.op == "Fused" or layer.needs(0).type.rank > _RANK:
             return f"takes single layers of at most {_RANK} axes"
-        if layer.inputs[0].dtype.bits % 8 or layer.inputs[0].dtype.bits > 64:
+        if layer.needs(0).dtype.bits % 8 or layer.needs(0).dtype.bits > 64:
             return "takes elements of 1, 2, 4 or 8 bytes"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        own = layer.inputs[0].dtype
+        own = layer.needs(0).dtype
         form = "nhwc" if layer.op == "Resize" else "linear"
-        if form == "nhwc" and layer.inputs[0].type.rank != 4:
+        if form == "nhwc" and layer.needs(0).type.rank != 4:
             return []
         kinds = [F16, BF16, own] if own.name == "f32" else [own]
         rest = (None,) * (len(layer.inputs) - 1)
@@ -101,7 +101,7 @@ def _in_runs(move: Move, run: int) -> Move:
 
 def _moves(layer: Layer) -> list[Move]:
     """The part of the input for each output, in stored order."""
-    shape = static_shape(layer.inputs[0].shape)
+    shape = static_shape(layer.needs(0).shape)
     strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     if layer.op == "Transpose":
         perm = layer.attrs["perm"]
@@ -119,7 +119,7 @@ def _moves(layer: Layer) -> list[Move]:
 
 def _whole_factors(layer: Layer) -> str | None:
     """Why a Resize is no repetition of pixels, or None."""
-    a, source, target = layer.attrs, static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
+    a, source, target = layer.attrs, static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
     if a.get("mode", "nearest") != "nearest":
         return "takes nearest-neighbour resizes only"
     if source[:2] != target[:2] or target[2] % source[2] or target[3] % source[3]:

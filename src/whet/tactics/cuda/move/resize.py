@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -14,7 +15,7 @@ from whet.network.types import BF16, F16, F32
 from whet.ops.resize import resampling, targets
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstIntPointer, ConstPointer, Float32, Int32, Pointer, UInt32
-from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, same
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, packed_table, same
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
 _MOST_TAPS = 64  # along an axis
@@ -60,12 +61,12 @@ class Resize(UnfusedTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        forms = ("nhwc", "linear") if layer.inputs[0].type.rank == 4 else ("linear",)
+        forms = ("nhwc", "linear") if layer.needs(0).type.rank == 4 else ("linear",)
         kinds = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
         return [same(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31:
+        if max(prod(static_shape(t.shape)) for t in (layer.needs(0), layer.outputs[0])) >= 2**31:
             return "more than 2**31 elements"
         made = resampled(layer)
         at = [a.axis for a in made]
@@ -79,7 +80,7 @@ class Resize(UnfusedTactic):
         reason = self.refuses(layer, signature, backend)
         if reason:
             raise PlanRefused(reason)
-        x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
+        x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
         made, last = resampled(layer), signature.outputs[0].format == "nhwc"
         if last:
             x, y = tuple(x[i] for i in (0, 2, 3, 1)), tuple(y[i] for i in (0, 2, 3, 1))
@@ -91,9 +92,9 @@ class Resize(UnfusedTactic):
         inner = prod(x[at + len(made) :])
         vec = 8 if inner % 8 == 0 else 1
         packed = tuple(
-            packed_array(f"resize {kind} {_digest(table)}", table.size * 4, lambda table=table, kind=kind: table.astype(kind))  # type: ignore[misc]
+            pack(f"resize {kind} {_digest(table)}", table.size * 4, partial(table.astype, kind))
             for pair in tables
-            for table, kind in zip(pair, (np.int32, np.float32), strict=True)
+            for table, kind, pack in zip(pair, (np.int32, np.float32), (packed_table, packed_array), strict=True)
         )
         (in_a, out_a), (in_b, out_b) = sides
         count = prod(y) // vec
@@ -112,7 +113,7 @@ class Resize(UnfusedTactic):
 
 def resampled(layer: Layer) -> list[Axis]:
     """The axes that change, with their tables; in order of the axes."""
-    how, x = resampling(layer), static_shape(layer.inputs[0].shape)
+    how, x = resampling(layer), static_shape(layer.needs(0).shape)
     axes = [int(i) % len(x) for i in layer.attrs.get("axes") or range(len(x))]
     t = layer.input(1)
     roi = np.asarray(t.array(), np.float64) if t is not None and t.is_constant and t.array().size else None

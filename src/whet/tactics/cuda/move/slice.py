@@ -25,19 +25,19 @@ class Slice(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        x = layer.inputs[0]
+        x = layer.needs(0)
         if layer.op == "Fused" or x.dtype.bits % 8 or x.dtype.bits > 64:
             return "takes single layers with elements of 1, 2, 4 or 8 bytes"
         if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
             return "bounds or indices are computed at run time"
-        if layer.op == "Gather" and layer.inputs[1].array().size != 1:
+        if layer.op == "Gather" and layer.needs(1).array().size != 1:
             return "takes one index, not several"
         return f"more than {_RANK} axes" if max(x.type.rank, layer.outputs[0].type.rank) > _RANK else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        own = layer.inputs[0].dtype
+        own = layer.needs(0).dtype
         kinds = [F16, BF16, own] if own.name == "f32" else [own]
         rest = (None,) * (len(layer.inputs) - 1)
         forms = ("nhwc", "linear") if layer.op == "Slice" and layer.outputs[0].type.rank == 4 else ("linear",)
@@ -73,15 +73,15 @@ class Slice(Tactic):
 
 def _view(layer: Layer, form: str) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     """Start, sizes of the result and strides into the input, in elements and in stored order."""
-    shape, out = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
+    shape, out = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
     strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
     if layer.op == "Expand":
         lead = len(out) - len(shape)
         return 0, out, tuple(0 if i < lead or shape[i - lead] == 1 else strides[i - lead] for i in range(len(out)))
     if layer.op == "Gather":
         axis = int(layer.attrs["axis"]) % len(shape)
-        index = int(layer.inputs[1].array().reshape(-1)[0]) % max(shape[axis], 1)
-        ones = (0,) * layer.inputs[1].type.rank
+        index = int(layer.needs(1).array().reshape(-1)[0]) % max(shape[axis], 1)
+        ones = (0,) * layer.needs(1).type.rank
         return index * strides[axis], out, (*strides[:axis], *ones, *strides[axis + 1 :])
     start, images = 0, form == "nhwc"
     if images:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -11,7 +12,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input, source_place
+from whet.tactics._fused import epilogue, outer_input, root_layer, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -52,8 +53,8 @@ class BatchNorm(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        where = [outer_input(layer, t) for t in anchor(layer).inputs[1:5]]
-        if any(i is None or not layer.inputs[i].is_constant for i in where):
+        where = [outer_input(layer, t) for t in root_layer(layer).inputs[1:5]]
+        if any(i is None or not layer.needs(i).is_constant for i in where):
             return "its statistics are computed at run time"
         made = _activation(layer)
         return made if isinstance(made, str) else None
@@ -61,8 +62,8 @@ class BatchNorm(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        head = anchor(layer)
-        x = source_place(layer)
+        head = root_layer(layer)
+        x = source_index(layer)
         forms = ["linear"]
         if layer.outputs[0].type.rank == 4 and static_shape(layer.outputs[0].shape)[1] % 8 == 0:
             forms.insert(0, "nhwc")
@@ -76,10 +77,10 @@ class BatchNorm(Tactic):
         made = _activation(layer)
         if isinstance(made, str):
             raise PlanRefused(made)
-        (act, low, high), head = made, anchor(layer)
+        (act, low, high), head = made, root_layer(layer)
         shape, stored = static_shape(layer.outputs[0].shape), signature.outputs[0]
-        x, *rest = (outer_input(layer, t) for t in head.inputs[:5])
-        scale, bias, mean, variance = (layer.inputs[i] for i in rest)  # type: ignore[index]
+        x, *rest = (i for t in head.inputs[:5] if (i := outer_input(layer, t)) is not None)
+        scale, bias, mean, variance = (layer.needs(i) for i in rest)
         epsilon = float(head.attrs["epsilon"])
 
         def numbers(which: int) -> np.ndarray:
@@ -88,15 +89,15 @@ class BatchNorm(Tactic):
             return (factor, b - m * factor)[which].astype(np.float32)
 
         channels, count = shape[1], prod(shape)
-        key = "+".join(t.weight.digest for t in (scale, bias, mean, variance)) + f"|affine {epsilon}"
-        packed = tuple(packed_array(f"{key} {i}", channels * 4, lambda i=i: numbers(i)) for i in (0, 1))  # type: ignore[misc]
+        key = "+".join(t.constant().digest for t in (scale, bias, mean, variance)) + f"|affine {epsilon}"
+        packed = tuple(packed_array(f"{key} {i}", channels * 4, partial(numbers, i)) for i in (0, 1))
         last, plane = stored.format == "nhwc", prod(shape[2:])
         vec = 8 if last or plane % 8 == 0 else 1
         constants = {"TYPE": TYPE[stored.dtype.name], "ACT": ACTIVATIONS[act], "LAST": int(last), "VEC": vec}
         sizes = (count // vec, channels // 8 if last else channels, 1 if last else plane // vec)
 
         def make(args: Args) -> list:
-            arguments = AffineArguments(args.inputs[x], args.outputs[0], args.packed[0], args.packed[1], *sizes, act=(low, high))  # type: ignore[index]
+            arguments = AffineArguments(args.inputs[x], args.outputs[0], args.packed[0], args.packed[1], *sizes, act=(low, high))
             return [launch("affine", arguments, constants, (blocks_of(sizes[0], 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"affine x{vec}", packed=packed)
@@ -104,10 +105,10 @@ class BatchNorm(Tactic):
 
 def _activation(layer: Layer) -> Activation | str:
     """The activation after it (a clip without bounds if none), or the reason why the kernel cannot compute the epilogue."""
-    posts = epilogue(layer)
-    if posts is None:
+    steps = epilogue(layer)
+    if steps is None:
         return "its fused operations do not form a chain"
-    if not posts:
+    if not steps:
         return NONE
-    made = activation_of(posts[0]) if len(posts) == 1 and posts[0].other is None else None
-    return f"takes one activation after it, not {' and '.join(p.op for p in posts)}" if made is None else made
+    made = activation_of(steps[0]) if len(steps) == 1 and steps[0].other is None else None
+    return f"takes one activation after it, not {' and '.join(p.op for p in steps)}" if made is None else made

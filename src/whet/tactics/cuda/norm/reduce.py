@@ -52,9 +52,9 @@ class Reduce(UnfusedTactic):
         return [same(layer, {0: Operand("linear", t)}, Operand("linear", t)) for t in float_types([layer.inputs[0]], kinds)]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if prod(static_shape(layer.inputs[0].shape)) >= 2**31:
+        if prod(static_shape(layer.needs(0).shape)) >= 2**31:
             return "more than 2**31 elements"
-        if not prod(static_shape(layer.inputs[0].shape)):
+        if not prod(static_shape(layer.needs(0).shape)):
             return "it is empty"
         found = _walks(layer)
         return found if isinstance(found, str) else None
@@ -97,7 +97,7 @@ def _by_eights(kept: Walk, over: Walk) -> tuple[Walk, Walk, int]:
 
 def _walks(layer: Layer) -> tuple[Walk, Walk] | str:
     """How to walk over the kept and over the reduced axes, or why the kernel cannot."""
-    shape, axes = static_shape(layer.inputs[0].shape), reduced(layer)
+    shape, axes = static_shape(layer.needs(0).shape), reduced(layer)
     runs: list[list[Any]] = []  # [reduced, size, stride]
     stride = 1
     for i in reversed(range(len(shape))):

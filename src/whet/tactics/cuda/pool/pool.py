@@ -60,7 +60,7 @@ class Pool(UnfusedTactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        if len(layer.outputs) != 1 or layer.inputs[0].type.rank != 4:
+        if len(layer.outputs) != 1 or layer.needs(0).type.rank != 4:
             return "takes two spatial axes and returns no indices"
         if layer.op == "ReduceMean" and _axes(layer) != (2, 3):
             return "takes means over height and width"
@@ -78,7 +78,7 @@ class Pool(UnfusedTactic):
         return [same(layer, {0: Operand("nhwc", t)}, Operand(f, t)) for t in types for f in outs]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        channels = layer.inputs[0].shape[1]
+        channels = layer.needs(0).shape[1]
         if channels % 8:
             return f"{channels} channels; takes a multiple of 8"
         if prod(static_shape(layer.outputs[0].shape)) // 8 >= 2**31:
@@ -86,7 +86,7 @@ class Pool(UnfusedTactic):
         return "ceil_mode adds padding, which the kernel does not count" if not _whole(layer) and _grown(layer) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        n, c, h, w = static_shape(layer.inputs[0].shape)
+        n, c, h, w = static_shape(layer.needs(0).shape)
         stored = TYPES[signature.outputs[0].dtype.name]
         entry, constants, grid, sizes = pool_launch(layer, (n, c, h, w), static_shape(layer.outputs[0].shape), stored, stored)
 
@@ -123,8 +123,8 @@ def pool_launch(
 
 def _axes(layer: Layer) -> tuple[int, ...]:
     given = layer.attrs.get("axes")
-    if given is None and layer.input(1) is not None and layer.inputs[1].is_constant:
-        given = layer.inputs[1].array().reshape(-1).tolist()
+    if given is None and layer.input(1) is not None and layer.needs(1).is_constant:
+        given = layer.needs(1).array().reshape(-1).tolist()
     return tuple(sorted(int(a) % 4 for a in given or ()))
 
 

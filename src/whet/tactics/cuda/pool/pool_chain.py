@@ -40,7 +40,7 @@ class PoolChain(Tactic):
         return [same(layer, {0: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        n, c, h, w = static_shape(layer.inputs[0].shape)
+        n, c, h, w = static_shape(layer.needs(0).shape)
         if c % (each := _each(signature)):
             return f"{c} channels; takes a multiple of {each}"
         if n > 65535:
@@ -50,14 +50,14 @@ class PoolChain(Tactic):
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        _, c, h, w = static_shape(layer.inputs[0].shape)
+        _, c, h, w = static_shape(layer.needs(0).shape)
         sides = [side for side in (1, 2) if c % (side * _each(signature)) == 0 and _shared(h, w, side) <= shared_limit(backend)]
         found: list[Config] = [(("side", side),) for side in sides]
         ahead(backend, [source("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        n, c, h, w = static_shape(layer.inputs[0].shape)
+        n, c, h, w = static_shape(layer.needs(0).shape)
         side = int(dict(config).get("side", 1))
         made = _constants(layer, signature, side)
 
@@ -80,7 +80,7 @@ def _shared(h: int, w: int, side: int = 1) -> int:
 
 
 def _constants(layer: Layer, signature: Signature, side: int) -> dict[str, int]:
-    h, w = static_shape(layer.inputs[0].shape)[2:]
+    h, w = static_shape(layer.needs(0).shape)[2:]
     pools = [x for x in layer.regions["body"].layers if x.op == "MaxPool"]
     kind = signature.outputs[0].dtype.name
     each = -(-h * w * side // _MOST_THREADS)  # of a thread

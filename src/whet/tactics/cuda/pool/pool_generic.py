@@ -48,7 +48,7 @@ class PoolGeneric(Tactic):
             return reason
         if layer.op == "Fused" or len(layer.outputs) != 1:
             return "takes single layers and returns no indices"
-        return None if 3 <= layer.inputs[0].type.rank <= 5 else "takes one to three spatial axes"
+        return None if 3 <= layer.needs(0).type.rank <= 5 else "takes one to three spatial axes"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
@@ -58,10 +58,10 @@ class PoolGeneric(Tactic):
         return [same(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return "more than 2**31 elements" if prod(static_shape(layer.inputs[0].shape)) >= 2**31 else None
+        return "more than 2**31 elements" if prod(static_shape(layer.needs(0).shape)) >= 2**31 else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
+        x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
         stored, largest = signature.outputs[0], layer.op in ("MaxPool", "GlobalMaxPool")
         rows = axes_of(layer, x, y)
         constants = {

@@ -143,7 +143,7 @@ class SqueezeExcite(Tactic):
                 rows = given.T if transposed else given  # [hidden, channels]
                 return rows.reshape(gate.hidden, way.channels, own).transpose(1, 0, 2).astype(dtype.numpy)
 
-            digest = t.weight.digest
+            digest = t.constant().digest
             return packed_array(f"{digest}|squeeze {transposed} {way.channels} {dtype}", gate.c * gate.hidden * 2, make)
 
         (w1, w2), ((end1, own1), (end2, own2)) = gate.weights, gate.biases

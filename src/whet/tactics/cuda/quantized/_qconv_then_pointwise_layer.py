@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.tactics._base import Packed
-from whet.tactics._quantized import Parts, take_apart
+from whet.tactics._quantized import Parts, match_quantized
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import Epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, bias_count, pack_weights
@@ -35,7 +35,7 @@ class Half:
     parts: Parts
     made: Epilogue
     shape: ConvShape
-    reads: Tensor | None
+    reads: Tensor
     added: Tensor | None
 
     @property
@@ -51,13 +51,13 @@ class Half:
     def packed(self) -> tuple[Packed, Packed]:
         """Weights as rows [k][r][s][c] of i8; bias_count(k) biases and as many factors, in parts of the range of results."""
         view, s, (per, shift, _, _) = self.parts.view, self.shape, self.ends()
-        _, w, b = self.parts.places()
-        weights, bias = view.inputs[w], None if b is None else view.inputs[b]
+        _, w, b = self.parts.operand_indices()
+        weights, bias = view.needs(w), None if b is None else view.inputs[b]
 
         def array() -> np.ndarray:
             return weight_bytes(weights)
 
-        digest, key = weights.weight.digest, key_of(self.parts, self.made)
+        digest, key = weights.constant().digest, key_of(self.parts, self.made)
         rows = packed_array(f"{digest}|conv krsc 8 bits", s.k * s.r * s.s * s.c, lambda: pack_weights(array(), 16, np.dtype(np.int8)))
         numbers, _ = packed_factors(
             f"{key}|product {s} {per} {shift}", s, 1, False, lambda: factors(self.parts, self.made, array(), s, bias).times(per, shift)
@@ -111,10 +111,10 @@ def both_of(layer: Layer) -> Both8 | str:
 
 def half_of(conv: Layer) -> Half | str:
     """A quantized convolution with its epilogue, or the reason why accumulators in registers cannot compute it."""
-    parts = take_apart(conv)
+    parts = match_quantized(conv)
     if isinstance(parts, str):
         return parts
-    if parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+    if parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
         return "takes convolutions of two spatial axes and one group"
     if reason := why_not_weighted(parts):
         return reason
@@ -126,4 +126,4 @@ def half_of(conv: Layer) -> Half | str:
     added = None if made.residual is None else conv.inputs[made.residual]
     if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in INT8_TYPES):
         return "takes a residual of integers"
-    return Half(parts, made, conv_shape_of(parts), conv.inputs[parts.source_place()], added)
+    return Half(parts, made, conv_shape_of(parts), conv.needs(parts.source_index()), added)

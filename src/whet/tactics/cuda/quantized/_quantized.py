@@ -12,8 +12,8 @@ import numpy as np
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Operand, Packed, Signature
-from whet.tactics._quantized import FLOAT8, Parts, take_apart
-from whet.tactics.cuda._device.kernel import Epilogue, match_epilogue, packed_array
+from whet.tactics._quantized import FLOAT8, Parts, match_quantized
+from whet.tactics.cuda._device.kernel import Epilogue, match_epilogue, packed_array, packed_table
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, Scales, bias_count
 
 INT8_TYPES = ("i8", "u8")
@@ -23,20 +23,20 @@ BYTES = (*INT8_TYPES, FLOAT8)  # types of one byte an element
 @functools.lru_cache(maxsize=8)
 def parts_of(layer: Layer) -> Parts | str:
     """The quantized layer without its Q and DQ layers, or the reason why not; the last few are cached, as every candidate needs them."""
-    return take_apart(layer, float8=True)
+    return match_quantized(layer, float8=True)
 
 
 def match_quantized_epilogue(parts: Parts, axis: int = 1) -> Epilogue | str:
     """The epilogue between sum and stored integer."""
-    return match_epilogue(parts.view, parts.posts, axis)
+    return match_epilogue(parts.view, parts.steps, axis)
 
 
 def why_not_weighted(parts: Parts) -> str | None:
     """Why a Conv, Gemm or MatMul is not one of 8-bit inputs with constant symmetric i8 weights and constant biases, or None."""
-    x, w, b = parts.places()
+    x, w, b = parts.operand_indices()
     if x not in parts.reads or w not in parts.reads:
         return "its input or its weights are not quantized"
-    if not parts.view.inputs[w].is_constant or (b is not None and not parts.view.inputs[b].is_constant):
+    if not parts.view.needs(w).is_constant or (b is not None and not parts.view.needs(b).is_constant):
         return "weights or bias are computed at run time"
     kind = FLOAT8 if parts.reads[x].dtype.name == FLOAT8 else "i8"
     if parts.reads[w].zero or parts.reads[w].dtype.name != kind:
@@ -149,7 +149,7 @@ class Factors:
 
 def factors(parts: Parts, made: Epilogue, weights: np.ndarray, shape: ConvShape, bias: Tensor | None) -> Factors:
     """For integer `weights` [k, c, r, s]. Padding is the real 0, in memory the integer 0: a tap on padding does not subtract the zero point."""
-    x, w, _ = parts.places()
+    x, w, _ = parts.operand_indices()
     reads = parts.reads[x]
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (shape.k,))
     plain = made.bias(bias, shape.k).astype(np.float64)
@@ -166,7 +166,7 @@ def factors(parts: Parts, made: Epilogue, weights: np.ndarray, shape: ConvShape,
 
 def has_border(parts: Parts, shape: ConvShape) -> bool:
     """True if biases depend on the pixel: the input has a zero point, and some windows read padding."""
-    x = parts.source_place()
+    x = parts.source_index()
     return bool(parts.reads[x].zero) and len({*_inside(shape, 0)}) * len({*_inside(shape, 1)}) > 1
 
 
@@ -190,7 +190,7 @@ def packed_factors(key: str, shape: ConvShape, classes: int, border: bool, make:
     pixels = shape.p * shape.q if border else 1
     return (
         packed_array(f"{key} factors", (classes + 1) * count * 4, floats),
-        packed_array(f"{key} classes", pixels * 2, lambda: make().classes if border else np.zeros(1, np.uint16)),
+        packed_table(f"{key} classes", pixels * 2, lambda: make().classes if border else np.zeros(1, np.uint16)),
     )
 
 
@@ -207,16 +207,16 @@ def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int
 
 def key_of(parts: Parts, made: Epilogue) -> str:
     """The scales and biases that packed constants depend on, as a key."""
-    x, w, b = parts.places()
-    t, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
-    return f"{t.weight.digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.weight.digest if bias is not None else ''}|{made.key}"
+    x, w, b = parts.operand_indices()
+    t, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
+    return f"{t.constant().digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.constant().digest if bias is not None else ''}|{made.key}"
 
 
 def conv_shape_of(parts: Parts) -> ConvShape:
     """The sizes of a quantized Conv of two spatial axes."""
     a = parts.head.attrs
-    n, c, h, w = static_shape(parts.head.inputs[0].shape)
-    k, _, r, s = static_shape(parts.head.inputs[1].shape)
+    n, c, h, w = static_shape(parts.head.needs(0).shape)
+    k, _, r, s = static_shape(parts.head.needs(1).shape)
     return ConvShape(
         n, h, w, c, k, r, s, tuple(a.get("strides") or (1, 1)), tuple(a.get("pads") or (0, 0, 0, 0)), tuple(a.get("dilations") or (1, 1))
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._quantized import Parts, take_apart
+from whet.tactics._quantized import Parts, match_quantized
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import Epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
@@ -36,19 +36,19 @@ def image_parts(layer: Layer, composite: str) -> Image | str:
     if fused is None:
         return "the convolution is not quantized"
     conv, first = seen(fused, outer), body.layers[0]
-    parts = take_apart(conv)
+    parts = match_quantized(conv)
     if isinstance(parts, str):
         return parts
     made = match_quantized_epilogue(parts)
     if isinstance(made, str):
         return made
-    if made.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+    if made.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
         return "takes a convolution of two spatial axes and one group without a residual"
     if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
         return "stores integers"
     if reason := why_not_weighted(parts):
         return reason
-    x = parts.source_place()
+    x = parts.source_index()
     step: float | None = None
     read = conv.inputs[x]
     if first.op == "QuantizeLinear":

@@ -61,23 +61,23 @@ class QAdd(QuantizedTactic):
         made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(made, str) or parts.stores is None:
             raise PlanRefused(str(made))
-        i, j = (parts.place(t) for t in parts.head.inputs)
-        a, b, stores = parts.reads[i], parts.reads[j], parts.stores  # type: ignore[index]
-        kind, *limits = made.finish.activation
+        i, j = (place for t in parts.head.inputs if (place := parts.place(t)) is not None)
+        a, b, stores = parts.reads[i], parts.reads[j], parts.stores
+        kind, low, high = made.finish.activation
         constants = {"A": TYPES[a.dtype.name], "B": TYPES[b.dtype.name], "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[kind]}
         count = prod(static_shape(layer.outputs[0].shape))
         shift = -a.zero * a.number - b.zero * b.number
 
         def make(args: Args) -> list:
             arguments = QAddArguments(
-                a=args.inputs[i],  # type: ignore[index]
-                b=args.inputs[j],  # type: ignore[index]
+                a=args.inputs[i],
+                b=args.inputs[j],
                 out=args.outputs[0],
                 count=count,
                 step_a=a.number,
                 step_b=b.number,
                 shift=shift,
-                act=limits,
+                act=(low, high),
                 per_step=1 / stores.number,
                 zero=stores.zero,
             )

@@ -55,7 +55,7 @@ class QConv(QuantizedTactic):
     float8 = True
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+        if parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes and one group"
         return why_not_weighted(parts) or unfit_float8(parts, conv_channels(parts))
 
@@ -78,13 +78,13 @@ class QConv(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str):
             raise PlanRefused(parts)
-        w = parts.view.inputs[parts.places()[1]]
+        w = parts.view.needs(parts.operand_indices()[1])
         return product_plan(layer, parts, conv_shape_of(parts), signature, config, backend, lambda: weight_bytes(w), "conv")
 
 
 def conv_channels(parts: Parts) -> tuple[Any, Any]:
     """Input and output channels of a convolution."""
-    return parts.head.inputs[0].shape[1], parts.head.inputs[1].shape[0]
+    return parts.head.needs(0).shape[1], parts.head.needs(1).shape[0]
 
 
 def unfit_float8(parts: Parts, channels: tuple[Any, Any]) -> str | None:
@@ -112,8 +112,8 @@ def refuses_product(parts: Parts, shape: ConvShape, backend: Backend, axis: int 
 
 def kinds_of(parts: Parts, made: Epilogue, signature: Signature, shape: ConvShape) -> EightBitTypes:
     """The types of an instance."""
-    x = parts.source_place()
-    other = "" if made.residual is None else signature.inputs[made.residual].dtype.name
+    x = parts.source_index()
+    other = "" if made.residual is None else signature.needs(made.residual).dtype.name
     stored = signature.outputs[0].dtype.name
     fold = folds(made, stored) or folds_float8(made, stored, Output.of(parts, made))
     return EightBitTypes(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), fold)
@@ -164,10 +164,10 @@ def product_plan(
     types8 = kinds_of(parts, made, signature, shape)
     if not storable(tile, types8, shape):
         raise PlanRefused(f"{tile} cannot store {types8.result} with {shape.k} channels and this residual")
-    x, w, b = parts.places()
+    x, w, b = parts.operand_indices()
     bias = None if b is None else parts.view.inputs[b]
     classes, key = count_classes(shape) if types8.border else 1, key_of(parts, made)
-    digest = parts.view.inputs[w].weight.digest
+    digest = parts.view.needs(w).constant().digest
     rows = shape.steps(tile.bk) * tile.bk
 
     def filters() -> np.ndarray:

@@ -69,7 +69,7 @@ class QConvFewChannel(QuantizedTactic):
     ops = ("Conv",)
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+        if parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes and one group"
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return "stores integers"
@@ -86,7 +86,7 @@ class QConvFewChannel(QuantizedTactic):
         made, stores = match_quantized_epilogue(parts), parts.stores
         assert not isinstance(made, str)
         assert stores is not None
-        given = {i: Operand("nhwc", parts.reads[i].dtype) for i in (parts.source_place(), made.residual) if i is not None}
+        given = {i: Operand("nhwc", parts.reads[i].dtype) for i in (parts.source_index(), made.residual) if i is not None}
         return [Signature(tuple(given.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", stores.dtype),))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -113,15 +113,15 @@ class QConvFewChannel(QuantizedTactic):
         s = conv_shape_of(parts)
         if reason := few_channel_integer_reason(s):
             raise PlanRefused(reason)
-        x, w, _ = parts.places()
-        tile, weights = FewChannelIntegerTile(s, *(int(v) for _, v in config)), parts.view.inputs[w]
+        x, w, _ = parts.operand_indices()
+        tile, weights = FewChannelIntegerTile(s, *(int(v) for _, v in config)), parts.view.needs(w)
         constants = tile.constants(parts, made)
         tiles_y, tiles_x = -(-s.p // tile.lines), -(-s.q // tile.wide)
         tiles, stride = s.n * tiles_y * tiles_x, s.stride[0]
         numbers, out, finish = stem_factors(parts, made, s, signature.outputs[0].dtype.name)
         outside = (parts.reads[x].zero & 0xFF) * 0x01010101
         rows = packed_array(
-            f"{weights.weight.digest}|narrow 8 bits {stride}", tile.steps * THREADS * 16, lambda: few_channel_registers(weight_bytes(weights), s)
+            f"{weights.constant().digest}|narrow 8 bits {stride}", tile.steps * THREADS * 16, lambda: few_channel_registers(weight_bytes(weights), s)
         )
 
         def make(args: Args) -> list:
@@ -192,7 +192,7 @@ class FewChannelIntegerTile:
         other = 0 if made.residual is None else TYPES[parts.reads[made.residual].dtype.name]
         return {
             "C": s.c, "KC": s.k, "R": s.r, "S": s.s, "STRIDE": s.stride[0], "PAD_H": s.pad[0], "PAD_W": s.pad[1], "BN": self.wide,
-            "TALL": self.tall, "RESIDUAL": other, "LATE": int(made.finish.residual == 2), "IN8": TYPES[parts.reads[parts.source_place()].dtype.name],
+            "TALL": self.tall, "RESIDUAL": other, "LATE": int(made.finish.residual == 2), "IN8": TYPES[parts.reads[parts.source_index()].dtype.name],
             "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[made.finish.activation[0]], "FOLD": 1, "BLOCKS": self.blocks, "WEIGHTS_AS_A": 1,
         }  # fmt: skip
 

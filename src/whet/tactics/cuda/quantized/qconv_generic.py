@@ -37,7 +37,7 @@ class QConvGeneric(QuantizedTactic):
     fallback = True
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        if parts.head.op == "Conv" and parts.head.inputs[0].type.rank != 4:
+        if parts.head.op == "Conv" and parts.head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes"
         return why_not_weighted(parts) or (None if parts.head.op == "Conv" else why_not_rows(parts))
 
@@ -68,7 +68,7 @@ class QConvGeneric(QuantizedTactic):
             raise PlanRefused(made)
         s: ConvShape = conv_shape_of(parts) if conv else rows_of(parts)
         group = int(parts.head.attrs["group"]) if conv else 1
-        x, w, b = parts.places()
+        x, w, b = parts.operand_indices()
         weights, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
 
         def filters() -> np.ndarray:
@@ -86,7 +86,7 @@ class QConvGeneric(QuantizedTactic):
         )
         kind = made.finish.activation[0]
         stored, reads, out = signature.outputs[0].dtype.name, parts.reads[x], Output.of(parts, made)
-        added = stored if made.residual is None else signature.inputs[made.residual].dtype.name
+        added = stored if made.residual is None else signature.needs(made.residual).dtype.name
         constants = {"FROM": TYPES[reads.dtype.name], "TO": TYPES[stored], "ADD": TYPES[added], "FACTOR": 1, "ACT": ACTIVATIONS[kind]}
         count = s.m * s.k
 

@@ -45,7 +45,7 @@ class _Sum:
 
     def weights(self, bk: int) -> np.ndarray:
         """Rows of the first convolution; those of the second follow."""
-        rows = [pack_weights8(weight_bytes(h.parts.view.inputs[h.parts.places()[1]]), bk) for h in (self.first, self.last)]
+        rows = [pack_weights8(weight_bytes(h.parts.view.needs(h.parts.operand_indices()[1])), bk) for h in (self.first, self.last)]
         count = -(-self.last.shape.k // 32) * 32
         return np.concatenate([r.reshape(count, -1) for r in rows], axis=1)
 
@@ -70,7 +70,7 @@ class QConvSum(Tactic):
             return []
         stores = found.last.parts.stores
         assert stores is not None
-        return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in (found.x, found.y)}, Operand("nhwc", stores.dtype))]
+        return [same(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in (found.x, found.y)}, Operand("nhwc", stores.dtype))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -102,7 +102,7 @@ class QConvSum(Tactic):
         if not _able(tile) or tile.hold not in (0, steps):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs with separate accumulators")
         (_, _, inner, _), (_, _, out, finish) = found.first.ends(), found.last.ends()
-        key = "+".join(h.parts.view.inputs[h.parts.places()[1]].weight.digest for h in (found.first, found.last))
+        key = "+".join(h.parts.view.needs(h.parts.operand_indices()[1]).constant().digest for h in (found.first, found.last))
         rows = -(-b.k // 32) * 32 * steps * tile.bk
         packed = (
             packed_array(f"{key}|pair 8 bits {tile.bk}", rows, lambda: found.weights(tile.bk)),

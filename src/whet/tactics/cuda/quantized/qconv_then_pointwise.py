@@ -34,7 +34,7 @@ class QConvThenPointwise(Tactic):
             return []
         assert both.product.parts.stores is not None
         places = [i for i in (both.x, both.residual) if i is not None]
-        return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in places}, Operand("nhwc", both.product.parts.stores.dtype))]
+        return [same(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in places}, Operand("nhwc", both.product.parts.stores.dtype))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):

@@ -27,7 +27,7 @@ class QGemm(QuantizedTactic):
     float8 = True
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        x, y = parts.head.inputs[0], parts.head.outputs[0]
+        x, y = parts.head.needs(0), parts.head.outputs[0]
         return why_not_weighted(parts) or why_not_rows(parts) or unfit_float8(parts, (x.shape[-1], y.shape[-1]))
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
@@ -55,7 +55,7 @@ class QGemm(QuantizedTactic):
 def why_not_rows(parts: Parts) -> str | None:
     """Why a product is not of rows by a constant matrix, or None."""
     head = parts.head
-    x, w = head.inputs[0], head.inputs[1]
+    x, w = head.needs(0), head.needs(1)
     if x.type.rank < 2 or w.type.rank != 2:
         return "takes rows by one matrix"
     if head.op == "Gemm" and (head.attrs.get("transA") or head.attrs.get("alpha", 1.0) != 1.0 or head.attrs.get("beta", 1.0) != 1.0):
@@ -68,12 +68,12 @@ def why_not_rows(parts: Parts) -> str | None:
 
 def matrix(parts: Parts) -> np.ndarray:
     """The integers of the second matrix as filters [k, c, 1, 1]."""
-    given = weight_bytes(parts.view.inputs[parts.places()[1]])
+    given = weight_bytes(parts.view.needs(parts.operand_indices()[1]))
     transposed = parts.head.op == "MatMul" or not parts.head.attrs.get("transB")
     return (given.T if transposed else given)[:, :, None, None]
 
 
 def rows_of(parts: Parts) -> ConvShape:
     """The product as a 1x1 convolution over a row of pixels."""
-    *rows, inner = static_shape(parts.head.inputs[0].shape)
+    *rows, inner = static_shape(parts.head.needs(0).shape)
     return ConvShape(1, 1, prod(rows), inner, static_shape(parts.head.outputs[0].shape)[-1])

@@ -38,7 +38,7 @@ class QMul(QuantizedTactic):
     ops = ("Mul",)
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES or parts.posts or layer.outputs[0].type.rank != 4:
+        if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES or parts.steps or layer.outputs[0].type.rank != 4:
             return "gates integer images and stores integers"
         x, gate = _places(parts)
         if x is None or gate is None:

@@ -21,15 +21,15 @@ class QPool(QuantizedTactic):
     float8 = True
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        x = parts.source_place()
-        if x not in parts.reads or parts.stores is None or parts.posts or layer.outputs[0].type.rank != 4:
+        x = parts.source_index()
+        if x not in parts.reads or parts.stores is None or parts.steps or layer.outputs[0].type.rank != 4:
             return "pools integer images and stores integers"
         return None
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         if parts.stores is None:
             return []
-        x = parts.source_place()
+        x = parts.source_index()
         ins = tuple(Operand("nhwc", parts.reads[i].dtype) if i == x else None for i in range(len(layer.inputs)))
         forms = ("nhwc", "linear") if parts.head.op == "GlobalAveragePool" else ("nhwc",)  # one value per channel is row-major as well
         return [Signature(ins, (Operand(f, parts.stores.dtype),)) for f in forms]
@@ -38,7 +38,7 @@ class QPool(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
-        channels = parts.head.inputs[0].shape[1]
+        channels = parts.head.needs(0).shape[1]
         if channels % 8:
             return f"{channels} channels; takes a multiple of 8"
         return "ceil_mode adds padding, which the kernel does not count" if _grown(parts.head) else None
@@ -47,9 +47,9 @@ class QPool(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str) or parts.stores is None:
             raise PlanRefused(str(parts))
-        x = parts.source_place()
+        x = parts.source_index()
         reads, stores = parts.reads[x], parts.stores
-        shapes = static_shape(parts.head.inputs[0].shape), static_shape(layer.outputs[0].shape)
+        shapes = static_shape(parts.head.needs(0).shape), static_shape(layer.outputs[0].shape)
         entry, constants, grid, sizes = pool_launch(parts.head, *shapes, TYPES[reads.dtype.name], TYPES[stores.dtype.name])
         numbers = (float(reads.zero), reads.number / stores.number, float(stores.zero))
 

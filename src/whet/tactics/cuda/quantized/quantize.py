@@ -27,16 +27,16 @@ class Quantize(Tactic):
         if reason:
             return reason
         x, y = layer.inputs[0], layer.outputs[0]
-        integer, real = (y, x) if layer.op == "QuantizeLinear" else (x, y)
         if layer.op == "Fused" or x is None or x.is_constant:
             return "takes single layers with an input computed at run time"
+        integer, real = (y, x) if layer.op == "QuantizeLinear" else (x, y)
         if integer.dtype.name not in BYTES or real.dtype != F32 or not layer.attrs.get("saturate", 1):
             return f"converts between f32 and 8-bit integers or e4m3 that saturate, not {real.dtype} and {integer.dtype}"
         if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
             return "its scale is computed at run time"
         if any(t is not None and np.size(t.array()) != 1 for t in layer.inputs[1:]):
             return "has more than one scale"
-        if integer.dtype.name == FLOAT8 and layer.input(2) is not None and np.any(np.asarray(layer.input(2).array(), np.float32)):
+        if integer.dtype.name == FLOAT8 and layer.input(2) is not None and np.any(np.asarray(layer.needs(2).array(), np.float32)):
             return "e4m3 has no zero point"
         return None
 
@@ -49,7 +49,7 @@ class Quantize(Tactic):
             for f in forms:
                 for g in forms:
                     quantizes = layer.op == "QuantizeLinear"
-                    source = Operand(f, real if quantizes else layer.inputs[0].dtype)
+                    source = Operand(f, real if quantizes else layer.needs(0).dtype)
                     found.append(Signature((source, *rest), (Operand(g, layer.outputs[0].dtype if quantizes else real),)))
         return found
 
@@ -59,7 +59,7 @@ class Quantize(Tactic):
         entry, constants, grid, rows, columns = moving(shape, source, target)
         quantizes = target.dtype.name not in RTOL
         constants |= {"AFFINE": 1 if quantizes else 2, "FROM": TYPES[source.dtype.name]}
-        step = float(np.asarray(layer.inputs[1].array(), np.float32).reshape(-1)[0])
+        step = float(np.asarray(layer.needs(1).array(), np.float32).reshape(-1)[0])
         zero = layer.input(2)
         shift = 0.0 if zero is None else float(np.asarray(zero.array(), np.float32).reshape(-1)[0])
 

@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Packed, PlanRefused
-from whet.tactics.cuda._device.kernel import Epilogue, ahead, packed_array
+from whet.tactics.cuda._device.kernel import Epilogue, ahead, packed_array, packed_table
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, View
 from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES, find_violation
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
@@ -106,7 +106,7 @@ def packed_sparse(
     words = steps * tiles * 512 * (2 if types.in_size == 1 else 1)
     return (
         packed_array(f"{key}|sparse values {paired}", rows * steps * STEP_BYTES // 2, lambda: pack_sparse(filters(), tile, types.in_size, paired)[0]),
-        packed_array(f"{key}|sparse metadata {paired} {tiles}", words, lambda: pack_sparse(filters(), tile, types.in_size, paired)[1]),
+        packed_table(f"{key}|sparse metadata {paired} {tiles}", words, lambda: pack_sparse(filters(), tile, types.in_size, paired)[1]),
         packed_array(f"{floats_key}|sparse floats {tiles}", tiles * ROWS * 8, lambda: pack_floats(tile, *floats())),
     )
 

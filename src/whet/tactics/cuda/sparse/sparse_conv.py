@@ -10,7 +10,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, all_static, machine_has, match_epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_reason, conv_shape, conv_signatures
@@ -65,14 +65,14 @@ class SparseTactic(Tactic):
         if reason or isinstance(end, str):
             raise PlanRefused(str(reason))
         tile = tile_of(config, types, end.residual is not None)
-        x, (weights, bias) = source_place(layer), constants_of(layer)
+        x, (weights, bias) = source_index(layer), constants_of(layer)
         packed = packed_sparse(
-            f"{weights.weight.digest}|{self.name} {dtype}",
+            f"{weights.constant().digest}|{self.name} {dtype}",
             tile,
             shape,
             types,
             lambda: self.filters(layer).astype(dtype.numpy),
-            f"{bias.weight.digest if bias is not None else ''} {end.key} {shape.k}",
+            f"{bias.constant().digest if bias is not None else ''} {end.key} {shape.k}",
             lambda: (end.bias(bias, shape.k), None),
         )
 
@@ -93,7 +93,7 @@ class SparseConv(SparseTactic):
     ops = ("Conv",)
 
     def unfit(self, layer: Layer) -> str | None:
-        head = anchor(layer)
+        head = root_layer(layer)
         return "takes convolutions of one group" if head.attrs["group"] != 1 else conv_reason(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

@@ -7,7 +7,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Signature, get_tactic, tactic
-from whet.tactics._fused import anchor, constants_of
+from whet.tactics._fused import constants_of, root_layer
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.gemm.gemm import gemm_reason, gemm_shape
 from whet.tactics.cuda.sparse.sparse_conv import SparseTactic
@@ -28,7 +28,7 @@ class SparseGemm(SparseTactic):
         return [s for s in get_tactic("cuda/gemm").signatures(layer, backend) if s.outputs[0].dtype.bits == 16]
 
     def filters(self, layer: Layer) -> np.ndarray:
-        head, weights = anchor(layer), np.asarray(constants_of(layer)[0].array(), np.float32)
+        head, weights = root_layer(layer), np.asarray(constants_of(layer)[0].array(), np.float32)
         transposed = head.op == "MatMul" or not head.attrs.get("transB")
         return (weights.T if transposed else weights)[:, :, None, None]
 

@@ -63,7 +63,7 @@ class SparseQuantizedTactic(QuantizedTactic):
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         reason = self.wrong_kind(parts) or why_not_weighted(parts) or unfit_float8(parts, self.channels(parts))
-        weights = parts.view.inputs[parts.places()[1]]
+        weights = parts.view.needs(parts.operand_indices()[1])
         return reason or why_not_two_four(weights, self.name, lambda: self.filters(parts))
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
@@ -109,7 +109,7 @@ class SparseQuantizedTactic(QuantizedTactic):
         assert isinstance(end, Epilogue)
         shape, types = self.shape(parts), self._types(parts, end, signature)
         tile = tile_of(config, types, end.residual is not None)
-        x, w, b = parts.places()
+        x, w, b = parts.operand_indices()
         bias = None if b is None else parts.view.inputs[b]
         out, per, shift, finish = Output.of(parts, end), 1.0, 0.0, end.finish
         if types.fold and types.result == FLOAT8:
@@ -122,7 +122,7 @@ class SparseQuantizedTactic(QuantizedTactic):
             return found.bias[0], found.factor
 
         packed = packed_sparse(
-            f"{parts.view.inputs[w].weight.digest}|{self.name}", tile, shape, types, lambda: self.filters(parts),
+            f"{parts.view.needs(w).constant().digest}|{self.name}", tile, shape, types, lambda: self.filters(parts),
             f"{key_of(parts, end)}|{self.name} {shape} {per} {shift}", floats,
         )  # fmt: skip
         scales = Scales(out.per_step, out.zero, out.add_step, out.add_shift)
@@ -144,7 +144,7 @@ class SparseQConv(SparseQuantizedTactic):
     format = "nhwc"
 
     def filters(self, parts: Parts) -> np.ndarray:
-        return parts.view.inputs[parts.places()[1]].array()
+        return parts.view.needs(parts.operand_indices()[1]).array()
 
     def shape(self, parts: Parts) -> ConvShape:
         return conv_shape_of(parts)
@@ -153,7 +153,7 @@ class SparseQConv(SparseQuantizedTactic):
         return conv_channels(parts)
 
     def wrong_kind(self, parts: Parts) -> str | None:
-        images = parts.head.attrs["group"] == 1 and parts.head.inputs[0].type.rank == 4
+        images = parts.head.attrs["group"] == 1 and parts.head.needs(0).type.rank == 4
         return None if images else "takes convolutions of two spatial axes and one group"
 
     def channel_axis(self, layer: Layer) -> int:

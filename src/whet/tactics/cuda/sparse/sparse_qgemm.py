@@ -21,7 +21,7 @@ class SparseQGemm(SparseQuantizedTactic):
     ops = ("Gemm", "MatMul")
 
     def filters(self, parts: Parts) -> np.ndarray:
-        weights = parts.view.inputs[parts.places()[1]].array()
+        weights = parts.view.needs(parts.operand_indices()[1]).array()
         transposed = parts.head.op == "MatMul" or not parts.head.attrs.get("transB")
         return (weights.T if transposed else weights)[:, :, None, None]
 
@@ -29,7 +29,7 @@ class SparseQGemm(SparseQuantizedTactic):
         return rows_of(parts)
 
     def channels(self, parts: Parts) -> tuple[Any, Any]:
-        return parts.head.inputs[0].shape[-1], parts.head.outputs[0].shape[-1]
+        return parts.head.needs(0).shape[-1], parts.head.outputs[0].shape[-1]
 
     def wrong_kind(self, parts: Parts) -> str | None:
         return why_not_rows(parts)

@@ -41,7 +41,7 @@ class QStem(QuantizedTactic):
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         head = parts.head
-        if head.inputs[0].type.rank != 4 or head.attrs["group"] != 1 or head.inputs[0].shape[1] not in (1, 2, 3, 4):
+        if head.needs(0).type.rank != 4 or head.attrs["group"] != 1 or head.needs(0).shape[1] not in (1, 2, 3, 4):
             return "takes convolutions of at most 4 input channels and one group"
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return "stores integers"
@@ -50,7 +50,7 @@ class QStem(QuantizedTactic):
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         if parts.stores is None:
             return []
-        x, made = parts.source_place(), match_quantized_epilogue(parts)
+        x, made = parts.source_index(), match_quantized_epilogue(parts)
         if isinstance(made, str) or made.residual is not None:
             return []
         found = []
@@ -71,7 +71,7 @@ class QStem(QuantizedTactic):
         assert isinstance(parts, Parts)
         assert not isinstance(made, str)
         found, stores = integer_stem_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
-        source = signature.inputs[parts.source_place()]
+        source = signature.inputs[parts.source_index()]
         tiles = ({k: int(v) for k, v in c} for c in found)
         ahead(backend, [text("stem.cu", integer_stem_constants(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
         return found
@@ -81,7 +81,7 @@ class QStem(QuantizedTactic):
         made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
-        x = parts.source_place()
+        x = parts.source_index()
         return integer_stem_kernel(layer, parts, made, signature, config, backend, x)
 
 
@@ -140,7 +140,7 @@ def integer_stem_shared(s: ConvShape, th: int, tw: int) -> int:
 
 def packed_integer_stem(parts: Parts, made: Epilogue, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, PostOps]:
     """Filters and factors as stem.cu reads them, the output's quantization, and the activation."""
-    weights = parts.view.inputs[parts.places()[1]]
+    weights = parts.view.inputs[parts.operand_indices()[1]]
     assert weights is not None
     row, filters = integer_stem_row(s), _columns(s)
 
@@ -153,12 +153,12 @@ def packed_integer_stem(parts: Parts, made: Epilogue, s: ConvShape, stored: str)
         return pack_weights8(out[:, :, None, None], row)
 
     numbers, out, finish = stem_factors(parts, made, s, stored)
-    return (packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, finish
+    return (packed_array(f"{weights.constant().digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, finish
 
 
 def stem_factors(parts: Parts, made: Epilogue, s: ConvShape, stored: str) -> tuple[Packed, Output, PostOps]:
     """Biases and factors (bias_count(k) floats each), the output's quantization, and the activation. Pixels outside the image are the zero point."""
-    x, w, b = parts.places()
+    x, w, b = parts.operand_indices()
     weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
     assert weights is not None
     zero = parts.reads[x].zero
@@ -197,7 +197,7 @@ def integer_arguments(
         act=finish.activation[1:],
         per_step=out.per_step,
         zero=out.zero,
-        in_zero=parts.reads[parts.source_place()].zero,
+        in_zero=parts.reads[parts.source_index()].zero,
         factor=args.packed[1] + bias_count(s.k) * 4,
         pooled=pooled,
         image_per_step=None if step is None else 1.0 / step,
@@ -217,9 +217,10 @@ def integer_stem_constants(
     parts: Parts, made: Epilogue, s: ConvShape, tile: dict[str, int], source: Operand | None, stores: str, *, floats: bool = False
 ) -> dict[str, int]:
     """The macros of an instance; `floats`: the kernel quantizes a float image."""
-    kind = TYPES[parts.reads[parts.source_place()].dtype.name]
+    kind = TYPES[parts.reads[parts.source_index()].dtype.name]
     fixed = {"BN": _columns(s), "TAPS": _taps(s), "PAIRS": 0, "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
     if floats:
+        assert source is not None, "the kernel quantizes the image, so the image is stored"
         fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}
     return {**stem_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}
 

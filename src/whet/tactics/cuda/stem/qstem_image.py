@@ -35,7 +35,7 @@ class QStemImage(Tactic):
         found = image_parts(layer, _COMPOSITE)
         if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
             return []
-        dtype = layer.inputs[found.image].dtype
+        dtype = layer.needs(found.image).dtype
         return [same(layer, {found.image: Operand(form, dtype)}, Operand("nhwc", found.parts.stores.dtype)) for form in ("linear", "nhwc")]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:

@@ -100,11 +100,11 @@ class QStemOverlap(Tactic):
         tiles_y, tiles_x = -(-p // tile.stored_rows), -(-s.q // tile.wide)
         tiles = s.n * tiles_y * tiles_x
         numbers, out, finish = stem_factors(parts, found.made, s, signature.outputs[0].dtype.name)
-        weights = parts.view.inputs[parts.places()[1]]
+        weights = parts.view.inputs[parts.operand_indices()[1]]
         assert weights is not None
-        step, zero = found.step, parts.reads[parts.source_place()].zero
+        step, zero = found.step, parts.reads[parts.source_index()].zero
         assert step is not None
-        key, size = f"{weights.weight.digest}|stem 8 bits {s.pad}", tile.steps * THREADS * 16
+        key, size = f"{weights.constant().digest}|stem 8 bits {s.pad}", tile.steps * THREADS * 16
         packed = (packed_array(key, size, lambda: fragments(weights.array(), s)), numbers)
 
         def make(args: Args) -> list:
@@ -183,7 +183,7 @@ def _size_reason(layer: Layer, found: Image) -> str | None:
         return "takes a pooling of 3 x 3 windows, strides of 2 and padding of 1 on all sides"
     if s.k != 64 or s.q > 128:
         return f"{s.k} channels and {s.q} columns before a pooling; takes 64 and at most 128"
-    if found.made.finish.activation[0] != "clip" or any(np.any(scales[i].scale < 0) for i in found.parts.places()[:2]):
+    if found.made.finish.activation[0] != "clip" or any(np.any(scales[i].scale < 0) for i in found.parts.operand_indices()[:2]):
         return "pools before it activates, which takes a Clip and no negative scale"
     return None
 
@@ -233,7 +233,7 @@ def _constants(layer: Layer, found: Image, signature: Signature, tile: _Tile) ->
     """The macros of an instance."""
     s, parts, stores = found.shape, found.parts, signature.outputs[0].dtype.name
     ty, tx = _places(s)
-    kind = TYPES[parts.reads[parts.source_place()].dtype.name]
+    kind = TYPES[parts.reads[parts.source_index()].dtype.name]
     return {
         "C": s.c, "TY": ty, "TX": tx, "BN": tile.wide, "KC": s.k, "TALL": tile.tall,
         "POOL": int(tile.pooled), "Q": s.q if tile.pooled else 0, "IN8": kind, "TO": TYPES[stores],

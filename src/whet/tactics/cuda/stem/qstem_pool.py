@@ -36,7 +36,7 @@ class QStemPool(Tactic):
         found = image_parts(layer, "ConvPool")
         if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
             return []
-        dtype = layer.inputs[found.image].dtype
+        dtype = layer.needs(found.image).dtype
         return [same(layer, {found.image: Operand(form, dtype)}, Operand("nhwc", found.parts.stores.dtype)) for form in ("linear", "nhwc")]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -53,7 +53,8 @@ class QStemPool(Tactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = image_parts(layer, "ConvPool")
         assert isinstance(found, Image)
-        s, pool, good = found.shape, _window(layer), []
+        s, pool = found.shape, _window(layer)
+        good: list[Config] = []
         for ph, pw in _TILES:
             th, tw, threads = _tile(pool, ph, pw)
             pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + s.s) // threads) * s.c
@@ -62,7 +63,7 @@ class QStemPool(Tactic):
                 if fits and _shared(s, pool, ph, pw) * blocks < 220 * 1024:
                     good.append((("ph", ph), ("pw", pw), ("blocks", blocks)))
         ahead(backend, [text("stem.cu", _constants(layer, found, signature, c)) for c in good])
-        return good  # type: ignore[return-value]
+        return good
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found = image_parts(layer, "ConvPool")

@@ -16,7 +16,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer, Tensor
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, source_index
 from whet.tactics.cuda._device.arguments import (
     ActivationParameters,
     Arguments,
@@ -111,7 +111,7 @@ class Stem(FirstLayer):
                 if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(s, th, tw, float_taps(s)) * blocks < 220 * 1024:
                     found.append((("th", th), ("tw", tw), ("blocks", blocks)))
         made = match_epilogue(layer, epilogue(layer))
-        source = signature.inputs[source_place(layer)]
+        source = signature.inputs[source_index(layer)]
         if not isinstance(made, str):
             kind, dtype = made.finish.activation[0], signature.outputs[0].dtype.name
             ahead(backend, [text("stem.cu", stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
@@ -122,7 +122,7 @@ class Stem(FirstLayer):
         if isinstance(made, str):
             raise PlanRefused(made)
         s, tile = conv_shape(layer), {k: int(v) for k, v in config}
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
@@ -164,7 +164,7 @@ def stem_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
         out[:, : side[0].size] = side.reshape(s.k, -1)
         return out
 
-    return packed_array(f"{weights.weight.digest}|first {taps} {stem_row(s)} {dtype}", s.k * stem_row(s) * 2, filters)
+    return packed_array(f"{weights.constant().digest}|first {taps} {stem_row(s)} {dtype}", s.k * stem_row(s) * 2, filters)
 
 
 def stem_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:

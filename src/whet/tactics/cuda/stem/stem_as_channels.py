@@ -18,7 +18,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
@@ -85,26 +85,26 @@ class FirstLayer(Tactic):
     ops = ("Conv",)
 
     def why_not(self, layer: Layer) -> str | None:
-        head = anchor(layer)
+        head = root_layer(layer)
         reason = super().why_not(layer) or conv_reason(layer, head)
         if reason:
             return reason
         if head.attrs["group"] != 1:
             return "takes convolutions of one group"
-        if not isinstance(head.inputs[0].shape[1], int) or head.inputs[0].shape[1] > 8:
+        if not isinstance(head.needs(0).shape[1], int) or head.needs(0).shape[1] > 8:
             return "takes convolutions of at most 8 input channels"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        head, posts = anchor(layer), epilogue(layer)
-        x = source_place(layer)
-        if any(p.other is not None and not layer.inputs[p.other].is_constant for p in posts or ()):
+        head, steps = root_layer(layer), epilogue(layer)
+        x = source_index(layer)
+        if any(p.other is not None and not layer.needs(p.other).is_constant for p in steps or ()):
             return []
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
-            for source in dict.fromkeys((head.inputs[0].dtype, dtype)):
+            for source in dict.fromkeys((head.needs(0).dtype, dtype)):
                 for form in ("linear", "nhwc"):
                     found.append(same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))
         return found
@@ -140,7 +140,7 @@ class StemAsChannels(FirstLayer):
             raise PlanRefused(made)
         shape, tile = conv_shape(layer), from_config(config)
         wide = Wide.of(shape)
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
@@ -154,7 +154,7 @@ class StemAsChannels(FirstLayer):
             return pack_weights(side.reshape(shape.k, shape.s * wide.channels, shape.r, 1), tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),
+            packed_array(f"{weights.constant().digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),
             packed_bias(made, own, shape.k),
         )
         constants = {"FROM": TYPE[source.dtype.name], "TO": TYPE[dtype.name], "CP": wide.channels, "NHWC": int(source.format == "nhwc")}

@@ -14,7 +14,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer, Tensor
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Int32, Pointer, TensorMap
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Epilogue, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source
@@ -101,7 +101,7 @@ class StemOverlap(FirstLayer):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
-        image = signature.inputs[source_place(layer)]
+        image = signature.inputs[source_index(layer)]
         if isinstance(made, str):
             return made
         if made.residual is not None or image is None or image.format != "linear" or image.dtype not in (F32, signature.outputs[0].dtype):
@@ -112,7 +112,7 @@ class StemOverlap(FirstLayer):
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        s, image = conv_shape(layer), signature.inputs[source_place(layer)]
+        s, image = conv_shape(layer), signature.inputs[source_index(layer)]
         made, dtype = match_epilogue(layer, epilogue(layer)), signature.outputs[0].dtype
         if image is None or isinstance(made, str):
             return []
@@ -124,7 +124,7 @@ class StemOverlap(FirstLayer):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), OverlapTile(**{k: int(v) for k, v in config})
-        x, dtype = source_place(layer), signature.outputs[0].dtype
+        x, dtype = source_index(layer), signature.outputs[0].dtype
         image = signature.inputs[x]
         if isinstance(made, str) or image is None or tile.unfit(s, image.dtype):
             raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
@@ -160,7 +160,7 @@ def packed_filters(s: ConvShape, weights: Tensor, own: Tensor | None, made: Epil
         out[:, : side[0].size] = side.reshape(columns(s), -1)
         return permute_rows(out)
 
-    key = f"{weights.weight.digest} {'' if own is None else own.weight.digest} {made.key}|first places {s.pad[1] % 2} {row(s)} {dtype}"
+    key = f"{weights.constant().digest} {'' if own is None else own.constant().digest} {made.key}|first places {s.pad[1] % 2} {row(s)} {dtype}"
     return packed_array(f"{key} {halved(made.finish)}", columns(s) * row(s) * 2, filters)
 
 

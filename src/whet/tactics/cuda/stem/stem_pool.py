@@ -10,7 +10,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, is_quantized, source_place
+from whet.tactics._fused import constants_of, epilogue, is_quantized, root_layer, source_index
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, RTOL, GpuKernel, ahead, all_static, float_types, launch, machine_has, match_epilogue, same
 from whet.tactics.cuda._device.source import source as text
@@ -42,12 +42,12 @@ class StemPool(FirstLayer):
         if self.why_not(layer) or not all_static(layer) or layer.outputs[0].type.rank != 4:
             return []
         conv = _conv(layer)
-        head, posts = anchor(conv), epilogue(conv)
-        if any(p.other is not None and not conv.inputs[p.other].is_constant for p in posts or ()):
+        head, steps = root_layer(conv), epilogue(conv)
+        if any(p.other is not None and not conv.needs(p.other).is_constant for p in steps or ()):
             return []
         x, found = _image(layer, conv), []
         for dtype in float_types([layer.inputs[x], layer.outputs[0]], FLOAT16_TYPES):
-            for source in dict.fromkeys((head.inputs[0].dtype, dtype)):
+            for source in dict.fromkeys((head.needs(0).dtype, dtype)):
                 found += [same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)) for form in ("linear", "nhwc")]
         return found
 
@@ -117,7 +117,7 @@ def _conv(layer: Layer) -> Layer:
 
 def _image(layer: Layer, conv: Layer) -> int:
     """Which input of the whole the convolution reads."""
-    x = conv.inputs[source_place(conv)]
+    x = conv.inputs[source_index(conv)]
     return next(i for i, t in enumerate(layer.inputs) if t is x)
 
 

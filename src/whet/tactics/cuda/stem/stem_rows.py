@@ -163,8 +163,8 @@ def _fragments(s: ConvShape, weights: Tensor, made: Epilogue, own: Tensor | None
         ordered = side.reshape(4, 8, 2, steps, 2, 4, 2).transpose(3, 0, 1, 5, 4, 2, 6)
         return np.ascontiguousarray(ordered).astype(dtype.numpy)
 
-    digest = own.weight.digest if own is not None else ""
-    key = f"{weights.weight.digest}|first rows {s.r} {s.s} {s.pad[1]} {dtype} bias {digest} {made.key}"
+    digest = own.constant().digest if own is not None else ""
+    key = f"{weights.constant().digest}|first rows {s.r} {s.s} {s.pad[1]} {dtype} bias {digest} {made.key}"
     return packed_array(key, steps * 4 * 32 * 16, fragments)
 
 

@@ -14,7 +14,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer, Tensor
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, FloatPointer, Int32, TensorMap
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -119,9 +119,9 @@ class StemTf32(FirstLayer):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        if F32 not in float_types([anchor(layer).inputs[0], layer.outputs[0]], (F32,)):
+        if F32 not in float_types([root_layer(layer).inputs[0], layer.outputs[0]], (F32,)):
             return []
-        return [same(layer, {source_place(layer): Operand("linear", F32)}, Operand("nhwc", F32))]
+        return [same(layer, {source_index(layer): Operand("linear", F32)}, Operand("nhwc", F32))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -149,7 +149,7 @@ class StemTf32(FirstLayer):
         made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), StemTile.of(config)
         if isinstance(made, str) or tile.unfit(s):
             raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
-        x = source_place(layer)
+        x = source_index(layer)
         weights, own = constants_of(layer)
         assert weights is not None
         constants = tile.constants(s, made.finish)
@@ -193,8 +193,8 @@ def stem_filters(s: ConvShape, weights: Tensor, made: Epilogue, own: Tensor | No
         out[:, : side[0].size] = side.reshape(columns(s), -1)
         return permute_by_16(cut_to_tf32(out))
 
-    bias = "" if own is None else own.weight.digest
-    key = f"{weights.weight.digest} {bias} {made.key}|first tf32 {lead(s)} {s.stride[1]} {row(s)} {columns(s)}"
+    bias = "" if own is None else own.constant().digest
+    key = f"{weights.constant().digest} {bias} {made.key}|first tf32 {lead(s)} {s.stride[1]} {row(s)} {columns(s)}"
     return packed_array(key, columns(s) * row(s) * 4, filters)
 
 

@@ -8,7 +8,7 @@
 The set_threads() in force when a descriptor is made is the one it is made for: run it with the same.
 """
 
-from whet.tactics.cpu.onednn._api.attributes import BINARY, ELTWISE, Attributes, Binary, Eltwise, Prelu, Sum
+from whet.tactics.cpu.onednn._api.attributes import BINARY, ELTWISE, Attributes, Binary, Eltwise, PostOp, Prelu, Sum
 from whet.tactics.cpu.onednn._api.conv import convolution
 from whet.tactics.cpu.onednn._api.library import Unimplemented, has_isa, library, library_version
 from whet.tactics.cpu.onednn._api.matmul import inner_product, matmul
@@ -20,7 +20,7 @@ from whet.tactics.cpu.onednn._api.primitive import Call, Descriptor, Primitive, 
 from whet.tactics.cpu.onednn._api.window import pooling, reduction, resampling
 
 __all__ = [
-    "ALIGNMENT", "BINARY", "ELTWISE", "Attributes", "Binary", "Call", "Descriptor", "Eltwise", "MemoryDesc", "Prelu", "Primitive", "Sum",
+    "ALIGNMENT", "BINARY", "ELTWISE", "Attributes", "Binary", "Call", "Descriptor", "Eltwise", "MemoryDesc", "PostOp", "Prelu", "Primitive", "Sum",
     "Unimplemented", "aligned", "binary", "concat", "convolution", "describe", "eltwise", "has_isa", "inner_product",
     "layer_normalization", "library", "library_version", "matmul", "pack", "pooling", "prelu", "reduction", "reorder", "resampling",
     "row_major", "run", "softmax", "sum_of",

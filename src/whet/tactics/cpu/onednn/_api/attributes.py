@@ -82,8 +82,8 @@ class Attributes:
 
     def operands(self) -> tuple[str, ...]:
         """Names of the run-time operands that the attributes add to a call."""
-        posts = tuple(f"post{i}" for i, p in enumerate(self.post_ops) if isinstance(p, Binary))
-        return (*posts, *self.vectors())
+        post_ops = tuple(f"post{i}" for i, p in enumerate(self.post_ops) if isinstance(p, Binary))
+        return (*post_ops, *self.vectors())
 
     def vectors(self) -> dict[str, MemoryDesc]:
         """Layouts of the operands that hold scales and zero points, which oneDNN itself does not tell."""
@@ -96,7 +96,7 @@ class Attributes:
         """A dnnl_primitive_attr_t for the time of a primitive descriptor's creation, which copies it."""
         lib = library()
         attr = lib.make("primitive_attr_create")
-        posts = lib.make("post_ops_create")
+        post_ops = lib.make("post_ops_create")
         try:
             lib.call("primitive_attr_set_scratchpad_mode", attr, 1)
             if self.fpmath != "strict":
@@ -106,22 +106,22 @@ class Attributes:
             for name, mask, _ in self.zero_points:
                 lib.call("primitive_attr_set_zero_points_mask", attr, ARGS[name], mask)
             for post in self.post_ops:
-                _append(posts, post)
+                _append(post_ops, post)
             if self.post_ops:
-                lib.call("primitive_attr_set_post_ops", attr, posts)
+                lib.call("primitive_attr_set_post_ops", attr, post_ops)
             yield attr
         finally:
-            lib.call("post_ops_destroy", posts)
+            lib.call("post_ops_destroy", post_ops)
             lib.call("primitive_attr_destroy", attr)
 
 
-def _append(posts: int, post: PostOp) -> None:
+def _append(post_ops: int, post: PostOp) -> None:
     lib = library()
     if isinstance(post, Sum):
-        lib.call("post_ops_append_sum", posts, post.scale, post.zero_point, DTYPES[post.dtype] if post.dtype else 0)
+        lib.call("post_ops_append_sum", post_ops, post.scale, post.zero_point, DTYPES[post.dtype] if post.dtype else 0)
     elif isinstance(post, Eltwise):
-        lib.call("post_ops_append_eltwise", posts, lookup(ELTWISE, post.alg, "activation"), post.alpha, post.beta)
+        lib.call("post_ops_append_eltwise", post_ops, lookup(ELTWISE, post.alg, "activation"), post.alpha, post.beta)
     elif isinstance(post, Prelu):
-        lib.call("post_ops_append_prelu", posts, post.mask)
+        lib.call("post_ops_append_prelu", post_ops, post.mask)
     else:
-        lib.call("post_ops_append_binary", posts, lookup(BINARY, post.alg, "binary operation"), post.md.handle)
+        lib.call("post_ops_append_binary", post_ops, lookup(BINARY, post.alg, "binary operation"), post.md.handle)

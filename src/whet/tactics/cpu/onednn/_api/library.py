@@ -181,7 +181,7 @@ _ISA = {"sse41": 0x1, "avx2": 0x7, "avx512_core": 0x27, "avx512_core_vnni": 0x67
 
 
 def has_isa(name: str) -> bool:
-    """Whether oneDNN uses this x86 instruction set here (sse41, avx2, avx512_core, ..._vnni, ..._bf16, ..._fp16)."""
+    """True if oneDNN uses this x86 instruction set here (sse41, avx2, avx512_core, ..._vnni, ..._bf16, ..._fp16)."""
     return library().isa & _ISA[name] == _ISA[name]
 
 

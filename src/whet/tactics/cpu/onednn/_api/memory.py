@@ -94,7 +94,7 @@ def describe(shape: Sequence[int], dtype: str, fmt: str = "linear", strides: Seq
 def borrowed(handle: int | None, origin: str, extra: str = "") -> MemoryDesc:
     """A copy of a descriptor that belongs to a primitive descriptor; `origin` names that one, for layouts that cannot be described.
 
-    Integer weights may carry sums behind their elements, which no query tells: `extra` says what they depend on.
+    Integer weights may have compensation sums after their elements, which no query reports: `extra` has the parameters they depend on.
     """
     if not handle:
         raise BackendError("oneDNN returned no memory descriptor for an operand that the primitive has")

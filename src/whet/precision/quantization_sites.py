@@ -23,7 +23,7 @@ _NOT_NEGATIVE = ("Relu", "Sigmoid", "Softplus", "HardSigmoid", "Exp", "Abs", "So
 
 
 @dataclass
-class Places:
+class QuantizationSites:
     """`layers` run in integers; `roots` are the tensors that get Q/DQ, each with the readers of the quantized value (None: all);
     `shared` maps each root to the name of its range group.
 
@@ -48,7 +48,7 @@ class Places:
         return groups
 
 
-def find_places(net: Network, skip: Callable[[Layer], bool] | Iterable[str] = (), float_sums: Collection[str] = ()) -> Places:
+def find_quantization_sites(net: Network, skip: Callable[[Layer], bool] | Iterable[str] = (), float_sums: Collection[str] = ()) -> QuantizationSites:
     """Finds the quantizable layers and tensors of `net` (batch norms folded).
 
     `skip` is a predicate or the names of layers that stay in floating point. `float_sums` names Add layers whose operands stay in floating
@@ -87,17 +87,17 @@ class _Finder:
         self.net, self.users, self.float_sums = net, net.users(), float_sums
         self.own = {layer for layer in net.layers if _weighted(layer) and not skips(layer)}
         self.skips = skips
-        self.places = Places(layers=[x for x in net.layers if x in self.own])
+        self.sites = QuantizationSites(layers=[x for x in net.layers if x in self.own])
         self.sets: Sets[_Use] = Sets()
 
-    def find(self) -> Places:
-        for layer in self.places.layers:
+    def find(self) -> QuantizationSites:
+        for layer in self.sites.layers:
             x = layer.needs(0)
             self.require(x, layer)
-            self.places.consumers.setdefault(x, []).append(layer)
+            self.sites.consumers.setdefault(x, []).append(layer)
         grown = True
         while grown:  # operands of quantized sums and averages are quantized too, up the network
-            before = len(self.places.roots), sum(len(r) for r in self.places.roots.values() if r)
+            before = len(self.sites.roots), sum(len(r) for r in self.sites.roots.values() if r)
             for layer in self.net.layers:
                 if layer.op == "Add" and not self.skips(layer) and layer.name not in self.float_sums:
                     self.residual(layer)
@@ -105,32 +105,32 @@ class _Finder:
                     x = layer.needs(0)
                     if self.fusable(x):
                         self.require(x, layer)
-            grown = before != (len(self.places.roots), sum(len(r) for r in self.places.roots.values() if r))
-        for t in self.places.roots:
+            grown = before != (len(self.sites.roots), sum(len(r) for r in self.sites.roots.values() if r))
+        for t in self.sites.roots:
             if self.fusable(t) and not any(t is o for o in self.net.outputs) and not self.summed_in_floats(t):
-                self.places.roots[t] = None
+                self.sites.roots[t] = None
         order = {t: i for i, t in enumerate(self.net.tensors())}
-        self.places.roots = dict(sorted(self.places.roots.items(), key=lambda item: order[item[0]]))
+        self.sites.roots = dict(sorted(self.sites.roots.items(), key=lambda item: order[item[0]]))
         self.name_ranges()
-        return self.places
+        return self.sites
 
     def name_ranges(self) -> None:
         """Names the range of each use (after its tensor, or after the first input of a Concat and a number) and the group of each tensor."""
-        rank = {t: i for i, t in enumerate(self.places.roots)}
+        rank = {t: i for i, t in enumerate(self.sites.roots)}
         parts: dict[_Use, set[Tensor]] = {}
         for use in self.sets:
             parts.setdefault(self.sets.root(use), set()).add(use[0])
         joins = sorted((use for use, ts in parts.items() if len(ts) > 1), key=lambda use: sorted(rank[t] for t in parts[use]))
         names = {use: f"{min(parts[use], key=rank.__getitem__).name} + {i}" for i, use in enumerate(joins)}
         for t, reader in self.sets:
-            self.places.uses.setdefault(t, {})[reader] = names.get(self.sets.root((t, reader)), t.name)
+            self.sites.uses.setdefault(t, {})[reader] = names.get(self.sets.root((t, reader)), t.name)
         groups = Sets[str]()
-        for uses in self.places.uses.values():
+        for uses in self.sites.uses.values():
             for name in uses.values():
                 groups.join(next(iter(uses.values())), name)
         first: dict[str, str] = {}
-        for t in self.places.roots:
-            self.places.shared[t] = first.setdefault(groups.root(next(iter(self.places.uses[t].values()))), t.name)
+        for t in self.sites.roots:
+            self.sites.shared[t] = first.setdefault(groups.root(next(iter(self.sites.uses[t].values()))), t.name)
 
     def require(self, t: Tensor, reader: Layer) -> list[_Use]:
         """Records that `reader` reads `t` as integers: Q/DQ goes to the producer, above layers that only move values. Returns the uses."""
@@ -144,7 +144,7 @@ class _Finder:
                 return found
         if t.is_constant or t.dtype != F32:
             return []
-        readers = self.places.roots.setdefault(t, set())
+        readers = self.sites.roots.setdefault(t, set())
         if readers is not None:
             readers.add(reader)
         self.sets.root((t, reader))
@@ -164,12 +164,12 @@ class _Finder:
         place = {t: self.net.layers.index(t.maker) if t.maker in self.net.layers else -1 for t in (a, b)}
         own = max(heads, key=lambda t: place[t])
         other = b if own is a else a
-        if other in self.places.roots or (self.quantized_result(layer.output) and self.fusable(other)):
+        if other in self.sites.roots or (self.quantized_result(layer.output) and self.fusable(other)):
             self.require(other, layer)
 
     def quantized_result(self, t: Tensor) -> bool:
-        """Whether `t`, or the activation applied to it, is quantized."""
-        if t in self.places.roots:
+        """True if `t`, or the activation applied to it, is quantized."""
+        if t in self.sites.roots:
             return True
         readers = [r for r, _ in self.users.get(t, [])]
         if len(readers) == 1 and (readers[0].op in UNARY or moves(readers[0])) and len(readers[0].outputs) == 1:
@@ -177,38 +177,39 @@ class _Finder:
         return False
 
     def summed_in_floats(self, t: Tensor) -> bool:
-        """Whether a float sum reads `t`, directly or through layers that only move values."""
+        """True if a float sum reads `t`, directly or through layers that only move values."""
         readers = [r for r, _ in self.users.get(t, [])] if self.float_sums else []
         return any(r.name in self.float_sums or (moves(r) and any(self.summed_in_floats(o) for o in r.outputs)) for r in readers)
 
     def takes_sum(self, t: Tensor) -> bool:
-        """Whether a quantized convolution or matrix product produces `t` for the sum only."""
+        """True if a quantized convolution or matrix product produces `t` for the sum only."""
         if len(self.users.get(t, [])) != 1:
             return False
         maker = t.maker
         if maker is None:
             return False
         if maker.op == "Mul":  # SiLU written as Mul and Sigmoid
-            gates = [(x, y) for x, y in (maker.inputs, maker.inputs[::-1]) if y is not None and y.maker is not None and y.maker.op == "Sigmoid"]
-            return any(x is not None and y.maker.inputs[0] is x and x.maker in self.own for x, y in gates)
-        return maker in self.own or (maker.op in UNARY and self.takes_sum(maker.inputs[0]))
+            a, b = maker.required_inputs()
+            gates = [(x, y.maker) for x, y in ((a, b), (b, a)) if y.maker is not None and y.maker.op == "Sigmoid"]
+            return any(gate.inputs[0] is x and x.maker in self.own for x, gate in gates)
+        return maker in self.own or (maker.op in UNARY and self.takes_sum(maker.needs(0)))
 
     def fusable(self, t: Tensor) -> bool:
-        """Whether the producer of `t` can store integers: a quantized layer, or a sum, activation or average applied to one."""
+        """True if the producer of `t` can store integers: a quantized layer, or a sum, activation or average applied to one."""
         maker = t.maker
         if maker is None:
             return False
         if maker in self.own:
             return True
         if maker.op in UNARY:
-            return self.fusable(maker.inputs[0])
+            return self.fusable(maker.needs(0))
         if maker.op in ("Add", "Mul"):
             return any(x is not None and self.fusable(x) for x in maker.inputs)
-        return (maker.op in POOLS or moves(maker)) and self.fusable(maker.inputs[0])
+        return (maker.op in POOLS or moves(maker)) and self.fusable(maker.needs(0))
 
 
 def moves(layer: Layer) -> bool:
-    """Whether a layer only moves values (or inserts zeros, which every range contains)."""
+    """True if a layer only moves values (or inserts zeros, which every range contains)."""
     if layer.op == "Resize":
         return layer.attrs.get("mode", "nearest") == "nearest"
     if layer.op == "Pad" and layer.attrs["mode"] == "constant":
@@ -218,7 +219,7 @@ def moves(layer: Layer) -> bool:
 
 
 def _weighted(layer: Layer) -> bool:
-    """Whether a layer is a Conv, Gemm or MatMul with constant float weights that has a quantized form."""
+    """True if a layer is a Conv, Gemm or MatMul with constant float weights that has a quantized form."""
     if layer.op not in WEIGHTED:
         return False
     x, w, b = layer.inputs[0], layer.inputs[1], layer.input(2)
@@ -234,7 +235,7 @@ def _weighted(layer: Layer) -> bool:
 
 
 def never_negative(t: Tensor) -> bool:
-    """Whether the producers of `t` guarantee values >= 0."""
+    """True if the producers of `t` guarantee values >= 0."""
     maker = t.maker
     if maker is None:
         return False

@@ -1,0 +1,205 @@
+"""Classes of models that exporters write and that once could not be built: each is built, saved, loaded and run."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from whet.builder import BuildConfig, build
+from whet.engine import engine_bytes, read_engine
+from whet.errors import FrontendError
+from whet.frontends import check_onnx, network_from_onnx
+from whet.ops import run_network
+from whet.passes import lower
+from whet.runtime import Runtime
+
+F = TensorProto.FLOAT
+
+
+def model(nodes, inputs, outputs, weights=(), opset=17):
+    """A ModelProto; inputs and outputs are (name, element type, shape), weights (name, array)."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(*i) for i in inputs],
+        [helper.make_tensor_value_info(*o) for o in outputs],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in weights],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+def config(**options):
+    return BuildConfig(**{"optimization_level": 1, "avg_timing": 1, "timing_cache": "", "threads": 1, **options})
+
+
+def run_saved(net, feeds, **options):
+    """Outputs of the engine after it was written and read again."""
+    plan = read_engine(engine_bytes(build(net, config(**options))))
+    with Runtime().load(plan).create_context() as context:
+        return context.run(feeds)
+
+
+def onnxruntime_outputs(proto, feeds):
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return dict(zip((o.name for o in session.get_outputs()), session.run(None, feeds), strict=True))
+
+
+def test_a_layer_called_like_an_output():
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["a"], name="first", perm=[0, 3, 1, 2]),
+        helper.make_node("Conv", ["a", "w"], ["b"], name="y"),
+        helper.make_node("Transpose", ["b"], ["y"], name="last", perm=[0, 2, 3, 1]),
+    ]
+    w = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype("f4")
+    proto = model(nodes, [("x", F, [1, 8, 8, 3])], [("y", F, [1, 6, 6, 4])], [("w", w)])
+    feeds = {"x": np.random.default_rng(1).standard_normal((1, 8, 8, 3)).astype("f4")}
+    got = run_saved(network_from_onnx(proto), feeds)
+    np.testing.assert_allclose(got["y"], onnxruntime_outputs(proto, feeds)["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_constant_sliced_by_a_symbolic_length():
+    """Position ids of CLIP's text model: position_ids[:, :S], then a lookup in the table of positions."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "one"], ["length"], axis=0),
+        helper.make_node("Unsqueeze", ["length", "zero"], ["end"]),
+        helper.make_node("Slice", ["ids", "zero", "end", "axes"], ["positions"]),
+        helper.make_node("Gather", ["table", "positions"], ["embedded"]),
+        helper.make_node("Add", ["x", "embedded"], ["y"]),
+    ]
+    table = np.random.default_rng(0).standard_normal((16, 8)).astype("f4")
+    weights = [
+        ("ids", np.arange(16)[None]),
+        ("table", table),
+        ("one", np.array(1)),
+        ("zero", np.array([0])),
+        ("axes", np.array([1])),
+    ]
+    proto = model(nodes, [("x", F, ["N", "S", 8])], [("y", F, ["N", "S", 8])], weights)
+    assert check_onnx(proto.SerializeToString()).supported
+    net = network_from_onnx(proto)
+    shapes = tuple({"x": (1, s, 8)} for s in (2, 5, 16))
+    plan = read_engine(engine_bytes(build(net, config(profiles=(shapes,)))))
+    with Runtime().load(plan).create_context() as context:
+        for length in (2, 7, 16):
+            x = np.random.default_rng(length).standard_normal((1, length, 8)).astype("f4")
+            np.testing.assert_allclose(context.run({"x": x})["y"], x + table[None, :length], rtol=1e-6)
+
+
+def float16_classifier():
+    """Convolutions, a residual, a pool, an attention-like product and a Softmax, all in FP16."""
+    rng = np.random.default_rng(2)
+    w1, w2, w3 = (rng.standard_normal(s).astype("f2") * np.float16(0.2) for s in ((16, 3, 3, 3), (16, 16, 3, 3), (16, 10)))
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], name="stem", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "w2"], ["c"], name="second", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["b", "c"], ["d"]),
+        helper.make_node("GlobalAveragePool", ["d"], ["e"]),
+        helper.make_node("Flatten", ["e"], ["f"]),
+        helper.make_node("MatMul", ["f", "w3"], ["logits"], name="y"),
+        helper.make_node("Cast", ["logits"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Softmax", ["wide"], ["scores"]),
+        helper.make_node("Cast", ["scores"], ["y"], to=TensorProto.FLOAT16),
+    ]
+    half = TensorProto.FLOAT16
+    return model(nodes, [("x", half, ["N", 3, 24, 24])], [("y", half, ["N", 10]), ("logits", half, ["N", 10])], [("w1", w1), ("w2", w2), ("w3", w3)])
+
+
+def test_float16_models_compute_in_float32_on_a_cpu_without_float16():
+    proto = float16_classifier()
+    net = network_from_onnx(proto)
+    plan = build(net, config(profiles=(({"x": (1, 3, 24, 24)},) * 3,)))
+    ops = {layer.name: layer.op for layer in plan.network.layers}
+    references = {ops[n] for n, c in plan.choices.items() if c.tactic == "cpu/numpy_reference"}
+    assert references <= {"Cast"}, f"{references} run on the reference loops"
+    assert not any(t.dtype.name == "f16" for layer in plan.network.layers if layer.op != "Cast" for t in layer.outputs)
+    assert any("compute in f32" in note for note in plan.report.notes)
+    x = np.random.default_rng(3).standard_normal((1, 3, 24, 24)).astype("f2")
+    with Runtime().load(read_engine(engine_bytes(plan))).create_context() as context:
+        got = context.run({"x": x})
+    truth = run_network(net, {"x": x}, widen=True)
+    for name, a in got.items():
+        assert a.dtype == np.float16
+        np.testing.assert_allclose(a.astype("f8"), np.asarray(truth[name], "f8"), rtol=2e-3, atol=2e-3)
+
+
+def test_weights_made_by_constant_of_shape():
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["w"], value=numpy_helper.from_array(np.array([0.02], "f4"))),
+        helper.make_node("ConstantOfShape", ["bias_shape"], ["ones"], value=numpy_helper.from_array(np.array([1], "f4"))),
+        helper.make_node("Mul", ["w", "factor"], ["weights"]),
+        helper.make_node("Conv", ["x", "weights", "ones"], ["y"], pads=[1, 1, 1, 1]),
+    ]
+    weights = [("shape", np.array([64, 64, 3, 3])), ("bias_shape", np.array([64])), ("factor", np.float32(0.5).reshape(1))]
+    proto = model(nodes, [("x", F, [1, 64, 8, 8])], [("y", F, [1, 64, 8, 8])], weights)
+    net = network_from_onnx(proto)
+    lowered, _ = lower(net)
+    assert [layer.op for layer in lowered.layers] == ["Conv"]
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 64, 8, 8)).astype("f4")}
+    np.testing.assert_allclose(run_saved(net, feeds)["y"], onnxruntime_outputs(proto, feeds)["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_large_constants_that_are_no_weights_stay_layers():
+    nodes = [helper.make_node("ConstantOfShape", ["shape"], ["c"]), helper.make_node("Add", ["x", "c"], ["y"])]
+    proto = model(nodes, [("x", F, [256, 256])], [("y", F, [256, 256])], [("shape", np.array([256, 256]))])
+    assert "ConstantOfShape" in [layer.op for layer in lower(network_from_onnx(proto))[0].layers]
+
+
+def test_batch_normalization_of_a_weight_in_training_mode():
+    """Weight standardization of NFNets: batch_norm(weight[None], training=True), reshaped and convolved."""
+    rng = np.random.default_rng(4)
+    w = rng.standard_normal((1, 12, 27)).astype("f4")
+    nodes = [
+        helper.make_node("BatchNormalization", ["w", "gain", "zero", "zero", "one"], ["n", "", ""], epsilon=1e-6, momentum=1.0, training_mode=1),
+        helper.make_node("Reshape", ["n", "shape"], ["standard"]),
+        helper.make_node("Conv", ["x", "standard"], ["y"]),
+    ]
+    gain = rng.standard_normal(12).astype("f4")
+    weights = [("w", w), ("gain", gain), ("zero", np.zeros(12, "f4")), ("one", np.ones(12, "f4")), ("shape", np.array([12, 3, 3, 3]))]
+    proto = model(nodes, [("x", F, [1, 3, 9, 9])], [("y", F, [1, 12, 7, 7])], weights)
+    net = network_from_onnx(proto)
+    assert [layer.op for layer in lower(net)[0].layers] == ["Conv"]
+    x = rng.standard_normal((1, 3, 9, 9)).astype("f4")
+    standard = (w - w.mean((0, 2), keepdims=True)) / np.sqrt(w.var((0, 2), keepdims=True) + 1e-6) * gain[:, None]
+    other = model(
+        [helper.make_node("Conv", ["x", "w"], ["y"])], [("x", F, [1, 3, 9, 9])], [("y", F, [1, 12, 7, 7])], [("w", standard.reshape(12, 3, 3, 3))]
+    )
+    np.testing.assert_allclose(run_saved(net, {"x": x})["y"], onnxruntime_outputs(other, {"x": x})["y"], rtol=1e-4, atol=1e-4)
+
+
+def silero(size):
+    """If(rate == 16000) of two convolutions whose windows have 512 and 256 samples; `rate` is an input, as in Silero's detector."""
+
+    def branch(name, count):
+        reshaped = helper.make_node("Reshape", ["x", f"shape_{name}"], [f"r_{name}"], name=f"reshape_{name}")
+        total = helper.make_node("ReduceSum", [f"r_{name}", f"axes_{name}"], [f"y_{name}"], keepdims=0)
+        constants = [numpy_helper.from_array(np.array([1, 8, count // 8]), f"shape_{name}"), numpy_helper.from_array(np.array([2]), f"axes_{name}")]
+        return helper.make_graph([reshaped, total], name, [], [helper.make_tensor_value_info(f"y_{name}", F, [1, 8])], constants)
+
+    nodes = [
+        helper.make_node("Equal", ["rate", "wanted"], ["is_16k"]),
+        helper.make_node("If", ["is_16k"], ["y"], name="by_rate", then_branch=branch("a", 512), else_branch=branch("b", 256)),
+    ]
+    return model(nodes, [("x", F, [1, size]), ("rate", TensorProto.INT64, [])], [("y", F, [1, 8])], [("wanted", np.array(16000))])
+
+
+@pytest.mark.parametrize(("size", "rate", "branch"), [(512, 16000, "then_branch"), (256, 8000, "else_branch")])
+def test_a_branch_that_does_not_fit_the_shapes_is_left_out(size, rate, branch):
+    proto = silero(size)
+    assert check_onnx(proto.SerializeToString()).supported
+    net = network_from_onnx(proto)
+    plan = build(net, config())
+    assert any(f"only its {branch} fits the shapes" in note for note in plan.report.notes)
+    x = np.random.default_rng(0).standard_normal((1, size)).astype("f4")
+    with Runtime().load(plan).create_context() as context:
+        got = context.run({"x": x, "rate": np.array(rate)})
+    np.testing.assert_allclose(got["y"], x.reshape(8, -1).sum(1)[None], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_whose_branches_both_do_not_fit_is_refused():
+    with pytest.raises(FrontendError, match="reshape_a"):
+        network_from_onnx(silero(300))
+    report = check_onnx(silero(300).SerializeToString())
+    assert not report.supported
+    assert "of 6 nodes cannot be read" in str(report)
