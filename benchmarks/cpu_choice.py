@@ -64,7 +64,7 @@ def row(name: str, folder: Path) -> dict:
         search.view_refusal = refusal
     ranking = time_engines([plan, copies])
     ms, copied_ms = (1e3 * ranking.seconds(k) for k in range(2))
-    rows = [c for group in plan.report.candidates.values() for c in group if c.tactic == "apart"]
+    rows = [c for group in plan.report.candidates.values() for c in group if c.tactic == "unfused"]
     return {
         "model": name,
         "ms": ms,

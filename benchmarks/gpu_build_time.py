@@ -32,7 +32,7 @@ RESULT = Path(__file__).parent / "results" / "h200" / "build_time.json"
 BARS = {"empty": 60.0, "timings": 5.0}  # seconds, of ResNet-50 FP16 at batch 1
 KNOWN = {"empty": "nothing", "kernels": "kernels", "timings": "kernels and times"}
 PHASES = {
-    "timing": ("timing",), "apart": ("fused or apart",), "network": ("choice in the network",), "verification": ("verification",),
+    "timing": ("timing",), "apart": ("fused or unfused", "fused or apart"), "network": ("choice in the network",), "verification": ("verification",),
     "engines": ("whole engines", "engines in turns"),
 }  # fmt: skip
 

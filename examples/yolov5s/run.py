@@ -46,8 +46,8 @@ from timing import IMAGE, Times, measure, measure_apart
 import whet
 from whet.backends import get_backend
 from whet.cli._build_progress import BuildProgress
-from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
+from whet.inspector.unfused_counts import count_unfused
 from whet.network import F32, Layer, Network, TensorType
 from whet.pruning import PruneConfig, Pruned, count_flops, count_params, groups, load_recipe, prune, save_recipe
 from whet.zoo import save
@@ -214,7 +214,7 @@ class Roof:
     def floor_ms(self, engine: whet.Engine, batch: int) -> float:
         """The roofline of all layers at this batch, those that the engine computes in one launch with others counted for themselves."""
         facts = layer_facts(engine.plan, {"images": (batch, 3, IMAGE, IMAGE)})
-        return 1e3 * sum(max(n / self.flops, size / self.moved(size)) for f in facts for n, size in apart(f, self.also))
+        return 1e3 * sum(max(n / self.flops, size / self.moved(size)) for f in facts for n, size in count_unfused(f, self.also))
 
 
 def roofs(engine: whet.Engine) -> dict[str, Roof]:

@@ -135,7 +135,7 @@ def test_progress_reports_stages_and_steps():
     build(residual(), QUICK, progress=watch)
     # the parts of a fused layer that is slower than they are are timed in a stage of their own
     names = list(dict.fromkeys(n for n, _ in watch.stages))
-    assert names == ["passes", "candidates", "timing", "fused or apart", "choice", "whole engines", "verification"]
+    assert names == ["passes", "candidates", "timing", "fused or unfused", "choice", "whole engines", "verification"]
     assert all(count <= total for (_, total), count in zip(watch.stages, watch.counts, strict=True))
 
 

@@ -185,7 +185,7 @@ def test_phase_seconds_add_up_to_the_build_time():
     plan = build(residual(), dataclasses.replace(QUICK, timing_cache="", verify=True))
     spent = plan.report.phase_seconds
     assert list(spent)[:4] == ["start", "passes", "candidates", "timing"]
-    assert {"fused or apart", "choice", "whole engines", "choice in the network", "verification"} <= set(spent)
+    assert {"fused or unfused", "choice", "whole engines", "choice in the network", "verification"} <= set(spent)
     assert sum(spent.values()) == pytest.approx(plan.report.build_seconds, rel=0.02)
 
 

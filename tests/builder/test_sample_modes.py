@@ -104,7 +104,7 @@ def test_without_lanes_samples_run_in_turns(apart, monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_turns_share_each_sample_among_all_threads(turns, threads):
     """No launch uses lanes, and the memory is that of one sample plus the inputs and outputs of the batch."""
-    assert turns.arenas[0].lanes == 1
+    assert turns.arenas[0].concurrent_samples == 1
     with pytest.warns(UserWarning, match="tuned elsewhere") if threads != 2 else nullcontext():
         engine = Runtime(threads=threads).load(turns)
     context = engine.create_context()
@@ -127,7 +127,7 @@ def test_turns_are_locked_saved_and_need_no_compiled_loop(turns, tmp_path, monke
         with pytest.raises(LockError, match=f"it has --samples=turns, the build --samples={samples}"):
             build(inception(), config(samples=samples, lock=str(path)))
     monkeypatch.setattr(CpuBackend, "why_not_parallel", lambda self, calls: "no compiler")
-    assert build(inception(), config(samples="turns")).arenas[0].lanes == 1
+    assert build(inception(), config(samples="turns")).arenas[0].concurrent_samples == 1
 
 
 def test_concats_of_one_sample_may_be_views(apart):
@@ -187,7 +187,7 @@ def test_the_layer_profile_has_a_row_for_each_layer(apart):
 def test_the_engine_file_stores_lanes_and_is_checked(apart):
     data = engine_bytes(apart)
     again = read_engine(data)
-    assert again.arenas[0].lanes == apart.arenas[0].lanes
+    assert again.arenas[0].concurrent_samples == apart.arenas[0].concurrent_samples
     assert engine_bytes(dataclasses.replace(again, report=apart.report)) == data
     close(Runtime().load(again).create_context().run(feed(5)), run_network(inception(), feed(5), widen=True))
 
@@ -227,7 +227,7 @@ def test_the_fastest_is_kept_and_the_others_are_reported(monkeypatch):
     for ms, kept, lanes in (([4.0, 2.0, 3.0], "apart", 2), ([2.0, 4.0, 3.0], "together", 0), ([3.0, 4.0, 2.0], "turns", 1)):
         monkeypatch.setattr(per_sample, "compare", lambda *_, ms=ms, **__: ranking([[t / 1e3] * 3 for t in ms]))
         plan = build(inception(), config(samples="auto"))
-        assert plan.arenas[0].lanes == lanes
+        assert plan.arenas[0].concurrent_samples == lanes
         assert plan.report.samples.kept == kept
         assert all(f"{n} ms" in plan.report.samples.why for n in (2, 3, 4))
         assert plan.options["samples"] == "auto"
@@ -238,7 +238,7 @@ def test_the_fastest_is_kept_and_the_others_are_reported(monkeypatch):
 def test_batches_of_one_and_fixed_batches_run_together():
     for net, given in ((inception(), config(1, 1, 1, samples="auto")), (inception(), config(samples="together"))):
         plan = build(net, given)
-        assert plan.arenas[0].lanes == 0
+        assert plan.arenas[0].concurrent_samples == 0
         assert plan.report.samples is None
         assert b'"lanes"' not in engine_bytes(plan)
 
@@ -250,7 +250,7 @@ def test_an_impossible_mode_is_refused_with_a_reason():
     with pytest.raises(BuildError, match=r"'over the batch' mixes samples.*--samples=apart"):
         build(net, config())
     plan = build(net, config(samples="auto"))
-    assert plan.arenas[0].lanes == 0
+    assert plan.arenas[0].concurrent_samples == 0
     assert "over the batch" in plan.report.samples.why
 
 
@@ -306,7 +306,7 @@ def test_profiles_may_use_different_sample_modes():
     for samples, k in (("apart", 0), ("together", 1)):
         plans.append(build(inception(), dataclasses.replace(given, profiles=given.profiles[k : k + 1], samples=samples)))
     plan = read_engine(engine_bytes(join_plans(plans)))
-    assert [a.lanes > 0 for a in plan.arenas] == [True, False]
+    assert [a.concurrent_samples > 0 for a in plan.arenas] == [True, False]
     context = Runtime().load(plan).create_context()
     for batch in (1, 3, 4, 1):
         close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))

@@ -47,7 +47,7 @@ def test_the_build_reports_the_sample_mode(folder):
     out = (folder / "out.txt").read_text()
     assert "samples run separately on 2 thread(s): 5 samples take" in out
     assert "2 concurrent sample(s), each in" in out
-    assert read_engine(folder / "m.engine").arenas[0].lanes == 2
+    assert read_engine(folder / "m.engine").arenas[0].concurrent_samples == 2
 
 
 def test_a_loaded_engine_runs_any_batch_and_profiles_one_sample(folder):
@@ -75,7 +75,7 @@ def test_turns_are_reported_too(folder, tmp_path):
     assert code == 0, out
     assert "samples run one at a time on all 2 thread(s): 5 samples take" in out
     assert "1 concurrent sample(s), each in" in out
-    assert read_engine(tmp_path / "t.engine").arenas[0].lanes == 1
+    assert read_engine(tmp_path / "t.engine").arenas[0].concurrent_samples == 1
     got = CliRunner().invoke(explain, [f"{tmp_path}/t.engine"])
     said = "Samples run one after the other: layers, GFLOP and MB are those of one sample, ms on all threads"
     assert said in " ".join(got.output.split())

@@ -78,7 +78,7 @@ def test_few_32_bit_options_are_timed_unless_they_are_close(gpu, config, monkeyp
     monkeypatch.setattr(GpuKernel, "enqueue", wide)
     plan = build(parse_network(NET.replace("32,28,28]", "32,56,56]")), replace(config, max_tactics=16))
     rows = next(rows for rows in plan.report.candidates.values() if {"cuda/conv", "cuda/conv_tf32"} <= {r.tactic for r in rows})
-    timed = [r for r in rows if r.ms is not None and r.tactic != "apart"]
+    timed = [r for r in rows if r.ms is not None and r.tactic != "unfused"]
     far = [r for r in rows if "the first 32-bit options were much slower" in r.reason]
     if factor == 1.0:
         assert far

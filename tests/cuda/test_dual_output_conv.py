@@ -13,8 +13,8 @@ from test_concat_input_conv import HOPPER, steps_of
 from support.standin_gpu import StandInGpu
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder import BuildConfig, build
-from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
+from whet.inspector.unfused_counts import count_unfused
 from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
 from whet.tactics import get_tactic
@@ -118,7 +118,7 @@ def test_a_network_reads_its_input_once(standin_gpu):
 
 def test_it_counts_as_two_in_the_roofline(standin_gpu):
     def counted(plan):
-        return sorted(p for x in layer_facts(plan) if x.layer.op != "Reformat" for p in apart(x))
+        return sorted(p for x in layer_facts(plan) if x.layer.op != "Reformat" for p in count_unfused(x))
 
     assert counted(built()) == counted(built("-fuse_dual_output_conv"))
 

@@ -35,7 +35,8 @@ def _run(engine) -> str:
     explain(plan)
     engine.describe()
     env = {s: 8 for s in plan.network.symbols()}
-    if max(a.total * max(a.lanes, 1) for a in plan.arenas) > MEMORY or any(network_operations(p.network, env) > WORK for p in (plan, *plan.others)):
+    needed = max(a.total * max(a.concurrent_samples, 1) for a in plan.arenas)
+    if needed > MEMORY or any(network_operations(p.network, env) > WORK for p in (plan, *plan.others)):
         return "opened: too large to run"
     for k in range(max(1, len(plan.profiles))):
         shapes = plan.profiles[k].shapes if plan.profiles else {}
@@ -107,6 +108,6 @@ def base_engines() -> list[bytes]:
     apart = join_plans([plan_of(base_networks()[0], 1, 1, 1), plan_of(base_networks()[0], 2, 4, 4, passes=("none",))])
     assert apart.others, "the profiles' networks differ"
     dealt = plan_of(base_networks()[0], 1, 3, 4, samples="apart")
-    assert dealt.arenas[0].lanes, "a per-sample mode was selected"
+    assert dealt.arenas[0].concurrent_samples, "a per-sample mode was selected"
     plans = [(first, Runtime().load(first).packed_weights()), (plan_of(moves), None), (apart, None), (dealt, None)]
     return [engine_bytes(plan, packed_weights=packed) for plan, packed in plans]

@@ -15,7 +15,7 @@ from nets import residual
 from whet.builder import BuildConfig, build
 from whet.cli.explain import command as explain_command
 from whet.engine import write_engine
-from whet.engine.layer_times import find_contradiction
+from whet.engine.time_check import find_contradiction
 from whet.inspector import explain
 from whet.measure.layer_profile import profile_layers
 from whet.measure.policy import LAYER_PROFILE, PROFILE_ATTEMPTS

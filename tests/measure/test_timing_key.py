@@ -30,3 +30,7 @@ def test_other_zero_points_and_all_scales_share_times():
 
 def test_types_have_their_own_times():
     assert text(5, kind="i8") != text(5)
+
+
+def test_the_two_extremes_have_their_own_times():
+    assert text(0) != text(255)

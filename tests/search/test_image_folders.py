@@ -15,7 +15,7 @@ from whet.errors import CalibrationError
 from whet.frontends import network_from_onnx, save_onnx
 from whet.network import parse_network
 from whet.search import dry_run, recipe_from
-from whet.search.recipe.data import labelled, unlabelled
+from whet.search.recipe.data import load_labelled, load_unlabelled
 from whet.search.recipe.image_data import listed, spread
 from whet.search.stages.finetune import training_set
 
@@ -50,7 +50,7 @@ def home(tmp_path_factory) -> Path:
 def test_images_are_labelled_by_their_folders_or_by_a_file(home):
     net = network_from_onnx(home / "model.onnx")
     for source, classes in (("images", [0, 1, 2]), ("images.csv", [2, 1, 0])):
-        data = labelled(str(home / source), net, "data.score", "scale:1/2")
+        data = load_labelled(str(home / source), net, "data.score", "scale:1/2")
         np.testing.assert_array_equal(data.inputs["x"][:, 0, 3, 5], np.arange(30, dtype=np.float32) / 2)
         np.testing.assert_array_equal(data.labels, np.repeat(classes, 10))
 
@@ -59,9 +59,9 @@ def test_samples_are_of_all_classes(home, tmp_path):
     """Recovery and INT8 ranges computed from one class would fit only that class."""
     net = network_from_onnx(home / "model.onnx")
     for source in ("images", "images.csv"):
-        np.testing.assert_array_equal(unlabelled(str(home / source), net, 4)["x"][:, 0, 0, 0], [0, 10, 19, 29])
+        np.testing.assert_array_equal(load_unlabelled(str(home / source), net, 4)["x"][:, 0, 0, 0], [0, 10, 19, 29])
     np.savez(tmp_path / "sorted.npz", x=np.arange(30, dtype=np.float32)[:, None, None, None].repeat(8, 2).repeat(8, 3))
-    np.testing.assert_array_equal(unlabelled(str(tmp_path / "sorted.npz"), net, 4)["x"][:, 0, 0, 0], [0, 10, 19, 29])
+    np.testing.assert_array_equal(load_unlabelled(str(tmp_path / "sorted.npz"), net, 4)["x"][:, 0, 0, 0], [0, 10, 19, 29])
     assert spread([1, 2, 3], 5) == [1, 2, 3]
     assert listed(str(tmp_path)) is None
 
@@ -83,4 +83,4 @@ def test_a_dry_run_takes_every_form(home):
 def test_invalid_files_are_refused(home, rows, text):
     (home / "wrong.csv").write_text(rows)
     with pytest.raises(CalibrationError, match=text):
-        labelled(str(home / "wrong.csv"), network_from_onnx(home / "model.onnx"), "data.score")
+        load_labelled(str(home / "wrong.csv"), network_from_onnx(home / "model.onnx"), "data.score")

@@ -16,11 +16,11 @@ from search.conftest import RECIPE, perceptron, recipe_with
 from support.isa import VNNI
 from whet.frontends import network_from_onnx
 from whet.search import search
-from whet.search.jobs.job import result_of
+from whet.search.jobs.job import read_result
 from whet.search.recipe.space import Candidate
 from whet.search.stages.build_engine import build_config, engine_plan
-from whet.search.stages.finetune import going_on
-from whet.search.stages.qat import loses_too_much, trained_for_int8, why_not
+from whet.search.stages.finetune import run_resumable
+from whet.search.stages.qat import loses_too_much, train_for_int8, why_not
 
 AUTO = {"when": "auto", "epochs": 2.0}
 
@@ -86,7 +86,7 @@ def trained(poor, tmp_path_factory):
     p.communicate()
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode in (0, 3), done.stderr[-3000:]
-    return out, json.loads(done.stdout), result_of(out / "survivors" / "0000")
+    return out, json.loads(done.stdout), read_result(out / "survivors" / "0000")
 
 
 @VNNI
@@ -205,7 +205,7 @@ def test_floating_point_layers_are_not_trained_for_integers(case, tmp_path):
     plan = engine_plan(net, config, {"x": d["x"][:32]}, tmp_path)
     first = next(x.name for x in net.layers if x.op == "Gemm")
     plan.report.quantized.float_layers = [first]
-    got = trained_for_int8(Prepared(net), net, plan.report.quantized, config, recipe, c, tmp_path, say=lambda text: None)
+    got = train_for_int8(Prepared(net), net, plan.report.quantized, config, recipe, c, tmp_path, say=lambda text: None)
     made = {x.name: x for x in got.quantized.layers}
     assert made[first].inputs[1].maker is None, "its weights are floats"
     others = [x for x in got.quantized.layers if x.op == "Gemm" and x.name != first]
@@ -224,11 +224,11 @@ def test_an_incompatible_checkpoint_is_discarded_and_reported(tmp_path):
         return "trained"
 
     path.touch()
-    assert going_on(path, train, notes) == "trained"
+    assert run_resumable(path, train, notes) == "trained"
     assert notes == ["training restarted: the checkpoint is of another model"]
 
     def broken():
         raise TrainingError("the loss is nan")
 
     with pytest.raises(TrainingError, match="loss is nan"):
-        going_on(path, broken, notes)
+        run_resumable(path, broken, notes)

@@ -60,7 +60,7 @@ def test_files_truncated_by_a_power_failure_are_rebuilt(project):
     for short in (engine, work / "baselines" / "fp32-b1" / "model.engine", work / "scouts" / "0001" / "result.json"):
         os.truncate(short, 100)
     assert jobs_of(project) == ["baselines/fp32-b1", "scouts/0001", f"survivors/{engine.parent.name}", "final"]
-    assert j.result_of(work / "scouts" / "0001")["state"] == "done"
+    assert j.read_result(work / "scouts" / "0001")["state"] == "done"
     assert "reproduces this engine" in (work / "deploy" / "README.md").read_text()
 
 

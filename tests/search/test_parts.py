@@ -19,7 +19,7 @@ from whet.backends import Backend
 from whet.errors import CalibrationError, UsageError
 from whet.search.jobs.device_locks import DeviceLock, physical_gpu
 from whet.search.outcome.summary import neighbours
-from whet.search.recipe.data import Labelled, labelled
+from whet.search.recipe.data import Labelled, load_labelled
 from whet.search.recipe.metrics import top1
 from whet.search.recipe.recipe import Space, recipe_from
 from whet.search.recipe.space import Candidate, baseline_types, kept_channels, search_space
@@ -143,18 +143,18 @@ def test_labelled_data(tmp_path):
     net, d = perceptron()
     np.savez(tmp_path / "a.npz", x=d["x"][:5], y=d["y"][:5])
     np.savez(tmp_path / "b.npz", anything=d["x"][5:9], labels=d["y"][5:9])
-    both = labelled(str(tmp_path), net, "data.score")
+    both = load_labelled(str(tmp_path), net, "data.score")
     assert len(both) == 9
     np.testing.assert_array_equal(both.inputs["x"], d["x"][:9])
     np.savez(tmp_path / "c.npz", x=d["x"][:5])
     with pytest.raises(CalibrationError, match=r"data\.score: .*c\.npz has no array `labels`; it has x"):
-        labelled(str(tmp_path / "c.npz"), net, "data.score")
+        load_labelled(str(tmp_path / "c.npz"), net, "data.score")
     np.savez(tmp_path / "d.npz", x=d["x"][:5], labels=d["y"][:4])
     with pytest.raises(CalibrationError, match="has 4 labels for 5 samples"):
-        labelled(str(tmp_path / "d.npz"), net, "data.score")
+        load_labelled(str(tmp_path / "d.npz"), net, "data.score")
     np.savez(tmp_path / "e.npz", x=d["x"][:5], labels=np.ones(5, np.float32))
     with pytest.raises(CalibrationError, match="labels are a 1-D array of integers"):
-        labelled(str(tmp_path / "e.npz"), net, "data.score")
+        load_labelled(str(tmp_path / "e.npz"), net, "data.score")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_fp8_is_searched_on_request_and_its_lock_is_kept(standin_gpu, tmp_path):
     from whet.builder.lock.lock import plan_digest, save_lock
     from whet.frontends import save_onnx
     from whet.network import parse_network
-    from whet.search.stages.build_engine import again, build_config, engine_plan, quantized_source
+    from whet.search.stages.build_engine import build_config, engine_plan, quantized_source, rebuild_plan
 
     layers = [f"%c{k + 1}: f32[N,64,32,32] = Conv(%{f'r{k}' if k else 'x'}, %w{k})\n%r{k + 1}: f32[N,64,32,32] = Relu(%c{k + 1})" for k in range(4)]
     constants = [f"const %w{k}: f32[64,64,1,1] = seed({k + 1})" for k in range(4)]
@@ -276,7 +276,7 @@ def test_fp8_is_searched_on_request_and_its_lock_is_kept(standin_gpu, tmp_path):
     assert [c.what for c in plan.report.precision_choice] == ["floating point", "fp8"], "both were built and timed"
     assert quantized_source(net, config, plan) is None
     save_lock(plan, tmp_path / "lock.json")
-    assert plan_digest(again(net, dataclasses.replace(config, lock=str(tmp_path / "lock.json")))) == plan_digest(plan)
+    assert plan_digest(rebuild_plan(net, dataclasses.replace(config, lock=str(tmp_path / "lock.json")))) == plan_digest(plan)
 
 
 def test_on_a_gpu_int8_engines_use_16_bit_floats_for_the_rest(case, tmp_path):
@@ -478,16 +478,16 @@ def test_unmeasurable_targets_are_reported_before_the_first_build(case, tmp_path
 
 
 def test_nan_and_labels_outside_the_classes_are_refused(case, tmp_path):
-    from whet.search.recipe.data import unlabelled
+    from whet.search.recipe.data import load_unlabelled
 
     x = np.zeros((5, 64), np.float32)
     x[3, 7] = np.nan
     np.savez(tmp_path / "x.npz", x=x)
     np.savez(tmp_path / "xy.npz", x=x, labels=np.zeros(5, int))
     with pytest.raises(CalibrationError, match=r"x\.npz: sample 3 of 'x' has NaN or infinite values"):
-        unlabelled(str(tmp_path / "x.npz"), network(case), 9)
+        load_unlabelled(str(tmp_path / "x.npz"), network(case), 9)
     with pytest.raises(CalibrationError, match=r"data\.score: .*sample 3 of 'x' has NaN or infinite values"):
-        labelled(str(tmp_path / "xy.npz"), network(case), "data.score")
+        load_labelled(str(tmp_path / "xy.npz"), network(case), "data.score")
     data = Labelled({"x": np.zeros((3, 64), np.float32)}, np.array([1, 2, 10]))
     with pytest.raises(CalibrationError, match="labels go from 1 to 10, but the model has 10 classes: labels start at 0"):
         top1(lambda feeds: {"y": np.zeros((3, 10), np.float32)}, data)

@@ -8,7 +8,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'whet[ray]'
 
 from search.conftest import recipe_with
 from whet.search import search
-from whet.search.jobs.job import result_of
+from whet.search.jobs.job import read_result
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray emits warnings of its own
 
@@ -19,6 +19,6 @@ def test_a_search_on_a_cluster_of_this_machine(case, tmp_path):
     assert len([t for t in found.trials if t.same_as is None]) == 2
     for t in found.trials:
         if t.same_as is None:
-            assert result_of(tmp_path / "work" / "scouts" / f"{t.number:04d}")["state"] == "done"
+            assert read_result(tmp_path / "work" / "scouts" / f"{t.number:04d}")["state"] == "done"
     assert (found.folder.deploy / "model.engine").stat().st_size > 0
     assert "Verified: the lock" in (found.folder.deploy / "README.md").read_text()

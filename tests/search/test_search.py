@@ -17,7 +17,7 @@ import pytest
 from search.conftest import recipe_with
 from whet.errors import BuildError, UsageError
 from whet.search import dry_run, search
-from whet.search.jobs.job import result_of
+from whet.search.jobs.job import read_result
 from whet.search.loop import pick
 from whet.search.outcome.progress import Silent
 
@@ -72,7 +72,7 @@ def test_no_trial_is_lost_or_done_twice(finished):
     assert len(own) == 5
     assert len({json.dumps(t.params, sort_keys=True) for t in own}) == len(own)
     for t in own:
-        result = result_of(out / "scouts" / f"{t.number:04d}")
+        result = read_result(out / "scouts" / f"{t.number:04d}")
         assert result["state"] == "done", result
         assert t.values[1] == result["metric"]["value"]
         assert t.user_attrs["candidate"] == result["candidate"]
@@ -172,7 +172,7 @@ def test_a_trial_whose_process_dies_fails_with_the_reason(case, tmp_path):
 
     with pytest.raises(BuildError, match="all 1 trials failed; first failure: the trial's process was killed by SIGABRT"):
         search(recipe, watcher=KillsScouts())
-    assert result_of(tmp_path / "work" / "scouts" / "0000")["reason"].startswith("the trial's process was killed by SIGABRT")
+    assert read_result(tmp_path / "work" / "scouts" / "0000")["reason"].startswith("the trial's process was killed by SIGABRT")
 
 
 def test_a_failed_survivor_is_replaced_by_the_next_best(case, tmp_path):
@@ -197,7 +197,7 @@ def test_a_failed_survivor_is_replaced_by_the_next_best(case, tmp_path):
     found = search(recipe, watcher=RefusesTheFirst())
     verdicts = [t["verdict"] for t in json.loads((found.folder.deploy / "report.json").read_text())["trials"]]
     assert sum(v.startswith("survivor, but failed with full effort: ValueError: not this one") for v in verdicts) == 1
-    states = [result_of(p)["state"] for p in sorted((tmp_path / "work" / "survivors").iterdir())]
+    states = [read_result(p)["state"] for p in sorted((tmp_path / "work" / "survivors").iterdir())]
     assert sorted(states) == ["done", "failed"]
     assert len(found.final["rows"]) == 2
     assert any("failed as a survivor: ValueError: not this one" in note for note in found.notes)

@@ -9,8 +9,8 @@ from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
 from whet.builder.lowering import lower_network
 from whet.composites.resized_conv import resized_conv_sample
-from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
+from whet.inspector.unfused_counts import count_unfused
 from whet.network import Network, parse_type
 from whet.ops import run_network, sample_layer
 from whet.ops._cost import network_operations, operations
@@ -112,7 +112,7 @@ def test_dynamic_batch_and_multiply_adds_of_the_floor():
     whole, parts = ([x for x in layer_facts(p, profile[0]) if x.layer.op != "Reformat"] for p in made.values())
     assert [x.layer.composite for x in whole] == ["ResizedConv"]
     assert [x.layer.composite or x.layer.op for x in parts] == ["Resize", "Concat", "DualOutputConv"]
-    assert [n for x in whole for n in apart(x)] == [n for x in parts for n in apart(x)]
+    assert [n for x in whole for n in count_unfused(x)] == [n for x in parts for n in count_unfused(x)]
     saved = 2 * 64 * (32 + 64) * (40 * 40 - 20 * 20)
     assert operations(whole[0].layer) == sum(operations(x.layer) for x in parts) - saved == network_operations(net, {"N": 1}) - saved
     engine = Runtime().load(made[()])

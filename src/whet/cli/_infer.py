@@ -12,7 +12,7 @@ import numpy as np
 from whet.cli import _exec_values as values
 from whet.cli._measure import measure
 from whet.cli._summary import Log, print_summary
-from whet.engine.layer_times import find_contradiction
+from whet.engine.time_check import find_contradiction
 from whet.errors import ShapeError, UsageError
 
 
@@ -128,7 +128,7 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray], engine
     if "dumpProfile" in o:
         log.info("")
         log.info(f"=== Profile ({records[0]['count']} iterations ) ===")
-        if context.engine.plan.arenas[context.profile_index].lanes:
+        if context.engine.plan.arenas[context.profile_index].concurrent_samples:
             log.info("Samples run separately: times are those of one sample.")
         _profile_table(log, context, records[1:], {k: v.shape for k, v in feed.items()})
         if disturbed := find_contradiction({f"{i}: {r['name']}": r["medianMs"] for i, r in enumerate(records[1:])}, engine_ms):

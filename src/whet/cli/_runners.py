@@ -30,7 +30,7 @@ def all_values(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
     from whet.backends import get_backend
     from whet.runtime import bind
 
-    if plan.arenas[0].lanes:
+    if plan.arenas[0].concurrent_samples:
         return _values_per_sample(plan, feeds)
     backend = get_backend(plan.backend, threads=plan.threads)
     bound = bind(plan, backend, {t.name: np.shape(feeds[t.name]) for t in plan.network.inputs})

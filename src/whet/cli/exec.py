@@ -144,8 +144,8 @@ def _build(o: Options, log: Log):
     for name, layer, reason in passes.skipped:
         log.detail(f"Pass {name} did not fire at {layer}: {reason}")
     for k, arena in enumerate(plan.arenas):
-        scratch = arena.scratch_bytes * max(arena.lanes, 1)
-        each = f"; {arena.lanes} concurrent sample(s), each in {arena.total}" if arena.lanes else ""
+        scratch = arena.scratch_bytes * max(arena.concurrent_samples, 1)
+        each = f"; {arena.concurrent_samples} concurrent sample(s), each in {arena.total}" if arena.concurrent_samples else ""
         log.info(f"Total Activation Memory: {arena_bytes(plan, k)} bytes (profile {k}, including scratch {scratch}{each})")
     if "sparsity" in o and o.get("sparsity") != "disable":
         _sparse_lines(log, plan)

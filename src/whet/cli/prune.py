@@ -71,7 +71,7 @@ def command(
     from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, recover, save_recipe, save_weights
     from whet.pruning.order import note
     from whet.pruning.recipe import must_have_safetensors
-    from whet.search.recipe.data import unlabelled
+    from whet.search.recipe.data import load_unlabelled
 
     net = network_from_onnx(model)
     if list_only:
@@ -84,7 +84,7 @@ def command(
     if recipe_in is None:
         check_effective_flags(target=next((t for t in _TARGETS if options[t] is not None), None), data=data, importance=options["importance"])
     config = _config(options)
-    feeds = unlabelled(data, net, samples, preprocess) if data else None
+    feeds = load_unlabelled(data, net, samples, preprocess) if data else None
     if recipe_in:
         _check_recipe_flags()
         recipe = load_recipe(recipe_in)
@@ -188,7 +188,7 @@ def _flops(count: Any, net: Any) -> int:
 
 
 def _labels(path: str | None, data: str | None, samples: int) -> Any:
-    """Reads the classes of the samples of `unlabelled` from a .npy file. Raises UsageError for an unreadable file."""
+    """Reads the classes of the samples of `load_unlabelled` from a .npy file. Raises UsageError for an unreadable file."""
     if path is None:
         return None
     from zipfile import BadZipFile

@@ -41,7 +41,7 @@ def check_plan(plan: EnginePlan) -> None:
         part, _ = plan.part(k)
         try:
             shapes = _shapes(plan, k)
-            if arena.lanes:
+            if arena.concurrent_samples:
                 _check_samples(part, arena, shapes)
                 shapes = {n: (1, *s[1:]) for n, s in shapes.items()}
             env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], shapes)

@@ -50,7 +50,7 @@ def _operand(r: Reader) -> tuple[str, str]:
 
 # profiles and arenas
 
-MOST_LANES = 4096  # concurrent samples: more than any machine has threads
+MOST_CONCURRENT_SAMPLES = 4096  # concurrent samples: more than any machine has threads
 
 def profiles_to_data(profiles: list[Profile]) -> list[Any]:
     return [{name: [list(s) for s in shapes] for name, shapes in p.shapes.items()} for p in profiles]
@@ -76,15 +76,15 @@ def arenas_from(r: Reader) -> list[ArenaPlan]:
 
 
 def _arena(r: Reader) -> ArenaPlan:
-    apart = "lanes" in r.object().value
-    r.object("total", "offsets", "sizes", "scratch_offset", "scratch_bytes", *(["lanes"] if apart else []))
+    is_sample_parallel = "lanes" in r.object().value
+    r.object("total", "offsets", "sizes", "scratch_offset", "scratch_bytes", *(["lanes"] if is_sample_parallel else []))
     return ArenaPlan(
         r["total"].integer(),
         {n: v.integer() for n, v in r["offsets"].items()},
         {n: v.integer() for n, v in r["sizes"].items()},
         r["scratch_offset"].integer(),
         r["scratch_bytes"].integer(),
-        r["lanes"].integer(1, MOST_LANES) if apart else 0,
+        r["lanes"].integer(1, MOST_CONCURRENT_SAMPLES) if is_sample_parallel else 0,
     )
 
 

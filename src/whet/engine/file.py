@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.engine import codec, further, packed
+from whet.engine import codec, packed, profile_plans
 from whet.engine.check import check_plan
 from whet.engine.json_data import Reader, from_json, to_json
 from whet.engine.layout import Section, read_sections, table_digests, write_sections
@@ -183,7 +183,7 @@ def _read(data: memoryview) -> EnginePlan:
         report=report_from_data(info["report"]),
     )
     if others is not None:
-        plan.others = further.from_data(others, plan, weights[own:], info["further"].rows())
+        plan.others = profile_plans.from_data(others, plan, weights[own:], info["further"].rows())
     check_plan(plan)
     for part in plan.by_profile():
         _check_probe(part)
@@ -242,7 +242,7 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
     yield Section("choices", [to_json(codec.choices_to_data(plan.choices))])
     yield Section("arenas", [to_json(codec.arenas_to_data(plan.arenas))])
     if plan.others:
-        yield Section("further", [to_json(further.to_data(plan))])
+        yield Section("further", [to_json(profile_plans.to_data(plan))])
     yield Section("index", [index])
     yield Section("weights", [packed.raw(a) for _, a in pool.arrays.values()], hashlib.sha256(index).digest())
     if packed_weights:

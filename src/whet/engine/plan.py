@@ -43,9 +43,9 @@ class Profile:
 class ArenaPlan:
     """Arena layout of one profile: byte offset and size of each tensor, total bytes; the scratch has the name "scratch".
 
-    `lanes` 0: a run processes the whole batch. Otherwise the profile is sample-parallel (its samples are independent: whet.ops.why_samples_touch):
-    network, choices and arena are for one sample, and `lanes` samples run at once, each on its own thread with its own arena; with `lanes` 1 they
-    run one after the other on all threads.
+    `concurrent_samples` 0: a run processes the whole batch. Otherwise the profile is sample-parallel (its samples are independent:
+    whet.ops.why_samples_touch): network, choices and arena are for one sample, and so many samples run at once, each on its own thread with its own
+    arena; with 1 they run one after the other on all threads. Its key in files is "lanes".
     """
 
     total: int
@@ -53,11 +53,11 @@ class ArenaPlan:
     sizes: dict[str, int]
     scratch_offset: int = 0
     scratch_bytes: int = 0
-    lanes: int = 0
+    concurrent_samples: int = 0
 
     def data(self) -> dict[str, Any]:
-        """As JSON data; without `lanes` if it is 0."""
-        return {k: v for k, v in vars(self).items() if k != "lanes" or v}
+        """As JSON data; without "lanes" if it is 0."""
+        return {"lanes" if k == "concurrent_samples" else k: v for k, v in vars(self).items() if k != "concurrent_samples" or v}
 
 
 @dataclass(repr=False)
@@ -97,7 +97,7 @@ class EnginePlan:
     def of_one_sample(self, profile: int = 0) -> EnginePlan:
         """The plan of one sample of a sample-parallel profile: only that profile, with a batch of 1."""
         part, number = self.part(profile)
-        arena = replace(part.arenas[number], lanes=0)
+        arena = replace(part.arenas[number], concurrent_samples=0)
         return replace(part, profiles=[part.profiles[number].of_one_sample()], arenas=[arena], others=[], probe={})
 
     def by_profile(self) -> list[EnginePlan]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from whet.composites import composite_of
 from whet.engine import Candidate, EnginePlan
-from whet.engine.layer_times import find_contradiction
 from whet.engine.report import SelectionRecord
 from whet.engine.schema import encode
+from whet.engine.time_check import find_contradiction
 from whet.inspector.facts import LayerFacts, find_layer, layer_facts
 from whet.inspector.words import layer_type
 
@@ -45,8 +45,8 @@ def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
         "disturbed": find_contradiction(plan.report.layer_ms, plan.report.latency_ms),
         "flops": sum(f.flops for f in facts),
         "bytes": sum(f.bytes for f in facts),
-        "arena_bytes": [a.total * max(a.lanes, 1) for a in plan.arenas],
-        "lanes": [a.lanes for a in plan.arenas],
+        "arena_bytes": [a.total * max(a.concurrent_samples, 1) for a in plan.arenas],
+        "lanes": [a.concurrent_samples for a in plan.arenas],
         "samples": {} if plan.report.samples is None else encode(plan.report.samples),
         "choice": {} if plan.report.choice is None else _selection(plan.report.choice),
         "engines": encode(plan.report.engines),

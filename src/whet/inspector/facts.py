@@ -66,7 +66,10 @@ def _same(c: Candidate, choice: Choice) -> bool:
 
 def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
     """The shapes that a profile's layers are tuned for; a batch of 1 for per-sample engines."""
-    given = plan.profiles[profile].of_one_sample().shapes if plan.arenas[profile].lanes else plan.profiles[profile].shapes if plan.profiles else {}
+    given: Mapping[str, tuple] = {}
+    if plan.profiles:
+        tuned = plan.profiles[profile]
+        given = tuned.of_one_sample().shapes if plan.arenas[profile].concurrent_samples else tuned.shapes
     return {
         t.name: tuple(given[t.name][1]) if t.name in given else tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in plan.network.inputs
     }

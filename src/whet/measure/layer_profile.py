@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from statistics import median
 
 from whet.backends import Load
-from whet.engine.layer_times import find_contradiction
+from whet.engine.time_check import find_contradiction
 from whet.measure.compare import compare
 from whet.measure.policy import LAYER_PROFILE, PROFILE_ATTEMPTS
 

@@ -64,9 +64,9 @@ def _copy(net: Network, wide: Network, outer: ChainMap[Tensor, Tensor], dtypes: 
             attrs = dict(layer.attrs)
         else:
             attrs = {k: F32 if isinstance(v, DType) and v in dtypes else v for k, v in layer.attrs.items()}
-        copy = wide.add_layer(layer.op, inputs, attrs, regions=regions, sources=layer.sources)
-        copy.name = layer.name
-        for t, out in zip(layer.outputs, copy.outputs, strict=True):
+        new = wide.add_layer(layer.op, inputs, attrs, regions=regions, sources=layer.sources)
+        new.name = layer.name
+        for t, out in zip(layer.outputs, new.outputs, strict=True):
             out.name = f"{t.name}_f32" if t in net.outputs and t.dtype in dtypes and not region else t.name
             copies[t] = widened(t, out)
     wide.outputs = [copies[t] for t in net.outputs]

@@ -305,7 +305,7 @@ class Context:
         try:
             return self.engine.backend.allocate(self._arena_bytes, ALIGNMENT)
         except BackendError as e:
-            scratch = max(a.scratch_bytes * max(a.lanes, 1) for a in self.engine.plan.arenas)
+            scratch = max(a.scratch_bytes * max(a.concurrent_samples, 1) for a in self.engine.plan.arenas)
             raise BackendError(
                 f"there is no memory for a context: its arena takes {self._arena_bytes / 2**20:.1f} MiB (of them scratch {scratch / 2**20:.1f}), "
                 f"the engine's packed weights {self.engine.memory().packed / 2**20:.1f}. {e}"

@@ -55,7 +55,7 @@ def plan_samples(
         raise ShapeError(f"the batch has {batch} samples; the engine runs them one by one and needs at least one")
     on_all_threads = on_worker = shape_plan(of_sample, backend, sample_shapes, 0, store, configs)
     worker_backend = backend
-    workers = min(plan.arenas[profile].lanes, backend.threads)
+    workers = min(plan.arenas[profile].concurrent_samples, backend.threads)
     if workers > 1:
         worker_backend = get_backend(backend.name, threads=1)
         on_worker = shape_plan(of_sample, worker_backend, sample_shapes, 0, store, configs)
@@ -73,11 +73,11 @@ def arena_bytes(plan: EnginePlan, profile: int = 0) -> int:
     """Bytes of memory that a context of a profile allocates: its arena; for a sample-parallel profile one arena per worker, and inputs and
     outputs of the largest batch."""
     arena = plan.arenas[profile]
-    if not arena.lanes:
+    if not arena.concurrent_samples:
         return max(arena.total, 1)
     part, number = plan.part(profile)
     batch = next(iter(max_shapes(part, number).values()))[0]
-    return _padded(arena.total) * arena.lanes + sum(_padded(arena.sizes[t.name]) * batch for t in _bindings(part.network))
+    return _padded(arena.total) * arena.concurrent_samples + sum(_padded(arena.sizes[t.name]) * batch for t in _bindings(part.network))
 
 
 class SampleParallelEngine:
@@ -89,7 +89,7 @@ class SampleParallelEngine:
         self.arena = arena if arena is not None else backend.allocate(arena_bytes(shaped.plan, shaped.profile), ALIGNMENT)
         own: ArenaPlan = shaped.on_worker.plan.arenas[0]
         self._staged: dict[str, tuple[int, int]] = {}  # input or output -> its offset, and the distance between samples in bytes
-        at = _padded(own.total) * shaped.plan.arenas[shaped.profile].lanes
+        at = _padded(own.total) * shaped.plan.arenas[shaped.profile].concurrent_samples
         for t in _bindings(self.network):
             distance = _padded(own.sizes.get(t.name, 0))
             self._staged[t.name] = (at, distance)
@@ -245,7 +245,7 @@ def plan_shapes(
     configs: ConfigCheck | None = None,
 ) -> ShapedPlan:
     """Kernels and weights for these input shapes, of the whole batch or of its samples, depending on the profile. Raises as `shape_plan` does."""
-    if plan.arenas[profile].lanes:  # backends without workers are refused when the engine is read (engine/check.py)
+    if plan.arenas[profile].concurrent_samples:  # backends without workers are refused when the engine is read (engine/check.py)
         return plan_samples(plan, backend, shapes, profile, store, configs)
     return shape_plan(plan, backend, shapes, profile, store, configs)
 

@@ -25,7 +25,7 @@ from whet.search.outcome.folder import WorkFolder
 from whet.search.outcome.progress import Silent, Watcher
 from whet.search.outcome.result import SearchResult
 from whet.search.outcome.verdicts import Judging, Trial
-from whet.search.recipe.data import labelled, modules_of, unlabelled
+from whet.search.recipe.data import load_labelled, load_unlabelled, modules_of
 from whet.search.recipe.recipe import AutoRecipe, Effort, load_recipe
 from whet.search.recipe.space import Candidate, baseline_types, search_space
 from whet.search.recipe.targets import checks, choose, distance, pareto
@@ -93,7 +93,7 @@ class Loop:
         self.jobs.watch.phase("baselines", len(rows))
         for part in ([r for r in rows if r[0] == "fp32"], [r for r in rows if r[0] != "fp32"]):
             self.jobs.do([(self.folder.baseline(p, b), self._baseline_job(p, b)) for p, b in part])
-        results = {f"{p}-b{b}": j.result_of(self.folder.baseline(p, b)) or {} for p, b in rows}
+        results = {f"{p}-b{b}": j.read_result(self.folder.baseline(p, b)) or {} for p, b in rows}
         for name, r in results.items():
             if r["state"] != "done":
                 if name.startswith("fp32"):
@@ -112,7 +112,7 @@ class Loop:
         trial = Trial(0, self.space.candidate({}))
         folder = self.folder.scout(0)
         self.jobs.do([(folder, self.jobs.job("scout", trial, self.space, self.recipe.scout))])
-        trial.result = j.result_of(folder)
+        trial.result = j.read_result(folder)
         return [trial]
 
     def survivors(self, trials: list[Trial], judging: Judging) -> list[Trial]:
@@ -133,7 +133,7 @@ class Loop:
             picked, some = picked[count - len(alive) :], picked[: count - len(alive)]
             self.jobs.do([(self.folder.survivor(t.number), self.jobs.job("survivor", t, self.space, effort)) for t in some])
             for t in some:
-                result = j.result_of(self.folder.survivor(t.number)) or {}
+                result = j.read_result(self.folder.survivor(t.number)) or {}
                 if result.get("state") == "done":
                     alive.append(t)
                 else:
@@ -143,7 +143,7 @@ class Loop:
     def comparison(self, alive: list[Trial]) -> dict[str, Any]:
         """Interleaved timing of the originals and the survivors, scored on data.judge where it is given."""
         originals = [self.folder.baseline(p, b) for p, b in self.baseline_rows()]
-        folders = [p for p in originals if (j.result_of(p) or {}).get("state") == "done"]
+        folders = [p for p in originals if (j.read_result(p) or {}).get("state") == "done"]
         folders += [self.folder.survivor(t.number) for t in alive]
         self.jobs.watch.phase("comparison", 1)
         effort = {"samples": self.recipe.survivor.samples, "seconds": self.recipe.survivor.seconds}
@@ -151,7 +151,7 @@ class Loop:
         job = j.Job("final", f"comparison {hash_of(timestamps)}", self.jobs.plain, Candidate(batch=self.batches[0]).to_plain(), effort=effort,
                     folders=[str(p) for p in folders], made_by=self.jobs.made_by)  # fmt: skip
         self.jobs.do([(self.folder.final, job)])
-        result = j.result_of(self.folder.final) or {}
+        result = j.read_result(self.folder.final) or {}
         if result.get("state") != "done":
             raise BuildError(f"the final comparison failed: {result.get('reason', 'no result')}")
         return result
@@ -188,8 +188,8 @@ class Loop:
         """Sum of the durations of all finished jobs; with one worker the length of the search, interruptions excluded."""
         results = [t.result for t in trials if t.same_as is None and t.result]
         for folder in ("baselines", "survivors"):
-            results += [j.result_of(p) or {} for p in sorted((self.folder.path / folder).glob("*"))]
-        results.append(j.result_of(self.folder.final) or {})
+            results += [j.read_result(p) or {} for p in sorted((self.folder.path / folder).glob("*"))]
+        results.append(j.read_result(self.folder.final) or {})
         return sum(r.get("seconds") or 0.0 for r in results)
 
 
@@ -266,12 +266,12 @@ def dry_run(recipe: AutoRecipe) -> dict[str, Any]:
     facts = loop.facts((loop.folder.path / "search.json").is_file())
     input_shapes(loop.net, recipe, loop.batches[0])
     with modules_of(recipe.folder):
-        some = unlabelled(recipe.data.calibrate, loop.net, 4, recipe.data.preprocess)
+        some = load_unlabelled(recipe.data.calibrate, loop.net, 4, recipe.data.preprocess)
         facts["data"] = {"calibrate": {n: list(a.shape[1:]) for n, a in some.items()}}
         for which in ("score", "judge"):
             source = getattr(recipe.data, which)
             if source and recipe.metric == "top1":
-                facts["data"][which] = len(labelled(source, loop.net, f"data.{which}", recipe.data.preprocess))
+                facts["data"][which] = len(load_labelled(source, loop.net, f"data.{which}", recipe.data.preprocess))
         if recipe.data.train is not None:
             facts["data"]["train"] = len(training_set(recipe, loop.net))
         facts["advice"] += advice.on_samples(recipe, facts["data"].get("score", 0))

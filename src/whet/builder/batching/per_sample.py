@@ -86,7 +86,7 @@ class _ModeEngine:
 
     @property
     def description(self) -> str:
-        workers = self.plan.arenas[0].lanes
+        workers = self.plan.arenas[0].concurrent_samples
         return f"separately on {workers} thread(s)" if self.name == "apart" else f"one at a time on all {self.plan.threads} thread(s)"
 
 
@@ -201,9 +201,9 @@ def verify_sample_parallel(
     """The reason why a per-sample engine fails verification; if there is none, sets its probe and returns None.
 
     The engine of one sample is verified like any engine, and batches must give the results of their samples alone."""
-    one, lanes = plan.of_one_sample(), plan.arenas[0].lanes
+    one, workers = plan.of_one_sample(), plan.arenas[0].concurrent_samples
     first = None if inputs is None else {n: np.asarray(a)[:1] for n, a in inputs.items()}
-    checked = verify_engine(one, net, backend if lanes == 1 else get_backend(backend.name, threads=1), first, config, log)
+    checked = verify_engine(one, net, backend if workers == 1 else get_backend(backend.name, threads=1), first, config, log)
     backend.activate()
     why = str(checked.failures[0]) if checked.failures else find_batch_difference(plan, backend, config.seed)
     if why is None:
@@ -225,7 +225,7 @@ def _report_mode(compared: _ModeComparison, config: BuildConfig, phases: Mapping
     times = {f"{engine.name}_ms": compared.ms}
     for name, (ms, spread_ms) in compared.rest.items():
         times |= {f"{name}_ms": ms, f"{name}_spread_ms": spread_ms}
-    samples = SampleModes(engine.name, description, compared.batch, plan.arenas[0].lanes, compared.spread_ms, **times)
+    samples = SampleModes(engine.name, description, compared.batch, plan.arenas[0].concurrent_samples, compared.spread_ms, **times)
     seconds = dict(before.phase_seconds)
     for phase, s in phases.items():
         seconds[phase] = seconds.get(phase, 0.0) + s

@@ -23,7 +23,7 @@ def find_batch_difference(plan: EnginePlan, backend: Backend, seed: int = 0) -> 
     one, store = plan.of_one_sample(), WeightStore(backend)
     shapes = {n: (1, *s[1:]) for n, s in probe_shapes(plan).items()}
     alone = team = bind(one, backend, shapes, store=store)
-    if plan.arenas[0].lanes > 1 and backend.threads > 1:
+    if plan.arenas[0].concurrent_samples > 1 and backend.threads > 1:
         alone = bind(one, get_backend(backend.name, threads=1), shapes, store=store)
         backend.activate()
     if alone is not team and (why := _layers_differ(alone, team, one, probe_inputs(one.network, seed, shapes))) is not None:
@@ -46,7 +46,7 @@ def find_batch_difference(plan: EnginePlan, backend: Backend, seed: int = 0) -> 
 def _batches(plan: EnginePlan) -> list[int]:
     """Batch sizes within the profile: opt, min, 1, and sizes that the number of workers does not divide."""
     low, opt, high = next(iter(plan.profiles[0].shapes.values()))
-    workers = plan.arenas[0].lanes
+    workers = plan.arenas[0].concurrent_samples
     sizes = (opt[0], low[0], 1, workers + 1, 2 * workers - 1)
     return [b for b in dict.fromkeys(sizes) if low[0] <= b <= high[0]]
 

@@ -18,7 +18,7 @@ from whet.builder.batching.profiles import OPT, bound_layers, environment
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.config import BuildConfig
-from whet.engine.codec import MOST_LANES
+from whet.engine.codec import MOST_CONCURRENT_SAMPLES
 from whet.engine.plan import Choice, EnginePlan, Profile
 from whet.engine.schema import encode
 from whet.errors import BackendError, BuildError, EngineError, LockError
@@ -169,9 +169,9 @@ def locked_plan(
         unfuse(lowered, by_name[name])
     try:
         choices = {entry["name"]: _read_choice(entry) for entry in lock["layers"]}
-        if lanes := _lanes(lock, lowered, profiles, config):  # choices are per sample: one thread per sample, or all threads
-            single, own = [p.of_one_sample() for p in profiles], backend if lanes == 1 else get_backend(backend.name, threads=1)
-            plan = make_sample_parallel(_replayed(choices, source, lowered, single, own, config), profiles, backend, lanes)
+        if count := _concurrent_samples(lock, lowered, profiles, config):  # choices are per sample: one thread per sample, or all threads
+            single, own = [p.of_one_sample() for p in profiles], backend if count == 1 else get_backend(backend.name, threads=1)
+            plan = make_sample_parallel(_replayed(choices, source, lowered, single, own, config), profiles, backend, count)
             backend.activate()
         else:
             plan = _replayed(choices, source, lowered, profiles, backend, config)
@@ -183,17 +183,17 @@ def locked_plan(
     return plan
 
 
-def _lanes(lock: Mapping[str, Any], lowered: Network, profiles: Sequence[Profile], config: BuildConfig) -> int:
+def _concurrent_samples(lock: Mapping[str, Any], lowered: Network, profiles: Sequence[Profile], config: BuildConfig) -> int:
     """The number of samples that the locked engine runs at once; 0: a whole batch. Raises LockError if the options or the network forbid that."""
-    lanes = int(lock["arenas"][0].get("lanes", 0))
-    if not 0 <= lanes <= MOST_LANES:
-        raise ValueError(f"{lanes} lanes")
-    kept = ("apart" if lanes > 1 or lock["threads"] == 1 else "turns") if lanes else "together"
+    count = int(lock["arenas"][0].get("lanes", 0))
+    if not 0 <= count <= MOST_CONCURRENT_SAMPLES:
+        raise ValueError(f"{count} concurrent samples")
+    kept = ("apart" if count > 1 or lock["threads"] == 1 else "turns") if count else "together"
     if config.samples not in ("auto", kept):
         raise LockError(_text([f"it has --samples={kept}, the build --samples={config.samples}"]))
-    if lanes and (why := why_samples_touch(lowered, {n: s[2] for n, s in profiles[0].shapes.items()})) is not None:
+    if count and (why := why_samples_touch(lowered, {n: s[2] for n, s in profiles[0].shapes.items()})) is not None:
         raise LockError(_text([f"its samples run separately, but they are not independent: {why}"]))
-    return lanes
+    return count
 
 
 def _replayed(choices: dict[str, Choice], source: Network, lowered: Network, profiles, backend: Backend, config: BuildConfig) -> EnginePlan:

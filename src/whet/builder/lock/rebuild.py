@@ -35,7 +35,7 @@ def rebuild_locked(
     plan.report.choice, plan.report.unfused = SelectionRecord("lock"), [Unfused(n, "locked") for n in lock["unfused"]]
     if not config.verify or not backend.capabilities.executes:
         return plan
-    if plan.arenas[0].lanes:
+    if plan.arenas[0].concurrent_samples:
         failure = verify_sample_parallel(plan, source, backend, config, inputs, log)
     else:
         checked = verify_engine(plan, source, backend, inputs, config, log)

@@ -32,7 +32,7 @@ def time_unfused(search: Search) -> None:
     assert search.timer is not None
     timer = dataclasses.replace(search.timer, rounds=min(FUSED_ROUNDS, search.timer.rounds))
     chains: dict[str, tuple[Option, list[Option]]] = {}
-    search.log.phase("fused or apart")
+    search.log.phase("fused or unfused")
     for kind in dict.fromkeys(k for n, k in search.kind_of.items() if search.layers[n].op == "Fused"):
         found = search.kinds[kind]
         if kind in search.unfused_times or not found.options:
@@ -53,7 +53,7 @@ def time_unfused(search: Search) -> None:
             continue
         start_compiling(listed, search.backend)
         chains[kind] = best, listed
-    search.log.stage("fused or apart", len(chains))
+    search.log.stage("fused or unfused", len(chains))
     for kind, (best, listed) in chains.items():
         search.log.step(search.kinds[kind].layer.name)
         search.unfused_times[kind] = time_chains(search.kinds[kind].layer, search.kinds[kind].text, best, listed, timer)

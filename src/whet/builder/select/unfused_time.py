@@ -52,14 +52,14 @@ class UnfusedTime:
         return self.reason or f"fused {self.fused_ms:.4f} ms, unfused {self.ms:.4f} ms (interleaved)"
 
     def candidate(self) -> Candidate:
-        """The row of the report; its tactic name "apart" is part of the engine format."""
-        return Candidate("apart", self.signature, (), self.parts, self.ms, self.spread_ms if self.ms is not None else None, str(self))
+        """The row of the report, under the tactic name "unfused"."""
+        return Candidate("unfused", self.signature, (), self.parts, self.ms, self.spread_ms if self.ms is not None else None, str(self))
 
 
 class _ChainTactic(Tactic):
-    """Identifies a chain in timing keys, by the name "apart"."""
+    """Identifies a chain in timing keys, by the name "unfused"."""
 
-    name, version = "apart", 1
+    name, version = "unfused", 1
 
     def __init__(self, steps: Sequence[_Step]):
         self._library = "; ".join(f"{s.option.tactic.name} {source_digest(s.option.tactic)} {s.option.tactic.library_version()}" for s in steps)

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         except Exception as e:  # noqa: BLE001 - a user's metric or data function may raise anything; the trial fails with that message
             traceback.print_exc()
             result = j.failed(vars(job), f"{type(e).__name__}: {e} (full log: {folder / j.LOG})")
-        j.sealed(folder, result)
+        j.write_result(folder, result)
         if result["state"] == "done":
             for checkpoint in folder.glob(f"*{j.CHECKPOINT}"):
                 checkpoint.unlink()

@@ -13,7 +13,7 @@ from whet.runtime import Engine, Runtime
 from whet.search.jobs.device_locks import DeviceLock, physical_gpu
 from whet.search.jobs.job import Job
 from whet.search.recipe import fields as f
-from whet.search.recipe.data import Labelled, labelled
+from whet.search.recipe.data import Labelled, load_labelled
 from whet.search.recipe.metrics import Predict, Score, knows_which, top1, user_metric
 from whet.search.recipe.recipe import Effort, recipe_from
 from whet.search.recipe.space import Candidate
@@ -57,7 +57,7 @@ class Worker:
             source = getattr(self.recipe.data, which) or self.recipe.data.score
             assert source is not None
             if source not in self._data:
-                self._data[source] = labelled(source, net, f"data.{which}", self.recipe.data.preprocess)
+                self._data[source] = load_labelled(source, net, f"data.{which}", self.recipe.data.preprocess)
             return top1(predict, self._data[source])
         return user_metric(user_function(self.recipe.metric, "metric"), predict, self.recipe.metric, which)
 

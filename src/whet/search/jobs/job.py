@@ -70,7 +70,7 @@ def _compared(job: Mapping[str, Any], ignored: tuple[str, ...]) -> str:
     return json.dumps({**job, "recipe": recipe, **names}, sort_keys=True)
 
 
-def sealed(folder: Path, result: dict[str, Any]) -> None:
+def write_result(folder: Path, result: dict[str, Any]) -> None:
     """Writes the result with the sizes of the folder's other files after those are synced to disk, so that a power failure leaves no torn result."""
     files = [p for p in folder.iterdir() if p.is_file() and p.name not in (JOB, LOG, STAGE, LOCK, RESULT)]
     for path in files:
@@ -79,13 +79,13 @@ def sealed(folder: Path, result: dict[str, Any]) -> None:
     write_json(folder / RESULT, {**result, "files": {p.name: p.stat().st_size for p in files if p.suffix != CHECKPOINT}})
 
 
-def whole(folder: Path, result: Mapping[str, Any]) -> bool:
+def is_complete(folder: Path, result: Mapping[str, Any]) -> bool:
     """True if all files recorded in a result exist with their recorded sizes."""
     sizes: Mapping[str, int] = result.get("files", {})
     return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes.items())
 
 
-def result_of(folder: Path) -> dict[str, Any] | None:
+def read_result(folder: Path) -> dict[str, Any] | None:
     """The result, or None if there is none."""
     result = read_json(folder / RESULT)
     return result if isinstance(result, dict) else None

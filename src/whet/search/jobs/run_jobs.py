@@ -28,7 +28,7 @@ class Running:
     def __init__(self, recipe: AutoRecipe, folder: WorkFolder, workers: Workers, watcher: Watcher):
         self.recipe, self.folder, self.workers, self.watch = recipe, folder, workers, watcher
         self.plain = recipe.to_plain()
-        self.made_by = made_by(recipe, workers)
+        self.made_by = software_identity(recipe, workers)
         self.notes: list[str] = []
 
     @property
@@ -58,8 +58,8 @@ class Running:
         """
         waiting, running = [], 0
         for folder, job in jobs:
-            result = j.result_of(folder) if job.same_as(folder) else None
-            if result is not None and result["state"] == "done" and j.whole(folder, result):
+            result = j.read_result(folder) if job.same_as(folder) else None
+            if result is not None and result["state"] == "done" and j.is_complete(folder, result):
                 self.watch.ended(folder, result, True)
             else:
                 (folder / j.RESULT).unlink(missing_ok=True)
@@ -84,7 +84,7 @@ class Running:
 
     def result(self, folder: Path, problem: str | None) -> dict[str, Any]:
         """A job's result; a failed result is written if its process left none."""
-        result = j.result_of(folder)
+        result = j.read_result(folder)
         if result is None:
             result = j.failed(j.read_json(folder / j.JOB), problem or "no result")
             j.write_json(folder / j.RESULT, result)
@@ -103,7 +103,7 @@ class Running:
             f.write(json.dumps({"time": time.time(), "event": name, "job": job}) + "\n")
 
 
-def made_by(recipe: AutoRecipe, workers: Workers) -> str:
+def software_identity(recipe: AutoRecipe, workers: Workers) -> str:
     """Identity of engines and times: whet's version, and the local processor where it runs the trials (GPUs are not opened here)."""
     here = capabilities_of(recipe.backend).workers and isinstance(workers, LocalWorkers)
     return f"whet {__version__}" + (f" on {get_backend(recipe.backend, threads=recipe.threads).describe().get('model')}" if here else "")

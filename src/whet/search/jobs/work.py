@@ -17,14 +17,14 @@ from whet.pruning import count_params, save_recipe
 from whet.pruning.depth import branches
 from whet.search.jobs.environment import Worker
 from whet.search.jobs.job import Job, read_json
-from whet.search.recipe.data import unlabelled
+from whet.search.recipe.data import load_unlabelled
 from whet.search.recipe.metrics import Score, drop
 from whet.search.recipe.space import Candidate
 from whet.search.stages.build_engine import build_config, predictor, quick_engine
-from whet.search.stages.candidate_engines import ENGINE, PRUNING, first_engine, keep, measured, trained_engine
-from whet.search.stages.finetune import fine_tuned
-from whet.search.stages.measure import ready, time_engines
-from whet.search.stages.prepare import flops_of, prepared, within_budget
+from whet.search.stages.candidate_engines import ENGINE, PRUNING, first_engine, measure_engines, select_engine, trained_engine
+from whet.search.stages.finetune import fine_tune
+from whet.search.stages.measure import make_run, time_engines
+from whet.search.stages.prepare import flops_of, prepare_candidate, within_budget
 
 SCORES = "scores.npy"
 _CALIBRATE = 64  # samples for INT8 ranges
@@ -34,9 +34,9 @@ def run_job(job: Job, folder: Path) -> dict[str, Any]:
     """Runs a job and returns its result. Propagates errors of building, pruning, data and the metric."""
     w = Worker(job, folder)
     if job.role == "rebuild":
-        from whet.search.outcome.rebuild import made_again
+        from whet.search.outcome.rebuild import rebuild_job
 
-        return made_again(w)
+        return rebuild_job(w)
     return _compare(w) if job.role == "final" else _candidate(w)
 
 
@@ -47,7 +47,7 @@ def _candidate(w: Worker) -> dict[str, Any]:
     with w.lock.working():
         w.say("reading")
         net = network_from_onnx(recipe.model)
-        data = unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)
+        data = load_unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)
     if c.budget is not None and not kept and not c.removed:
         with w.lock.timing():
             w.say("distributing the latency budget")
@@ -60,17 +60,17 @@ def _candidate(w: Worker) -> dict[str, Any]:
             def rate(step: Network) -> dict[str, Any]:
                 return w.score(predictor(quick_engine(step, recipe).create_context()), step).to_plain()
 
-        pruned = prepared(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed)
+        pruned = prepare_candidate(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed)
     if rate is not None:
         with w.lock.training():
-            fine_tuned(pruned, net, recipe, c, w.folder, say=w.say, rate=rate)
+            fine_tune(pruned, net, recipe, c, w.folder, say=w.say, rate=rate)
     calibrated = first_engine(w, pruned.network, {n: a[:_CALIBRATE] for n, a in data.items()}, net)
     original = _score_of(Path(job.reference)) if job.reference else calibrated.score
     trained, qat = trained_engine(w, calibrated, pruned, net, original) if job.role == "survivor" else (None, None)
     kept_engine = trained if trained is not None and qat is not None and qat["kept"] == "trained" else calibrated
-    figures = measured(w, [e for e in (calibrated, trained) if e is not None], kept_engine, data)
+    figures = measure_engines(w, [e for e in (calibrated, trained) if e is not None], kept_engine, data)
     if trained is not None and qat is not None:
-        kept_engine = keep(w, calibrated, trained, qat, pruned)
+        kept_engine = select_engine(w, calibrated, trained, qat, pruned)
     plan, score, path = kept_engine.plan, kept_engine.score, kept_engine.path
     if score.each is not None:
         np.save(w.folder / SCORES, score.each)
@@ -119,14 +119,14 @@ def _compare(w: Worker) -> dict[str, Any]:
     which = w.last_data
     w.say("reading")
     net = network_from_onnx(recipe.model)
-    data = unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)
+    data = load_unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)
     engines = [w.load(p / ENGINE) for p in folders]
     contexts = [e.create_context() for e in engines]
     batches = [next((s[0] for s in c.input_shapes().values() if s), 1) for c in contexts]
     with w.lock.timing():
         w.rest()
         w.say("timing")
-        runs = [ready(c, data) for c in contexts]
+        runs = [make_run(c, data) for c in contexts]
         times, load = time_engines(runs, w.effort.seconds, w.backend())
         spent = [w.meter.of(run, batch, w.energy_seconds) for run, batch in zip(runs, batches, strict=True)]
     rows: list[dict[str, Any]] = []

@@ -79,7 +79,7 @@ class LocalWorkers:
             r.log.close()
             if r.process.stdin is not None:
                 r.process.stdin.close()
-            if j.result_of(folder) is not None:
+            if j.read_result(folder) is not None:
                 ended.append((folder, None))
             elif late and code is None:
                 ended.append((folder, f"exceeded search.trial_timeout ({self.timeout:g} s) and was terminated"))

@@ -18,7 +18,7 @@ from whet.search.outcome.rebuild import RECIPE, recipe_of_deploy
 from whet.search.outcome.result import SearchResult
 from whet.search.outcome.summary import summary
 from whet.search.recipe.space import Candidate
-from whet.search.stages.build_engine import again, build_config
+from whet.search.stages.build_engine import build_config, rebuild_plan
 from whet.search.stages.candidate_engines import CALIBRATION, ENGINE, LOCK, ONNX, PRUNING, QUANTIZED
 from whet.search.stages.finetune import FINETUNED
 
@@ -51,7 +51,7 @@ def write_deploy(result: SearchResult) -> dict[str, Any]:
 
 
 def _candidate(source: Path) -> Candidate:
-    return Candidate.from_plain((j.result_of(source) or {})["candidate"])
+    return Candidate.from_plain((j.read_result(source) or {})["candidate"])
 
 
 def commands(result: SearchResult, source: Path) -> list[str]:
@@ -68,7 +68,7 @@ def commands(result: SearchResult, source: Path) -> list[str]:
 
 def _made_of(source: Path) -> str:
     """Description of the steps that `whet rebuild` repeats."""
-    stored = j.result_of(source) or {}
+    stored = j.read_result(source) or {}
     steps = ["cut and recovered"] if (source / PRUNING).is_file() else []
     steps += ["2:4 written"] if stored["candidate"]["two_four"] else []
     steps += ["fine-tuned"] if any(s["step"] == FINETUNED for s in stored["steps"]) else []
@@ -78,7 +78,7 @@ def _made_of(source: Path) -> str:
 
 def locked_model(source: Path) -> str:
     """The model file the lock belongs to: the one with trained ranges, else the floating-point one (calibrated ranges are in the lock)."""
-    qat = (j.result_of(source) or {}).get("qat")
+    qat = (j.read_result(source) or {}).get("qat")
     return QUANTIZED if qat and qat["kept"] == "trained" else ONNX
 
 
@@ -147,7 +147,7 @@ def rebuilt_digest(result: SearchResult, source: Path) -> str:
 
     model = locked_model(source)
     config = build_config(result.net, result.recipe, _candidate(source), result.recipe.survivor.level)
-    return plan_digest(again(network_from_onnx(source / model), dataclasses.replace(config, lock=str(source / LOCK))))
+    return plan_digest(rebuild_plan(network_from_onnx(source / model), dataclasses.replace(config, lock=str(source / LOCK))))
 
 
 def deploy_data(folder: Path) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class WorkFolder:
 
     def _begun(self) -> bool:
         """True if the folder has results that another recipe would invalidate."""
-        results = (j.result_of(p) for p in (self.path / "baselines").glob("*"))
+        results = (j.read_result(p) for p in (self.path / "baselines").glob("*"))
         return self.study.exists() or any(r is not None and r["state"] == "done" for r in results)
 
     def _clear(self) -> None:

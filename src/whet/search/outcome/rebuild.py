@@ -30,15 +30,15 @@ from whet.report.stage import stage_of
 from whet.search.jobs import job as j
 from whet.search.jobs.environment import Worker
 from whet.search.jobs.workers import workers_for
-from whet.search.recipe.data import modules_of, unlabelled
+from whet.search.recipe.data import load_unlabelled, modules_of
 from whet.search.recipe.fingerprint import SOURCES, contents
 from whet.search.recipe.recipe import DEPLOYED, AutoRecipe, recipe_from
 from whet.search.recipe.space import Candidate
-from whet.search.stages.build_engine import again, build_config
+from whet.search.stages.build_engine import build_config, rebuild_plan
 from whet.search.stages.candidate_engines import ENGINE, LOCK, ONNX, PRUNING, QUANTIZED, ROUNDINGS
-from whet.search.stages.finetune import FINETUNED, trained
-from whet.search.stages.prepare import Prepared, prepared
-from whet.search.stages.qat import trained_for_int8
+from whet.search.stages.finetune import FINETUNED, train_network
+from whet.search.stages.prepare import Prepared, prepare_candidate
+from whet.search.stages.qat import train_for_int8
 
 RECIPE = "recipe.json"
 _WORK, _POLL = "work", 0.05
@@ -55,7 +55,7 @@ class Rebuilt:
 
 def recipe_of_deploy(recipe: AutoRecipe, candidate: Candidate, source: Path) -> dict[str, Any]:
     """Contents of recipe.json: the search's recipe, the chosen point, and the data that `rebuild` needs."""
-    result = j.result_of(source) or {}
+    result = j.read_result(source) or {}
     by_training = (result.get("qat") or {}).get("kept") == "trained"
     return {
         "format": DEPLOYED, "version": 1, "recipe": recipe.to_plain(), "candidate": candidate.to_plain(), "pruning": j.read_json(source / PRUNING),
@@ -147,13 +147,13 @@ def _run(recipe: AutoRecipe, work: Path, progress: Callable[[str], None] | None)
                 progress(stage_of(work))
             time.sleep(_POLL)
     (_, problem), *_ = ended
-    return j.result_of(work) or {"state": "failed", "reason": problem}
+    return j.read_result(work) or {"state": "failed", "reason": problem}
 
 
 # in the child process
 
 
-def made_again(w: Worker) -> dict[str, Any]:
+def rebuild_job(w: Worker) -> dict[str, Any]:
     """The job "rebuild": the network and, if it is the lock's model, the engine."""
     deploy = Path(w.job.folders[0])
     w.backend().key()  # otherwise PyTorch loads OpenMP first, with another wait policy than in the search
@@ -161,13 +161,13 @@ def made_again(w: Worker) -> dict[str, Any]:
     pruned, original = _prepared(w, stored)
     if stored["finetuned"]:
         with w.lock.training():
-            pruned.network = trained(pruned.network, original, w.recipe, w.candidate, w.folder, say=w.say, notes=pruned.notes).network
+            pruned.network = train_network(pruned.network, original, w.recipe, w.candidate, w.folder, say=w.say, notes=pruned.notes).network
     locked = ONNX
     if stored["roundings"] is not None:
         with w.lock.training():
             config = build_config(pruned.network, w.recipe, w.candidate, w.effort.level)
             roundings = recipe_from_data(stored["roundings"], "roundings")
-            qat = trained_for_int8(pruned, original, roundings, config, w.recipe, w.candidate, w.folder, say=w.say)
+            qat = train_for_int8(pruned, original, roundings, config, w.recipe, w.candidate, w.folder, say=w.say)
         pruned.network, locked = qat.floating, QUANTIZED
         save_onnx(qat.quantized, w.folder / QUANTIZED)
     save_onnx(pruned.network, w.folder / ONNX)
@@ -178,7 +178,7 @@ def made_again(w: Worker) -> dict[str, Any]:
     config = dataclasses.replace(build_config(net, w.recipe, w.candidate, w.effort.level), lock=str(deploy / LOCK))
     with w.lock.timing():
         w.say("building")
-        plan = again(net, config)
+        plan = rebuild_plan(net, config)
         write_engine(plan, w.folder / ENGINE)
     return result | {"digest": plan_digest(plan)}
 
@@ -192,8 +192,8 @@ def _prepared(w: Worker, stored: Mapping[str, Any]) -> tuple[Prepared, Network]:
         if decided is None and not w.candidate.two_four:
             return Prepared(net), net
         with modules_of(w.recipe.folder):
-            data = unlabelled(w.recipe.data.calibrate, net, w.effort.samples, w.recipe.data.preprocess)
-        return prepared(net, w.candidate, {}, data, w.effort, say=w.say, seed=w.recipe.search.seed, decided=decided), net
+            data = load_unlabelled(w.recipe.data.calibrate, net, w.effort.samples, w.recipe.data.preprocess)
+        return prepare_candidate(net, w.candidate, {}, data, w.effort, say=w.say, seed=w.recipe.search.seed, decided=decided), net
 
 
 def _difference(rebuilt: Network, locked: Network, stored: Mapping[str, Any]) -> str:

@@ -60,7 +60,7 @@ def summary(search: SearchResult) -> dict[str, Any]:
 
 def _result(search: SearchResult, name: str) -> dict[str, Any]:
     """The result of a compared engine."""
-    return j.result_of(search.folder.path / ("baselines" if "-b" in name else "survivors") / name) or {}
+    return j.read_result(search.folder.path / ("baselines" if "-b" in name else "survivors") / name) or {}
 
 
 def _row(search: SearchResult, i: int) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _trials(search: SearchResult, rows: Sequence[Mapping[str, Any]]) -> list[dic
             if t.same_as is None:
                 row |= {"cost": points[t.number][0] / _original_cost(search), "front": t.number in front}
         row["kept"] = t.same_as is None and f"{t.number:04d}" in kept
-        full = j.result_of(search.folder.survivor(t.number)) if t.same_as is None else None
+        full = j.read_result(search.folder.survivor(t.number)) if t.same_as is None else None
         if full is not None and full["state"] == "failed":
             row["verdict"] = f"survivor, but failed with full effort: {full['reason']}"
         else:

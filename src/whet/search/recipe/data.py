@@ -34,7 +34,7 @@ class Labelled:
         return len(self.labels)
 
 
-def unlabelled(source: str, net: Network, samples: int, preprocess: str | None = None) -> dict[str, np.ndarray]:
+def load_unlabelled(source: str, net: Network, samples: int, preprocess: str | None = None) -> dict[str, np.ndarray]:
     """`samples` samples by input name, stacked along the batch: evenly spaced ones of images and .npz or .npy files, else the first.
 
     Sources are those of `calibration_data`, folders with one subfolder of images per class, and CSV files of image paths. Raises
@@ -55,7 +55,7 @@ def in_order(source: str) -> bool:
     return not Path(source).is_file() and not listed(source)
 
 
-def labelled(source: str, net: Network, what: str, preprocess: str | None = None) -> Labelled:
+def load_labelled(source: str, net: Network, what: str, preprocess: str | None = None) -> Labelled:
     """Labelled data for `net` from FILE.npz or a folder of such files with an array `labels`, a folder with one subfolder of images per class,
     a CSV file of image paths and labels (images are prepared by `preprocess`), or python:MODULE:FUNCTION.
 

@@ -83,7 +83,7 @@ def engine_plan(net: Network, config: BuildConfig, calibration: Feeds, folder: P
     return (build_int8 if "int8" in config.precisions else build_float8)(net, config, source, progress=progress)
 
 
-def again(net: Network, config: BuildConfig) -> EnginePlan:
+def rebuild_plan(net: Network, config: BuildConfig) -> EnginePlan:
     """Builds the engine of `config.lock` from its network (with Q/DQ, or in floating point). Raises LockError."""
     if is_explicit(net) or not {"int8", "fp8"} & set(config.precisions):
         return build(net, config)

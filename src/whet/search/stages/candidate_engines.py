@@ -23,10 +23,10 @@ from whet.search.jobs.environment import Stages, Worker
 from whet.search.jobs.job import write_json
 from whet.search.recipe.metrics import Score
 from whet.search.stages.build_engine import build_config, engine_plan, predictor, quantized_source
-from whet.search.stages.finetune import better
-from whet.search.stages.measure import ready, time_engines
+from whet.search.stages.finetune import is_better
+from whet.search.stages.measure import make_run, time_engines
 from whet.search.stages.prepare import Prepared, flops_of
-from whet.search.stages.qat import loses_too_much, trained_for_int8, why_not
+from whet.search.stages.qat import loses_too_much, train_for_int8, why_not
 
 ENGINE, ONNX, QUANTIZED = "model.engine", "model.onnx", "model.int8.onnx"
 LOCK, CALIBRATION, PRUNING = "lock.json", "calibration.json", "pruning.json"
@@ -37,7 +37,7 @@ Feeds = dict[str, np.ndarray]
 
 
 @dataclass
-class Built:
+class ScoredEngine:
     """An engine file with its floating-point network, score and build data."""
 
     path: Path
@@ -62,17 +62,19 @@ class Built:
         save_lock(self.plan, folder / LOCK)
 
 
-def first_engine(w: Worker, network: Network, calibration: Feeds, original: Network) -> Built:
+def first_engine(w: Worker, network: Network, calibration: Feeds, original: Network) -> ScoredEngine:
     """Builds and scores the candidate's engine; in INT8 and FP8 with calibrated ranges."""
     config = build_config(network, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():
         w.rest()
         w.say("building")
         plan, seconds = _written(w, ENGINE, lambda: engine_plan(network, config, calibration, w.folder, Stages(w)))
-    return Built(w.folder / ENGINE, network, config, plan, seconds, _scored(w, w.folder / ENGINE, original))
+    return ScoredEngine(w.folder / ENGINE, network, config, plan, seconds, _scored(w, w.folder / ENGINE, original))
 
 
-def trained_engine(w: Worker, first: Built, prepared: Prepared, original: Network, reference: Score) -> tuple[Built | None, dict[str, Any] | None]:
+def trained_engine(
+    w: Worker, first: ScoredEngine, prepared: Prepared, original: Network, reference: Score
+) -> tuple[ScoredEngine | None, dict[str, Any] | None]:
     """Trains the candidate for INT8 if `first`, its calibrated engine, loses too much; returns the engine and report data with the reason.
 
     `reference` is the original's score. (None, None) for a candidate without 8-bit precision.
@@ -96,7 +98,7 @@ def trained_engine(w: Worker, first: Built, prepared: Prepared, original: Networ
         roundings = first.plan.report.quantized
         assert roundings is not None, "why_not refuses other engines"
         write_json(w.folder / ROUNDINGS, encode(roundings))
-        trained = trained_for_int8(prepared, original, roundings, first.config, w.recipe, w.candidate, w.folder, say=w.say)
+        trained = train_for_int8(prepared, original, roundings, first.config, w.recipe, w.candidate, w.folder, say=w.say)
     quantized = network_from_onnx(save_onnx(trained.quantized, w.folder / QUANTIZED))  # from the deployed file: a lock belongs to one file
     config = build_config(quantized, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():
@@ -105,11 +107,11 @@ def trained_engine(w: Worker, first: Built, prepared: Prepared, original: Networ
     score = _scored(w, w.folder / _TRAINED, original)
     report = {"why": why, "calibrated": first.score.to_plain(), "trained": score.to_plain(), "epochs": w.recipe.qat["epochs"],
              "seconds": perf_counter() - start, "resumed_at": trained.resumed_at}  # fmt: skip
-    report["kept"] = "trained" if better(score.value, first.score.value, w.recipe) else "calibrated"
-    return Built(w.folder / _TRAINED, trained.floating, config, plan, seconds, score, trained.ranges), report
+    report["kept"] = "trained" if is_better(score.value, first.score.value, w.recipe) else "calibrated"
+    return ScoredEngine(w.folder / _TRAINED, trained.floating, config, plan, seconds, score, trained.ranges), report
 
 
-def keep(w: Worker, first: Built, trained: Built, qat: dict[str, Any], prepared: Prepared) -> Built:
+def select_engine(w: Worker, first: ScoredEngine, trained: ScoredEngine, qat: dict[str, Any], prepared: Prepared) -> ScoredEngine:
     """Keeps the better engine as the candidate's engine; both become steps of the report."""
     counts = {"params": count_params(first.network), "flops": flops_of(first.network)}
     word = "" if qat["kept"] == "trained" else " (not better, not used)"
@@ -124,15 +126,15 @@ def keep(w: Worker, first: Built, trained: Built, qat: dict[str, Any], prepared:
     return trained
 
 
-def measured(w: Worker, engines: Sequence[Built], kept: Built, data: Feeds) -> dict[str, Any]:
+def measure_engines(w: Worker, engines: Sequence[ScoredEngine], kept: ScoredEngine, data: Feeds) -> dict[str, Any]:
     """Times all engines against the original; measures memory and energy of the kept one."""
     with w.lock.timing():
         w.say("timing")
         loaded = [w.load(e.path) for e in engines]
         contexts = [e.create_context() for e in loaded]
-        runs = [ready(c, data) for c in contexts]
+        runs = [make_run(c, data) for c in contexts]
         if w.job.reference:
-            runs.insert(0, ready(w.load(Path(w.job.reference) / ENGINE).create_context(), data))
+            runs.insert(0, make_run(w.load(Path(w.job.reference) / ENGINE).create_context(), data))
         rows, load = time_engines(runs, w.effort.seconds, w.backend())
         for e, row in zip(engines, rows[-len(engines) :], strict=True):
             e.times = row

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from whet.errors import TrainingError
 from whet.network import Network
 from whet.pruning import count_params
-from whet.search.recipe.data import labelled
+from whet.search.recipe.data import load_labelled
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
 from whet.search.stages.prepare import Prepared, Rate, Say, flops_of
@@ -25,23 +25,23 @@ CHECKPOINT = "finetune.safetensors"  # a killed job resumes from it
 FINETUNED = "fine-tuned with labels"  # the step's name if its result is kept
 
 
-def fine_tuned(prepared: Prepared, original: Network, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say, rate: Rate) -> None:
+def fine_tune(prepared: Prepared, original: Network, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say, rate: Rate) -> None:
     """Trains `prepared.network` on data.train with the original as teacher, or notes the reason why not. Raises TrainingError, UsageError."""
     why = _why_not(recipe, c)
     if why is not None:
         prepared.notes.append(f"not fine-tuned: {why}")
         return
     start = perf_counter()
-    result = trained(prepared.network, original, recipe, c, folder, say=say, notes=prepared.notes)
+    result = train_network(prepared.network, original, recipe, c, folder, say=say, notes=prepared.notes)
     before, after = prepared.metric, rate(result.network)
-    used = not better(before["value"], after["value"], recipe)
+    used = not is_better(before["value"], after["value"], recipe)
     row = {"params": count_params(result.network), "flops": flops_of(result.network), "seconds": perf_counter() - start, "metric": after}
     prepared.steps.append({"step": FINETUNED + ("" if used else " (worse, not used)"), "used": used, **row})
     if used:
         prepared.network = result.network
 
 
-def trained(
+def train_network(
     net: Network, original: Network, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say, notes: list[str]
 ) -> Finetuned:
     """Trains `net` with `recipe.finetune`; resumes from a killed job's checkpoint in `folder`. Raises TrainingError, UsageError."""
@@ -53,7 +53,7 @@ def trained(
     data = training_set(recipe, original)
     config = as_config(recipe.finetune, checkpoint=str(path), masks="2:4" if c.two_four else "")
     teacher = original if config.distill > 0 else None
-    return going_on(path, lambda: finetune(net, data, config, teacher=teacher, progress=steps_of(say, "tuning")), notes)
+    return run_resumable(path, lambda: finetune(net, data, config, teacher=teacher, progress=steps_of(say, "tuning")), notes)
 
 
 def training_set(recipe: AutoRecipe, net: Network) -> Any:
@@ -63,13 +63,13 @@ def training_set(recipe: AutoRecipe, net: Network) -> Any:
 
     assert recipe.data.train is not None
     if recipe.data.train.lower().endswith(".csv"):
-        dataset = labelled(recipe.data.train, net, "data.train", recipe.data.preprocess)
+        dataset = load_labelled(recipe.data.train, net, "data.train", recipe.data.preprocess)
         return TrainingData(dataset.inputs, dataset.labels)
     prepare = Preprocessing.parse(recipe.data.preprocess) if recipe.data.preprocess else None
     return training_data(recipe.data.train, net, prepare)
 
 
-def better(a: float, b: float, recipe: AutoRecipe) -> bool:
+def is_better(a: float, b: float, recipe: AutoRecipe) -> bool:
     """True if the metric `a` is strictly better than `b`."""
     return a > b if recipe.higher_is_better else a < b
 
@@ -86,7 +86,7 @@ def steps_of(say: Say, kind: str) -> Callable[[int, int, str], None]:
     return tell
 
 
-def going_on(checkpoint: Path, train: Callable[[], T], notes: list[str]) -> T:
+def run_resumable(checkpoint: Path, train: Callable[[], T], notes: list[str]) -> T:
     """Runs `train`, which resumes from an existing checkpoint; a mismatched checkpoint is deleted with a note.
 
     The checkpoint is kept after training, so that a job killed later does not train again; child.py removes it when the job is done.

@@ -14,7 +14,7 @@ from whet.runtime import Context
 from whet.search.stages.build_engine import Feeds, sample_feed
 
 
-def ready(context: Context, data: Feeds) -> Callable[[], None]:
+def make_run(context: Context, data: Feeds) -> Callable[[], None]:
     """Binds inputs from `data` and the outputs; returns a function that runs the engine once."""
     for name, a in sample_feed(context, data).items():
         array = context.input_array(name)

@@ -53,7 +53,7 @@ class Prepared:
         return next(s["metric"] for s in reversed(self.steps) if s.get("used", True))
 
 
-def prepared(
+def prepare_candidate(
     net: Network, candidate: Candidate, kept: Mapping[str, int], data: Mapping[str, np.ndarray], effort: Effort,
     *, say: Say, rate: Rate | None = None, seed: int = 0, decided: Recipe | None = None,
 ) -> Prepared:  # fmt: skip

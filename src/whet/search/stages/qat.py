@@ -24,7 +24,7 @@ from whet.precision import Ranges
 from whet.pruning.order import note
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
-from whet.search.stages.finetune import going_on, no_torch, steps_of, training_set
+from whet.search.stages.finetune import no_torch, run_resumable, steps_of, training_set
 from whet.search.stages.prepare import Prepared, Say
 from whet.search.stages.training_options import as_config, qat_settings
 
@@ -74,7 +74,7 @@ def loses_too_much(qat: Mapping[str, Any], allowed: float | None, lost: float, d
     return lost > limit, f"calibration lost {lost:.3g}, {'more' if lost > limit else 'no more'} than {limit:.3g}"
 
 
-def trained_for_int8(
+def train_for_int8(
     pruned: Prepared, original: Network, roundings: QuantizationRecipe, config: BuildConfig, recipe: AutoRecipe, c: Candidate, folder: Path,
     *, say: Say,
 ) -> TrainedForInt8:  # fmt: skip
@@ -96,7 +96,7 @@ def trained_for_int8(
             pruned.network, data, settings, ranges=ranges, skip=lambda x: _left_out(x, skip), teacher=original, progress=steps_of(say, "qat")
         )  # fmt: skip
 
-    trained = going_on(path, train, pruned.notes)
+    trained = run_resumable(path, train, pruned.notes)
     learned = dataclasses.replace(ranges, model=model_digest(trained.floating), tensors={**ranges.tensors, **trained.ranges.tensors})
     quantized = quantized_network(prepare(trained.floating, config), learned, skip, tables=tables)
     note(quantized, "calibrate", by="quantization-aware training", steps=trained.training.steps)

@@ -68,7 +68,7 @@ class Scouting:
         """Starts a trial unless it has a result: its own from a killed process, or that of an identical trial."""
         trial = Trial(number, self.space.candidate(params))
         folder, key = self.folder.scout(number), self.space.key(trial.candidate)
-        trial.result = j.result_of(folder)
+        trial.result = j.read_result(folder)
         if trial.result is None and key in self.known:
             trial.same_as, trial.result = self.known[key].number, self.known[key].result
             self.drawn_again += 1
@@ -94,7 +94,7 @@ class Scouting:
                 continue
             attributes = self.study.attributes(number)
             same = attributes.get("same_as")
-            result = j.result_of(self.folder.scout(number if same is None else same))
+            result = j.read_result(self.folder.scout(number if same is None else same))
             if result is None and same is None:
                 lost.append(number)
                 continue

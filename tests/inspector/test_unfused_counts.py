@@ -3,8 +3,8 @@
 import pytest
 
 from whet.builder import BuildConfig, build
-from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
+from whet.inspector.unfused_counts import count_unfused
 from whet.network import parse_network
 from whet.tactics.cpu._llvm import jit
 
@@ -41,7 +41,7 @@ out %y
 def counted(**config):
     plan = build(parse_network(NET), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1, **config))
     facts = layer_facts(plan)
-    return {x.layer.composite or x.layer.op for x in facts}, sorted(p for x in facts if x.layer.op != "Reformat" for p in apart(x))
+    return {x.layer.composite or x.layer.op for x in facts}, sorted(p for x in facts if x.layer.op != "Reformat" for p in count_unfused(x))
 
 
 def test_a_launch_of_two_layers_counts_as_two(standin_gpu):
@@ -58,9 +58,9 @@ def test_data_movement_counts_as_one_pass_or_as_the_moved_bytes():
     plan = build(parse_network(HEAD), BuildConfig(timing_cache="", verify=False, avg_timing=1, passes=("-fuse_head_convs",)))
     moves = next(x for x in layer_facts(plan) if x.layer.composite == "Moves")
     channels, joined = 2 * 32 * 64 * 4, 2 * 64 * 64 * 4
-    (whole,) = apart(moves)
+    (whole,) = count_unfused(moves)
     assert whole[1] == pytest.approx(channels + joined, abs=200)  # and the shapes, which are read as well
-    assert [size for _, size in apart(moves, ("Moves",))] == [2 * channels, 2 * channels, 2 * channels + joined]
+    assert [size for _, size in count_unfused(moves, ("Moves",))] == [2 * channels, 2 * channels, 2 * channels + joined]
 
 
 @pytest.mark.skipif(jit.available() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
@@ -70,7 +70,7 @@ def test_a_head_with_its_convolutions_counts_as_its_parts(also):
         config = BuildConfig(timing_cache="", verify=False, avg_timing=1, optimization_level=2, passes=passes)  # 2: not compared with its parts
         plan = build(parse_network(HEAD), config)
         facts = [x for x in layer_facts(plan) if x.layer.op != "Reformat"]
-        return {x.layer.composite or x.layer.op for x in facts}, [p for x in facts for p in apart(x, also)]
+        return {x.layer.composite or x.layer.op for x in facts}, [p for x in facts for p in count_unfused(x, also)]
 
     (fused, together), (plain, alone) = counted(), counted("-fuse_head_convs")
     assert fused == {"HeadConvs"}

@@ -12,7 +12,7 @@ from whet.ops._cost import operations
 _IN_PLACE = ("Reshape", "Slice")
 
 
-def apart(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[int, int]]:
+def count_unfused(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[int, int]]:
     """(operations, bytes) of a layer, or of each compute layer in the body of a composite such as consecutive convolutions.
 
     Intermediate tensors count as written and read in the layer's own storage type. `also` lists further composites to split ("Moves"); their
