@@ -5,6 +5,8 @@ Scale (Mul or Div by a constant) and mask (Add) are optional. k is the second op
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from whet.composites._base import composite
@@ -256,7 +258,7 @@ def _are_strides(first: Layer, members: list[Layer]) -> bool:
             view = views.get(step.inputs[0]) if step.inputs[0] is not None else None
             if view is None or step.op not in REARRANGING:
                 continue
-            after = views_after(step, view, lambda t, layer=layer: _array(layer, t))
+            after = views_after(step, view, partial(_array, layer))
             if after is None:
                 return False
             views.update(zip(step.outputs, after, strict=True))

@@ -107,9 +107,11 @@ def split_periods(heads: Heads) -> list[Heads]:
         return view.cut(0, start, period) if len(view.shape) == 4 and view.shape[0] > 1 else view
 
     return [
-        replace(heads, batch=period, mask=mask, **{name: part(getattr(heads, name), start) for name in ("q", "k", "v", "out")})
+        replace(
+            heads, batch=period, mask=mask, q=part(heads.q, start), k=part(heads.k, start), v=part(heads.v, start), out=part(heads.out, start)
+        )
         for start in range(0, heads.batch, period)
-    ]
+    ]  # fmt: skip
 
 
 def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float, grouped: bool) -> Heads | str:
