@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: demo test test-long test-oldest test-kernels check lint types mutants bench clean help
+.PHONY: demo test test-long test-oldest test-kernels check lint types mutants bench results-check clean help
 
 help:
 	@echo "make demo    engine, pruning, recovery and the table they give, on a model trained on real data"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-oldest  a selection of the tests with the oldest release of each dependency that is supported"
 	@echo "make check   ruff, types, all tests"
 	@echo "make mutants how many small breaks of the source the tests notice; hours"
+	@echo "make results-check  which published results are older than the code they measure"
 	@echo "make bench   ONNX Runtime and OpenVINO beside whet on this CPU; writes benchmarks/results/cpu"
 
 $(BIN)/python:
@@ -91,6 +92,9 @@ mutants: $(VENV)/.mutants
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/cpu_peers.py
+
+results-check:
+	python3 benchmarks/check_results.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist src/*.egg-info

@@ -1,7 +1,7 @@
-"""Cases of a benchmark in processes of their own on several GPUs: their work on the CPU overlaps, what they time on a GPU does not.
+"""Runs the cases of a benchmark in separate processes on several GPUs: their CPU work overlaps, their timings on a GPU do not.
 
-A process that builds holds the GPU while kernels are timed and gives it back for passes, compiling and verification (`Turns`); what is
-reported is timed with nobody else on the GPU (`alone`): those who only verify wait too.
+A building process holds the GPU lock while kernels are timed and releases it for passes, compilation and verification (`Turns`); reported
+times are measured with exclusive use of the GPU (`alone`): processes that only verify wait too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ TIMED = ("timing", "choice", "whole engines")
 
 
 def _place() -> str:
-    """The start of the lock files' names for this process's GPU."""
+    """Prefix of the lock files for this process's GPU."""
     return f"{os.environ.get('WHET_POOL', '/tmp')}/whet-pool-{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}"
 
 
 class Turns(Silent):
-    """A build's Progress that holds the GPU while its stages time kernels, and lets others be alone there between its other stages."""
+    """A build's Progress that holds the GPU lock during stages with kernel timings, and releases it between its other stages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,19 +36,19 @@ class Turns(Silent):
 
     def stage(self, name: str, total: int) -> None:
         self._held.close()
-        with file_lock(f"{_place()}.turn"):  # who waits to be alone holds it
+        with file_lock(f"{_place()}.turn"):  # held by the process that waits for exclusive use
             self._held.enter_context(file_lock(f"{_place()}.quiet", fcntl.LOCK_SH))
         if name in TIMED:
             self._held.enter_context(file_lock(f"{_place()}.timing"))
 
     def close(self) -> None:
-        """Gives back what is held."""
+        """Releases all locks."""
         self._held.close()
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Nobody else of the pool on this process's GPU."""
+    """Exclusive use of this process's GPU within the pool."""
     with ExitStack() as held:
         with file_lock(f"{_place()}.turn"):
             held.enter_context(file_lock(f"{_place()}.quiet"))
@@ -56,9 +56,9 @@ def alone() -> Iterator[None]:
 
 
 def run_cases(cases: Sequence[Sequence[str]], gpus: int, each: int, seconds: float) -> None:
-    """Runs this script with each case's arguments, `each` processes at a time on each of `gpus` GPUs, the first cases first.
+    """Runs this script with each case's arguments, `each` processes at a time on each of `gpus` GPUs, in order of the cases.
 
-    After `seconds` what still runs is ended; what a case wrote before stays.
+    After `seconds` the remaining processes are terminated; results written before are kept.
     """
     visible = [g for g in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if g] or [str(i) for i in range(gpus)]
     threads = max(1, (os.cpu_count() or 8) // max(1, min(gpus * each, len(cases))))

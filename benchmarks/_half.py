@@ -17,7 +17,7 @@ def half(model: Any) -> Any:
     def narrowed(t: Any) -> Any:
         with np.errstate(over="ignore"):
             a = numpy_helper.to_array(t).astype(np.float16)
-        finite = np.nan_to_num(a, posinf=65504, neginf=-65504) if not np.isfinite(a).all() else a  # masks of -3e38 stay the lowest number
+        finite = np.nan_to_num(a, posinf=65504, neginf=-65504) if not np.isfinite(a).all() else a  # masks of -3e38 become the lowest FP16 value
         return numpy_helper.from_array(finite, t.name)
 
     for i, t in enumerate(graph.initializer):

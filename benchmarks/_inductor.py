@@ -1,8 +1,8 @@
-"""torch.compile's cache for several networks: filled at once on one machine without disturbing what it times, packed, and used on another.
+"""torch.compile's cache for several networks: filled on one machine without disturbing its timings, packed, and used on another.
 
-Most of a first max-autotune is the CPU compiling Triton's candidates. Several processes can do that side by side if only one at a time
-uses the GPU: `exclusive` puts each of Inductor's timings, and the first run of what it made, under a lock. The settings are `compiled`'s, the
-same for filling and for measuring, so that the second finds what the first left.
+Most of a first max-autotune is CPU time for compiling Triton's candidates. Several processes can compile in parallel if only one at a time
+uses the GPU: `exclusive` puts each of Inductor's timings, and the first run of its result, under a lock. The settings are those of `compiled`,
+for filling and for measuring, so that the cache keys agree.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 
 class Turn:
-    """A lock among the processes that share a GPU; a process that holds it may take it again (from one thread)."""
+    """A reentrant lock (for one thread) among the processes that share a GPU."""
 
     def __init__(self, gpu: str) -> None:
         with open(Path(tempfile.gettempdir()) / f"gpu_peers.{os.getuid()}.{gpu}.lock", "w") as file:
-            # a process's files are closed from the lowest number on when it ends: this one after the GPU's, whose memory is free by then
+            # files of an ending process are closed in ascending order: this one after the GPU's, whose memory is free by then
             self.file = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 900)
         self.depth, self.waited = 0, 0.0
 
@@ -40,23 +40,23 @@ class Turn:
 
 
 def compiled(net: Any) -> Any:
-    """torch.compile of a network as the issue's baseline has it: max-autotune, 1x1 convolutions as products, cuDNN's convolutions.
+    """torch.compile of a network with the baseline's settings: max-autotune, 1x1 convolutions as products, cuDNN's convolutions.
 
-    `no-cudagraphs`, since the caller captures it itself, without the copy of the input that Inductor's own graphs make.
+    `no-cudagraphs`, since the caller captures the graph itself, without the input copy of Inductor's own graphs.
     """
     import torch
     import torch._inductor.config as inductor
 
     inductor.conv_1x1_as_mm = True
-    inductor.max_autotune_conv_backends = "ATEN"  # cuDNN wins its convolutions against Inductor's own
+    inductor.max_autotune_conv_backends = "ATEN"  # cuDNN is faster here than Inductor's own convolutions
     return torch.compile(net, mode="max-autotune-no-cudagraphs")
 
 
 def exclusive(turn: Turn) -> None:
-    """Lets Inductor in this process time kernels, and run what it made for the first time, only while it holds `turn`.
+    """Makes Inductor in this process hold `turn` while it times kernels and runs its result for the first time.
 
-    Candidates are compiled by threads here: its pool of processes leaves them to be compiled again, one after the other, when they are
-    timed (seen with torch 2.11: 0.45 s a candidate, against 0.01 s after threads).
+    Candidates are compiled by threads: after its pool of processes the candidates are compiled again, serially, during timing
+    (observed with torch 2.11: 0.45 s per candidate, against 0.01 s with threads).
     """
     import torch
     from torch._inductor import async_compile, output_code, select_algorithm
@@ -97,7 +97,7 @@ def exclusive(turn: Turn) -> None:
 
 
 def pack(folder: Path, archive: Path) -> int:
-    """Packs a cache folder without the kernels that lost (Triton's own cache; what won is bundled with the graph); returns bytes."""
+    """Packs a cache folder without the losing kernels (Triton's own cache; selected kernels are bundled with the graph); returns bytes."""
     with tarfile.open(archive, "w:xz", preset=1) as tar:
         for path in sorted(folder.iterdir()):
             if path.name not in ("triton", "locks"):
@@ -106,7 +106,7 @@ def pack(folder: Path, archive: Path) -> int:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Fills a cache folder from an archive that this project's own benchmark wrote (it holds pickles, as Inductor's cache does)."""
+    """Extracts a cache archive written by this project's benchmark (it contains pickles, as Inductor's cache does)."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")

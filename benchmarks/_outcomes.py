@@ -1,8 +1,8 @@
-"""What became of each test, written as it happens: a pytest plugin, and the reader of its file. A run that is cut off can be counted too.
+"""Outcomes of tests, written as they happen: a pytest plugin, and the reader of its file. Interrupted runs can be counted too.
 
 `pytest -p _outcomes --outcomes FILE`: lines of JSON from the process that collects the results, {"listed": [tests]}, {"began": test},
 {"test": test, "phase": "setup" | "call" | "teardown", "how": "passed" | "failed" | "skipped", "seconds": s, "why": words}. Tests of the files
-named in FIRST are run first and those of LAST last, whichever process they fall to: a long one that starts late is waited for alone.
+named in FIRST run first and those of LAST last, in every process: long tests that start late would run with idle workers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pytest
 
 FIRST = ("test_large", "test_ranges", "test_float8", "test_quantized_choice", "test_attention", "test_stem")
 LAST = ("test_tactics",)
-_WHY = 3000  # characters of a failure that are kept
+_WHY = 3000  # characters of a failure text that are kept
 
 
 def turn(test: str) -> int:
-    """What tests are sorted by."""
+    """The sort key of tests."""
     stem = Path(test.partition("::")[0]).stem
     return FIRST.index(stem) - len(FIRST) if stem in FIRST else int(stem in LAST)
 
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A process of pytest-xdist writes nothing: what it reports reaches the one that started it."""
+    """Worker processes of pytest-xdist write nothing: their reports reach the main process."""
     path = config.getoption("--outcomes")
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Writer(open(path, "w")))
@@ -76,8 +76,9 @@ class _Writer:
 
 @dataclass
 class Outcomes:
-    """`how` a test ended ("passed", "failed", "skipped") by its name, in that order of time; `why`, where it did not pass; `seconds` of all
-    its phases; `open`: began, or was listed, and did not end."""
+    """`how` each test ended ("passed", "failed", "skipped"), by name, in order of time; `why`, if it did not pass; `seconds` over all phases;
+    `open`: tests that began or were listed, and did not end.
+    """
 
     how: dict[str, str] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
@@ -92,7 +93,7 @@ class Outcomes:
 
 
 def read(path: Path) -> Outcomes:
-    """The outcomes in a file of the plugin; a last line that was cut off is left out."""
+    """The outcomes in a file of the plugin; a truncated last line is ignored."""
     made, worst, seen = Outcomes(), dict[str, str](), dict[str, None]()
     for line in _lines(path):
         if "test" not in line:

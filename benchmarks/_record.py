@@ -1,4 +1,4 @@
-"""What every result file says of itself: date, commit, command, versions; and the interval of a median."""
+"""Provenance of every result file: date, commit, command, versions; and the confidence interval of a median."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def provenance(packages: Iterable[str]) -> dict[str, Any]:
 
 
 def command(script: str) -> str:
-    """This command line, as one would type it in the repository's root: `script` and the arguments.
+    """This command line as typed in the repository's root: `script` and the arguments.
 
-    Paths inside the repository are made relative. Others say nothing to a reader: a folder becomes FOLDER, a file FOLDER/<its name>.
+    Paths inside the repository become relative. Others are replaced: a folder by FOLDER, a file by FOLDER/<its name>.
     """
     return " ".join(["python", script, *map(neutral, sys.argv[1:])])
 
 
 def neutral(word: str) -> str:
-    """One argument with its path, if it is one (or one follows `--flag=`), said without this machine's folders and the hidden ones here."""
+    """One argument; a path in it (also after `--flag=`) is written without folders of this machine and hidden folders."""
     flag, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
     path, root = Path(value), Path(__file__).resolve().parents[1]
     if path.is_absolute() and path.is_relative_to(root):
@@ -53,10 +53,10 @@ def neutral(word: str) -> str:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Nobody else who asks this way reads or writes the result file `path` meanwhile, in whatever process.
+    """Exclusive access to the result file `path` among all processes that use this function.
 
-    Two runs that add rows to one file each read what is there, add theirs and put it back: unlocked, the later one loses the earlier
-    one's rows. The lock is on a file beside it (`.<name>.lock`, which git ignores), since the result file itself is replaced.
+    Two runs that add rows to one file each read, extend and replace it: without a lock the later one would lose the earlier one's rows.
+    The lock is on a separate file (`.<name>.lock`, ignored by git), since the result file itself is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{path.name}.lock"), "w") as lock:
@@ -69,10 +69,10 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
-    """(median, low, high): the narrowest pair of order statistics that holds the median with at least `confidence`.
+    """(median, low, high): the smallest interval between order statistics that contains the median with at least `confidence`.
 
-    Free of assumptions about the distribution: the number of samples below the median is binomial with one half (David and
-    Nagaraja, Order Statistics, 7.1). Raises ValueError for fewer than six samples at 95 %, since no pair holds it then.
+    Distribution-free: the number of samples below the median is binomial with p = 1/2 (David and Nagaraja, Order Statistics, 7.1). Raises
+    ValueError for fewer than six samples at 95 %, since no pair has that coverage.
     """
     ordered, n = sorted(values), len(values)
     best = None

@@ -1,4 +1,4 @@
-"""Weights with a shorter mantissa: files of many trained networks compress better, and say as much as their training meant."""
+"""Weights with a shorter mantissa: model files compress better, at an error far below the noise of training."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def conv(cin: int, cout: int, kernel: int = 1, stride: int = 1, pad: int | None 
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, and the input added where `shortcut`."""
+    """1x1, 3x3, and the input added if `shortcut`."""
 
     def __init__(self, width: int, shortcut: bool) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Bottleneck(nn.Module):
 
 
 class C3(nn.Module):
-    """Two branches of half the width, one through bottlenecks, joined."""
+    """Two branches of half the width, one through bottlenecks, concatenated."""
 
     def __init__(self, cin: int, cout: int, count: int, shortcut: bool = True) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class C3(nn.Module):
 
 
 class Sppf(nn.Module):
-    """Three poolings of 5x5 in a row, all joined."""
+    """Three consecutive 5x5 poolings, all outputs concatenated."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def model(name: str) -> nn.Module:
 
     made: Any = Yolov5s() if name == "yolov5s" else getattr(torchvision.models, name)(weights=None)
     made = made.eval().half().cuda()
-    for p in made.parameters():  # not module.to(): a decoder's grids are of rank 5, which that refuses
+    for p in made.parameters():  # not module.to(): it refuses a decoder's grids, which have rank 5
         if p.dim() == 4:
             p.data = p.data.to(memory_format=torch.channels_last)
     return made

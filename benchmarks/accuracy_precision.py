@@ -1,19 +1,18 @@
-"""INT8, FP8, FP16 and BF16 against FP32 on real trained models and all their labelled images, paired: what low precision costs.
+"""INT8, FP8, FP16 and BF16 against FP32 on real trained models and all their labelled images, paired: the cost of low precision.
 
 `python benchmarks/accuracy_precision.py [--models resnet20_cifar10 ...] [--precisions int8 fp8 fp16 bf16] [--limit N] [--out FILE]`
 
-Every layer that can computes in the low precision (time does not choose here). INT8 runs on the machine's integer kernels; FP8 (e4m3, a
-scale a tensor and a weight channel, min-max; first and last layers left out and biases corrected, as --fp8 builds it), FP16 and BF16 (inputs,
-weights and outputs of every layer rounded) are emulated in FP32, which rounds at the same places. "int8 steps" is INT8 with --calibSteps=all,
-"fp8" is what --fp8 builds by itself: sums of skip connections and single layers stay in floating point where the outputs had too few decibels;
-"fp8 all" has in FP8 what can be, "fp8 round" is "fp8" with --calibSteps=round. With --jpeg the CIFAR-10 networks are judged on the 10,000
-JPEG test images too (recompressed, so harder than what they were trained on). Calibration sees images that are not judged: CIFAR-10's
-training part, MNIST's training part, and else every other image, 128 at most; the rest is
-judged. A row: accuracy of both, the paired difference in points with its 95 % interval (from the images
-on which the two differ), and the SNR of the outputs in dB (of the numbers before the softmax where a model ends in one). Of detectors (NanoDet
-on COCO, three of faces): the mean average precision of their boxes at IoU 0.5 with the FP32 boxes (score from 0.4 on, faces 0.7) as the truth, and
-beside it the mean over IoU 0.5 to 0.95. Bars: INT8 loses at most 0.5 points, FP8 0.3; of FP16 and BF16 the interval holds no loss; the detectors'
-boxes agree to 0.95 at IoU 0.5.
+Every eligible layer computes in the low precision, independent of time. INT8 runs on the machine's integer kernels; FP8 (e4m3, one scale per
+tensor and per weight channel, min-max; first and last layers excluded and biases corrected, as --fp8 builds it), FP16 and BF16 (inputs, weights
+and outputs of every layer rounded) are emulated in FP32 with rounding at the same positions. "int8 steps" is INT8 with --calibSteps=all, "fp8"
+is the result of --fp8: sums of skip connections and single layers stay in floating point if the outputs had too few decibels; "fp8 all" has
+every eligible layer in FP8, "fp8 round" is "fp8" with --calibSteps=round. With --jpeg the CIFAR-10 networks are also evaluated on the 10,000
+JPEG test images (recompressed, so harder than the training images). Calibration images are not evaluated: CIFAR-10's training set, MNIST's
+training set, otherwise every other image, at most 128; the rest is evaluated. A row: accuracy of both, the paired difference in points with
+its 95 % interval (from the images on which the two differ), and the SNR of the outputs in dB (before a final softmax). For detectors (NanoDet
+on COCO, three face detectors): the mean average precision of their boxes at IoU 0.5 with the FP32 boxes (score at least 0.4, faces 0.7) as ground
+truth, and the mean over IoU 0.5 to 0.95. Bars: INT8 loses at most 0.5 points, FP8 0.3; for FP16 and BF16 the interval shows no loss; the
+detectors' boxes agree to 0.95 at IoU 0.5.
 """
 
 import argparse
@@ -35,15 +34,15 @@ from support import datasets, detection, realdata
 OUT = Path(__file__).parent / "results" / "cpu" / "accuracy_precision.json"
 MODELS = ("resnet20_cifar10", "resnet56_cifar10", "resnet8_mlperftiny", "lenet_mnist", "vit_mnist", "squeezenet1.1", "nanodet_m",
           "version-slim-320", "version-RFB-320", "version-RFB-640")  # fmt: skip
-FACES = "version-"  # how the names of the face detectors begin
+FACES = "version-"  # prefix of the names of the face detectors
 CALIBRATION = 128
 PRECISIONS = ("int8", "int8 steps", "fp8", "fp8 all", "fp8 round", "fp16", "bf16")
-BARS = {"int8": 0.5, "fp8": 0.3}  # points that may be lost; of the others nothing that the interval can see
+BARS = {"int8": 0.5, "fp8": 0.3}  # points that may be lost; for the others no loss that the interval can resolve
 BOXES_BAR, SCORE, FACE_SCORE = 0.95, 0.4, 0.7
 
 
 def calibration_images(model: realdata.RealModel, count: int) -> np.ndarray:
-    """Images that are not judged, preprocessed as the model wants them: f32 [count, C, H, W]."""
+    """Images that are not evaluated, preprocessed for the model: f32 [count, C, H, W]."""
     if "cifar10" in model.name or "mlperftiny" in model.name:
         x, _ = datasets.cifar10_train_lossless()
         x = x[datasets.spread(len(x), count)]
@@ -58,12 +57,12 @@ def calibration_images(model: realdata.RealModel, count: int) -> np.ndarray:
 
 
 def calibrated_on(images: int) -> list[int]:
-    """Which of a model's images calibration sees where there are no others: every other one, CALIBRATION at most."""
+    """Indices of a model's calibration images if no separate set exists: every other image, at most CALIBRATION."""
     return list(range(1, images, 2))[:CALIBRATION]
 
 
 def judged(model: realdata.RealModel, limit: int | None):
-    """(inputs, labels) that calibration has not seen, as arrays."""
+    """(inputs, labels) not used by calibration, as arrays."""
     name = next(iter(next(iter(model.inputs(1)))))
     x = np.concatenate([f[name] for f in model.inputs(limit)])
     load = {"mnist": datasets.mnist_test, "cifar": datasets.cifar10_lossless, "mlper": datasets.cifar10_lossless}
@@ -77,7 +76,7 @@ def judged(model: realdata.RealModel, limit: int | None):
 
 
 class Prepared:
-    """A model with what all its rows share: network, calibration images, the FP32 engine."""
+    """A model with the data shared by its rows: network, calibration images, the FP32 engine."""
 
     def __init__(self, model: realdata.RealModel, batch: int):
         from whet.builder import build
@@ -114,7 +113,7 @@ class Prepared:
         return self.ranges[key]
 
     def low(self, precision: str, method: str):
-        """run(feeds) in this precision, and what the row says of it."""
+        """run(feeds) in this precision, and the additional fields of the row."""
         from whet.builder import build
         from whet.builder.precision.calibration import Calibration
         from whet.builder.precision.float8_ranges import ENOUGH_DB, float8_ranges, sensitive_layers
@@ -169,7 +168,7 @@ def compare(floats: np.ndarray, low: np.ndarray, labels: np.ndarray) -> dict:
 
 
 def found_boxes(model: realdata.RealModel, outs: dict[str, np.ndarray]) -> np.ndarray:
-    """What a detector says of one image: [k, 6] class, score, corners in 0..1."""
+    """A detector's detections in one image: [k, 6] class, score, corners in 0..1."""
     if not model.name.startswith(FACES):
         return detection.nanodet_boxes([(outs[s][0], outs[d][0]) for s, d in (("792", "795"), ("814", "817"), ("836", "839"))])
     scores, corners = outs["scores"][0][:, 1], outs["boxes"][0]
@@ -179,7 +178,7 @@ def found_boxes(model: realdata.RealModel, outs: dict[str, np.ndarray]) -> np.nd
 
 
 def measure_detector(ready: Prepared, precision: str, method: str) -> dict:
-    """A detector's boxes on the photos that calibration did not see, by both engines, against each other and against labels where there are any."""
+    """A detector's boxes on the photos outside calibration, by both engines, against each other and against labels if they exist."""
     run, said = ready.low(precision, method)
     feeds = list(ready.model.inputs(None))
     unseen = np.setdiff1d(np.arange(len(feeds)), calibrated_on(len(feeds)))
@@ -232,7 +231,7 @@ def measure(ready: Prepared, precision: str, limit: int | None, method: str, bat
         row["jpeg"] = compare(*answers(ready, run, x, batch), labels)
     bar = BARS.get(precision.split()[0])
     row["bar_points"] = 0.0 if bar is None else bar
-    # FP16 and BF16: a loss that the interval can see is one whose interval lies below zero as a whole.
+    # FP16 and BF16: a loss is significant if its whole interval is below zero.
     judged_on = [row, *([row["jpeg"]] if "jpeg" in row else [])]
     row["within_bar"] = all(r["interval_points"][1] >= 0 if bar is None else r["difference_points"] >= -bar - 1e-9 for r in judged_on)
     return row
@@ -282,7 +281,7 @@ def tell(row: dict) -> None:
 
 
 def write(path: Path, rows: list[dict], args) -> None:
-    """The table so far, with what the file holds by now of other models and precisions; the file appears whole.
+    """The current table merged with the file's rows of other models and precisions; the file is replaced atomically.
 
     Several runs may add to one file at the same time: each reads and writes it under a lock.
     """

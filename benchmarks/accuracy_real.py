@@ -1,11 +1,11 @@
-"""Accuracy of whet's engines on the real trained models and all their real data, beside what their README states.
+"""Accuracy of whet's engines on the real trained models and all their real data, compared with the scores in their README.
 
-    python benchmarks/accuracy_real.py --batch 16                        # whet: builds, verifies and runs an engine a model
-    python benchmarks/accuracy_real.py --predict onnxruntime             # the peer: the README's own numbers
+    python benchmarks/accuracy_real.py --batch 16                        # whet: builds, verifies and runs an engine per model
+    python benchmarks/accuracy_real.py --predict onnxruntime             # the peer: the README's own scores
     python benchmarks/accuracy_real.py --predict mine:make --models lenet_mnist nanodet_m --limit 100
 
 `--predict module:function` names a function that takes an ONNX path and the batch and returns predict(inputs) -> outputs, both
-dictionaries from name to array. Needs the shared data folder (../shared/data or WHET_DATA). Exit 1 if a full run misses a stated number.
+dictionaries from name to array. Needs the shared data folder (../shared/data or WHET_DATA). Exit 1 if a full run misses a stated score.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from support import datasets, realdata
 
 
 def whet_predict(path: Path, batch: int) -> realdata.Predict:
-    """An engine for batches up to `batch` (static models: as they are), and its context's run()."""
+    """An engine for batches up to `batch` (static models unchanged), and its context's run()."""
     import whet
 
     net = whet.network_from_onnx(path)
@@ -38,7 +38,7 @@ def whet_predict(path: Path, batch: int) -> realdata.Predict:
 
 def table(make: Callable[[Path, int], realdata.Predict], models: list[realdata.RealModel], *, limit: int | None = None,
           batch: int = 1) -> list[dict]:
-    """Prints one line a metric: measured, stated, verdict; returns them as flat records."""
+    """Prints one line per metric: measured, stated, verdict; returns them as flat records."""
     rows = []
     print(f"{'model':40s} {'metric':26s} {'samples':>7s} {'measured':>10s} {'stated':>10s}  {'':8s} {'s':>6s}")
     for model in models:

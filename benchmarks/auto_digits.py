@@ -1,7 +1,7 @@
-"""The loop: `whet auto examples/auto/digits.yaml` (on a GPU digits_gpu.yaml), killed three times at random moments, then let run to its end.
+"""The search: `whet auto examples/auto/digits.yaml` (on a GPU digits_gpu.yaml), killed three times at random times, then resumed to its end.
 
-Writes benchmarks/results/<device>/auto_digits.json: minutes of all calls together, when it was killed, the engines compared, and whether
-the last engine meets the target (half the original's time or less, at most one point of accuracy lost).
+Writes benchmarks/results/<device>/auto_digits.json: minutes of all calls together, times of the kills, the compared engines, and whether
+the final engine meets the target (at most half the original's time, at most one point of accuracy lost).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHOWN = ("name", "what", "kind", "met", "metric", "drop", "latency", "throughput
 
 
 def installed(names: tuple[str, ...]) -> list[str]:
-    """Those of the packages that are installed here."""
+    """The installed ones of the packages."""
     found = []
     for name in names:
         try:
@@ -40,7 +40,7 @@ def installed(names: tuple[str, ...]) -> list[str]:
 
 
 def flat(r: dict[str, Any]) -> dict[str, Any]:
-    """The figures of an engine that a table shows, units in the names."""
+    """The figures of an engine shown in tables, units in the names."""
     return {
         "score %": round(r["metric"]["value"], 2), "drop": round(r["drop"]["value"], 2), "drop low": round(r["drop"]["low"], 2),
         "drop high": round(r["drop"]["high"], 2), "ms": round(r["latency"]["median_ms"], 4), "p99 ms": round(r["latency"]["p99_ms"], 4),
@@ -51,7 +51,7 @@ def flat(r: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Runs it; exit code 0 when the target is met within the minutes asked for."""
+    """Runs it; exit code 0 if the target is met within the requested minutes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=list(RECIPES), default="cpu")
     parser.add_argument("--recipe", help="another recipe of the same kind")

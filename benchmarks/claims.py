@@ -1,10 +1,10 @@
-"""What people believe about pruning, measured: one row a claim with its number, its command and a verdict; writes docs/claims.md.
+"""Common claims about pruning, measured: one row per claim with its number, its command and a verdict; writes docs/claims.md.
 
-`python benchmarks/claims.py [--backend cpu|cuda] [--only NAME,...] [--quick] [--out FILE]` measures and keeps the rows in
-benchmarks/results/<device>/claims.json (a row that is measured again replaces its old one). `--write` alone writes docs/claims.md from what
-the result files hold. Times are medians of engines run in turns; accuracies are of real CIFAR-10 networks on 1,000 pixel-exact test images
-(whet's own calibration data are 256 training images without labels) and need the shared data folder; a claim that needs what is not here
-says so. Verdicts follow from the numbers by the rule beside each.
+`python benchmarks/claims.py [--backend cpu|cuda] [--only NAME,...] [--quick] [--out FILE]` measures and stores the rows in
+benchmarks/results/<device>/claims.json (a repeated measurement replaces its row). `--write` alone writes docs/claims.md from the result
+files. Times are medians of interleaved engine runs; accuracies are of real CIFAR-10 networks on 1,000 pixel-exact test images
+(whet's own calibration data are 256 training images without labels) and need the shared data folder; claims with missing requirements
+are reported. Verdicts follow from the numbers by the rule in each docstring.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ NORMS = {"importance": "l1", "scope": "group"}
 
 @dataclass(frozen=True)
 class Row:
-    """One claim measured: `number` in words, `verdict` in a word or two, `rows` the figures behind it."""
+    """One measured claim: `number` as text, a short `verdict`, `rows` the underlying figures."""
 
     name: str
     claim: str
     number: str
     verdict: str
     rows: list[dict[str, Any]]
-    others: float = 0.0  # CPUs that other processes took while it was timed: above a few hundredths the times say little
+    others: float = 0.0  # external load in CPUs during timing: above a few hundredths the times are unreliable
 
 
 class Bench:
-    """The machine, and engines compared on it."""
+    """The machine, and comparisons of engines on it."""
 
     def __init__(self, backend: str, quick: bool, cache: str):
         self.backend, self.quick = backend, quick
-        half = ("fp16",) if backend == "cuda" else ()  # what a GPU's engines are built in
+        half = ("fp16",) if backend == "cuda" else ()  # types of a GPU's engines
         self.config = BuildConfig(backend=backend, precisions=half, verify=False, timing_cache=cache)
         self.machine = get_backend(backend)
         self.others = 0.0
@@ -95,7 +95,7 @@ class Bench:
         for p, b in zip(plans, bounds, strict=True):
             b.feed(probe_inputs(p.network, 0, probe_shapes(p)))
         rules = BENCHMARKS.with_seconds(2.0 if self.quick else 6.0)
-        ranking = compare([partial(run_once, b) for b in bounds], rules, watch=getattr(self.machine, "watch", None))  # a GPU's times are its own
+        ranking = compare([partial(run_once, b) for b in bounds], rules, watch=getattr(self.machine, "watch", None))  # GPU times come from GPU events
         self.others = max(self.others, getattr(ranking.load, "others", None) or 0.0)
         return [1e3 * median(samples) for samples in ranking.samples]
 
@@ -131,7 +131,7 @@ def calibration(count: int = 256) -> dict[str, np.ndarray]:
 
 
 def accuracy(net: Network) -> float:
-    """Per cent right of 1,000 test images, by ONNX Runtime, which shares no code with whet."""
+    """Accuracy in percent on 1,000 test images, by ONNX Runtime, which shares no code with whet."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -163,14 +163,14 @@ def claim(f: Callable[[Bench], Row]) -> Callable[[Bench], Row]:
 
 
 def large(b: Bench) -> tuple[str, Network]:
-    """ResNet-50; with --quick ResNet-18, which tells whether the claim runs and no more."""
+    """ResNet-50; with --quick ResNet-18, which only tests that the claim runs."""
     name = "resnet18" if b.quick else "resnet50"
     return name, network_from_onnx(zoo.build(name))
 
 
 @claim
 def zeros(b: Bench) -> Row:
-    """Confirmed as useless when the change is under 10 %."""
+    """Confirmed as ineffective if the change is under 10 %."""
     name, net = large(b)
     dense, sparse = b.ms([net, zero_smallest(net, 0.5)])
     gain = 1 - sparse / dense
@@ -182,7 +182,7 @@ def zeros(b: Bench) -> Row:
 
 @claim
 def macs_are_not_time(b: Bench) -> Row:
-    """Refuted when time falls by less than nine tenths of what the FLOPs fall by."""
+    """Refuted if the relative reduction of time is less than nine tenths of that of the FLOPs."""
     rows = []
     for name, net in (large(b), ("mobilenet_v2", network_from_onnx(zoo.build("mobilenet_v2")))):
         small = prune(net, PruneConfig(target=Target("flops", ratio=0.5), depth=False)).cut
@@ -195,10 +195,10 @@ def macs_are_not_time(b: Bench) -> Row:
 
 @claim
 def fusion_and_memory(b: Bench) -> Row:
-    """Confirmed when what was fused still is, node by node, and memory falls by at least half of what the channels do. Where the same nodes
-    are fused, but the clock has put them into other launches, that is said.
+    """Confirmed if the fused nodes stay fused, node by node, and memory is reduced by at least half the share of the channels. If the same nodes
+    are fused, but the selection by time distributes them over other launches, that is reported.
 
-    Reformats between layers are no fusions: their number may change with the formats that are fastest for other widths.
+    Reformats between layers are not fusions: their number may change with the fastest formats for other widths.
     """
     name, net = large(b)
     found = groups(net)
@@ -227,7 +227,7 @@ def fusion_and_memory(b: Bench) -> Row:
 
 @claim
 def knee(b: Bench) -> Row:
-    """A knee at 60 % is where the points of accuracy lost for each further tenth first exceed five, or where time stops falling."""
+    """A knee at 60 % is the first point at which each further tenth costs more than five points of accuracy, or time stops falling."""
     net, data = cifar("resnet20"), calibration()
     ratios = [0, 0.2, 0.4, 0.6, 0.8] if b.quick else [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
     nets = [uniform(net, r, data) if r else net for r in ratios]
@@ -246,7 +246,7 @@ def knee(b: Bench) -> Row:
 
 @claim
 def odd_channels(b: Bench) -> Row:
-    """Confirmed when a width that is no multiple of 8 costs over 5 % more than the next multiple of 16."""
+    """Confirmed if a width that is not a multiple of 8 costs over 5 % more than the next multiple of 16."""
     rows = []
     for width in (56, 60, 61, 63, 64, 65, 72, 80):
         g = GraphWriter(batch=1, opset=17)
@@ -267,7 +267,7 @@ def odd_channels(b: Bench) -> Row:
 
 @claim
 def one_by_one(b: Bench) -> Row:
-    """Confirmed when nine times the FLOPs cost less than twice the time."""
+    """Confirmed if nine times the FLOPs cost less than twice the time."""
     rows = []
     for width, side in ((64, 56), (256, 14)):
         nets = []
@@ -287,7 +287,7 @@ def one_by_one(b: Bench) -> Row:
 
 @claim
 def order(b: Bench) -> Row:
-    """Confirmed when ranges measured before pruning or recovery lose at least a point (ten images) against those measured after."""
+    """Confirmed if ranges measured before pruning or recovery lose at least a point (ten images) against those measured after."""
     from whet.precision import calibrate, quantize
 
     net, data = cifar("resnet20"), calibration()
@@ -309,7 +309,7 @@ def order(b: Bench) -> Row:
 
 @claim
 def criteria(b: Bench) -> Row:
-    """Which importance keeps most accuracy after recovery, and whether any beats chance."""
+    """The importance with the highest accuracy after recovery, and a comparison with random choice."""
     net, data = cifar("resnet20"), calibration()
     kinds = ("random", "l1", "fpgm", "taylor2") if b.quick else ("random", "l1", "l2", "fpgm", "activation", "taylor1", "taylor2")
     rows = [{"importance": k, "accuracy %": accuracy(uniform(net, 0.4, data, k)), "not recovered %": accuracy(_bare(net, 0.4, data, k))}
@@ -328,7 +328,7 @@ def _bare(net: Network, ratio: float, data: dict, kind: str) -> Network:
 
 @claim
 def predicted(b: Bench) -> Row:
-    """Confirmed when the engine's time lies within a tenth of the original's of what the table predicted."""
+    """Confirmed if the engine's time is within a tenth of the original's time of the prediction from the table."""
     rows = []
     nets = [("resnet56 on CIFAR-10", cifar("resnet56"), (0.5,) if b.quick else (0.7, 0.5))] if datasets.root() else []
     if not b.quick or not nets:
@@ -350,9 +350,9 @@ def predicted(b: Bench) -> Row:
 
 @claim
 def latency_or_flops(b: Bench) -> Row:
-    """Confirmed when at the same measured latency (within 3 %) the choice by latency keeps more importance than that by FLOPs.
+    """Confirmed if at the same measured latency (within 3 %) the selection by latency keeps more importance than that by FLOPs.
 
-    As in `whet prune`, a choice whose engine misses what the table promised is made again, tighter, up to twice.
+    As in `whet prune`, a selection whose engine misses the predicted time is repeated with a tighter budget, up to twice.
     """
     from whet.pruning.costs import flop_costs
     from whet.pruning.knapsack import choose_within, per_layer
@@ -381,7 +381,7 @@ def latency_or_flops(b: Bench) -> Row:
     return Row("latency_or_flops", "Choosing by measured latency beats choosing by FLOPs (MobileNetV2)", number, "yes" if better else "no", rows)
 
 
-OF_NETWORKS = ("order", "criteria")  # about accuracies alone: the machine does not come into it
+OF_NETWORKS = ("order", "criteria")  # only accuracies, independent of the machine
 
 OPEN = (
     ("2:4 sparsity is 1.5 to 2 times as fast", "kernels alone were measured on an H200 (docs/design/cuda.md)"),
@@ -391,7 +391,7 @@ OPEN = (
 
 
 def remark(name: str, rows: list[dict[str, Any]]) -> str:
-    """What a row's figures say beside its verdict."""
+    """A row's figures printed after its verdict."""
     if name == "fusion_and_memory" and rows[0]["fused layers"] != rows[1]["fused layers"]:
         nodes = " and ".join(str(r["source nodes in them"]) for r in rows)
         launches = " and ".join(str(r["fused layers"]) for r in rows)
@@ -463,7 +463,7 @@ def main() -> None:
                 continue
             about = provenance([n for n in ("numpy", "onnx", "onnxruntime", "onednn-cpu-gomp") if find_distribution(n)])
             flags = (" --backend cuda" if args.backend == "cuda" else "") + (" --quick" if args.quick else "")
-            old = json.loads(path.read_text())["rows"] if path.exists() else {}  # now: other runs may have added to it
+            old = json.loads(path.read_text())["rows"] if path.exists() else {}  # read now: other runs may have added rows
             old[name] = {**asdict(replace(row, others=b.others)), "date": about["date"], "commit": about["commit"], "flags": flags}
             print(f"{row.claim}\n  {row.number}\n  {row.verdict}", flush=True)
             data = {**about, "machine": b.machine.describe().get("model", ""), "rows": old}

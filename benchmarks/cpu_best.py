@@ -1,13 +1,13 @@
-"""`--best` (a precision for each layer) on the CPU against every fixed precision: whet's own, ONNX Runtime's, OpenVINO's. Paired, interleaved.
+"""`--best` (a precision per layer) on the CPU against every fixed precision: whet's own, ONNX Runtime's, OpenVINO's. Paired, interleaved.
 
 `python benchmarks/cpu_best.py [--models resnet18,...] [--batches 1,8] [--processes 6] [--stage prepare|make|time|all --folder DIR] [--out FILE]`
 
-whet: the engine of `--best` with calibration, and engines in FP32, BF16 (where the CPU has instructions for it) and of `--int8`. ONNX Runtime:
-FP32, and what its static quantization writes (QDQ). OpenVINO: FP32, BF16, and what NNCF makes (INT8). All in one process, in turns, forwards and
+whet: the engine of `--best` with calibration, and engines in FP32, BF16 (if the CPU has instructions for it) and of `--int8`. ONNX Runtime:
+FP32, and its static quantization (QDQ). OpenVINO: FP32, BF16, and NNCF's quantization (INT8). All in one process, interleaved, forwards and
 backwards, in several processes. A ratio is a fixed precision's time over that of `--best` (above 1: `--best` is faster): the median
 over processes and its 95 % interval (order statistics). `least` is the smallest of a row. The files are those of cpu_int8.py: its
-`--stage prepare` fills the folder too, and an engine of `--int8` that its `--stage make` left there is taken as it is (the same build). A row is
-written as soon as it is timed, in place of that of the same network and batch in the result file; each says when it was timed.
+`--stage prepare` fills the folder too, and an `--int8` engine from its `--stage make` is reused (the same build). A row is written as soon as
+it is timed, replacing that of the same network and batch in the result file; each has the date of its timing.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from cpu_peers import PAUSE_SECONDS, ort_runner, whet_runner
 BLOCK_SECONDS, MOST_RUNS = 0.12, 30
 #: precisions of whet's fixed engines
 FIXED = {"whet_fp32": (), "whet_bf16": ("bf16",), "whet_int8": ("int8",)}
-TIED = 0.99  # a fixed precision of our own that `--best` chose itself is the same engine: its ratio is 1 within the noise
+TIED = 0.99  # if `--best` selected one of our fixed precisions, both engines are the same and the ratio is 1 within the noise
 Run = Callable[[dict[str, np.ndarray]], Any]
 
 
@@ -54,7 +54,7 @@ def openvino_runner(precision: str) -> Callable[[Path, int], Run]:
     return load
 
 
-#: name -> (file behind the case's name, how it is loaded)
+# : name -> (suffix of its file after the case's name, loader)
 RUNNERS: dict[str, tuple[str, Callable[[Path, int], Run]]] = {
     "best": ("best.engine", whet_runner),
     **{n: (f"{n}.engine", whet_runner) for n in FIXED},
@@ -67,7 +67,7 @@ RUNNERS: dict[str, tuple[str, Callable[[Path, int], Run]]] = {
 
 
 def runners() -> list[str]:
-    """Those that this CPU has instructions for."""
+    """The runners supported by this CPU's instructions."""
     from whet.backends import get_backend
 
     narrow = "avx512_bf16" in get_backend("cpu").capabilities.features
@@ -75,7 +75,7 @@ def runners() -> list[str]:
 
 
 def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
-    """whet's engines. They are chosen by time, so the machine should be quiet; they share a timing cache, so `--best` takes most of it."""
+    """Builds whet's engines. Selection is by time, so the machine should be idle; a shared timing cache gives `--best` most of its times."""
     from whet.builder import BuildConfig, build
     from whet.builder.precision.int8 import Calibration, build_int8
     from whet.engine import write_engine
@@ -84,7 +84,7 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
 
     case = folder / f"{name}-{batch}"
     cache, net = Path(f"{case}.calibration.json"), network_from_onnx(f"{case}.onnx")
-    if not cache.exists():  # build_int8 would invent ranges
+    if not cache.exists():  # build_int8 would use synthetic ranges
         raise SystemExit(f"{cache} is missing: run --stage prepare first")
     about = Path(f"{case}.best.json")
     said = json.loads(about.read_text()) if about.exists() else {}
@@ -111,7 +111,7 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
 
 
 def block(run: Run, arrays: dict[str, np.ndarray]) -> list[float]:
-    """Milliseconds of the inferences of one block, after a pause and one that does not count."""
+    """Milliseconds per inference of one block, after a pause and one discarded run."""
     time.sleep(PAUSE_SECONDS)
     times = []
     for _ in range(2):
@@ -127,7 +127,7 @@ def block(run: Run, arrays: dict[str, np.ndarray]) -> list[float]:
 
 
 def worker(args: argparse.Namespace) -> None:
-    """One process: loads all, times them in turns, prints times and SNR as JSON."""
+    """One process: loads all, times them interleaved, prints times and SNR as JSON."""
     from whet.backends.cpu.load import watch
 
     arrays = cpu_int8.feed(json.loads(args.inputs))
@@ -144,13 +144,13 @@ def worker(args: argparse.Namespace) -> None:
 
 
 def snr_of(truth: dict[str, np.ndarray], got: dict[str, np.ndarray]) -> float:
-    """SNR in dB over all outputs together, as cpu_int8.py has it."""
+    """SNR in dB over all outputs together, as in cpu_int8.py."""
     noise = sum(float(np.sum((np.asarray(a, np.float64) - t) ** 2)) for a, t in zip(got.values(), truth.values(), strict=True))
     return float(10 * np.log10(sum(float(np.sum(t.astype(np.float64) ** 2)) for t in truth.values()) / max(noise, 1e-30)))
 
 
 def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The row of one network and batch size, from what `make` left in the folder."""
+    """The row of one network and batch size, from the files of `make`."""
     case = folder / f"{name}-{batch}"
     said, inputs = json.loads(Path(f"{case}.best.json").read_text()), json.loads(Path(f"{case}.json").read_text())["inputs"]
     runs = []
@@ -179,7 +179,7 @@ def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> di
 
 
 def record(rows: list[dict[str, Any]], args: argparse.Namespace) -> bool:
-    """Writes the result file, rows of earlier runs kept; whether no fixed precision is ahead of `--best` in the rows that count."""
+    """Writes the result file, keeping rows of earlier runs; True if no fixed precision is faster than `--best` in the rows that count."""
     with alone(Path(args.out)):
         return _record(rows, args)
 
@@ -232,7 +232,7 @@ def main() -> None:
     if args.worker is not None:
         worker(args)
         return
-    args.best = True  # what cpu_int8's stages ask for
+    args.best = True  # needed by cpu_int8's stages
     cases = [(n, int(b)) for n in args.models.split(",") for b in args.batches.split(",")]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(args.folder or temporary)

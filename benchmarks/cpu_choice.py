@@ -1,11 +1,11 @@
-"""What the builder's whole-graph choice is worth on the CPU: views instead of copies, fused or apart, beam or look ahead, threads.
+"""Gains of the builder's whole-graph selection on the CPU: views instead of copies, fused or unfused, beam or look-ahead, threads.
 
 `python benchmarks/cpu_choice.py [--models squeezenet1_1,densenet121,yolov5s] [--threads] [--out FILE]`
 
-Each network of the zoo is built twice at batch 1 with one timing cache: as it is, and with Concat, Split and Slice always copied; both
-engines are then compared in one process. The rows also hold what the build reports: the totals that each way of solving the core of
-the choice came to, how many fused layers were timed against their parts and how many parts won, and how long the build took. With
-`--threads`, engines for all threads, half and one are compared too.
+Each network of the zoo is built twice at batch 1 with one timing cache: by default, and with Concat, Split and Slice always copied; both
+engines are then compared in one process. The rows also have the build's report: the totals reached by each solver of the core problem,
+the number of fused layers timed against their parts and of parts that won, and the build time. With `--threads`, engines for all threads,
+half and one are compared too.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from whet.runtime import bind
 
 
 def built(path: Path, cache: Path, **options):
-    """(plan, seconds of building); batch 1, not verified: only times are asked for."""
+    """(plan, seconds of building); batch 1, unverified: only times are needed."""
     net = network_from_onnx(path)
     shapes = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
     config = BuildConfig(profiles=((shapes, shapes, shapes),), verify=False, timing_cache=str(cache))
@@ -40,7 +40,7 @@ def built(path: Path, cache: Path, **options):
 
 
 def time_engines(plans) -> Ranking:
-    """The engines compared on the same inputs."""
+    """Compares the engines on the same inputs."""
     backend = get_backend("cpu")
     bounds = [bind(p, backend) for p in plans]
     for p, b in zip(plans, bounds, strict=True):

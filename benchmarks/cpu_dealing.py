@@ -1,9 +1,9 @@
-"""Kernels of our own whose items threads take bit by bit, against equal shares: whole engines alone and beside busy neighbours.
+"""Work stealing between threads in our kernels, against static partitions: whole engines on an idle machine and with external load.
 
     python benchmarks/cpu_dealing.py ENGINE... [--seconds 10] [--burners 0,1,2] [--save benchmarks/results/cpu/dealing.json]
 
-Each engine file is opened by two processes, one a way, whose runs take turns, three at a time; a pair of turns gives one ratio. Rounds in which
-strangers (others than the burners) took more than 4 % of the CPU time are left out and counted. The decision stands in docs/design/threads.md.
+Each engine file is opened by two processes, one per mode, whose runs are interleaved, three at a time; a pair of blocks gives one ratio. Rounds
+in which other processes (except the burners) took more than 4 % of the CPU time are omitted and counted. docs/design/threads.md has the decision.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from whet.tactics.cpu._llvm import work_stealing
 WAYS = ("equal", "dealt")
 RUNS = 3
 STRANGERS = 0.04
-ENOUGH = 6  # rounds that hold a 95 % interval of their median
+ENOUGH = 6  # minimum number of rounds for a 95 % interval of the median
 
 
 def child(way: str, engine: str) -> None:
     """Opens an engine; for each line of its input prints the seconds of some runs."""
     if way == "equal":
-        work_stealing.PARTS = 1  # a thread takes a whole range
+        work_stealing.PARTS = 1  # each thread takes its whole range
     context = Runtime(backend="cpu").load(engine).create_context()
     launches = context.launches()
     launches.feed({name: np.random.default_rng(0).random(shape, np.float32) for name, shape in context.input_shapes().items()})
@@ -44,14 +44,14 @@ def child(way: str, engine: str) -> None:
 
 
 def ticks(pids: list[int]) -> tuple[int, int]:
-    """CPU time of all processes, and of these, in clock ticks."""
+    """CPU time of all processes, and of the given ones, in clock ticks."""
     user, nice, system = map(int, Path("/proc/stat").read_text().split(None, 4)[1:4])
     fields = [Path(f"/proc/{p}/stat").read_text().rsplit(")", 1)[1].split() for p in pids]
     return user + nice + system, sum(int(f[11]) + int(f[12]) for f in fields)
 
 
 def measure(engine: str, burners: int, seconds: float) -> list[dict]:
-    """A row a way."""
+    """One row per mode."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(burners)]
     ways = [
         subprocess.Popen([sys.executable, __file__, "--child", way, engine], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for way in WAYS
@@ -99,7 +99,7 @@ def _turn(process: subprocess.Popen) -> list[float]:
 
 
 def main() -> None:
-    """Measures, prints, and writes where asked."""
+    """Measures, prints, and writes the file on request."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("engines", nargs="*")
     p.add_argument("--seconds", type=float, default=10.0, help="for each engine and number of burners")

@@ -2,12 +2,12 @@
 
 `python benchmarks/cpu_int8.py [--models resnet18,resnet50] [--batches 1,8] [--processes 6] [--stage STAGE --folder DIR] [--out FILE]`
 
-ONNX Runtime runs what its own static quantization writes (QDQ, weights by channel). OpenVINO runs what NNCF makes of the model where
-nncf is installed, else ONNX Runtime's QDQ file; the row says which. All calibrate on the same seeded samples. whet's engine is the one
-that `--int8` builds: floating point where that is faster. SNR is against ONNX Runtime's FP32 outputs on an input that none calibrated on.
-Ratios are a peer's time over whet's (above 1: whet is faster), the median over processes. `peers` writes the models and
-the peers' quantized forms into a folder, `calibrate` whet's ranges (both: `prepare`); `make` builds whet's engines there, choosing by time, so
-that a busy machine makes worse choices; `time` times what lies there. A model whose engine cannot be made is a row with its reason.
+ONNX Runtime runs the output of its static quantization (QDQ, per-channel weights). OpenVINO runs the output of NNCF if nncf is installed,
+otherwise ONNX Runtime's QDQ file; the row names it. All calibrate on the same seeded samples. whet's engine is that of `--int8`: floating point
+if that is faster. SNR is against ONNX Runtime's FP32 outputs on an input that is not used for calibration. Ratios are a peer's time over
+whet's (above 1: whet is faster), the median over processes. `peers` writes the models and the peers' quantized forms into a folder,
+`calibrate` whet's ranges (both: `prepare`); `make` builds whet's engines there, selected by time, so that external load makes the selection
+worse; `time` times the engines of the folder. A model whose engine cannot be built is a row with its reason.
 """
 
 import argparse
@@ -26,15 +26,15 @@ from cpu_peers import RUNNERS, SEED, block
 
 BARS = {"ort": 1.2, "openvino": 1.03}
 LEAST = 0.97  # of the better peer, for every network
-DISTURBED = 0.2  # CPUs that others took: such a row claims nothing and stays out of the means
-CALIBRATION = 8  # images or texts, whatever the batch
+DISTURBED = 0.2  # external load in CPUs: rows above it are excluded from claims and means
+CALIBRATION = 8  # images or texts, for every batch size
 SEQUENCE = 128
 VOCABULARY = 30000
 Shapes = dict[str, list[int]]
 
 
 def sample(shapes: Shapes, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Normal numbers; of a text model token ids, with a mask that lets all of them count."""
+    """Normal random values; for text models token ids, with a mask that includes all of them."""
     made = {}
     for name, shape in shapes.items():
         if "mask" in name:
@@ -47,7 +47,7 @@ def sample(shapes: Shapes, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def feed(shapes: Shapes) -> dict[str, np.ndarray]:
-    """The sample that is timed and judged, in 64-byte aligned arrays, which all three read where they lie."""
+    """The sample for timing and evaluation, in 64-byte aligned arrays, which all three read without copies."""
     from whet.runtime import aligned_empty
 
     arrays = {}
@@ -58,7 +58,7 @@ def feed(shapes: Shapes) -> dict[str, np.ndarray]:
 
 
 def calibration(shapes: Shapes) -> list[dict[str, np.ndarray]]:
-    """The same samples for all, other ones than the one that is timed and judged."""
+    """The same samples for all, different from the sample for timing and evaluation."""
     rng, batch = np.random.default_rng(SEED + 1), next(iter(shapes.values()))[0]
     return [sample(shapes, rng) for _ in range(max(1, CALIBRATION // batch))]
 
@@ -83,7 +83,7 @@ def ort_quantized(model: Path, shapes: Shapes) -> Path:
 
 
 def openvino_quantized(model: Path, shapes: Shapes, qdq: Path) -> tuple[Path, str]:
-    """What OpenVINO shall run, and where it comes from."""
+    """The model that OpenVINO runs, and its origin."""
     try:
         import nncf
     except ImportError:
@@ -98,7 +98,7 @@ def openvino_quantized(model: Path, shapes: Shapes, qdq: Path) -> tuple[Path, st
 
 
 def worker(args: argparse.Namespace) -> None:
-    """One process: loads all three, times them in turns, prints times and SNR as JSON."""
+    """One process: loads all three, times them interleaved, prints times and SNR as JSON."""
     from whet.backends.cpu.load import watch
 
     arrays = feed(json.loads(args.inputs))
@@ -116,13 +116,13 @@ def worker(args: argparse.Namespace) -> None:
         for r in range(args.rounds):
             for n in order if r % 2 == 0 else order[::-1]:
                 times[n].extend(block(runners[n], arrays))
-            if r % 2 and time.perf_counter() - start > args.seconds:  # as often forwards as backwards
+            if r % 2 and time.perf_counter() - start > args.seconds:  # equally often forwards and backwards
                 break
     print(json.dumps({"ms": {n: median(t) for n, t in times.items()}, "snr_db": snr, "others_cpus": round(load.others or 0.0, 3)}))
 
 
 def peers(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
-    """The model and the peers' files into the folder: any machine load is good enough."""
+    """Writes the model and the peers' files into the folder, under any machine load."""
     import whet.zoo
     from whet.frontends import network_from_onnx
 
@@ -136,7 +136,7 @@ def peers(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None
 
 
 def calibrate(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
-    """whet's ranges into the folder, in place of those that are there: minutes for the large networks, on any machine load."""
+    """Writes whet's ranges into the folder, replacing existing ones: minutes for the large networks, under any machine load."""
     from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepare
     from whet.frontends import network_from_onnx
 
@@ -155,7 +155,7 @@ def engine_config(args: argparse.Namespace, folder: Path):
 
 
 def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
-    """whet's engine, from the calibration that `calibrate` left; it chooses by time, so the machine should be quiet."""
+    """Builds whet's engine from the ranges of `calibrate`; selection is by time, so the machine should be idle."""
     from whet.builder.precision.int8 import Calibration, build_int8
     from whet.engine import write_engine
     from whet.errors import WhetError
@@ -163,7 +163,7 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
 
     path, net = folder / f"{name}-{batch}.json", network_from_onnx(folder / f"{name}-{batch}.onnx")
     cache = folder / f"{name}-{batch}.calibration.json"
-    if not cache.exists():  # build_int8 would invent ranges, and the SNR would mean nothing
+    if not cache.exists():  # build_int8 would use synthetic ranges, and the SNR would be meaningless
         raise SystemExit(f"{cache} is missing: run --stage calibrate first")
     said = {k: v for k, v in json.loads(path.read_text()).items() if k != "failed"}
     try:
@@ -177,7 +177,7 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
 
 
 def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> dict:
-    """The row of one network and batch size, from what `make` left in the folder."""
+    """The row of one network and batch size, from the files of `make`."""
     said = json.loads((folder / f"{name}-{batch}.json").read_text())
     row = {k: said[k] for k in ("case", "batch", "openvino_model", "kept", "build_seconds", "failed") if k in said}
     if "failed" in said:
@@ -186,7 +186,7 @@ def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> di
     files, model = ",".join(str(folder / f) for f in said["files"]), folder / f"{name}-{batch}.onnx"
     runs = []
     for i in range(args.processes):
-        under = os.environ.get("WHET_BENCH_UNDER", "").split()  # what each timing runs under: a lock, taskset
+        under = os.environ.get("WHET_BENCH_UNDER", "").split()  # command prefix of each timing: a lock, taskset
         command = [*under, sys.executable, __file__, "--worker", str(i), "--files", files, "--model", str(model)]
         command += ["--inputs", json.dumps(said["inputs"])]
         command += ["--threads", str(args.threads), "--rounds", str(args.rounds), "--seconds", str(args.seconds)]
@@ -206,7 +206,7 @@ def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> di
 
 
 def record(rows: list[dict], args: argparse.Namespace) -> bool:
-    """Writes the result file; whether all bars are met."""
+    """Writes the result file; True if all bars are met."""
     from whet.backends import get_backend
 
     timed = [r for r in rows if "failed" not in r and r["others_cpus"] <= DISTURBED]

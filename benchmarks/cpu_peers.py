@@ -2,11 +2,11 @@
 
 `python benchmarks/cpu_peers.py [--models resnet18,resnet50] [--batches 1,8] [--processes 6] [--out FILE]`
 
-whet's engine is built once and saved; each process loads it beside the peers' sessions of the same ONNX file, all with the same number
-of threads, checks that the outputs agree, and times blocks of inferences in turns, forwards and backwards (a peer's threads may spin
-after a run, so each block starts with a pause and two runs that do not count). Half of the processes start with whet, half with the
-last peer. `ratio` is the better peer's time over whet's (above 1: whet is faster), the median over processes; `ratio_low` and
-`ratio_high` are its 95 % interval (order statistics). `others_cpus` is what other programs took of the machine meanwhile.
+whet's engine is built once and saved; each process loads it together with the peers' sessions of the same ONNX file, all with the same
+number of threads, checks that the outputs agree, and times interleaved blocks of inferences, forwards and backwards (a peer's threads may spin
+after a run, so each block starts with a pause and two discarded runs). Half of the processes start with whet, half with the last peer.
+`ratio` is the better peer's time over whet's (above 1: whet is faster), the median over processes; `ratio_low` and `ratio_high` are its
+95 % interval (order statistics). `others_cpus` is the external load during the timing.
 """
 
 import argparse
@@ -28,7 +28,7 @@ PAUSE_SECONDS, BLOCK_SECONDS = 0.05, 0.25
 
 
 def feed(inputs: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Normal numbers in 64-byte aligned arrays, which all three read where they lie."""
+    """Normal random values in 64-byte aligned arrays, which all three read without copies."""
     from whet.runtime import aligned_empty
 
     rng, arrays = np.random.default_rng(SEED), {}
@@ -85,7 +85,7 @@ RUNNERS = {"whet": whet_runner, "ort": ort_runner, "openvino": openvino_runner}
 
 
 def worker(args: argparse.Namespace) -> None:
-    """One process: loads all three, checks them against each other, times them in turns, prints JSON."""
+    """One process: loads all three, checks them against each other, times them interleaved, prints JSON."""
     from whet.backends.cpu.load import watch
 
     arrays = feed({n: tuple(s) for n, s in json.loads(args.inputs).items()})

@@ -1,7 +1,7 @@
-"""What a busy neighbour does to libgomp, and which setting stops it: ResNet-18's convolutions through oneDNN's C API, by ctypes.
+"""The effect of external load on libgomp, and the setting that prevents it: ResNet-18's convolutions through oneDNN's C API, by ctypes.
 
 `python benchmarks/cpu_threads.py [--seconds 2] [--out benchmarks/results/cpu/threads.json]` starts one child process per case,
-because libgomp reads its environment once, when it is loaded. The decision and its numbers stand in docs/design/threads.md.
+because libgomp reads its environment once, when it is loaded. docs/design/threads.md has the decision and its numbers.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 TICK = os.sysconf("SC_CLK_TCK")
-#: channels in, channels out, input size, kernel, stride, how often: the convolutions of ResNet-18
+# : input channels, output channels, input size, kernel, stride, count: the convolutions of ResNet-18
 RESNET18 = [
     (3, 64, 224, 7, 2, 1),
     (64, 64, 56, 3, 1, 4),
@@ -42,7 +42,7 @@ class ExecArg(C.Structure):
 
 
 class Chain:
-    """A list of FP32 convolutions in nhwc, run one after the other on buffers of their own."""
+    """A list of FP32 convolutions in nhwc, run consecutively on separate buffers."""
 
     def __init__(self, lib: C.CDLL, shapes: list[tuple[int, ...]]) -> None:
         self.lib, self.steps, self.keep = lib, [], []
@@ -116,7 +116,7 @@ def summary(times: list[float]) -> dict[str, float]:
 
 
 def peer(kind: str, threads: int):
-    """A function running a small network of ONNX Runtime or OpenVINO in this process, with a thread pool of its own."""
+    """A function that runs a small network of ONNX Runtime or OpenVINO in this process, with its own thread pool."""
     from onnx import TensorProto, helper, numpy_helper
 
     def info(name: str):
@@ -142,7 +142,7 @@ def peer(kind: str, threads: int):
 
 
 def raise_managed_threads(gomp: C.CDLL) -> None:
-    """Give libgomp more threads than there are CPUs (a second, sleeping pool), so that it uses its throttled spin count."""
+    """Gives libgomp more threads than there are CPUs (a second, sleeping pool), so that it uses its throttled spin count."""
     parked = threading.Event()
     body = C.CFUNCTYPE(None, C.c_void_p)(lambda _: None)
 
@@ -157,7 +157,7 @@ def raise_managed_threads(gomp: C.CDLL) -> None:
 
 
 def child(case: dict) -> None:
-    """Run one case in this process and print its times as JSON."""
+    """Runs one case in this process and prints its times as JSON."""
     lib = C.CDLL(str(Path(sys.prefix) / "lib" / "libdnnl.so.3"))
     gomp = C.CDLL("libgomp.so.1")
     if case.get("late"):
@@ -196,19 +196,19 @@ def child(case: dict) -> None:
 
 
 def busy() -> float:
-    """Seconds of CPU that all processes used since boot."""
+    """CPU seconds of all processes since boot."""
     user, nice, system = map(int, Path("/proc/stat").read_text().split(None, 4)[1:4])
     return (user + nice + system) / TICK
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds of CPU that one living process used."""
+    """CPU seconds of one living process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
 def measure(case: dict) -> dict:
-    """Start the case's burners and its child; return the child's times and how much CPU strangers took meanwhile."""
+    """Starts the case's burners and its child; returns the child's times and the CPU time of other processes."""
     burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(case["burners"])]
     try:
         time.sleep(0.1)
@@ -235,7 +235,7 @@ def measure(case: dict) -> dict:
 
 
 def cases(seconds: float) -> list[dict]:
-    """Every case: environment, load, and what else lives in the process."""
+    """Every case: environment, load, and the other libraries in the process."""
     environments = {
         "default": {},
         "spin0": {"GOMP_SPINCOUNT": "0"},
@@ -273,7 +273,7 @@ def cases(seconds: float) -> list[dict]:
 
 
 def main() -> None:
-    """Run all cases, or those whose name holds --only, and write them."""
+    """Runs all cases, or those whose name contains --only, and writes them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--only", default="", help="comma-separated names; all cases if empty")
@@ -288,7 +288,7 @@ def main() -> None:
     for case in cases(args.seconds) * args.repeat:
         if not args.only or case["name"] in args.only.split(","):
             row = measure(case)
-            if row["disturbed"]:  # one repeat; both stay in the file
+            if row["disturbed"]:  # repeated once; both stay in the file
                 rows.append(row)
                 row = measure(case)
             rows.append(row)

@@ -1,11 +1,11 @@
-"""Which widths the CPU's convolutions like: GFLOP/s of 3x3 and 1x1 convolutions with SiLU over widths, in steps of 16.
+"""Fast widths of the CPU's convolutions: GFLOP/s of 3x3 and 1x1 convolutions with SiLU over widths, in steps of 16.
 
     python benchmarks/cpu_widths.py [--size 40] [--widths 32,48,...] [--rounds 40] [--save benchmarks/results/cpu/widths.json]
 
-Each width is an engine of three convolutions as wide as that, of which the middle one is timed; engines run in turns, and the fastest run counts:
-what a kernel does when nobody disturbs it. A cut to a width between two good ones saves FLOPs and little time; where the cuts of a network should
-stop is what this is for (docs/design/pruning.md). `whet latency-table` times the layers of one network as a build does, each once with what
-the caches hold there; differences of a few percent between widths are lost in that.
+Each width is an engine of three convolutions of that width, of which the middle one is timed; engines are interleaved, and the fastest run
+counts: the kernel without disturbance. A cut to a width between two fast ones saves FLOPs and little time; the table shows widths at which
+cuts should stop (docs/design/pruning.md). `whet latency-table` times the layers of one network as a build does, once each with the cache state of
+the network; that does not resolve differences of a few percent between widths.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from whet.inspector.facts import layer_facts
 from whet.network import F32, Network, TensorType
 
 WIDTHS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 288, 304, 320)
-DEPTH = 3  # convolutions of an engine: the first reads and the last writes what users see, in other formats
+DEPTH = 3  # convolutions of an engine: the first reads and the last writes users' tensors, in other formats
 
 
 def network(window: int, width: int, size: int) -> Network:
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure(window: int, size: int, engines: list[tuple[int, Any]], rounds: int) -> list[dict[str, Any]]:
-    """A row a width: the middle convolution, all engines in turns."""
+    """One row per width: the middle convolution, all engines interleaved."""
     contexts, found = [e.create_context() for _, e in engines], [float("inf")] * len(engines)
     middle = []
     for _, e in engines:

@@ -1,12 +1,13 @@
-"""Cut detectors taught by the whole ones on photos without labels: takes and makes networks of pruned_detectors.py's folder.
+"""Cut detectors distilled from the uncut ones on unlabelled photos: reads and writes networks of pruned_detectors.py's folder.
 
-    python benchmarks/distill_detectors.py --pack photos.npz                      # where the shared data folder is: even photos, as JPEG
-    python benchmarks/distill_detectors.py --photos photos.npz --models DIR --cuts DIR --out DIR [--seconds 60]      # where a GPU is
+    python benchmarks/distill_detectors.py --pack photos.npz                      # with the shared data folder: even photos, as JPEG
+    python benchmarks/distill_detectors.py --photos photos.npz --models DIR --cuts DIR --out DIR [--seconds 60]      # with a GPU
 
-The photos that detectors are judged on (the odd ones of COCO and of the face photos) are not among them. A cut network starts from what
-whet's recovery made of it. Each step shows both networks the same views: crops of random place and size, mirrored or not, brighter or darker.
-What counts is the whole detector's opinion: its scores everywhere (the quality focal loss of Li et al. 2020, which looks at the places where
-they disagree), its boxes where it sees something; and, fading out, the kept channels of each convolution (hints, Romero et al. 2015).
+The evaluation photos (the odd ones of COCO and of the face photos) are not among them. A cut network starts from the result of whet's
+recovery. Each step shows both networks the same views: crops of random position and size, mirrored or not, brighter or darker. The loss
+covers the whole detector's outputs: its scores at all positions (the quality focal loss of Li et al. 2020, which weighs positions of
+disagreement), its boxes at positions with detections; and, with a decaying weight, the kept channels of each convolution (hints, Romero et
+al. 2015).
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ import numpy as np
 from _smaller import rounded
 
 IMAGENET = 300  # photos of one object each, for variety
-SIDE = 512  # photos are kept as squares of this side, as the detectors' own preprocessing squeezes them
+SIDE = 512  # photos are stored as squares of this side, resized like the detectors' own preprocessing
 LR, DECAY, CLIP, WARMUP = 1e-3, 1e-4, 10.0, 0.05
-HINTS = 3.0  # weight of the convolutions' mean relative squared error at the beginning; 0 at the end
+HINTS = 3.0  # initial weight of the convolutions' mean relative squared error; it decays to 0
 
 
 @dataclass(frozen=True)
 class Taught:
-    """A detector's file, the size of its input, how pixels become numbers, and the distance between two sets of its outputs."""
+    """A detector's file, the size of its input, its preprocessing, and the distance between two sets of its outputs."""
 
     file: str
     size: tuple[int, int]  # height, width
@@ -43,7 +44,7 @@ class Taught:
 
 
 def seen_differently(p, q):
-    """Quality focal loss of probabilities p against q, a sum; and how much is seen."""
+    """Quality focal loss of probabilities p against q, summed; and the weight of all detections."""
     import torch
 
     p, q = p.float().clamp(1e-6, 1 - 1e-6), q.float()
@@ -80,8 +81,9 @@ TAUGHT = {
 
 
 def any_batch(path: Path):
-    """The network with a batch of any size: its input's first dimension a symbol, first entries of Reshape's shapes those of what comes,
-    sizes of Resize as factors."""
+    """The network with a dynamic batch: its input's first dimension a symbol, the first entries of Reshape's shapes copied from the input, sizes of
+    Resize as factors.
+    """
     import onnx
 
     import whet
@@ -112,7 +114,7 @@ def any_batch(path: Path):
 
 
 def pack(out: Path) -> None:
-    """Photos to learn from, as JPEG bytes in one file."""
+    """Training photos, as JPEG bytes in one file."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from PIL import Image
 
@@ -126,7 +128,7 @@ def pack(out: Path) -> None:
 
 
 def _smaller(image) -> bytes:
-    """As JPEG, at most SIDE on a side."""
+    """As JPEG, at most SIDE pixels per side."""
     image.thumbnail((SIDE, SIDE))
     written = io.BytesIO()
     image.save(written, "JPEG", quality=82)
@@ -134,7 +136,7 @@ def _smaller(image) -> bytes:
 
 
 def photos(path: Path) -> tuple[np.ndarray, int]:
-    """uint8 [photos, 3, SIDE, SIDE] RGB, and how many of them (the first) are ImageNet's."""
+    """uint8 [photos, 3, SIDE, SIDE] RGB, and the number of ImageNet's photos (the first ones)."""
     from concurrent.futures import ThreadPoolExecutor
 
     from PIL import Image
@@ -152,7 +154,7 @@ def photos(path: Path) -> tuple[np.ndarray, int]:
 
 
 class Views:
-    """Random views of the photos, on the device, as a detector wants them."""
+    """Random views of the photos, on the device, preprocessed for a detector."""
 
     def __init__(self, pixels: np.ndarray, imagenet: int, how: Taught, device: str, seed: int = 0):
         import torch
@@ -163,7 +165,7 @@ class Views:
         self.mean, self.std = (torch.tensor(v, device=device).reshape(1, 3, 1, 1) for v in (how.mean, how.std))
 
     def batch(self, n: int):
-        """float32 [n, 3, height, width]: three quarters single views, the others four views each as quarters of one picture."""
+        """float32 [n, 3, height, width]: three quarters single views, the others mosaics of four views."""
         import torch
 
         height, width = self.how.size
@@ -179,13 +181,13 @@ class Views:
         return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def views(self, n: int, size: tuple[int, int]):
-        """float32 [n, 3, *size], 0 to 255: most of them of the photos with many things on them, which are fewer."""
+        """float32 [n, 3, *size], 0 to 255: photos with many objects, which are fewer, are sampled more often."""
         import torch
         from torch.nn import functional as F
 
         few = len(self.pixels) - self.imagenet
         at = torch.where(self._rand(n) < 0.3, (self._rand(n) * self.imagenet).long(), self.imagenet + (self._rand(n) * few).long())
-        scale = torch.exp(self._rand(n) * (math.log(1.15) - math.log(0.45)) + math.log(0.45))  # share of the photo that a view shows
+        scale = torch.exp(self._rand(n) * (math.log(1.15) - math.log(0.45)) + math.log(0.45))  # share of the photo in a view
         scale = torch.where(self._rand(n) < 0.2, torch.ones_like(scale), scale)
         stretch = torch.exp((self._rand(n) - 0.5) * 0.4)
         sx, sy = scale * stretch, scale / stretch
@@ -204,7 +206,7 @@ class Views:
 
 
 class Hints:
-    """The outputs of the convolutions inside, those channels that the cut network still has; both networks give them as further outputs."""
+    """Adds the outputs of the inner convolutions as outputs of both networks, restricted to the channels of the cut network."""
 
     def __init__(self, original, whole, cut, kept: dict, device: str):
         import torch
@@ -221,7 +223,7 @@ class Hints:
         self.weight = torch.tensor(HINTS, device=device)
 
     def loss(self, mine: list, theirs: list):
-        """Mean over convolutions of the squared error as a share of the variance."""
+        """Mean over convolutions of the squared error relative to the variance."""
         total = 0.0
         for a, b, at in zip(mine, theirs, self.at, strict=True):
             b = (b if at is None else b.index_select(1, at)).float()
@@ -230,7 +232,7 @@ class Hints:
 
 
 def distil(whole, cut, how: Taught, views: Views, hints: Hints, args: argparse.Namespace) -> dict:
-    """Teaches the module `cut` until the time is over; returns how it went."""
+    """Trains the module `cut` until the time limit; returns a record of the training."""
     import torch
 
     from whet.training.graphed import GraphedStep

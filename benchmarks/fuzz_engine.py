@@ -1,9 +1,9 @@
-"""Opens many damaged and hostile engine files: each must raise EngineError or be a good engine. No crash, hang or flood of memory.
+"""Opens many damaged and hostile engine files: each must raise EngineError or be a good engine, without crash, hang or excessive memory.
 
     python benchmarks/fuzz_engine.py --files 100000
 
-Workers are processes that open one file at a time; a watchdog ends one that takes longer than the limit. Files come from seeds
-(tests/engine/mutants.py), so that a finding is repeated with --seed N --files 1. Results: benchmarks/results/cpu/fuzz_engine.json.
+Workers are processes that open one file at a time; a watchdog terminates those that exceed the limit. Files come from seeds
+(tests/engine/mutants.py), so that --seed N --files 1 repeats a finding. Results: benchmarks/results/cpu/fuzz_engine.json.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "engine")]
 
 SECONDS = 20  # of processor time for one file, or
-PATIENCE = 300  # seconds on the clock: on a busy machine a worker may just not get a turn
+PATIENCE = 300  # seconds of wall time: on a busy machine a worker may not be scheduled
 GROWTH = 400 << 20  # bytes of resident memory that one file may add
-ADDRESS_SPACE = 12 << 30  # what a worker may ask of the system: a flood ends as MemoryError, which is counted as bad
+ADDRESS_SPACE = 12 << 30  # address space limit of a worker: excess memory ends as MemoryError, which is counted as bad
 
 
 def worker() -> None:
@@ -76,7 +76,7 @@ class Pool:
         self.process.stdin.flush()
 
     def take(self) -> dict:
-        """The answer that is ready; a worker that died is replaced."""
+        """The next available answer; a worker that died is replaced."""
         line = self.process.stdout.readline()
         if line:
             self.head_start = 0.0
@@ -127,7 +127,7 @@ def main() -> int:
 
 
 def retry(path: Path) -> int:
-    """Opens the bad files of earlier results again, alone; what came out stands beside them under `again`."""
+    """Opens the bad files of earlier results again, one at a time; the new outcomes are stored under `again`."""
     summary = json.loads(path.read_text())
     for r in summary["bad"]:
         r["again"] = run(1, r["seed"], 1)[0]

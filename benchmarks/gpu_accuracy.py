@@ -2,15 +2,15 @@
 
     python benchmarks/gpu_accuracy.py prepare FOLDER                          models and their ranges, on the CPU; needs the shared data
     python benchmarks/gpu_accuracy.py run FOLDER LOSSLESS.npz JPEG.npz [PRECISION ...]   on a GPU: $OUT/accuracy.json
-    python benchmarks/gpu_accuracy.py add FILE ...                            runs beside the earlier ones in results/h200/accuracy.json
+    python benchmarks/gpu_accuracy.py add FILE ...                            adds runs to results/h200/accuracy.json
 
-Every layer that can computes in the low precision (time does not choose here), on real kernels, nothing is emulated. FP32 is whet's engine
-on the CPU that prepared FOLDER (NAME-fp32.npz), so that the GPU's seconds go to what is judged. Ranges come from 128 training images by
-calibration on the CPU (automatic method). Judged are the 1000 pixel-exact test images and the 10,000 test images as JPEG, on which these
-networks lose 10 points whatever the precision; FOLDER may hold some of the models. A row:
-accuracies, the paired difference in points with its 95 % interval, the SNR of the logits in dB. FP8 (e4m3) is as --fp8 builds it: first and last
-layers in FP16, biases corrected, sums of skip connections and harmful layers in FP16 where the outputs lacked decibels (NAME-fp8-left.json).
-Bars: INT8 loses at most 0.5 points, FP8 0.3; of FP16 and BF16 the interval holds no loss.
+Every eligible layer computes in the low precision (independent of time), on real kernels without emulation. FP32 is whet's engine on the CPU
+that prepared FOLDER (NAME-fp32.npz), so that GPU time is spent on the evaluated engines. Ranges come from 128 training images by calibration on
+the CPU (automatic method). Evaluated are the 1000 pixel-exact test images and the 10,000 test images as JPEG, on which these networks lose
+10 points in every precision; FOLDER may contain some of the models. A row: accuracies, the paired difference in points with its 95 % interval,
+the SNR of the logits in dB. FP8 (e4m3) is as --fp8 builds it: first and last layers in FP16, biases corrected, sums of skip connections and
+sensitive layers in FP16 if the outputs lacked decibels (NAME-fp8-left.json). Bars: INT8 loses at most 0.5 points, FP8 0.3; for FP16 and BF16 the
+interval shows no loss.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RESULT = Path(__file__).parent / "results" / "h200" / "accuracy.json"
 
 
 def network(path: Path) -> Network:
-    """The model without the softmax at its end, so that logits are compared."""
+    """The model without its final softmax, so that logits are compared."""
     net = network_from_onnx(str(path))
     last = net.outputs[0].maker
     if last is not None and last.op == "Softmax":
@@ -64,7 +64,7 @@ def network(path: Path) -> Network:
 
 
 def prepare(folder: Path) -> None:
-    """FOLDER/NAME.onnx, its ranges, the layers that FP8 leaves out and the FP32 answers, for each model."""
+    """FOLDER/NAME.onnx, its ranges, the layers excluded from FP8 and the FP32 outputs, for each model."""
     from support import realdata
 
     judged = sets(*(datasets.path_of(f"cifar10/cifar10_{kind}.npz") for kind in ("lossless", "jpeg60k")))
@@ -88,7 +88,7 @@ def prepare(folder: Path) -> None:
 
 
 def sets(lossless: Path, jpeg: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """(uint8 images [n, 32, 32, 3], labels) by what they are."""
+    """(uint8 images [n, 32, 32, 3], labels) by kind."""
     from PIL import Image
 
     with np.load(lossless) as f:
@@ -101,7 +101,7 @@ def sets(lossless: Path, jpeg: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) -> dict[str, tuple]:
-    """For each precision run(images) -> logits, and what the row says of the engine."""
+    """For each precision run(images) -> logits, and the engine's fields of the row."""
     shape = {net.inputs[0].name: (BATCH, *net.inputs[0].shape[1:])}
     times = str(folder / "times.sqlite")
     config = BuildConfig(backend="cuda", profiles=((shape, shape, shape),), tactic_sources=("-TF32",), timing_cache=times)
@@ -129,7 +129,7 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
 
 
 def fed(model: str, images: np.ndarray) -> np.ndarray:
-    """uint8 images [n, 32, 32, 3] as a model wants them."""
+    """uint8 images [n, 32, 32, 3], preprocessed for a model."""
     return images.astype(np.float32).transpose(0, 3, 1, 2) if "mlperf" in model else datasets.imagenet_norm(images)
 
 
@@ -167,7 +167,7 @@ def measure(folder: Path, lossless: Path, jpeg: Path, *precisions: str) -> list[
 
 
 def add(files: list[Path]) -> None:
-    """Puts the runs of `files` beside those that RESULT holds, in the order of their dates; one that is there already stays as it is."""
+    """Adds the runs of `files` to those of RESULT, by date; existing runs are not changed."""
     with alone(RESULT):
         runs = {run["date"]: run for run in json.loads(RESULT.read_text())}
         for run in (json.loads(f.read_text()) for f in files):

@@ -2,9 +2,9 @@
 
 Usage: python3 benchmarks/gpu_attention.py [WORD ...]      results in $OUT/attention.json; only cases whose names contain every word
 
-The time of a launch: a CUDA graph of equal dependent launches on one set of operands, divided by their number; replays are isolated, contenders take
-turns, medians of the rounds. Operands below 60 MB stay in the L2 cache, on both sides. Floors: bytes read and written once at 4.25 TB/s, products at
-738 TFLOP/s (both measured on an H200), exp2 at 16 per clock and multiprocessor (1.755 GHz).
+The time of a launch: a CUDA graph of equal dependent launches on one set of operands, divided by their number; replays are isolated, candidates
+interleaved, medians of the rounds. Operands below 60 MB stay in the L2 cache, for both sides. Floors: bytes read and written once at 4.25 TB/s,
+products at 738 TFLOP/s (both measured on an H200), exp2 at 16 per clock and multiprocessor (1.755 GHz).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ TACTICS = ("cuda/attention", "cuda/attention_fused")
 class Case:
     """Sizes of one attention.
 
-    mask: "" | "keys" (at run time; batch item 0 sees all keys, others half of them to all) | "bias" (a constant per head) | "causal"."""
+    mask: "" | "keys" (at run time; batch item 0 sees all keys, others half of them to all) | "bias" (a constant per head) | "causal".
+    """
 
     batch: int
     heads: int
@@ -58,12 +59,12 @@ class Case:
 
     @property
     def scores(self) -> float:
-        """Scores that count: those of hidden keys above the diagonal do not."""
+        """Number of computed scores: hidden keys above the diagonal are excluded."""
         half = 0.5 * (1 + 1 / self.rows) if self.mask == "causal" and self.rows == self.keys else 1.0
         return self.batch * self.heads * self.rows * self.keys * half
 
     def floors(self) -> dict[str, float]:
-        """Microseconds that bytes, products and exp2 take at the least."""
+        """Lower bounds in microseconds of bytes, products and exp2."""
         queries, keys = self.batch * self.heads * self.rows * self.size, self.batch * self.heads // self.group * self.keys * self.size
         nbytes = 2 * (2 * queries + 2 * keys) + {"keys": 2 * self.batch * self.keys, "bias": 2 * self.heads * self.rows * self.keys}.get(self.mask, 0)
         return {"bytes": nbytes / 4.25e6, "products": 4 * self.scores * self.size / 738e6, "exp2": self.scores / (16 * 132 * 1755)}
@@ -137,12 +138,12 @@ class Operands:
         self.want = self.want.transpose(1, 2).contiguous()
 
     def error(self, out: Any) -> float:
-        """||out - reference|| / ||reference||; NaN where something was not written."""
+        """||out - reference|| / ||reference||; NaN if an element was not written."""
         return float((out.float() - self.want).norm() / self.want.norm())
 
 
 def torch_contenders(case: Case, x: Operands) -> dict[str, Callable[[], Any]]:
-    """torch's backends that take the case."""
+    """torch's backends that accept the case."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -214,7 +215,7 @@ class WhetGraph:
 
 
 def kernels_of(machine: Any, layer: Layer, x: Operands, weights: dict[str, Any]) -> Any:
-    """(tactic, configuration, kernel, launches) of all that the attention tactics offer in f16; packed weights go to `weights`."""
+    """(tactic, configuration, kernel, launches) of all f16 offers of the attention tactics; packed weights are added to `weights`."""
     import torch
 
     for t in tactics_of("cuda"):
@@ -242,7 +243,7 @@ def row_of(machine: Any, name: str, case: Case) -> dict[str, Any]:
     x, stream = Operands(case, layer), Stream()
     count = 20 if case.scores < 3e8 else 5
     best: dict[str, tuple[float, WhetGraph, str, float]] = {}
-    weights: dict[str, Any] = {}  # alive as long as the graphs that read them
+    weights: dict[str, Any] = {}  # must outlive the graphs that read them
     for tactic, config, kernel, launches in kernels_of(machine, layer, x, weights):
         x.out.fill_(float("nan"))
         torch.cuda.synchronize()

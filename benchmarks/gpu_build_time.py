@@ -1,12 +1,12 @@
-"""Seconds that builds take on a GPU, by phase: nothing known, kernels compiled, everything timed before.
+"""Build times on a GPU, by phase: with empty caches, with compiled kernels, with a complete timing cache.
 
     python benchmarks/gpu_build_time.py [--calibrations FOLDER] [--out FILE] [--states empty,kernels,timings] resnet50:1:fp16 resnet18:1:int8
-    python benchmarks/gpu_build_time.py --merge FILE...      runs of several files into results/h200/build_time.json
+    python benchmarks/gpu_build_time.py --merge FILE...      merges runs of several files into results/h200/build_time.json
 
-A row: one build in a process of its own, as `whet exec --backend=cuda --fp16` (and `--int8 --calib=FOLDER/NETWORK.json`) makes it, verified.
-`known` says what the caches hold when it begins: nothing; the compiled kernels; kernels and times (of the row before). `build_s` is the
-builder's own time, `process_s` all of the process: Python's imports, reading the network, making the GPU's context, and the build. The phases are
-those of the engine's report. The weights are the zoo's (random, of the right sizes); calibration files come from `gpu_int8.py calibrate`.
+A row: one verified build in a separate process, as by `whet exec --backend=cuda --fp16` (and `--int8 --calib=FOLDER/NETWORK.json`). `known` is
+the state of the caches at its start: nothing; the compiled kernels; kernels and times (of the previous row). `build_s` is the builder's own
+time, `process_s` that of the whole process: Python's imports, reading the network, creation of the GPU's context, and the build. The phases are
+those of the engine's report. The weights are the zoo's (random, of the real sizes); calibration files come from `gpu_int8.py calibrate`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PHASES = {
 
 
 def one(name: str, batch: int, precision: str, calibrations: str, times: str) -> dict[str, Any]:
-    """Builds in this process; what a row says of it."""
+    """Builds in this process; returns the fields of a row."""
     from whet import zoo
     from whet.backends import get_backend
     from whet.builder import BuildConfig, build
@@ -70,18 +70,18 @@ def one(name: str, batch: int, precision: str, calibrations: str, times: str) ->
 
 
 def rows_of(case: str, states: list[str], calibrations: str) -> Iterator[dict[str, Any]]:
-    """A row for each state of the caches, each in a process of its own; what fails says so."""
+    """One row per state of the caches, each from its own process; failures are recorded."""
     name, batch, precision = case.split(":")
     with tempfile.TemporaryDirectory() as folder:
         kernels = Path(folder, "kernels")
         kernels.mkdir(mode=0o700)
-        if "empty" not in states:  # those of this machine, in a folder that nobody else writes to meanwhile
+        if "empty" not in states:  # caches of this run, in a temporary folder
             for cubin in Path(os.environ["WHET_CUDA_CACHE"]).glob("*.cubin"):
                 shutil.copyfile(cubin, kernels / cubin.name)
         times = ""
         for state in states:
             before = len(list(kernels.iterdir()))
-            if state != "timings":  # else those of the row before
+            if state != "timings":  # otherwise the caches of the previous row
                 times = f"{folder}/{state}.sqlite"
             begun = time.perf_counter()
             made = subprocess.run(

@@ -1,7 +1,7 @@
-"""What each layer costs in the network, where launches overlap: GPU time of whole replays with the layer less those without it.
+"""The cost of each layer in the network with overlapping launches: GPU time of whole replays with the layer minus those without it.
 
 Usage: python3 benchmarks/gpu_chain.py [--timingCacheFile=FILE] resnet50:1 ...     results in $OUT/chain.json
-A layer left out leaves stale numbers in its place, which changes no time. The differences need not add up to the whole.
+Omitting a layer leaves stale values in its output, which changes no time. The differences need not add up to the whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def executable(machine, calls):
 
 
 def costs(bound, machine) -> list[float]:
-    """Seconds of each layer: paired differences, the median over turns."""
+    """Seconds of each layer: paired differences, the median over rounds."""
     steps = bound.step_calls
     whole = executable(machine, [c for group in steps for c in group])
     found = []

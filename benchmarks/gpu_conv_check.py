@@ -1,4 +1,4 @@
-"""Is the tensor-core convolution right? Shapes x configurations against float32 sums on the CPU, outputs poisoned before each run.
+"""Correctness of the tensor-core convolution: shapes x configurations against float32 accumulation on the CPU, outputs poisoned before each run.
 
 Usage: python3 benchmarks/gpu_conv_check.py [first last]   (cases by number; each prints one line)
 """
@@ -82,7 +82,7 @@ def run(number: int) -> dict:
     want = np.maximum(want, 0)
     device(0)
     stream = Stream()
-    pitch = shape.k + 16 if shape.k % 8 == 0 else shape.k + 9  # the output sits 8 channels into a wider tensor
+    pitch = shape.k + 16 if shape.k % 8 == 0 else shape.k + 9  # the output starts 8 channels into a wider tensor
     bx, bw, bb, br = (DeviceBuffer.of(a) for a in (x, pack_weights(weights, config.bk, np.dtype(np.float16)), pack_bias(bias, shape.k), residual))
     out = DeviceBuffer(shape.m * pitch * 2)
     out.fill(0xFF)  # NaN
@@ -95,7 +95,7 @@ def run(number: int) -> dict:
             bias=bb.address,
             output=View(out.address + 16, pitch),
             residual=View(br.address, shape.k) if with_residual else None,
-            finish=PostOps(RELU),
+            post_ops=PostOps(RELU),
         ),
     )
     launch.run(stream)

@@ -36,7 +36,7 @@ def candidates(layer: Layer) -> list[ConvConfig]:
 
 
 def timed(graph: Graph, stream: Stream, count: int, repeats: int) -> float:
-    """Median microseconds of one launch of the graph's `count`, replays isolated from each other."""
+    """Median microseconds of one of the graph's `count` launches, from isolated replays."""
     start, end = Event(), Event()
     times = []
     for _ in range(repeats + 1):
@@ -103,7 +103,7 @@ def own(batches: list[int], seconds: float) -> None:
                                 bias=bias.address,
                                 output=View(y, layer.shape.k),
                                 residual=view,
-                                finish=PostOps(RELU),
+                                post_ops=PostOps(RELU),
                             ),
                         )
                     )
@@ -209,7 +209,7 @@ def cudnn(batches: list[int], seconds: float) -> None:
 
 
 def compile_all(batches: list[int]) -> None:
-    """Fill the kernel cache; needs no GPU."""
+    """Fills the kernel cache; needs no GPU."""
     wanted = {(c, not layer.shape.plain and not c.halo) for batch in batches for layer in resnet50(batch) for c in candidates(layer)}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         sizes = list(pool.map(lambda w: len(compile_cubin(conv_source(w[0], Features(w[1])))), sorted(wanted)))

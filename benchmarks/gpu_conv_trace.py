@@ -1,4 +1,4 @@
-"""Where a small convolution's microseconds go: times inside the kernel (globaltimer) over a chain of overlapping launches."""
+"""Time distribution inside a small convolution: timestamps in the kernel (globaltimer) over a chain of overlapping launches."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ if __name__ == "__main__":
                 weights=noise.address + (4 << 20),
                 bias=bias.address,
                 output=View(noise.address + (12 << 20), shape.k),
-                finish=PostOps(RELU),
+                post_ops=PostOps(RELU),
             ),
         )
         blocks = base.grid[0]
@@ -80,6 +80,6 @@ if __name__ == "__main__":
         t = traces.read((n, blocks, 16), np.int64)[:, :, :8]
         print(config, shape.c, shape.k, shape.r, "blocks", blocks, "local", kernel.attribute("LOCAL_SIZE_BYTES"))
         for i in (5, 6, 7):
-            zero = t[i - 1, :, 7].max()  # the last block of the launch in front has ended
+            zero = t[i - 1, :, 7].max()  # the last block of the previous launch has ended
             cells = [f"{name} {t[i, :, j].min() - zero}..{t[i, :, j].max() - zero}" for j, name in enumerate(NAMES) if t[i, :, j].min() > 0]
             print("  ns:", "; ".join(cells))

@@ -1,7 +1,7 @@
-"""cuDNN beside whet's own kernels: networks built without libraries, as by default, and with +CUDNN; what wins each convolution.
+"""cuDNN compared with whet's own kernels: networks built without libraries, by default, and with +CUDNN; the winner of each convolution.
 
 Usage: python3 benchmarks/gpu_cudnn.py resnet50:1:fp16 resnet18:1:tf32 resnext50_32x4d:8:fp16 ...      results in $OUT/cudnn.json
-The last part says what may be rounded: fp16, tf32 (f32 storage), or f32 (nothing). Each build is verified and its time that of isolated
+The last part is the permitted rounding: fp16, tf32 (f32 storage), or f32 (none). Each build is verified and its time that of isolated
 replays of its CUDA graph.
 """
 

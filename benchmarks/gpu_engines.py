@@ -1,7 +1,7 @@
 """Whole networks on a GPU through the builder: engines of the zoo's networks, verified, timed as isolated replays of their CUDA graph.
 
 Usage: python3 benchmarks/gpu_engines.py compile|run [--fp32|--noTF32] [--pure] resnet50:1 bert_base:8:sequence=128 ... (results in $OUT)
-FP16 is allowed unless --fp32 (TF32 may be used) or --noTF32 says otherwise; --pure leaves libraries out.
+FP16 is permitted unless --fp32 (TF32 permitted) or --noTF32 is given; --pure excludes libraries.
 `compile` fills the kernel cache (WHET_CUDA_CACHE) and needs no GPU.
 """
 
@@ -52,7 +52,7 @@ def kernels(net: Network) -> set[str]:
     for layer in lowered.layers:
         for o in list_candidates(layer, tactics, machine, Permissions.of(CONFIG)).options:
             axis = layer.outputs[0].type.rank - 1 if "gemm" in o.tactic.name else 1
-            kind = match_epilogue(layer, epilogue(layer), axis).finish.activation[0]
+            kind = match_epilogue(layer, epilogue(layer), axis).post_ops.activation[0]
             tile = from_config(o.config)
             im2col = "stem" in o.tactic.name or (root_layer(layer).op == "Conv" and not conv_shape(layer).plain and not tile.halo)
             found.add(conv_source(tile, Features(im2col, kind, out_f32=o.signature.outputs[0].dtype.name == "f32")))
@@ -67,7 +67,7 @@ def compile_all(wanted: list[tuple[str, int]]) -> None:
 
 
 def engines(wanted: list[tuple], config: BuildConfig = CONFIG) -> list[dict]:
-    """A row of numbers for each network; verified against the reference."""
+    """A row of results per network; verified against the reference."""
     machine, rows = get_backend("cuda"), []
     for name, batch, *rest in wanted:
         net, begun = network(name, batch, **(rest[0] if rest else {})), time.perf_counter()

@@ -1,12 +1,12 @@
-"""FP8 (e4m3) on a GPU: engines as --fp8 builds them, verified at their batch, against the FP16 and the INT8 engine, timed in turns.
+"""FP8 (e4m3) on a GPU: engines as built by --fp8, verified at their batch, against the FP16 and the INT8 engine, interleaved.
 
     python benchmarks/gpu_float8.py run FOLDER resnet50:1,8,128 ...      on a GPU: $OUT/float8.json
     python benchmarks/gpu_float8.py merge PART...                        results/h200/float8.json
 
-FOLDER holds the ranges that `gpu_int8.py calibrate` writes. A row: the engine with FP8 wherever FP8 goes (fp8_ms), the same with the sums of skip
-connections in FP16 (sums_ms; what --fp8 does where the outputs lack decibels), the one with INT8 (int8_ms), the FP16 engine (fp16_ms), as CUDA
-graphs in turns of blocks; how many layers are in FP8, what verification compared, the slowest layers. The
-weights are the zoo's (random, of the right sizes): times are real, what FP8 does to answers is in gpu_accuracy.py.
+FOLDER has the ranges written by `gpu_int8.py calibrate`. A row: the engine with FP8 in all eligible layers (fp8_ms), the same with the sums of
+skip connections in FP16 (sums_ms; the form of --fp8 if the outputs lack decibels), the one with INT8 (int8_ms), the FP16 engine (fp16_ms), as
+CUDA graphs in interleaved blocks; the number of layers in FP8, the scope of verification, the slowest layers. The weights are the zoo's
+(random, of the real sizes): times are real, gpu_accuracy.py has the accuracy of FP8.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def engines(net: Network, batch: int, cache: Path, times: Path) -> dict[str, tup
 
 
 def row(name: str, batch: int, folder: Path, machine: Any) -> dict[str, Any]:
-    """The numbers of one network at one batch."""
+    """The figures of one network at one batch."""
     out = Path(os.environ.get("OUT", "."))
     made = engines(network(name), batch, folder / f"{name}.json", out / "times.sqlite")
     store, bounds = WeightStore(machine), {}
@@ -82,7 +82,7 @@ def row(name: str, batch: int, folder: Path, machine: Any) -> dict[str, Any]:
 
 
 def run(folder: Path, wanted: list[str]) -> None:
-    """Rows as they come; one that cannot be built says why and the others go on."""
+    """Rows as they are measured; a network that cannot be built is recorded with its reason."""
     machine, rows = get_backend("cuda"), []
     part = Path(os.environ.get("OUT", ".")) / "float8.json"
     for name, _, batches in (word.partition(":") for word in wanted):

@@ -1,9 +1,9 @@
-"""Layers that only slow kernels took: grouped convolutions, FP32 products, attention. Own tactics against each other and against torch, in one run.
+"""Layers that used to have only slow kernels: grouped convolutions, FP32 products, attention. Own tactics against each other and torch, in one run.
 
-A layer's time: a CUDA graph of equal launches on one set of operands, divided by their number (above 60 MB a layer leaves the L2 cache by itself).
+A layer's time: a CUDA graph of equal launches on one set of operands, divided by their number (above 60 MB a layer evicts the L2 cache itself).
 Usage: python3 benchmarks/gpu_gaps.py groups|tf32|attention[:SECONDS] ...      results in $OUT/gaps.json
 
-Each set ends after its seconds (120), with the layers that it got to.
+Each set ends after its seconds (120), with the layers measured so far.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def layer_of(op: str, x: tuple[int, ...], *constants: tuple[int, ...], **attrs: 
 
 
 def conv(n: int, c: int, k: int, side: int, groups: int = 1, taps: int = 3, stride: int = 1) -> Layer:
-    """A square convolution that keeps its size (divided by the stride)."""
+    """A square convolution with the input's spatial size (divided by the stride)."""
     pads, strides = (taps // 2,) * 4, (stride,) * 2
     return layer_of("Conv", (n, c, side, side), (k, c // groups, taps, taps), (k,), group=groups, pads=pads, strides=strides)
 
 
 def groups() -> dict[str, Layer]:
-    """The 3x3 convolutions of ResNeXt-50 32x4d, and wider groups as RegNet has them."""
+    """The 3x3 convolutions of ResNeXt-50 32x4d, and larger groups as in RegNet."""
     found = {}
     for n in (1, 128):
         for width, side in ((128, 56), (256, 28), (512, 14), (1024, 7)):
@@ -74,14 +74,14 @@ def tf32() -> dict[str, Layer]:
 
 
 def attention() -> dict[str, Layer]:
-    """Heads of BERT-base, ViT-B/16, Swin-T's first stage and longer sequences, as projections leave them."""
+    """Heads of BERT-base, ViT-B/16, Swin-T's first stage and longer sequences, as produced by projections."""
     sizes = {"bert 1": (1, 12, 128, 64), "bert 8": (8, 12, 128, 64), "vit 1": (1, 12, 197, 64), "vit 32": (32, 12, 197, 64)}
     sizes |= {"swin 1": (64, 3, 49, 32), "swin 32": (2048, 3, 49, 32), "long 1": (1, 16, 2048, 128), "long 4": (4, 16, 2048, 64)}
     return {k: sample_layer("Fused", attention_sample(b, h, n, n, d, layout="rows"))[1] for k, (b, h, n, d) in sizes.items()}
 
 
 def timed(graph: Graph, stream: Stream, count: int, repeats: int = 7) -> float:
-    """Median microseconds of one of the graph's `count` launches, replays isolated from each other."""
+    """Median microseconds of one of the graph's `count` launches, from isolated replays."""
     start, end, times = Event(), Event(), []
     for _ in range(repeats + 1):
         stream.synchronize()
@@ -162,7 +162,7 @@ def torch_us(run: Callable[[], Any]) -> float:
 
 
 def peer(layer: Layer, half: bool) -> float:
-    """The same layer by torch (cuDNN, cuBLAS) with its benchmark mode on; channels last."""
+    """The same layer by torch (cuDNN, cuBLAS) in its benchmark mode; channels last."""
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -191,7 +191,7 @@ def floor_us(layer: Layer, size: int, rate: float) -> float:
 
 
 def rows_of(machine: Any, what: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """A row for each layer of a set: the fastest of whet's tactics with its configuration, the fastest of each other one, torch, the floor."""
+    """One row per layer of a set: the fastest of whet's tactics with its configuration, the best of each other tactic, torch, the floor."""
     until, half = time.time() + seconds, what != "tf32"
     for name, layer in {"groups": groups, "tf32": tf32, "attention": attention}[what]().items():
         if time.time() > until:

@@ -1,16 +1,15 @@
-"""INT8 on a GPU: engines calibrated on real photos, chosen by time against FP16 and verified at their batch, both timed in turns.
+"""INT8 on a GPU: engines calibrated on real photos, selected by time against FP16 and verified at their batch, both timed interleaved.
 
-    python benchmarks/gpu_int8.py calibrate FOLDER resnet50 yolov5s      a cache a network, on the CPU; needs the shared data
+    python benchmarks/gpu_int8.py calibrate FOLDER resnet50 yolov5s      one cache per network, on the CPU; needs the shared data
     python benchmarks/gpu_int8.py run FOLDER resnet50:1,8,128 ... [--gpus 2] [--each 3] [--seconds 250]
-                                                                         on GPUs: parts in $OUT, one a row; cases in the order given
+                                                                         on GPUs: parts in $OUT, one per row; cases in the given order
     python benchmarks/gpu_int8.py merge PART... [--commit HASH]          results/h200/int8.json
 
-A row: the engine that `whet exec --backend=cuda --fp16 --int8 --calib=CACHE` builds (whet_ms; `precision` says whether it computes in INT8 or
-the builder stayed with FP16, `said` gives its sentence on that), the FP16 engine (fp16_ms), both replayed as CUDA graphs in turns of blocks,
-alone on the GPU; the ratio, images a second, seconds of the build (other cases on the same CPU and, in turns, GPU), what verification
-compared, and the bar where the project has one. The engine of the row is verified, the FP16 engine that it is timed against is not. The
-weights are the zoo's (random, of the right sizes), the ranges those of real photos that run through them: 32 of the ImageNet sample, 8 of
-COCO at 640 pixels.
+A row: the engine of `whet exec --backend=cuda --fp16 --int8 --calib=CACHE` (whet_ms; `precision` is INT8, or FP16 if the builder kept it,
+`said` quotes the builder's sentence on that), the FP16 engine (fp16_ms), both replayed as CUDA graphs in interleaved blocks, with exclusive use
+of the GPU; the ratio, images per second, build seconds (with other cases on the same CPU and, alternating, GPU), the scope of verification, and
+the bar if the project has one. The engine of the row is verified, the FP16 engine for comparison is not. The weights are the zoo's (random, of
+the real sizes), the ranges those of real photos: 32 of the ImageNet sample, 8 of COCO at 640 pixels.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ from whet.runtime import BoundEngine, WeightStore, bind
 RESULT = Path(__file__).parent / "results" / "h200" / "int8.json"
 PHOTOS = {"imagenet": 32, "coco": 8}
 MS_BARS = {("resnet50", 1): 0.16, ("resnet50", 8): 0.30, ("resnet50", 128): 1.9}
-BEST_IMAGES_BAR = 75_000  # a second, of ResNet-50 at its best batch
-FLOATS_UP_TO = 256  # batches that FP16 is built and timed for
-SAYS = ("INT8 pays", "--int8 is permitted but does not pay")  # how the builder's sentence on its choice begins
-BLOCK, ROUNDS = 10, 9  # replays in a row, turns
+BEST_IMAGES_BAR = 75_000  # per second, of ResNet-50 at its best batch
+FLOATS_UP_TO = 256  # largest batch for which FP16 is built and timed
+SAYS = ("INT8 pays", "--int8 is permitted but does not pay")  # prefixes of the builder's sentence on its selection
+BLOCK, ROUNDS = 10, 9  # replays per block, rounds
 
 
 def network(name: str) -> Network:
-    """The zoo's network with a dynamic batch, so that one calibration serves all."""
+    """The zoo's network with a dynamic batch, so that one calibration serves all batches."""
     return network_from_onnx(zoo.build(name))
 
 
@@ -82,7 +81,7 @@ def photos(name: str, net: Network) -> Iterator[dict[str, np.ndarray]]:
 
 
 def calibrate(folder: Path, names: list[str]) -> None:
-    """Writes folder/NAME.json for each network; one that is there already stays."""
+    """Writes folder/NAME.json for each network; existing files are kept."""
     for name in names:
         net, begun = network(name), time.perf_counter()
         calibration = Calibration(samples=lambda name=name, net=net: photos(name, net), cache=str(folder / f"{name}.json"))
@@ -91,9 +90,10 @@ def calibrate(folder: Path, names: list[str]) -> None:
 
 
 def engines(net: Network, batch: int, cache: Path, times: Path, switches: dict[str, tuple[str, ...]]) -> tuple[EnginePlan | None, EnginePlan, float]:
-    """(FP16, as the builder chooses with INT8 permitted, seconds of that build). `times` is the timing cache, `switches` those of passes and tactics.
+    """(FP16, the builder's selection with INT8 permitted, seconds of that build). `times` is the timing cache, `switches` those of passes and
+    tactics.
 
-    Beyond FLOATS_UP_TO images there is no FP16 and no choice: every layer that can be is in INT8.
+    Beyond FLOATS_UP_TO samples FP16 is not built and nothing is selected: every eligible layer is in INT8.
     """
     shape = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
     with closing(Turns()) as turns:
@@ -111,7 +111,9 @@ def engines(net: Network, batch: int, cache: Path, times: Path, switches: dict[s
 
 
 def in_blocks(bounds: list[BoundEngine]) -> list[list[float]]:
-    """Milliseconds of replays of each, in turns of BLOCK; of each block the first three, which find the other's data in the caches, are left out."""
+    """Milliseconds per replay of each, in interleaved blocks of BLOCK; the first three of each block, with the other's data in the caches, are
+    omitted.
+    """
     times: list[list[float]] = [[] for _ in bounds]
     for r in range(ROUNDS):
         for i in range(len(bounds)) if r % 2 == 0 else reversed(range(len(bounds))):
@@ -120,7 +122,7 @@ def in_blocks(bounds: list[BoundEngine]) -> list[list[float]]:
 
 
 def row(name: str, batch: int, cache: Path, machine: Any, times: Path, switches: dict[str, tuple[str, ...]]) -> dict[str, Any]:
-    """The numbers of one network at one batch."""
+    """The figures of one network at one batch."""
     net, known = network(name), times.exists()
     floats, plan, took = engines(net, batch, cache, times, switches)
     store, bounds = WeightStore(machine), []
@@ -160,7 +162,7 @@ def layer_rows(plan: EnginePlan, seconds: list[float]) -> list[list[Any]]:
 
 
 def one(folder: Path, name: str, batch: int, times: str, switches: dict[str, tuple[str, ...]]) -> None:
-    """One row, in a process of its own; a case that cannot be built says why."""
+    """One row, in a separate process; a case that cannot be built is recorded with its reason."""
     machine, out = get_backend("cuda"), Path(os.environ.get("OUT", "."))
     try:
         with tempfile.TemporaryDirectory() as own:
@@ -173,8 +175,9 @@ def one(folder: Path, name: str, batch: int, times: str, switches: dict[str, tup
 
 
 def merge(parts: list[Path], commit: str) -> None:
-    """The parts of one run become one run of the result file, behind those that it holds. `commit`: of the tree that ran, where the machine had
-    a copy of it and its own repository stood elsewhere."""
+    """Merges the parts of one run into a run of the result file, after the existing ones. `commit`: of the tree that ran, if the machine had
+    a copy of it outside the repository.
+    """
     found = [json.loads(p.read_text()) for p in parts]
     rows = sorted(({"ms": r.get("whet_ms"), **r} for f in found for r in f["rows"]), key=lambda r: (r["network"], r["batch"]))
     large = [r["images_per_s"] for r in rows if r["network"] == "resnet50" and r["batch"] >= 128 and "images_per_s" in r]

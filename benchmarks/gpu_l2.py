@@ -1,13 +1,14 @@
-"""Which time of a kernel alone tells what it takes in a network: with weights in the L2 cache, out of memory, or something between?
+"""The best predictor of a kernel's time in a network: its time with weights in the L2 cache, with weights from memory, or a mixture.
 
 Usage: python3 benchmarks/gpu_l2.py NETWORK:BATCH ...      results in $OUT/l2.json
 
-Each network is built in FP16; every kind of layer of the engine that is best by layers' times is then replayed in the whole network with each
-of the options that were nearly as fast alone (up to ten), in turns. Each ranking picks its fastest option of every kind. A row says of each
-how its order agrees with the network's (Spearman's rank correlation, mean over kinds of three options and more), by how much the network is
-slower with its picks, one kind exchanged at a time, than with those of the warm ranking (and the standard error of that sum), and what the
-network takes with all of its picks at once, all these engines in turns: as it is replayed, and with an emptied cache. "in network" picks by
-half of the replays and is judged by the other. The file's `networks` have every kind with its options: kernel, us warm, us cold, us of the network.
+Each network is built in FP16; every kind of layer of the engine with the best layer times is then replayed in the whole network with each of
+the options of nearly equal time (up to ten), interleaved. Each ranking selects its fastest option per kind. A row has for each ranking its
+agreement with the order in the network (Spearman's rank correlation, mean over kinds with at least three options), the slowdown of the
+network with its selections, one kind exchanged at a time, relative to those of the warm ranking (and the standard error of that sum), and the
+network's time with all selections at once, all these engines interleaved: replayed normally, and with an evicted cache. "in network" selects
+by half of the replays and is evaluated on the other half. The file's `networks` have every kind with its options: kernel, us warm, us cold,
+us in the network.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from whet.measure import cold
 from whet.measure.in_network import ExchangeableNetwork, LayerKind
 from whet.measure.statistics import standard_error
 
-SHARES = {"warm": 0.0, "a quarter cold": 0.25, "half cold": 0.5, "cold": 1.0}  # of the difference between both times
+SHARES = {"warm": 0.0, "a quarter cold": 0.25, "half cold": 0.5, "cold": 1.0}  # share of the difference between both times
 ROUNDS, WHOLE_ROUNDS = 40, 80
 
 
 def ranked(o: Option, share: float) -> float:
-    """Milliseconds by which an option is compared; one that reads no weights has one time."""
+    """Milliseconds for comparing an option; an option without weights has one time."""
     assert o.ms is not None
     return o.ms if o.cold_ms is None else o.ms + share * (o.cold_ms - o.ms)
 
 
 def caught(net: Any) -> dict[str, Any]:
-    """A build's plan, and the engine that its kernels were chosen in, with the kinds of layers and their options."""
+    """A build's plan, and the engine in which its kernels were selected, with the kinds of layers and their options."""
     found: dict[str, Any] = {}
     real = refine.select_in_network
 
@@ -61,7 +62,7 @@ def caught(net: Any) -> dict[str, Any]:
 
 
 def turns(network: Any, variants: list[Any], rounds: int, other: Any = None) -> np.ndarray:
-    """Microseconds [variant, round] of executables, forwards and backwards in turns; each with an emptied cache where there is `other` memory."""
+    """Microseconds [variant, round] of executables, interleaved forwards and backwards; each with an evicted cache if `other` memory is given."""
     machine = network.bound.backend
     samples = np.zeros((len(variants), rounds))
     for executable in variants:
@@ -92,7 +93,7 @@ def row_of(name: str, batch: int) -> dict[str, Any]:
     for kind in found["kinds"]:
         options = [kind.incumbent, *kind.others]
         if any(o.cold_ms is not None for o in options):
-            options = [o for o in options if o.cold_ms is not None]  # times of one kind are compared
+            options = [o for o in options if o.cold_ms is not None]  # compares times of the same kind only
         calls = [{network._steps[n]: network._record(n, o) for n in kind.layers} for o in options]
         able = [k for k, c in enumerate(calls) if all(x is not None for x in c.values())]
         options, calls = [options[k] for k in able], [calls[k] for k in able]
@@ -137,7 +138,7 @@ def _exchanged(network: Any, chosen: dict[LayerKind, Option]) -> dict[int, list[
 
 
 def main() -> None:
-    cold.COLD_FINALIST, cold.COLD_FINALISTS = 1.3, 20  # every option that may win in the network
+    cold.COLD_FINALIST, cold.COLD_FINALISTS = 1.3, 20  # every option that may be fastest in the network
     machine, networks = get_backend("cuda"), []
     l2 = machine.capabilities.cache_bytes[2]
     for word in sys.argv[1:]:

@@ -1,4 +1,4 @@
-"""The convolutions of ResNets as shapes: distinct ones with how often they occur, and whether a residual is added."""
+"""The convolutions of ResNets as shapes: distinct ones with their number of occurrences, and whether a residual is added."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Does GPU memory grow? Builds and loads one network again and again in one process and reads how much of the GPU's memory it holds.
+"""Growth of GPU memory: builds and loads one network repeatedly in one process and reads the process's GPU memory.
 
-The first build fills a timing cache, the others build from it; every tenth is verified too. What the process holds is what NVML says of it, or, where
-NVML does not tell processes apart, what is used on the whole GPU: then nothing else may run there.
+The first build fills a timing cache, the others use it; every tenth is verified too. The memory is that of the process by NVML, or, if NVML
+does not report processes, that used on the whole GPU: then nothing else may run there.
 
-Usage: python3 benchmarks/gpu_memory.py [network] [rounds] [seconds]      # ends after so many seconds, with the rounds that it got to
+Usage: python3 benchmarks/gpu_memory.py [network] [rounds] [seconds]      # ends after these seconds, with the rounds measured so far
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from whet.runtime import Runtime
 
 
 def held(machine: Any) -> tuple[int, bool]:
-    """Bytes of the GPU's memory that are in use, and whether they are this process's alone."""
-    with suppress(pynvml.NVMLError):  # a virtual machine may not tell
+    """Bytes of GPU memory in use, and True if they are only this process's."""
+    with suppress(pynvml.NVMLError):  # not available in some virtual machines
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(machine.device.bus_id)
         mine = [p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid == os.getpid()]
         if mine and mine[0]:

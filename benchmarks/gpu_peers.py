@@ -1,17 +1,17 @@
-"""whet and its peers on one GPU, in turns within one process: FP16 networks with FP16 images on the device, both as CUDA graphs.
+"""whet and its peers on one GPU, interleaved within one process: FP16 networks with FP16 images on the device, both as CUDA graphs.
 
 GPU time of isolated replays by events, in rounds that alternate between whet's engine (verified at its batch), torch eager in a CUDA graph and
-torch.compile (max-autotune, captured in a CUDA graph too, so that no copy of the input counts). A row is the median over all rounds of two
+torch.compile (max-autotune, captured in a CUDA graph too, so that no input copy is included). A row is the median over all rounds of two
 processes with its 95 % interval, and the median of the ratios within the rounds. The first process loads whet first, the second torch.compile:
-memory is what the GPU says is used (NVML) by the side that was loaded first, after the CUDA context: weights, activations, kernels, workspaces.
+memory is the GPU memory (NVML) used by the side that was loaded first, after the CUDA context: weights, activations, kernels, workspaces.
 
 Usage: python3 benchmarks/gpu_peers.py --warm [--rows yolov5s:1,resnet50:1,...] [--budget SECONDS] [--gpus N] [--compiled FOLDER]
        python3 benchmarks/gpu_peers.py [--compiled FOLDER] [--rows ...] [--budget SECONDS] [--peers eager,compile] [--rounds N] [--gpus N]
        python3 benchmarks/gpu_peers.py --join OLD.json NEW.json [--note TEXT]
-A row's first max-autotune takes up to two hundred seconds, nearly all of them on the CPU: `--warm` does all rows at once, in processes that
-take turns on the GPU, and leaves each row's cache as $OUT/<network>_<batch>.txz. The second command finds them in FOLDER; without, it compiles
-row after row. A process has its GPU to itself while it measures; the next one imports meanwhile. Results, after each row: $OUT/peers.json, and
-whet's layers with their share of the roofline in $OUT/layers.txt; both are printed too.
+A row's first max-autotune takes up to two hundred seconds, mostly CPU time: `--warm` does all rows at once, in processes that alternate on
+the GPU, and writes each row's cache as $OUT/<network>_<batch>.txz. The second command reads them from FOLDER; without it, rows are compiled
+one after the other. A process has exclusive use of its GPU while it measures; the next one imports meanwhile. Results, after each row:
+$OUT/peers.json, and whet's layers with their share of the roofline in $OUT/layers.txt; both are printed too.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ ROWS = (
 #: seconds of torch.compile with an empty cache, measured on an H200 machine with 16 cores, and of the rest of a row
 COMPILE = {"yolov5s": 200, "resnet50": 130, "mobilenet_v2": 132, "resnet34": 60, "resnet18": 45}
 REST = 28
-#: ms on one H200 that the project set itself
+# : targets of the project, ms on one H200
 REACH = {
     "resnet50:1": 0.18, "resnet50:8": 0.40, "resnet50:128": 2.9, "resnet34:1": 0.16, "resnet34:128": 1.9, "resnet18:1": 0.09,
     "resnet18:128": 1.15, "mobilenet_v2:1": 0.14, "mobilenet_v2:128": 1.2,
 }  # fmt: skip
-#: and times as fast as torch.compile
+# : and speed relative to torch.compile
 AHEAD = {"yolov5s:1": 2.0, "yolov5s:8": 1.5}
-#: what copies and FP16 products reach on such a GPU (measured 2026-11-20): bytes and operations a second
+# : achievable rates of copies and FP16 products on such a GPU (measured 2026-11-20): bytes and operations per second
 BYTES, FLOPS = 4.25e12, 738e12
 WORK = Path(tempfile.gettempdir()) / "gpu_peers"
 
 
 def folder() -> Path:
-    """Where results go."""
+    """The output folder."""
     return Path(os.environ.get("OUT", "."))
 
 
@@ -69,14 +69,14 @@ def turn() -> Any:
 
 
 class UntilVerification:
-    """A build's progress: the GPU goes to the next process when kernels are chosen and the outputs are compared, mostly on the CPU."""
+    """A build's progress: releases the GPU after the selection of kernels, when outputs are compared mostly on the CPU."""
 
     def __init__(self, mine: Any) -> None:
         self.mine, self.has = mine, True
         mine.__enter__()
 
     def stage(self, name: str, total: int) -> None:
-        if self.has is not (name != "verification"):  # a kernel that fails is banned, and the choice begins anew
+        if self.has is not (name != "verification"):  # a failing kernel is banned, and the selection starts again
             (self.mine.__enter__ if name != "verification" else lambda: self.mine.__exit__(None))()
             self.has = name != "verification"
 
@@ -88,7 +88,7 @@ class UntilVerification:
 
 
 def build(name: str, batch: int, path: str) -> dict[str, Any]:
-    """Writes a verified engine of the FP16 network; in a process of its own, so that candidates' kernels are not in the way later."""
+    """Writes a verified engine of the FP16 network, in a separate process, so that candidates' kernels do not occupy memory later."""
     from _half import half
 
     from whet import zoo
@@ -108,7 +108,7 @@ def build(name: str, batch: int, path: str) -> dict[str, Any]:
 
 
 def graphed(run: Any) -> Any:
-    """A torch function as a CUDA graph; returns its replay."""
+    """Captures a torch function as a CUDA graph; returns its replay."""
     import torch
 
     side = torch.cuda.Stream()
@@ -140,7 +140,7 @@ def by_events(replay: Any, count: int) -> float:
 
 
 def warm(name: str, batch: int, archive: str) -> dict[str, Any]:
-    """Inductor's compilation of one row beside those of others, its cache packed; and a first look at its time."""
+    """Inductor's compilation of one row in parallel with others, its cache packed; and a first estimate of its time."""
     import torch
     from _inductor import compiled, exclusive, pack
     from _torch_models import image, model
@@ -153,7 +153,7 @@ def warm(name: str, batch: int, archive: str) -> dict[str, Any]:
     run = compiled(net)
     run(x)
     took = time.perf_counter() - begun
-    size = pack(inductor_folder(f"{name}:{batch}"), Path(archive))  # first: what follows may run out of time
+    size = pack(inductor_folder(f"{name}:{batch}"), Path(archive))  # first: the rest may run out of time
     with mine:
         replay = graphed(lambda: run(x))
         by_events(replay, 20)
@@ -162,7 +162,7 @@ def warm(name: str, batch: int, archive: str) -> dict[str, Any]:
 
 
 def layer_rows(engine: Any, bound: Any) -> list[dict[str, Any]]:
-    """whet's layers: microseconds of one among equal launches, bytes, operations, and the share of the time that these take at least."""
+    """whet's layers: microseconds per launch among equal launches, bytes, operations, and the share of the time of their lower bound."""
     from whet.inspector.facts import layer_facts
 
     rows = []
@@ -188,9 +188,9 @@ def layer_table(row: str, layers: list[dict[str, Any]]) -> str:
 
 
 def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: str) -> dict[str, Any]:
-    """One process of a row: loads the engine and the peers, the one named `first` before the others, and times all in turns."""
+    """One process of a row: loads the engine and the peers, the one named `first` before the others, and times all interleaved."""
     import torch
-    import torch._inductor.compile_fx  # imported before the turn comes
+    import torch._inductor.compile_fx  # imported before the lock is held
     from _inductor import compiled
     from _torch_models import image, model
 
@@ -199,14 +199,14 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: st
 
     torch.set_grad_enabled(False)
     torch.backends.cudnn.benchmark = True
-    turn().__enter__()  # to the end: what this process holds on the GPU must be gone before the next one reads what is used
+    turn().__enter__()  # held to the end: this process's GPU memory must be freed before the next one measures
     machine = get_backend("cuda")
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     row: dict[str, Any] = {"network": name, "batch": batch, "input": "f16 on the device"}
     sides: dict[str, Any] = {}
     shared: list[Any] = []  # the torch network and its image
-    whets: list[Any] = []  # whet's engine, its context and what runs it
+    whets: list[Any] = []  # whet's engine, its context and its launcher
 
     def used() -> int:
         torch.cuda.empty_cache()
@@ -248,7 +248,7 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: st
         before = used()
         try:
             sides[side] = make[side]()
-        except RuntimeError as error:  # Dynamo's and Inductor's are RuntimeErrors: the rest of the row stands without it
+        except RuntimeError as error:  # Dynamo's and Inductor's errors are RuntimeErrors: the rest of the row is kept without torch.compile
             row["error"] = f"{side}: {type(error).__name__}: {error}"[:500]
         row["memory_mib"][side] = round((used() - before) / 2**20, 1)
     for run in sides.values():
@@ -281,7 +281,7 @@ def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def child(gpu: int, row: str, *words: str) -> dict[str, Any] | None:
-    """Runs a part of this file in a process of its own on one GPU; None (and its words) when it fails."""
+    """Runs a part of this file in a separate process on one GPU; None (and its output) if it fails."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
         got = subprocess.run([sys.executable, __file__, "--child", answer.name, *words], check=False, env=environment(gpu, row))
         text = answer.read()
@@ -289,7 +289,7 @@ def child(gpu: int, row: str, *words: str) -> dict[str, Any] | None:
 
 
 def environment(gpu: int, row: str) -> dict[str, str]:
-    """Of a process of one row on one of the GPUs that this one was given."""
+    """A process of one row on one of the GPUs given to this process."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return {
         **os.environ, "CUDA_VISIBLE_DEVICES": seen.split(",")[gpu] if seen else str(gpu), "TORCHINDUCTOR_CACHE_DIR": str(inductor_folder(row)),
@@ -298,12 +298,12 @@ def environment(gpu: int, row: str) -> dict[str, str]:
 
 
 def engine_of(row: str) -> str:
-    """Where a row's engine is written."""
+    """The path of a row's engine."""
     return str(WORK / f"{row.replace(':', '_')}.engine")
 
 
 def measured(row: str, peers: str, rounds: int, gpu: int) -> dict[str, Any] | None:
-    """A row's processes on one GPU, one after the other; its engine is there."""
+    """A row's processes on one GPU, one after the other; its engine exists."""
     orders, words = ("whet", "compile" if "compile" in peers else "eager"), (*row.split(":"), engine_of(row), peers, str(rounds))
     runs = [run for first in orders if (run := child(gpu, row, "measure", *words, first)) is not None]
     Path(engine_of(row)).unlink()
@@ -311,7 +311,7 @@ def measured(row: str, peers: str, rounds: int, gpu: int) -> dict[str, Any] | No
 
 
 def bar(r: dict[str, Any]) -> str:
-    """What the project asks of a row, and whether it is met; "" where it asks nothing, or the peer is missing."""
+    """The project's target for a row, and whether it is met; "" without a target or without the peer."""
     row = f"{r['network']}:{r['batch']}"
     if row in REACH:
         return f"{REACH[row]:g} ms: {'met' if r['whet_ms'] <= REACH[row] else 'missed'}"
@@ -321,7 +321,7 @@ def bar(r: dict[str, Any]) -> str:
 
 
 def line(r: dict[str, Any]) -> str:
-    """A row for people."""
+    """A row as readable text."""
     peer = "compile" if "compile_ms" in r else "eager"
     return (
         f"{r['network']:13} batch {r['batch']:4}  whet {r['whet_ms']:.4f} ms (built, verified in {r['build_s']} s)"
@@ -333,7 +333,7 @@ def line(r: dict[str, Any]) -> str:
 
 
 def warm_all(rows: list[str], gpus: int, budget: float) -> None:
-    """Fills the caches of all rows at once; what is not ready in time is packed as far as it went (its timings count)."""
+    """Fills the caches of all rows at once; rows not ready in time are packed as far as they are (their timings are valid)."""
     from _inductor import pack
 
     order = sorted(rows, key=lambda r: -COMPILE[r.partition(":")[0]])
@@ -362,7 +362,7 @@ def warm_all(rows: list[str], gpus: int, budget: float) -> None:
 
 
 def permuted(gpus: int, rows: list[str], work: Any) -> None:
-    """Calls work(row, gpu) for all rows, two at a time on each GPU: one prepares while the other has its turn."""
+    """Calls work(row, gpu) for all rows, two at a time on each GPU: one prepares while the other measures."""
     waiting, guard = iter(rows), threading.Lock()
 
     def worker(gpu: int) -> None:
@@ -378,7 +378,7 @@ def permuted(gpus: int, rows: list[str], work: Any) -> None:
 
 
 def measure_all(rows: list[str], o: argparse.Namespace) -> None:
-    """Builds all engines, then measures all rows: nothing is verified on a GPU while something is timed there."""
+    """Builds all engines, then measures all rows: nothing is verified on a GPU during timing."""
     from _record import provenance
 
     begun, guard = time.perf_counter(), threading.Lock()
@@ -416,7 +416,7 @@ def measure_all(rows: list[str], o: argparse.Namespace) -> None:
 
 
 def join(old: Path, new: Path, note: str) -> None:
-    """Two runs as one result file, `old`: rows of the newer run take the place of the older run's; each run keeps its date, commit and command."""
+    """Merges two runs into one result file, `old`: rows of the newer run replace those of the older; each run keeps its date, commit and command."""
     earlier, later = json.loads(old.read_text()), json.loads(new.read_text())
     newer = {(r["network"], r["batch"]) for r in later["rows"]}
     runs = earlier if isinstance(earlier, list) else [earlier]
@@ -425,7 +425,7 @@ def join(old: Path, new: Path, note: str) -> None:
 
 
 def main() -> None:
-    """Fills the caches, measures, or joins two runs."""
+    """Fills the caches, measures, or merges two runs."""
     ask = argparse.ArgumentParser()
     ask.add_argument("--warm", action="store_true", help="only fill and pack Inductor's caches")
     ask.add_argument("--compiled", type=Path, help="folder with caches that --warm packed")

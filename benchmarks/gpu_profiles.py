@@ -1,8 +1,8 @@
-"""YOLOv5s in FP16, whole and with 40 % of its channels cut: an engine tuned for 8 images against one of two profiles (1, and 2 to 8), in turns.
+"""YOLOv5s in FP16, uncut and with 40 % of its channels removed: an engine tuned for batch 8 against one with two profiles (1, and 2 to 8).
 
     python benchmarks/gpu_profiles.py [--backend cuda] [--network yolov5s] [--out FILE]
 
-Every network is built both ways (the second build takes its times from the first's cache), all engines are timed at batch 1, 2 and 8.
+Every network is built both ways (the second build reads times from the first's cache), all engines are timed interleaved at batch 1, 2 and 8.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OUT = Path(__file__).parent / "results" / "h200" / "profiles.json"
 
 
 def main() -> int:
-    """Builds, times, prints a row an engine and batch; returns the exit code."""
+    """Builds, times, prints a row per engine and batch; returns the exit code."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--backend", default="cuda")
     p.add_argument("--network", default="yolov5s")
@@ -53,14 +53,14 @@ def main() -> int:
             took[step, way] = round(time.perf_counter() - begun, 1)
             print(f"{step}, {way}: built and verified in {took[step, way]} s", flush=True)
     about, rows = {**provenance(("numpy",)), "device": get_backend(args.backend).describe()["model"]}, []
-    for n in BATCHES:  # what is there is kept, should the time be over
+    for n in BATCHES:  # measured batches are kept if time runs out
         rows += timed(engines, took, image.name, at(n)[image.name])
         args.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     return 0
 
 
 def timed(engines: dict, took: dict, name: str, shape: tuple[int, ...]) -> list[dict]:
-    """Rows of all engines at one batch, timed in turns."""
+    """Rows of all engines at one batch, timed interleaved."""
     contexts, ms = {}, {k: [] for k in engines}
     for key, engine in engines.items():
         contexts[key] = context = engine.create_context()

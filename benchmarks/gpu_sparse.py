@@ -1,4 +1,4 @@
-"""2:4 sparse against dense on one GPU: matrix products and convolutions, kernels alone, weights as if pruned.
+"""2:4 sparse against dense on one GPU: matrix products and convolutions as single kernels, with synthetic weights.
 
     python benchmarks/gpu_sparse.py [--cases TEXT,...] [--seconds N] [--tiles N]       $OUT/sparse.json, and a table
     python benchmarks/gpu_sparse.py --networks resnet34:128,resnet50:128               $OUT/sparse_networks.json
@@ -6,12 +6,12 @@
 
 A case is a shape in one precision. Dense: the fastest of whet's own tensor-core convolution over its candidate tiles, of cuBLASLt through torch
 for products of 16-bit floats and FP8, and of cuDNN through torch for convolutions of floats (torch has no fast INT8 layer). Sparse: the
-fastest tile of the sparse kernel. Each candidate is timed alone; the fastest of each kind then run again in alternation, and a row has the
-medians of those rounds. A time is that of one launch in a CUDA graph of several on different operands that together exceed the L2 cache.
+fastest tile of the sparse kernel. Each candidate is timed by itself; the fastest of each kind are then interleaved, and a row has the medians of
+those rounds. A time is that of one launch in a CUDA graph of several on different operands that together exceed the L2 cache.
 Operands are random: zeros are faster than real data. `floor_us`: the larger of bytes over 4.25 TB/s and of multiplications over the sparse
-peak (1979 T/s for 16 bits, 3958 for 8), which no sparse kernel can beat.
+peak (1979 T/s for 16 bits, 3958 for 8), a lower bound for every sparse kernel.
 
-A network is built twice in FP16: as it is, and with 2:4 weights by magnitude (`force_two_four`); both engines run in alternation. Its weights are
+A network is built twice in FP16: unchanged, and with 2:4 weights by magnitude (`force_two_four`); both engines are interleaved. Its weights are
 the zoo's, random: times are real, accuracy is not measured here.
 """
 
@@ -70,7 +70,7 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """The bars of the issue: products, 3x3 and 1x1 convolutions."""
+    """The project's target cases: products, 3x3 and 1x1 convolutions."""
     found = []
     for kind in ("f16", "i8", "f8e4m3"):
         found.append(Case(f"product 8192^3 {kind}", ConvShape(1, 1, 8192, 8192, 8192), kind))
@@ -97,7 +97,7 @@ def random_operands(kind: str) -> np.ndarray:
 
 
 class Memory:
-    """Device memory full of random operands, from which a launch takes its addresses, and random metadata."""
+    """Device memory with random operands, from which launches take their addresses, and random metadata."""
 
     def __init__(self, kind: str) -> None:
         chunk = random_operands(kind)
@@ -109,7 +109,7 @@ class Memory:
         self.floats = DeviceBuffer.of(np.full(1 << 17, 1e-3, np.float32))
 
     def take(self, sizes: list[int], which: int) -> list[int]:
-        """Addresses of a set of operands of so many bytes each."""
+        """Addresses of a set of operands of these sizes in bytes."""
         total = sum(-(-s // 1024) * 1024 for s in sizes)
         at = self.noise.address + total * which % max(1, RANDOM_BYTES - total) // 1024 * 1024
         found = []
@@ -127,7 +127,7 @@ def sets_of(case: Case) -> int:
 
 
 def eight_of(case: Case) -> EightBitTypes | None:
-    """Types of a product of 8-bit numbers for the dense kernel: 8-bit results, as in a quantized network."""
+    """Types of an 8-bit product for the dense kernel: 8-bit results, as in a quantized network."""
     return None if case.size == 2 else EightBitTypes(case.kind, case.kind, fold=True)
 
 
@@ -148,7 +148,7 @@ def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
             weights=w,
             bias=memory.floats.address,
             output=View(y, s.k),
-            finish=FINISH,
+            post_ops=FINISH,
             bf16=case.kind == "bf16",
             types8=eight_of(case),
             scales=scales,
@@ -171,12 +171,12 @@ def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:
     for i in range(sets_of(case)):
         x, w, y = memory.take([s.n * s.h * s.w * s.c * size, padded_rows(tile, s.k) * row, s.m * s.k * size], i)
         packed = Packed24(w, memory.metadata.address, memory.floats.address)
-        found.append(sparse_launch(tile, s, View(x, s.c), packed, View(y, s.k), types, finish=FINISH))
+        found.append(sparse_launch(tile, s, View(x, s.c), packed, View(y, s.k), types, post_ops=FINISH))
     return found
 
 
 def torch_dense(case: Case) -> tuple[str, Callable[[], Any]] | None:
-    """(library, function) of torch's dense layer: cuBLASLt for products, cuDNN for convolutions of floats; None where torch has no fast one."""
+    """(library, function) of torch's dense layer: cuBLASLt for products, cuDNN for convolutions of floats; None if torch has no fast one."""
     s = case.shape
     if case.kind == "i8" or (case.kind == "f8e4m3" and not s.plain):
         return None
@@ -245,7 +245,7 @@ class TimedTorch:
 
 
 def fastest(makers: dict[str, Callable[[], Any]], deadline: float) -> tuple[str, Any, list[tuple[float, str]]] | None:
-    """(name, what was timed, all times) of the fastest candidate; the rest are given back. Stops at `deadline`."""
+    """(name, configuration, all times) of the fastest candidate; the others are freed. Stops at `deadline`."""
     times, best = [], None
     for name, make in makers.items():
         if best is not None and time.time() > deadline:
@@ -287,16 +287,16 @@ def measure(case: Case, memory: Memory, stream: Stream, tiles: int, rounds: int,
 
 
 def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[str, Any]]:
-    """Rows of the cases whose names contain one of `names`; written after each, since a lease may end."""
+    """Rows of the cases whose names contain one of `names`; written after each, since the session may end."""
     device(0)
     stream, rows, memory, kind = Stream(), [], None, ""
     cases = [c for c in all_cases() if not names or any(n in c.name for n in names)]
     until = time.time() + seconds
     for case in cases:
         s = case.shape
-        finish, types = FINISH, Types(case.kind, case.kind, fold=case.size == 1)
+        post_ops, types = FINISH, Types(case.kind, case.kind, fold=case.size == 1)
         compile_ahead(
-            [sparse_text(sparse_constants(t, types, not s.plain, finish))
+            [sparse_text(sparse_constants(t, types, not s.plain, post_ops))
              for t in sparse_tiles(case, tiles)]
             + [conv_source(c, Features(im2col=not s.plain and not c.halo, bf16=case.kind == "bf16", odd=s.k % 8 != 0, types8=eight_of(case)))
                for c in dense_configs(case, tiles)]
@@ -319,7 +319,7 @@ def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[
 
 
 def measure_network(name: str, batch: int, verify: bool) -> dict[str, Any]:
-    """The row of a network: milliseconds of the dense and of the sparse engine, and which layers run sparse."""
+    """The row of a network: milliseconds of the dense and of the sparse engine, and the layers that run sparse."""
     from _half import half
     from gpu_int8 import in_blocks
 
@@ -364,7 +364,7 @@ def run_networks(names: list[str], verify: bool) -> None:
 
 
 def merge(parts: list[str]) -> None:
-    """Joins rows of several runs, the later ones in the place of earlier ones, into the result file."""
+    """Merges rows of several runs into the result file, later ones replacing earlier ones."""
     rows: dict[str, Any] = {}
     head: dict[str, Any] = {}
     for part in [str(RESULT)] * RESULT.exists() + parts:

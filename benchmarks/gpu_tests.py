@@ -1,13 +1,13 @@
-"""The tests marked `gpu`, whole, and the growth of GPU memory over builds and loads, on a machine with a GPU: results/<device>/tests.json.
+"""All tests marked `gpu`, and the growth of GPU memory over builds and loads, on a machine with a GPU: results/<device>/tests.json.
 
     python benchmarks/gpu_tests.py [--workers N] [--limit S] [--builds N] [--networks A,B:N] [--seconds S] [FILE OR FOLDER OF TESTS ...]
-    python benchmarks/gpu_tests.py --merge FILE...      runs of several files into results/h200/tests.json
+    python benchmarks/gpu_tests.py --merge FILE...      merges runs of several files into results/h200/tests.json
 
-About two minutes of tests on 16 cores (--workers 0 leaves them out), and up to a second a build. Tests that have not ended after --limit
-seconds, or when this program is told to end (SIGTERM), are counted as such and named: a run that is cut off writes its file too.
+About two minutes of tests on 16 cores (--workers 0 omits them), and up to a second per build. Tests that have not ended after --limit
+seconds, or when this program is terminated (SIGTERM), are counted as such and named: an interrupted run writes its file too.
 
-Both run in processes of their own, side by side where CUDA_VISIBLE_DEVICES names two GPUs: memory on the last, tests on all others (on all,
-without the memory test). What they print goes through. The file is written to $OUT, or to the current folder, after each.
+Both run in separate processes, in parallel if CUDA_VISIBLE_DEVICES names two GPUs: memory on the last, tests on all others (on all
+without the memory test). Their output is passed through. The file is written to $OUT, or to the current folder, after each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESULT = HERE / "results" / "h200" / "tests.json"
 
 
 def main() -> None:
-    """Runs both, then writes the file; exit code 1 where a test failed or did not end, or the memory grew by 1 MiB a build or more."""
+    """Runs both, then writes the file; exit code 1 if a test failed or did not end, or the memory grew by at least 1 MiB per build."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--workers", type=int, default=12, help="test processes (pytest-xdist); most of a test is compiling")
     p.add_argument("--limit", type=float, help="seconds after which the tests are cut off")
@@ -69,21 +69,21 @@ def write(rows: list[dict]) -> None:
 
 
 class CutOff(Exception):
-    """This program is told to end."""
+    """Raised by SIGTERM."""
 
 
 def marked() -> list[str]:
-    """The files that name the marker: no process has to import all others to find that they have none."""
+    """The files that contain the marker: workers need not import the others."""
     return sorted(str(f.relative_to(HERE.parent)) for f in (HERE.parent / "tests").rglob("test_*.py") if "mark.gpu" in f.read_text())
 
 
 def run_tests(workers: int, gpus: list[str], which: list[str], limit: float | None) -> list[dict]:
-    """Rows of the test run, counted as tests end. What failed or did not end, why tests were skipped and the twenty longest are printed."""
+    """Rows of the test run, counted as tests end. Failed and unfinished tests, reasons of skips and the twenty longest tests are printed."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "outcomes"
         command = [sys.executable, "-m", "pytest", "-m", "gpu", *which, "-n", str(workers), "--maxschedchunk=1", "-q", "--tb=no", "--no-header",
                    "-p", "_outcomes", f"--outcomes={log}", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "ignore"]  # fmt: skip
-        threads = str(max(1, (os.cpu_count() or 1) // workers))  # of the reference's products: more than cores starve all workers
+        threads = str(max(1, (os.cpu_count() or 1) // workers))  # of the reference's products: more threads than cores slow all workers
         path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
         more = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "PYTHONPATH": path}
         run_for(command, {**os.environ, **more}, limit)
@@ -98,7 +98,7 @@ def run_tests(workers: int, gpus: list[str], which: list[str], limit: float | No
 
 
 def run_for(command: list[str], environment: dict[str, str], limit: float | None) -> None:
-    """Runs a command and all that it starts, until it ends, `limit` seconds have passed or this program is told to end; then none is left."""
+    """Runs a command with its children until it ends, `limit` seconds have passed or this program is terminated; then no child is left."""
 
     def told(*_: object) -> NoReturn:
         raise CutOff
@@ -116,7 +116,7 @@ def run_for(command: list[str], environment: dict[str, str], limit: float | None
 
 
 def tell(found: Outcomes) -> None:
-    """Prints what is to be looked at."""
+    """Prints failures, skips, long and unfinished tests."""
     for test in found.which("failed"):
         print(f"\nFAILED {test}\n{found.why[test]}")
     for reason, count in Counter(found.why[t] for t in found.which("skipped")).items():
@@ -129,13 +129,13 @@ def tell(found: Outcomes) -> None:
 
 
 def start_memory(network: str, builds: int, seconds: float, gpu: str) -> subprocess.Popen[str]:
-    """The memory test, begun."""
+    """Starts the memory test."""
     words = [sys.executable, str(HERE / "gpu_memory.py"), network, str(builds), str(seconds)]
     return subprocess.Popen(words, cwd=HERE.parent, stdout=subprocess.PIPE, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu})
 
 
 def memory(network: str, child: subprocess.Popen[str]) -> dict:
-    """The row of the memory test, once it has ended."""
+    """The row of the memory test, after its end."""
     said = ""
     assert child.stdout is not None
     for line in child.stdout:

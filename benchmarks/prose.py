@@ -1,9 +1,9 @@
-"""Numbers in prose against the results: what README, docs/results.md and the examples' pages say must stand in a result file of the section.
+"""Numbers in prose against the results: numbers in README, docs/results.md and the examples' pages must occur in a result file of the section.
 
-    python benchmarks/prose.py        exit 1 and a line a number where one does not
+    python benchmarks/prose.py        exit 1 and one line per number that does not
 
-A number with two decimals or more, in a section that shows a table or names `results/NAME.json`, must be a value of one of those files, rounded as it
-is written (or a hundredth, a thousandth, or times a thousand: percent, milliseconds, microseconds). Numbers that no file holds are named in the
+A number with at least two decimals, in a section that shows a table or names `results/NAME.json`, must be a value of one of those files, rounded to
+the same decimals (or scaled by 0.01, 0.001 or 1000: percent, milliseconds, microseconds). Numbers without a file are listed in the
 section, with the reason: `<!-- no file: 1.43 1.42: the kernels of the day before -->`.
 """
 
@@ -27,7 +27,7 @@ SCALES = (1.0, 0.01, 1e3, 1e-3)
 
 
 def unknown(page: Path) -> list[str]:
-    """`number: the words around it` of every number of the page that no result file of its section holds."""
+    """`number: surrounding words` of every number of the page that no result file of its section contains."""
     found = []
     for section in re.split(r"^(?=#)", page.read_text(), flags=re.MULTILINE):
         files = [f for name in _named(section) for f in _files(name)]
@@ -48,7 +48,7 @@ def _named(section: str) -> list[str]:
 
 
 def _files(name: str) -> list[Path]:
-    """A table's file; one that shows a part of another's rows (`resnet56_short`) has that one too."""
+    """A table's file; a table with a part of another's rows (`resnet56_short`) also has that one."""
     return [f for n in (name, name.rpartition("_")[0]) if (f := RESULTS / f"{n}.json").is_file()]
 
 
@@ -63,7 +63,7 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def _known(text: str, values: list[float]) -> bool:
-    """Whether one of the values is written so, at as many decimals."""
+    """True if one of the values is the number at its decimals."""
     half = 0.5001 * 10.0 ** -len(text.partition(".")[2])
     for scale in SCALES:
         at = bisect.bisect_left(values, (float(text) - half) * scale)
@@ -73,7 +73,7 @@ def _known(text: str, values: list[float]) -> bool:
 
 
 def main() -> int:
-    """Prints what is unknown; returns the exit code."""
+    """Prints unknown numbers; returns the exit code."""
     bad = [f"{page.relative_to(ROOT)}: {text}" for page in PAGES for text in unknown(page)]
     print("\n".join(bad) or "every number of the prose is one of the results")
     return 1 if bad else 0

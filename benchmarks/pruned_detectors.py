@@ -1,15 +1,15 @@
-"""Trained detectors, cut and recovered without labels: what they still find, and what their engines gain.
+"""Trained detectors, cut and recovered without labels: their detection accuracy, and the speed of their engines.
 
     python benchmarks/pruned_detectors.py --stages make --work FOLDER [--ratios 0.1,0.2,0.3]      # cuts and recovers
-    python benchmarks/distill_detectors.py --cuts FOLDER --photos FILE --models DIR --out FOLDER      # on a GPU: taught by the whole ones
-    python benchmarks/pruned_detectors.py --stages judge,time --work FOLDER      # judges what lies in the folder, times it on a quiet machine
+    python benchmarks/distill_detectors.py --cuts FOLDER --photos FILE --models DIR --out FOLDER      # on a GPU: distilled from the uncut ones
+    python benchmarks/pruned_detectors.py --stages judge,time --work FOLDER      # evaluates the folder's networks, times them on an idle machine
 
-Three steps a ratio: as cut; with weights fitted layer by layer (least squares on 24 photos); and, where it lies in the folder, taught by the
-whole detector on photos without labels. NanoDet is judged by AP50 against COCO's labels, the face detector (whose photos have no labels) by
-the agreement of its boxes with those of the whole detector: mean average precision with the whole detector's sure boxes as the truth. All
-learn from the even photos and are judged on the odd ones. Cut two ways (`--ways`): `chosen`, so many FLOPs less by the knapsack over
+Three steps per ratio: as cut; with weights fitted layer by layer (least squares on 24 photos); and, if present in the folder, distilled from the
+whole detector on unlabelled photos. NanoDet is evaluated by AP50 against COCO's labels, the face detector (whose photos have no labels) by
+the agreement of its boxes with those of the whole detector: mean average precision with the whole detector's confident boxes as ground truth.
+All learn from the even photos and are evaluated on the odd ones. Two kinds of cuts (`--ways`): `chosen`, a FLOP reduction by the knapsack over
 second-order Taylor terms on those 24 photos, and `even`, the same share of each layer's channels by their activations. Times: single images,
-all engines in turns, this CPU. Needs the shared data folder (../shared/data or WHET_DATA).
+all engines interleaved, this CPU. Needs the shared data folder (../shared/data or WHET_DATA).
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ OUT = Path(__file__).parent / "results" / "cpu" / "pruned_detectors.json"
 ROUNDS, EACH = 12, 10
 WAYS = {"chosen": "fewer FLOPs, chosen", "even": "of each layer"}
 TIMES = ("whet_ms", "speed", "speed_low", "speed_high")
-RECOVERY = 24  # photos that the weights are fitted on: thousands of positions each
+RECOVERY = 24  # photos for fitting the weights: thousands of positions each
 
 Boxes = list[np.ndarray]  # per image [n, 6]: class, score, corners
 
 
 @dataclass(frozen=True)
 class Detector:
-    """A model, how its boxes come out of its outputs, what they are judged by and against."""
+    """A model, the decoding of its boxes, its metric and its ground truth."""
 
     model: str
     boxes: Callable[[realdata.Outputs], np.ndarray]
-    judge: str  # the name of the number
-    sure: float  # scores from here on count as truth, where the whole detector is the judge
+    judge: str  # the name of the metric
+    sure: float  # minimum score of ground truth if the whole detector is the reference
     labels: Callable[[list[int]], Boxes] | None = None
 
 
@@ -83,26 +83,26 @@ DETECTORS = (
 
 
 def samples(detector: Detector) -> tuple[Path, str, list[dict[str, np.ndarray]]]:
-    """The detector's file, the name of its input, and all photos as it wants them."""
+    """The detector's file, the name of its input, and all photos preprocessed for it."""
     (model,) = realdata.models([detector.model])
     feeds = list(model.inputs(None))
     return model.path, next(iter(feeds[0])), feeds
 
 
 def stem_of(detector: Detector, ratio: float, way: str) -> str:
-    """How files of a cut begin."""
+    """Prefix of the files of a cut."""
     return f"{detector.model}-{ratio:g}-{way}"
 
 
 def config_of(ratio: float, way: str) -> PruneConfig:
-    """What is cut."""
+    """The units to remove."""
     if way == "even":
         return PruneConfig(ratio=ratio, scope="group", importance="activation")
     return PruneConfig(target=Target("flops", ratio=1 - ratio), importance="taylor2")
 
 
 def make(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> None:
-    """Writes each cut as it is and recovered, with its recipe."""
+    """Writes each cut unrecovered and recovered, with its recipe."""
     path, name, feeds = samples(detector)
     recovery = {name: np.concatenate([f[name] for f in feeds[::2]][:RECOVERY])}
     whole = network_from_onnx(path)
@@ -116,7 +116,7 @@ def make(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> None:
 
 
 def networks(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> list[tuple[str, Network]]:
-    """(step, network) of the whole detector and of all that was made of it."""
+    """(step, network) of the whole detector and of its variants."""
     made = [("whole", network_from_onnx(samples(detector)[0]))]
     for ratio, way in cuts:
         for step, file in (("", ".cut"), (", recovered", ".recovered"), (", taught", "")):
@@ -130,7 +130,7 @@ def contexts_of(nets: list[tuple[str, Network]]) -> list[Context]:
 
 
 def judge(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> list[dict]:
-    """A row for the whole detector and two or three for each ratio: as cut, recovered, and taught by the whole one."""
+    """A row for the whole detector and two or three for each ratio: as cut, recovered, and distilled."""
     _, _, feeds = samples(detector)
     judged = list(range(1, len(feeds), 2))
     nets = networks(detector, cuts, work)
@@ -199,7 +199,7 @@ def main() -> int:
     rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     for d in chosen:
         if "judge" in stages:
-            times = {r["step"]: {k: r[k] for k in TIMES if k in r} for r in rows if r["case"] == d.model}  # of a network that did not change
+            times = {r["step"]: {k: r[k] for k in TIMES if k in r} for r in rows if r["case"] == d.model}  # kept for networks that did not change
             rows = [r for r in rows if r["case"] != d.model] + [r | times.get(r["step"], {}) for r in judge(d, cuts, args.work)]
         if "time" in stages:
             timed(d, cuts, args.work, rows)

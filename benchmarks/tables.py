@@ -1,9 +1,9 @@
-"""Makes the README's and the docs' tables from benchmarks/results: between `<!-- table: NAME -->` and `<!-- end -->`.
+"""Generates the README's and the docs' tables from benchmarks/results: between `<!-- table: NAME -->` and `<!-- end -->`.
 
-`<!-- table: NAME columns: a,b.c -->` shows those columns only; b.c is what a row holds under b as c.
+`<!-- table: NAME columns: a,b.c -->` shows only those columns; b.c is the value c of the row's b.
 
-    python benchmarks/tables.py          write them
-    python benchmarks/tables.py --check  exit 1 when one is out of date
+    python benchmarks/tables.py          writes them
+    python benchmarks/tables.py --check  exits with 1 if one is out of date
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _verdict(r: dict[str, Any]) -> str:
 
 
 def plain(data: dict[str, Any], columns: str | None = None) -> str:
-    """Any flat rows, their numbers and words as columns (or those asked for); what is nested stays in the file, unless it is asked for."""
+    """Any flat rows, their numbers and words as columns (or the requested ones); nested values are shown only on request."""
     flat = [{**r, **{f"{k}.{inner}": x for k, v in r.items() if isinstance(v, dict) for inner, x in v.items()}} for r in data["rows"]]
     keys = list(dict.fromkeys(k for r in (flat if columns else data["rows"]) for k, v in r.items() if isinstance(v, int | float | str)))
     if columns:
@@ -63,9 +63,9 @@ def _cell(v: Any) -> str:
 
 
 def table(name: str, columns: str | None = None) -> str:
-    """The table of benchmarks/results/<name>.json, with a line that says date, commit, device and versions.
+    """The table of benchmarks/results/<name>.json, with a line of date, commit, device and versions.
 
-    A file may hold several runs: a list of results, each with a date of its own, which become rows of one table.
+    A file may contain several runs: a list of results, each with its own date, which become rows of one table.
     """
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     if not path.exists():
@@ -78,7 +78,7 @@ def table(name: str, columns: str | None = None) -> str:
 
 
 def _origin(run: dict[str, Any]) -> list[str]:
-    """Where a run comes from, and its note."""
+    """The provenance of a run, and its note."""
     machine = run.get("machine", "")
     device = run.get("device") or (machine if isinstance(machine, str) else machine.get("model", ""))
     said = [run["note"]] if "note" in run else []
@@ -86,7 +86,7 @@ def _origin(run: dict[str, Any]) -> list[str]:
         return said
     versions = ", ".join(f"{k} {v}" for k, v in run.get("versions", {}).items())
     where = ", ".join(x for x in (run["date"][:16], device, f"commit {run.get('commit', '')}") if x)
-    command = " ".join(map(neutral, run.get("command", "").split()))  # files of before name folders of the machine
+    command = " ".join(map(neutral, run.get("command", "").split()))  # older files contain folders of the machine
     return [f"{where}; {versions}. `{command}`", *said]
 
 

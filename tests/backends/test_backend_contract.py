@@ -29,6 +29,14 @@ def plan(backend):
     return whet.build(whet.network.parse_network(NET), config)
 
 
+@pytest.mark.parametrize("missing", ["allocate", "stream", "seconds", "key", "describe"])
+def test_a_backend_without_a_required_method_is_refused_at_once(missing):
+    others = {"allocate", "stream", "seconds", "key", "describe"} - {missing}
+    Short = type("Short", (Backend,), {name: lambda self: None for name in others})
+    with pytest.raises(TypeError, match=f"abstract method '?{missing}"):
+        Short()
+
+
 def test_it_describes_itself(backend):
     assert isinstance(backend, BACKENDS[backend.name])
     assert isinstance(backend.capabilities, Capabilities)

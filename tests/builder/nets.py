@@ -4,7 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from whet.builder import Silent
 from whet.network import Network, parse_type
+
+
+class Stages(Silent):
+    """Notes the stages of a build; `times` is true if one of them times something."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def stage(self, name, total):
+        self.names.append(name.rpartition(": ")[2])
+
+    @property
+    def times(self):
+        """True if a stage was announced in which kernels or engines are timed."""
+        return bool({"timing", "fused or unfused", "whole engines", "comparing engines"} & set(self.names))
 
 
 def residual(batch: int | str = 2, channels: int = 16, size: int = 10, seed: int = 0) -> Network:

@@ -5,13 +5,12 @@ import sqlite3
 
 import numpy as np
 import pytest
-from nets import inputs, residual
+from nets import Stages, inputs, residual
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, Silent, build
 from whet.engine.check import check_plan
 from whet.errors import BuildError, MemoryLimitError, NoTacticError, ShapeError, UsageError
-from whet.measure.timing import Timer
 from whet.network import Network, parse_network, parse_type
 from whet.ops import run_network
 from whet.runtime import bind
@@ -101,19 +100,21 @@ def test_times_are_stored_and_read_from_the_cache(tmp_path):
         build(residual(channels=32), dataclasses.replace(config, error_on_cache_miss=True))
 
 
-def test_ctrl_c_keeps_recorded_times(tmp_path, monkeypatch):
-    path, done = tmp_path / "t.sqlite", []
-    time = Timer.time
+def test_ctrl_c_keeps_recorded_times(tmp_path):
+    path = tmp_path / "t.sqlite"
 
-    def interrupted(self, *args, **rest):
-        if len(done) == 2:
-            raise KeyboardInterrupt
-        done.append(1)
-        time(self, *args, **rest)
+    class Interrupt(Stages):
+        """Ctrl-C during the third layer that is timed."""
 
-    monkeypatch.setattr(Timer, "time", interrupted)
+        layers = 0
+
+        def step(self, what, done=1):
+            self.layers += self.names[-1] == "timing"
+            if self.layers == 3:
+                raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        build(residual(), dataclasses.replace(QUICK, timing_cache=str(path)))
+        build(residual(), dataclasses.replace(QUICK, timing_cache=str(path)), progress=Interrupt())
     rows = sqlite3.connect(path).execute("SELECT count(*) FROM timings").fetchone()[0]
     assert rows >= 2
 

@@ -6,7 +6,8 @@ import re
 
 import numpy as np
 import pytest
-from nets import inputs, residual
+from nets import Stages, inputs, residual
+from test_verification import only, plant  # noqa: F401 - a fixture
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build, plan_digest, save_lock
@@ -14,7 +15,6 @@ from whet.engine import engine_bytes, engine_digest
 from whet.engine.file import SECTIONS
 from whet.engine.layout import read_sections
 from whet.errors import LockError
-from whet.measure.timing import Timer
 from whet.runtime import Runtime, bind
 
 # : without the kernel that may be faster than oneDNN's convolutions: these tests edit the oneDNN entries of locks
@@ -33,8 +33,8 @@ def entry(data, tactic):
     return next(e for e in data["layers"] if e["tactic"] == tactic)
 
 
-def locked(path, net=None, **options):
-    return build(net or residual(), dataclasses.replace(QUICK, lock=str(path), **options))
+def locked(path, net=None, progress=None, **options):
+    return build(net or residual(), dataclasses.replace(QUICK, lock=str(path), **options), progress=progress)
 
 
 def sections(plan):
@@ -43,10 +43,11 @@ def sections(plan):
     return {n: bytes(v) for n, v in read_sections(memoryview(data), SECTIONS, frozenset({"weights", "packed"})).items()}
 
 
-def test_the_same_lock_gives_the_same_engine_and_times_nothing(built, monkeypatch):
-    plan, path = built
-    monkeypatch.setattr(Timer, "time", lambda *a: pytest.fail("timed under a lock"))
-    again = locked(path)
+def test_the_same_lock_gives_the_same_engine_and_times_nothing(built):
+    (plan, path), stages = built, Stages()
+    again = locked(path, progress=stages)
+    assert stages.names
+    assert not stages.times
     assert plan_digest(again) == plan_digest(plan)
     assert engine_digest(again) == engine_digest(plan)
     once, twice = (sections(locked(path)) for _ in range(2))
@@ -150,12 +151,20 @@ def test_a_missing_file_is_an_error(tmp_path):
         save_lock(build(residual(), dataclasses.replace(QUICK, optimization_level=0, verify=False)), tmp_path / "no" / "lock.json")
 
 
-def test_deterministic_builds_use_only_deterministic_kernels(monkeypatch):
-    from whet.tactics.cpu.onednn._kernel import OneDnnKernel
+def test_deterministic_builds_use_only_deterministic_kernels(plant):  # noqa: F811 - the fixture
+    planted = plant(lambda call: None)
+    plan_it = planted.plan
 
-    monkeypatch.setattr(OneDnnKernel, "deterministic", False)
-    plan = build(residual(), dataclasses.replace(QUICK, deterministic=True))
+    def varying(self, layer, signature, config, backend):
+        kernel = plan_it(self, layer, signature, config, backend)
+        kernel.deterministic = False
+        return kernel
+
+    planted.plan = varying
+    config = dataclasses.replace(only(), optimization_level=0)  # nothing is timed: the planted tactic is listed first
+    assert any(c.tactic == "cpu/planted" for c in build(residual(), config).choices.values())
+    plan = build(residual(), dataclasses.replace(config, deterministic=True))
     assert all(c.deterministic for c in plan.choices.values())
-    assert not any("onednn_conv" in c.tactic for c in plan.choices.values())
+    assert not any(c.tactic == "cpu/planted" for c in plan.choices.values())
     rows = [r for rows in plan.report.candidates.values() for r in rows]
     assert any("--deterministic" in r.reason for r in rows)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nets import inputs, residual
+from nets import Stages, inputs, residual
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from mutants import assemble, sections_of
@@ -177,10 +177,11 @@ def test_equal_choices_are_shared():
         assert context.profile_index == 1
 
 
-def test_an_error_in_a_later_profile_is_raised_before_the_first_is_built(monkeypatch):
-    monkeypatch.setattr(build_module, "_build_engine", lambda *a: pytest.fail("built before all profiles were checked"))
+def test_an_error_in_a_later_profile_is_raised_before_the_first_is_built():
+    stages = Stages()
     with pytest.raises(UsageError, match="min <= opt <= max"):
-        build(NET, dataclasses.replace(QUICK, profiles=(PROFILES[0], (at(4), at(2), at(8)))))
+        build(NET, dataclasses.replace(QUICK, profiles=(PROFILES[0], (at(4), at(2), at(8)))), progress=stages)
+    assert stages.names == []
 
 
 def test_verification_data_are_used_by_the_profiles_they_fit(monkeypatch):

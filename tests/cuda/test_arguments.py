@@ -63,12 +63,9 @@ def test_compiled_layout_equals_packed_bytes(name):
     compile_cubin("\n".join([*text, 'extern "C" __global__ void probe() {}']), name="probe.cu", cached=False)
 
 
-BY_HAND = {"sparse.cu"}  # packs its structure itself; the kernel is newer than the descriptions
-
-
 def test_every_kernel_includes_its_described_arguments():
     for name, path in kernel_paths().items():
-        if path.suffix == ".cu" and name not in BY_HAND:
+        if path.suffix == ".cu":
             assert '#include "arguments"' in path.read_text(), f"{name} declares its arguments by hand"
             assert name in STRUCTURES, f"{name} has no class Arguments"
 

@@ -47,7 +47,8 @@ def test_packed_weights_cover_all_inputs_and_results(i):
     whole = np.concatenate([np.moveaxis(arrays[i], 1, -1).reshape(rows.shape[0], -1) for i in found.images], axis=1).astype(np.float64)
     want = np.concatenate(
         [
-            whole @ np.asarray(way.weights.array(), np.float64).reshape(way.shape.k, -1).T + way.made.bias(way.bias, way.shape.k).astype(np.float64)
+            whole @ np.asarray(way.weights.array(), np.float64).reshape(way.shape.k, -1).T
+            + way.epilogue.bias(way.bias, way.shape.k).astype(np.float64)
             for way in found.ways
         ],
         axis=1,

@@ -109,9 +109,9 @@ def test_silu_in_parts_of_the_range(silu, stored, zero):
     _net, parts, *_ = quantized_conv(0, None, None, stored, zero, silu, pads=(1, 1, 1, 1))
     made = match_quantized_epilogue(parts)
     assert folds(made, stored)
-    per, shift, out, finish = folded(Output.of(parts, made), made, stored)
+    per, shift, out, post_ops = folded(Output.of(parts, made), made, stored)
     real, added = np.concatenate([_rng.uniform(-30, 30, 2000), [-1e4, 0, 1e4]]), _rng.integers(0, 256, 2003)
-    _, exponent, place = finish.activation
+    _, exponent, place = post_ops.activation
     v = real * per + shift + (out.add_step * added if silu == "before" else 0)
     v = v / (1 + np.exp2(np.minimum(v * exponent, 60))) + place + (out.add_step * added if silu == "behind" else 0)
     got = np.rint(np.clip(v, 0, 1) * out.per_step + (out.zero - 12582912.0))
@@ -122,7 +122,7 @@ def test_silu_in_parts_of_the_range(silu, stored, zero):
     wanted = np.clip(np.rint(y / np.float32(0.05)) + zero, bottom, top)
     assert np.abs(got - wanted).max() <= 1
     assert (got != wanted).mean() < 0.002, "only if a value is halfway between two integers"
-    assert finish.residual == {"alone": 0, "before": 1, "behind": 2}[silu]
+    assert post_ops.residual == {"alone": 0, "before": 1, "behind": 2}[silu]
 
 
 def test_rows_of_24_channels_become_pairs_of_pixels():

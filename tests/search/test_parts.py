@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from search.conftest import perceptron, recipe_with
-from whet.backends import Backend
+from whet.backends.null import NullBackend
 from whet.errors import CalibrationError, UsageError
 from whet.search.jobs.device_locks import DeviceLock, physical_gpu
 from whet.search.outcome.summary import neighbours
@@ -123,7 +123,7 @@ def test_a_gpu_has_one_lock_for_its_index_and_its_uuid(monkeypatch, tmp_path):
 def test_other_processes_on_the_gpu_are_reported_with_every_timing():
     from whet.search.stages.measure import time_engines
 
-    class Gpu(Backend):
+    class Gpu(NullBackend):
         def state(self):
             return {"other_processes": (4711,), "sm_clock": 1980, "power": 300.0, "temperature": 55, "used_memory": 1}
 

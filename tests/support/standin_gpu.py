@@ -26,6 +26,9 @@ class StandInCall(Call):
     def __init__(self, seconds: float):
         self.cost = seconds
 
+    def run(self) -> None:
+        """Does nothing: nothing is computed."""
+
     def set_address(self, kind: str, index: int, address: int) -> None:
         """Does nothing: the cost does not depend on addresses."""
 

@@ -7,6 +7,7 @@ compare backend names or probe for methods: they read `backend.capabilities`, or
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class Difference:
         return max(self.worst / self.largest, self.error / self.norm) if self.largest else self.worst
 
 
-class Call:
+class Call(ABC):
     """One recorded launch; base class of the work that kernels put on a stream."""
 
     #: (function, a, b, c, d): five machine words for a loop in machine code; None: `run` is called
@@ -118,13 +119,13 @@ class Call:
     #: names of the source nodes, for profilers
     label: str = ""
 
+    @abstractmethod
     def run(self) -> None:
         """Executes the launch now."""
-        raise NotImplementedError
 
     def set_address(self, kind: str, index: int, address: int) -> None:
-        """Replaces the address of operand `index` of `kind` ("input" or "output"): users' own buffers."""
-        raise NotImplementedError
+        """Replaces the address of operand `index` of `kind` ("input" or "output"): users' own buffers. Raises BackendError if it has none."""
+        raise BackendError(f"{type(self).__name__} has no operand whose address can change")
 
 
 class Recorder(Protocol):
@@ -181,25 +182,25 @@ class Backend(Protocol):
 
     # required
 
+    @abstractmethod
     def allocate(self, nbytes: int, alignment: int = 64) -> Buffer:
         """Zeroed memory. Raises BackendError (with the sizes) when there is not enough."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stream(self) -> Recorder:
         """A new Recorder for kernels' `enqueue`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def seconds(self, executable: Any, repeats: int) -> list[float]:
         """Seconds of each of `repeats` runs by the device's clock."""
-        raise NotImplementedError
 
+    @abstractmethod
     def key(self) -> str:
         """All properties of the device that can change a time or a result: model, features, threads, driver and compiler versions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Description of the device for reports and engine headers: "backend", "model" and more, as JSON data."""
-        raise NotImplementedError
 
     # threads of the calling process
 

@@ -1,4 +1,4 @@
-"""Sample-parallel execution of a batch: every sample runs separately, on a worker or on all threads (engine/plan.py, ArenaPlan.lanes).
+"""Sample-parallel execution of a batch: every sample runs separately, on a worker or on all threads (engine/plan.py, ArenaPlan.concurrent_samples).
 
 A worker is one thread with its own arena and launches, whose kernels are planned for one thread; worker k processes the samples k,
 k + workers, ... of the batch. Samples that would leave workers idle (a single sample, the remainder of the division), and all samples with only

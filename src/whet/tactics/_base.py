@@ -15,6 +15,7 @@ A tactic answers, in this order:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -130,7 +131,7 @@ class Kernel(Protocol):
         """Records the launch with these addresses."""
 
 
-class Tactic:
+class Tactic(ABC):
     """Base class of all tactics. `ops` are the root operations that it computes ("*" for any op).
 
     `types` are the storage types it computes in. `version` goes into the timing key: raise it when the kernel changes.
@@ -149,8 +150,9 @@ class Tactic:
     channel_alignment = 1  # bytes of a pixel's channels that its kernels read at once; other numbers of channels only have slower tactics
     quantized = False  # takes only fused layers that dequantize their inputs (is_quantized)
 
+    @abstractmethod
     def signatures(self, layer: Layer, backend: Backend) -> Sequence[Signature]:
-        raise NotImplementedError
+        """The formats and storage types that it computes the layer in, the most promising first; [] for a layer that it does not take."""
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return None
@@ -158,9 +160,9 @@ class Tactic:
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         return [()]
 
+    @abstractmethod
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         """Raises PlanRefused (with the reason) for a config that cannot run."""
-        raise NotImplementedError
 
     def library_version(self) -> str:
         """Version of its library, for timing keys and locks; "" without a library."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from whet.backends._base import Backend
+from whet.backends._base import Backend, Buffer, Recorder
 from whet.backends.cuda import of_architecture
 from whet.errors import BackendError
 
@@ -35,6 +35,15 @@ class CompileOnlyGpu(Backend):
         known = of_architecture((int(architecture[3:-1]), int(architecture[-1])), multiprocessors, shared, l2)
         self.capabilities = replace(replace(known, executes=False), **properties)
         self.architecture = architecture
+
+    def allocate(self, nbytes: int, alignment: int = 64) -> Buffer:
+        raise BackendError(f"{self.architecture} is a target for compilation: it has no memory")
+
+    def stream(self) -> Recorder:
+        raise BackendError(f"{self.architecture} is a target for compilation: it runs nothing")
+
+    def seconds(self, executable: Any, repeats: int) -> list[float]:
+        raise BackendError(f"{self.architecture} is a target for compilation: it runs nothing")
 
     def key(self) -> str:
         return f"compile only | {self.architecture} x{self.capabilities.multiprocessors}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -61,14 +62,14 @@ class Kernel:
         return int(ok(cu().cuFuncGetAttribute(number, self.handle)))
 
 
-class GpuWork:
+class GpuWork(ABC):
     """Work for a stream: a kernel launch, a library call, or a step on the host. A CUDA graph cannot contain `on_host` work."""
 
     on_host: ClassVar[bool] = False
 
+    @abstractmethod
     def run(self, stream: Stream) -> None:
         """Puts the work on the stream."""
-        raise NotImplementedError
 
 
 @dataclass

@@ -24,7 +24,7 @@ from whet.measure.timing_cache import default_path
 from whet.network import Network
 from whet.precision.budget import Budget, Verdict
 from whet.precision.ranges import Ranges
-from whet.precision.sensitivity import Analysis, Feeds, LayerSensitivity
+from whet.precision.sensitivity import Analysis, Feeds, LayerSensitivity, RunOf
 from whet.runtime import Runtime
 
 SAMPLES = 32  # number of samples on which outputs are compared
@@ -51,10 +51,12 @@ class Judge:
 
     def __init__(
         self, prepared: Network, precision: str, ranges: Ranges | None, samples: Sequence[Feeds], budget: Budget, config: BuildConfig,
-        progress: Progress | None = None,
+        progress: Progress | None = None, run_of: RunOf | None = None,
     ):  # fmt: skip
+        """`run_of` makes the runs of derived networks (default: in segments)."""
         self.budget, self.log = budget, progress or Silent()
-        self.analysis = Analysis(prepared, precision, samples, SegmentedRuns(prepared, samples), ranges, memory_file(prepared, precision, config))
+        run_of = run_of or SegmentedRuns(prepared, samples)
+        self.analysis = Analysis(prepared, precision, samples, run_of, ranges, memory_file(prepared, precision, config))
         self.judged = 0
 
     @property

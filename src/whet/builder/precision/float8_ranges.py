@@ -22,6 +22,7 @@ from whet.precision import Analysis, Ranges, chosen_samples, find_quantization_s
 from whet.precision.budget import Budget
 from whet.precision.calibrate import content_digest
 from whet.precision.float8 import adapted_weights, corrected, kept_out, skip_sums
+from whet.precision.sensitivity import RunOf
 
 ENOUGH_DB = 30.0  # output SNR in FP8 on calibration samples; docs/design/precision.md has the effect of lower values
 LEAST_DB = 28.0
@@ -95,12 +96,12 @@ def _with_sums(prepared: Network, ranges: Ranges, calibration: Calibration, left
 
 def sensitive_layers(
     prepared: Network, ranges: Ranges, calibration: Calibration, config: BuildConfig, left: Mapping[str, str], *, enough_db: float = LEAST_DB,
-    progress: Progress | None = None,
+    progress: Progress | None = None, run_of: RunOf | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Layers besides `left` that have to stay in floating point for an output SNR of `enough_db`: name -> reason."""
     samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), _JUDGES)
     if not samples:
         return {}
-    judge = Judge(prepared, "fp8", ranges, samples, Budget("snr", enough_db), config, progress)
+    judge = Judge(prepared, "fp8", ranges, samples, Budget("snr", enough_db), config, progress, run_of)
     fit = judge.fit([x.name for x in find_quantization_sites(prepared, left).layers], {})
     return {n: f"{why}; with it the outputs have less than {enough_db:g} dB in all" for n, why in fit.dropped.items()}

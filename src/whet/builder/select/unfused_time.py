@@ -24,7 +24,7 @@ from whet.measure.timing import Timer
 from whet.measure.timing_key import source_digest
 from whet.network import Layer
 from whet.ops import bind_layer
-from whet.tactics import Args, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, is_quantized, root_layer
+from whet.tactics import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, is_quantized, root_layer
 
 _LONGEST = 4  # parts; longer chains read and write too much memory to win
 _ALIGNMENT = 64
@@ -57,12 +57,19 @@ class UnfusedTime:
 
 
 class _ChainTactic(Tactic):
-    """Identifies a chain in timing keys, by the name "unfused"."""
+    """Identifies a planned chain in timing keys, by the name "unfused"."""
 
     name, version = "unfused", 1
 
-    def __init__(self, steps: Sequence[_Step]):
+    def __init__(self, steps: Sequence[_Step], signature: Signature, kernel: Kernel):
+        self._signature, self._kernel = signature, kernel
         self._library = "; ".join(f"{s.option.tactic.name} {source_digest(s.option.tactic)} {s.option.tactic.library_version()}" for s in steps)
+
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        return [self._signature]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
+        return self._kernel
 
     def library_version(self) -> str:
         return self._library
@@ -177,7 +184,8 @@ def _between(part: Layer, whole: Layer, stored: Mapping[str, Operand], target: O
 def _chain(best: Option, steps: list[_Step], between: Sequence[int], rank: int) -> Option:
     config = tuple((f"part{k}", f"{s.option.tactic.name} {s.option.signature} {s.option.config}") for k, s in enumerate(steps))
     texts = tuple(text for s in steps for text in s.option.texts)
-    return Option(_ChainTactic(steps), best.signature, config, _ChainKernel(best.kernel, steps, between), rank, texts=texts)
+    kernel = _ChainKernel(best.kernel, steps, between)
+    return Option(_ChainTactic(steps, best.signature, kernel), best.signature, config, kernel, rank, texts=texts)
 
 
 def _options(

@@ -48,7 +48,8 @@ class Checked:
     network_error: float = 0.0
     network_bound: float = FLOOR
     emulation_error: float | None = None
-    images: tuple[int, ...] | None = None  # batch items compared with the reference; None: all
+    images: tuple[int, ...] | None = None  # batch items of each layer compared with the reference; None: all
+    network_items: tuple[int, ...] | None = None  # batch items of the network compared with the reference; None: all
     turned: float = 0.0  # largest difference between a batch item's results at two batch indices
     probe_outputs: dict[str, np.ndarray] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ network contained are built. It runs from its first segment that differs from th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -35,10 +35,17 @@ class SegmentedRuns:
 
     For other networks, for single tensors, and for networks without cuts it makes an EngineRun, which gives the same values up to rounding in
     the order of additions. Values between segments are cached for `samples` only, which must not change, in at most `cache_bytes`.
+    `engine_of` makes the engine of a segment.
     """
 
-    def __init__(self, net: Network, samples: Iterable[Values] = (), cache_bytes: int = CACHE_BYTES):
-        self.cache_bytes = cache_bytes
+    def __init__(
+        self,
+        net: Network,
+        samples: Iterable[Values] = (),
+        cache_bytes: int = CACHE_BYTES,
+        engine_of: Callable[[Network, Sequence[str]], EngineRun] = EngineRun,
+    ):
+        self.cache_bytes, self._engine_of = cache_bytes, engine_of
         self.outputs = [t.name for t in net.outputs]
         self.cuts = _cuts(net)
         self.own = _segments(net, self.cuts, self.outputs) or []
@@ -50,14 +57,14 @@ class SegmentedRuns:
     def __call__(self, net: Network, names: list[str]) -> EngineRun | _SegmentedRun:
         found = _segments(net, self.cuts, self.outputs) if self.own and names == self.outputs else None
         if found is None:
-            return EngineRun(net, names)
+            return self._engine_of(net, names)
         same = [a == b for a, b in zip(found, self.own, strict=True)]
         others = same.count(False) > _FEW * len(same)
         engines = [self._engine(net, s, keep=own or others) for s, own in zip(found, same, strict=True)]
         return _SegmentedRun(self, engines, same.index(False) if False in same else len(same))
 
     def _engine(self, net: Network, s: _Segment, *, keep: bool) -> EngineRun:
-        found = self._engines.get(s) or EngineRun(_network_of(net, s), _made(s))
+        found = self._engines.get(s) or self._engine_of(_network_of(net, s), _made(s))
         if keep:
             self._engines[s] = found
         return found

@@ -28,16 +28,23 @@ from whet.network import Layer, Network
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime import BoundEngine, WeightStore, bind
 
-_LONG_MACS = 2e9  # multiply-adds per batch item for which the NumPy reference takes seconds
+SLOW_MACS = 2e9  # multiply-adds per batch item for which the NumPy reference takes seconds
 
 
 def verify_engine(
-    plan: EnginePlan, source: Network, backend: Backend, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig, log: ProgressLog
+    plan: EnginePlan,
+    source: Network,
+    backend: Backend,
+    inputs: Mapping[str, np.ndarray] | None,
+    config: BuildConfig,
+    log: ProgressLog,
+    slow_macs: float = SLOW_MACS,
 ) -> Checked:
     """Runs both checks at the first profile's opt shapes. The network is not checked if a layer fails.
 
     In a large batch whose items are independent in every layer, some items are compared with the reference, and all with their own
-    results at other batch indices: see builder/batching/batch_items.py and builder/verify/batch_positions.py.
+    results at other batch indices: see builder/batching/batch_items.py and builder/verify/batch_positions.py. From `slow_macs` multiply-adds
+    per batch item, the network as a whole is compared on one of them.
     """
     log.stage("verification", len(plan.network.layers) + 2)
     shapes = probe_shapes(plan)
@@ -52,7 +59,8 @@ def verify_engine(
     found.images = None if images is None else images.at
     few = batch_of(given) <= MAX_ITEMS or images is not None  # otherwise the arrays of several layers could exhaust the memory
     with np.errstate(all="ignore"), Beside(backend.capabilities.overlapping_launches and few) as beside:
-        whole = images if images is None else _for_the_network(images, source, given)
+        whole = images if images is None else _for_the_network(images, source, given, slow_macs)
+        found.network_items = None if whole is None else whole.at
         judge = NetworkJudge(plan, source, data, whole, beside)
         try:
             for layer, ins, outs in bound.walk(None if images is None else _reader(bound, axes, images)):
@@ -101,11 +109,11 @@ def _few(
     return BatchItems.of(batch, config.seed), axes
 
 
-def _for_the_network(images: BatchItems, source: Network, shapes: Mapping[str, tuple[int, ...]]) -> BatchItems:
+def _for_the_network(images: BatchItems, source: Network, shapes: Mapping[str, tuple[int, ...]], slow_macs: float) -> BatchItems:
     """The batch items for the check of the whole network: those of the layer checks, or one of them if the reference is slow. Independence of the
     batch index is checked per layer; the network check measures accumulated rounding, for which one large item suffices."""
     env = bind_symbols([(t.name, t.type) for t in source.inputs], shapes)
-    if sum(macs(bind_layer(x, env)) for x in source.layers) < _LONG_MACS * images.batch:
+    if sum(macs(bind_layer(x, env)) for x in source.layers) < slow_macs * images.batch:
         return images
     return BatchItems(images.batch, images.at[len(images.at) // 2 :][:1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -65,7 +66,7 @@ class Launch:
     shift: int
 
 
-class ConvKernel:
+class ConvKernel(ABC):
     """A planned convolution, with a launch and a packed operand (weights and biases) for each tile. Contexts hold the addresses of the image, the
     packed operand, the result and the addend, then sizes."""
 
@@ -91,9 +92,9 @@ class ConvKernel:
         self.packed = tuple(operands)
         self.implementation = "" + " + ".join(f"{t.blocks * LANES} channels x {t.pixels} pixels" for t in tiles)
 
+    @abstractmethod
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
         """A tile's code, sizes, number of items, and packed weights and biases."""
-        raise NotImplementedError
 
     @property
     def constants(self) -> str:
@@ -118,9 +119,9 @@ class ConvTactic(CompiledTactic):
     needs_avx512 = True
     epilogues = "SiLU, ReLU or no epilogue"
 
+    @abstractmethod
     def rejects(self, head: Layer) -> str | None:
         """The reason why the kernel does not support this convolution, or None."""
-        raise NotImplementedError
 
     def takes(self, steps: tuple[str, ...]) -> bool:
         """True if the kernel computes this epilogue."""
@@ -132,9 +133,9 @@ class ConvTactic(CompiledTactic):
         """The launches of a config; None if it is for another layer."""
         return tiles_of(layer, sizes)
 
+    @abstractmethod
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         """True if a tile fits the layer's shapes, which may differ from the tuned ones. Does not check the divisibility of the channels."""
-        raise NotImplementedError
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ConvKernel:
         sizes = {name: int(value) for name, value in config}

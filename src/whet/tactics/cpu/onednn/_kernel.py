@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -133,9 +134,9 @@ class OneDnnTactic(Tactic):
         """The ops of the layer for which the implementation differs from the reference on NaN or infinities (_nonfinite.py)."""
         return declared(layer, implementation)
 
+    @abstractmethod
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         """The layer as a primitive, or why oneDNN cannot compute it. May raise dnn.Unimplemented."""
-        raise NotImplementedError
 
     def _recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         """`recipe` for this machine's threads. The last result is kept, since refuses, configs and plan need the same one."""
@@ -195,9 +196,9 @@ class TwoPrimitives(OneDnnTactic):
 
     kinds = ("", "")
 
+    @abstractmethod
     def other(self, layer: Layer, signature: Signature) -> Recipe | str:
         """The layer as the second primitive, or why that cannot compute it. May raise dnn.Unimplemented."""
-        raise NotImplementedError
 
     def select_implementations(self, names: list[str]) -> list[str]:
         """The implementations of the second primitive to time."""

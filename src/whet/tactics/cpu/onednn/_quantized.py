@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -41,9 +42,9 @@ class QuantizedTactic(Tactic):
 
     quantized = True
 
+    @abstractmethod
     def rejects(self, parts: Parts) -> str | None:
         """Why the kernel does not take a layer of these parts; None if it does."""
-        raise NotImplementedError
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from whet.backends import Backend
 from whet.network import Layer, static_shape, strides
 from whet.ops.split import sizes
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnKernel, OneDnnTactic, Recipe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnKernel, Recipe, image_formats, static, storage_types
 
 _MOVABLE = ("i32", "i8", "u8")
 
@@ -28,7 +28,8 @@ class SplitKernel:
 
 
 @tactic
-class OneDnnSplit(OneDnnTactic):
+class OneDnnSplit(Tactic):
+    library = "oneDNN"
     ops = ("Split",)
 
     def why_not(self, layer: Layer) -> str | None:
@@ -72,3 +73,6 @@ class OneDnnSplit(OneDnnTactic):
             parts.append(recipe.kernel(layer, signature, move))
             at += shape[axis]
         return SplitKernel(layer, signature, parts)
+
+    def library_version(self) -> str:
+        return dnn.library_version()

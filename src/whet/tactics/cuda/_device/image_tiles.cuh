@@ -1,5 +1,5 @@
 // Tiles of an image's results, and where in the piece of the image that a tile reads a result's window begins: for kernels that read every tap as fragments.
-// Stands behind Args, which counts an image's tiles by tiles_h and tiles_w. Constants: TW (results of a tile's row), STRIDE_H, STRIDE_W, COLUMNS (pixels of
+// Included after Args, which counts an image's tiles by tiles_h and tiles_w. Constants: TW (results of a tile's row), STRIDE_H, STRIDE_W, COLUMNS (pixels of
 // the piece's row), PIXEL (bytes).
 struct Tile {  // which results; steps to the block's next tile by addition
     int tx, ty, n;

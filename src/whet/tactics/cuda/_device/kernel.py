@@ -145,7 +145,7 @@ class Epilogue:
     def __init__(self) -> None:
         self.biases: list[Tensor] = []
         self.residual: int | None = None
-        self.finish = PostOps(NONE)
+        self.post_ops = PostOps(NONE)
 
     @property
     def key(self) -> str:
@@ -173,7 +173,7 @@ def match_epilogue(layer: Layer, steps: Sequence[EpilogueStep] | None, channel_a
                 return f"computes no {post.op} in its epilogue"
             if activated:
                 return "takes one activation, not two"
-            made.finish, activated = PostOps(kind, made.finish.residual), True
+            made.post_ops, activated = PostOps(kind, made.post_ops.residual), True
             continue
         other = post.other_tensor
         if post.op != "Add" or other is None:
@@ -188,7 +188,7 @@ def match_epilogue(layer: Layer, steps: Sequence[EpilogueStep] | None, channel_a
             return f"an Add of {list(shape)} is not the only residual, of shape {list(out)}"
         else:
             made.residual = post.other
-            made.finish = PostOps(made.finish.activation, 2 if activated else 1)
+            made.post_ops = PostOps(made.post_ops.activation, 2 if activated else 1)
     return made
 
 

@@ -19,6 +19,8 @@ constexpr int GROUPS = WGS / SPLIT, PARTS = SPLIT * CLUSTER;        // row tiles
 constexpr int ROW = D <= 32 ? 64 : 128;                             // bytes of a row of a slab, and its swizzle
 constexpr int SLABS = (D + 63) / 64, Q_SLAB = 64 * ROW, Q_TILE = SLABS * Q_SLAB, SLAB = BN * ROW, OPERAND = SLABS * SLAB;
 constexpr int PITCH = D + 8, OWN_ROWS = GROUPS * 64 / CLUSTER;      // of partial results, in f32
+static_assert(SHARED_K - SHARED_Q == GROUPS * QB * Q_TILE && SHARED_V - SHARED_K == STAGES * OPERAND && SHARED_Q_FULL - SHARED_V == STAGES * OPERAND &&
+              SHARED_ENDS - SHARED_PARTIALS == (PARTS > 1 ? PARTS * OWN_ROWS * PITCH * 4 : 0), "shared memory");
 constexpr int MASK_WORDS = MASK == 2 || MASK == 3 ? (MASK_TYPE == 0 ? BN / 2 : BN / 4) : 1;
 static_assert(D % 16 == 0 && D <= 128 && BN % 16 == 0 && WGS % SPLIT == 0 && (!PINGPONG || (WGS == 2 && PARTS == 1)), "tile");
 #define INFINITY_F __uint_as_float(0x7f800000)
@@ -93,11 +95,10 @@ DEV Unit unit_of(const Args& p, int u) {
 
 extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_constant__ Args p) {
     extern __shared__ u8 raw[];
-    const u32 q_at = (shared_address(raw) + 1023) & ~1023u, k_at = q_at + GROUPS * QB * Q_TILE, v_at = k_at + STAGES * OPERAND;
-    const u32 q_full = v_at + STAGES * OPERAND, q_empty = q_full + GROUPS * QB * 8, k_full = q_empty + GROUPS * QB * 8;
-    const u32 k_empty = k_full + STAGES * 8, v_full = k_empty + STAGES * 8, v_empty = v_full + STAGES * 8;
-    const u32 partials = (v_empty + STAGES * 8 + 15) & ~15u, ends = partials + (PARTS > 1 ? PARTS * OWN_ROWS * PITCH * 4 : 0);
-    const u32 mask_at = ends + (PARTS > 1 ? PARTS * OWN_ROWS * 8 : 0);
+    const u32 base = (shared_address(raw) + 1023) & ~1023u, q_at = base + SHARED_Q, k_at = base + SHARED_K, v_at = base + SHARED_V;
+    const u32 q_full = base + SHARED_Q_FULL, q_empty = base + SHARED_Q_EMPTY, k_full = base + SHARED_K_FULL, k_empty = base + SHARED_K_EMPTY;
+    const u32 v_full = base + SHARED_V_FULL, v_empty = base + SHARED_V_EMPTY;
+    const u32 partials = base + SHARED_PARTIALS, ends = base + SHARED_ENDS, mask_at = base + SHARED_MASK;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const bool one = elect();
     const int rank = CLUSTER > 1 ? cluster_rank() : 0, first_unit = blockIdx.x / CLUSTER, unit_stride = gridDim.x / CLUSTER;

@@ -15,7 +15,7 @@ from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._attention import Heads, View, match_attention, split_periods
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, TensorMap, UInt32
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, SharedMemory, TensorMap, UInt32
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     TYPE,
@@ -396,12 +396,21 @@ def registers(heads: Heads, mask: MaskForm, tile: Tile) -> tuple[int, int]:
 
 
 def shared_bytes(heads: Heads, mask: MaskForm, tile: Tile) -> int:
-    """Bytes of dynamic shared memory; mirrors attention_fused.cu."""
-    slabs, buffers = blocks_of(heads.size, 64), tile.groups * _q_buffers(tile)
-    own_rows = tile.groups * 64 // tile.cluster
-    partials = tile.parts * own_rows * ((heads.size + 8) * 4 + 8) if tile.parts > 1 else 0
-    barriers = 16 * buffers + 32 * tile.stages + 16
-    return 1024 + slabs * _row_bytes(heads) * (64 * buffers + 2 * tile.stages * tile.bn) + barriers + partials + buffers * mask.bytes
+    """Bytes of dynamic shared memory."""
+    return shared_memory(heads, mask, tile).nbytes
+
+
+def shared_memory(heads: Heads, mask: MaskForm, tile: Tile) -> SharedMemory:
+    """Tiles of q, k and v, barriers of 8 bytes, partial results of the shares of the keys with their maxima and sums, rows of the mask."""
+    row, buffers = blocks_of(heads.size, 64) * _row_bytes(heads), tile.groups * _q_buffers(tile)
+    own_rows = tile.parts * tile.groups * 64 // tile.cluster if tile.parts > 1 else 0
+    shared = SharedMemory().region("q", buffers * 64 * row)
+    for operand in ("k", "v"):
+        shared.region(operand, tile.stages * tile.bn * row)
+    for operand, count in (("q", buffers), ("k", tile.stages), ("v", tile.stages)):
+        shared.region(f"{operand}_full", count * 8).region(f"{operand}_empty", count * 8)
+    shared.region("partials", own_rows * (heads.size + 8) * 4, alignment=16).region("ends", own_rows * 8)
+    return shared.region("mask", buffers * mask.bytes)
 
 
 def _row_bytes(heads: Heads) -> int:
@@ -420,7 +429,7 @@ def constants_of(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[s
         "D": heads.size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split, "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
         "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None),
         "GUARDED": int(heads.guarded), "MASK": mask.kind, "MASK_TYPE": mask.type,
-        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take,
+        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take, **shared_memory(heads, mask, tile).constants(),
     }  # fmt: skip
 
 

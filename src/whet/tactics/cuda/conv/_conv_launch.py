@@ -53,7 +53,7 @@ class LayerFields(Fields):
     act: ActivationParameters
 
     @classmethod
-    def of(cls, shape: ConvShape, out: View, residual: View | None, finish: PostOps, steps: tuple[int, int], tiles: tuple[int, int]) -> LayerFields:
+    def of(cls, shape: ConvShape, out: View, residual: View | None, post_ops: PostOps, steps: tuple[int, int], tiles: tuple[int, int]) -> LayerFields:
         """`steps`: K steps in all, and those of this shape (a second input has the others). `tiles`: in all, and along the output channels."""
         return cls(
             res_pitch=0 if residual is None else residual.pitch,
@@ -73,8 +73,8 @@ class LayerFields(Fields):
             dil_w=shape.dilation[1],
             tiles=tiles[0],
             tiles_n=tiles[1],
-            has_residual=0 if residual is None else finish.residual or 1,
-            act=finish.activation[1:],
+            has_residual=0 if residual is None else post_ops.residual or 1,
+            act=post_ops.activation[1:],
         )
 
 
@@ -206,7 +206,7 @@ class ConvProblem:
     bias: int
     output: View
     residual: View | None = None
-    finish: PostOps = NO_POST_OPS
+    post_ops: PostOps = NO_POST_OPS
     bf16: bool = False
     out_f32: bool = False
     input_map: bytes | None = None  # replaces the tensor map of the input; its window positions must be those of `shape`
@@ -220,7 +220,7 @@ class ConvProblem:
         """The macros of the instance that computes this with a configuration."""
         return Features(
             im2col=not config.halo and (self.input_map is not None or not self.shape.plain),
-            activation=self.finish.activation[0],
+            activation=self.post_ops.activation[0],
             bf16=self.bf16,
             out_f32=self.out_f32,
             odd=self.shape.k % 8 != 0,
@@ -256,7 +256,7 @@ def conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: in
         bias=p.bias,
         residual=0 if p.residual is None else p.residual.address,
         out=p.output.address,
-        layer=LayerFields.of(shape, p.output, p.residual, p.finish, (steps, first_steps), (tiles, tiles_n)),
+        layer=LayerFields.of(shape, p.output, p.residual, p.post_ops, (steps, first_steps), (tiles, tiles_n)),
         wide=halo.wide,
         rows=halo.rows,
         height=shape.p,

@@ -240,7 +240,7 @@ def product_launch(
     addresses: tuple[int, int, int, int, int, int],
     residual: int,
     inner: Activation,
-    finish: PostOps,
+    post_ops: PostOps,
     bf16: bool,
     label: str,
     integers: Integers | None = None,
@@ -273,12 +273,12 @@ def product_launch(
         pad_w=shape.pad[1],
         slot_bytes=halo.slot,
         box_bytes=halo.box,
-        has_residual=(finish.residual or 1) if residual else 0,
+        has_residual=(post_ops.residual or 1) if residual else 0,
         act=inner[1:],
-        act2=finish.activation[1:],
+        act2=post_ops.activation[1:],
         integers=None if integers is None else integers.scales,
     )
-    kernel = _kernel(product_source(tile, shape, inner[0], finish.activation[0], bf16, integers))
+    kernel = _kernel(product_source(tile, shape, inner[0], post_ops.activation[0], bf16, integers))
     grid = shape.n * -(-shape.p // halo.rows) * tile.cluster
     shared = shared_bytes(shape, tile, halo)
     return Launch(kernel, (grid, 1, 1), 160, arguments.pack(), cluster=tile.cluster, label=label, shared=shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 from whet.backends import Backend
@@ -23,7 +24,7 @@ class Both:
     shape: ConvShape
     k: int
     inner: Epilogue
-    made: Epilogue
+    epilogue: Epilogue
     x: int
     residual: int | None
 
@@ -33,13 +34,13 @@ class ConvAndProduct(Tactic):
 
     ops = ("*",)
 
+    @abstractmethod
     def unfit_pair(self, both: Both) -> str | None:
         """The reason why the kernel does not take these convolutions, whatever their sizes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
         """Why it does not take these sizes."""
-        raise NotImplementedError
 
     def pair(self, layer: Layer) -> Both | str:
         """The two convolutions, or why they are none that the kernel takes."""
@@ -70,7 +71,7 @@ class Pair:
     first: Layer
     second: Layer
     inner: Epilogue
-    made: Epilogue
+    epilogue: Epilogue
     x: int
     residual: int | None
 
@@ -113,4 +114,4 @@ def _both(layer: Layer) -> Both | str:
     behind = conv_shape(pair.second)
     if not behind.plain:
         return "the second convolution is not 1x1 without stride and padding"
-    return Both(pair.first, pair.second, conv_shape(pair.first), behind.k, pair.inner, pair.made, pair.x, pair.residual)
+    return Both(pair.first, pair.second, conv_shape(pair.first), behind.k, pair.inner, pair.epilogue, pair.x, pair.residual)

@@ -100,15 +100,15 @@ def match_transposed_epilogue(layer: Layer) -> Epilogue | str:
 
 
 def transposed_launch(
-    entry: str, t: Transposed, source: int, weights: int, bias: int, residual: int, out: int, made: Epilogue, kind: DType, label: str
+    entry: str, t: Transposed, source: int, weights: int, bias: int, residual: int, out: int, epilogue: Epilogue, kind: DType, label: str
 ) -> Launch:
     """`entry` ("gather" or "direct") with addresses filled in."""
     vec = 8 if entry == "gather" and t.k % 8 == 0 else 1
     count = t.n * t.p * t.q * t.k // vec
     sizes = (t.h, t.w, t.p, t.q, t.k, t.r, t.s, *t.stride, *t.pad, *t.dilation, t.c, t.c // t.group, t.k // t.group)
-    activation, low, high = made.finish.activation
+    activation, low, high = epilogue.post_ops.activation
     arguments = ConvTransposeArguments(
-        source, weights, bias, residual, out, count, *sizes, has_residual=made.finish.residual if residual else 0, act=(low, high)
+        source, weights, bias, residual, out, count, *sizes, has_residual=epilogue.post_ops.residual if residual else 0, act=(low, high)
     )
     constants = {"TYPE": TYPE[kind.name], "VEC": vec, "ACT": ACTIVATIONS[activation]}
     return launch(entry, arguments, constants, (blocks_of(count, 256), 1, 1), 256, label=label)

@@ -132,16 +132,16 @@ class FewChannelTile:
             return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
         return None
 
-    def source(self, s: ConvShape, finish: PostOps, bf16: bool, front: Activation | None = None, adds_input: bool = False) -> str:
+    def source(self, s: ConvShape, post_ops: PostOps, bf16: bool, front: Activation | None = None, adds_input: bool = False) -> str:
         """The kernel's complete text."""
-        return source("few_channel.cu", self.constants(s, finish, bf16, front, adds_input))
+        return source("few_channel.cu", self.constants(s, post_ops, bf16, front, adds_input))
 
-    def constants(self, s: ConvShape, finish: PostOps, bf16: bool, front: Activation | None = None, adds_input: bool = False) -> dict[str, int]:
+    def constants(self, s: ConvShape, post_ops: PostOps, bf16: bool, front: Activation | None = None, adds_input: bool = False) -> dict[str, int]:
         """The macros of the instance; `front` is the activation of the 1x1 convolution, `adds_input`: the residual is its input."""
         tile = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
         shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
         more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(halved(PostOps(front))), "BN2": s.c}
-        ends = {"ACT": ACTIVATIONS[finish.activation[0]], "HALVED": int(halved(finish)), "RESIDUAL": finish.residual}
+        ends = {"ACT": ACTIVATIONS[post_ops.activation[0]], "HALVED": int(halved(post_ops)), "RESIDUAL": post_ops.residual}
         if self.run > 1:
             more |= {"RUN": self.run, "OWN": int(adds_input and self.permuted)}
         if self.groups > 1:
@@ -167,7 +167,7 @@ def few_channel_launch(
     tile: FewChannelTile,
     s: ConvShape,
     addresses: tuple[int, int, int, int, int],
-    finish: PostOps,
+    post_ops: PostOps,
     dtype: str,
     multiprocessors: int,
     label: str,
@@ -175,7 +175,7 @@ def few_channel_launch(
 ) -> Launch:
     """The launch of `s`; `addresses` are those of input, packed weights, packed bias, residual (0: none) and result."""
     x, weights, bias, residual, out = addresses
-    constants = tile.constants(s, finish, dtype == "bf16", None if front is None else front.activation, front is not None and front.added)
+    constants = tile.constants(s, post_ops, dtype == "bf16", None if front is None else front.activation, front is not None and front.added)
     row, line, (wide, tall) = chunks(s) * 64, s.w * s.c * 2, tile.box(s)
     pixels = tensormap.tiled(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
     filters = tensormap.tiled(weights, dtype, (row, rows(s.k, tile.permuted)), (row * 2,), (64, tile.bn))
@@ -199,7 +199,7 @@ def few_channel_launch(
         tiles_w=tiles_w,
         tiles=tiles,
         tiles_n=tiles_n,
-        act=finish.activation[1:],
+        act=post_ops.activation[1:],
         first=None if front is None else first,
     )
     grid = max(1, min(-(-tiles // tile.groups), multiprocessors * tile.blocks // tiles_n)) * tiles_n  # a block's tiles have the same output channels
@@ -276,18 +276,18 @@ def rows(k: int, permuted: bool) -> int:
     return -(-k // 32) * 32 if permuted else k
 
 
-def halved(finish: PostOps) -> bool:
+def halved(post_ops: PostOps) -> bool:
     """True if weights and biases are halved: SiLU is computed as x/2 (1 + tanh(x/2)) if no residual precedes it."""
-    return finish.activation[0] == "silu" and finish.residual != 1
+    return post_ops.activation[0] == "silu" and post_ops.residual != 1
 
 
-def few_channel_filters(weights: Tensor, dtype: DType, finish: PostOps, permuted: bool = False) -> Packed:
+def few_channel_filters(weights: Tensor, dtype: DType, post_ops: PostOps, permuted: bool = False) -> Packed:
     """Filters [k, c, r, s] as rows [k][r][s][c], filled with zeros to whole rows of 64.
 
     `permuted`: rows are permuted (`permute_rows`).
     """
     k, c, r, s = (int(d) for d in weights.shape)
-    row, scale = -(-r * s * c // 64) * 64, np.float32(0.5 if halved(finish) else 1)
+    row, scale = -(-r * s * c // 64) * 64, np.float32(0.5 if halved(post_ops) else 1)
 
     def filters() -> np.ndarray:
         out = np.zeros((rows(k, permuted), row), dtype.numpy)

@@ -251,7 +251,7 @@ def launch(
     out: View,
     *,
     residual: View | None = None,
-    finish: PostOps = PLAIN,
+    post_ops: PostOps = PLAIN,
     groups: Groups | None = None,
     input_map: bytes | None = None,
     second: SecondInput | None = None,
@@ -277,7 +277,7 @@ def launch(
         bias,
         0 if residual is None else residual.address,
         out.address,
-        LayerFields.of(shape, out, residual, finish, (steps, first_steps), (tiles, tiles_n)),
+        LayerFields.of(shape, out, residual, post_ops, (steps, first_steps), (tiles, tiles_n)),
         low=filters(shape.k),
         group_k=0 if groups is None else groups.k,
         group_c=0 if groups is None else groups.c,
@@ -286,7 +286,7 @@ def launch(
     )
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
     im2col, odd = input_map is not None or not shape.plain, shape.k % 4 != 0
-    made = kernel(config, im2col, finish.activation[0], odd, groups is not None, second is not None, fork is not None)
+    made = kernel(config, im2col, post_ops.activation[0], odd, groups is not None, second is not None, fork is not None)
     return Launch(made, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label)
 
 

@@ -113,7 +113,7 @@ class F32Product(Tactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         made, found = _ending(layer), candidates(Work.of(layer), self.terms, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         if not isinstance(made, str):
-            work, kind = Work.of(layer), made.finish.activation[0]
+            work, kind = Work.of(layer), made.post_ops.activation[0]
             wide = work.row > 0 or not work.shape.plain
             ahead(backend, [_tf32.kernel_source(c, wide, kind, work.shape.k % 4 != 0, work.groups is not None) for c in found])
         return [as_config(c, self.math) for c in found]
@@ -140,7 +140,7 @@ class F32Product(Tactic):
             packed_bias(made, own, shape.k),
         )
         source = signature.needs(x)
-        finish, residual_at = made.finish, made.residual
+        post_ops, residual_at = made.post_ops, made.residual
 
         def make(args: Args) -> list:
             at, launches = View(args.inputs[x], work.given.c), []
@@ -158,7 +158,7 @@ class F32Product(Tactic):
                     args.packed[1],
                     View(args.outputs[0], shape.k),
                     residual=None if residual_at is None else View(args.inputs[residual_at], shape.k),
-                    finish=finish,
+                    post_ops=post_ops,
                     groups=work.groups,
                     input_map=windows,
                     multiprocessors=backend.capabilities.multiprocessors,

@@ -116,7 +116,7 @@ def weights_as_a_source(constants: dict[str, int]) -> str:
     return source("weights_as_a.cu", constants)
 
 
-def weights_as_a_constants(t: WeightsAsATile, s: ConvShape, finish: PostOps, bf16: bool) -> dict[str, int]:
+def weights_as_a_constants(t: WeightsAsATile, s: ConvShape, post_ops: PostOps, bf16: bool) -> dict[str, int]:
     """The macros of an instance."""
     return {
         "TAPS_H": s.r,
@@ -125,15 +125,15 @@ def weights_as_a_constants(t: WeightsAsATile, s: ConvShape, finish: PostOps, bf1
         "ROWS": t.rows,
         "BN": t.bn(s),
         "SLOTS": t.slots,
-        "ACT": ACTIVATIONS[finish.activation[0]],
-        "RES": finish.residual,
+        "ACT": ACTIVATIONS[post_ops.activation[0]],
+        "RES": post_ops.residual,
         "STAGE": t.stage(s),
         "BF16": int(bf16),
     }
 
 
 def weights_as_a_launch(
-    t: WeightsAsATile, s: ConvShape, addresses: tuple[int, ...], finish: PostOps, bf16: bool, multiprocessors: int, label: str
+    t: WeightsAsATile, s: ConvShape, addresses: tuple[int, ...], post_ops: PostOps, bf16: bool, multiprocessors: int, label: str
 ) -> Launch:
     """The launch; `addresses`: input, filters, bias, residual (0: none), result."""
     image, filters, bias, residual, out = addresses
@@ -146,6 +146,6 @@ def weights_as_a_launch(
         size, each, box = (c, pixels, s.n, 1), (c * 2, pixels * c * 2, s.n * pixels * c * 2), (c, t.rows * s.q, 1, 1)
         added, made = (tensormap.tiled(at, dtype, size, each, box) for at in (residual or out, out))
     sizes = (s.k, s.p, s.q, -(-s.p // t.rows), t.tiles(s), s.pad[0], s.pad[1])
-    arguments = WeightsAsAConvArguments(weights, pixels_map, added, made, bias, residual, out, *sizes, act=finish.activation[1:])
-    constants, grid = weights_as_a_constants(t, s, finish, bf16), (min(t.tiles(s), multiprocessors), 1, 1)
+    arguments = WeightsAsAConvArguments(weights, pixels_map, added, made, bias, residual, out, *sizes, act=post_ops.activation[1:])
+    constants, grid = weights_as_a_constants(t, s, post_ops, bf16), (min(t.tiles(s), multiprocessors), 1, 1)
     return launch("weights_as_a", arguments, constants, grid, 256, shared=t.shared(s), label=label)

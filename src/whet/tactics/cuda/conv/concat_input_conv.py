@@ -57,7 +57,7 @@ class ConcatInput:
     """The convolution as an unfused layer, its epilogue and sizes, and the indices of the fused layer's two inputs and residual."""
 
     conv: Layer
-    made: Epilogue
+    epilogue: Epilogue
     shape: ConvShape
     images: tuple[int, int]
     channels: tuple[int, int]
@@ -129,9 +129,9 @@ class ConcatInputConv(Tactic):
         good = configs_of_steps(m, k, steps, found.bk, processors, found.size)
         able = [c for c in good if (c.outs < 3 or found.residual is not None) and (found.parts is None or c.bn % 32 == 0)]
         order = varied(able, MAX_CONFIGS)
-        types8, _, finish = _ends(found, signature)[:3]
+        types8, _, post_ops = _ends(found, signature)[:3]
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        ahead(backend, [conv_source(c, Features(activation=finish.activation[0], bf16=bf16, types8=types8, pair=1)) for c in order])
+        ahead(backend, [conv_source(c, Features(activation=post_ops.activation[0], bf16=bf16, types8=types8, pair=1)) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -142,13 +142,13 @@ class ConcatInputConv(Tactic):
         if tile.halo or tile.bk != found.bk or tile.hold not in (0, steps):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs")
         (a, b), (first, last) = found.shapes(), found.images
-        types8, out, finish, numbers = _ends(found, signature)
+        types8, out, post_ops, numbers = _ends(found, signature)
         digest, k = found.weights.constant().digest, found.shape.k
         packed: tuple[Packed, ...]
         if numbers is None:
             values = lambda: pack_weights(found.matrix(np.asarray(found.weights.array(), np.float32)), tile.bk, dtype.numpy)  # noqa: E731
             weights = packed_array(f"{digest}|joined {found.channels} {tile.bk} {dtype}", k * steps * tile.bk * 2, values)
-            packed = (weights, packed_bias(found.made, found.bias, k))
+            packed = (weights, packed_bias(found.epilogue, found.bias, k))
         else:
             rows = -(-k // 32) * 32
             values = lambda: pack_weights8(found.matrix(weight_bytes(found.weights)), tile.bk)  # noqa: E731
@@ -168,7 +168,7 @@ class ConcatInputConv(Tactic):
                         bias=biases,
                         output=View(args.outputs[0], k),
                         residual=residual,
-                        finish=finish,
+                        post_ops=post_ops,
                         bf16=dtype.name == "bf16",
                         types8=types8,
                         scales=scales,
@@ -194,22 +194,22 @@ def _signature(layer: Layer, found: ConcatInput, image: Operand, result: Operand
 
 def _ends(found: ConcatInput, signature: Signature) -> tuple[EightBitTypes | None, Output, PostOps, tuple[str, Callable[[], Factors]] | None]:
     """The epilogue: types, output scales, activation, and key and values of factors and biases; for floats the activation alone."""
-    parts, made = found.parts, found.made
+    parts, made = found.parts, found.epilogue
     if parts is None:
-        return None, Output(), made.finish, None
+        return None, Output(), made.post_ops, None
     stored = signature.outputs[0].dtype.name
     x = parts.source_index()
     other = "" if found.residual is None else signature.needs(found.residual).dtype.name
-    fold, out, per, shift, finish = folds(made, stored), Output.of(parts, made), 1.0, 0.0, made.finish
+    fold, out, per, shift, post_ops = folds(made, stored), Output.of(parts, made), 1.0, 0.0, made.post_ops
     if fold:
-        per, shift, out, finish = folded(out, made, stored)
+        per, shift, out, post_ops = folded(out, made, stored)
     types8 = EightBitTypes(parts.reads[x].dtype.name, stored, other, False, fold)
 
     def numbers() -> Factors:
         weights = weight_bytes(found.weights).reshape(found.shape.k, -1, 1, 1)
         return factors(parts, made, weights, found.shape, found.bias).times(per, shift)
 
-    return types8, out, finish, (f"{key_of(parts, made)} {per} {shift}", numbers)
+    return types8, out, post_ops, (f"{key_of(parts, made)} {per} {shift}", numbers)
 
 
 @functools.lru_cache(maxsize=8)

@@ -15,9 +15,9 @@
 // With DW (a stride; needs HALO and a 1x1 product) the product's input is a depthwise convolution of DW_R x DW_S taps that this kernel computes itself: a
 // K step's input tile holds the pixels of all taps, and the multiplying warps make their rows of the operand from it, DW_ROWS a thread, ended by DW_ACT.
 // With DUAL_OUTPUT (floats of 16 bits; how many channels of both results a panel has) the output channels are those of two results: from second_from on, of the second.
-// OUTS (1 to 3) output tiles take turns: with more than one the residual of the next OUTS - 1 tiles comes, and the last one leaves, while this one is finished.
+// OUTS (1 to 3) output tiles are buffered: with more than one, the residual of the next OUTS - 1 tiles is loaded and the last tile stored during the current epilogue.
 // conv_parts.cuh has its functions; of the kernel itself conv_load.cuh has the warp that loads, conv_multiply.cuh the products of a tile,
-// conv_epilogue_16bit.cuh and conv_epilogue_8bit.cuh what becomes of the accumulators.
+// conv_epilogue_16bit.cuh and conv_epilogue_8bit.cuh have the epilogues.
 // CHAINS: a product must wait for the one before on the same accumulators, so small tiles keep several sets of them (ConvConfig.chains).
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
@@ -53,7 +53,7 @@ constexpr int PITCH = BN + 8;                                              // fl
 constexpr int SLICE = BM / SK;                                             // rows that each block of a cluster finishes
 constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUTS * OUT_BYTES;
 constexpr bool STAGED = SK == 1 && !DIRECT;
-constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * 4;           // biases (IN8: factors too, and two turns of both)
+constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * 4;           // biases (IN8: also factors, both double-buffered)
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
 static_assert(!DUAL_OUTPUT || (PW == DUAL_OUTPUT && DUAL_OUTPUT <= 64 && !IN8 && !OUT_F32 && !ODD && !HALO), "two results");

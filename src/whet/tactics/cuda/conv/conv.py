@@ -74,7 +74,7 @@ class Conv(Tactic):
         made = match_epilogue(layer, epilogue(layer))
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
-            ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, made.finish.activation[0], bf16, odd=odd)) for c in found])
+            ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, made.post_ops.activation[0], bf16, odd=odd)) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -107,7 +107,7 @@ def launch_with_epilogue(
     shape: ConvShape,
     x: View,
     args: Args,
-    made: Epilogue,
+    epilogue: Epilogue,
     dtype: DType,
     backend: Backend,
     label: str,
@@ -123,8 +123,8 @@ def launch_with_epilogue(
         weights=args.packed[0],
         bias=args.packed[1],
         output=View(args.outputs[0], shape.k),
-        residual=None if made.residual is None else View(args.inputs[made.residual], shape.k),
-        finish=made.finish,
+        residual=None if epilogue.residual is None else View(args.inputs[epilogue.residual], shape.k),
+        post_ops=epilogue.post_ops,
         bf16=dtype.name == "bf16",
         out_f32=out_f32,
         input_map=input_map,
@@ -172,11 +172,11 @@ def conv_shape(layer: Layer) -> ConvShape:
     )
 
 
-def packed_bias(made: Epilogue, own: Any, channels: int, halved: bool = False) -> Any:
+def packed_bias(epilogue: Epilogue, own: Any, channels: int, halved: bool = False) -> Any:
     """The packed bias of a layer: zeros when it has none; with `halved` half of it."""
     digest, scale = own.weight.digest if own is not None else "", np.float32(0.5 if halved else 1)
-    key = f"bias {digest} {made.key} {channels}" + " halved" * halved
-    return packed_array(key, bias_count(channels) * 4, lambda: pack_bias(made.bias(own, channels) * scale, channels))
+    key = f"bias {digest} {epilogue.key} {channels}" + " halved" * halved
+    return packed_array(key, bias_count(channels) * 4, lambda: pack_bias(epilogue.bias(own, channels) * scale, channels))
 
 
 def as_config(c: ConvConfig) -> Config:

@@ -1,5 +1,5 @@
 // Part of conv() (conv.cu), without IN8: accumulators of 16-bit products become results and are stored: straight from registers (DIRECT), through shared
-// memory in turns (SK == 1), or by each block of a cluster for its own rows, from the parts of all.
+// memory in rounds (SK == 1), or by each block of a cluster for its own rows, from the parts of all.
 if (DIRECT && (OUT_F32 || ODD)) {  // no residual
 #pragma unroll
     for (int i = 0; i < MI; ++i)

@@ -1,5 +1,5 @@
 // Part of conv() (conv.cu), with IN8: accumulators of integers or float8 numbers become results, by a factor and a bias a channel, and are stored: straight
-// from registers (DIRECT), through shared memory in turns (SK == 1), or by each block of a cluster for its own rows, from the parts of all.
+// from registers (DIRECT), through shared memory in rounds (SK == 1), or by each block of a cluster for its own rows, from the parts of all.
 const int row0 = group * MI * 64 + warp % 4 * 16 + lane / 4, eight = lane % 4 * 8;  // the first row and channel of this thread
 if (SK == 1) {
     const u32 mine = bias_s + (turn & 1) * (FACTOR_BYTES / 2) + group * BN * 8;  // other warps may still read those of the turn before

@@ -1,6 +1,6 @@
-// Any convolution of two spatial axes (and any product with constant weights) without tensor cores: a thread makes one value, neighbours
-// make neighbouring channels of a pixel. Weights [R][S][channels of a group][k] as f32. Constants: FROM, TO, ADD (types of input, result,
-// residual), ACT. With FACTOR a sum of integers, their zero point taken off, becomes a real number by a factor a channel.
+// Any convolution of two spatial axes (and any product with constant weights) without tensor cores: a thread computes one value, adjacent
+// threads adjacent channels of a pixel. Weights [R][S][channels of a group][k] as f32. Constants: FROM, TO, ADD (types of input, result,
+// residual), ACT. With FACTOR an integer accumulator, without its zero point, is multiplied by a factor per channel.
 #include "common.cuh"
 #include "vector.cuh"
 

@@ -68,10 +68,10 @@ class ConvGenericArguments(Arguments, kernel="conv_generic.cu"):
     factor: ConstFloatPointer = 0
 
     @classmethod
-    def of(cls, s: ConvShape, groups: int, addresses: tuple[int, int, int, int, int], finish: PostOps, **quantized: Any) -> ConvGenericArguments:
+    def of(cls, s: ConvShape, groups: int, addresses: tuple[int, int, int, int, int], post_ops: PostOps, **quantized: Any) -> ConvGenericArguments:
         """The arguments for a shape; `addresses` are those of input, weights, bias, residual (0: none) and output."""
         sizes = (s.h, s.w, s.c, s.p, s.q, s.k, s.r, s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, s.c // groups, s.k // groups)
-        return cls(*addresses, s.m * s.k, *sizes, has_residual=finish.residual, act=finish.activation[1:], **quantized)
+        return cls(*addresses, s.m * s.k, *sizes, has_residual=post_ops.residual, act=post_ops.activation[1:], **quantized)
 
 
 @tactic
@@ -131,7 +131,7 @@ class ConvGeneric(Tactic):
             packed_array(f"{weights.constant().digest}|direct {transposed} f32", size, filters),
             packed_bias(made, own, s.k),
         )
-        kind = made.finish.activation[0]
+        kind = made.post_ops.activation[0]
         stored = TYPE[signature.outputs[0].dtype.name]
         constants = {"FROM": stored, "TO": stored, "ADD": stored, "FACTOR": 0, "ACT": ACTIVATIONS[kind]}
         count = s.m * s.k
@@ -139,7 +139,7 @@ class ConvGeneric(Tactic):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            arguments = ConvGenericArguments.of(s, group, addresses, made.finish)
+            arguments = ConvGenericArguments.of(s, group, addresses, made.post_ops)
             return [launch("direct", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="direct", packed=packed)

@@ -188,9 +188,8 @@ DEV void shared_halves(u32 at, float (&v)[8]) {
     for (int i = 0; i < 4; ++i) { const float2 f = unpack(w[i]); v[2 * i] = f.x; v[2 * i + 1] = f.y; }
 }
 
-// Rows of a warpgroup's operand: a thread makes eight channels of DW_ROWS neighbouring rows, DW_RUN at a time. In an input tile of stride 1 a tap is
-// the same pixels further on, whatever row of the image they lie in; the ends of its rows make results that nobody stores, as do rows of the operand
-// that no thread writes.
+// Rows of a warpgroup's operand: a thread computes eight channels of DW_ROWS adjacent rows, DW_RUN at a time. In an input tile of stride 1 a tap is the
+// same pixels at an offset, across image rows; results at the ends of rows, and of operand rows that no thread writes, are not stored.
 DEV void depthwise_rows(const Args& p, u32 slot, u32 weights, u32 to, int first, int t) {
     const int part = t % DW_PARTS, row0 = first + t / DW_PARTS * DW_ROWS, last = p.rows * p.wide - 1;
 #pragma unroll 1

@@ -44,7 +44,7 @@ class _Part:
     x: int  # among the inputs of the whole
     weights: Tensor
     bias: Tensor | None
-    made: Epilogue
+    epilogue: Epilogue
 
 
 @tactic
@@ -84,7 +84,7 @@ class ConvSum(Tactic):
             found.update(large_batch_configs(m, k, steps, bk, processors))
         order = varied(sorted(found, key=lambda c: (estimate_us(c, m, k, steps, processors), c)), MAX_CONFIGS)
         bf16, kind = signature.outputs[0].dtype.name == "bf16", SecondInput.kind(b.shape)
-        ahead(backend, [conv_source(c, Features(not a.shape.plain, _finish(parts).activation[0], bf16, pair=kind)) for c in order])
+        ahead(backend, [conv_source(c, Features(not a.shape.plain, _post_ops(parts).activation[0], bf16, pair=kind)) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -101,10 +101,10 @@ class ConvSum(Tactic):
             return np.concatenate(rows, axis=1)
 
         def bias() -> np.ndarray:
-            return pack_bias(a.made.bias(a.bias, a.shape.k) + b.made.bias(b.bias, a.shape.k), a.shape.k)
+            return pack_bias(a.epilogue.bias(a.bias, a.shape.k) + b.epilogue.bias(b.bias, a.shape.k), a.shape.k)
 
         key = "+".join(p.weights.constant().digest for p in parts)
-        biases = "+".join(t.constant().digest for p in parts for t in (p.bias, *p.made.biases) if t is not None)
+        biases = "+".join(t.constant().digest for p in parts for t in (p.bias, *p.epilogue.biases) if t is not None)
         packed = (
             packed_array(f"{key}|pair krsc {tile.bk} {dtype}", a.shape.k * steps * tile.bk * 2, weights),
             packed_array(f"bias {biases} {a.shape.k}", bias_count(a.shape.k) * 4, bias),
@@ -120,7 +120,7 @@ class ConvSum(Tactic):
                         weights=args.packed[0],
                         bias=args.packed[1],
                         output=View(args.outputs[0], a.shape.k),
-                        finish=_finish(parts),
+                        post_ops=_post_ops(parts),
                         bf16=dtype.name == "bf16",
                         second=SecondInput(b.shape, View(args.inputs[b.x], b.shape.c)),
                     ),
@@ -132,9 +132,9 @@ class ConvSum(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"wgmma pair {tile}", packed=packed)
 
 
-def _finish(parts: tuple[_Part, _Part]) -> PostOps:
+def _post_ops(parts: tuple[_Part, _Part]) -> PostOps:
     """The activation after the sum: that of the adding convolution."""
-    return PostOps(next((p.made.finish.activation for p in parts if p.made.residual is not None), parts[0].made.finish.activation))
+    return PostOps(next((p.epilogue.post_ops.activation for p in parts if p.epilogue.residual is not None), parts[0].epilogue.post_ops.activation))
 
 
 def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
@@ -160,10 +160,11 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
             return "one convolution reads the other"
         parts.append(_Part(view, conv_shape(view), fed, view.needs(w), None if b is None else view.inputs[b], made))
     first, last = parts
-    added = last.made.residual
-    if first.made.residual is not None or first.made.finish != PostOps() or added is None or last.layer.inputs[added] is not views[0].outputs[0]:
+    added = last.epilogue.residual
+    has_epilogue = first.epilogue.residual is not None or first.epilogue.post_ops != PostOps()
+    if has_epilogue or added is None or last.layer.inputs[added] is not views[0].outputs[0]:
         return "the second convolution does not add the first one's result"
-    if last.made.finish.residual != 1:
+    if last.epilogue.post_ops.residual != 1:
         return "the sum follows the activation"
     for order in ((first, last), (last, first)):
         if (order[1].shape.r, order[1].shape.s, *order[1].shape.pad) == (1, 1, 0, 0, 0, 0):

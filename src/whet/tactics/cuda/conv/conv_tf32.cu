@@ -1,14 +1,14 @@
 // Convolution and matrix product of f32 tensors on Hopper's tensor cores: out[pixel, k] = act(sum over taps and channels of in * weight + bias[k] + residual).
 // A block works on BM pixels x BN output channels. Its first WGS*4 warps read inputs from shared memory into registers, round them to
-// TF32 there (to nearest, ties away from zero, as the tensor cores' own truncation would shrink every number), and multiply by weights that the host
-// rounded. TERMS 3: each number is the sum of two of TF32, and three of the four products are added: 21 bits, for f32 proper. Sums of the
-// tensor cores are cut off, not rounded, so with PROMOTE they go into f32 registers every so many steps.
+// TF32 there (to nearest, ties away from zero: the tensor cores would truncate, a bias towards zero), and multiply by weights that the host
+// rounded. TERMS 3: each value is a sum of two TF32 values, and three of the four products are accumulated: 21 bits, close to f32. The tensor cores
+// truncate their accumulators, so with PROMOTE these are added to f32 registers every PROMOTE steps.
 // The last warp loads tiles through TMA into a ring of STAGES. With SK > 1 a cluster of SK blocks shares one tile, as in conv.cu.
-// Within BK channels weights are permuted so that a thread's inputs lie side by side: step i of eight, place q (q + 4) of a quad's lane q
-// stands for channel BK/4 * q + i (+ BK/8). Rows of the weights are permuted in 16s so that a thread's accumulators are four neighbouring output channels.
-// With CONCAT_INPUT a 1x1 convolution reads two images, whose channels lie behind each other in K; with DUAL_OUTPUT it has two results, channels below and from `fork` on.
-// Inputs of two steps are kept in turns, so that one is read while the other is multiplied; with SINGLE (many blocks on a multiprocessor) of one step, which is
-// waited for: ptxas would put a wait behind each product where there are no registers for two.
+// Within BK channels weights are permuted so that a thread's inputs are adjacent: in step i of eight, index q (q + 4) of a quad's lane q
+// is channel BK/4 * q + i (+ BK/8). Rows of the weights are permuted in 16s so that a thread's accumulators are four adjacent output channels.
+// With CONCAT_INPUT a 1x1 convolution reads two images, with concatenated channels in K; with DUAL_OUTPUT it has two results, channels below and from `fork` on.
+// Inputs are double-buffered in registers: one step is read while the other is multiplied. With SINGLE (many blocks per multiprocessor) there is one buffer:
+// without registers for two, ptxas would insert a wait after each product.
 // Constants: WGS, BN (multiple of 16), BK, STAGES, SK, BLOCKS, TERMS, PROMOTE, IM2COL, ACT, ODD (any number of output channels), GROUPED, CONCAT_INPUT, DUAL_OUTPUT, SINGLE.
 #define BF16 0
 #ifndef CONCAT_INPUT

@@ -1,13 +1,13 @@
-// A convolution of several taps (stride 1) and the 1x1 convolution behind it in one launch, for few pixels. A cluster of CL blocks takes BN pixels: each
-// sums 64 output channels of the first convolution over 1/SK of its input channels; the parts of a sum meet in the block that finishes their pixels
-// (st.async, a barrier there counts bytes); it ends them and sends them to all blocks of the cluster, whose shared memory so holds the second
-// product's whole operand; each block makes 64 * MI of its output channels. What lies between the two is never stored.
+// A convolution of several taps (stride 1) and the following 1x1 convolution in one launch, for few pixels. A cluster of CL blocks processes BN pixels:
+// each block accumulates 64 output channels of the first convolution over 1/SK of its input channels; partial sums are sent to the block that owns
+// their pixels (st.async, counted by a barrier there). It applies the epilogue and sends the results to all blocks of the cluster, so each block's shared
+// memory holds the whole operand of the second product; each block computes 64 * MI of its output channels. Intermediate values stay on chip.
 // Weights are operand A, pixels operand B: blocks exchange half of the bytes that tiles of 64 pixels need, and this exchange takes most of the time.
-// Pixels lie as in conv.cu's HALO: a tile is `rows` rows of one image, each `wide` = width + TAPS_W - 1 long, a tap is the same matrix shifted.
-// Weights of both stream through one ring of STAGES slots; as many as fit are asked for before the wait for the kernel in front.
+// Pixels are laid out as in conv.cu's HALO: a tile is `rows` rows of one image, each `wide` = width + TAPS_W - 1 long, a tap is the same matrix shifted.
+// Weights of both stream through one ring of STAGES slots; as many loads as fit are issued before waiting for the previous kernel.
 // Constants: BN (pixels), BK (channels a step of the first), SK, GROUPS (inner channels / 64), CHUNKS (K steps of a tap in a block), MI, TAPS_H, TAPS_W,
-// STAGES, ACT and ACT2, BF16, IN8 (0, or 3 i8, 4 u8: the input and what lies between; weights are i8 then). With IN8 accumulators become numbers in [0, 1], the
-// range of the integers that are stored, by a factor and a bias a channel (FOLD of conv.cu, for both products); ADD: type of the residual.
+// STAGES, ACT and ACT2, BF16, IN8 (0, or 3 i8, 4 u8: type of the input and the intermediate values; weights are i8 then). With IN8 accumulators are scaled to [0, 1], the
+// range of the stored integers, by a factor and a bias per channel (FOLD of conv.cu, for both products); ADD: type of the residual.
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"

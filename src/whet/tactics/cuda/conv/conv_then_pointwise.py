@@ -42,7 +42,7 @@ class ConvThenPointwise(ConvAndProduct):
         if isinstance(both, str):
             return []
         found = tiles_of(both.shape, both.k, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
-        kinds, bf16 = (both.inner.finish.activation[0], both.made.finish.activation[0]), signature.outputs[0].dtype.name == "bf16"
+        kinds, bf16 = (both.inner.post_ops.activation[0], both.epilogue.post_ops.activation[0]), signature.outputs[0].dtype.name == "bf16"
         ahead(backend, [product_source(t, both.shape, *kinds, bf16) for t in found])
         return [as_config(t) for t in found]
 
@@ -64,14 +64,15 @@ class ConvThenPointwise(ConvAndProduct):
             packed_weights(filters, s.k * s.r * s.s * s.c * 2),
             packed_bias(both.inner, own_inner, s.k),
             packed_weights(weights, k * s.k * 2),
-            packed_bias(both.made, own, k),
+            packed_bias(both.epilogue, own, k),
         )
 
         def make(args: Args) -> list:
             filters, filters_bias, weights, weights_bias = args.packed
             addresses = (args.inputs[both.x], filters, filters_bias, weights, weights_bias, args.outputs[0])
             residual = 0 if both.residual is None else args.inputs[both.residual]
-            return [product_launch(tile, s, k, addresses, residual, both.inner.finish.activation, both.made.finish, dtype.name == "bf16", layer.name)]
+            inner, outer = both.inner.post_ops.activation, both.epilogue.post_ops
+            return [product_launch(tile, s, k, addresses, residual, inner, outer, dtype.name == "bf16", layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"wgmma then wgmma {tile}", packed=packed)
 

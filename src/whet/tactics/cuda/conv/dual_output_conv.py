@@ -40,7 +40,7 @@ class Way:
 
     weights: Tensor
     bias: Tensor | None
-    made: Epilogue
+    epilogue: Epilogue
     shape: ConvShape
     images: tuple[Tensor, ...]
 
@@ -76,8 +76,8 @@ class DualOutput:
         return self.ways[0].shape.k
 
     @property
-    def finish(self) -> PostOps:
-        return self.ways[0].made.finish
+    def post_ops(self) -> PostOps:
+        return self.ways[0].epilogue.post_ops
 
     @property
     def bk(self) -> int:
@@ -92,7 +92,7 @@ class DualOutput:
     def source(self, tile: ConvConfig, bf16: bool) -> str:
         """The kernel's complete text."""
         return conv_source(
-            tile, Features(activation=self.finish.activation[0], bf16=bf16, pair=int(len(self.images) == 2), fork=SecondOutput.panel(self.at, tile))
+            tile, Features(activation=self.post_ops.activation[0], bf16=bf16, pair=int(len(self.images) == 2), fork=SecondOutput.panel(self.at, tile))
         )
 
     def packed(self, dtype: Any) -> tuple[Packed, Packed]:
@@ -100,7 +100,7 @@ class DualOutput:
         first, k = self.ways[0], self.shapes[0].k
         row = self.steps * self.bk
         digest = " ".join(w.weights.constant().digest for w in self.ways)
-        biases = " ".join(f"{'' if w.bias is None else w.bias.constant().digest} {w.made.key} {w.shape.k}" for w in self.ways)
+        biases = " ".join(f"{'' if w.bias is None else w.bias.constant().digest} {w.epilogue.key} {w.shape.k}" for w in self.ways)
         return (
             packed_array(
                 f"{digest}|forked {first.channels} {self.bk} {dtype}",
@@ -108,7 +108,7 @@ class DualOutput:
                 lambda: pack_weights(np.concatenate([w.matrix(self.bk) for w in self.ways]), self.bk, dtype.numpy),
             ),
             packed_array(
-                f"bias {biases}", bias_count(k) * 4, lambda: pack_bias(np.concatenate([w.made.bias(w.bias, w.shape.k) for w in self.ways]), k)
+                f"bias {biases}", bias_count(k) * 4, lambda: pack_bias(np.concatenate([w.epilogue.bias(w.bias, w.shape.k) for w in self.ways]), k)
             ),
         )
 
@@ -171,7 +171,7 @@ class DualOutputConv(Tactic):
                         weights=args.packed[0],
                         bias=args.packed[1],
                         output=View(args.outputs[0], found.at),
-                        finish=found.finish,
+                        post_ops=found.post_ops,
                         bf16=dtype.name == "bf16",
                         second=SecondInput(shapes[1], views[1]) if len(shapes) == 2 else None,
                         fork=SecondOutput(found.at, View(args.outputs[1], shapes[0].k - found.at)),
@@ -198,7 +198,7 @@ def match_dual_output(layer: Layer) -> DualOutput | str:
     first, second = ways
     assert isinstance(first, Way)
     assert isinstance(second, Way)
-    if first.images != second.images or first.made.finish != second.made.finish:
+    if first.images != second.images or first.epilogue.post_ops != second.epilogue.post_ops:
         return "the two convolutions have different inputs or epilogues"
     images = [next((i for i, t in enumerate(layer.inputs) if t is x), None) for x in first.images]
     if None in images:
@@ -213,7 +213,7 @@ def _way(part: Layer) -> Way | str:
             return found
         if found.parts is not None or found.residual is not None:
             return "takes float convolutions without a residual"
-        return Way(found.weights, found.bias, found.made, found.shape, tuple(part.needs(i) for i in found.images))
+        return Way(found.weights, found.bias, found.epilogue, found.shape, tuple(part.needs(i) for i in found.images))
     head = root_layer(part)
     if head.op != "Conv" or head.attrs["group"] != 1 or is_quantized(part):
         return "takes float convolutions of one group"

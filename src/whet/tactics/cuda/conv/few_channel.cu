@@ -1,15 +1,15 @@
-// A convolution of few channels (16, 32 or 64) by tiles of the image: a block takes TH x TW output pixels, one bulk copy brings the piece of the input
-// that their windows need, and every tap is read from it as register fragments, whatever the stride. The weights of a block's output channels stay in
-// shared memory. Where conv.cu copies each tap's pixels for themselves, an input pixel comes once here (and those at the edge of two tiles twice).
-// In shared memory pixels lie in rows of 128 bytes, PACK pixels a row, sixteens of bytes exchanged by row (the copy engine's own pattern): the image is
-// seen as one of PACK times the channels and a PACK-th of the width, so a tile's first pixel is a multiple of PACK, LEAD pixels before its windows.
-// With FRONT the input comes through a 1x1 convolution of as many channels (FRONT_ACT ends it): every pixel of an input tile is multiplied once where it
-// lies, and what comes of it, zeros outside the image, lies beside it in the same order. Pixels at the edge of two tiles are multiplied twice.
-// Where BN is a multiple of 32, rows of the weights are permuted in 32s so that a thread's accumulators are eight neighbouring channels of a pixel (PERMUTED), which it
-// stores as they are; else the threads of four exchange theirs. Weights and biases of SiLU are halved where nothing is added in front of it (HALVED; FRONT_HALVED).
-// With RUN > 1 (stride 1) a warp takes RUN rows of 16 pixels below each other: a fragment that it reads is multiplied for all of them whose windows it is in. What is
-// added is then read from the input's tile where it is the input itself (OWN).
-// A block's threads may be several GROUPS, each with tiles of its own: they share the weights and never wait for each other, so one multiplies while another ends.
+// A convolution of few channels (16, 32 or 64) by tiles of the image: a block computes TH x TW output pixels, one bulk copy loads the input
+// of their windows, and every tap is read from it as register fragments, for any stride. The weights of a block's output channels stay in
+// shared memory. conv.cu copies the pixels of each tap; here an input pixel is copied once (twice at the border of two tiles).
+// Shared memory has rows of 128 bytes with PACK pixels each, in TMA's 128-byte swizzle: the image is viewed with PACK times the channels and 1 / PACK
+// of the width, so a tile's first pixel is a multiple of PACK, LEAD pixels before its windows.
+// With FRONT the input first passes a 1x1 convolution with equal channel counts (activation FRONT_ACT): every pixel of an input tile is multiplied once in
+// shared memory, and the results (zeros outside the image) are stored after it in the same order. Pixels at the border of two tiles are computed twice.
+// Where BN is a multiple of 32, rows of the weights are permuted in 32s so that a thread's accumulators are eight adjacent channels of a pixel (PERMUTED), which it
+// stores directly; else the threads of a quad exchange values. Weights and biases of SiLU are halved unless a residual is added before it (HALVED; FRONT_HALVED).
+// With RUN > 1 (stride 1) a warp computes RUN consecutive rows of 16 pixels: a loaded fragment is used for all rows with windows that contain it. A residual
+// that equals the input is then read from the input's tile (OWN).
+// A block may have several GROUPS of threads with separate tiles: they share the weights and do not synchronize, so products and epilogues overlap.
 // Constants: C, R, S, STRIDE_H, STRIDE_W, LEAD, TH, TW (TH * TW a multiple of 64), SLOTS (input tiles at a time), BN (multiple of 16), BLOCKS, ACT, BF16,
 // RESIDUAL (0 none, 1 before the activation, 2 after it), RUN, OWN, GROUPS.
 #include "common.cuh"

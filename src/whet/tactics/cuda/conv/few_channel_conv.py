@@ -28,7 +28,7 @@ class FewChannelConv(Conv):
         found = few_channel_tiles(s, backend.capabilities.multiprocessors)
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
-            ahead(backend, [t.source(s, made.finish, bf16) for t in found])
+            ahead(backend, [t.source(s, made.post_ops, bf16) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -42,7 +42,7 @@ class FewChannelConv(Conv):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            return [few_channel_launch(tile, s, addresses, made.finish, dtype.name, backend.capabilities.multiprocessors, layer.name)]
+            return [few_channel_launch(tile, s, addresses, made.post_ops, dtype.name, backend.capabilities.multiprocessors, layer.name)]
 
-        packed = (few_channel_filters(weights, dtype, made.finish, tile.permuted), packed_bias(made, own, s.k, halved(made.finish)))
+        packed = (few_channel_filters(weights, dtype, made.post_ops, tile.permuted), packed_bias(made, own, s.k, halved(made.post_ops)))
         return GpuKernel(layer, signature, make, implementation=f"narrow wgmma {tile}", packed=packed)

@@ -66,11 +66,11 @@ class FewChannelTile:
         """The instance that an engine names."""
         return FewChannelTile(**sizes_of(config))
 
-    def constants(self, s: ConvShape, finish: PostOps) -> dict[str, int]:
+    def constants(self, s: ConvShape, post_ops: PostOps) -> dict[str, int]:
         """The macros of the instance."""
         own = {"TH": self.th, "TW": self.tw, "BN": self.bn, "GROUPS": self.groups, "BLOCKS": self.blocks, "TERMS": 1}
         shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "PAD_W": s.pad[1]}
-        return {**own, **shape, "ACT": ACTIVATIONS[finish.activation[0]], "RESIDUAL": finish.residual}
+        return {**own, **shape, "ACT": ACTIVATIONS[post_ops.activation[0]], "RESIDUAL": post_ops.residual}
 
     def box(self, s: ConvShape) -> tuple[int, int]:
         """Columns and rows of an image tile, of one phase; mirrors few_channel_tf32.cu."""
@@ -132,7 +132,7 @@ class FewChannelConvTf32(F32Product):
             return []
         able = [t for t in _every(s) if t.unfit(s) is None]
         found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        ahead(backend, [source("few_channel_tf32.cu", t.constants(s, made.finish)) for t in found])
+        ahead(backend, [source("few_channel_tf32.cu", t.constants(s, made.post_ops)) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -141,7 +141,7 @@ class FewChannelConvTf32(F32Product):
             raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
         x = source_index(layer)
         weights, own = constants_of(layer)
-        constants, row = tile.constants(s, made.finish), s.r * s.s * s.c
+        constants, row = tile.constants(s, made.post_ops), s.r * s.s * s.c
         tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
         tiles = s.n * tiles_h * tiles_w
 
@@ -154,7 +154,7 @@ class FewChannelConvTf32(F32Product):
             residual = 0 if made.residual is None else args.inputs[made.residual]
             sizes = (s.p, s.q, s.k, s.pad[0], tiles_h, tiles_w, tiles, tiles_n)
             addresses = (args.packed[1], residual, args.outputs[0])
-            arguments = FewChannelTf32Arguments(pixels, filter_rows, *addresses, *sizes, act=made.finish.activation[1:])
+            arguments = FewChannelTf32Arguments(pixels, filter_rows, *addresses, *sizes, act=made.post_ops.activation[1:])
             grid = max(1, min(-(-tiles // tile.groups), backend.capabilities.multiprocessors * tile.blocks // tiles_n)) * tiles_n
             return [launch("few_channel_tf32", arguments, constants, (grid, 1, 1), tile.groups * 128, shared=tile.shared(s), label=layer.name)]
 

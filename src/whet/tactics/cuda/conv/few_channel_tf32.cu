@@ -1,9 +1,9 @@
-// A convolution of few channels (32 or 64) of f32 tensors in TF32 by tiles of the image: bulk copies bring the piece of the input that a tile's windows need
-// once, and every tap is read from it where it lies, by the tensor cores themselves. Where conv_tf32.cu copies the pixels of each tap for themselves, an input pixel
-// comes once here (and those at the edge of two tiles twice); it is rounded to TF32 in place, once for all taps. The weights stay in shared memory.
-// In shared memory 32 channels of a pixel are a row of 128 bytes, sixteens of bytes exchanged by row (the copy engine's own pattern). With a stride of 2 along
-// rows pixels of even and of odd columns lie apart. A product takes 8 x 8 results: eight neighbouring pixels are eight rows in a row, and the next eight
-// of the operand lie a row of the image further, whatever that is in bytes: the pattern follows the address.
+// A convolution of few channels (32 or 64) of f32 tensors in TF32 by tiles of the image: bulk copies load the input of a tile's windows
+// once, and the tensor cores read every tap from it in place. conv_tf32.cu copies the pixels of each tap; here an input pixel is copied once (twice at the
+// border of two tiles), and rounded to TF32 in place, once for all taps. The weights stay in shared memory.
+// In shared memory 32 channels of a pixel are a row of 128 bytes in TMA's 128-byte swizzle. With a stride of 2 along rows,
+// pixels of even and of odd columns are stored separately. A product computes 8 x 8 results: eight adjacent pixels are eight consecutive rows of the
+// operand, and the next eight rows are one image row further, at any byte distance: the swizzle depends on the address.
 // A block's warpgroups have separate tiles and share one copy of the weights; they never wait for each other, so one multiplies while another stores.
 // Rows of the weights are permuted in 16s so that a thread's accumulators are four adjacent channels, 16 bytes.
 // Constants: C, R, S, STRIDE_H, STRIDE_W (1 or 2), PAD_W, TH, TW (multiples of 8), BN (multiple of 16), GROUPS, BLOCKS, ACT, RESIDUAL (0 none, 1 before the

@@ -64,7 +64,7 @@ class GroupConv(Tactic):
         made = match_epilogue(layer, epilogue(layer))
         if not isinstance(made, str):
             bf16, odd = signature.outputs[0].dtype.name == "bf16", shape.k % 8 != 0
-            kind = made.finish.activation[0]
+            kind = made.post_ops.activation[0]
             ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, bf16, odd=odd, grouped=True)) for c in found])
         return [as_config(c) for c in found]
 

@@ -1,5 +1,5 @@
-// The windows of a convolution as rows of a matrix: out[pixel][r][s][c], zeros where a window hangs over the edge and behind the last
-// column. For library products; whet's own kernels read windows where they lie. Constants: UNIT (bytes moved at once).
+// The windows of a convolution as rows of a matrix: out[pixel][r][s][c], zeros outside the image and after the last
+// column. For library products; whet's kernels read windows in place. Constants: UNIT (bytes moved at once).
 #include "common.cuh"
 
 #include "arguments"

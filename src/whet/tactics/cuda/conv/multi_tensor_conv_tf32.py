@@ -39,8 +39,8 @@ class Several:
         return [replace(first.shape, c=c, k=k) for c in first.channels]
 
     @property
-    def finish(self) -> PostOps:
-        return self.ways[0].made.finish
+    def post_ops(self) -> PostOps:
+        return self.ways[0].epilogue.post_ops
 
     @property
     def bk(self) -> int:
@@ -55,13 +55,13 @@ class Several:
     def source(self, tile: Tf32Config) -> str:
         """The kernel's complete text."""
         how = (self.shapes[0].k % 4 != 0, False, len(self.images) == 2, len(self.ways) == 2)
-        return _tf32.kernel_source(tile, False, self.finish.activation[0], *how)
+        return _tf32.kernel_source(tile, False, self.post_ops.activation[0], *how)
 
     def packed(self) -> tuple[Packed, Packed]:
         """Weights of all filters below each other, and their biases."""
         first, k, row = self.ways[0], self.shapes[0].k, self.steps * self.bk
         digest = " ".join(w.weights.constant().digest for w in self.ways)
-        biases = " ".join(f"{'' if w.bias is None else w.bias.constant().digest} {w.made.key} {w.shape.k}" for w in self.ways)
+        biases = " ".join(f"{'' if w.bias is None else w.bias.constant().digest} {w.epilogue.key} {w.shape.k}" for w in self.ways)
         return (
             packed_array(
                 f"{digest}|several tf32 {first.channels} {self.bk}",
@@ -69,7 +69,7 @@ class Several:
                 lambda: _tf32.pack(np.concatenate([w.matrix(self.bk) for w in self.ways]).reshape(k, row), self.bk, 1),
             ),
             packed_array(
-                f"bias {biases}", bias_count(k) * 4, lambda: pack_bias(np.concatenate([w.made.bias(w.bias, w.shape.k) for w in self.ways]), k)
+                f"bias {biases}", bias_count(k) * 4, lambda: pack_bias(np.concatenate([w.epilogue.bias(w.bias, w.shape.k) for w in self.ways]), k)
             ),
         )
 
@@ -129,7 +129,7 @@ class MultiTensorConvTf32(Tactic):
                     args.packed[1],
                     View(args.outputs[0], at),
                     residual=None if found.residual is None else View(args.inputs[found.residual], k),
-                    finish=found.finish,
+                    post_ops=found.post_ops,
                     second=SecondInput(shapes[1], views[1]) if len(shapes) == 2 else None,
                     fork=SecondOutput(at, View(args.outputs[1], k - at)) if len(found.ways) == 2 else None,
                     multiprocessors=backend.capabilities.multiprocessors,
@@ -152,5 +152,5 @@ def several(layer: Layer) -> Several | str:
         return found
     if found.parts is not None:
         return "takes float convolutions"
-    way = Way(found.weights, found.bias, found.made, found.shape, tuple(layer.needs(i) for i in found.images))
+    way = Way(found.weights, found.bias, found.epilogue, found.shape, tuple(layer.needs(i) for i in found.images))
     return Several((way,), found.images, found.residual)

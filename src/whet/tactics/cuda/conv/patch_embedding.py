@@ -74,7 +74,7 @@ class PatchEmbedding(Conv):
         if not isinstance(made, str):
             ahead(
                 backend,
-                [conv_source(c, Features(activation=made.finish.activation[0], bf16=signature.outputs[0].dtype.name == "bf16")) for c in found],
+                [conv_source(c, Features(activation=made.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16")) for c in found],
             )
         return [as_config(c) for c in found]
 

@@ -50,7 +50,7 @@ class PointwiseThenConv(Tactic):
             return []
         s, bf16 = conv_shape(pair.second), signature.outputs[0].dtype.name == "bf16"
         found = few_channel_tiles(s, backend.capabilities.multiprocessors, front=True)
-        ahead(backend, [t.source(s, pair.made.finish, bf16, pair.inner.finish.activation, pair.residual == pair.x) for t in found])
+        ahead(backend, [t.source(s, pair.epilogue.post_ops, bf16, pair.inner.post_ops.activation, pair.residual == pair.x) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -61,19 +61,20 @@ class PointwiseThenConv(Tactic):
         if reason := few_channel_reason(s, front=True) or tile.unfit(s):
             raise PlanRefused(reason)
         (filters, own_inner), (weights, own) = constants_of(pair.first), constants_of(pair.second)
-        ends, inner = pair.made.finish, pair.inner.finish
+        ends, inner = pair.epilogue.post_ops, pair.inner.post_ops
         packed = (
             few_channel_filters(weights, dtype, ends, tile.permuted),
-            packed_bias(pair.made, own, s.k, halved(ends)),
+            packed_bias(pair.epilogue, own, s.k, halved(ends)),
             few_channel_filters(filters, dtype, inner),
             packed_bias(pair.inner, own_inner, s.c, halved(inner)),
         )
 
         def make(args: Args) -> list:
             residual = 0 if pair.residual is None else args.inputs[pair.residual]
-            front = Front(args.packed[2], args.packed[3], pair.inner.finish.activation, pair.residual == pair.x)
+            front = Front(args.packed[2], args.packed[3], pair.inner.post_ops.activation, pair.residual == pair.x)
             addresses = (args.inputs[pair.x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            return [few_channel_launch(tile, s, addresses, pair.made.finish, dtype.name, backend.capabilities.multiprocessors, layer.name, front)]
+            multiprocessors = backend.capabilities.multiprocessors
+            return [few_channel_launch(tile, s, addresses, pair.epilogue.post_ops, dtype.name, multiprocessors, layer.name, front)]
 
         return GpuKernel(layer, signature, make, implementation=f"wgmma then narrow wgmma {tile}", packed=packed)
 

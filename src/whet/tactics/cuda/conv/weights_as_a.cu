@@ -1,10 +1,10 @@
-// Convolutions of 64 channels to up to 64 by filters of several taps, stride 1, for many pixels: weights are the tall operand and stay in shared memory,
-// pixels are the wide one, so a product reads less than it multiplies. A tile is ROWS rows of results of one image; its input, with the pixels of all taps,
-// lies in shared memory as rows of WIDE pixels, and a tap is the same matrix further on; the ends of rows make results that nobody stores.
-// Two warpgroups take tiles in turns: one multiplies while the other finishes. A lane's two rows of the operand are neighbouring channels of the result.
-// Constants: TAPS_H, TAPS_W, WIDE (even), ROWS, BN (ROWS * WIDE in eights), SLOTS (tiles of input on their way), ACT,
-// RES (what is added at the end: 0 nothing, 1 before, 2 behind the activation), STAGE (bytes of a tile's results, where these and what is added to them
-// pass through shared memory in whole lines; 0: straight between registers and memory), BF16.
+// Convolutions of 64 channels to up to 64 by filters of several taps, stride 1, for many pixels: weights are operand A and stay in shared memory,
+// pixels are operand B, which reduces the operand traffic. A tile is ROWS result rows of one image; its input, with the pixels of all taps, is in shared
+// memory as rows of WIDE pixels, and a tap is the same matrix at an offset; results at the ends of rows are not stored.
+// Two warpgroups alternate: one multiplies while the other runs its epilogue. A lane's two rows of operand A are adjacent output channels.
+// Constants: TAPS_H, TAPS_W, WIDE (even), ROWS, BN (ROWS * WIDE, rounded up to a multiple of 8), SLOTS (input tiles in flight), ACT,
+// RES (residual: 0 none, 1 before, 2 after the activation), STAGE (bytes of a tile's results, if results and residual pass through shared memory in
+// whole cache lines; 0: directly between registers and memory), BF16.
 #include "common.cuh"
 #include "wgmma"
 
@@ -53,7 +53,7 @@ DEV void store(u8* out, const Out& o, const float (&acc)[BN / 2], const u32 (&r)
 DEV void store_box4(const TensorMap* m, u32 src, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(m), "r"(src), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
-// The same through shared memory, where what is added lies already; rows of 128 bytes, sixteens of bytes exchanged by row as the copy engine does it.
+// The same through shared memory, which already holds the residual; rows of 128 bytes in TMA's 128-byte swizzle.
 DEV void store_staged(u32 stage, int width, int rows, int pair, int channel, const float (&acc)[BN / 2], float2 bias, Act act) {
     const u32 part = channel / 8, inner = channel % 8 * 2;
 #pragma unroll
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) weights_as_a(const __grid_c
         if (RES && !STAGE) load_residual(a.residual, o, residual);
         mma_wait<0>();
         if (STAGE && !RES && warp % 4 == 0 && elect()) store_wait_read();
-        named_barrier(1 + group, 128);  // nobody reads the slot any more, nor what was stored before
+        named_barrier(1 + group, 128);  // the slot and the previously stored results are no longer read
         if (warp % 4 == 0 && elect() && tile + SLOTS * gridDim.x < a.tiles) load_tile(a, tile + SLOTS * gridDim.x, slot, bar);
 #if STAGE
         if (RES) { barrier_wait(stage_bar, added); added ^= 1; }

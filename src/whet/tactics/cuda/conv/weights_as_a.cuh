@@ -1,8 +1,8 @@
-// What convolutions on integers share whose weights are the tall operand and stay in registers: a sum's row is a channel, its column a pixel.
-// A thread has two neighbouring channels and pairs of neighbouring pixels; bytes turn to channels last on their way to shared memory.
-// Constants: BN, KC (32: the tall operand holds two rows of results; 64), TO, ACT, FOLD; WIDE (pixels of a row that is stored).
-constexpr int THREADS = 128, SIDE = 64 / KC;                       // rows of results in the tall operand
-constexpr int PARTS = KC / 16, STAGE = SIDE * WIDE * KC;           // 16-byte parts of a pixel's channels; bytes of what is stored at once
+// Shared parts of integer convolutions with weights as operand A in registers: a row of the accumulators is a channel, a column a pixel.
+// A thread has two adjacent channels and pairs of adjacent pixels; bytes are transposed to channels last on the way to shared memory.
+// Constants: BN, KC (32: operand A holds two result rows; 64), TO, ACT, FOLD; WIDE (pixels of a stored row).
+constexpr int THREADS = 128, SIDE = 64 / KC;                       // result rows in operand A
+constexpr int PARTS = KC / 16, STAGE = SIDE * WIDE * KC;           // 16-byte parts of a pixel's channels; bytes stored at once
 static_assert(BN % 16 == 0 && (KC == 32 || KC == 64), "sizes");
 
 // This thread's part of every fragment of the weights.
@@ -14,7 +14,7 @@ template <int STEPS> DEV void load_weights(u32 (&weights)[STEPS][4], const uint4
     }
 }
 
-// Where a pixel's part of 16 channels stands among what is to be stored, in an order that spreads over the banks.
+// Index of a pixel's part of 16 channels in the staging buffer, in an order without bank conflicts.
 DEV u32 place_of(int row, int pixel, int part) { return (row * WIDE + pixel) * KC + ((part ^ (PARTS == 4 ? pixel >> 1 & 3 : pixel >> 2 & 1)) << 4); }
 
 // Words of 8 x 8 halves, a half two channels of a pixel: lane l has the row of l / 4, halves 2 (l % 4) and the next; lane j gives where column j goes.
@@ -33,7 +33,7 @@ template <class ARGS, int N> DEV void finish(float (&v)[N], const ARGS& a) {
 }
 template <class ARGS> DEV u32 four(float a, float b, float c, float d, const ARGS& p) { return FOLD ? steps_of(a, b, c, d, p.per_step, p.zero) : bytes_of<TO>(a, b, c, d); }
 
-// What stands in `stage` goes to row y and the columns from x on, and to the next row where there are two.
+// Stores `stage` to row y from column x on, and to the next row if there are two.
 template <class ARGS> DEV void send(const ARGS& a, const u8* stage, int n, int y, int x) {
     for (int i = threadIdx.x; i < SIDE * WIDE * PARTS; i += THREADS) {
         const int part = i % PARTS, pixel = i / PARTS % WIDE, row = i / PARTS / WIDE;

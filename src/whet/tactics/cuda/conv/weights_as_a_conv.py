@@ -38,7 +38,7 @@ class WeightsAsAConv(Conv):
         if isinstance(made, str):
             return []
         found = weights_as_a_tiles(s, made.residual is not None)
-        ahead(backend, [weights_as_a_source(weights_as_a_constants(t, s, made.finish, bf16)) for t in found])
+        ahead(backend, [weights_as_a_source(weights_as_a_constants(t, s, made.post_ops, bf16)) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -60,6 +60,6 @@ class WeightsAsAConv(Conv):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])
-            return [weights_as_a_launch(tile, s, addresses, made.finish, dtype.name == "bf16", backend.capabilities.multiprocessors, layer.name)]
+            return [weights_as_a_launch(tile, s, addresses, made.post_ops, dtype.name == "bf16", backend.capabilities.multiprocessors, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"wgmma upright {tile.rows} rows s{tile.slots}", packed=packed)

@@ -161,7 +161,7 @@ def depthwise_launch(
     addresses: tuple[int, int, int, int, int],
     residual: int,
     inner: Activation,
-    finish: PostOps,
+    post_ops: PostOps,
     bf16: bool,
     multiprocessors: int,
     label: str,
@@ -187,7 +187,7 @@ def depthwise_launch(
         residual=residual,
         out=out,
         layer=replace(
-            LayerFields.of(product, View(out, k), View(residual, k) if residual else None, finish, (steps, steps), (tiles, tiles_n)),
+            LayerFields.of(product, View(out, k), View(residual, k) if residual else None, post_ops, (steps, steps), (tiles, tiles_n)),
             stride_h=shape.stride[0],
             stride_w=shape.stride[1],
             pad_h=shape.pad[0],
@@ -204,7 +204,7 @@ def depthwise_launch(
     if config.hold:  # a block's tiles have the same output channels
         grid = max(1, grid // tiles_n) * tiles_n
     kernel = _kernel(
-        config, replace(shape, n=1, h=0, w=0, c=0, k=0, pad=(0, 0, 0, 0)), thread_rows(config, pieces), inner[0], finish.activation[0], bf16
+        config, replace(shape, n=1, h=0, w=0, c=0, k=0, pad=(0, 0, 0, 0)), thread_rows(config, pieces), inner[0], post_ops.activation[0], bf16
     )
     shared = shared_bytes(config, shape, pieces)
     return Launch(kernel, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label, shared=shared)

@@ -106,7 +106,7 @@ class Depthwise(Tactic):
         s, wide, tall = conv_shape(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
         x = source_index(layer)
         weights, own = constants_of(layer)
-        kind, low, high = made.finish.activation
+        kind, low, high = made.post_ops.activation
         constants = {
             "FROM": TYPE[signature.outputs[0].dtype.name],
             "TO": TYPE[signature.outputs[0].dtype.name],
@@ -139,7 +139,7 @@ class Depthwise(Tactic):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, made.finish.residual)
+            sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, made.post_ops.residual)
             return [launch("depthwise", DepthwiseArguments(*addresses, *sizes, act=(low, high)), constants, grid, 128)]
 
         return GpuKernel(layer, signature, make, implementation=f"depthwise {tall}x{wide}", packed=packed)
@@ -153,7 +153,7 @@ def _tiles(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -
     if s.m * s.c < 8192 * backend.capabilities.multiprocessors:  # a few values a thread: latency counts, not bytes
         return []
     tiles, kind = tiles_for(s, 2, backend.capabilities.multiprocessors), TYPE[dtype.name]
-    ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, made.finish.activation[0])) for t in tiles])
+    ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, made.post_ops.activation[0])) for t in tiles])
     return [tile_config(t) for t in tiles]
 
 

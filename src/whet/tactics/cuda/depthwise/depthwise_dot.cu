@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_dot(cons
                     u32 pixel[SPAN];
 #pragma unroll
                     for (int j = 0; j < SPAN; ++j) pixel[j] = load_shared(from + ((y0 + u) * COLUMNS + j) * CG);
-                    u32 pair[WORDS + 1][2], word[WORDS][4];  // beyond the last pixel stands the last once more: its taps are 0
+                    u32 pair[WORDS + 1][2], word[WORDS][4];  // the last pixel is repeated beyond the end: its taps are 0
 #pragma unroll
                     for (int i = 0; i < WORDS + 1; ++i) {
                         const u32 x = pixel[2 * i < SPAN ? 2 * i : SPAN - 1], y = pixel[2 * i + 1 < SPAN ? 2 * i + 1 : SPAN - 1];

@@ -45,7 +45,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
         if isinstance(both, str):
             return []
         found = configs_of(both.shape, both.k, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
-        kinds, bf16 = (both.inner.finish.activation[0], both.made.finish.activation[0]), signature.outputs[0].dtype.name == "bf16"
+        kinds, bf16 = (both.inner.post_ops.activation[0], both.epilogue.post_ops.activation[0]), signature.outputs[0].dtype.name == "bf16"
         ahead(backend, [source_of(c, both.shape, both.k, *kinds, bf16) for c in found])
         return [as_config(c) for c in found]
 
@@ -71,14 +71,14 @@ class DepthwiseThenPointwise(ConvAndProduct):
                 k * steps * tile.bk * 2,
                 lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
             ),
-            packed_bias(both.made, own, k),
+            packed_bias(both.epilogue, own, k),
         )
 
         def make(args: Args) -> list:
             taps, weights, bias = args.packed
             addresses = (args.inputs[both.x], taps, weights, bias, args.outputs[0])
             residual = 0 if both.residual is None else args.inputs[both.residual]
-            endings = (both.inner.finish.activation, both.made.finish)
+            endings = (both.inner.post_ops.activation, both.epilogue.post_ops)
             blocks = backend.capabilities.multiprocessors
             return [depthwise_launch(tile, s, k, addresses, residual, *endings, dtype.name == "bf16", blocks, layer.name)]
 

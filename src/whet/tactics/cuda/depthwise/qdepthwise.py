@@ -68,7 +68,7 @@ class QDepthwise(QuantizedTactic):
         if _can_tile(parts, s, signature) and machine_has(backend, "tma") and s.m * s.c >= 8192 * backend.capabilities.multiprocessors:
             tiles, (reads, stores) = tiles_for(s, 1, backend.capabilities.multiprocessors), _types(parts, signature)
             fold = folds(made, signature.outputs[0].dtype.name)
-            ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.finish.activation[0], fold)) for t in tiles])
+            ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.post_ops.activation[0], fold)) for t in tiles])
             found = [tile_config(t) for t in tiles]
         for wide, tall in ((1, 1), (2, 1), (4, 1), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
@@ -87,15 +87,15 @@ class QDepthwise(QuantizedTactic):
         zero = parts.reads[x].zero
         out, per, shift, stored = Output.of(parts, made), 1.0, 0.0, signature.outputs[0].dtype.name
         fold = not int(given.get("tall", 0)) and folds(made, stored)
-        finish = made.finish
+        post_ops = made.post_ops
         if fold:
-            per, shift, out, finish = folded(out, made, stored)
+            per, shift, out, post_ops = folded(out, made, stored)
         key = f"{key_of(parts, made)}|depthwise 8 bits {per} {shift}"
         packed = (
             packed_array(f"{key} weights", s.r * s.s * s.c * 4, lambda: (_scaled(parts, s) * per).astype(np.float32).T),
             packed_array(f"{key} bias", bias_count(s.c) * 4, lambda: (_bias(parts, made, s).astype(np.float64) * per + shift).astype(np.float32)),
         )
-        kind, low, high = finish.activation
+        kind, low, high = post_ops.activation
         if not int(given.get("tall", 0)):
             if not _can_tile(parts, s, signature):
                 raise PlanRefused("tiles pad with the integer 0 and store integers or 16 bits")
@@ -147,10 +147,10 @@ def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
     return integers * factor[:, None]
 
 
-def _bias(parts: Parts, made: Epilogue, s: ConvShape) -> np.ndarray:
+def _bias(parts: Parts, epilogue: Epilogue, s: ConvShape) -> np.ndarray:
     """Biases that subtract the zero point: padding is read as the zero point."""
     x, _, b = parts.operand_indices()
     out = np.zeros(bias_count(s.c), np.float32)
-    own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
+    own = epilogue.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
     out[: s.c] = own - parts.reads[x].zero * _scaled(parts, s).sum(axis=1)
     return out

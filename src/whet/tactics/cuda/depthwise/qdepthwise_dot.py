@@ -108,9 +108,9 @@ class QDepthwiseDot(QDepthwise):
             raise PlanRefused(str(made if isinstance(made, str) else self.refuses(layer, signature, backend)))
         s, stored = conv_shape_of(parts), signature.outputs[0].dtype.name
         tile, x = tile_from(config, s, 1), parts.source_index()
-        out, per, shift, finish = Output.of(parts, made), 1.0, 0.0, made.finish
+        out, per, shift, post_ops = Output.of(parts, made), 1.0, 0.0, made.post_ops
         if folds(made, stored):
-            per, shift, out, finish = folded(out, made, stored)
+            per, shift, out, post_ops = folded(out, made, stored)
         constants, pitch = _constants(parts, made, s, tile, signature), bias_count(s.c)
         kinds, taken = words_of(s, tile)
         w = parts.view.needs(parts.operand_indices()[1])
@@ -128,7 +128,7 @@ class QDepthwiseDot(QDepthwise):
             image, lines = args.inputs[x], (s.c, s.c * s.w, s.c * s.w * s.h)
             box = tensormap.tiled(image, "u8", (s.c, s.w, s.h, s.n), lines, (tile.cg, columns, rows, 1), plain=True)
             sizes = (s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles)
-            ends = (finish.activation[1:], out.per_step, out.zero, pitch)
+            ends = (post_ops.activation[1:], out.per_step, out.zero, pitch)
             arguments = DepthwiseDotArguments(box, args.packed[0], args.packed[1], args.outputs[0], *sizes, *ends)
             grid, shared = (groups * -(-tiles // each), 1, 1), tile.shared(s, 1)
             return [launch("depthwise_dot", arguments, constants, grid, tile.threads, shared=shared, label=layer.name)]
@@ -151,23 +151,23 @@ def pack_taps(weights: np.ndarray, kinds: int, taken: int) -> np.ndarray:
     return np.ascontiguousarray(out.reshape(r, kinds, taken, 4, c).transpose(0, 1, 2, 4, 3))
 
 
-def _factors(parts: Parts, made: Epilogue, s: ConvShape, per: float, shift: float) -> np.ndarray:
+def _factors(parts: Parts, epilogue: Epilogue, s: ConvShape, per: float, shift: float) -> np.ndarray:
     """[2][pitch]: biases that subtract the zero point, and the real value of a step; with FOLD both as fractions of the range."""
     x, w, b = parts.operand_indices()
     reads, weights = parts.reads[x], weight_bytes(parts.view.needs(w)).astype(np.float64)
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (s.c,))
-    own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
+    own = epilogue.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
     out = np.zeros((2, bias_count(s.c)), np.float32)
     out[0, : s.c] = (own - reads.zero * factor * weights.sum(axis=(1, 2, 3))) * per + shift
     out[1, : s.c] = factor * per
     return out
 
 
-def _constants(parts: Parts, made: Epilogue, s: ConvShape, tile: Tile, signature: Signature) -> dict[str, int]:
+def _constants(parts: Parts, epilogue: Epilogue, s: ConvShape, tile: Tile, signature: Signature) -> dict[str, int]:
     """The macros of an instance."""
     x, stored = parts.source_index(), signature.outputs[0].dtype.name
     reads = TYPES[parts.reads[x].dtype.name]
-    return tile_constants(s, tile, reads, TYPES[stored], made.finish.activation[0], folds(made, stored))
+    return tile_constants(s, tile, reads, TYPES[stored], epilogue.post_ops.activation[0], folds(epilogue, stored))
 
 
 def _registers(s: ConvShape, tile: Tile) -> int:

@@ -60,8 +60,8 @@ class BatchedMatmul(Tactic):
             return "takes two matrices computed at run time"
         if a.type.rank < 2 or b.type.rank < 2:
             return "takes matrices, not vectors"
-        made = _ending(layer)
-        return made if isinstance(made, str) else None
+        epilogue = _ending(layer)
+        return epilogue if isinstance(epilogue, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

@@ -62,7 +62,7 @@ class Gemm(Tactic):
         kind = signature.needs(source_index(layer)).dtype.name
         if not isinstance(made, str):
             f32 = signature.outputs[0].dtype == F32
-            ahead(backend, [conv_source(c, Features(activation=made.finish.activation[0], bf16=kind == "bf16", out_f32=f32)) for c in found])
+            ahead(backend, [conv_source(c, Features(activation=made.post_ops.activation[0], bf16=kind == "bf16", out_f32=f32)) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

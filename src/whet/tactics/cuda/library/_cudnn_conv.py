@@ -88,18 +88,18 @@ class LibraryConvolution(Tactic):
             return "the library plans on the GPU that it runs on"
         if library.library() is None:
             return "libcudnn 9 with the cuBLASLt that it needs is not installed: pip install whet[cudnn]"
-        made = _ending(layer)
-        return made if isinstance(made, str) else None
+        epilogue = _ending(layer)
+        return epilogue if isinstance(epilogue, str) else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        made = _ending(layer)
-        if isinstance(made, str):
+        epilogue = _ending(layer)
+        if isinstance(epilogue, str):
             return []
         found: list[Config] = []
         out = signature.outputs[0]
         for form, most in (("fused", MOST_FUSED), ("apart", MOST_APART)):
-            work = work_of(layer, out, made, form)
-            if work is None or (form == "apart" and not _follows(layer, made)):
+            work = work_of(layer, out, epilogue, form)
+            if work is None or (form == "apart" and not _follows(layer, epilogue)):
                 continue
             try:
                 proposals = graph_of(work).proposals()
@@ -183,7 +183,7 @@ class LibraryConvolution(Tactic):
             launches: list[Any] = [CudnnLaunch(plan, addresses, -(-args.scratch // 256) * 256)]
             if follows:
                 residual = 0 if made.residual is None else args.inputs[made.residual]
-                launches.append(_finish(work, made, args.outputs[0], args.packed[1], residual))
+                launches.append(_post_ops(work, made, args.outputs[0], args.packed[1], residual))
             return launches
 
         kernel = GpuKernel(
@@ -214,24 +214,24 @@ class LibraryConvolution(Tactic):
         return str(form), engine, tuple(sorted(knobs))
 
 
-def work_of(layer: Layer, stored: Operand, made: Epilogue, form: str) -> Convolution | None:
+def work_of(layer: Layer, stored: Operand, epilogue: Epilogue, form: str) -> Convolution | None:
     """The layer as the library's graph: with its epilogue ("fused"; None if it has no such step) or without ("apart")."""
     head = root_layer(layer)
     a, transposed = head.attrs, head.op == "ConvTranspose"
     x, w, y = (_four(t) for t in (head.needs(0), head.needs(1), layer.outputs[0]))
     stride, dilation = tuple(a.get("strides") or (1, 1)), tuple(a.get("dilations") or (1, 1))
     pad = tuple(a.get("pads") or (0, 0, 0, 0))
-    kind, low, high = activation = made.finish.activation
+    kind, low, high = activation = epilogue.post_ops.activation
     nothing = (kind, low, high) == ("clip", -np.inf, np.inf)
     plain = Convolution(x, w, y, stride, pad, dilation, stored.dtype.name, stored.format == "nhwc", transposed)
-    if form == "apart" or not _follows(layer, made):
+    if form == "apart" or not _follows(layer, epilogue):
         return plain
     if not nothing and not fusible(activation):
         return None
     return replace(
         plain,
         bias=True,  # zeros for a convolution without a bias: the precompiled engines need one
-        residual=made.finish.residual,
+        residual=epilogue.post_ops.residual,
         activation=None if nothing else activation,
     )
 
@@ -245,10 +245,10 @@ def _ending(layer: Layer) -> Epilogue | str:
     return match_epilogue(layer, epilogue(layer))
 
 
-def _follows(layer: Layer, made: Epilogue) -> bool:
+def _follows(layer: Layer, epilogue: Epilogue) -> bool:
     """True if a bias, a residual or an activation follows the convolution."""
     own = (*root_layer(layer).inputs, None)[:3][2]
-    return own is not None or bool(made.biases) or made.residual is not None or made.finish.activation != ("clip", -np.inf, np.inf)
+    return own is not None or bool(epilogue.biases) or epilogue.residual is not None or epilogue.post_ops.activation != ("clip", -np.inf, np.inf)
 
 
 def _count(shape: Sequence[int]) -> int:
@@ -261,12 +261,13 @@ def _told(plan: Plan) -> str:
     return f" ({', '.join(told)})" if told else ""
 
 
-def _finish(work: Convolution, made: Epilogue, address: int, bias: int, residual: int) -> Any:
+def _post_ops(work: Convolution, epilogue: Epilogue, address: int, bias: int, residual: int) -> Any:
     """Bias, residual and activation over a stored result, in place."""
-    kind, low, high = made.finish.activation
+    kind, low, high = epilogue.post_ops.activation
     add = "{{ const Vec8 y = operand(p, {}, at, length); for (int e = 0; e < 8; ++e) x.v[e] += y.v[e]; }} "
     act = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{number_text(low)}, {number_text(high)}}}); "
-    steps = [add.format(1), *([add.format(2)] if made.finish.residual == 1 else []), act, *([add.format(2)] if made.finish.residual == 2 else [])]
+    residual = epilogue.post_ops.residual
+    steps = [add.format(1), *([add.format(2)] if residual == 1 else []), act, *([add.format(2)] if residual == 2 else [])]
     kind_of = TYPE[work.dtype]
     rows = operands((address, 0, kind_of), (bias, 1, 0), *([(residual, 0, kind_of)] if residual else []))
     count, inner = _count(work.y), work.y[2] * work.y[3]

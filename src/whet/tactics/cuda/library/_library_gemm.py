@@ -86,10 +86,10 @@ class LibraryProduct(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if backend.capabilities.executes and _cublaslt.library() is None:
             return "libcublasLt is not installed: pip install nvidia-cublas"
-        made = _ending(layer)
-        if isinstance(made, str):
-            return made
-        if made.finish.residual == 2:
+        epilogue = _ending(layer)
+        if isinstance(epilogue, str):
+            return epilogue
+        if epilogue.post_ops.residual == 2:
             return "takes a residual before the activation, not after it"
         if root_layer(layer).op == "Conv" and not self.windows and not conv_shape(layer).plain:
             return "expands no windows in this type, which other kernels read in place"
@@ -101,9 +101,9 @@ class LibraryProduct(Tactic):
         return [(("algo", i), ("math", self.math)) for i in range(ALGORITHMS)]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = _ending(layer)
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue = _ending(layer)
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         said = dict(config)
         algo = said.get("algo")
         if said.get("math") != self.math or not isinstance(algo, int) or not 0 <= algo < 16:
@@ -122,12 +122,12 @@ class LibraryProduct(Tactic):
         packed = (
             packed_array(f"{weights.constant().digest}|library rows {head.op} {transposed} {work.padded} {dtype}", work.n * work.padded * size, rows),
             packed_array(
-                f"bias {own.constant().digest if own is not None else ''} {made.key} {work.n} {dtype}",
+                f"bias {own.constant().digest if own is not None else ''} {epilogue.key} {work.n} {dtype}",
                 work.n * size,
-                lambda: made.bias(own, work.n).astype(dtype.numpy),
+                lambda: epilogue.bias(own, work.n).astype(dtype.numpy),
             ),
         )
-        kind, low, high = made.finish.activation
+        kind, low, high = epilogue.post_ops.activation
         relu = (kind, low, high) == ("clip", 0.0, float("inf"))
         nothing = (kind, low, high) == ("clip", -float("inf"), float("inf"))
         laid_out = 0 if work.plain else -(-work.chunk * work.each * work.padded * size // 256) * 256  # the workspace begins at this offset
@@ -142,9 +142,10 @@ class LibraryProduct(Tactic):
                 if not work.plain:
                     launches.append(_windows(layer, work, size, source, start, count))
                     source = start
-                product = Product(count * work.each, work.n, work.padded, dtype.name, self.math, relu, made.residual is not None, algo, gcd(16, step))
+                adds = epilogue.residual is not None
+                product = Product(count * work.each, work.n, work.padded, dtype.name, self.math, relu, adds, algo, gcd(16, step))
                 at = first * work.each * work.n * size
-                residual = 0 if made.residual is None else args.inputs[made.residual] + at
+                residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual] + at
                 launches.append(LtLaunch(product, source, args.packed[0], args.packed[1], residual, args.outputs[0] + at, start + laid_out))
             if not relu and not nothing:
                 launches.append(_activation(args.outputs[0], work.images * work.each * work.n, dtype.name, kind, low, high))

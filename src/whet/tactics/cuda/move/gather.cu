@@ -1,5 +1,5 @@
 // out[o][j][:] = in[o][at[j]][:], rows of `width` units of UNIT bytes. Constants: UNIT, WIDE_INDEX (indices are 64-bit).
-// Negative indices count from the end; what is outside is held inside, so that no memory is read that is not the tensor's.
+// Negative indices count from the end; indices outside are clamped, so that no memory outside the tensor is read.
 #include "common.cuh"
 
 #include "arguments"

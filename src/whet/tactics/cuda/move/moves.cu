@@ -1,10 +1,10 @@
-// Moves and arithmetic between them in one pass: each element of the result is computed from the elements that it comes from, by generated code.
-// STEPS is that code: it sets values[i] of EACH elements, through EVERY(code of one); source(i, place) reads a source, p.constants holds
-// constants in f32. Where SPAN is 0 a thread has elements at `at`, a block apart. Else a warp has elements of MANY rows of SPAN, at `column` of `row`:
-// what depends on the row alone is reckoned once, and the loads of all rows are on their way before the first is computed with.
-// With JOINT a warp's MANY rows are one set of elements: the code asks once what depends on the row (a group starts at a multiple of MANY, and the host
-// has seen that all its rows are made alike), so all loads of all rows are on their way before the first is waited for. A warp's rows lie behind each
-// other in the result: they go there through shared memory, 16 bytes a thread, or with BULK in one copy; nobody reads them soon, so L2 may drop them first.
+// Moves and arithmetic between them in one pass: each element of the result is computed from its source elements, by generated code.
+// STEPS is that code: it sets values[i] of EACH elements, through EVERY(code of one); source(i, place) reads a source, p.constants has the
+// f32 constants. With SPAN 0 a thread has elements at `at`, with the stride of a block. Else a warp has elements of MANY rows of SPAN, at `column` of
+// `row`: values that depend only on the row are computed once, and the loads of all rows are issued before the first is used.
+// With JOINT a warp's MANY rows are one set of elements: row-dependent values are computed once for the group (it starts at a multiple of MANY, and the
+// host has checked that all its rows have the same code), so the loads of all rows are issued together. A warp's rows are contiguous in the result: they
+// are stored through shared memory, 16 bytes per thread, or with BULK in one copy, and marked evict-first in L2, since they are not read again soon.
 // Constants: FROM, TO (types as in vector.cuh), SPAN, MANY, JOINT, BULK (with JOINT), EACH (elements of STEPS), STEPS.
 #include "common.cuh"
 #include "vector.cuh"
@@ -12,7 +12,7 @@
 #include "arguments"
 
 #if JOINT
-// Row `start + place` of a group whose start is a multiple of MANY (`group`): a division by a multiple of MANY is the same for the whole group.
+// Row `start + place` of a group that starts at a multiple of MANY (`group`): a division by a multiple of MANY is the same for the whole group.
 struct Row {
     u32 start, place;
     bool group;

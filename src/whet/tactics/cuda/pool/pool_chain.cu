@@ -1,6 +1,5 @@
-// Max poolings in a row, each over what the one before gives, beside what went in: NHWC in, all of them joined along channels out. A block keeps
-// SIDE times 16 bytes of channels of one image in shared memory; a window is taken along rows, then along columns. With a SIDE of 2 whole sectors
-// of memory are written, with one of 1 there are more blocks.
+// Consecutive max poolings and their input, concatenated along channels; NHWC. A block keeps SIDE * 16 bytes of channels of one image in shared
+// memory; windows are separable: rows, then columns. SIDE 2 writes whole memory sectors, SIDE 1 gives more blocks.
 // Constants: TYPE (0 f32, 1 f16, 2 bf16, 3 i8, 4 u8), H, W, R (side of the window, odd), POOLS, SIDE, THREADS.
 #include "common.cuh"
 

@@ -207,5 +207,5 @@ def _gate(layer: Layer) -> _Gate | str:
         made.append((end, *constants_of(view)))
     (end1, w1, b1), (end2, w2, b2) = made
     place = next(i for i, t in enumerate(layer.inputs) if t is outer[x])
-    ends = (end1.finish.activation, end2.finish.activation)
+    ends = (end1.post_ops.activation, end2.post_ops.activation)
     return _Gate(n, c, h * w, static_shape(w1.shape)[0], (w1, w2), ((end1, b1), (end2, b2)), ends, place)

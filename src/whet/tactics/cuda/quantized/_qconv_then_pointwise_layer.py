@@ -33,7 +33,7 @@ class Half:
     """One of the two convolutions: parts, epilogue, sizes, the integers that it reads and those that it adds."""
 
     parts: Parts
-    made: Epilogue
+    epilogue: Epilogue
     shape: ConvShape
     reads: Tensor
     added: Tensor | None
@@ -46,7 +46,7 @@ class Half:
 
     def ends(self) -> tuple[float, float, Output, PostOps]:
         """Multiplier and shift of its real values, the quantization of its output, and its epilogue."""
-        return folded(Output.of(self.parts, self.made), self.made, self.stored)
+        return folded(Output.of(self.parts, self.epilogue), self.epilogue, self.stored)
 
     def packed(self) -> tuple[Packed, Packed]:
         """Weights as rows [k][r][s][c] of i8; bias_count(k) biases and as many factors, in parts of the range of results."""
@@ -57,10 +57,10 @@ class Half:
         def array() -> np.ndarray:
             return weight_bytes(weights)
 
-        digest, key = weights.constant().digest, key_of(self.parts, self.made)
+        digest, key = weights.constant().digest, key_of(self.parts, self.epilogue)
         rows = packed_array(f"{digest}|conv krsc 8 bits", s.k * s.r * s.s * s.c, lambda: pack_weights(array(), 16, np.dtype(np.int8)))
         numbers, _ = packed_factors(
-            f"{key}|product {s} {per} {shift}", s, 1, False, lambda: factors(self.parts, self.made, array(), s, bias).times(per, shift)
+            f"{key}|product {s} {per} {shift}", s, 1, False, lambda: factors(self.parts, self.epilogue, array(), s, bias).times(per, shift)
         )
         return rows, numbers
 
@@ -118,12 +118,13 @@ def half_of(conv: Layer) -> Half | str:
         return "takes convolutions of two spatial axes and one group"
     if reason := why_not_weighted(parts):
         return reason
-    made = match_quantized_epilogue(parts)
-    if isinstance(made, str):
-        return made
-    if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES or not folds(made, parts.stores.dtype.name) or made.finish.residual == 2:
+    epilogue = match_quantized_epilogue(parts)
+    if isinstance(epilogue, str):
+        return epilogue
+    stored = None if parts.stores is None else parts.stores.dtype.name
+    if stored is None or stored not in INT8_TYPES or not folds(epilogue, stored) or epilogue.post_ops.residual == 2:
         return "stores integers after a Clip or SiLU, with no residual after it"
-    added = None if made.residual is None else conv.inputs[made.residual]
-    if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in INT8_TYPES):
+    added = None if epilogue.residual is None else conv.inputs[epilogue.residual]
+    if epilogue.residual is not None and (epilogue.residual not in parts.reads or parts.reads[epilogue.residual].dtype.name not in INT8_TYPES):
         return "takes a residual of integers"
-    return Half(parts, made, conv_shape_of(parts), conv.needs(parts.source_index()), added)
+    return Half(parts, epilogue, conv_shape_of(parts), conv.needs(parts.source_index()), added)

@@ -84,48 +84,48 @@ class Output:
     add_shift: float = 0.0
 
     @staticmethod
-    def of(parts: Parts, made: Epilogue) -> Output:
+    def of(parts: Parts, epilogue: Epilogue) -> Output:
         """From the scales of a layer."""
-        stores, other = parts.stores, None if made.residual is None else parts.reads.get(made.residual)
+        stores, other = parts.stores, None if epilogue.residual is None else parts.reads.get(epilogue.residual)
         step, shift = (1.0, 0.0) if other is None else (other.number, -other.zero * other.number)
         return Output(1.0, 0.0, step, shift) if stores is None else Output(1.0 / stores.number, float(stores.zero), step, shift)
 
 
-def folds(made: Epilogue, stored: str) -> bool:
+def folds(epilogue: Epilogue, stored: str) -> bool:
     """True if integer results are computed in fractions of their range: the activation is SiLU or a clip with the limits of the range."""
-    kind = made.finish.activation[0]
-    return stored in INT8_TYPES and (kind == "silu" or (kind == "clip" and made.finish.residual != 2))
+    kind = epilogue.post_ops.activation[0]
+    return stored in INT8_TYPES and (kind == "silu" or (kind == "clip" and epilogue.post_ops.residual != 2))
 
 
-def folds_float8(made: Epilogue, stored: str, out: Output) -> bool:
+def folds_float8(epilogue: Epilogue, stored: str, out: Output) -> bool:
     """True if float8 results are computed in steps of the result: the activation is a clip with an upper limit of at least e4m3's."""
-    kind, _, high = made.finish.activation
-    return stored == FLOAT8 and kind == "clip" and made.finish.residual != 2 and high * out.per_step >= 448
+    kind, _, high = epilogue.post_ops.activation
+    return stored == FLOAT8 and kind == "clip" and epilogue.post_ops.residual != 2 and high * out.per_step >= 448
 
 
-def folded_float8(out: Output, made: Epilogue) -> tuple[float, Output, PostOps]:
+def folded_float8(out: Output, epilogue: Epilogue) -> tuple[float, Output, PostOps]:
     """(multiplier of real values, the output's quantization, the epilogue) for results in steps of float8."""
-    per, (kind, low, high) = out.per_step, made.finish.activation
-    return per, Output(1.0, 0.0, out.add_step * per, 0.0), PostOps((kind, low * per, high), made.finish.residual)
+    per, (kind, low, high) = out.per_step, epilogue.post_ops.activation
+    return per, Output(1.0, 0.0, out.add_step * per, 0.0), PostOps((kind, low * per, high), epilogue.post_ops.residual)
 
 
-def folded(out: Output, made: Epilogue, stored: str) -> tuple[float, float, Output, PostOps]:
+def folded(out: Output, epilogue: Epilogue, stored: str) -> tuple[float, float, Output, PostOps]:
     """(multiplier, shift) that scale real values to [0, 1] over the range of results, the output's quantization and the activation for kernels with
     FOLD. For SiLU the values are fractions of the range with 0 at 0; the activation has the factor of the exponent and the position of 0."""
     bottom, top = (0, 255) if stored == "u8" else (-128, 127)
-    if made.finish.activation[0] == "silu":
+    if epilogue.post_ops.activation[0] == "silu":
         span = float(top - bottom)
-        per, zero, late = out.per_step / span, (out.zero - bottom) / span, made.finish.residual == 2
+        per, zero, late = out.per_step / span, (out.zero - bottom) / span, epilogue.post_ops.residual == 2
         more = out.add_shift * per
-        silu = PostOps(("silu", -float(np.log2(np.e)) / per, zero + (more if late else 0.0)), made.finish.residual)
+        silu = PostOps(("silu", -float(np.log2(np.e)) / per, zero + (more if late else 0.0)), epilogue.post_ops.residual)
         return per, 0.0 if late else more, Output(span, 12582912.0 + bottom, out.add_step * per, 0.0), silu
-    _, low, high = made.finish.activation
+    _, low, high = epilogue.post_ops.activation
     ends = np.clip(np.array([low, high]) * out.per_step, -1e6, 1e6)
     least, most = np.clip(np.rint(ends) + out.zero, bottom, top)
     span = float(most - least)
     per = out.per_step / span if span else 0.0
     shift = (out.zero - least) / span + out.add_shift * per if span else 0.0
-    return per, float(shift), Output(span, 12582912.0 + float(least), out.add_step * per, 0.0), made.finish
+    return per, float(shift), Output(span, 12582912.0 + float(least), out.add_step * per, 0.0), epilogue.post_ops
 
 
 @dataclass(frozen=True)
@@ -147,12 +147,12 @@ class Factors:
         return self.classes.size > 0
 
 
-def factors(parts: Parts, made: Epilogue, weights: np.ndarray, shape: ConvShape, bias: Tensor | None) -> Factors:
+def factors(parts: Parts, epilogue: Epilogue, weights: np.ndarray, shape: ConvShape, bias: Tensor | None) -> Factors:
     """For integer `weights` [k, c, r, s]. Padding is the real 0, in memory the integer 0: a tap on padding does not subtract the zero point."""
     x, w, _ = parts.operand_indices()
     reads = parts.reads[x]
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (shape.k,))
-    plain = made.bias(bias, shape.k).astype(np.float64)
+    plain = epilogue.bias(bias, shape.k).astype(np.float64)
     if not reads.zero:
         return Factors(factor.astype(np.float32), plain[None].astype(np.float32), np.zeros(0, np.uint16))
     taps = weights.astype(np.float64).sum(axis=1)  # [k, r, s]
@@ -205,11 +205,11 @@ def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int
     return factors_at, Scales(factors_at + classes * pitch * 4, classes_at, out.per_step, out.zero, out.add_step, out.add_shift, pitch)
 
 
-def key_of(parts: Parts, made: Epilogue) -> str:
+def key_of(parts: Parts, epilogue: Epilogue) -> str:
     """The scales and biases that packed constants depend on, as a key."""
     x, w, b = parts.operand_indices()
     t, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
-    return f"{t.constant().digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.constant().digest if bias is not None else ''}|{made.key}"
+    return f"{t.constant().digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.constant().digest if bias is not None else ''}|{epilogue.key}"
 
 
 def conv_shape_of(parts: Parts) -> ConvShape:

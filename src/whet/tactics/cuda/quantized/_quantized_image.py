@@ -20,7 +20,7 @@ class Image:
     """The convolution's parts and epilogue, the index of the image, and the step that quantizes it (or None)."""
 
     parts: Parts
-    made: Epilogue
+    epilogue: Epilogue
     shape: ConvShape
     image: int
     step: float | None
@@ -39,10 +39,10 @@ def image_parts(layer: Layer, composite: str) -> Image | str:
     parts = match_quantized(conv)
     if isinstance(parts, str):
         return parts
-    made = match_quantized_epilogue(parts)
-    if isinstance(made, str):
-        return made
-    if made.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
+    epilogue = match_quantized_epilogue(parts)
+    if isinstance(epilogue, str):
+        return epilogue
+    if epilogue.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
         return "takes a convolution of two spatial axes and one group without a residual"
     if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
         return "stores integers"
@@ -57,4 +57,4 @@ def image_parts(layer: Layer, composite: str) -> Image | str:
             return "takes an f32 image that is quantized to the convolution's input"
         step, read = float(np.asarray(scale.array(), np.float32).reshape(-1)[0]), floats
     image = next((i for i, t in enumerate(layer.inputs) if t is read), None)
-    return "the image is computed within the layer" if image is None else Image(parts, made, conv_shape_of(parts), image, step)
+    return "the image is computed within the layer" if image is None else Image(parts, epilogue, conv_shape_of(parts), image, step)

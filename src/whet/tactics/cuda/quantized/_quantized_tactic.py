@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Signature, Tactic
@@ -34,10 +36,10 @@ class QuantizedTactic(Tactic):
         assert isinstance(parts, Parts), parts
         return self.stored(layer, parts)
 
+    @abstractmethod
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         """Why the kernel does not take the layer; None when it might."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         """The signatures of a static layer that fits."""
-        raise NotImplementedError

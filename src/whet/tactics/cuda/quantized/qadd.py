@@ -44,8 +44,10 @@ class QAdd(QuantizedTactic):
             return "adds integers and stores integers"
         if any(t is None or t.is_constant or t.shape != layer.outputs[0].shape for t in (parts.view.inputs[i] for i in parts.reads)):
             return "a summand is constant, or broadcasts"
-        made = match_quantized_epilogue(parts)
-        return made if isinstance(made, str) else "takes at most an activation after the sum" if made.residual is not None or made.biases else None
+        epilogue = match_quantized_epilogue(parts)
+        if isinstance(epilogue, str):
+            return epilogue
+        return "takes at most an activation after the sum" if epilogue.residual is not None or epilogue.biases else None
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         if parts.stores is None:
@@ -63,7 +65,7 @@ class QAdd(QuantizedTactic):
             raise PlanRefused(str(made))
         i, j = (place for t in parts.head.inputs if (place := parts.place(t)) is not None)
         a, b, stores = parts.reads[i], parts.reads[j], parts.stores
-        kind, low, high = made.finish.activation
+        kind, low, high = made.post_ops.activation
         constants = {"A": TYPES[a.dtype.name], "B": TYPES[b.dtype.name], "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[kind]}
         count = prod(static_shape(layer.outputs[0].shape))
         shift = -a.zero * a.number - b.zero * b.number

@@ -106,16 +106,16 @@ def refuses_product(parts: Parts, shape: ConvShape, backend: Backend, axis: int 
     """The reason why the tensor-core kernel cannot take a product of 8-bit operands, or None."""
     if not machine_has(backend, "wgmma"):
         return "needs Hopper's tensor cores (sm_90a)"
-    made = match_quantized_epilogue(parts, axis)
-    return made if isinstance(made, str) else refuses(shape, made.residual is None, 1)
+    epilogue = match_quantized_epilogue(parts, axis)
+    return epilogue if isinstance(epilogue, str) else refuses(shape, epilogue.residual is None, 1)
 
 
-def kinds_of(parts: Parts, made: Epilogue, signature: Signature, shape: ConvShape) -> EightBitTypes:
+def kinds_of(parts: Parts, epilogue: Epilogue, signature: Signature, shape: ConvShape) -> EightBitTypes:
     """The types of an instance."""
     x = parts.source_index()
-    other = "" if made.residual is None else signature.needs(made.residual).dtype.name
+    other = "" if epilogue.residual is None else signature.needs(epilogue.residual).dtype.name
     stored = signature.outputs[0].dtype.name
-    fold = folds(made, stored) or folds_float8(made, stored, Output.of(parts, made))
+    fold = folds(epilogue, stored) or folds_float8(epilogue, stored, Output.of(parts, epilogue))
     return EightBitTypes(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), fold)
 
 
@@ -131,15 +131,15 @@ def product_configs(
     parts: Parts, shape: ConvShape, signature: Signature, found: list[ConvConfig], backend: Backend, axis: int = 1
 ) -> Sequence[Config]:
     """The first of `found` that can run and store this; tiles that cannot go through shared memory store directly."""
-    made = match_quantized_epilogue(parts, axis)
-    if isinstance(made, str):
+    epilogue = match_quantized_epilogue(parts, axis)
+    if isinstance(epilogue, str):
         return []
-    types8 = kinds_of(parts, made, signature, shape)
-    able = (c for c in found if c.outs < 3 or made.residual is not None)  # the third tile is for a residual in flight
+    types8 = kinds_of(parts, epilogue, signature, shape)
+    able = (c for c in found if c.outs < 3 or epilogue.residual is not None)  # the third tile is for a residual in flight
     direct = (c if storable(c, types8, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
-    most = MAX_CONFIGS + (6 if made.residual is not None else 0)
+    most = MAX_CONFIGS + (6 if epilogue.residual is not None else 0)
     good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)
-    kind, odd = made.finish.activation[0], shape.k % 8 != 0
+    kind, odd = epilogue.post_ops.activation[0], shape.k % 8 != 0
     ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, odd=odd, types8=types8)) for c in good])
     return [as_config(c) for c in good]
 
@@ -180,11 +180,11 @@ def product_plan(
         return found.times(per, shift)
 
     out, per, shift = Output.of(parts, made), 1.0, 0.0
-    finish = made.finish
+    post_ops = made.post_ops
     if types8.fold and types8.result == FLOAT8:
-        per, out, finish = folded_float8(out, made)
+        per, out, post_ops = folded_float8(out, made)
     elif types8.fold:
-        per, shift, out, finish = folded(out, made, types8.result)
+        per, shift, out, post_ops = folded(out, made, types8.result)
     packed = (
         packed_array(f"{digest}|{name} 8 bits {tile.bk} {shape is single}", -(-shape.k // 32) * 32 * rows, lambda: pack_weights8(filters(), tile.bk)),
         *packed_factors(f"{key}|{name} {shape} {per} {shift}", shape, classes, types8.border, numbers),
@@ -204,7 +204,7 @@ def product_plan(
                     bias=biases,
                     output=View(args.outputs[0], shape.k),
                     residual=residual,
-                    finish=finish,
+                    post_ops=post_ops,
                     types8=types8,
                     scales=scales,
                 ),

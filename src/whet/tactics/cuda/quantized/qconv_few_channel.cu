@@ -1,15 +1,15 @@
-// A convolution of integers with few channels (32 or 64, in and out) and several taps, strides of 1 or 2: what the image's tile needs comes
-// into shared memory once, by bulk copies, and is read where it lies for every tap (rows of C bytes, swizzled; with a stride of 2 even and
-// odd columns lie apart, so that neighbouring results read neighbouring rows). Weights are the tall operand, see weights_as_a.cuh.
-// Pixels outside the image become the zero point before the products, so one bias does for all.
-// Constants: C (bytes of a pixel, 32 or 64), KC (channels out), R, S, STRIDE, PAD_H, PAD_W (in front), BN (results of a row of the tile), TALL
-// (passes of 64 / KC rows of results), RESIDUAL (0 none, 3 i8, 4 u8), LATE (it is added behind the activation), IN8, TO, ACT, FOLD 1, BLOCKS,
+// A convolution of integers with few channels (32 or 64, in and out) and several taps, strides of 1 or 2: the input of a tile is copied
+// to shared memory once, by bulk copies, and read in place for every tap (rows of C bytes, swizzled; with a stride of 2 even and odd
+// columns are stored separately, so that adjacent results read adjacent rows). Weights are operand A, see weights_as_a.cuh.
+// Pixels outside the image become the zero point before the products, so one bias applies to all results.
+// Constants: C (bytes of a pixel, 32 or 64), KC (output channels), R, S, STRIDE, PAD_H, PAD_W (leading), BN (results per row of the tile), TALL
+// (passes of 64 / KC result rows), RESIDUAL (0 none, 3 i8, 4 u8), LATE (added after the activation), IN8, TO, ACT, FOLD 1, BLOCKS,
 // WEIGHTS_AS_A 1.
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
 
-constexpr int WIDE = BN;                                            // pixels of a row that is stored
+constexpr int WIDE = BN;                                            // pixels of a stored row
 #include "weights_as_a.cuh"
 
 constexpr int LINES = TALL * SIDE, ROWS = (LINES - 1) * STRIDE + R; // of results, and of the image

@@ -73,12 +73,12 @@ class QConvFewChannel(QuantizedTactic):
             return "takes convolutions of two spatial axes and one group"
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return "stores integers"
-        made = match_quantized_epilogue(parts)
-        if isinstance(made, str):
-            return made
-        if not folds(made, parts.stores.dtype.name):
+        epilogue = match_quantized_epilogue(parts)
+        if isinstance(epilogue, str):
+            return epilogue
+        if not folds(epilogue, parts.stores.dtype.name):
             return "takes a Clip or SiLU"
-        if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in INT8_TYPES):
+        if epilogue.residual is not None and (epilogue.residual not in parts.reads or parts.reads[epilogue.residual].dtype.name not in INT8_TYPES):
             return "adds integers"
         return why_not_weighted(parts)
 
@@ -98,11 +98,11 @@ class QConvFewChannel(QuantizedTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
-        made = match_quantized_epilogue(parts)
-        assert not isinstance(made, str)
-        fit = [t for t in tiles8(conv_shape_of(parts)) if t.fits(made.residual is not None)]
+        epilogue = match_quantized_epilogue(parts)
+        assert not isinstance(epilogue, str)
+        fit = [t for t in tiles8(conv_shape_of(parts)) if t.fits(epilogue.residual is not None)]
         good = [t for t in fit if replace(t, blocks=t.blocks + 2) not in fit]  # as many blocks as fit, and one less
-        ahead(backend, [text("qconv_few_channel.cu", t.constants(parts, made)) for t in good])
+        ahead(backend, [text("qconv_few_channel.cu", t.constants(parts, epilogue)) for t in good])
         return [(("wide", t.wide), ("tall", t.tall), ("blocks", t.blocks)) for t in good]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -118,7 +118,7 @@ class QConvFewChannel(QuantizedTactic):
         constants = tile.constants(parts, made)
         tiles_y, tiles_x = -(-s.p // tile.lines), -(-s.q // tile.wide)
         tiles, stride = s.n * tiles_y * tiles_x, s.stride[0]
-        numbers, out, finish = stem_factors(parts, made, s, signature.outputs[0].dtype.name)
+        numbers, out, post_ops = stem_factors(parts, made, s, signature.outputs[0].dtype.name)
         outside = (parts.reads[x].zero & 0xFF) * 0x01010101
         rows = packed_array(
             f"{weights.constant().digest}|narrow 8 bits {stride}", tile.steps * THREADS * 16, lambda: few_channel_registers(weight_bytes(weights), s)
@@ -130,7 +130,7 @@ class QConvFewChannel(QuantizedTactic):
             pixels = tensormap.tiled(args.inputs[x], "u8", image, (pair, s.w * s.c, s.h * s.w * s.c), (s.c, tile.columns, tile.rows, 1))
             residual = 0 if made.residual is None else args.inputs[made.residual]
             sizes = (s.h, s.w // stride, s.p, s.q, tiles_y, tiles_x, tiles)
-            ends = (finish.activation[1:], out.per_step, out.zero, out.add_step, outside & 0xFFFFFFFF)
+            ends = (post_ops.activation[1:], out.per_step, out.zero, out.add_step, outside & 0xFFFFFFFF)
             arguments = QConvFewChannelArguments(pixels, WeightFields.of(args, s.k), residual, args.outputs[0], *sizes, *ends)
             return launches("qconv_few_channel", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
 
@@ -185,15 +185,16 @@ class FewChannelIntegerTile:
         registers = self.wide // 2 + self.steps * 4 + 44 + (-(-self.wide * 4 // THREADS) * 4 if added else 0)
         return max(self.columns, self.rows) <= 256 and held(registers, self.shared, self.blocks)
 
-    def constants(self, parts: Parts, made: Epilogue) -> dict[str, int]:
+    def constants(self, parts: Parts, epilogue: Epilogue) -> dict[str, int]:
         """The macros of the instance."""
         s, stores = self.shape, parts.stores
         assert stores is not None
-        other = 0 if made.residual is None else TYPES[parts.reads[made.residual].dtype.name]
+        other = 0 if epilogue.residual is None else TYPES[parts.reads[epilogue.residual].dtype.name]
         return {
             "C": s.c, "KC": s.k, "R": s.r, "S": s.s, "STRIDE": s.stride[0], "PAD_H": s.pad[0], "PAD_W": s.pad[1], "BN": self.wide,
-            "TALL": self.tall, "RESIDUAL": other, "LATE": int(made.finish.residual == 2), "IN8": TYPES[parts.reads[parts.source_index()].dtype.name],
-            "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[made.finish.activation[0]], "FOLD": 1, "BLOCKS": self.blocks, "WEIGHTS_AS_A": 1,
+            "TALL": self.tall, "RESIDUAL": other, "LATE": int(epilogue.post_ops.residual == 2),
+            "IN8": TYPES[parts.reads[parts.source_index()].dtype.name],
+            "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[epilogue.post_ops.activation[0]], "FOLD": 1, "BLOCKS": self.blocks, "WEIGHTS_AS_A": 1,
         }  # fmt: skip
 
 

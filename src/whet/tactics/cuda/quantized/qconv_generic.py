@@ -49,12 +49,13 @@ class QConvGeneric(QuantizedTactic):
         if isinstance(parts, str):
             return parts
         conv = parts.head.op == "Conv"
-        made = match_quantized_epilogue(parts, 1 if conv else layer.outputs[0].type.rank - 1)
-        if isinstance(made, str):
-            return made
+        epilogue = match_quantized_epilogue(parts, 1 if conv else layer.outputs[0].type.rank - 1)
+        if isinstance(epilogue, str):
+            return epilogue
         group = int(parts.head.attrs["group"]) if conv else 1
         s = conv_shape_of(parts) if conv else rows_of(parts)
-        if machine_has(backend, "wgmma") and group == 1 and s.c > 4 and no_tensor_cores(pairs(s) if conv else s, made.residual is None, 1) is None:
+        fits_tensor_cores = machine_has(backend, "wgmma") and group == 1 and s.c > 4
+        if fits_tensor_cores and no_tensor_cores(pairs(s) if conv else s, epilogue.residual is None, 1) is None:
             return "a tensor-core kernel takes this"
         return None
 
@@ -63,9 +64,9 @@ class QConvGeneric(QuantizedTactic):
         if isinstance(parts, str):
             raise PlanRefused(parts)
         conv = parts.head.op == "Conv"
-        made = match_quantized_epilogue(parts, 1 if conv else layer.outputs[0].type.rank - 1)
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue = match_quantized_epilogue(parts, 1 if conv else layer.outputs[0].type.rank - 1)
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         s: ConvShape = conv_shape_of(parts) if conv else rows_of(parts)
         group = int(parts.head.attrs["group"]) if conv else 1
         x, w, b = parts.operand_indices()
@@ -77,26 +78,26 @@ class QConvGeneric(QuantizedTactic):
 
         def numbers() -> Factors:
             factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))
-            return Factors(factor.astype(np.float32), made.bias(bias, s.k)[None], np.zeros(0, np.uint16))
+            return Factors(factor.astype(np.float32), epilogue.bias(bias, s.k)[None], np.zeros(0, np.uint16))
 
-        key = f"{key_of(parts, made)}|direct {conv} {s}"
+        key = f"{key_of(parts, epilogue)}|direct {conv} {s}"
         packed = (
             packed_array(f"{key} weights", int(np.prod(static_shape(weights.shape))) * 4, filters),
             packed_factors(key, s, 1, False, numbers)[0],
         )
-        kind = made.finish.activation[0]
-        stored, reads, out = signature.outputs[0].dtype.name, parts.reads[x], Output.of(parts, made)
-        added = stored if made.residual is None else signature.needs(made.residual).dtype.name
+        kind = epilogue.post_ops.activation[0]
+        stored, reads, out = signature.outputs[0].dtype.name, parts.reads[x], Output.of(parts, epilogue)
+        added = stored if epilogue.residual is None else signature.needs(epilogue.residual).dtype.name
         constants = {"FROM": TYPES[reads.dtype.name], "TO": TYPES[stored], "ADD": TYPES[added], "FACTOR": 1, "ACT": ACTIVATIONS[kind]}
         count = s.m * s.k
 
         def make(args: Args) -> list:
-            residual = 0 if made.residual is None else args.inputs[made.residual]
+            residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             arguments = ConvGenericArguments.of(
                 s,
                 group,
                 addresses=(args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0]),
-                finish=made.finish,
+                post_ops=epilogue.post_ops,
                 in_zero=float(reads.zero),
                 per_step=out.per_step,
                 zero=out.zero,

@@ -89,8 +89,8 @@ class QConvSum(Tactic):
         steps = found.steps(bk)
         every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _able(c))
         order = varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
-        kind, finish = SecondInput.kind(s), found.last.ends()[3]
-        how = Features(im2col=not found.first.shape.plain, activation=finish.activation[0], types8=found.types8(), pair=kind, between=True)
+        kind, post_ops = SecondInput.kind(s), found.last.ends()[3]
+        how = Features(im2col=not found.first.shape.plain, activation=post_ops.activation[0], types8=found.types8(), pair=kind, between=True)
         ahead(backend, [conv_source(c, how) for c in order])
         return [as_config(c) for c in order]
 
@@ -101,7 +101,7 @@ class QConvSum(Tactic):
         a, b, steps = found.first.shape, found.last.shape, found.steps(tile.bk)
         if not _able(tile) or tile.hold not in (0, steps):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs with separate accumulators")
-        (_, _, inner, _), (_, _, out, finish) = found.first.ends(), found.last.ends()
+        (_, _, inner, _), (_, _, out, post_ops) = found.first.ends(), found.last.ends()
         key = "+".join(h.parts.view.needs(h.parts.operand_indices()[1]).constant().digest for h in (found.first, found.last))
         rows = -(-b.k // 32) * 32 * steps * tile.bk
         packed = (
@@ -122,7 +122,7 @@ class QConvSum(Tactic):
                         weights=weights,
                         bias=numbers,
                         output=View(args.outputs[0], b.k),
-                        finish=finish,
+                        post_ops=post_ops,
                         types8=found.types8(),
                         scales=Scales(found.last.factor(numbers), 0, out.per_step, out.zero, out.add_step, out.add_shift, bias_count(b.k)),
                         second=SecondInput(b, View(args.inputs[found.y], b.c), between),
@@ -148,7 +148,7 @@ def _sum_of(layer: Layer) -> _Sum | str:
     (first, last), body, fed = halves, layer.regions["body"], {t: i for i, t in enumerate(layer.inputs)}
     if last.added is not body.layers[0].outputs[0] or first.added is not None or first.reads not in fed or last.reads not in fed:
         return "the second convolution does not add the first, or reads it"
-    if first.made.finish.activation[0] != "clip" or has_border(first.parts, first.shape):
+    if first.epilogue.post_ops.activation[0] != "clip" or has_border(first.parts, first.shape):
         return "the first has an activation, or padding other than the integer 0"
     s = last.shape
     if (s.r, s.s, *s.pad) != (1, 1, 0, 0, 0, 0):

@@ -54,7 +54,7 @@ class QConvThenPointwise(Tactic):
         if isinstance(both, str):
             return []
         found = tiles_of(both.first.shape, both.product.shape.k, backend.capabilities.multiprocessors, 1)[:MAX_CONFIGS]
-        inner, last = (h.made.finish.activation[0] for h in (both.first, both.product))
+        inner, last = (h.epilogue.post_ops.activation[0] for h in (both.first, both.product))
         ahead(backend, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in found])
         return [as_config(t) for t in found]
 
@@ -65,7 +65,7 @@ class QConvThenPointwise(Tactic):
         s, k = both.first.shape, both.product.shape.k
         if reason := unfit(tile, s, k):
             raise PlanRefused(reason)
-        (_, _, inner, between), (_, _, out, finish) = both.first.ends(), both.product.ends()
+        (_, _, inner, between), (_, _, out, post_ops) = both.first.ends(), both.product.ends()
 
         def make(args: Args) -> list:
             weights, numbers, weights2, numbers2 = args.packed
@@ -74,7 +74,7 @@ class QConvThenPointwise(Tactic):
             integers = replace(_types(both), scales=scales)
             residual = 0 if both.residual is None else args.inputs[both.residual]
             addresses = (args.inputs[both.x], weights, numbers, weights2, numbers2, args.outputs[0])
-            return [product_launch(tile, s, k, addresses, residual, between.activation, finish, False, layer.name, integers)]
+            return [product_launch(tile, s, k, addresses, residual, between.activation, post_ops, False, layer.name, integers)]
 
         packed = (*both.first.packed(), *both.product.packed())
         return GpuKernel(layer, signature, make, implementation=f"wgmma then wgmma {both.first.stored} {tile}", packed=packed, rtol=0.0)

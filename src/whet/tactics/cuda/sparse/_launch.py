@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import Kernel, Launch, Module
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, TensorMap
 from whet.tactics.cuda._device.source import ACTIVATIONS
 from whet.tactics.cuda.conv._conv import NO_POST_OPS, TYPES, ConvShape, PostOps, View, pack_weights
 from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES, compress, pair_rows, register_metadata
@@ -47,6 +47,40 @@ class Scales:
     zero: float = 0.0
     add_step: float = 1.0
     add_shift: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseArguments(Arguments, kernel="sparse.cu"):
+    """The structure that the kernel takes."""
+
+    a: TensorMap  # values
+    b: TensorMap  # input
+    d: TensorMap  # output
+    r: TensorMap  # residual
+    metadata: ConstPointer  # [K step][64 rows][128 threads][REGISTERS] of u32
+    bias: ConstFloatPointer  # [channel], filled up to whole tiles
+    factor: ConstFloatPointer  # 8-bit input: real value of a step of the accumulator, [channel]
+    steps: Int32  # K steps: all
+    tap_steps: Int32  # K steps of one filter tap
+    taps_w: Int32  # filter width
+    pixels: Int32  # output pixels of an image
+    width: Int32  # output width
+    stride_h: Int32
+    stride_w: Int32
+    pad_h: Int32
+    pad_w: Int32
+    dil_h: Int32
+    dil_w: Int32
+    row_tiles: Int32  # 64-row tiles of the metadata
+    units: Int32  # clusters of tiles in all
+    units_m: Int32  # and along the channels
+    tiles_n: Int32  # pixel tiles
+    group: Int32  # units along the channels that are computed for one pixel tile after the other: locality in L2
+    act: ActivationParameters
+    per_step: Float32  # 8-bit results: steps of a real value
+    zero: Float32  # zero point
+    add_step: Float32  # 8-bit residual: real = integer * step + shift
+    add_shift: Float32
 
 
 @dataclass(frozen=True)
@@ -95,9 +129,9 @@ def pack_floats(tile: SparseTile, bias: np.ndarray, factor: np.ndarray | None = 
     return out
 
 
-def sparse_constants(tile: SparseTile, types: Types, im2col: bool, finish: PostOps) -> dict[str, int]:
+def sparse_constants(tile: SparseTile, types: Types, im2col: bool, post_ops: PostOps) -> dict[str, int]:
     """The macros of an instance."""
-    size, residual = types.out_size, finish.residual > 0
+    size, residual = types.out_size, post_ops.residual > 0
     return {
         "WGS": tile.wgs,
         "MI": tile.mi,
@@ -110,13 +144,14 @@ def sparse_constants(tile: SparseTile, types: Types, im2col: bool, finish: PostO
         "PX": tile.chunk_pixels(size),
         "BUFFERS": tile.buffers(size, residual),
         "IM2COL": int(im2col),
-        "ACT": ACTIVATIONS[finish.activation[0]],
-        "RESIDUAL": finish.residual,
+        "ACT": ACTIVATIONS[post_ops.activation[0]],
+        "RESIDUAL": post_ops.residual,
         "IN": TYPES[types.source],
         "TO": TYPES[types.result],
         "ADD": TYPES[types.residual or types.result],
         "FOLD": int(types.fold),
         "BF16": int(types.result == "bf16"),
+        **tile.shared_memory(types.in_size, size, residual).constants(),
     }
 
 
@@ -141,7 +176,7 @@ def sparse_launch(
     types: Types,
     *,
     residual: View | None = None,
-    finish: PostOps = NO_POST_OPS,
+    post_ops: PostOps = NO_POST_OPS,
     scales: Scales | None = None,
     multiprocessors: int = 132,
     label: str = "",
@@ -161,36 +196,41 @@ def sparse_launch(
     channels = padded_rows(tile, shape.k)
     units_m, tiles_n = channels // (tile.bm * tile.cluster), -(-shape.m // tile.bn)
     n8 = Scales() if scales is None else scales
-    args = a + b + d + r + struct.pack(
-        "<3Q16i6f",
-        packed.metadata,
-        packed.floats,
-        packed.floats + channels * 4,
-        steps,
-        steps // (shape.r * shape.s),
-        shape.s,
-        shape.p * shape.q,
-        shape.q,
-        *shape.stride,
-        shape.pad[0],
-        shape.pad[1],
-        *shape.dilation,
-        channels // ROWS,
-        units_m * tiles_n,
-        units_m,
-        tiles_n,
-        band_of(tile, size, units_m, multiprocessors),
-        *finish.activation[1:],
-        n8.per_step,
-        n8.zero,
-        n8.add_step,
-        n8.add_shift,
-    )  # fmt: skip
+    arguments = SparseArguments(
+        a=a,
+        b=b,
+        d=d,
+        r=r,
+        metadata=packed.metadata,
+        bias=packed.floats,
+        factor=packed.floats + channels * 4,
+        steps=steps,
+        tap_steps=steps // (shape.r * shape.s),
+        taps_w=shape.s,
+        pixels=shape.p * shape.q,
+        width=shape.q,
+        stride_h=shape.stride[0],
+        stride_w=shape.stride[1],
+        pad_h=shape.pad[0],
+        pad_w=shape.pad[1],
+        dil_h=shape.dilation[0],
+        dil_w=shape.dilation[1],
+        row_tiles=channels // ROWS,
+        units=units_m * tiles_n,
+        units_m=units_m,
+        tiles_n=tiles_n,
+        group=band_of(tile, size, units_m, multiprocessors),
+        act=post_ops.activation[1:],
+        per_step=n8.per_step,
+        zero=n8.zero,
+        add_step=n8.add_step,
+        add_shift=n8.add_shift,
+    )
     grid = min(units_m * tiles_n, multiprocessors * tile.blocks // tile.cluster) * tile.cluster
-    finish = finish if residual is not None else PostOps(finish.activation)
-    constants = sparse_constants(tile, types, not shape.plain, finish)
+    post_ops = post_ops if residual is not None else PostOps(post_ops.activation)
+    constants = sparse_constants(tile, types, not shape.plain, post_ops)
     kernel = _loaded(tuple(sorted(constants.items())), tile.shared(size, types.out_size, residual is not None))
-    return Launch(kernel, (grid, 1, 1), tile.threads, args + bytes(-len(args) % 64), cluster=tile.cluster, label=label)
+    return Launch(kernel, (grid, 1, 1), tile.threads, arguments.pack(), cluster=tile.cluster, label=label)
 
 
 def input_map(shape: ConvShape, x: View, dtype: str, size: int, pixels: int) -> bytes:

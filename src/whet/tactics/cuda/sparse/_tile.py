@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from itertools import product
 
 from whet.tactics._base import Config, PlanRefused
+from whet.tactics.cuda._device.arguments import SharedMemory
 
 SHARED_LIMIT = 227 * 1024  # bytes that a block may have on Hopper
 STEP_BYTES = 128  # of a pixel in a K step
@@ -59,12 +60,23 @@ class SparseTile:
         chunks = self.mi * self.bn // self.chunk_pixels(out_size)
         return chunks if residual else min(2, chunks)
 
+    def shared_memory(self, in_size: int, out_size: int, residual: bool) -> SharedMemory:
+        """Dynamic shared memory: the ring's slots of input, values and metadata, staging buffers of results, and barriers of 8 bytes."""
+        metadata, buffers = self.bm // 64 * 512 * (2 if in_size == 1 else 1), self.wgs * self.buffers(out_size, residual)
+        return (
+            SharedMemory()
+            .region("input", self.stages * self.bn * STEP_BYTES)
+            .region("values", self.stages * self.bm * 64)
+            .region("results", buffers * self.chunk_pixels(out_size) * 64 * out_size)
+            .region("metadata", self.stages * metadata)
+            .region("full", self.stages * 8)
+            .region("empty", self.stages * 8)
+            .region("residual", buffers * 8)
+        )
+
     def shared(self, in_size: int, out_size: int, residual: bool) -> int:
-        """Bytes of dynamic shared memory, alignment included; mirrors the layout in sparse.cu."""
-        metadata = self.bm // 64 * 512 * (2 if in_size == 1 else 1)
-        ring = self.stages * (self.bm * 64 + self.bn * STEP_BYTES + metadata + 16)
-        buffers = self.wgs * self.buffers(out_size, residual)
-        return 1024 + ring + buffers * (self.chunk_pixels(out_size) * 64 * out_size + 8)
+        """Bytes of dynamic shared memory, alignment included."""
+        return self.shared_memory(in_size, out_size, residual).nbytes
 
     def why_invalid(self, in_size: int, out_size: int, residual: bool) -> str | None:
         """Why a Hopper multiprocessor cannot hold `blocks` of these, or None."""

@@ -68,12 +68,12 @@ def unfit_shape(shape: ConvShape, types: Types) -> str | None:
     return None
 
 
-def sparse_configs(shape: ConvShape, types: Types, finish: PostOps, backend: Backend) -> Sequence[Config]:
+def sparse_configs(shape: ConvShape, types: Types, post_ops: PostOps, backend: Backend) -> Sequence[Config]:
     """Tiles for a shape, the most promising first; a real GPU's backend compiles them in the background."""
     steps = shape.steps(step_elements(types.in_size))
-    found = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, finish.residual > 0, backend.capabilities.multiprocessors)
+    found = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, post_ops.residual > 0, backend.capabilities.multiprocessors)
     tiles = varied_tiles(found, MAX_CONFIGS)
-    ahead(backend, [sparse_text(sparse_constants(t, types, not shape.plain, finish)) for t in tiles])
+    ahead(backend, [sparse_text(sparse_constants(t, types, not shape.plain, post_ops)) for t in tiles])
     return [t.config for t in tiles]
 
 
@@ -117,8 +117,8 @@ def launch_of(
     shape: ConvShape,
     types: Types,
     x: int,
-    made: Epilogue,
-    finish: PostOps,
+    epilogue: Epilogue,
+    post_ops: PostOps,
     args: Args,
     backend: Backend,
     scales: Scales | None = None,
@@ -132,8 +132,8 @@ def launch_of(
             Packed24(*args.packed),
             View(args.outputs[0], shape.k),
             types,
-            residual=None if made.residual is None else View(args.inputs[made.residual], shape.k),
-            finish=finish,
+            residual=None if epilogue.residual is None else View(args.inputs[epilogue.residual], shape.k),
+            post_ops=post_ops,
             scales=scales,
             multiprocessors=backend.capabilities.multiprocessors,
             label=layer.name,

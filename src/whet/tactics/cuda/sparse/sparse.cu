@@ -20,6 +20,8 @@ constexpr int PARTS = BN / PX, CHUNKS = MI * PARTS;
 constexpr u32 CHUNK_BYTES = PX * OUT_ROW;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + (REGS ? 128 : 32);
 static_assert(BN % PX == 0 && PX % (OUT_SIZE == 1 ? 32 : 16) == 0 && BN / CLUSTER % 8 == 0 && BN <= 256 && TO != 0, "tile");
+static_assert(SHARED_VALUES - SHARED_INPUT == STAGES * B_BYTES && SHARED_RESULTS - SHARED_VALUES == STAGES * A_BYTES &&
+              SHARED_METADATA - SHARED_RESULTS == WGS * BUFFERS * CHUNK_BYTES && SHARED_FULL - SHARED_METADATA == STAGES * META_BYTES, "shared memory");
 static_assert(!RESIDUAL || BUFFERS == CHUNKS, "the whole residual tile is loaded ahead");
 #if IN == 3 || IN == 4
 typedef int Sum;
@@ -27,22 +29,7 @@ typedef int Sum;
 typedef float Sum;
 #endif
 
-struct Args {
-    TensorMap a, b, d, r;        // values, input, output, residual
-    const u8* metadata;          // [K step][64 rows][128 threads][REGISTERS] of u32
-    const float* bias;           // [channel], filled up to whole tiles
-    const float* factor;         // 8-bit input: real value of a step of the accumulator, [channel]
-    int steps, tap_steps;        // K steps: all, of one filter tap
-    int taps_w;                  // filter width
-    int pixels, width;           // output pixels of an image, output width
-    int stride_h, stride_w, pad_h, pad_w, dil_h, dil_w;
-    int row_tiles;               // 64-row tiles of the metadata
-    int units, units_m, tiles_n; // clusters of tiles in all and along the channels; pixel tiles
-    int group;                   // units along the channels that are computed for one pixel tile after the other: locality in L2
-    Act act;
-    float per_step, zero;        // 8-bit results: steps of a real value, zero point
-    float add_step, add_shift;   // 8-bit residual: real = integer * step + shift
-};
+#include "arguments"
 
 struct Tile {
     int m0, n0;  // first channel and pixel
@@ -131,8 +118,8 @@ DEV u32 finish_four(const Args& p, float (&v)[4], u32 residual) {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sparse(const __grid_constant__ Args p) {
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u;
-    const u32 ring_b = base, ring_a = ring_b + STAGES * B_BYTES, stage = ring_a + STAGES * A_BYTES;
-    const u32 ring_meta = stage + WGS * BUFFERS * CHUNK_BYTES, full = ring_meta + STAGES * META_BYTES, empty = full + STAGES * 8, res_full = empty + STAGES * 8;
+    const u32 ring_b = base + SHARED_INPUT, ring_a = base + SHARED_VALUES, stage = base + SHARED_RESULTS, ring_meta = base + SHARED_METADATA;
+    const u32 full = base + SHARED_FULL, empty = base + SHARED_EMPTY, res_full = base + SHARED_RESIDUAL;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
     const bool one = elect();
     const int rank = CLUSTER > 1 ? blockIdx.x % CLUSTER : 0, first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
@@ -226,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sparse(const __gri
                 if (CLUSTER == 1 && t == 0) barrier_arrive(empty + 8 * which);
             };
             // Products read their metadata registers when they run, not when they are issued, and the compiler does not wait for that: two
-            // sets take turns, and `keep` holds a set until the products that read it are complete.
+            // sets alternate, and `keep` holds a set until the products that read it are complete.
             u32 meta[2][MI][2] = {};
             for (int k2 = 0; k2 < p.steps; k2 += 2) {
 #pragma unroll

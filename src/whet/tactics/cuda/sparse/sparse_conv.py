@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,21 +25,21 @@ class SparseTactic(Tactic):
     An input of infinity or NaN is not multiplied by a weight of zero; a dense product gives NaN there.
     """
 
+    @abstractmethod
     def filters(self, layer: Layer) -> np.ndarray:
         """The weights as [output channel, input channel, height, width]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shape(self, layer: Layer) -> ConvShape:
         """The sizes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unfit(self, layer: Layer) -> str | None:
         """Why the layer is none of those that the tactic computes, whatever its weights, or None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def channel_axis(self, layer: Layer) -> int:
         """The axis of the output channels."""
-        raise NotImplementedError
 
     def match_epilogue(self, layer: Layer) -> Epilogue | str:
         """The epilogue, or why the kernel cannot compute it."""
@@ -56,7 +57,7 @@ class SparseTactic(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         end = self.match_epilogue(layer)
-        return [] if isinstance(end, str) else sparse_configs(self.shape(layer), _types(signature.outputs[0].dtype), end.finish, backend)
+        return [] if isinstance(end, str) else sparse_configs(self.shape(layer), _types(signature.outputs[0].dtype), end.post_ops, backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         end, shape, dtype = self.match_epilogue(layer), self.shape(layer), signature.outputs[0].dtype
@@ -77,7 +78,7 @@ class SparseTactic(Tactic):
         )
 
         def make(args: Args) -> list:
-            return launch_of(layer, tile, shape, types, x, end, end.finish, args, backend)
+            return launch_of(layer, tile, shape, types, x, end, end.post_ops, args, backend)
 
         return GpuKernel(layer, signature, make, implementation=f"sparse wgmma {tile}", packed=packed)
 

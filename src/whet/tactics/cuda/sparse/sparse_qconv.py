@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,25 +42,25 @@ class SparseQuantizedTactic(QuantizedTactic):
     float8 = True
     format = "linear"
 
+    @abstractmethod
     def filters(self, parts: Parts) -> np.ndarray:
         """The weights as [output channel, input channel, height, width], int8 or float8."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shape(self, parts: Parts) -> ConvShape:
         """The sizes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def channels(self, parts: Parts) -> tuple[Any, Any]:
         """Input and output channels, possibly symbolic."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wrong_kind(self, parts: Parts) -> str | None:
         """Why the layer is none of those that the tactic computes, whatever its weights, or None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def channel_axis(self, layer: Layer) -> int:
         """The axis of the output channels."""
-        raise NotImplementedError
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         reason = self.wrong_kind(parts) or why_not_weighted(parts) or unfit_float8(parts, self.channels(parts))
@@ -98,7 +99,7 @@ class SparseQuantizedTactic(QuantizedTactic):
         assert isinstance(parts, Parts)
         end = match_quantized_epilogue(parts, self.channel_axis(layer))
         assert isinstance(end, Epilogue)
-        return sparse_configs(self.shape(parts), self._types(parts, end, signature), end.finish, backend)
+        return sparse_configs(self.shape(parts), self._types(parts, end, signature), end.post_ops, backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
@@ -111,11 +112,11 @@ class SparseQuantizedTactic(QuantizedTactic):
         tile = tile_of(config, types, end.residual is not None)
         x, w, b = parts.operand_indices()
         bias = None if b is None else parts.view.inputs[b]
-        out, per, shift, finish = Output.of(parts, end), 1.0, 0.0, end.finish
+        out, per, shift, post_ops = Output.of(parts, end), 1.0, 0.0, end.post_ops
         if types.fold and types.result == FLOAT8:
-            per, out, finish = folded_float8(out, end)
+            per, out, post_ops = folded_float8(out, end)
         elif types.fold:
-            per, shift, out, finish = folded(out, end, types.result)
+            per, shift, out, post_ops = folded(out, end, types.result)
 
         def floats() -> tuple[np.ndarray, np.ndarray]:
             found = factors(parts, end, self.filters(parts).astype(np.float32), shape, bias).times(per, shift)
@@ -128,7 +129,7 @@ class SparseQuantizedTactic(QuantizedTactic):
         scales = Scales(out.per_step, out.zero, out.add_step, out.add_shift)
 
         def make(args: Args) -> list:
-            return launch_of(layer, tile, shape, types, x, end, finish, args, backend, scales)
+            return launch_of(layer, tile, shape, types, x, end, post_ops, args, backend, scales)
 
         rtol = 0.0 if types.result in INT8_TYPES else RTOL.get(types.result, 0.0)
         if FLOAT8 in (types.source, types.result):

@@ -108,19 +108,19 @@ def integer_stem_reason(s: ConvShape, backend: Backend) -> str | None:
 
 
 def integer_stem_kernel(
-    layer: Layer, parts: Parts, made: Epilogue, signature: Signature, config: Config, backend: Backend, image: int, step: float | None = None
+    layer: Layer, parts: Parts, epilogue: Epilogue, signature: Signature, config: Config, backend: Backend, image: int, step: float | None = None
 ) -> GpuKernel:
     """The kernel that reads input `image`: integers, or floats that it quantizes with this `step`."""
     s, tile, stored = conv_shape_of(parts), {k: int(v) for k, v in config}, signature.outputs[0].dtype.name
-    packed, out, finish = packed_integer_stem(parts, made, s, stored)
+    packed, out, post_ops = packed_integer_stem(parts, epilogue, s, stored)
     row = integer_stem_row(s)
-    constants = integer_stem_constants(parts, made, s, tile, signature.inputs[image], stored, floats=step is not None)
+    constants = integer_stem_constants(parts, epilogue, s, tile, signature.inputs[image], stored, floats=step is not None)
     tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
     tiles = s.n * tiles_h * tiles_w
 
     def make(args: Args) -> list:
         box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
-        arguments = integer_arguments(parts, finish, s, out, args, args.inputs[image], StemSizes.of(s, tiles_h, tiles_w), box, step)
+        arguments = integer_arguments(parts, post_ops, s, out, args, args.inputs[image], StemSizes.of(s, tiles_h, tiles_w), box, step)
         grid, shared = min(tiles, backend.capabilities.multiprocessors * tile["blocks"]), integer_stem_shared(s, tile["th"], tile["tw"])
         return [launch("stem", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
 
@@ -138,7 +138,7 @@ def integer_stem_shared(s: ConvShape, th: int, tw: int) -> int:
     return _shared(_wide(s), th, tw, _taps(s))
 
 
-def packed_integer_stem(parts: Parts, made: Epilogue, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, PostOps]:
+def packed_integer_stem(parts: Parts, epilogue: Epilogue, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, PostOps]:
     """Filters and factors as stem.cu reads them, the output's quantization, and the activation."""
     weights = parts.view.inputs[parts.operand_indices()[1]]
     assert weights is not None
@@ -152,11 +152,11 @@ def packed_integer_stem(parts: Parts, made: Epilogue, s: ConvShape, stored: str)
         out[:, : side[0].size] = side.reshape(s.k, -1)
         return pack_weights8(out[:, :, None, None], row)
 
-    numbers, out, finish = stem_factors(parts, made, s, stored)
-    return (packed_array(f"{weights.constant().digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, finish
+    numbers, out, post_ops = stem_factors(parts, epilogue, s, stored)
+    return (packed_array(f"{weights.constant().digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, post_ops
 
 
-def stem_factors(parts: Parts, made: Epilogue, s: ConvShape, stored: str) -> tuple[Packed, Output, PostOps]:
+def stem_factors(parts: Parts, epilogue: Epilogue, s: ConvShape, stored: str) -> tuple[Packed, Output, PostOps]:
     """Biases and factors (bias_count(k) floats each), the output's quantization, and the activation. Pixels outside the image are the zero point."""
     x, w, b = parts.operand_indices()
     weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
@@ -166,18 +166,18 @@ def stem_factors(parts: Parts, made: Epilogue, s: ConvShape, stored: str) -> tup
     def numbers() -> Factors:  # all taps count, for every pixel
         factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))
         taken = zero * factor * np.asarray(weights.array(), np.float64).sum(axis=(1, 2, 3))
-        found = Factors(factor.astype(np.float32), (made.bias(bias, s.k) - taken)[None], np.zeros(0, np.uint16))
+        found = Factors(factor.astype(np.float32), (epilogue.bias(bias, s.k) - taken)[None], np.zeros(0, np.uint16))
         return found.times(per, shift)
 
-    out, per, shift, finish = Output.of(parts, made), 1.0, 0.0, made.finish
-    if folds(made, stored):
-        per, shift, out, finish = folded(out, made, stored)
-    return packed_factors(f"{key_of(parts, made)}|first {s} {per} {shift}", s, 1, False, numbers)[0], out, finish
+    out, per, shift, post_ops = Output.of(parts, epilogue), 1.0, 0.0, epilogue.post_ops
+    if folds(epilogue, stored):
+        per, shift, out, post_ops = folded(out, epilogue, stored)
+    return packed_factors(f"{key_of(parts, epilogue)}|first {s} {per} {shift}", s, 1, False, numbers)[0], out, post_ops
 
 
 def integer_arguments(
     parts: Parts,
-    finish: PostOps,
+    post_ops: PostOps,
     s: ConvShape,
     out: Output,
     args: Args,
@@ -194,7 +194,7 @@ def integer_arguments(
         image,
         args.outputs[0],
         sizes,
-        act=finish.activation[1:],
+        act=post_ops.activation[1:],
         per_step=out.per_step,
         zero=out.zero,
         in_zero=parts.reads[parts.source_index()].zero,
@@ -214,15 +214,15 @@ def _wide(s: ConvShape) -> ConvShape:
 
 
 def integer_stem_constants(
-    parts: Parts, made: Epilogue, s: ConvShape, tile: dict[str, int], source: Operand | None, stores: str, *, floats: bool = False
+    parts: Parts, epilogue: Epilogue, s: ConvShape, tile: dict[str, int], source: Operand | None, stores: str, *, floats: bool = False
 ) -> dict[str, int]:
     """The macros of an instance; `floats`: the kernel quantizes a float image."""
     kind = TYPES[parts.reads[parts.source_index()].dtype.name]
-    fixed = {"BN": _columns(s), "TAPS": _taps(s), "PAIRS": 0, "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
+    fixed = {"BN": _columns(s), "TAPS": _taps(s), "PAIRS": 0, "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(epilogue, stores)), "IN8": kind}
     if floats:
         assert source is not None, "the kernel quantizes the image, so the image is stored"
         fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}
-    return {**stem_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}
+    return {**stem_constants(s, tile, epilogue.post_ops.activation[0], source, "f16"), **fixed}
 
 
 def _chunks(s: ConvShape) -> int:

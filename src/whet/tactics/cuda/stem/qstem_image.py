@@ -47,11 +47,12 @@ class QStemImage(Tactic):
         assert isinstance(found, Image)
         configs, source, stores = integer_stem_configs(found.shape), signature.inputs[found.image], signature.outputs[0].dtype.name
         tiles = ({k: int(v) for k, v in c} for c in configs)
-        ahead(backend, [text("stem.cu", integer_stem_constants(found.parts, found.made, found.shape, t, source, stores, floats=True)) for t in tiles])
+        parts, epilogue, shape = found.parts, found.epilogue, found.shape
+        ahead(backend, [text("stem.cu", integer_stem_constants(parts, epilogue, shape, t, source, stores, floats=True)) for t in tiles])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found = image_parts(layer, _COMPOSITE)
         if isinstance(found, str):
             raise PlanRefused(found)
-        return integer_stem_kernel(layer, found.parts, found.made, signature, config, backend, found.image, found.step)
+        return integer_stem_kernel(layer, found.parts, found.epilogue, signature, config, backend, found.image, found.step)

@@ -99,7 +99,7 @@ class QStemOverlap(Tactic):
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_y, tiles_x = -(-p // tile.stored_rows), -(-s.q // tile.wide)
         tiles = s.n * tiles_y * tiles_x
-        numbers, out, finish = stem_factors(parts, found.made, s, signature.outputs[0].dtype.name)
+        numbers, out, post_ops = stem_factors(parts, found.epilogue, s, signature.outputs[0].dtype.name)
         weights = parts.view.inputs[parts.operand_indices()[1]]
         assert weights is not None
         step, zero = found.step, parts.reads[parts.source_index()].zero
@@ -109,7 +109,7 @@ class QStemOverlap(Tactic):
 
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
-            ends = (finish.activation[1:], out.per_step, out.zero, 1.0 / step, zero)
+            ends = (post_ops.activation[1:], out.per_step, out.zero, 1.0 / step, zero)
             arguments = QStemOverlapArguments(WeightFields.of(args, s.k), args.inputs[found.image], args.outputs[0], *sizes, *ends)
             return launches("qstem_overlap", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
 
@@ -183,7 +183,7 @@ def _size_reason(layer: Layer, found: Image) -> str | None:
         return "takes a pooling of 3 x 3 windows, strides of 2 and padding of 1 on all sides"
     if s.k != 64 or s.q > 128:
         return f"{s.k} channels and {s.q} columns before a pooling; takes 64 and at most 128"
-    if found.made.finish.activation[0] != "clip" or any(np.any(scales[i].scale < 0) for i in found.parts.operand_indices()[:2]):
+    if found.epilogue.post_ops.activation[0] != "clip" or any(np.any(scales[i].scale < 0) for i in found.parts.operand_indices()[:2]):
         return "pools before it activates, which takes a Clip and no negative scale"
     return None
 
@@ -237,5 +237,6 @@ def _constants(layer: Layer, found: Image, signature: Signature, tile: _Tile) ->
     return {
         "C": s.c, "TY": ty, "TX": tx, "BN": tile.wide, "KC": s.k, "TALL": tile.tall,
         "POOL": int(tile.pooled), "Q": s.q if tile.pooled else 0, "IN8": kind, "TO": TYPES[stores],
-        "ACT": ACTIVATIONS[found.made.finish.activation[0]], "FOLD": int(folds(found.made, stores)), "BLOCKS": tile.blocks, "WEIGHTS_AS_A": 1,
+        "ACT": ACTIVATIONS[found.epilogue.post_ops.activation[0]], "FOLD": int(folds(found.epilogue, stores)),
+        "BLOCKS": tile.blocks, "WEIGHTS_AS_A": 1,
     }  # fmt: skip

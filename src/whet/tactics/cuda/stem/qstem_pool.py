@@ -71,18 +71,18 @@ class QStemPool(Tactic):
             raise PlanRefused(found)
         if reason := _window_reason(layer):
             raise PlanRefused(reason)
-        s, parts, made = found.shape, found.parts, found.made
+        s, parts, made = found.shape, found.parts, found.epilogue
         (ph, pw, blocks), pool = (int(v) for _, v in config), _window(layer)
         constants, shared, threads = _constants(layer, found, signature, config), _shared(s, pool, ph, pw), _tile(pool, ph, pw)[2]
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_h, tiles_w = -(-p // ph), -(-q // pw)
         tiles, row = s.n * tiles_h * tiles_w, integer_stem_row(s)
-        packed, out, finish = packed_integer_stem(parts, made, s, signature.outputs[0].dtype.name)
+        packed, out, post_ops = packed_integer_stem(parts, made, s, signature.outputs[0].dtype.name)
 
         def make(args: Args) -> list:
             box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
             sizes = StemSizes.of(s, tiles_h, tiles_w)
-            arguments = integer_arguments(parts, finish, s, out, args, args.inputs[found.image], sizes, box, found.step, PooledFields(p, q))
+            arguments = integer_arguments(parts, post_ops, s, out, args, args.inputs[found.image], sizes, box, found.step, PooledFields(p, q))
             grid = (min(tiles, backend.capabilities.multiprocessors * blocks), 1, 1)
             return [launch("stem", arguments, constants, grid, threads, shared=shared, label=layer.name)]
 
@@ -101,6 +101,6 @@ def _constants(layer: Layer, found: Image, signature: Signature, config: Config)
     (ph, pw, blocks), pool = (int(v) for _, v in config), _window(layer)
     th, tw, _ = _tile(pool, ph, pw)
     source, stores, tile = signature.inputs[found.image], signature.outputs[0].dtype.name, {"th": th, "tw": tw, "blocks": blocks}
-    own = integer_stem_constants(found.parts, found.made, found.shape, tile, source, stores, floats=found.step is not None)
+    own = integer_stem_constants(found.parts, found.epilogue, found.shape, tile, source, stores, floats=found.step is not None)
     more = {"POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}
     return {**own, **more}

@@ -113,7 +113,7 @@ class Stem(FirstLayer):
         made = match_epilogue(layer, epilogue(layer))
         source = signature.inputs[source_index(layer)]
         if not isinstance(made, str):
-            kind, dtype = made.finish.activation[0], signature.outputs[0].dtype.name
+            kind, dtype = made.post_ops.activation[0], signature.outputs[0].dtype.name
             ahead(backend, [text("stem.cu", stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
         return found
 
@@ -129,7 +129,7 @@ class Stem(FirstLayer):
         assert weights is not None
         row = stem_row(s)
         packed = (stem_filters(s, weights, dtype), packed_bias(made, own, s.k))
-        constants = stem_constants(s, tile, made.finish.activation[0], source, dtype.name)
+        constants = stem_constants(s, tile, made.post_ops.activation[0], source, dtype.name)
         tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
         tiles = s.n * tiles_h * tiles_w
 
@@ -137,7 +137,7 @@ class Stem(FirstLayer):
             shared = _shared(s, tile["th"], tile["tw"], float_taps(s))
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             arguments = StemArguments(
-                box, args.packed[1], args.inputs[x], args.outputs[0], StemSizes.of(s, tiles_h, tiles_w), act=made.finish.activation[1:]
+                box, args.packed[1], args.inputs[x], args.outputs[0], StemSizes.of(s, tiles_h, tiles_w), act=made.post_ops.activation[1:]
             )
             grid = min(tiles, backend.capabilities.multiprocessors * tile["blocks"])
             return [launch("stem", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]

@@ -130,7 +130,7 @@ class StemAsChannels(FirstLayer):
         s, made = Wide.of(conv_shape(layer)).shape, match_epilogue(layer, epilogue(layer))
         found = configs_for(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         if not isinstance(made, str):
-            how = Features(True, made.finish.activation[0], signature.outputs[0].dtype.name == "bf16", odd=s.k % 8 != 0)
+            how = Features(True, made.post_ops.activation[0], signature.outputs[0].dtype.name == "bf16", odd=s.k % 8 != 0)
             ahead(backend, [conv_source(c, how) for c in found])
         return [as_config(c) for c in found]
 

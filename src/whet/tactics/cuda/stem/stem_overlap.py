@@ -61,12 +61,12 @@ class OverlapTile:
         """The engine's record of the configuration."""
         return (("th", self.th), ("wgs", self.wgs), ("blocks", self.blocks))
 
-    def constants(self, s: ConvShape, finish: PostOps, source: DType, dtype: DType) -> dict[str, int]:
+    def constants(self, s: ConvShape, post_ops: PostOps, source: DType, dtype: DType) -> dict[str, int]:
         """The macros of the instance."""
-        kind = ACTIVATIONS[finish.activation[0]]
+        kind = ACTIVATIONS[post_ops.activation[0]]
         own = {"TH": self.th, "WGS": self.wgs, "BLOCKS": self.blocks}
         shape = {"C": s.c, "R": s.r, "TX": places(s), "STRIDE_H": s.stride[0], "LEAD": lead(s), "BN": columns(s)}
-        return {**own, **shape, "FROM": int(source != F32), "ACT": kind, "HALVED": int(halved(finish)), "BF16": int(dtype.name == "bf16")}
+        return {**own, **shape, "FROM": int(source != F32), "ACT": kind, "HALVED": int(halved(post_ops)), "BF16": int(dtype.name == "bf16")}
 
     def shared(self, s: ConvShape) -> int:
         """Bytes of shared memory; mirrors stem_overlap.cu."""
@@ -119,7 +119,7 @@ class StemOverlap(FirstLayer):
         every = [OverlapTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
         able = [t for t in every if t.unfit(s, image.dtype) is None]
         found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        ahead(backend, [source("stem_overlap.cu", t.constants(s, made.finish, image.dtype, dtype)) for t in found])
+        ahead(backend, [source("stem_overlap.cu", t.constants(s, made.post_ops, image.dtype, dtype)) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -128,14 +128,14 @@ class StemOverlap(FirstLayer):
         image = signature.inputs[x]
         if isinstance(made, str) or image is None or tile.unfit(s, image.dtype):
             raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
-        constants = tile.constants(s, made.finish, image.dtype, dtype)
+        constants = tile.constants(s, made.post_ops, image.dtype, dtype)
         tiles_h, tiles_w = -(-s.p // tile.th), -(-s.q // 64)
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
             filters = tensormap.tiled(args.packed[0], dtype.name, (row(s), columns(s)), (row(s) * 2,), (64, columns(s)))
             sizes = (s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1] + s.pad[1] % 2 + 2 * lead(s), tiles_h, tiles_w, tiles)
-            arguments = StemOverlapArguments(filters, args.inputs[x], args.outputs[0], *sizes, act=made.finish.activation[1:])
+            arguments = StemOverlapArguments(filters, args.inputs[x], args.outputs[0], *sizes, act=made.post_ops.activation[1:])
             grid = (min(tiles, backend.capabilities.multiprocessors * tile.blocks), 1, 1)
             return [launch("stem_overlap", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
 
@@ -145,23 +145,23 @@ class StemOverlap(FirstLayer):
         return GpuKernel(layer, signature, make, implementation=f"first places {tile}", packed=packed, rtol=rtol)
 
 
-def packed_filters(s: ConvShape, weights: Tensor, own: Tensor | None, made: Epilogue, dtype: DType) -> Packed:
+def packed_filters(s: ConvShape, weights: Tensor, own: Tensor | None, epilogue: Epilogue, dtype: DType) -> Packed:
     """Filters as stem_overlap.cu reads them: [columns][row of taps of four channels], rows permuted, the bias in the fourth channel of two taps."""
 
     def filters() -> np.ndarray:
-        odd, taps, scale = s.pad[1] % 2, 2 * places(s), np.float32(0.5 if halved(made.finish) else 1)
+        odd, taps, scale = s.pad[1] % 2, 2 * places(s), np.float32(0.5 if halved(epilogue.post_ops) else 1)
         side = np.zeros((columns(s), s.r, taps, 4), dtype.numpy)
         given = np.asarray(weights.array(), np.float32) * scale  # [k, c, r, s]
         side[: s.k, :, odd : odd + s.s, : s.c] = given.transpose(0, 2, 3, 1)
-        bias = made.bias(own, s.k) * scale
+        bias = epilogue.bias(own, s.k) * scale
         side[: s.k, 0, 0, 3] = bias
         side[: s.k, 0, 1, 3] = bias - side[: s.k, 0, 0, 3].astype(np.float32)
         out = np.zeros((columns(s), row(s)), dtype.numpy)
         out[:, : side[0].size] = side.reshape(columns(s), -1)
         return permute_rows(out)
 
-    key = f"{weights.constant().digest} {'' if own is None else own.constant().digest} {made.key}|first places {s.pad[1] % 2} {row(s)} {dtype}"
-    return packed_array(f"{key} {halved(made.finish)}", columns(s) * row(s) * 2, filters)
+    key = f"{weights.constant().digest} {'' if own is None else own.constant().digest} {epilogue.key}|first places {s.pad[1] % 2} {row(s)} {dtype}"
+    return packed_array(f"{key} {halved(epilogue.post_ops)}", columns(s) * row(s) * 2, filters)
 
 
 def places(s: ConvShape) -> int:

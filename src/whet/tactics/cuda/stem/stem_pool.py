@@ -100,7 +100,7 @@ class StemPool(FirstLayer):
         def make(args: Args) -> list:
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             addresses = (args.packed[1], args.inputs[place], args.outputs[0])
-            arguments = StemArguments(box, *addresses, StemSizes.of(s, tiles_h, tiles_w), act=made.finish.activation[1:], pooled=PooledFields(p, q))
+            arguments = StemArguments(box, *addresses, StemSizes.of(s, tiles_h, tiles_w), act=made.post_ops.activation[1:], pooled=PooledFields(p, q))
             grid = min(tiles, backend.capabilities.multiprocessors * blocks)
             return [launch("stem", arguments, constants, (grid, 1, 1), threads, shared=shared, label=layer.name)]
 
@@ -156,5 +156,5 @@ def _constants(layer: Layer, signature: Signature, config: Config) -> dict[str, 
     source = next(o for o in signature.inputs if o is not None)
     th, tw, _ = _tile(pool, ph, pw)
     tile = {"th": th, "tw": tw, "blocks": blocks}
-    own = stem_constants(conv_shape(conv), tile, made.finish.activation[0], source, signature.outputs[0].dtype.name)
+    own = stem_constants(conv_shape(conv), tile, made.post_ops.activation[0], source, signature.outputs[0].dtype.name)
     return {**own, "BN": 64, "POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}

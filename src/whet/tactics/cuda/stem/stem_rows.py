@@ -77,8 +77,8 @@ class StemRows(StemPool):
         made, s = match_epilogue(conv, epilogue(conv)), conv_shape(conv)
         if isinstance(made, str):
             return made
-        if made.finish.activation[0] != "clip":
-            return f"pools before it activates, which {made.finish.activation[0]} does not allow"
+        if made.post_ops.activation[0] != "clip":
+            return f"pools before it activates, which {made.post_ops.activation[0]} does not allow"
         if s.c > 3 or s.k > 64 or s.k % 8 or s.r > _RING - 2 or s.s + s.pad[1] % 2 > 8 or s.pad[1] > 8 or s.stride != (2, 2) or s.dilation != (1, 1):
             return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}; takes 3, 64, {_RING - 2} x 7, strides of 2, no dilation"
         if s.w % 4 or s.p % 2 or s.q % 2:
@@ -118,7 +118,7 @@ class StemRows(StemPool):
 
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.k, p, q, rows, strips, wide, columns.tiles)
-            arguments = StemRowsArguments(args.packed[0], args.inputs[place], args.outputs[0], *sizes, act=made.finish.activation[1:])
+            arguments = StemRowsArguments(args.packed[0], args.inputs[place], args.outputs[0], *sizes, act=made.post_ops.activation[1:])
             return [launch("stem_rows", arguments, constants, (s.n * strips * columns.tiles, 1, 1), 128, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded as well
@@ -143,7 +143,7 @@ def _halves(s: ConvShape) -> int:
     return max(-(-(s.s + s.pad[1] % 2) // 4), -(-_lead(s) // 4))
 
 
-def _fragments(s: ConvShape, weights: Tensor, made: Epilogue, own: Tensor | None, dtype: DType) -> Packed:
+def _fragments(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tensor | None, dtype: DType) -> Packed:
     """Filters in the order of the tensor cores' registers: [step, warp, lane, 4 registers of two values].
 
     The fourth channel of three taps is the bias. A lane's two rows of the operand are two neighbouring channels of the result.
@@ -154,7 +154,7 @@ def _fragments(s: ConvShape, weights: Tensor, made: Epilogue, own: Tensor | None
         side = np.zeros((64, s.r, _halves(s) * 4, 4), np.float32)
         at = s.pad[1] % 2
         side[: s.k, :, at : at + s.s, : s.c] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1)
-        left, most = made.bias(own, s.k), float(ml_dtypes.finfo(dtype.numpy).max)
+        left, most = epilogue.bias(own, s.k), float(ml_dtypes.finfo(dtype.numpy).max)
         for tap in range(3):  # in parts: their sum has the bits of a float
             part = np.where(np.isfinite(left), np.clip(left, -most, most), left).astype(dtype.numpy).astype(np.float32)
             side[: s.k, 0, tap, 3] = part
@@ -164,7 +164,7 @@ def _fragments(s: ConvShape, weights: Tensor, made: Epilogue, own: Tensor | None
         return np.ascontiguousarray(ordered).astype(dtype.numpy)
 
     digest = own.constant().digest if own is not None else ""
-    key = f"{weights.constant().digest}|first rows {s.r} {s.s} {s.pad[1]} {dtype} bias {digest} {made.key}"
+    key = f"{weights.constant().digest}|first rows {s.r} {s.s} {s.pad[1]} {dtype} bias {digest} {epilogue.key}"
     return packed_array(key, steps * 4 * 32 * 16, fragments)
 
 

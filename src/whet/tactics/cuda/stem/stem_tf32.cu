@@ -6,7 +6,7 @@
 // Pixels are rounded to TF32 on their way, weights by the host. The fourth channel of every pixel is 1, outside the image too: its weights in the first three
 // taps are the bias, in three parts. If the number of taps is odd the last step reads its tap twice, with half of its weights each.
 // Rows of the weights are permuted in 16s so that a thread's accumulators are four adjacent channels, 16 bytes that it stores directly.
-// A block takes 64 columns x TH rows of results, its warpgroups rows in turns; the next tile's piece is on its way meanwhile. Pieces begin at columns that are
+// A block takes 64 columns x TH rows of results, its warpgroups alternate rows; the next tile's input is prefetched. Input pieces begin at columns that are
 // multiples of four, LEAD pixels in front of the first window: the copy engine takes no others (it calls them an illegal instruction).
 // Constants: C (at most 3), R, S, STRIDE_H, STRIDE_W (1 or 2), LEAD, TH, WGS, BN (multiple of 16), BLOCKS, ACT, TERMS (1).
 #define BF16 0

@@ -77,9 +77,9 @@ class StemTile:
         """The instance that an engine names."""
         return StemTile(**sizes_of(config))
 
-    def constants(self, s: ConvShape, finish: PostOps) -> dict[str, int]:
+    def constants(self, s: ConvShape, post_ops: PostOps) -> dict[str, int]:
         """The macros of the instance."""
-        own = {"TH": self.th, "WGS": self.wgs, "BLOCKS": self.blocks, "BN": columns(s), "ACT": ACTIVATIONS[finish.activation[0]], "TERMS": 1}
+        own = {"TH": self.th, "WGS": self.wgs, "BLOCKS": self.blocks, "BN": columns(s), "ACT": ACTIVATIONS[post_ops.activation[0]], "TERMS": 1}
         return {**own, "C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
 
     def patch(self, s: ConvShape) -> tuple[int, int]:
@@ -142,7 +142,7 @@ class StemTf32(FirstLayer):
             return []
         able = [t for t in _every() if t.unfit(s) is None]
         found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        ahead(backend, [source("stem_tf32.cu", t.constants(s, made.finish)) for t in found])
+        ahead(backend, [source("stem_tf32.cu", t.constants(s, made.post_ops)) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -152,7 +152,7 @@ class StemTf32(FirstLayer):
         x = source_index(layer)
         weights, own = constants_of(layer)
         assert weights is not None
-        constants = tile.constants(s, made.finish)
+        constants = tile.constants(s, made.post_ops)
         tiles_h, tiles_w = -(-s.p // tile.th), -(-s.q // 64)
         tiles = s.n * tiles_h * tiles_w
 
@@ -162,7 +162,7 @@ class StemTf32(FirstLayer):
             lines = (s.w * 4, s.w * s.h * 4, s.w * s.h * s.c * 4)
             image = tensormap.tiled(args.inputs[x], "f32", (s.w, s.h, s.c, s.n), lines, (wide, tall, s.c, 1), plain=True)
             sizes = (s.p, s.q, s.k, s.pad[0], s.pad[1] + lead(s), tiles_h, tiles_w, tiles)
-            arguments = StemTf32Arguments(filters, image, args.outputs[0], *sizes, act=made.finish.activation[1:])
+            arguments = StemTf32Arguments(filters, image, args.outputs[0], *sizes, act=made.post_ops.activation[1:])
             grid = (min(tiles, backend.capabilities.multiprocessors * tile.blocks), 1, 1)
             return [launch("stem_tf32", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
 
@@ -174,7 +174,7 @@ def _every() -> list[StemTile]:
     return [StemTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
 
 
-def stem_filters(s: ConvShape, weights: Tensor, made: Epilogue, own: Tensor | None) -> Packed:
+def stem_filters(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tensor | None) -> Packed:
     """Filters as rows of taps of four channels in stem_tf32.cu's order, permuted in 16s; the fourth channel of the first three taps is the bias."""
     order = taps_in_order(s)
 
@@ -182,7 +182,7 @@ def stem_filters(s: ConvShape, weights: Tensor, made: Epilogue, own: Tensor | No
         given = np.asarray(weights.array(), np.float32).reshape(s.k, s.c, -1)  # [k, c, taps]
         side = np.zeros((columns(s), -(-len(order) // 2) * 2, 4), np.float32)
         side[: s.k, : len(order), : s.c] = given[:, :, order].transpose(0, 2, 1)
-        left = made.bias(own, s.k)
+        left = epilogue.bias(own, s.k)
         for tap in range(3):  # in parts: their sum has the bits of a float
             part = cut_to_tf32(left)
             side[: s.k, tap, 3] = part
@@ -194,7 +194,7 @@ def stem_filters(s: ConvShape, weights: Tensor, made: Epilogue, own: Tensor | No
         return permute_by_16(cut_to_tf32(out))
 
     bias = "" if own is None else own.constant().digest
-    key = f"{weights.constant().digest} {bias} {made.key}|first tf32 {lead(s)} {s.stride[1]} {row(s)} {columns(s)}"
+    key = f"{weights.constant().digest} {bias} {epilogue.key}|first tf32 {lead(s)} {s.stride[1]} {row(s)} {columns(s)}"
     return packed_array(key, columns(s) * row(s) * 4, filters)
 
 
