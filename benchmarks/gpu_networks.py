@@ -160,7 +160,8 @@ def row_of(name: str, batch: int, exporter: str, peers: list[str]) -> dict[str, 
     """The result of one network; runs in a process of its own."""
     import numpy as np
     import torch
-    from gpu_peers import by_events, compiled, graphed
+    from _inductor import compiled
+    from gpu_peers import by_events, graphed
 
     from whet.backends import get_backend
     from whet.builder import BuildConfig, build
