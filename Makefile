@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: demo test test-long test-oldest test-kernels check lint types mutants bench results-check docs package-test clean help
+.PHONY: demo test test-long test-oldest test-kernels check lint types mutants soak bench results-check docs package-test clean help
 
 help:
 	@echo "make demo    engine, pruning, recovery and the table they give, on a model trained on real data"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-kernels  a selection of the tests with the BLAS and oneDNN kernels of other CPUs that this one can run"
 	@echo "make test-oldest  a selection of the tests with the oldest release of each dependency that is supported"
 	@echo "make check   ruff, types, all tests"
+	@echo "make soak    faults and concurrency for SECONDS (3600): kills, threads, growth of memory"
 	@echo "make mutants how many small breaks of the source the tests notice; hours"
 	@echo "make results-check  which published results are older than the code they measure"
 	@echo "make docs    the documentation as a site in build/site, with warnings as errors"
@@ -92,6 +93,11 @@ lint: $(VENV)/.check
 
 types: $(VENV)/.check
 	$(BIN)/mypy
+
+# Kills, terminations, threads and growth of memory; writes benchmarks/results/cpu/soak.json.
+SECONDS ?= 3600
+soak: $(VENV)/.test
+	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS)
 
 # Hours: every mutant runs the tests of its package until one fails. MUTANTS holds options, such as --packages pruning --sample 10.
 mutants: $(VENV)/.mutants

@@ -21,6 +21,7 @@ def pytest_configure() -> None:
     The first library to load libgomp sets the mode: whet's own loading here makes tests independent of earlier tests with PyTorch.
     """
     wait_settings()
+    os.environ["WHET_FAILED_VERIFICATIONS"] = ""
     gpus, worker = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","), os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and len(gpus) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(worker.removeprefix("gw")) % len(gpus)]

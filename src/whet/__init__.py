@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from whet import composites as composites
     from whet import engine as engine
     from whet import errors as errors
+    from whet import file_kinds as file_kinds
     from whet import files as files
     from whet import forks as forks
     from whet import frontends as frontends
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from whet import measure as measure
     from whet import network as network
     from whet import ops as ops
+    from whet import option_names as option_names
     from whet import passes as passes
     from whet import precision as precision
     from whet import pruning as pruning

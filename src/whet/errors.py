@@ -19,12 +19,27 @@ WhetError
 ├── TrainingError         fine-tuning cannot start or continue, or its checkpoint is of another training
 └── UsageError            the command line or an option is wrong
 
-Each message states what happened, why, and what to do next.
+Each message states what happened, why, and what to do next. It names options as the caller writes them: flags on the command line, parameters
+and fields in Python (option_names.py).
+
+WhetWarning
+├── BuildWarning   a note of a build: a shape that was assumed, a permission that cannot be used, a busy machine
+└── EngineWarning  a note about an opened engine (whet.runtime)
 """
+
+from whet.option_names import python_names, reads_flags
 
 
 class WhetError(Exception):
     """Base class of whet's exceptions."""
+
+    def __init__(self, *args: object):
+        super().__init__(*args)
+        self._flags = reads_flags()
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if self._flags else python_names(text)
 
 
 class NetworkError(WhetError):
@@ -93,3 +108,11 @@ class TrainingError(WhetError):
 
 class UsageError(WhetError):
     """The command line or an option is wrong."""
+
+
+class WhetWarning(UserWarning):
+    """Base of the warnings that whet gives."""
+
+
+class BuildWarning(WhetWarning):
+    """A note of a build."""

@@ -146,7 +146,7 @@ def test_large_memory_may_use_huge_pages_and_is_not_inherited():
 
 
 def test_more_memory_than_available_is_refused():
-    with pytest.raises(BackendError, match=r"MiB are needed in one block.*--memPoolSize"):
+    with pytest.raises(BackendError, match=r"MiB are needed in one block.*memory_limit="):
         get_backend("cpu").allocate(info.total_memory() * 2)
     for wrong in ((-1, 64), (10, 3), (10, 8192)):
         with pytest.raises(BackendError, match="cannot allocate"):

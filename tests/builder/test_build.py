@@ -9,6 +9,7 @@ from nets import Stages, inputs, residual
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, Silent, build
+from whet.builder.build import build as build_stages
 from whet.engine.check import check_plan
 from whet.errors import BuildError, MemoryLimitError, NoTacticError, ShapeError, UsageError
 from whet.network import Network, parse_network, parse_type
@@ -141,7 +142,7 @@ def test_progress_reports_stages_and_steps():
 
 
 def test_memory_limits():
-    with pytest.raises(MemoryLimitError, match="--memPoolSize=arena"):
+    with pytest.raises(MemoryLimitError, match=r"memory_limit\['arena'\]"):
         build(residual(), dataclasses.replace(QUICK, optimization_level=0, memory_limit={"arena": 1000}))
     plan = build(residual(), dataclasses.replace(QUICK, memory_limit={"workspace": 0}))
     assert plan.arenas[0].scratch_bytes == 0
@@ -202,10 +203,10 @@ def test_bf16_is_a_permission():
 
 
 def test_an_unused_permission_is_reported_once_and_refused_under_strict():
-    plan = build(residual(), dataclasses.replace(QUICK, precisions=("int8",)))
+    plan = build_stages(residual(), dataclasses.replace(QUICK, precisions=("int8",)))
     assert [n for n in plan.report.notes if n.startswith("--int8")]
-    with pytest.raises(BuildError, match="--int8 cannot be used"):
-        build(residual(), dataclasses.replace(QUICK, precisions=("int8",), strict=True))
+    with pytest.raises(BuildError, match=r"precisions=\('int8',\) cannot be used"):
+        build_stages(residual(), dataclasses.replace(QUICK, precisions=("int8",), strict=True))
 
 
 def test_layer_precisions_bind_when_obeyed():
@@ -227,7 +228,7 @@ def test_output_types_and_preferences(constraints):
     net = residual(channels=32, size=16)
     config = dataclasses.replace(QUICK, precision_constraints=constraints, layer_output_types=(("relu2", "bf16"), ("flatten", "fp16")))
     if constraints == "obey":
-        with pytest.raises(NoTacticError, match="--layerOutputTypes demands f16 of 'flatten'"):
+        with pytest.raises(NoTacticError, match="layer_output_types= demands f16 of 'flatten'"):
             build(net, config)
         config = dataclasses.replace(config, layer_output_types=(("relu2", "bf16"),))
     plan = build(net, config)

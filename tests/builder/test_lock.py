@@ -145,7 +145,7 @@ def test_damaged_entries_are_refused(built, tmp_path, key):
 
 
 def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(LockError, match="--saveLock"):
+    with pytest.raises(LockError, match=r"save_lock\(plan, path\)"):
         locked(tmp_path / "none.json")
     with pytest.raises(LockError, match="cannot be written"):
         save_lock(build(residual(), dataclasses.replace(QUICK, optimization_level=0, verify=False)), tmp_path / "no" / "lock.json")

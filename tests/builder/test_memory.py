@@ -93,9 +93,9 @@ def test_a_chain_needs_two_buffers_besides_input_and_output():
 
 def test_exceeded_limits_are_refused_with_the_sizes():
     uses = [Use("l0", (("x", 1 << 20),), (("y", 2 << 20),), scratch=3 << 20)]
-    with pytest.raises(MemoryLimitError, match=r"arena needs 6.00 MiB, --memPoolSize=arena allows 1.00 MiB.*%y 2.00 MiB"):
+    with pytest.raises(MemoryLimitError, match=r"arena needs 6.00 MiB, memory_limit\['arena'\] allows 1.00 MiB.*%y 2.00 MiB"):
         plan_memory(uses, {"x": 1 << 20}, ["y"], limits={"arena": 1 << 20})
-    with pytest.raises(MemoryLimitError, match=r"scratch .* 3.00 MiB, --memPoolSize=workspace allows 1.00 MiB"):
+    with pytest.raises(MemoryLimitError, match=r"scratch .* 3.00 MiB, memory_limit\['workspace'\] allows 1.00 MiB"):
         plan_memory(uses, {"x": 1 << 20}, ["y"], limits={"workspace": 1 << 20})
 
 

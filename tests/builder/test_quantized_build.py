@@ -111,8 +111,19 @@ def test_a_tie_shows_in_the_nudged_network():
     s, z = net.constant(np.float32(1), "s"), net.constant(np.int8(0), "z")
     net.mark_output(net.add("DequantizeLinear", net.add("QuantizeLinear", x, s, z), s, z), "y")
     feed = {"x": np.arange(8, dtype=np.float32)[None] * 2 + np.float32(1.5)}  # rounds half to even: 2, 4, 6, ...
-    (up,), (down,) = nudged_outputs(net, feed)
+    (up,), (down,), *_ = nudged_outputs(net, feed)
     assert np.array_equal(down[0] - up[0], np.ones(8))
+
+
+def test_a_small_value_near_a_tie_shows_in_the_nudged_network():
+    """A value near half a step is the sum of terms as large as the largest value: its error is relative to them, not to the sum."""
+    net = Network("small")
+    x = net.add_input("x", parse_type("f32[1,2]"))
+    s, z = net.constant(np.float32(1), "s"), net.constant(np.int8(0), "z")
+    net.mark_output(net.add("DequantizeLinear", net.add("QuantizeLinear", x, s, z), s, z), "y")
+    feed = {"x": np.array([[120, 0.4999]], np.float32)}
+    assert {float(y[0, 1]) for (y,) in nudged_outputs(net, feed)} == {0.0, 1.0}
+    assert {float(y[0, 0]) for (y,) in nudged_outputs(net, feed)} == {120.0}
 
 
 @pytest.mark.parametrize("off", [2, 1])

@@ -247,7 +247,7 @@ def test_an_impossible_mode_is_refused_with_a_reason():
     net = Network("mixing")
     x = net.add_input("x", parse_type("f32[N,16,8,8]"))
     net.mark_output(net.add("Softmax", x, axis=0, name="over the batch"), "y")
-    with pytest.raises(BuildError, match=r"'over the batch' mixes samples.*--samples=apart"):
+    with pytest.raises(BuildError, match=r"'over the batch' mixes samples.*samples='apart'"):
         build(net, config())
     plan = build(net, config(samples="auto"))
     assert plan.arenas[0].concurrent_samples == 0

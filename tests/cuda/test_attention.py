@@ -119,6 +119,8 @@ TILES = [
     {"D": 80, "KC": 64, "WR": 4, "WK": 2, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
     {"D": 96, "KC": 32, "WR": 2, "WK": 2, "MI": 2, "STAGES": 2, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
     {"D": 32, "KC": 64, "WR": 8, "WK": 1, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": 0, "SAME": 1},
+    {"D": 64, "KC": 32, "WR": 1, "WK": 4, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": 1, "SAME": 1, "GUARDED": 1},
+    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": 0, "SAME": 0, "GUARDED": 1},
 ]
 
 
@@ -127,7 +129,7 @@ TILES = [
 def test_machine_code(tile, arch, tmp_path):
     if tile["MI"] == 2 and arch == "sm_80":
         return  # not offered there
-    text = sass(compile_cubin(source("attention.cu", {**tile, "TYPE": 2, "BF16": 1}), arch=arch, cached=False), tmp_path)
+    text = sass(compile_cubin(source("attention.cu", {"GUARDED": 0, **tile, "TYPE": 2, "BF16": 1}), arch=arch, cached=False), tmp_path)
     assert "HMMA.16816.F32.BF16" in text
     assert "LDGSTS.E.BYPASS.128" in text, "keys and values are loaded by asynchronous copies"
     assert "LDSM" in text
@@ -253,10 +255,11 @@ FUSED_TILES = [
 ]
 
 
+@pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize(("size", "tile", "mask", "causal"), FUSED_TILES, ids=str)
-def test_machine_code_of_fused_attention(size, tile, mask, causal, tmp_path):
+def test_machine_code_of_fused_attention(size, tile, mask, causal, guarded, tmp_path):
     _, _, heads, _ = fused_plan((1, 2, 512, 512, size), {"layout": "rows"})
-    heads = replace(heads, causal=causal)
+    heads = replace(heads, causal=causal, guarded=guarded)
     assert fused.tile_unfit(heads, mask, tile) is None
     constants = fused.constants_of(heads, mask, tile, True)
     text = sass(compile_cubin(source("attention_fused.cu", constants), cached=False), tmp_path)

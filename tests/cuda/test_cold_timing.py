@@ -207,7 +207,7 @@ def test_a_timing_cache_without_cold_times_misses_only_those(gpu, tmp_path):
     with sqlite3.connect(path) as db:  # as written by a version without cold times
         assert db.execute("DELETE FROM timings WHERE about LIKE '%out of the L2 cache%'").rowcount == sum(c is not None for _, c in expected)
     with TimingCache(path) as cache:
-        with pytest.raises(BuildError, match="not in the timing cache, and --errorOnTimingCacheMiss forbids"):
+        with pytest.raises(BuildError, match="not in the timing cache, and error_on_cache_miss=True forbids"):
             timed(gpu(), layer, cache, error_on_miss=True)
         again, timer = timed(gpu(), layer, cache)
     assert [(o.ms, o.cold_ms) for o in again] == expected

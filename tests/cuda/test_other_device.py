@@ -58,14 +58,14 @@ def start(monkeypatch):
 
 
 def test_the_error_without_a_gpu_says_what_to_check(start):
-    with pytest.raises(BackendError, match=r"No NVIDIA GPU is visible.*nvidia-smi.*CUDA_VISIBLE_DEVICES.*--backend=cpu"):
+    with pytest.raises(BackendError, match=r"No NVIDIA GPU is visible.*nvidia-smi.*CUDA_VISIBLE_DEVICES.*backend='cpu'"):
         start(Binding("CUDA_ERROR_NO_DEVICE"))
     with pytest.raises(BackendError, match=r"did not start.*SYSTEM_DRIVER_MISMATCH"):
         start(Binding("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"))
 
 
 def test_a_missing_or_old_driver_is_reported(start):
-    with pytest.raises(BackendError, match=r"supports CUDA 11\.8; whet needs 12\.0 or newer. Update the driver, or use --backend=cpu"):
+    with pytest.raises(BackendError, match=r"supports CUDA 11\.8; whet needs 12\.0 or newer. Update the driver, or use backend='cpu'"):
         start(Binding(version=11080))
 
     def absent(flags):
@@ -73,7 +73,7 @@ def test_a_missing_or_old_driver_is_reported(start):
 
     missing = Binding()
     missing.cuInit = absent
-    with pytest.raises(BackendError, match=r"NVIDIA driver \(libcuda.so.1\) cannot be loaded.*--backend=cpu"):
+    with pytest.raises(BackendError, match=r"NVIDIA driver \(libcuda.so.1\) cannot be loaded.*backend='cpu'"):
         start(missing)
     assert start(Binding()).version == 13000
 

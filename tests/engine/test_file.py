@@ -182,7 +182,7 @@ def test_files_other_than_engines(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(EngineError, match="0 bytes are fewer"):
         read_engine(tmp_path / "empty")
-    with pytest.raises(EngineError, match="does not begin with 'whet-eng'"):
+    with pytest.raises(EngineError, match="not an engine of whet, but a truncated zip archive"):
         read_engine(b"PK\3\4" + bytes(200))
     with pytest.raises(EngineError, match=r"cannot open .* it is not a file"):
         read_engine(tmp_path)

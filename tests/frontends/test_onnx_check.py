@@ -105,3 +105,18 @@ def test_the_report_survives_an_abort_of_shape_inference():
     graph = helper.make_graph(nodes, "g", [value("x", [2, 2]), value("z", [-5])], [value("y", None), value("d", None)], list(ints.values()))
     report = check_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
     assert [p.node for p in report.problems] == ["det"]
+
+
+def test_nodes_of_functions_are_counted_where_they_fail():
+    """A function of three nodes that cannot be read, called twice from a graph of three nodes: six of nine, not six of three."""
+    body = [helper.make_node("Thing", ["a" if k == 0 else f"t{k}"], [f"t{k + 1}" if k < 2 else "b"], domain="acme") for k in range(3)]
+    function = helper.make_function("acme", "Three", ["a"], ["b"], body, [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)])
+    calls = [helper.make_node("Three", [a], [b], name=n, domain="acme") for n, a, b in (("one", "x", "m"), ("two", "x", "n"))]
+    graph = helper.make_graph(
+        [*calls, helper.make_node("Relu", ["x"], ["y"], name="relu")], "g", [helper.make_tensor_value_info("x", 1, [2])],
+        [helper.make_tensor_value_info(n, 1, [2]) for n in ("m", "n", "y")],
+    )  # fmt: skip
+    model = helper.make_model(graph, functions=[function], opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)], ir_version=9)
+    report = check_onnx(model)
+    assert (report.nodes, report.tried, len(report.problems)) == (3, 9, 6)
+    assert "6 of 9 nodes (with those of functions and subgraphs) cannot be read" in str(report)

@@ -95,7 +95,7 @@ def test_a_damaged_file_is_refused_or_treated_as_empty(tmp_path, content):
         with TimingCache(path) as cache:
             assert len(cache) == 0
         return
-    with pytest.raises(CacheError, match="Delete it, name another with --timingCacheFile"):
+    with pytest.raises(CacheError, match="Delete it, name another with timing_cache="):
         TimingCache(path)
 
 

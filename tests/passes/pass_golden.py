@@ -28,11 +28,12 @@ FOLDER = Path(__file__).parents[1] / "golden" / "passes"
 # : Passes that reorder floating-point operations; all others are bit-exact, NaN and infinities included.
 ROUNDS = {
     "fold_batch_norm", "fold_quantized_batch_norm", "fold_scale_shift", "gemm_to_canonical", "move_scales", "recognize_gelu",
-    "recognize_hard_sigmoid", "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "pad_channels", "remove_zero_channels",
+    "recognize_hard_sigmoid", "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "recognize_rms_norm", "pad_channels",
+    "remove_zero_channels", "merge_masks", "masked_fill_to_add", "einsum_to_matmul",
 }  # fmt: skip
-# : Passes that are exact for finite values: no standard defines the integer that NaN becomes.
-NO_NAN = {"move_quantize", "move_quantize_split"}
-_LIMIT = 16  # the text form writes constants with up to this many elements in full
+#: Passes that hold for numbers: which integer a NaN becomes, no standard says; and a guard turns rows of NaN into 0.
+NO_NAN = {"move_quantize", "move_quantize_split", "row_guard_to_is_nan"}
+_LIMIT = 16  # the text form writes constants of up to so many elements out
 
 
 @dataclass

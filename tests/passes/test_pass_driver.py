@@ -78,7 +78,7 @@ def test_no_fuse_keeps_nodes_unfused(names, left):
 
 
 def test_no_fuse_of_an_unknown_node_suggests_the_nearest_name():
-    with pytest.raises(UsageError, match=r"--noFuse=con1: the network has no such node. Did you mean 'conv1'\?"):
+    with pytest.raises(UsageError, match=r"no_fuse=\('con1',\): the network has no such node. Did you mean 'conv1'\?"):
         lower(parse_network(RESIDUAL), no_fuse=["con1"])
 
 

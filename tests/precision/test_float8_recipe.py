@@ -266,7 +266,7 @@ def test_the_cpu_reports_that_it_has_no_fast_float8():
     config = BuildConfig(precisions=("fp8",), timing_cache="", optimization_level=1)
     plan = build_float8(chain(64), config, Calibration(samples=lambda: samples(4)))
     assert any("no FP8 kernels" in n for n in plan.report.notes)
-    with pytest.raises(BuildError, match="--fp8 cannot be used: this backend has no FP8 kernels"):
+    with pytest.raises(BuildError, match=r"precisions=\('fp8',\) cannot be used: this backend has no FP8 kernels"):
         build_float8(chain(64), replace(config, strict=True), Calibration(samples=lambda: samples(4)))
     made = float8_network(prepare(chain(64), config), calibrate(chain(64), samples(4), method="minmax"))
     explicit = build(made, config)

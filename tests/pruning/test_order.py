@@ -56,7 +56,7 @@ def test_permitted_steps(done, step):
 )
 def test_refused_steps(done, step, why):
     net = after(*done)
-    with pytest.raises(PruneError, match=f"{why}.*--insist") as e:
+    with pytest.raises(PruneError, match=f"{why}.*insist=True") as e:
         check_order(net, step)
     assert str(e.value)[-1] == "."
     check_order(net, step, insist=True)
@@ -99,7 +99,7 @@ def patterned(w2=True):
 def test_cuts_would_break_2_4_zeros():
     check_order(patterned(False), "prune")
     net = patterned()
-    with pytest.raises(PruneError, match=r"1 layers have 2:4 weights \(y\), and cutting input channels .* Prune first.*--insist"):
+    with pytest.raises(PruneError, match=r"1 layers have 2:4 weights \(y\), and cutting input channels .* Prune first.*insist=True"):
         prune(net, PruneConfig(ratio=0.5, multiple=1))
     with pytest.raises(PruneError, match="recovery refits all weights including the zeros"):
         check_order(net, "recover")

@@ -9,7 +9,7 @@ from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.pruning import zero_smallest
 from whet.sparsity import eligible_layers, force_two_four, is_two_four, reduction_axis, two_four
-from whet.sparsity.report import describe_zeros, scattered_zeros
+from whet.sparsity.report import Zeros, count_zeros, describe_zero_channels, describe_zeros, scattered_zeros
 
 NET = """network n source
 in %x: f32[2,8,4,4]
@@ -85,7 +85,7 @@ out %a
     assert scattered_zeros(net) == 0
     w = w.copy()
     w[:3, 2] = 0
-    w[0, 3] = 0
+    w[5, 3] = 0
     net.constants["w"].weight = Weight(w, net.constants["w"].weight.origin)
     assert scattered_zeros(net) == 4 / 32
 
@@ -115,3 +115,23 @@ out %y
     assert eligible_layers(net) == ([], {"y": "its weights are not 2:4"})
     w.weight = Weight(two_four(whole.astype(np.float32), 1).astype(np.int8), w.constant().origin)
     assert eligible_layers(net) == (["y"], {})
+
+
+def test_wholly_zero_channels_are_counted_as_channels_and_not_as_scattered_zeros():
+    net = parse_network("""network n source
+in %x: f32[1,8,4,4]
+const %w: f32[16,8,3,3] = seed(1)
+const %d: f32[16,1,3,3] = seed(2)
+%a = Conv(%x, %w, pads=(1,1,1,1))
+%b = Conv(%a, %d, group=16, pads=(1,1,1,1))
+out %b
+""")
+    assert count_zeros(net) == Zeros(0.0, 0, 16 + 8 + 16, 0.0)
+    w, d = (net.constants[n].array().copy() for n in ("w", "d"))
+    w[:3], w[:, 5:7], d[4] = 0, 0, 0  # three outputs, two inputs, one filter of a depthwise convolution
+    for name, values in (("w", w), ("d", d)):
+        net.constants[name].weight = Weight(values, net.constants[name].weight.origin)
+    found = count_zeros(net)
+    assert (found.scattered, found.channels) == (0.0, 3 + 2 + 1)
+    assert found.channel_share == pytest.approx((3 * 72 + 13 * 18 + 9) / (w.size + d.size))
+    assert describe_zero_channels(net).startswith("6 of 40 input and output channels of weights are wholly zero")

@@ -6,16 +6,23 @@ import io
 import os
 import sys
 import warnings
+from typing import Any
 
 import click
 
 from whet.cli._failures import failure_text
+from whet.cli._termination import Termination
 from whet.errors import WhetError
+from whet.option_names import flags_are_read
 from whet.registry import nearest
 
 
 class Subcommands(click.Group):
     """Subcommands are the modules of this package; each is imported only when it is called or listed."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with flags_are_read():
+            return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         from pkgutil import iter_modules
@@ -79,13 +86,16 @@ def group() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point. Exit codes: 0 success, 1 an error with a printed message (WhetError, OSError, MemoryError), 2 wrong usage, 130 interrupted."""
+    """Entry point. Exit codes: 0 success, 1 an error with a printed message (WhetError, OSError, MemoryError), 2 wrong usage,
+    130 interrupted (SIGINT), 143 terminated (SIGTERM, which ends a command in the same way)."""
     for stream in (sys.stdout, sys.stderr):  # characters outside the terminal's encoding are written as \\u....
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # without Python's file and line
+    termination = Termination()
     try:
-        code = group.main(args=argv, prog_name="whet", standalone_mode=False)
+        with termination:
+            code = group.main(args=argv, prog_name="whet", standalone_mode=False)
         if isinstance(code, int) and code:
             sys.exit(code)
     except click.exceptions.Exit as e:
@@ -94,8 +104,9 @@ def main(argv: list[str] | None = None) -> None:
         e.show()
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("\nInterrupted. Finished timings are kept in the timing cache; the next run continues from there.", err=True)
-        sys.exit(130)
+        event, status = ("Terminated", 143) if termination.received else ("Interrupted", 130)
+        click.echo(f"\n{event}. Finished timings are kept in the timing cache; the next run continues from there.", err=True)
+        sys.exit(status)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -14,6 +14,7 @@ from whet.cli._measure import measure
 from whet.cli._summary import Log, print_summary
 from whet.engine.time_check import find_contradiction
 from whet.errors import ShapeError, UsageError
+from whet.files import replacing
 
 
 def infer(o: Any, log: Log, engine: Any) -> None:
@@ -191,7 +192,8 @@ def _outputs(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> Non
 
 def _write(path: Path, data: Any, log: Log) -> None:
     try:
-        path.write_text(json.dumps(data, indent=1))
+        with replacing(path) as part:
+            part.write_text(json.dumps(data, indent=1))
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
     log.info(f"Wrote {path}")

@@ -10,7 +10,7 @@ import click
 
 
 @click.command()
-@click.argument("model", type=click.Path(dir_okay=False))
+@click.argument("model", type=click.Path())
 @click.option("--shapes", default="", help="Pin dynamic inputs: input:1x3x224x224,...")
 @click.option("--all", "every", is_flag=True, help="List every node, including those with the same reason.")
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")
@@ -45,6 +45,5 @@ def _short(report: Any) -> str:
     follows = sum(not p.reached for p in report.problems)
     if follows:
         lines.append(f"  {follows} nodes were not tried, because they read outputs of these")
-    short = f"  {len(report.problems)} of {report.nodes} nodes cannot be read (--all lists each)"
-    lines.append("  every node is supported" if report.supported else short)
+    lines.append(f"  {report.verdict()}" + ("" if report.supported else " (--all lists each)"))
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from whet.cli._prune_flags import build_config, build_flags
 
 
 @click.command()
-@click.argument("models", nargs=-1, required=True, type=click.Path(dir_okay=False))
+@click.argument("models", nargs=-1, required=True, type=click.Path())
 @click.option("--noEngines", "no_engines", is_flag=True, help="Count only; build and time nothing.")
 @click.option("--seconds", type=click.FloatRange(0.01), default=1.0, show_default=True, help="Time per engine.")
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")

@@ -16,7 +16,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("model", type=click.Path(dir_okay=False))
+@click.argument("model", type=click.Path())
 @click.option("--int8", "kind", flag_value="int8", default="int8", help="8-bit integers, calibrated (default).")
 @click.option("--fp8", "kind", flag_value="fp8", help="Float8 e4m3, scaled by the largest magnitude (emulated).")
 @click.option("--fp16", "kind", flag_value="fp16", help="FP16: inputs, weights and outputs of each layer rounded.")

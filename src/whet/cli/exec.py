@@ -17,6 +17,7 @@ from whet.cli._exec_flags import FLAGS, help_text, parse
 from whet.cli._failures import failure_text
 from whet.cli._summary import Log
 from whet.errors import UsageError, WhetError
+from whet.files import replacing
 
 _BUILD_GROUPS = ("Build", "Precision", "Sparsity", "Timing cache")
 _LOAD_FLAGS = ("skipInference", "buildOnly", "profilingVerbosity", "explicitBatch")
@@ -248,7 +249,8 @@ def _print_layers(o: Options, log: Log, engine) -> None:
 
 def _write(path: Path, text: str, log: Log) -> None:
     try:
-        path.write_text(text)
+        with replacing(path) as part:
+            part.write_text(text)
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
     log.info(f"Wrote {path}")

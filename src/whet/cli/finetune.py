@@ -20,7 +20,7 @@ def _setting(flag: str, field: str, text: str, **how: Any) -> Any:
 
 
 @click.command()
-@click.argument("model", type=click.Path(dir_okay=False))
+@click.argument("model", type=click.Path())
 @click.option("--data", "data_source", required=True, help="FILE.npz, a folder with one subfolder of images per class, or python:MODULE:FUNCTION.")
 @click.option("--test", "test_source", help="Labelled test data, from the same kinds of sources: accuracy per epoch and of the result.")
 @click.option("--preprocess", help="Preprocessing of images, as --calibPreprocess of whet exec: scale:1/255,mean:..,std:..")

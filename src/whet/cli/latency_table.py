@@ -13,7 +13,7 @@ from whet.cli._prune_flags import build_config, build_flags
 
 
 @click.command()
-@click.argument("model", type=click.Path(dir_okay=False))
+@click.argument("model", type=click.Path())
 @click.option("--export", "table", type=click.Path(dir_okay=False), help="File to create or extend (default: MODEL.latency.json).")
 @click.option("--add", multiple=True, type=click.Path(dir_okay=False), help="Table to import rows from (repeatable).")
 @click.option("--retime", is_flag=True, help="Time all of the model's rows again; ignore the table and the timing cache.")

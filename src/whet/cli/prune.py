@@ -20,7 +20,7 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 
 
 @click.command()
-@click.argument("model", type=click.Path(dir_okay=False))
+@click.argument("model", type=click.Path())
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="ONNX file to write (default: MODEL.pruned.onnx).")
 @click.option("--ratio", type=click.FloatRange(0, 1, max_open=True), default=0.4, show_default=True, help="Share of all channels to remove.")
 @click.option("--latency", help="Prune to at most this latency: 0.5x of the original, or 3.2ms.")

@@ -16,7 +16,7 @@ _TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2, "int8": 0.2}
 
 
 @click.command()
-@click.argument("model", type=click.Path(dir_okay=False))
+@click.argument("model", type=click.Path())
 @click.argument("other", required=False, type=click.Path(dir_okay=False))
 @click.option("--against", type=click.Choice(["onnxruntime", "reference", "whet"]), help="Runtime of OTHER (default: onnxruntime; engines: whet).")
 @click.option("--inputs", help="Samples: FILE.npz, FILE.npy, DIR or python:MODULE:FUNCTION (default: seeded normal values).")
@@ -132,10 +132,13 @@ def _random(t: Any, shapes: dict[str, tuple[int, ...]], rng: np.random.Generator
 
 def _save(path: str, values: tuple[dict, dict]) -> None:
     from whet.errors import UsageError
+    from whet.files import replacing
 
     try:
         sides = zip(("ours", "theirs"), values, strict=True)
-        np.savez(path, **{f"{side}/{n}": a for side, v in sides for n, a in v.items() if a.dtype.kind != "V"})
+        target = path if path.endswith(".npz") else f"{path}.npz"  # as NumPy names it
+        with replacing(target) as part, part.open("wb") as file:
+            np.savez(file, **{f"{side}/{n}": a for side, v in sides for n, a in v.items() if a.dtype.kind != "V"})
     except OSError as e:
         raise UsageError(f"--saveValues={path}: {e.strerror}; choose another path") from e
 

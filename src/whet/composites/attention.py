@@ -5,17 +5,23 @@ Scale (Mul or Div by a constant) and mask (Add) are optional. k is the second op
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from whet.composites._base import composite
 from whet.composites._samples import Regions, new_body
 from whet.network import Layer, Tensor
 from whet.ops import Sample
+from whet.ops._strided import REARRANGING, View, plain_view, views_after
 from whet.rewrite.constants import scalar_value
-from whet.rewrite.fusing import epilogue_steps, fuse_flat, root_op
+from whet.rewrite.fusing import epilogue_steps, fuse_flat, outer_tensor, root_op
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import interior_escapes, maker_of_op
 from whet.rewrite.rules import Phase, Skip
+
+RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+_MOST_LAYERS = 6  # between the two products, searched for a reason
 
 
 def attention_sample(
@@ -31,11 +37,14 @@ def attention_sample(
     constant: bool = False,
     causal: float | None = None,
     group: int = 1,
+    guard: bool = False,
+    repeats: int = 1,
 ) -> Sample:
     """softmax(q @ k^T / sqrt(size) + mask) @ v. `layout`: "heads" (q, k, v as the MatMuls read them), "rows" (heads within a row, as a
     projection writes them; the body has the transposes, the result's too), "stacked" (q, k and v in one tensor of rows). `causal`: the mask is
     a constant that adds this value to the keys after the row (the last row sees all keys). `group` ("rows" only): heads of q that share a head of
-    k and v, which the body expands."""
+    k and v, which the body expands. `guard`: NaN probabilities become 0, and the first row of the constant mask hides every key. `repeats`: the
+    mask repeats along the batch."""
     stacked: list[str | np.ndarray] = [f"f32[{batch},{rows},3,{heads},{size}]", np.array(0), np.array(1), np.array(2)]
     separate: list[str | np.ndarray] = [f"f32[{batch},{n},{h},{size}]" for n, h in ((rows, heads), (keys, heads // group), (keys, heads // group))]
     plain: list[str | np.ndarray] = [f"f32[{batch},{heads},{a},{b}]" for a, b in ((rows, size), (size, keys), (keys, size))]
@@ -43,10 +52,15 @@ def attention_sample(
     factor = size**0.5 if scale == "Div" else size**-0.5
     inputs += [np.array(factor, np.float32)] if scale else []
     inputs += [f"{'const ' if constant else ''}f32[{','.join(map(str, mask))}]"] if mask else []
+    if guard:
+        hidden = np.zeros((rows, keys), np.float32)
+        hidden[0], hidden[1:, -3:] = -np.inf, -np.inf
+        inputs.append(hidden)
     if causal is not None:
         inputs.append(np.where(np.arange(keys) > np.arange(rows)[:, None] + keys - rows, np.float32(causal), np.float32(0)))
     shapes = [np.array([2]), np.array([batch, heads // group, group, keys, size]), np.array([batch, heads, keys, size])] if group > 1 else []
     inputs += shapes
+    inputs += [np.array(0, np.float32)] if guard else []
 
     def regions() -> Regions:
         body, own = new_body(inputs)
@@ -69,9 +83,13 @@ def attention_sample(
         x = body.add("MatMul", q, k)
         if scale:
             x = body.add(scale, x, rest[0])
-        if mask or causal is not None:
-            x = body.add("Add", x, rest[1 if scale else 0])
-        y = body.add("MatMul", body.add("Softmax", x, axis=-1), v)
+        if mask or guard or causal is not None:
+            added = rest[1 if scale else 0]
+            x = body.add("Add", x, added if repeats == 1 else body.add("Tile", added, repeats=(repeats, *[1] * (added.type.rank - 1))))
+        p = body.add("Softmax", x, axis=-1)
+        if guard:
+            p = body.add("Where", body.add("IsNaN", p), rest[-1], p)
+        y = body.add("MatMul", p, v)
         body.mark_output(y if layout == "heads" else body.add("Transpose", y, perm=(0, 2, 1, 3)))
         return {"body": body}
 
@@ -95,20 +113,24 @@ ATTENTION = composite(
         attention_sample(1, 6, 40, 70, 128, layout="rows", causal=float(np.finfo(np.float32).min), group=3),
         attention_sample(2, 4, 30, 100, 96, layout="rows", mask=(2, 1, 1, 100), group=2),
         attention_sample(2, 2, 18, 32, 16, mask=(2, 1, 18, 32)),
+        attention_sample(2, 2, 20, 32, 64, layout="rows", guard=True),
+        attention_sample(2, 3, 17, 21, 32, layout="rows", guard=True, scale=""),
+        attention_sample(6, 2, 16, 16, 32, layout="stacked", mask=(3, 2, 16, 16), constant=True, repeats=2),
     ],
 )
 
 
 @ATTENTION.matcher("MatMul", phase=Phase.FUSE, level=2)
 def recognize_attention(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    """Softmax attention, MatMul(Softmax(scale * MatMul(q, k) + mask), v), becomes one layer."""
-    softmax = maker_of_op(g, layer.inputs[0], "Softmax")
+    """Softmax attention, MatMul(Softmax(scale * MatMul(q, k) + mask), v), becomes one layer; NaN probabilities may become 0."""
+    weights, guard = _match_guard(g, layer.inputs[0])
+    softmax = maker_of_op(g, weights, "Softmax")
     if softmax is None or not layer.output.dtype.is_float:
         return None
     x = softmax.inputs[0]
     if softmax.attrs["axis"] not in (-1, softmax.output.type.rank - 1):
         return Skip(f"the softmax is over axis {softmax.attrs['axis']}, not the last one")
-    members = [softmax]
+    members = [softmax, *guard]
     for match in (_match_mask, _match_scale):
         matched = match(g, x)
         if matched is not None:
@@ -116,10 +138,35 @@ def recognize_attention(g: Graph, layer: Layer) -> Tensor | Skip | None:
             x = matched[1]
     scores = _scores(g, x)
     if scores is None:
-        return None
+        return _obstacle(g, x)
     if reason := interior_escapes(g, layer, [scores, *members]):
         return Skip(reason)
     return fuse_flat(g, ATTENTION.kind, scores, *members, layer)
+
+
+def _match_guard(g: Graph, t: Tensor | None) -> tuple[Tensor | None, list[Layer]]:
+    """(p, [IsNaN, Where]), when `t` is Where(IsNaN(p), 0, p), which exporters write for rows of which every key is hidden; else (t, [])."""
+    where = maker_of_op(g, t, "Where")
+    is_nan = maker_of_op(g, where.inputs[0], "IsNaN") if where is not None else None
+    if where is None or is_nan is None or where.inputs[2] is not is_nan.inputs[0] or scalar_value(where.inputs[1]) != 0:
+        return t, []
+    return is_nan.inputs[0], [is_nan, where]
+
+
+def _obstacle(g: Graph, x: Tensor | None) -> Skip | None:
+    """Why scores that go through other layers than a scale and a mask are not fused; None where there is no product of two activations."""
+    passed: list[Layer] = []
+    for _ in range(_MOST_LAYERS):
+        layer = g.maker(x)
+        if layer is None:
+            return None
+        if root_op(layer, ("MatMul",)):
+            if any(t is None or t.is_constant for t in layer.inputs[:2]):
+                return None
+            return Skip("between the products are also " + ", ".join(f"{x.composite or x.op} '{x.name}'" for x in passed[::-1])) if passed else None
+        passed.append(layer)
+        x = next((t for t in layer.inputs if t is not None and not t.is_constant and t.type == layer.outputs[0].type), layer.inputs[0])
+    return None
 
 
 def _scores(g: Graph, x: Tensor | None) -> Layer | None:
@@ -151,9 +198,9 @@ def _match_scale(g: Graph, x: Tensor | None) -> tuple[Layer, Tensor] | None:
 
 @ATTENTION.matcher("Fused", "Transpose", phase=Phase.FUSE, after=("recognize_attention",), level=2)
 def fuse_attention_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    """Transposes of attention's operands and result, and slices of a stacked q, k and v, go into it: its kernels read any strides.
+    """Transposes of attention's operands and result, parts of a stacked q, k and v, and repeated heads and masks go into it.
 
-    Values that others read too stay outside.
+    Its kernels read any strides. Values that others read too stay outside.
     """
     if layer.op == "Transpose":
         attention = g.maker(layer.inputs[0])
@@ -164,18 +211,68 @@ def fuse_attention_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if layer.composite != ATTENTION.kind:
         return None
     members = [layer]
-    while (more := _rearranging_producer(g, members)) is not None:
-        members.append(more)
+    while more := _rearranging_producers(g, members):
+        members += more
     return fuse_flat(g, ATTENTION.kind, *sorted(members, key=g.position)) if len(members) > 1 else None
 
 
-def _rearranging_producer(g: Graph, members: list[Layer]) -> Layer | None:
-    """A Transpose or slice that produces an input of `members` and that nothing else reads."""
+def _rearranging_producers(g: Graph, members: list[Layer]) -> list[Layer]:
+    """Layers that produce an input of `members` by moving data, that nothing else reads, and that strides replace; a Reshape only before others."""
     for t in (t for m in members for t in m.inputs):
-        maker = g.maker(t)
-        if t is None or maker is None or maker in members or g.escapes(t, *(m for m in members if t in m.inputs)) is not None:
-            continue
-        index = maker.inputs[1] if maker.op == "Gather" else None
-        if maker.op == "Transpose" or (index is not None and index.type.rank == 0 and scalar_value(index) is not None):
-            return maker
-    return None
+        chain: list[Layer] = []
+        while (maker := g.maker(t)) is not None and maker.op in REARRANGING and maker not in members:
+            siblings = _sibling_reshapes(g, maker, {*members, *chain})
+            if siblings is None:
+                break
+            chain += [*siblings, maker]
+            if not all(_are_strides(x, [*members, *chain]) for x in (*siblings, maker)):
+                break
+            if maker.op not in RESHAPES:
+                return chain
+            t = maker.inputs[0]
+    return []
+
+
+def _sibling_reshapes(g: Graph, maker: Layer, members: set[Layer]) -> list[Layer] | None:
+    """The layers that read `maker` besides `members`, if they all are reshapes for `members` (parts of a Split); None if others read it."""
+    if any(g.is_output(t) for t in maker.outputs):
+        return None
+    siblings = list(dict.fromkeys(r for t in maker.outputs for r in g.readers(t) if r not in members))
+    inside = all(x.op in RESHAPES and not g.is_output(x.output) and set(g.readers(x.output)) <= members for x in siblings)
+    return siblings if inside else None
+
+
+def _are_strides(first: Layer, members: list[Layer]) -> bool:
+    """True if `first` and the layers after it among `members`, fused bodies included, can be replaced by strides of the input of `first`."""
+    x = first.inputs[0]
+    if x is None or x.is_constant:
+        return False
+    views: dict[Tensor, View] = {x: plain_view(0, x.shape)}
+    for layer in _after(first, members):
+        body = layer.regions["body"] if layer.op == "Fused" else None
+        if body is not None:
+            views.update({own: views[outer] for own, outer in zip(body.inputs, layer.inputs, strict=True) if outer in views})
+        for step in body.layers if body is not None else [layer]:
+            if step.op == "Add" and any(t in views and views[t].strides[-1] != 1 for t in step.inputs if t is not None):
+                return False  # kernels read the keys of a mask in order
+            view = views.get(step.inputs[0]) if step.inputs[0] is not None else None
+            if view is None or step.op not in REARRANGING:
+                continue
+            after = views_after(step, view, partial(_array, layer))
+            if after is None:
+                return False
+            views.update(zip(step.outputs, after, strict=True))
+    return True
+
+
+def _after(first: Layer, members: list[Layer]) -> list[Layer]:
+    """`members` in an order in which values are produced before they are read: the collected ones in reverse, then the fused layer."""
+    ordered = members[::-1]
+    return ordered[ordered.index(first) :]
+
+
+def _array(layer: Layer, t: Tensor | None) -> np.ndarray | None:
+    """The array of a constant that a layer or its body reads; None for other tensors."""
+    outer = outer_tensor(layer, t)
+    t = outer if outer is not None else t
+    return np.asarray(t.array()) if t is not None and t.is_constant else None

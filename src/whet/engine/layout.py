@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from whet.errors import EngineError
+from whet.file_kinds import name_kind
 
 MAGIC = b"whet-eng"
 VERSION = 3
@@ -91,6 +92,8 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
 
     Raises EngineError for any deviation from the output of `write_sections`.
     """
+    if bytes(data[: len(MAGIC)]) != MAGIC and (kind := "an ONNX model" if _looks_like_onnx(data) else name_kind(data)):
+        raise EngineError(f"this is not an engine of whet, but {kind}: `whet exec --onnx=MODEL --saveEngine=FILE` writes engines")
     if len(data) < _HEAD.size:
         raise EngineError(f"this is not an engine: {len(data)} bytes are fewer than the {_HEAD.size} of a header")
     magic, version, count, size, zero, digest = _HEAD.unpack(data[: _HEAD.size])
@@ -147,3 +150,8 @@ def table_digests(data: memoryview) -> dict[str, tuple[int, bytes]]:
 def _all_zero(gap: memoryview, where: str) -> None:
     if any(gap):
         raise EngineError(f"the engine is damaged: bytes {where} are not zero")
+
+
+def _looks_like_onnx(data: memoryview) -> bool:
+    """True if the data begin with an ONNX ir_version (field 1, 3 to 31) and another field of a ModelProto (opset_import, graph, strings)."""
+    return len(data) > 2 and data[0] == 0x08 and 3 <= data[1] < 32 and data[2] in (0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42)

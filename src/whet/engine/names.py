@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from whet.network import Layer, Network
 
 
 def display_names(net: Network) -> dict[str, str]:
-    """Layer name -> the name in profiles and layer lists: its source nodes joined by " + ", made unique; the layer's own name if it has none."""
+    """Layer name -> the name in profiles and layer lists: its source nodes joined by " + ", made unique; the layer's own name if it has none.
+
+    The nodes of a fused layer's root operation come first, the others in execution order.
+    """
     taken: set[str] = set()
     found: dict[str, str] = {}
     for layer in net.layers:
@@ -30,6 +35,27 @@ def _display(layer: Layer) -> str:
         return f"Reformat {layer.inputs[0].name if layer.inputs[0] else ''} to {layer.attrs.get('dtype')}:{layer.attrs.get('format')}"
     if not layer.sources:
         return layer.name
-    if len(layer.sources) > 12:
-        return " + ".join(layer.sources[:5]) + f" + ... {len(layer.sources) - 6} more + {layer.sources[-1]}"
-    return " + ".join(layer.sources)
+    root = _root(layer)
+    first = () if root is None else tuple(s for s in root.sources if s in layer.sources)
+    sources = tuple(dict.fromkeys((*first, *layer.sources)))
+    if len(sources) > 12:
+        return " + ".join(sources[:5]) + f" + ... {len(sources) - 6} more + {sources[-1]}"
+    return " + ".join(sources)
+
+
+def _root(layer: Layer) -> Layer | None:
+    """The root operation of a fused layer: the one that its composite kind names, else its first convolution or matrix product, if any."""
+    if layer.op != "Fused":
+        return None
+    leaves = list(_leaves(layer))
+    named = (x for x in leaves if x.op == layer.composite)
+    heavy = (x for x in leaves if x.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"))
+    return next(named, None) or next(heavy, None)
+
+
+def _leaves(layer: Layer) -> Iterator[Layer]:
+    for x in layer.regions["body"].layers:
+        if x.op == "Fused":
+            yield from _leaves(x)
+        else:
+            yield x

@@ -10,6 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from whet.errors import FrontendError
+from whet.file_kinds import describe_kind
 from whet.frontends._onnx_text import check_texts
 
 OLDEST_OPSET = 7  # 9 is tested; 7 and 8 (many models of the ONNX zoo) differ only in Scan and Upsample
@@ -26,17 +27,18 @@ def load_model(source: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onn
     path = Path(source)
     try:
         if path.is_dir():
-            raise FrontendError(f"{path} is a folder; give the .onnx file in it.")
+            kind = describe_kind(path)
+            raise FrontendError(f"{path} is {kind}" if kind else f"{path} is a folder; give the .onnx file in it.")
         size = path.stat().st_size
         if size > _MOST:
             raise FrontendError(f"{path} has {size} bytes; a protobuf message has at most {_MOST}. Save it again with external data.")
         data = path.read_bytes()
     except (OSError, ValueError) as e:
         raise FrontendError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}. Check the path and its permissions.") from e
-    return _checked(_parse(data, str(path)), str(path)), path.resolve().parent
+    return _checked(_parse(data, str(path), path), str(path), path), path.resolve().parent
 
 
-def _parse(data: bytes, what: str) -> onnx.ModelProto:
+def _parse(data: bytes, what: str, path: Path | None = None) -> onnx.ModelProto:
     if not data:
         raise FrontendError(f"{what} is empty. Export or copy the model again.")
     if data.startswith(b"version https://git-lfs"):
@@ -45,12 +47,16 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
     try:
         model.ParseFromString(data)
     except DecodeError as e:
+        if kind := describe_kind(data if path is None else path):
+            raise FrontendError(f"{what} is not an ONNX model, but {kind}") from e
         raise FrontendError(f"{what} is not an ONNX model, or it is truncated ({len(data)} bytes): {e}. Copy or export it again.") from e
     return model
 
 
-def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
+def _checked(model: onnx.ModelProto, what: str, path: Path | None = None) -> onnx.ModelProto:
     if not model.HasField("graph"):
+        if path is not None and (kind := describe_kind(path)):
+            raise FrontendError(f"{what} is not an ONNX model, but {kind}")
         raise FrontendError(f"{what} holds no graph: it is not an ONNX model, or it is truncated. Copy or export it again.")
     check_texts(model, what)
     versions = opsets(model.opset_import, what)

@@ -45,7 +45,8 @@ class Report:
     outputs: dict[str, str]
     parameters: int
     parameter_bytes: int
-    nodes: int
+    nodes: int  # of the main graph
+    tried: int = 0  # nodes that were read or failed, with those of functions and subgraphs
     layers: int = 0
     ops: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -54,6 +55,13 @@ class Report:
     def supported(self) -> bool:
         """True if every node can be read."""
         return not self.problems
+
+    def verdict(self) -> str:
+        """One sentence: every node is supported, or how many of the tried ones cannot be read."""
+        if self.supported:
+            return "every node is supported"
+        inner = " (with those of functions and subgraphs)" if self.tried > self.nodes else ""
+        return f"{len(self.problems)} of {max(self.tried, self.nodes)} nodes{inner} cannot be read"
 
     def unsupported_ops(self) -> dict[str, int]:
         """Number of unsupported nodes per op, without nodes that only depend on these."""
@@ -71,8 +79,7 @@ class Report:
             "  ops: " + ", ".join(f"{n} {op}" for op, n in self.ops.items()),
         ]
         lines += [f"  {'not supported' if p.reached else 'follows'}: {p.reason}" for p in self.problems]
-        total = max(self.nodes, sum(self.ops.values()))  # with the nodes of functions and subgraphs
-        return "\n".join([*lines, "  every node is supported" if self.supported else f"  {len(self.problems)} of {total} nodes cannot be read"])
+        return "\n".join([*lines, f"  {self.verdict()}"])
 
 
 def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
@@ -100,18 +107,24 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
     )
     inferred = _Inferred(model)
     counts: Counter[str] = Counter()
+    tried: set[tuple[str, ...]] = set()  # by name and outputs, because a Loop reads its body more than once
+    failed: set[tuple[str, ...]] = set()
 
     def on_node(node: NodeProto, name: str) -> None:
-        counts[shown(node.domain, node.op_type)] += 1
+        if (key := (name, *node.output)) not in tried:
+            counts[shown(node.domain, node.op_type)] += 1
+        tried.add(key)
 
     def on_problem(node: NodeProto, name: str, problem: Exception, scope: Scope) -> None:
         # After a first failure a type mismatch may come from the less precise inferred type: not a separate problem.
         follows = isinstance(problem, NotReached) or (isinstance(problem, FrontendError) and report.problems)
-        report.problems.append(Problem(name, shown(node.domain, node.op_type), str(problem), not follows))
+        if (key := (name, *node.output)) not in failed:
+            report.problems.append(Problem(name, shown(node.domain, node.op_type), str(problem), not follows))
+        failed.add(key)
         inferred.stand_in(node, name, scope)
 
     net = read_model(model, folder, shapes, on_node=on_node, on_problem=on_problem)
-    report.layers = len(net.layers)
+    report.layers, report.tried = len(net.layers), len(tried)
     report.ops = dict(counts.most_common())
     report.outputs |= {t.name: str(t.type) for t in net.outputs}
     return report

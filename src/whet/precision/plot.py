@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 
 from whet.errors import UsageError
+from whet.files import replacing
 from whet.precision.sensitivity import LayerSensitivity
 
 _ROW, _LEFT, _WIDTH, _TOP, _RIGHT = 18, 330, 560, 54, 150
@@ -66,6 +67,7 @@ def write_plot(path: str | Path, rows: Sequence[LayerSensitivity], title: str, a
     head = f'<!doctype html><html><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
     page = svg if ending == ".svg" else f"{head}<body>{svg}</body></html>"
     try:
-        Path(path).write_text(page, encoding="utf-8")
+        with replacing(path) as part:
+            part.write_text(page, encoding="utf-8")
     except OSError as e:
         raise UsageError(f"--plot={path} cannot be written: {e.strerror}; choose another path") from e

@@ -12,13 +12,14 @@ from whet.network import Network
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.truth import Measured, measure_engines
 from whet.sparsity import eligible_layers
-from whet.sparsity.report import describe_zeros, picked_layers, scattered_zeros, why_dense
+from whet.sparsity.report import count_zeros, describe_zero_channels, describe_zeros, picked_layers, why_dense
 
 Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Facts:
-    """Figures of one model: `flops` of one run (None if a symbol has no size), share of unstructured `zeros`, number of 2:4 layers."""
+    """Figures of one model: `flops` of one run (None if a symbol has no size), share of unstructured `zeros`, number of
+    channels that are wholly zero, number of 2:4 layers."""
 
     params: int
     flops: int | None
@@ -26,6 +27,7 @@ class Facts:
     zeros: float
     two_four: int
     weighted: int
+    zero_channels: int = 0
     ms: float | None = None
     peak_bytes: int | None = None
     engine_bytes: int | None = None
@@ -50,6 +52,7 @@ class Comparison:
             ("FLOPs of a run", lambda x: x.flops, lambda v: f"{v:,.0f}"),
             ("weights MiB", lambda x: x.weight_bytes / 2**20, lambda v: f"{v:.2f}"),
             ("scattered zeros", lambda x: x.zeros, lambda v: f"{v:.0%}"),
+            ("zero channels", lambda x: x.zero_channels, lambda v: f"{v:,.0f}"),
             ("2:4 layers", lambda x: x.two_four, lambda v: f"{v:.0f}"),
             ("median ms", lambda x: x.ms, lambda v: f"{v:.3f}"),
             ("peak memory MiB", lambda x: None if x.peak_bytes is None else x.peak_bytes / 2**20, lambda v: f"{v:.2f}"),
@@ -60,7 +63,7 @@ class Comparison:
             first, *_ = values = [of(x) for x in self.facts]
             if all(v is None for v in values):
                 continue
-            changed = what not in ("scattered zeros", "2:4 layers")
+            changed = what not in ("scattered zeros", "zero channels", "2:4 layers")
             cells = ["-" if v is None else text(v) + (_change(first, v) if k and changed else "") for k, v in enumerate(values)]
             made.append((what, *cells))
         return made
@@ -91,7 +94,8 @@ def _facts(net: Network, run: Measured | None) -> Facts:
     except NetworkError:  # a symbol for which 1 is not a valid size
         flops = None
     arrays = {t.weight.digest: t.weight.array.nbytes for t in net.constants.values() if t.weight is not None}
-    counted = Facts(count_params(net), flops, sum(arrays.values()), scattered_zeros(net), len(yes), len(yes) + len(no))
+    zeros = count_zeros(net)
+    counted = Facts(count_params(net), flops, sum(arrays.values()), zeros.scattered, len(yes), len(yes) + len(no), zeros.channels)
     return counted if run is None else replace(counted, ms=run.ms, peak_bytes=run.peak_bytes, engine_bytes=run.weight_bytes)
 
 
@@ -99,6 +103,8 @@ def _said(name: str, net: Network, facts: Sequence[Facts], runs: Sequence[Measur
     """Remarks on the zeros of model k, with measured times where engines ran."""
     found = []
     x, run, first = facts[k], runs[k], runs[0]
+    if (channels := describe_zero_channels(net)) is not None:
+        found.append(f"{name}: {channels}")
     zeros = describe_zeros(net)
     if zeros is not None:
         proof = ""

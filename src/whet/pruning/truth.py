@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from whet.builder import build
 from whet.builder.batching.profiles import OPT, resolve_profiles
+from whet.builder.build import build
 from whet.builder.config import BuildConfig
 from whet.builder.precision.calibration import Calibration, is_explicit
 from whet.builder.precision.int8 import build_int8

@@ -179,16 +179,36 @@ class _Run:
             g.replace(old, new, at, rename=new.maker in added or (new.is_constant and not g.readers(new)))
         g.remove(removed)
         g.remove(reversed([x for x in added if not any(g.readers(t) or g.is_output(t) for t in x.outputs)]))
-        claimed = {s for x in added for s in x.sources}
-        sources = tuple(dict.fromkeys(s for x in removed for s in x.sources if s not in claimed))
-        for x in added:
-            x.sources = x.sources or sources
+        self.pass_on_sources(removed, added)
         root = next((t.maker for t in news if t.maker in added), None)
         if root is not None:
             root.name, layer.name = (layer.name, root.name) if p.phase is Phase.CLEAN else (self.join_names(removed), root.name)
         text = f"{layer.op} -> {', '.join(f'%{t.name}' for t in news)}" + (f" = {root.op}" if root is not None else "")
         self.log.fired.append((p.name, layer.name if root is None else root.name, text))
         return None
+
+    @staticmethod
+    def pass_on_sources(removed: list[Layer], added: list[Layer]) -> None:
+        """Gives the added layers the source nodes of the removed ones.
+
+        Where a rewrite moves Q/DQ past another layer, each kind keeps its own nodes: else the next layer, which absorbs the Q/DQ, would claim to
+        compute the layer that it was moved past.
+        """
+        claimed = {s for x in added for s in x.sources}
+
+        def unclaimed(layers: list[Layer]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(s for x in layers for s in x.sources if s not in claimed))
+
+        if {_is_rounding(x) for x in added} == {_is_rounding(x) for x in removed} == {True, False}:
+            for kind in (True, False):
+                sources = unclaimed([x for x in removed if _is_rounding(x) is kind])
+                for x in added:
+                    if _is_rounding(x) is kind:
+                        x.sources = x.sources or sources
+            return
+        sources = unclaimed(removed)
+        for x in added:
+            x.sources = x.sources or sources
 
     def find_objection(self, p: Pass, removed: list[Layer], added: list[Layer]) -> str | None:
         """Why a firing is undone: it removes a layer that must not be fused, or adds a fused layer that no tactic computes."""
@@ -202,8 +222,13 @@ class _Run:
 
     def join_names(self, layers: list[Layer]) -> str:
         """The name of a layer that replaces several. Q/DQ layers do not contribute, so that a layer keeps its name when it is quantized."""
-        names = [x.name for x in layers if x.op not in ("QuantizeLinear", "DequantizeLinear")] or [x.name for x in layers]
+        names = [x.name for x in layers if not _is_rounding(x)] or [x.name for x in layers]
         if len(names) == 1:
             return names[0]
         parts = [part for name in names for part in name.split(" + ")]
         return self.graph.net.fresh(" + ".join(names) if len(parts) <= _MAX_NAME_PARTS else f"{parts[0]}...{parts[-1]}")
+
+
+def _is_rounding(layer: Layer) -> bool:
+    """True for Q/DQ layers."""
+    return layer.op in ("QuantizeLinear", "DequantizeLinear")

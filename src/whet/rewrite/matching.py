@@ -81,6 +81,22 @@ def maker_of_op(g: Graph, t: Tensor | None, op: str) -> Layer | None:
     return layer if layer is not None and layer.op == op else None
 
 
+def match_inverse_root(g: Graph, t: Tensor | None, *, inverted: bool) -> tuple[Tensor, list[Layer]] | None:
+    """(v, layers), when `t` is 1 / sqrt(v), or sqrt(v) if `inverted`; as Sqrt, Pow, Reciprocal or a division of 1. None otherwise."""
+    layer = g.maker(t)
+    if layer is None:
+        return None
+    value = layer.inputs[0]
+    power = scalar_value(layer.inputs[1]) if layer.op == "Pow" else None
+    if value is not None and ((layer.op == "Sqrt" and inverted) or power == (0.5 if inverted else -0.5)):
+        return value, [layer]
+    if inverted:
+        return None
+    root = layer.inputs[0] if layer.op == "Reciprocal" else layer.inputs[1] if layer.op == "Div" and scalar_value(layer.inputs[0]) == 1.0 else None
+    inner = match_inverse_root(g, root, inverted=True)
+    return None if inner is None else (inner[0], [layer, *inner[1]])
+
+
 def interior_escapes(g: Graph, root: Layer, interior: list[Layer]) -> str | None:
     """Why the layers of a matched pattern cannot be removed: an intermediate value is an output or read outside. None when they can."""
     inside = {root, *interior}

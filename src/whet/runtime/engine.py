@@ -15,7 +15,7 @@ import numpy as np
 from whet.backends import Backend, get_backend
 from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
-from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError
+from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError, WhetWarning
 from whet.forks import new_lock
 from whet.network import DType, TensorType
 from whet.runtime.kernels import ConfigCheck, Planned, libraries
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MAX_SHAPED = 16  # sets of input shapes whose kernels an engine caches
 
 
-class EngineWarning(UserWarning):
+class EngineWarning(WhetWarning):
     """An engine does not run as it was tuned: different hardware or libraries, or a tactic that cannot run on this machine."""
 
 

@@ -104,6 +104,13 @@ class BoundEngine(Values):
                 self._single.append(stream.finish())
         self._single[i].run()
 
+    def overwrites_inputs(self, i: int) -> bool:
+        """True if an output of step `i` shares memory with one of its inputs."""
+        layer = self.shaped.steps[i].layer
+        outs = [self.place(t.name) for t in layer.outputs]
+        ins = [self.place(t.name) for t in layer.inputs if t is not None and not t.is_constant]
+        return any(a < b + m and b < a + n for a, n in outs for b, m in ins)
+
     def recorded(self, i: int, kernel: Kernel, packed: Sequence[int]) -> list[Any]:
         """Records another kernel with the operands of step `i` and packed weights at these addresses; returns the launches.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from whet.network import Network
 from whet.sparsity.two_four import eligible_layers, is_two_four, reduction_axis
@@ -30,21 +29,57 @@ def why_dense(plan: Any) -> str:
     return f"{len(timed)} sparse tactics were timed and lost to dense ones (whet explain shows both times)"
 
 
+def describe_zero_channels(net: Network) -> str | None:
+    """A note for models with wholly zero channels; None for other models."""
+    zeros = count_zeros(net)
+    if not zeros.channels:
+        return None
+    return (
+        f"{zeros.channels} of {zeros.all_channels} input and output channels of weights are wholly zero ({zeros.channel_share:.0%} of the weights). "
+        "Builds remove those that are zero in the network's values too (pass remove_zero_channels)."
+    )
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Zeros in the weights of convolutions and matrix products: `scattered` is the share (0..1) of unstructured ones, `channels` the number of
+    input and output channels that are zero in all of a layer's weights, of `all_channels`; `channel_share` is their share of the weights."""
+
+    scattered: float
+    channels: int
+    all_channels: int
+    channel_share: float
+
+
+def count_zeros(net: Network) -> Zeros:
+    """Counts wholly zero channels as such, input channels too; the other zeros are scattered unless a weight is 2:4."""
+    weights = {(*found, "Conv" in (layer.op, layer.composite)) for layer in net.layers if (found := reduction_axis(layer)) is not None}
+    total = lost = inside = channels = every = 0
+    for w, axis, is_conv in weights:
+        zero = w.array() == 0
+        total += zero.size
+        dense = ~zero
+        outputs = 0 if is_conv or (zero.ndim == 2 and axis == 1) else zero.ndim - 1
+        for i in (outputs, axis):
+            if zero.shape[i] == 1:
+                continue  # depthwise filters have one input channel each
+            empty = ~dense.any(axis=tuple(k for k in range(zero.ndim) if k != i))
+            channels += int(empty.sum())
+            every += empty.size
+            zero[(slice(None),) * i + (empty,)] = False
+        removed = zero.size - int(dense.sum()) - int(zero.sum())
+        inside += removed
+        if not is_two_four(w.array(), axis):
+            lost += int(zero.sum())
+    return Zeros(lost / total, channels, every, inside / total) if total else Zeros(0.0, 0, 0, 0.0)
+
+
 def scattered_zeros(net: Network) -> float:
     """Share (0..1) of unstructured zeros in the weights of convolutions and matrix products.
 
-    Excludes 2:4 weights, and filters that are entirely zero (a pass removes those).
+    Excludes 2:4 weights, and channels that are entirely zero.
     """
-    weights = {found for layer in net.layers if (found := reduction_axis(layer)) is not None}
-    total = lost = 0
-    for w, axis in weights:
-        array = w.array()
-        total += array.size
-        if not is_two_four(array, axis):
-            rows = array.reshape(len(array), -1) if axis else np.moveaxis(array, -1, 0).reshape(array.shape[-1], -1)
-            empty = int((rows == 0).all(1).sum()) * rows.shape[1]
-            lost += array.size - int(np.count_nonzero(array)) - empty
-    return lost / total if total else 0.0
+    return count_zeros(net).scattered
 
 
 def describe_zeros(net: Network) -> str | None:

@@ -2,80 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
-
-
-@dataclass(frozen=True)
-class View:
-    """A tensor of the body as a view of an input (or the output) of the layer: shape, strides and offset in elements."""
-
-    place: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int = 0
-    group: int = 1  # consecutive heads that read the same head of the input (grouped-query attention)
-
-    def turned(self, perm: Sequence[int]) -> View:
-        """The view after a Transpose."""
-        return replace(self, shape=tuple(self.shape[i] for i in perm), strides=tuple(self.strides[i] for i in perm))
-
-    def taken(self, axis: int, index: int) -> View:
-        """The view after a Gather of one index, which drops the axis."""
-        axis, index = axis % len(self.shape), index % self.shape[axis]
-        kept = [i for i in range(len(self.shape)) if i != axis]
-        return replace(self.turned(kept), offset=self.offset + index * self.strides[axis])
-
-    def leading(self, batch: int, heads: int) -> tuple[int, int] | None:
-        """Strides of batch and head; 0 for a broadcast axis. None for other leading axes, or where heads share one head of the input."""
-        return self.steps() if self.group == 1 and self.fits(batch, heads) else None
-
-    def fits(self, batch: int, heads: int) -> bool:
-        """Whether the leading axes are batch and heads, each whole or broadcast."""
-        return len(self.shape) <= 4 and all(d in (1, n) for d, n in zip((1, 1, *self.shape[:-2])[-2:], (batch, heads), strict=True))
-
-    def steps(self) -> tuple[int, int]:
-        """Strides of batch and of a head of the input; 0 for a broadcast axis."""
-        shape, strides = (1, 1, *self.shape[:-2])[-2:], (0, 0, *self.strides[:-2])[-2:]
-        return strides[0] if shape[0] > 1 else 0, strides[1] if shape[1] > 1 else 0
-
-    @property
-    def batches(self) -> int:
-        """Batch items of the input."""
-        return (1, 1, *self.shape)[-4]
-
-    @property
-    def heads(self) -> int:
-        """Heads of the input."""
-        return (1, 1, *self.shape)[-3] // self.group
-
-    def swapped(self) -> View:
-        """The view with the last two axes exchanged."""
-        return self.turned((*range(len(self.shape) - 2), len(self.shape) - 1, len(self.shape) - 2))
-
-    def inserted(self, axes: Sequence[int]) -> View:
-        """The view after an Unsqueeze."""
-        rank = len(self.shape) + len(axes)
-        at, kept = {a % rank for a in axes}, iter(zip(self.shape, self.strides, strict=True))
-        pairs = [(1, 0) if i in at else next(kept) for i in range(rank)]
-        return replace(self, shape=tuple(d for d, _ in pairs), strides=tuple(s for _, s in pairs))
-
-    def expanded(self, shape: Sequence[int]) -> View:
-        """The view after an Expand to `shape`, which has this rank."""
-        strides = tuple(0 if d == 1 else s for d, s in zip(self.shape, self.strides, strict=True))
-        return replace(self, shape=tuple(shape), strides=strides)
-
-    def merged(self, shape: Sequence[int]) -> View | None:
-        """The view after a Reshape that merges heads [.., heads, group, rows, elements] with a repeated group axis; None for any other."""
-        *lead, heads, group, rows, size = self.shape if len(self.shape) >= 4 else (0, 0, 0, 0)
-        if self.group > 1 or self.strides[-3] != 0 or tuple(shape) != (*lead, heads * group, rows, size):
-            return None
-        return replace(self, shape=tuple(shape), strides=(*self.strides[:-3], *self.strides[-2:]), group=group)
+from whet.ops._strided import View, plain_view, views_after
 
 
 @dataclass(frozen=True)
@@ -94,28 +27,29 @@ class Heads:
     keys: int
     size: int
     scale: float
+    guarded: bool = False  # rows of NaN (all their keys are hidden by -infinity) are 0
     causal: int | None = None  # the mask is a constant that hides exactly the keys after row + causal: a kernel may skip them and not read it
 
 
-def match_attention(layer: Layer, *, grouped: bool = False) -> Heads | str:
-    """The structure of an Attention layer, or why the kernels do not support it. `grouped`: several heads of q may share a head of k and v."""
+def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = False) -> Heads | str:
+    """The structure of an Attention layer, or why the kernels do not support it. `grouped`: several heads of q may share a head of k and v;
+    `periodic`: the masks may repeat along the batch."""
     body = layer.regions["body"]
     views: dict[Tensor, View] = {t: plain_view(i, static_shape(t.shape)) for i, t in enumerate(body.inputs)}
     waiting, products = [], [x for x in body.layers if x.op == "MatMul"]
-    for x in body.layers:  # transposes and slices of the inputs become strides
+    for x in body.layers:  # transposes, slices and other moves of the inputs become strides
         source_view = None if x.inputs[0] is None else views.get(x.inputs[0])
-        if x.op == "Transpose" and source_view is not None:
-            views[x.output] = source_view.turned(x.attrs.get("perm") or tuple(range(len(source_view.shape)))[::-1])
-        elif x.op == "Gather" and source_view is not None and (index := _index(layer, x)) is not None:
-            views[x.output] = source_view.taken(x.attrs.get("axis", 0), index)
-        elif source_view is not None and (shared := _shared_heads(layer, x, source_view)) is not None:
-            views[x.output] = shared
-        else:
+        after = None if source_view is None else views_after(x, source_view, lambda t: _constant(layer, t))
+        if after is None:
             waiting.append(x)
+        else:
+            views.update(zip(x.outputs, after, strict=True))
     if len(products) != 2 or waiting[0] is not products[0]:
         return "is not a chain between two matrix products"
     q, k = (None if t is None else views.get(t) for t in products[0].inputs)
     running, scale, mask, softmax = products[0].output, 1.0, None, False
+    is_nan: Tensor | None = None
+    guarded = False
     out: View | None = None
     v: View | None = None
     for x in waiting[1:]:
@@ -129,6 +63,11 @@ def match_attention(layer: Layer, *, grouped: bool = False) -> Heads | str:
             mask = views[others[0]]
         elif x.op == "Softmax" and not softmax:
             softmax = True
+        elif x.op == "IsNaN" and softmax and v is None and is_nan is None:
+            is_nan = x.output
+            continue
+        elif x.op == "Where" and is_nan is not None and x.inputs[0] is is_nan and x.inputs[2] is running and _one_number(layer, x.inputs[1]) == 0:
+            guarded = True
         elif x.op == "MatMul" and softmax and v is None and x.inputs[0] is running and others and others[0] in views:
             v = views[others[0]]
             shape = static_shape(x.output.shape)
@@ -148,20 +87,31 @@ def match_attention(layer: Layer, *, grouped: bool = False) -> Heads | str:
     if q is None or k is None or v is None or out is None or body.outputs != [running]:
         return "is not a chain between two matrix products"
     heads = _heads(q, k, v, mask, out, scale, grouped)
+    if not isinstance(heads, str):
+        if heads.mask is not None and heads.mask.period and not periodic:
+            return f"the mask repeats after {heads.mask.period} items of the batch"
+        heads = replace(heads, guarded=guarded)
     if isinstance(heads, str) or heads.mask is None or not layer.needs(heads.mask.place).is_constant:
         return heads
     return replace(heads, causal=_diagonal(layer.needs(heads.mask.place), heads.mask))
 
 
-def _shared_heads(layer: Layer, x: Layer, view: View) -> View | None:
-    """The view after a layer that lets heads of k and v serve several heads of q (Unsqueeze, Expand, Reshape); None for other layers."""
-    shape = static_shape(x.output.shape)
-    if x.op == "Unsqueeze":
-        axes = x.attrs.get("axes") or _constant(layer, x.inputs[1])
-        return None if axes is None else view.inserted([int(a) for a in np.ravel(axes)])
-    if x.op == "Expand":
-        return view.expanded(shape) if len(shape) == len(view.shape) else None
-    return view.merged(shape) if x.op == "Reshape" else None
+def split_periods(heads: Heads) -> list[Heads]:
+    """The attentions of the periods of a mask that repeats along the batch, for kernels that index a mask by batch item; else the attention."""
+    period = 0 if heads.mask is None else heads.mask.period
+    if heads.mask is None or not period:
+        return [heads]
+    mask = replace(heads.mask, shape=(period, *heads.mask.shape[1:]), period=0)
+
+    def part(view: View, start: int) -> View:
+        return view.cut(0, start, period) if len(view.shape) == 4 and view.shape[0] > 1 else view
+
+    return [
+        replace(
+            heads, batch=period, mask=mask, q=part(heads.q, start), k=part(heads.k, start), v=part(heads.v, start), out=part(heads.out, start)
+        )
+        for start in range(0, heads.batch, period)
+    ]  # fmt: skip
 
 
 def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float, grouped: bool) -> Heads | str:
@@ -174,6 +124,8 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
     turned = k.strides[-1] == 1
     found = Heads(q, k, v, mask, out, turned, shape[0], shape[1], rows, keys, size, scale)
     for name, view, line in (("q", q, -1), ("k", k, -1 if turned else -2), ("v", v, -1), ("the output", out, -1)):
+        if view.period:
+            return f"{name} repeats along the batch"
         if view.group > 1 and not (grouped and name in "kv"):
             return f"several heads share one head of {name}"
         if not view.fits(found.batch, found.heads):
@@ -192,26 +144,9 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
     return found
 
 
-def plain_view(place: int, shape: tuple[int, ...]) -> View:
-    """The view of a whole row-major tensor."""
-    strides: list[int] = []
-    at = 1
-    for d in reversed(shape):
-        strides.insert(0, at)
-        at *= d
-    return View(place, shape, tuple(strides))
-
-
-def _index(layer: Layer, gather: Layer) -> int | None:
-    """The constant scalar index of a Gather; None for another Gather."""
-    t = gather.inputs[1]
-    number = None if t is None or t.type.rank else _one_number(layer, t)
-    return None if number is None else int(number)
-
-
-def _one_number(layer: Layer, t: Tensor) -> float | None:
+def _one_number(layer: Layer, t: Tensor | None) -> float | None:
     """The value of a constant with one element; None for other tensors."""
-    array = None if prod(static_shape(t.shape)) != 1 else _constant(layer, t)
+    array = None if t is None or prod(static_shape(t.shape)) != 1 else _constant(layer, t)
     return None if array is None else float(np.asarray(array, np.float64).reshape(-1)[0])
 
 

@@ -18,6 +18,7 @@ from whet.network import Dim, Layer, Network
 from whet.ops import bind_layer
 from whet.tactics import Tactic
 
+_NAMED = 5  # layers that a note names
 
 class LayerKinds:
     """Candidates by kind of layer. `layers` have static shapes, `kind_of` and `layers` are by layer name, `unfused` lists (layer, reason).
@@ -35,6 +36,8 @@ class LayerKinds:
         self.kinds: dict[str, Candidates] = {}
         self.kind_of: dict[str, str] = {}
         self.unfused: list[tuple[str, str]] = []
+        self.exempt: dict[str, str] = {}  # layer name -> why a precision that a wildcard demands of it is not obeyed
+        self._exempt_kinds: dict[str, str] = {}
 
     def list_all(self, ban_reason: Callable[[str, Option], str | None]) -> None:
         """Lists the candidates of every layer. Fused layers without kernels other than the reference and the banned ones are unfused.
@@ -51,19 +54,35 @@ class LayerKinds:
             if layer.name in self.kind_of:
                 continue
             found = self.list_layer(layer)
-            if layer.op == "Fused" and not any(not o.tactic.fallback for o in found.options) and any(self._have_kernels(layer)):
+            exempt = layer.op == "Fused" and layer.name in self.exempt and any(self._have_kernels(layer))
+            only_fallbacks = layer.op == "Fused" and not any(not o.tactic.fallback for o in found.options)
+            if exempt or (only_fallbacks and any(self._have_kernels(layer, relaxed=layer.name in self.exempt))):
                 waiting = self._unfuse(layer, "no kernel computes it whole; its parts have kernels") + waiting
                 continue
             if not found.options:
                 nothing.append((layer, found.refused))
         if nothing:
             raise no_tactic(*nothing[0], self.backend, [layer for layer, _ in nothing[1:]])
+        self._note_exempt()
+
+    def _note_exempt(self) -> None:
+        """Notes the layers of the model that wildcards of --layerPrecisions and --layerOutputTypes do not bind."""
+        reasons: dict[str, list[str]] = {}
+        for layer in self.net.layers:
+            if layer.name in self.exempt and layer.op not in ("QuantizeLinear", "DequantizeLinear"):
+                reason = self.exempt[layer.name].replace(f" for '{layer.name}'", "")
+                reasons.setdefault(reason, []).append(f"{layer.name} ({layer.composite or layer.op})")
+        for reason, names in reasons.items():
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            self.log.note(f"wildcards leave out {len(names)} layers that cannot obey: {reason}. They are {', '.join(names[:_NAMED])}{more}")
 
     def list_layer(self, layer: Layer) -> Candidates:
         """The candidates of a layer of this network or of one derived from it."""
         bound = bound_layers(_network_of(self.net, layer), self.env)[layer.name]
         self.layers[layer.name] = bound
         self.kind_of[layer.name] = kind = self.list_kind(bound)
+        if kind in self._exempt_kinds:
+            self.exempt[layer.name] = self._exempt_kinds[kind]
         return self.kinds[kind]
 
     def list_kind(self, bound: Layer) -> str:
@@ -71,9 +90,16 @@ class LayerKinds:
         kind = f"{layer_text(bound)}\n{self.permissions.key(bound)}"
         if kind not in self.kinds:
             limit = self.config.memory_limit.get("workspace")
-            self.kinds[kind] = list_candidates(
-                bound, self.tactics, self.backend, self.permissions, deterministic=self.config.deterministic, workspace=limit
-            )
+
+            def listed(permissions: Permissions) -> Candidates:
+                return list_candidates(bound, self.tactics, self.backend, permissions, deterministic=self.config.deterministic, workspace=limit)
+
+            self.kinds[kind] = found = listed(self.permissions)
+            if not found.options and self.permissions.is_demanded_by_wildcard(bound):
+                self.kinds[kind] = listed(self.permissions.without_wildcards())
+                reasons = [c.reason for c in found.refused if c.reason.startswith(("--layerPrecisions", "--layerOutputTypes"))]
+                if self.kinds[kind].options and reasons:
+                    self._exempt_kinds[kind] = reasons[0]
             self._on_listed(self.kinds[kind])
         return kind
 
@@ -85,6 +111,7 @@ class LayerKinds:
         """Replaces a fused layer by its parts."""
         self.unfused.append((layer.name, why))
         del self.kind_of[layer.name], self.layers[layer.name]
+        self.exempt.pop(layer.name, None)
         return unfuse(self.net, layer)
 
     def _unfuse_banned(self, ban_reason: Callable[[str, Option], str | None]) -> None:
@@ -98,12 +125,16 @@ class LayerKinds:
                 self.log.note(f"'{layer.name}' is unfused: {why}")
                 self._unfuse(layer, why)
 
-    def _have_kernels(self, layer: Layer, banned: Collection[str] = ()) -> Iterator[bool]:
-        """Yields for each part of a fused layer True if it or its own parts have a kernel by a tactic not in `banned`."""
+    def _have_kernels(self, layer: Layer, banned: Collection[str] = (), *, relaxed: bool = False) -> Iterator[bool]:
+        """Yields for each part of a fused layer True if it or its own parts have a kernel by a tactic not in `banned`.
+
+        `relaxed` ignores the precisions that wildcards demand.
+        """
+        permissions = self.permissions.without_wildcards() if relaxed else self.permissions
         tactics = [t for t in self.tactics if not t.fallback and t.name not in banned]
         for part in list_parts(layer).layers:
-            whole = list_candidates(bind_layer(part, self.env), tactics, self.backend, self.permissions).options
-            yield bool(whole) or (part.op == "Fused" and any(self._have_kernels(part, banned)))
+            whole = list_candidates(bind_layer(part, self.env), tactics, self.backend, permissions).options
+            yield bool(whole) or (part.op == "Fused" and any(self._have_kernels(part, banned, relaxed=relaxed)))
 
 
 def _network_of(net: Network, layer: Layer) -> Network:

@@ -22,6 +22,7 @@ from whet.engine.codec import MOST_CONCURRENT_SAMPLES
 from whet.engine.plan import Choice, EnginePlan, Profile
 from whet.engine.schema import encode
 from whet.errors import BackendError, BuildError, EngineError, LockError
+from whet.files import replacing
 from whet.measure.option import Option
 from whet.measure.timing_key import source_digest
 from whet.network import Network, Tensor, network_text
@@ -54,7 +55,8 @@ _FIELDS = {
 def save_lock(plan: EnginePlan, path: str | Path) -> None:
     """Writes the lock of a built engine. Raises LockError when the file cannot be written."""
     try:
-        Path(path).write_text(json.dumps(lock_of(plan), indent=1, sort_keys=True) + "\n")
+        with replacing(path) as part:
+            part.write_text(json.dumps(lock_of(plan), indent=1, sort_keys=True) + "\n")
     except OSError as e:
         raise LockError(f"the lock cannot be written to {path}: {e}") from e
 

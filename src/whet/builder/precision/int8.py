@@ -25,7 +25,7 @@ from whet.builder.lock.relock import build_locked, make_recipe, read_recipe, rec
 from whet.builder.precision.calibration import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepare
 from whet.builder.precision.comparison import known_as, slow_layers
 from whet.builder.precision.float16 import build_floats_within
-from whet.builder.precision.permissions import demanded_floats, demanded_integers
+from whet.builder.precision.permissions import demanded_floats, demanded_integers, named_integers
 from whet.builder.precision.precision_search import PrecisionEngine, PrecisionSearch, Strategy
 from whet.builder.progress import Progress, ProgressLog
 from whet.builder.verify.engine_values import EngineRun
@@ -224,11 +224,11 @@ def _with_progress(calibration: Calibration, progress: Progress) -> Calibration:
 
 
 def _demanded_layers(net: Network, layers: list[Layer], config: BuildConfig, notes: list[str]) -> frozenset[str]:
-    """The layers that stay in INT8 because the user says so. Raises BuildError under obey for one that cannot be."""
-    wanted = demanded_integers(config)
+    """The layers that stay in INT8 because the user says so. Raises BuildError under obey for a named one that cannot be."""
+    wanted, named = demanded_integers(config), named_integers(config)
     able = {x.name for x in layers}
     for layer in net.layers:
-        if wanted(layer) and layer.name not in able and layer.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        if named(layer) and layer.name not in able and layer.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
             text = f"--layerPrecisions demands int8 for '{layer.name}' ({layer.op}), which has no quantized form (constant float weights)"
             if config.precision_constraints == "obey":
                 raise BuildError(f"{text}. Leave it out, or use --precisionConstraints=prefer.")

@@ -1,13 +1,14 @@
 """Permissions: the storage types that a build may use besides a tensor's own, and the layers with a demanded precision.
 
 --layerPrecisions=x:int8 binds like x:fp16: the layer computes on 8-bit integers, or the build fails (obey) or warns (prefer).
-x:fp32 keeps a layer in floating point that calibration or the model's Q/DQ would quantize.
+x:fp32 keeps a layer in floating point that calibration or the model's Q/DQ would quantize. A pattern with wildcards
+(*:int8) binds the layers that can compute in that type, and a note names the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from whet.backends import capabilities_of, get_backend
@@ -91,18 +92,47 @@ class Permissions:
 
     def key(self, layer: Layer) -> str:
         """The part of the permissions that distinguishes layers of equal text."""
-        return f"{self.demanded(layer)} {self.demanded_output(layer)}"
+        return f"{self.demanded(layer)} {self.demanded_output(layer)} {self.is_demanded_by_wildcard(layer)}"
+
+    def is_demanded_by_wildcard(self, layer: Layer) -> bool:
+        """True if a demand that holds for the layer is a pattern with wildcards."""
+        matches = (_match(demands, _names_of(layer), _is_inserted(layer)) for demands in (self.demands, self.outputs))
+        return any(m is not None and _has_wildcard(m[0]) for m in matches)
+
+    def without_wildcards(self) -> Permissions:
+        """The same permissions with only the demands that name a layer exactly."""
+        demands, outputs = (tuple(d for d in ds if not _has_wildcard(d[0])) for ds in (self.demands, self.outputs))
+        return replace(self, demands=demands, outputs=outputs)
+
+
+def _names_of(layer: Layer) -> tuple[str, ...]:
+    return (layer.name, *layer.name.split(" + "), *layer.sources)
+
+
+def _has_wildcard(pattern: str) -> bool:
+    return any(c in pattern for c in "*?[")
+
+
+def _is_inserted(layer: Layer) -> bool:
+    """True for Q/DQ layers that whet inserted: they belong to no node of the model, so wildcards do not mean them."""
+    return layer.op in ("QuantizeLinear", "DequantizeLinear") and not layer.sources
 
 
 def _last_match(demands: tuple[tuple[str, DType], ...], layer: Layer) -> DType | None:
-    return _last(demands, (layer.name, *layer.name.split(" + "), *layer.sources))
+    return _last(demands, _names_of(layer), _is_inserted(layer))
 
 
-def _last(demands: tuple[tuple[str, DType], ...], names: Iterable[str]) -> DType | None:
+def _last(demands: tuple[tuple[str, DType], ...], names: Iterable[str], exact: bool = False) -> DType | None:
+    found = _match(demands, names, exact)
+    return None if found is None else found[1]
+
+
+def _match(demands: tuple[tuple[str, DType], ...], names: Iterable[str], exact: bool = False) -> tuple[str, DType] | None:
+    """The last (pattern, type) that matches a name; `exact` ignores patterns with wildcards."""
     known, found = tuple(names), None
     for pattern, dtype in demands:
-        if any(fnmatchcase(name, pattern) for name in known):
-            found = dtype
+        if not (exact and _has_wildcard(pattern)) and any(fnmatchcase(name, pattern) for name in known):
+            found = pattern, dtype
     return found
 
 
@@ -129,6 +159,12 @@ def demanded_integers(config: BuildConfig) -> Callable[[Layer], bool]:
     """A predicate for layers of the source network that --layerPrecisions demands in INT8."""
     permissions = Permissions.of(config)
     return lambda layer: permissions.demanded(layer) == I8
+
+
+def named_integers(config: BuildConfig) -> Callable[[Layer], bool]:
+    """A predicate for layers that --layerPrecisions demands in INT8 by an exact name."""
+    permissions = Permissions.of(config)
+    return lambda layer: permissions.demanded(layer) == I8 and not permissions.is_demanded_by_wildcard(layer)
 
 
 def demanded_floats(config: BuildConfig) -> Callable[[Layer], bool]:

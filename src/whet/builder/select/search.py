@@ -105,7 +105,7 @@ class Search:
             refused = [*self.kinds[kind].refused, *(o.candidate(self.why_not(layer, o, net) or "") for o in self.kinds[kind].options)]
             raise no_tactic(layer, refused, self.backend)
         preferred = [o for o in options if self.permissions.meets(self.layers[layer.name], o.signature)]
-        if not preferred:
+        if not preferred and not self.permissions.obey:
             self.log.note(f"'{layer.name}': no tactic computes it in the precision that --layerPrecisions or --layerOutputTypes prefers")
         groups: dict[object, list[Option]] = {}
         for o in preferred or options:

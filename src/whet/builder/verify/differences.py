@@ -8,21 +8,32 @@ import numpy as np
 
 from whet.network import F8E4M3, DType
 
+_FEW_TIES = 8  # integers that may always differ by one
+_TIES = 0.25  # share of the integers, other than zeros and saturated ones, that may differ by one; another rounding mode changes half of them
+_MIDDLE, _REACH = {"int": -0.5, "uint": 127.5}, {"int": 127.0, "uint": 127.0}  # |value - middle| < reach: not saturated
 _SATURATED = 4.0  # times the largest e4m3 value: assumed unsaturated magnitude of a saturated result
 _FLOAT8_SHARE = 0.025  # noise-to-signal ratio of e4m3 values allowed for a few rounding ties; rounding alone has 0.027
 
 
-def difference(got: np.ndarray, ref: np.ndarray, dtype: DType) -> tuple[float, str]:
-    """The error of an output, and a description of errors without a magnitude. 0 for a correct output."""
+def difference(got: np.ndarray, ref: np.ndarray, dtype: DType, rtol: float = 0.0, largest: float = 0.0) -> tuple[float, str]:
+    """The error of an output, and a description of errors without a magnitude. 0 for a correct output.
+
+    `rtol` is the relative error that the tactic allows itself before it rounds to 8 bits; float errors are relative to `largest` if the reference
+    has no larger value.
+    """
     if got.shape != ref.shape:
         return np.inf, f"shape {list(got.shape)} instead of {list(ref.shape)}"
     if not dtype.is_float:
         off = np.abs(got.astype(np.float64) - ref.astype(np.float64))
         worst = float(off.max(initial=0.0))
         if dtype.bits <= 8 and dtype.kind in ("int", "uint") and worst <= 1:
-            return 0.0, ""
+            inside = (ref != 0) & (np.abs(ref.astype(np.float64) - _MIDDLE[dtype.kind]) < _REACH[dtype.kind])
+            ties, others = int((off > 0).sum()), int(((off > 0) | inside).sum())
+            if dtype.bits < 8 or ties <= _FEW_TIES or ties <= (_TIES + 2 * 127 * rtol * 2) * others:
+                return 0.0, ""
+            return worst, f"{ties} of {others} integers differ by one, too many for rounding ties"
         return (worst, f"{int((off > 0).sum())} of {off.size} integers differ") if worst else (0.0, "")
-    return float8_error(got, ref) if dtype == F8E4M3 else relative_error(got, ref)
+    return float8_error(got, ref) if dtype == F8E4M3 else relative_error(got, ref, largest)
 
 
 def float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
@@ -46,8 +57,11 @@ def float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
     return float(np.maximum(e - step, 0).max()) / largest, ""
 
 
-def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
-    """The larger of ||e||/||ref|| and max|e|/max|ref| over finite values; infinite if NaN or infinities are at other indices."""
+def relative_error(got: np.ndarray, ref: np.ndarray, least: float = 0.0) -> tuple[float, str]:
+    """The larger of ||e||/||ref|| and max|e|/max|ref| over finite values; infinite if NaN or infinities are at other indices.
+
+    With `least`, errors are relative to a reference whose largest value is at least this, at the same ratio of norm to largest value.
+    """
     a, b = got.astype(np.float64).reshape(-1), np.asarray(ref, np.float64).reshape(-1)
     limit = float(np.finfo(np.float32).max) if got.dtype.itemsize >= 4 or got.dtype.name == "bfloat16" else float(np.finfo(np.float16).max)
     if got.dtype != np.float64:
@@ -65,6 +79,8 @@ def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
     top, largest = float(np.abs(e).max()), float(np.abs(b).max())
     if top == 0:
         return 0.0, ""
+    if largest < least:
+        return top / least, ""
     if largest == 0:
         return top, f"up to {top:.2g} where all is zero"
     return max(float(np.linalg.norm(e) / np.linalg.norm(b)), top / largest), ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,6 +25,17 @@ _UNIT = {F16.name: 2.0**-11, BF16.name: 2.0**-8}  # relative error of one roundi
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """A layer's inputs as stored, its wrong outputs and the reference's, for the batch items `images` (None: all)."""
+
+    inputs: tuple[np.ndarray | None, ...]
+    outputs: tuple[np.ndarray, ...]
+    expected: tuple[np.ndarray, ...]
+    images: BatchItems | None = None
+    axes: BatchAxes = NO_BATCH_AXES
+
+
+@dataclass(frozen=True)
 class Failure:
     """A layer, or the network (layer ""), with an error above its bound."""
 
@@ -33,6 +44,7 @@ class Failure:
     error: float
     bound: float
     what: str
+    evidence: Evidence | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.what
@@ -50,6 +62,8 @@ class Checked:
     emulation_error: float | None = None
     images: tuple[int, ...] | None = None  # batch items of each layer compared with the reference; None: all
     network_items: tuple[int, ...] | None = None  # batch items of the network compared with the reference; None: all
+    input_kinds: int = 0  # comparisons with inputs of other kinds
+    shapes: tuple[dict[str, tuple[int, ...]], ...] = ()  # further input shapes, such as the minimum and maximum of the profile
     turned: float = 0.0  # largest difference between a batch item's results at two batch indices
     probe_outputs: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -89,23 +103,35 @@ class Compared:
 
 
 def compare_layer(
-    layer: Layer, choice: Choice, ins: list, outs: list[np.ndarray], images: BatchItems | None = None, axes: BatchAxes = NO_BATCH_AXES
+    layer: Layer,
+    choice: Choice,
+    ins: list,
+    outs: list[np.ndarray],
+    images: BatchItems | None = None,
+    axes: BatchAxes = NO_BATCH_AXES,
+    context: str = "",
+    largest: Sequence[float] | None = None,
 ) -> Compared:
-    """Compares one layer's outputs with the reference on its actual inputs (`ins` as stored; only for `images` if given)."""
+    """Compares one layer's outputs with the reference on its inputs (`ins` as stored; only for `images` if given).
+
+    `context` says in a failure's text which inputs these are; see `relative_error` for `largest`, one value per output.
+    """
     if choice.tactic.rpartition("/")[2] == "numpy_reference":
         return Compared(layer.name)  # the tactic is the reference itself
     errors = []
     with np.errstate(all="ignore"):
         want = reference_outputs(layer, choice, ins, images, axes)
-        for t, (_, dtype), got, ref in zip(layer.outputs, choice.outputs, outs, want, strict=True):
-            error, why = difference(got, ref, t.dtype)
+        floors = largest or [0.0] * len(outs)
+        for t, (_, dtype), got, ref, least in zip(layer.outputs, choice.outputs, outs, want, floors, strict=True):
+            error, why = difference(got, ref, t.dtype, choice.rtol, least)
             bound = 0.0 if not t.dtype.is_float else layer_bound(layer, choice, dtype)
             errors.append((error, bound))
             if error > bound:
                 nodes = f" (from {', '.join(layer.sources[:4])})" if layer.sources else ""
                 said = f"{why or f'error {error:.2g}'}, allowed is {bound:.2g}"
-                what = f"{layer.op} '{layer.name}'{nodes} by {choice.tactic} {choice.implementation}: {said}"
-                return Compared(layer.name, tuple(errors), Failure(layer.name, choice.tactic, error, bound, what))
+                what = f"{layer.op} '{layer.name}'{nodes} by {choice.tactic} {choice.implementation}: {said}{context}"
+                evidence = Evidence(tuple(ins), tuple(outs), tuple(want), images, axes)
+                return Compared(layer.name, tuple(errors), Failure(layer.name, choice.tactic, error, bound, what, evidence))
     return Compared(layer.name, tuple(errors))
 
 

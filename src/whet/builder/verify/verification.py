@@ -8,6 +8,7 @@ most 4 times the error of the same network in FP32, or of an emulation that roun
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,15 +20,23 @@ from whet.builder.candidates.enumerate import macs
 from whet.builder.config import BuildConfig
 from whet.builder.progress import ProgressLog
 from whet.builder.verify.batch_positions import rotation_differences
+from whet.builder.verify.differences import difference
 from whet.builder.verify.error_bounds import Checked, Failure, NetworkJudge, compare_layer, layer_bound
+from whet.builder.verify.failure_folder import save_failures
 from whet.builder.verify.host_overlap import Beside
-from whet.engine.plan import EnginePlan
+from whet.builder.verify.input_kinds import LARGE, Magnitude, list_tests, make_values
+from whet.builder.verify.shape_extents import differ_in_batch, other_shapes, run_items_again
+from whet.engine.plan import Choice, EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError
-from whet.network import Layer, Network
+from whet.network import Layer, Network, static_shape
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime import BoundEngine, WeightStore, bind
+from whet.runtime.memory import read_bytes
 
+REPEATS = 1  # further runs of each layer on the same inputs
+REPEATABLE = "repeatable"
+NOT_REPEATABLE = "not repeatable: possible race or rounding tie"
 SLOW_MACS = 2e9  # multiply-adds per batch item for which the NumPy reference takes seconds
 
 
@@ -40,7 +49,8 @@ def verify_engine(
     log: ProgressLog,
     slow_macs: float = SLOW_MACS,
 ) -> Checked:
-    """Runs both checks at the first profile's opt shapes. The network is not checked if a layer fails.
+    """Runs both checks at the first profile's opt shapes, and the check of the layers with inputs of other kinds (input_kinds.py), several times in
+    a row, and at the profiles' other shapes (shape_extents.py). The network is not checked if a layer fails.
 
     In a large batch whose items are independent in every layer, some items are compared with the reference, and all with their own
     results at other batch indices: see builder/batching/batch_items.py and builder/verify/batch_positions.py. From `slow_macs` multiply-adds
@@ -63,14 +73,24 @@ def verify_engine(
         found.network_items = None if whole is None else whole.at
         judge = NetworkJudge(plan, source, data, whole, beside)
         try:
-            for layer, ins, outs in bound.walk(None if images is None else _reader(bound, axes, images)):
+            read = None if images is None else _reader(bound, axes, images)
+            magnitudes = []
+            for i, (layer, ins, outs) in enumerate(bound.walk(read)):
                 log.step(layer.name)
                 found.layers += 1
+                magnitudes.append(Magnitude.of(ins, outs))
+                if unstable := _run_again(bound, i, layer, plan.choices[layer.name], outs, read):
+                    found.failures.append(unstable)
                 judged = images.all if images is not None and layer.name in axes.fixed else images
                 beside.then(partial(compare_layer, layer, plan.choices[layer.name], ins, outs, judged, axes), found.take)
             beside.settle()
             if images is not None and not found.failures:
                 _check_positions(plan, backend, bound, data, axes, images, store, found, config, log)
+            found.failures = [_repeat(bound, f) for f in found.failures]
+            if not found.failures:
+                _check_kinds(bound, axes, images, magnitudes, found, config, log)
+            if not found.failures:
+                _check_shapes(plan, source, backend, bound, data, store, found, config, log)
         except BackendError as e:
             name = plan.network.layers[min(found.layers, len(plan.network.layers) - 1)].name
             beside.settle()
@@ -78,19 +98,34 @@ def verify_engine(
             found.failures.append(Failure(name, c.tactic, np.inf, 0.0, f"'{name}' by {c.tactic} {c.implementation} fails at run time: {e}"))
         if not found.failures:
             log.step("network")
-            bound.feed(data)
-            bound.run()
-            got = bound.fetch()
-            if whole is not None:
-                got = {n: whole.take(a, axes.axis[n]) if n in axes.axis else a for n, a in got.items()}
-            judge.judge(got, found)
-    if not found.failures:
+            judge.judge(_network_outputs(bound, data, whole, axes), found)
+            if found.failures:  # one run more before a pass or a kernel is blamed
+                error, found.failures = found.network_error, []
+                judge.judge(_network_outputs(bound, data, whole, axes), found)
+                if found.failures:
+                    found.failures = [replace(f, what=f"{f.what} ({REPEATABLE})") for f in found.failures]
+                else:
+                    what = f"the network's outputs were off by {error:.2g} against float64, and in a second run of the same engine on the same "
+                    what += f"inputs by {found.network_error:.2g}, allowed is {found.network_bound:.2g} ({NOT_REPEATABLE})"
+                    found.failures.append(Failure("", "", error, found.network_bound, what))
+    if found.failures:
+        saved = save_failures(plan, data, found.failures)
+        found.failures = [replace(f, what=f.what + saved) for f in found.failures]
+    else:
         if given != shapes:
             bound = bind(plan, backend, store=store)
         bound.feed(probe)
         bound.run()
         found.probe_outputs = bound.fetch()
     return found
+
+
+def _network_outputs(bound: BoundEngine, data: Mapping[str, np.ndarray], items: BatchItems | None, axes: BatchAxes) -> dict[str, np.ndarray]:
+    """The outputs of a run of the whole engine, for the verified items."""
+    bound.feed(data)
+    bound.run()
+    got = bound.fetch()
+    return got if items is None else {n: items.take(a, axes.axis[n]) if n in axes.axis else a for n, a in got.items()}
 
 
 def _few(
@@ -128,6 +163,186 @@ def _reader(bound: BoundEngine, axes: BatchAxes, images: BatchItems) -> Callable
         return bound.samples(name, images.at) if axis == 0 else images.take(bound.value(name), axis)
 
     return read
+
+
+def _run_again(
+    bound: BoundEngine, i: int, layer: Layer, choice: Choice, outs: list[np.ndarray], read: Callable[[Layer, str], np.ndarray] | None
+) -> Failure | None:
+    """A failure if a layer gives other results when it runs again on the same inputs. Layers that overwrite their inputs are not run again."""
+    if choice.tactic.rpartition("/")[2] == "numpy_reference" or bound.overwrites_inputs(i):
+        return None
+    host = bound.arena.array is not None
+    places = [bound.place(t.name) for t in layer.outputs]
+    stored = [read_bytes(bound.backend, bound.arena, *p).copy() for p in places] if host else []
+    for _ in range(REPEATS):
+        bound.run_step(i)
+        if host and all(np.array_equal(read_bytes(bound.backend, bound.arena, *p), a) for p, a in zip(places, stored, strict=True)):
+            continue
+        for t, (_, dtype), before in zip(layer.outputs, choice.outputs, outs, strict=True):
+            now = bound.value(t.name) if read is None else read(layer, t.name)
+            if now.tobytes() == before.tobytes():
+                continue
+            error, why = difference(now, before, t.dtype, choice.rtol)
+            allowed = 2 * layer_bound(layer, choice, dtype) if t.dtype.is_float else 0.0
+            if error > allowed:
+                what = f"{_title(layer, choice)}: results differ between runs on the same inputs ({why or f'error {error:.2g}'}, allowed is "
+                what += f"{allowed:.2g}). Not repeatable: a race, or memory that the kernel does not initialize"
+                return Failure(layer.name, choice.tactic, error, allowed, what)
+    return None
+
+
+def _title(layer: Layer, choice: Choice) -> str:
+    nodes = f" (from {', '.join(layer.sources[:4])})" if layer.sources else ""
+    return f"{layer.op} '{layer.name}'{nodes} by {choice.tactic} {choice.implementation}"
+
+
+def _check_kinds(
+    bound: BoundEngine,
+    axes: BatchAxes,
+    images: BatchItems | None,
+    magnitudes: list[Magnitude],
+    found: Checked,
+    config: BuildConfig,
+    log: ProgressLog,
+) -> None:
+    """Compares layers with the reference on inputs of other kinds; stops at the first failure of each layer."""
+    layers, choices = [s.layer for s in bound.shaped.steps], bound.shaped.plan.choices
+    read = (lambda layer, name: bound.value(name)) if images is None else _reader(bound, axes, images)
+    failed: set[int] = set()
+    for i, kind in list_tests(layers, choices, 1.0 if images is None else len(images.at) / images.batch):
+        layer, rng = layers[i], np.random.RandomState([config.seed % 2**32, i])
+        if i in failed:
+            continue
+        log.step(f"{layer.name}: {kind} inputs", 0)
+        for t, magnitude in zip(layer.inputs, magnitudes[i].inputs, strict=True):
+            if t is not None and not t.is_constant:
+                shape = static_shape(t.shape)
+                bound.write_stored(t.name, make_values(kind, shape, bound.shaped.operands[t.name].dtype.numpy, magnitude, rng))
+        ins = [None if t is None else t.array() if t.is_constant else read(layer, t.name) for t in layer.inputs]
+        bound.run_step(i)
+        outs = [read(layer, t.name) for t in layer.outputs]
+        judged = images.all if images is not None and layer.name in axes.fixed else images
+        least = [m * (LARGE if kind == "large" else 1.0) for m in magnitudes[i].outputs]
+        found.input_kinds += 1
+        compared = compare_layer(layer, choices[layer.name], ins, outs, judged, axes, f", with inputs of the kind '{kind}'", least)
+        if compared.failure is not None:
+            failed.add(i)
+            found.failures.append(_repeat(bound, compared.failure))
+
+
+def _check_shapes(
+    plan: EnginePlan,
+    source: Network,
+    backend: Backend,
+    bound: BoundEngine,
+    data: Mapping[str, np.ndarray],
+    store: WeightStore,
+    found: Checked,
+    config: BuildConfig,
+    log: ProgressLog,
+) -> None:
+    """Checks the layers at the profiles' other shapes: another batch against the verified items, other shapes against the reference."""
+    given = {k: v.shape for k, v in data.items()}
+    for shapes in other_shapes(plan, given):
+        if any(0 in s for s in shapes.values()):
+            continue
+        try:
+            other = bind(plan, backend, shapes, store=store)
+        except BackendError as e:
+            log.note(f"the shapes {_text(shapes)} were not verified: there is no memory for a second run ({e})")
+            continue
+        found.shapes += (shapes,)
+        try:
+            axes = _axes_of_both(plan, given, shapes)
+            if axes is not None:
+                _compare_items(plan, bound, other, data, axes, shapes, found)
+            else:
+                _compare_at(plan, source, other, shapes, found, config, log)
+        except BackendError as e:
+            found.failures.append(Failure("", "", np.inf, 0.0, f"the engine fails at run time with the shapes {_text(shapes)}: {e}"))
+        if found.failures:
+            return
+
+
+def _axes_of_both(plan: EnginePlan, given: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> BatchAxes | None:
+    """The batch axes, if two sets of shapes differ in the batch only and no layer mixes its items; else None."""
+    sizes = [batch_of(s) for s in (given, shapes)]
+    one_batch = all({x[0] for x in s.values()} == {n} for s, n in zip((given, shapes), sizes, strict=True))
+    if not differ_in_batch(given, shapes) or max(sizes) < 2 or not one_batch:
+        return None
+    try:
+        return find_batch_axes(plan.network, given if sizes[0] > sizes[1] else shapes, max(sizes))
+    except NotPerImage:
+        return None
+
+
+def _compare_items(
+    plan: EnginePlan,
+    bound: BoundEngine,
+    other: BoundEngine,
+    data: Mapping[str, np.ndarray],
+    axes: BatchAxes,
+    shapes: Mapping[str, tuple[int, ...]],
+    found: Checked,
+) -> None:
+    batch, other_batch = next(iter(data.values())).shape[0], next(iter(shapes.values()))[0]
+    for _, layer, pairs in run_items_again(bound, other, data, axes, batch, other_batch):
+        choice = plan.choices[layer.name]
+        for t, (_, dtype), (got, want) in zip(layer.outputs, choice.outputs, pairs, strict=False):
+            if got.tobytes() == want.tobytes():
+                continue
+            error, why = difference(got, want, t.dtype, choice.rtol)
+            allowed = 2 * layer_bound(layer, choice, dtype) if t.dtype.is_float else 0.0
+            if error > allowed:
+                what = f"{_title(layer, choice)}: an item's result at batch {other_batch} differs from that at batch {batch}, which is verified "
+                what += f"({why or f'error {error:.2g}'}, allowed is {allowed:.2g})"
+                found.failures.append(Failure(layer.name, choice.tactic, error, allowed, what))
+                break
+
+
+def _compare_at(
+    plan: EnginePlan,
+    source: Network,
+    other: BoundEngine,
+    shapes: Mapping[str, tuple[int, ...]],
+    found: Checked,
+    config: BuildConfig,
+    log: ProgressLog,
+) -> None:
+    other.feed(probe_inputs(plan.network, config.seed, shapes))
+    images, axes = _few(plan, source, shapes, config, log)
+    for layer, ins, outs in other.walk(None if images is None else _reader(other, axes, images)):
+        judged = images.all if images is not None and layer.name in axes.fixed else images
+        compared = compare_layer(layer, plan.choices[layer.name], ins, outs, judged, axes, f", with the shapes {_text(shapes)}")
+        if compared.failure is not None:
+            found.failures.append(_repeat(other, compared.failure))
+            return  # later layers would read the memory that the repetition has changed
+
+
+def _text(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{n}: {'x'.join(map(str, s))}" for n, s in shapes.items())
+
+
+def _repeat(bound: BoundEngine, failure: Failure) -> Failure:
+    """The failure with a note in its text: the layer runs once more on the same inputs, and fails again or does not."""
+    evidence = failure.evidence
+    if evidence is None:
+        return failure
+    i = next(i for i, x in enumerate(bound.network.layers) if x.name == failure.layer)
+    layer, choice, items = bound.shaped.steps[i].layer, bound.shaped.plan.choices[failure.layer], evidence.images
+    for t, a in zip(layer.inputs, evidence.inputs, strict=True):
+        if t is not None and a is not None and not t.is_constant:
+            axis = None if items is None else evidence.axes.axis.get(t.name)
+            if items is not None and axis is not None and a.shape != static_shape(t.shape):  # the other items get the values of the first
+                a = np.take(a, [items.at.index(n) if n in items.at else 0 for n in range(items.batch)], axis)
+            bound.write_stored(t.name, a)
+    bound.run_step(i)
+    read = (lambda layer, name: bound.value(name)) if items is None else _reader(bound, evidence.axes, items)
+    again = any(
+        difference(read(layer, t.name), ref, t.dtype, choice.rtol)[0] > (layer_bound(layer, choice, dtype) if t.dtype.is_float else 0.0)
+        for t, (_, dtype), ref in zip(layer.outputs, choice.outputs, evidence.expected, strict=True)
+    )
+    return replace(failure, what=f"{failure.what} ({REPEATABLE if again else NOT_REPEATABLE})")
 
 
 def _check_positions(

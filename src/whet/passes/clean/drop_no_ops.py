@@ -1,4 +1,4 @@
-"""Removes layers without effect: Identity, Dropout, Cast to the same type, Mul by 1, Concat of one, Slice of everything, empty Pads."""
+"""Removes layers without effect: Identity, Dropout, Cast to its own type, Mul by 1, Concat of one, full Slices, empty Pads, constant Wheres."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule(
-    "Cast", "Clip", "Concat", "Div", "Dropout", "Expand", "Identity", "Max", "Mean", "Min", "Mul", "Pad", "Slice", "Sub", "Sum", "Tile",
+    "Cast", "Clip", "Concat", "Div", "Dropout", "Expand", "Identity", "Max", "Mean", "Min", "Mul", "Pad", "Slice", "Sub", "Sum", "Tile", "Where",
     phase=Phase.CLEAN,
     level=0,
 )  # fmt: skip
@@ -41,6 +41,8 @@ def _unchanged(layer: Layer) -> Tensor | None:
             return x
         case "Sub" if scalar_value(second) == 0.0:
             return x
+        case "Where" if x is not None and x.weight is not None and x.weight.array.size and len(set(x.weight.array.reshape(-1).tolist())) == 1:
+            return second if x.weight.array.reshape(-1)[0] else layer.input(2)
         case "Pad" if all(p == (0, 0) for p in amounts(layer)):
             return x
         case "Slice" if all(step == 1 for _, _, step in ranges(layer).values()):

@@ -9,42 +9,58 @@ from whet.ops._origin import literal
 from whet.ops._reduce import reduced
 from whet.rewrite.constants import is_scalar, reshaped, scalar_value
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import interior_escapes, maker_of_op
+from whet.rewrite.matching import interior_escapes, maker_of_op, match_inverse_root
 from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Div", "Mul", "Add", phase=Phase.RECOGNIZE)
 def recognize_layer_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    return _match_normalization(g, layer) if layer.op == "Div" else _match_scale(g, layer)
+    core = _match_normalization(g, layer) if layer.op != "Add" else None
+    return core if core is not None or layer.op == "Div" else _match_scale(g, layer)
 
 
 def _match_normalization(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    """The core: centred / sqrt(mean(centred^2) + epsilon), over the last axes."""
-    centred = layer.inputs[0]
-    sub, root = maker_of_op(g, centred, "Sub"), maker_of_op(g, layer.inputs[1], "Sqrt")
-    add = maker_of_op(g, root.inputs[0], "Add") if root is not None else None
-    if sub is None or root is None or add is None or centred is None:
+    """The core: centred / sqrt(mean(centred^2) + epsilon), over the last axes, or centred times the reciprocal of the root."""
+    for centred, other in (layer.inputs, layer.inputs[::-1]) if layer.op == "Mul" else (layer.inputs,):
+        sub, root = maker_of_op(g, centred, "Sub"), match_inverse_root(g, other, inverted=layer.op == "Div")
+        add = maker_of_op(g, root[0], "Add") if root is not None else None
+        if sub is None or root is None or add is None or centred is None:
+            continue
+        x, mean = sub.inputs[0], maker_of_op(g, sub.inputs[1], "ReduceMean")
+        variance, epsilon = next(((t, scalar_value(e)) for t, e in (add.inputs, add.inputs[::-1]) if scalar_value(e) is not None), (None, None))
+        if x is None or mean is None or variance is None or epsilon is None or mean.inputs[0] is not x:
+            continue
+        deviation = _match_variance(g, variance, x)
+        if deviation is None:
+            continue
+        axes, rank = reduced(mean), x.type.rank
+        if not axes or axes != deviation[0] or axes != tuple(range(axes[0], rank)):
+            return Skip(f"it normalizes the axes {axes}, not the last ones")
+        if not mean.attrs["keepdims"] or variance.shape != mean.output.shape or not x.dtype.is_float:
+            return None
+        if any(not isinstance(d, int) for d in x.shape[axes[0] :]):
+            return Skip(f"the normalized axes of %{x.name}: {x.type} have no fixed size")
+        if reason := interior_escapes(g, layer, list(dict.fromkeys([sub, mean, *deviation[1], add, *root[1]]))):
+            return Skip(reason)
+        ones = g.constant(literal(np.ones([int(d) for d in x.shape[axes[0] :]], x.dtype.numpy)), "ones")
+        return g.add("LayerNormalization", x, ones, axis=axes[0] - rank, epsilon=epsilon)
+    return None
+
+
+def _match_variance(g: Graph, t: Tensor, x: Tensor) -> tuple[tuple[int, ...], list[Layer]] | None:
+    """(axes, layers), when `t` is mean((x - mean(x))^2); `x.var()` computes its own mean and may restore the axis by a Reshape."""
+    reshape = g.maker(t)
+    layers = [reshape] if reshape is not None and reshape.op in ("Reshape", "Unsqueeze") else []
+    mean_square = maker_of_op(g, reshape.inputs[0] if layers and reshape is not None else t, "ReduceMean")
+    square = g.maker(mean_square.inputs[0]) if mean_square is not None else None
+    centred = square.inputs[0] if square is not None else None
+    sub = maker_of_op(g, centred, "Sub")
+    mean = maker_of_op(g, sub.inputs[1], "ReduceMean") if sub is not None else None
+    if mean_square is None or square is None or centred is None or sub is None or mean is None or not _is_square(square, centred):
         return None
-    x, mean = sub.inputs[0], maker_of_op(g, sub.inputs[1], "ReduceMean")
-    variance, epsilon = next(
-        ((maker_of_op(g, t, "ReduceMean"), scalar_value(e)) for t, e in (add.inputs, add.inputs[::-1]) if scalar_value(e) is not None), (None, None)
-    )
-    if x is None or mean is None or variance is None or epsilon is None or mean.inputs[0] is not x:
+    if sub.inputs[0] is not x or mean.inputs[0] is not x or not mean.attrs["keepdims"] or reduced(mean) != reduced(mean_square):
         return None
-    square = g.maker(variance.inputs[0])
-    if square is None or not _is_square(square, centred):
-        return None
-    axes, rank = reduced(mean), x.type.rank
-    if not axes or axes != reduced(variance) or axes != tuple(range(axes[0], rank)):
-        return Skip(f"it normalizes the axes {axes}, not the last ones")
-    if not mean.attrs["keepdims"] or not variance.attrs["keepdims"] or not x.dtype.is_float:
-        return None
-    if any(not isinstance(d, int) for d in x.shape[axes[0] :]):
-        return Skip(f"the normalized axes of %{x.name}: {x.type} have no fixed size")
-    if reason := interior_escapes(g, layer, [sub, mean, square, variance, add, root]):
-        return Skip(reason)
-    ones = g.constant(literal(np.ones([int(d) for d in x.shape[axes[0] :]], x.dtype.numpy)), "ones")
-    return g.add("LayerNormalization", x, ones, axis=axes[0] - rank, epsilon=epsilon)
+    return tuple(reduced(mean)), [*layers, mean_square, square, sub, mean]
 
 
 def _is_square(square: Layer, x: Tensor) -> bool:

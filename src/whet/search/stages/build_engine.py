@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from whet.backends import capabilities_of
-from whet.builder import BuildConfig, build
+from whet.builder import BuildConfig
 from whet.builder.assemble import model_digest
+from whet.builder.build import build
 from whet.builder.lock.relock import read_recipe
 from whet.builder.precision.float8 import build_float8
 from whet.builder.precision.int8 import Calibration, build_int8, is_explicit, prepare, quantized_network

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from whet.builder import BuildConfig, build, save_lock
+from whet.builder import BuildConfig, save_lock
+from whet.builder.build import build
 from whet.engine import write_engine
 from whet.engine.plan import EnginePlan
 from whet.engine.schema import encode

@@ -21,64 +21,91 @@ mask, rows of a thread, the scale's address."""
 
 
 @cache
-def softmax_ir(masked: bool) -> str:
-    """`softmax(context)`: rows whose length is a multiple of 16, in three passes over a row, which is in the first-level cache."""
+def softmax_ir(masked: bool, tail: int = 0, guarded: bool = False) -> str:
+    """`softmax(context)` in three passes over a row, which is in the first-level cache.
+
+    `tail`: elements of a row after its whole vectors of 16. `guarded`: a row that would be NaN is 0.
+    """
     module = Module()
     with parallel_kernel(module, "softmax", WORDS, "count") as (f, w):
         scale = w.scale.as_pointer(FLOAT).load().broadcast()
         scores = w.scores.as_pointer(FLOAT)
-        row_of = _Row(f, w.keys)
-        lowest = f.value(float("-inf"), FLOAT).broadcast()
+        row_of = _Row(f, w.keys, tail)
         with f.loop(w.begin, w.end) as rows:
             x = scores.at(rows.index * w.keys)
             mask = None
             if masked:
                 head, row = rows.index // w.rows, rows.index % w.rows
                 mask = w.mask.as_pointer(FLOAT).at(head * w.head_step + row * w.row_step)
-            largest = row_of.scale_and_mask(x, scale, mask, lowest)
-            row_of.divide(x, row_of.exponentiate(x, largest))
+            largest = row_of.scale_and_mask(x, scale, mask)
+            row_of.divide(x, row_of.exponentiate(x, largest), guarded)
     return str(module)
 
 
 class _Row:
     """The three passes over a row. Create it at the beginning of the function, since it loads constants into registers."""
 
-    def __init__(self, f: Function, keys: Value) -> None:
+    def __init__(self, f: Function, keys: Value, tail: int) -> None:
         def spread(number: float) -> Value:
             return f.value(number, FLOAT).broadcast()
 
-        self._f, self._keys = f, keys
+        self._f, self._whole = f, keys - tail if tail else keys
+        self._tail = [i < tail for i in range(LANES)] if tail else None
         self._log2e, self._ln2_high, self._ln2_low = spread(_LOG2E), spread(_LN2_HIGH), spread(_LN2_LOW)
         self._least, self._magic, self._zero, self._one = spread(_LEAST), spread(_MAGIC), spread(0.0), spread(1.0)
+        self._lowest = spread(float("-inf"))
         self._exp = [spread(c) for c in _EXP]
 
-    def scale_and_mask(self, x: Pointer, scale: Value, mask: Pointer | None, lowest: Value) -> Value:
+    def scale_and_mask(self, x: Pointer, scale: Value, mask: Pointer | None) -> Value:
         """In place; the largest element in every lane."""
         f = self._f
-        with f.loop(0, self._keys, step=LANES, carried=[lowest], at_least_once=True) as loop:
+        with f.loop(0, self._whole, step=LANES, carried=[self._lowest], at_least_once=self._tail is None) as loop:
             at = x.at(loop.index)
             scaled = at.load_vector() * scale
             score = scaled + (self._zero if mask is None else mask.load_vector(loop.index))
             at.store(score)
             loop.carry(f.maximum(score, loop.values[0]))
-        return self._reduce(f.maximum, loop.results[0])
+        largest = loop.results[0]
+        if self._tail is not None:
+            at = x.at(self._whole)
+            score = at.load_masked(self._tail, self._lowest) * scale
+            if mask is not None:
+                score = score + mask.at(self._whole).load_masked(self._tail, self._zero)
+            at.store_masked(score, self._tail)
+            # lanes past the end hold -inf times the scale, which a negative scale makes +inf
+            largest = f.maximum(f.select(f.mask(self._tail), score, self._lowest), largest)
+        return self._reduce(f.maximum, largest)
 
     def exponentiate(self, x: Pointer, largest: Value) -> Value:
         """exp of the row less its largest element, in place; the sum in every lane."""
         f = self._f
-        with f.loop(0, self._keys, step=LANES, carried=[self._zero], at_least_once=True) as loop:
+        with f.loop(0, self._whole, step=LANES, carried=[self._zero], at_least_once=self._tail is None) as loop:
             at = x.at(loop.index)
             power = self._exp_of(at.load_vector() - largest)
             at.store(power)
             loop.carry(loop.values[0] + power)
-        return self._reduce(Value.__add__, loop.results[0])
+        total = loop.results[0]
+        if self._tail is not None:
+            at = x.at(self._whole)
+            power = self._exp_of(at.load_masked(self._tail, largest) - largest)
+            at.store_masked(power, self._tail)
+            total = total + f.select(f.mask(self._tail), power, self._zero)
+        return self._reduce(Value.__add__, total)
 
-    def divide(self, x: Pointer, total: Value) -> None:
-        """The row by its sum, in place."""
+    def divide(self, x: Pointer, total: Value, guarded: bool) -> None:
+        """The row by its sum, in place. `guarded`: 0 where the sum is NaN."""
         inverse = self._one / total
-        with self._f.loop(0, self._keys, step=LANES, at_least_once=True) as loop:
+
+        def divided(value: Value) -> Value:
+            quotient = value * inverse
+            return self._f.select(total.is_nan(), self._zero, quotient) if guarded else quotient
+
+        with self._f.loop(0, self._whole, step=LANES, at_least_once=self._tail is None) as loop:
             at = x.at(loop.index)
-            at.store(at.load_vector() * inverse)
+            at.store(divided(at.load_vector()))
+        if self._tail is not None:
+            at = x.at(self._whole)
+            at.store_masked(divided(at.load_masked(self._tail, self._zero)), self._tail)
 
     def _exp_of(self, d: Value) -> Value:
         f = self._f

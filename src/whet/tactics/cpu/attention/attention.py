@@ -12,7 +12,8 @@ import numpy as np
 from whet.backends import Backend
 from whet.backends.cpu import threads
 from whet.network import F32, Layer
-from whet.tactics._attention import Heads, View, match_attention
+from whet.ops._strided import View
+from whet.tactics._attention import Heads, match_attention
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
@@ -63,18 +64,19 @@ class AttentionKernel:
     def enqueue(self, args: Args, stream: Stream) -> None:
         found, group = self.found, self.group
         inner = Args(args.inputs, (args.outputs[0], args.scratch), (), args.scratch + self.scores)
-        ir = softmax_ir(found.mask is not None)
+        ir = softmax_ir(found.mask is not None, found.keys % LANES, found.guarded)
         run = jit.address(ir, "softmax")
         rows = group * found.rows
         for image in range(found.batch):
             for head in range(0, found.heads, group):
-                at = {n: 4 * _start(v, found, image, head) for n, v in (("q", found.q), ("k", found.k), ("v", found.v), ("out", found.out))}
+                at = {n: 4 * _start(v, image, head) for n, v in (("q", found.q), ("k", found.k), ("v", found.v), ("out", found.out))}
                 stream.record(self.first.call(inner, {"src": at["q"], "weights": at["k"]}))
                 context = [args.scratch, 0, rows, found.keys, found.rows, 0, 0, -(-rows // self.threads), args.packed[0]]
                 operands: dict[int, tuple[str, int]] = {}
                 shift = 0
                 if found.mask is not None:
-                    shift = 4 * (found.mask.offset + image * found.mask.strides[0] + head * found.mask.strides[1])
+                    item = image % (found.mask.period or found.batch)
+                    shift = 4 * (found.mask.offset + item * found.mask.strides[0] + head * found.mask.strides[1])
                     if len(args.packed) == 1:
                         operands[1] = ("input", found.mask.place)
                     base = args.packed[1] if len(args.packed) > 1 else args.inputs[found.mask.place]
@@ -93,27 +95,27 @@ class Attention(CompiledTactic):
             return said
         if not static(layer):
             return None
-        found = match_attention(layer)
+        found = match_attention(layer, grouped=True, periodic=True)
         return found if isinstance(found, str) else _why_not(layer, found)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        found = match_attention(layer)
+        found = match_attention(layer, grouped=True, periodic=True)
         assert isinstance(found, Heads)
         read = {v.place for v in (found.q, found.k, found.v, found.mask) if v is not None}
         inputs = tuple(Operand("linear", F32) if i in read and t is not None and not t.is_constant else None for i, t in enumerate(layer.inputs))
         return [Signature(inputs, (Operand("linear", F32),))]
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = match_attention(layer)
+        found = match_attention(layer, grouped=True, periodic=True)
         assert isinstance(found, Heads)
         threads.set_threads(backend.threads)
         names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _products(found, _group(found))]
         return [(("scores", a), ("values", b)) for a in names[0] for b in names[1]]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> AttentionKernel:
-        found = match_attention(layer)
+        found = match_attention(layer, grouped=True, periodic=True)
         if isinstance(found, str) or (said := self.why_not(layer)):
             raise PlanRefused(found if isinstance(found, str) else said or "")
         threads.set_threads(backend.threads)
@@ -134,8 +136,6 @@ def _why_not(layer: Layer, found: Heads) -> str | None:
         return "computes in f32"
     if any(layer.needs(v.place).is_constant for v in (found.q, found.k, found.v)):
         return "an operand of its products is constant"
-    if found.keys % LANES:
-        return f"takes a multiple of {LANES} keys, not {found.keys}"
     mask = found.mask
     if mask is not None and (layer.needs(mask.place).dtype != F32 or mask.strides[-1] != 1):
         return "takes f32 masks with one value for each key"
@@ -143,9 +143,10 @@ def _why_not(layer: Layer, found: Heads) -> str | None:
 
 
 def _group(found: Heads) -> int:
-    """Heads of a launch: all, or as many as keep their scores in the cache."""
+    """Heads of a launch: all, or as many as keep their scores in the cache. Where heads share a head of k and v, those of one of them."""
     most = max(1, _SCORES // (found.rows * found.keys * 4))
-    return next(g for g in range(min(found.heads, most), 0, -1) if found.heads % g == 0)
+    sharing = [v.group for v in (found.k, found.v) if v.group > 1]
+    return next(g for g in range(min(found.heads, most), 0, -1) if found.heads % g == 0 and all(n % g == 0 for n in sharing))
 
 
 def _products(found: Heads, group: int) -> tuple[dnn.Descriptor, dnn.Descriptor]:
@@ -158,15 +159,13 @@ def _products(found: Heads, group: int) -> tuple[dnn.Descriptor, dnn.Descriptor]
 
 
 def _described(view: View, found: Heads, group: int, rows: int, columns: int) -> dnn.MemoryDesc:
-    lead = view.leading(found.batch, found.heads)
-    assert lead is not None
-    if lead[1] == 0:  # the same for all heads
+    head = view.steps()[1]
+    if head == 0 or view.group > 1:  # the same for all heads of the launch
         return dnn.describe((1, rows, columns), "f32", strides=(rows * columns, *view.strides[-2:]))
-    return dnn.describe((group, rows, columns), "f32", strides=(lead[1], *view.strides[-2:]))
+    return dnn.describe((group, rows, columns), "f32", strides=(head, *view.strides[-2:]))
 
 
-def _start(view: View, found: Heads, image: int, head: int) -> int:
+def _start(view: View, image: int, head: int) -> int:
     """Offset in elements of a head of a sample."""
-    lead = view.leading(found.batch, found.heads)
-    assert lead is not None
-    return view.offset + image * lead[0] + head * lead[1]
+    batch_step, head_step = view.steps()
+    return view.offset + image * batch_step + head // view.group * head_step

@@ -19,6 +19,7 @@ constexpr int K_ROWS = TRANSPOSED ? D : CHUNK, K_LONG = TRANSPOSED ? CHUNK : D, 
 constexpr int K_BYTES = K_ROWS * K_PITCH * 2, V_BYTES = CHUNK * PITCH * 2, STAGE_BYTES = K_BYTES + V_BYTES;
 constexpr int TILES = KC / 8, OUT = D / 8;                      // of eight keys, of eight elements
 #define INFINITY_F __uint_as_float(0x7f800000)
+DEV float guarded(float x, float total) { return GUARDED && !(total > 0.f) ? 0.f : x; }   // GUARDED: rows of which every key is hidden by -infinity are 0, not NaN
 constexpr float LOG2E = 1.4426950408889634f;
 
 DEV void ask16(u32 to, const void* from, bool inside) {
@@ -197,7 +198,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
             }
             const float by = 1.f / total;
             u16* to = reinterpret_cast<u16*>(p.out) + batch * p.out_at.batch + head * p.out_at.head + row * p.out_at.row + column;
-            *reinterpret_cast<uint4*>(to) = make_uint4(pack(y[0] * by, y[1] * by), pack(y[2] * by, y[3] * by), pack(y[4] * by, y[5] * by), pack(y[6] * by, y[7] * by));
+#pragma unroll
+            for (int e = 0; e < 8; ++e) y[e] = guarded(y[e] * by, total);
+            *reinterpret_cast<uint4*>(to) = make_uint4(pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
         }
         return;
     }
@@ -212,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const float* v = out[line / 2][j + e < OUT ? j + e : 0] + line % 2 * 2;
-                y[e] = pack(v[0] * by, v[1] * by);
+                y[e] = pack(guarded(v[0] * by, sum[line]), guarded(v[1] * by, sum[line]));
             }
             if (j + 4 <= OUT) {   // a lane of a quad gets eight elements
                 transpose_quad(y, lane);

@@ -10,9 +10,10 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import GpuWork
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._attention import Heads, View, match_attention
+from whet.tactics._attention import Heads, View, match_attention, split_periods
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, SharedMemory, TensorMap, UInt32
 from whet.tactics.cuda._device.kernel import (
@@ -115,7 +116,8 @@ class AttentionFusedArguments(Arguments, kernel="attention_fused.cu"):
 
 @tactic
 class AttentionFused(Tactic):
-    """The layers that recognize_attention and fuse_attention_transposes make. q, k and v come by TMA, so their heads are rows in memory."""
+    """The layers that recognize_attention and fuse_attention_transposes make. q, k and v come by TMA, so their heads are rows in memory. A mask that
+    repeats along the batch (shifted windows) takes a launch per repetition."""
 
     ops = ("*",)
     composites = ("Attention",)
@@ -126,11 +128,11 @@ class AttentionFused(Tactic):
             return said
         if not all_static(layer):
             return None
-        heads = match_attention(layer, grouped=True)
+        heads = match_attention(layer, grouped=True, periodic=True)
         return heads if isinstance(heads, str) else unfit(heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        heads = match_attention(layer, grouped=True) if all_static(layer) else ""
+        heads = match_attention(layer, grouped=True, periodic=True) if all_static(layer) else ""
         if isinstance(heads, str):
             return []
         read = {v.place for v in (heads.q, heads.k, heads.v)}
@@ -148,13 +150,14 @@ class AttentionFused(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (wgmma, sm_90a)"
-        heads = match_attention(layer, grouped=True)
+        heads = match_attention(layer, grouped=True, periodic=True)
         return heads if isinstance(heads, str) else unfit(heads)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        heads = match_attention(layer, grouped=True)
+        heads = match_attention(layer, grouped=True, periodic=True)
         if isinstance(heads, str):
             return []
+        heads = split_periods(heads)[0]
         mask = mask_form(heads, layer, signature)
         tiles = candidates(heads, mask, backend.capabilities.multiprocessors)
         bf16 = signature.outputs[0].dtype.name == "bf16"
@@ -162,10 +165,12 @@ class AttentionFused(Tactic):
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        heads = match_attention(layer, grouped=True)
+        heads = match_attention(layer, grouped=True, periodic=True)
         reason = self.refuses(layer, signature, backend)
         if isinstance(heads, str) or reason:
             raise PlanRefused(str(reason or heads))
+        parts = split_periods(heads)  # a launch each
+        heads = parts[0]
         mask, tile = mask_form(heads, layer, signature), tile_of(config)
         if said := tile_unfit(heads, mask, tile):
             raise PlanRefused(f"{config}: {said}")
@@ -186,7 +191,7 @@ class AttentionFused(Tactic):
             address, dims = args.inputs[view.place] + 2 * view.offset, (heads.size, lines, count, batches)
             return tensormap.tiled(address, kind, dims, steps, (_row_bytes(heads) // 2, box, 1, 1))
 
-        def make(args: Args) -> list:
+        def launch_part(part: Heads, args: Args) -> GpuWork:
             address = 0
             mask_steps: tuple[int, ...] = (0, 0, 0, 0)
             if mask.kind == TILES:
@@ -197,10 +202,10 @@ class AttentionFused(Tactic):
                 mask_steps = heads.mask.strides
             out_batch, out_head = heads.out.steps()
             arguments = AttentionFusedArguments(
-                q=tensor_map(heads.q, args, heads.rows, 64),
-                k=tensor_map(heads.k.swapped(), args, heads.keys, tile.bn),
-                v=tensor_map(heads.v, args, heads.keys, tile.bn),
-                out=args.outputs[0] + 2 * heads.out.offset,
+                q=tensor_map(part.q, args, heads.rows, 64),
+                k=tensor_map(part.k.swapped(), args, heads.keys, tile.bn),
+                v=tensor_map(part.v, args, heads.keys, tile.bn),
+                out=args.outputs[0] + 2 * part.out.offset,
                 mask=address,
                 out_batch=out_batch,
                 out_head=out_head,
@@ -229,10 +234,14 @@ class AttentionFused(Tactic):
                 mask_scale=1 / heads.scale,
             )
             threads = 128 * tile.wgs + (128 if constants["TAKE"] else 32)
-            return [launch("attention_fused", arguments, constants, (grid, 1, 1), threads, shared=shared, cluster=tile.cluster, label=layer.name)]
+            return launch("attention_fused", arguments, constants, (grid, 1, 1), threads, shared=shared, cluster=tile.cluster, label=layer.name)
+
+        def make(args: Args) -> list:
+            return [launch_part(part, args) for part in parts]
 
         words = [f"attention wgmma {64 * tile.groups * tile.turns}x{tile.bn}"]
         words += [f"keys over {tile.parts} parts"] * (tile.parts > 1) + ["ping-pong"] * tile.pingpong + ["causal"] * causal
+        words += [f"{len(parts)} launches"] * (len(parts) > 1)
         return GpuKernel(layer, signature, make, implementation=", ".join(words), packed=packed)
 
 
@@ -418,7 +427,8 @@ def constants_of(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[s
     launch, take = registers(heads, mask, tile)
     return {
         "D": heads.size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split, "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
-        "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None), "MASK": mask.kind, "MASK_TYPE": mask.type,
+        "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None),
+        "GUARDED": int(heads.guarded), "MASK": mask.kind, "MASK_TYPE": mask.type,
         "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take, **shared_memory(heads, mask, tile).constants(),
     }  # fmt: skip
 

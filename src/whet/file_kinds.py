@@ -1,0 +1,161 @@
+"""Names the kind of a file that is not the expected one (a Keras model given as ONNX, a model given as an engine), and the nearest way out."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+_HEAD = 4096  # bytes that identify a file
+
+_KERAS = "Export it from Keras 3.5 or newer with model.export('model.onnx', format='onnx')"
+_TORCH = "Load it in PyTorch and export it: torch.onnx.export(model, example_inputs, 'model.onnx')"
+_CAFFE = "Caffe has two files, .prototxt and .caffemodel: convert both with caffe2onnx, or with OpenCV or a Caffe installation of your own"
+_ENGINE = "Engines are not rebuilt into models. Run it with `whet exec --loadEngine=FILE`, or give the .onnx file that it was built from"
+_GRAPH_DEF = "Convert it: python -m tf2onnx.convert --graphdef FILE --inputs x:0 --outputs y:0 --output model.onnx"
+_SAVED_MODEL = "Convert it: python -m tf2onnx.convert --saved-model FOLDER --output model.onnx"
+_TFLITE = "Convert it: python -m tf2onnx.convert --tflite FILE --output model.onnx"
+_ARRAYS = "As data it belongs to --calibData, --loadInputs or --data; the model is an .onnx file"
+
+_Kind = tuple[str, str]  # (what it is, the way out)
+
+#: first bytes -> kind
+_MAGIC: tuple[tuple[bytes, _Kind], ...] = (
+    (b"whet-eng", ("an engine built by whet", _ENGINE)),
+    (b"ftrt", ("an engine (plan) of TensorRT", "Build from the .onnx file that it was built from")),
+    (b"\x89HDF\r\n\x1a\n", ("an HDF5 file, as Keras saves models (.h5)", _KERAS)),
+    (b"\x93NUMPY", ("a NumPy array (.npy)", _ARRAYS)),
+    (b"GGUF", ("a GGUF file of llama.cpp", "whet does not run such models; export the original one to ONNX")),
+    (b"\x1f\x8b", ("compressed with gzip", "Unpack it with gunzip or tar -x first")),
+    (b"\x28\xb5\x2f\xfd", ("compressed with zstd", "Unpack it with unzstd first")),
+    (b"\x80\x02", ("a Python pickle, as older PyTorch saves (.pt, .pth)", _TORCH)),
+    (b"\x80\x04", ("a Python pickle", _TORCH)),
+    (b"\x7fELF", ("a program or a library", "Give the .onnx file of the model")),
+    (b"\x89PNG", ("an image", _ARRAYS)),
+    (b"\xff\xd8\xff", ("an image", _ARRAYS)),
+    (b"%PDF", ("a PDF document", "Give the .onnx file of the model")),
+)
+
+#: extension -> kind, for formats without a signature
+_EXTENSION: dict[str, _Kind] = {
+    ".caffemodel": ("the weights of a Caffe model", _CAFFE),
+    ".prototxt": ("the description of a Caffe model", _CAFFE),
+    ".h5": ("named as a Keras model (HDF5)", _KERAS),
+    ".keras": ("named as a Keras model", _KERAS),
+    ".tflite": ("named as a TensorFlow Lite model", _TFLITE),
+    ".pb": ("named as a TensorFlow graph (GraphDef)", _GRAPH_DEF),
+    ".pt": ("named as a PyTorch model", _TORCH),
+    ".pth": ("named as a PyTorch model", _TORCH),
+    ".mlmodel": ("a Core ML model", "Export the original model to ONNX"),
+    ".safetensors": ("weights without a graph (safetensors)", _TORCH),
+}
+
+
+def describe_kind(source: str | os.PathLike[str] | bytes | memoryview) -> str | None:
+    """The kind and the way out for a file, folder or content of a known kind: "an HDF5 file, .... Export ...". None for unknown kinds.
+
+    The content decides; the extension only for formats without a signature.
+    """
+    found = _kind(source)
+    return None if found is None else f"{found[0]}. {found[1]}."
+
+
+def name_kind(source: str | os.PathLike[str] | bytes | memoryview) -> str | None:
+    """The kind alone: "an HDF5 file, ..."."""
+    found = _kind(source)
+    return None if found is None else found[0]
+
+
+def _kind(source: str | os.PathLike[str] | bytes | memoryview) -> _Kind | None:
+    if isinstance(source, bytes | memoryview):
+        return _of_content(bytes(source[:_HEAD]), lambda: io.BytesIO(source))
+    path = Path(source)
+    try:
+        return _of_folder(path) if path.is_dir() else _of_file(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _of_folder(path: Path) -> _Kind | None:
+    if (path / "saved_model.pb").exists() or (path / "saved_model.pbtxt").exists():
+        return "a TensorFlow SavedModel", _SAVED_MODEL.replace("FOLDER", str(path))
+    if path.suffix == ".mlpackage":
+        return _EXTENSION[".mlmodel"]
+    models = sorted(p.name for p in path.glob("*.onnx"))
+    return ("a folder", f"Give the .onnx file in it: {', '.join(models[:3])}") if models else None
+
+
+def _of_file(path: Path) -> _Kind | None:
+    with path.open("rb") as f:
+        head = f.read(_HEAD)
+        suffix = path.suffix.lower()
+        if path.name == "saved_model.pb":
+            return "the graph of a TensorFlow SavedModel", _SAVED_MODEL.replace("FOLDER", str(path.parent))
+        if head.lstrip().startswith(b"<net") and suffix == ".xml":
+            return "an OpenVINO model", "Give the .onnx file that it was converted from"
+        found = _of_content(head, lambda: f)
+    named = _EXTENSION.get(suffix)
+    if named is not None and (found is None or found[0].startswith("a text file")):
+        found = named
+    return None if found is None else (found[0], found[1].replace("FILE", str(path)))
+
+
+def _of_content(head: bytes, open_whole: Callable[[], IO[bytes]]) -> _Kind | None:
+    for magic, kind in _MAGIC:
+        if head.startswith(magic):
+            return kind
+    if head[4:8] == b"TFL3":
+        return "a TensorFlow Lite model", _TFLITE
+    if head.startswith(b"PK\x03\x04"):
+        return _of_zip(open_whole())
+    if len(head) > 9 and head[8:10] in (b'{"', b"{ ") and int.from_bytes(head[:8], "little") < 1 << 27:
+        return _EXTENSION[".safetensors"]
+    return _of_text(head)
+
+
+def _of_zip(whole: IO[bytes]) -> _Kind:
+    try:
+        with zipfile.ZipFile(whole) as z:
+            names = z.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return "a truncated zip archive", "Download or copy it again"
+
+    def has(ending: str) -> bool:
+        return any(n == ending or n.endswith(f"/{ending}") for n in names)
+
+    if has("data.pkl"):
+        if has("constants.pkl"):
+            return "a TorchScript model of PyTorch (.pt)", _TORCH
+        return "a checkpoint of PyTorch (.pt, .pth)", _TORCH
+    if has("model.weights.h5") or (has("config.json") and has("metadata.json")):
+        return "a Keras model (.keras)", _KERAS
+    if names and all(n.endswith(".npy") for n in names):
+        return "an archive of NumPy arrays (.npz)", _ARRAYS
+    if has("saved_model.pb"):
+        return "a zip archive of a TensorFlow SavedModel", "Unpack it. " + _SAVED_MODEL
+    return "a zip archive" + _models_in(names), "Unpack it first"
+
+
+def _models_in(names: Sequence[str]) -> str:
+    models = [n for n in names if n.endswith(".onnx")]
+    return f" with {', '.join(models[:3])}" if models else ""
+
+
+def _of_text(head: bytes) -> _Kind | None:
+    try:
+        text = head.decode("utf-8")
+    except UnicodeDecodeError as e:
+        if e.start < len(head) - 4 or not e.start:  # a character may be cut at the end of the head
+            return None
+        text = head[: e.start].decode("utf-8")
+    if not text.strip() or any(ord(c) < 32 and c not in "\t\n\r\f" for c in text):
+        return None
+    start = text.lstrip()[:200].lower()
+    if start.startswith(("<!doctype html", "<html")):
+        return "a web page: the download gave a page instead of the model", "Download the file itself (on GitHub: the raw file)"
+    if ("layer {" in text or "layers {" in text or "layer{" in text) and "type:" in text:
+        return _EXTENSION[".prototxt"]
+    return "a text file", "Give the .onnx file of the model"

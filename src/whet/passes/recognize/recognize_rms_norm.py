@@ -1,0 +1,75 @@
+"""x / sqrt(mean(x^2) + epsilon), over the last axes, becomes RMSNormalization; then a scale becomes its weight.
+
+The root is a divisor, or x is multiplied by its reciprocal: 1 / sqrt, Reciprocal or a power of -1/2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whet.network import Layer, Tensor
+from whet.ops._origin import literal
+from whet.ops._reduce import reduced
+from whet.rewrite.constants import is_scalar, reshaped, scalar_value
+from whet.rewrite.graph import Graph
+from whet.rewrite.matching import interior_escapes, maker_of_op, match_inverse_root
+from whet.rewrite.rules import Phase, Skip, rule
+
+
+@rule("Div", "Mul", phase=Phase.RECOGNIZE, after=["recognize_layer_norm"])
+def recognize_rms_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    return _match_core(g, layer) or (_match_scale(g, layer) if layer.op == "Mul" else None)
+
+
+def _match_core(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    for x, other in (layer.inputs, layer.inputs[::-1]) if layer.op == "Mul" else (layer.inputs,):
+        root = match_inverse_root(g, other, inverted=layer.op == "Div")
+        if root is None or x is None:
+            continue
+        value, interior = root
+        add = maker_of_op(g, value, "Add")
+        if add is None:
+            continue
+        pairs = (add.inputs, add.inputs[::-1])
+        mean, epsilon = next(((maker_of_op(g, t, "ReduceMean"), scalar_value(e)) for t, e in pairs if scalar_value(e) is not None), (None, None))
+        square = g.maker(mean.inputs[0]) if mean is not None else None
+        if mean is None or epsilon is None or square is None or not _is_square(square, x):
+            continue
+        axes, rank = reduced(mean), x.type.rank
+        if not axes or axes != tuple(range(axes[0], rank)) or not mean.attrs["keepdims"]:
+            return Skip(f"it normalizes the axes {axes}, not the last ones")
+        if not x.dtype.is_float or x.type != layer.output.type or any(not isinstance(d, int) for d in x.shape[axes[0] :]):
+            return Skip(f"the normalized axes of %{x.name}: {x.type} have no fixed size")
+        if reason := interior_escapes(g, layer, [*interior, add, mean, square]):
+            return Skip(reason)
+        ones = g.constant(literal(np.ones([int(d) for d in x.shape[axes[0] :]]), x.dtype), "ones")
+        return g.add("RMSNormalization", x, ones, axis=axes[0] - rank, epsilon=epsilon)
+    return None
+
+
+def _is_square(square: Layer, x: Tensor) -> bool:
+    if square.op == "Mul":
+        return square.inputs == (x, x)
+    return square.op == "Pow" and square.inputs[0] is x and is_scalar(square.inputs[1], 2.0)
+
+
+def _match_scale(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    """A constant factor of a recognized normalization becomes its weight."""
+    for value, other in (layer.inputs, layer.inputs[::-1]):
+        norm = maker_of_op(g, value, "RMSNormalization")
+        if norm is None or value is None or other is None or other.weight is None:
+            continue
+        scale = norm.inputs[1]
+        if scale is None or scale.weight is None or scale.weight.origin.op != "literal":
+            return None  # it has a weight already
+        axis = norm.attrs["axis"] % value.type.rank
+        wanted = tuple(value.shape[axis:])
+        dims = (1,) * (value.type.rank - other.type.rank) + tuple(other.shape)
+        if layer.output.type != value.type or any(d != 1 for d in dims[:axis]) or dims[axis:] != wanted:
+            return Skip(f"%{other.name}: {other.type} is not a scale of the normalized axes {wanted}")
+        if reason := g.escapes(value, layer):
+            return Skip(reason)
+        weight = reshaped(other.weight, tuple(int(d) for d in wanted))
+        vector = other if weight is other.weight else g.constant(weight, other.name)
+        return g.add("RMSNormalization", norm.inputs[0], vector, **norm.attrs)
+    return None
