@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from whet import sparsity as sparsity
     from whet import tactics as tactics
     from whet import training as training
+    from whet import trt as trt
     from whet import zoo as zoo
     from whet.builder import BuildConfig as BuildConfig
     from whet.builder import build as build
