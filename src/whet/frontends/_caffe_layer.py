@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class Weights:
         if self.blobs is None:
             if shape is None:
                 raise FrontendError(f"{where}: its {what} has no shape in the prototxt, so it cannot have random weights. Give the caffemodel.")
-            size = np.sqrt(2 / max(1, np.prod(shape[1:]))) if len(shape) > 1 else 0.1
+            size = np.sqrt(2 / max(1, prod(shape[1:]))) if len(shape) > 1 else 0.1
             return (self._random.standard_normal(shape) * size).astype(np.float32)
         blobs = self.blobs.get(layer.name)
         if blobs is None:
@@ -85,7 +86,7 @@ class Layer:
         return self.net.constant(Weight(np.ascontiguousarray(array, np.float32), Origin("source", name)), name)
 
     def scalar(self, value: float) -> Tensor:
-        return self.net.constant(np.float32(value), f"{self.name}.value")
+        return self.net.constant(np.array(value, np.float32), f"{self.name}.value")
 
     def ints(self, *values: int) -> Tensor:
         return self.net.constant(np.array(values, np.int64), f"{self.name}.ints")
@@ -101,7 +102,7 @@ class Layer:
         """`dims` as integers. Raises UnsupportedError if one is dynamic."""
         if not all(isinstance(d, int) for d in dims):
             raise self.unsupported(f"{what} must be fixed, not {tuple(map(str, dims))}; give fixed shapes")
-        return tuple(int(d) for d in dims)  # type: ignore[call-overload]
+        return tuple(d for d in dims if isinstance(d, int))
 
     def reshaped(self, t: Tensor, shape: Sequence[Dim]) -> Tensor:
         """`t` with another shape; dimensions may be symbolic."""

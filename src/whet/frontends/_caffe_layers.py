@@ -113,7 +113,7 @@ def batch_norm(layer: Layer) -> Tensor:
     else:
         factor = float(layer.blob(2, (1,), "moving average factor")[0])
         factor = 1 / factor if factor else 0.0
-        mean, variance = layer.blob(0, (channels,), "mean") * factor, layer.blob(1, (channels,), "variance") * factor
+        mean, variance = (layer.blob(i, (channels,), what) * np.float32(factor) for i, what in enumerate(("mean", "variance")))
     one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
     parts = {"scale": one, "bias": zero, "mean": mean, "variance": variance}
     return layer.add("BatchNormalization", layer.x, *(layer.weight(a, n) for n, a in parts.items()), epsilon=float(p.eps))

@@ -48,7 +48,7 @@ def flatten(layer: Layer) -> Tensor:
         return layer.x if last == 1 else layer.add("Flatten", layer.x, axis=1)
     middle = 1
     for d in shape[first : last + 1]:
-        middle = middle * d  # type: ignore[assignment]
+        middle = middle * d
     return layer.reshaped(layer.x, (*shape[:first], middle, *shape[last + 1 :]))
 
 
@@ -104,7 +104,7 @@ def crop(layer: Layer) -> Tensor:
     offsets = list(p.offset) if len(p.offset) == len(axes) else [p.offset[0] if p.offset else 0] * len(axes)
     ends = tuple(o + layer.bottoms[1].shape[a] for o, a in zip(offsets, axes, strict=True))
     if all(isinstance(n, int) for n in ends):
-        return layer.add("Slice", x, layer.ints(*offsets), layer.ints(*ends), layer.ints(*axes))  # type: ignore[arg-type]
+        return layer.add("Slice", x, layer.ints(*offsets), layer.ints(*ends), layer.ints(*axes))
     return layer.add("Slice", x, starts=tuple(offsets), ends=ends, axes=tuple(axes))
 
 

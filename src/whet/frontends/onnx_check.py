@@ -74,7 +74,8 @@ class Report:
         ]
         lines += [f"  {'not supported' if p.reached else 'follows'}: {p.reason}" for p in self.problems]
         total = max(self.nodes, sum(self.ops.values()))  # with the nodes of functions and subgraphs
-        return "\n".join([*lines, f"  every {self.unit} is supported" if self.supported else f"  {len(self.problems)} of {total} {self.unit}s cannot be read"])
+        unread = f"  {len(self.problems)} of {total} {self.unit}s cannot be read"
+        return "\n".join([*lines, f"  every {self.unit} is supported" if self.supported else unread])
 
 
 def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
