@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: demo test test-long test-oldest test-kernels check lint types mutants bench results-check clean help
+.PHONY: demo test test-long test-oldest test-kernels check lint types mutants bench results-check docs package-test clean help
 
 help:
 	@echo "make demo    engine, pruning, recovery and the table they give, on a model trained on real data"
@@ -16,6 +16,8 @@ help:
 	@echo "make check   ruff, types, all tests"
 	@echo "make mutants how many small breaks of the source the tests notice; hours"
 	@echo "make results-check  which published results are older than the code they measure"
+	@echo "make docs    the documentation as a site in build/site, with warnings as errors"
+	@echo "make package-test  the sdist and the wheel, installed into a clean environment"
 	@echo "make bench   ONNX Runtime and OpenVINO beside whet on this CPU; writes benchmarks/results/cpu"
 
 $(BIN)/python:
@@ -53,6 +55,10 @@ $(VENV)/.mutants: $(VENV)/.test
 
 $(VENV)/.bench: $(VENV)/.core
 	$(PIP) -e '.[bench]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.core
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.demo
@@ -96,6 +102,21 @@ bench: $(VENV)/.bench
 
 results-check:
 	python3 benchmarks/check_results.py
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
+
+# The sdist must hold licence, tests, docs and examples; the wheel is built from it and must run outside the repository.
+PACKAGE := build/package
+package-test: $(BIN)/python
+	rm -rf $(PACKAGE) && mkdir -p $(PACKAGE)
+	$(PYTHON) -m venv $(PACKAGE)/env
+	$(PACKAGE)/env/bin/pip install --quiet --disable-pip-version-check build
+	$(PACKAGE)/env/bin/python -m build --outdir $(PACKAGE)/dist . >$(PACKAGE)/log 2>&1 || { tail -20 $(PACKAGE)/log; exit 1; }
+	$(PACKAGE)/env/bin/python tests/support/package.py $(PACKAGE)/dist
+	$(PACKAGE)/env/bin/pip install --quiet --disable-pip-version-check $(PACKAGE)/dist/*.whl
+	cd $(PACKAGE) && env/bin/python -m whet --version && env/bin/whet zoo lenet5 -o lenet5.onnx && \
+	  env/bin/whet exec --onnx=lenet5.onnx --builderOptimizationLevel=1 --duration=0.1 >exec.log
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist src/*.egg-info

@@ -80,6 +80,16 @@ def test_tables_equal_the_results():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("low", "high", "verdict"), [(1.01, 1.2, "met"), (0.9, 1.2, "undecided"), (0.8, 0.9, "missed")])
+def test_a_bar_is_met_only_by_the_lower_end_of_the_interval(monkeypatch, low, high, verdict):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import tables
+
+    row = {"case": "a", "batch": 1, "precision": "fp32", "whet_ms": 1.0, "ort_ms": 1.1, "ratio": 1.1,
+           "ratio_low": low, "ratio_high": high, "bar": 1.0}  # fmt: skip
+    assert f"| 1: {verdict} |" in tables.ratios({"rows": [row]})
+
+
 def test_numbers_of_the_prose_equal_the_results():
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "prose.py")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

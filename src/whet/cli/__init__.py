@@ -10,11 +10,8 @@ import warnings
 import click
 
 from whet.cli._failures import failure_text
-from whet.cli._version import print_version
 from whet.errors import WhetError
 from whet.registry import nearest
-
-_SUMMARY_LENGTH = 160  # characters of a command's summary in the list of commands
 
 
 class Subcommands(click.Group):
@@ -33,9 +30,8 @@ class Subcommands(click.Group):
         return import_module(f"{__name__}.{name.replace('-', '_')}").command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, c.get_short_help_str(_SUMMARY_LENGTH)) for name, c in commands if c is not None])
+            formatter.write_dl([(name, _summary_of(name)) for name in self.list_commands(ctx)])
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         name = args[0] if args else ""
@@ -44,8 +40,31 @@ class Subcommands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _summary_of(name: str) -> str:
+    """The summary of a subcommand, read from its source: importing all subcommands takes longer than the rest of `whet --help`."""
+    import ast
+    import re
+    from pathlib import Path
+
+    source = (Path(__file__).parent / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8")
+    function = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "command")
+    for decorator in function.decorator_list:
+        for keyword in decorator.keywords if isinstance(decorator, ast.Call) else []:
+            if keyword.arg == "short_help" and isinstance(keyword.value, ast.Constant):
+                return str(keyword.value.value)
+    return re.sub(r"\s+", " ", (ast.get_docstring(function) or "").partition("\n\n")[0])
+
+
+def _print_version(context: click.Context, option: click.Parameter, requested: bool) -> None:
+    """Imports the version's facts only for --version."""
+    if requested:
+        from whet.cli._version import print_version
+
+        print_version(context, option, requested)
+
+
 @click.command(cls=Subcommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version, help="Show versions and the machine.")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show versions and the machine.")
 def group() -> None:
     """Build the fastest correct inference engine from a trained network, and explain every decision.
 

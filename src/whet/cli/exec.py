@@ -29,11 +29,11 @@ class RawCommand(click.Command):
         ctx.args = list(args)
         return []
 
-    def get_short_help_str(self, limit: int = 45) -> str:
-        return "Build, run and time an engine with trtexec's flags."
+    def get_help(self, ctx: click.Context) -> str:
+        return help_text()
 
 
-@click.command(cls=RawCommand, add_help_option=False)
+@click.command(cls=RawCommand, add_help_option=False, short_help="Build, run and time an engine with trtexec's flags.")
 @click.pass_context
 def command(ctx: click.Context) -> None:
     argv = list(ctx.args)

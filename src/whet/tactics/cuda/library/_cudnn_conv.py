@@ -262,12 +262,12 @@ def _told(plan: Plan) -> str:
 
 
 def _post_ops(work: Convolution, epilogue: Epilogue, address: int, bias: int, residual: int) -> Any:
-    """Bias, residual and activation over a stored result, in place."""
+    """Bias, residual and activation over a stored result, in place; `address`, `bias` and `residual` (0: none) are device addresses."""
     kind, low, high = epilogue.post_ops.activation
     add = "{{ const Vec8 y = operand(p, {}, at, length); for (int e = 0; e < 8; ++e) x.v[e] += y.v[e]; }} "
     act = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{number_text(low)}, {number_text(high)}}}); "
-    residual = epilogue.post_ops.residual
-    steps = [add.format(1), *([add.format(2)] if residual == 1 else []), act, *([add.format(2)] if residual == 2 else [])]
+    position = epilogue.post_ops.residual
+    steps = [add.format(1), *([add.format(2)] if position == 1 else []), act, *([add.format(2)] if position == 2 else [])]
     kind_of = TYPE[work.dtype]
     rows = operands((address, 0, kind_of), (bias, 1, 0), *([(residual, 0, kind_of)] if residual else []))
     count, inner = _count(work.y), work.y[2] * work.y[3]
