@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from whet.engine import write_engine as write_engine
     from whet.errors import WhetError as WhetError
     from whet.frontends import check_onnx as check_onnx
+    from whet.frontends import network_from_caffe as network_from_caffe
     from whet.frontends import network_from_onnx as network_from_onnx
     from whet.frontends import save_onnx as save_onnx
     from whet.frontends.torch import from_torch as from_torch
@@ -63,6 +64,7 @@ _HOME = {
     "build": "whet.builder",
     "check_onnx": "whet.frontends",
     "from_torch": "whet.frontends.torch",
+    "network_from_caffe": "whet.frontends",
     "network_from_onnx": "whet.frontends",
     "read_engine": "whet.engine",
     "save_onnx": "whet.frontends",

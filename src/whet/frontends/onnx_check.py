@@ -49,6 +49,7 @@ class Report:
     layers: int = 0
     ops: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    unit: str = "node"  # what the model's format calls an operation
 
     @property
     def supported(self) -> bool:
@@ -64,15 +65,17 @@ class Report:
         return {**asdict(self), "supported": self.supported}
 
     def __str__(self) -> str:
+        made = ", ".join([*([f"opset {self.opset}"] if self.opset else []), self.producer or "producer unknown"])
         lines = [
-            f"{self.source}: opset {self.opset}, {self.producer or 'producer unknown'}; {self.nodes} nodes, {self.parameters} parameters",
+            f"{self.source}: {made}; {self.nodes} {self.unit}s, {self.parameters} parameters",
             *(f"  input  {n}: {t}" for n, t in self.inputs.items()),
             *(f"  output {n}: {t}" for n, t in self.outputs.items()),
             "  ops: " + ", ".join(f"{n} {op}" for op, n in self.ops.items()),
         ]
         lines += [f"  {'not supported' if p.reached else 'follows'}: {p.reason}" for p in self.problems]
         total = max(self.nodes, sum(self.ops.values()))  # with the nodes of functions and subgraphs
-        return "\n".join([*lines, "  every node is supported" if self.supported else f"  {len(self.problems)} of {total} nodes cannot be read"])
+        unread = f"  {len(self.problems)} of {total} {self.unit}s cannot be read"
+        return "\n".join([*lines, f"  every {self.unit} is supported" if self.supported else unread])
 
 
 def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
