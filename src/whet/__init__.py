@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from whet import sparsity as sparsity
     from whet import tactics as tactics
     from whet import training as training
+    from whet import trt as trt
     from whet import zoo as zoo
     from whet.builder import BuildConfig as BuildConfig
     from whet.builder import build as build
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from whet.engine import write_engine as write_engine
     from whet.errors import WhetError as WhetError
     from whet.frontends import check_onnx as check_onnx
+    from whet.frontends import network_from_caffe as network_from_caffe
     from whet.frontends import network_from_onnx as network_from_onnx
     from whet.frontends import save_onnx as save_onnx
     from whet.frontends.torch import from_torch as from_torch
@@ -64,6 +66,7 @@ _HOME = {
     "build": "whet.builder",
     "check_onnx": "whet.frontends",
     "from_torch": "whet.frontends.torch",
+    "network_from_caffe": "whet.frontends",
     "network_from_onnx": "whet.frontends",
     "read_engine": "whet.engine",
     "save_onnx": "whet.frontends",

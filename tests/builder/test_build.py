@@ -97,7 +97,7 @@ def test_times_are_stored_and_read_from_the_cache(tmp_path):
     assert again.report.timing.misses == 0
     assert again.report.timing.hits > 0
     build(residual(), dataclasses.replace(config, error_on_cache_miss=True))
-    with pytest.raises(BuildError, match="errorOnTimingCacheMiss"):
+    with pytest.raises(BuildError, match="error_on_cache_miss=True"):
         build(residual(channels=32), dataclasses.replace(config, error_on_cache_miss=True))
 
 

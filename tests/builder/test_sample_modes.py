@@ -124,7 +124,7 @@ def test_turns_are_locked_saved_and_need_no_compiled_loop(turns, tmp_path, monke
     read = read_engine(engine_bytes(again))
     close(Runtime().load(read).create_context().run(feed(5)), run_network(inception(), feed(5), widen=True))
     for samples in ("apart", "together"):
-        with pytest.raises(LockError, match=f"it has --samples=turns, the build --samples={samples}"):
+        with pytest.raises(LockError, match=f"it has samples='turns', the build samples='{samples}'"):
             build(inception(), config(samples=samples, lock=str(path)))
     monkeypatch.setattr(CpuBackend, "why_not_parallel", lambda self, calls: "no compiler")
     assert build(inception(), config(samples="turns")).arenas[0].concurrent_samples == 1
@@ -262,7 +262,7 @@ def test_the_lock_rebuilds_the_same_engine_or_fails(apart, tmp_path):
     assert again.choices == apart.choices
     one, two = (Runtime().load(p).create_context().run(feed(5)) for p in (apart, again))
     assert all(np.array_equal(one[n], two[n]) for n in one)
-    with pytest.raises(LockError, match="the build --samples=together"):
+    with pytest.raises(LockError, match="the build samples='together'"):
         build(inception(), config(samples="together", lock=str(path)))
     for lanes in (-1, "x", 10**9, None, [2]):
         lock = json.loads(path.read_text())

@@ -35,11 +35,13 @@ def _flags() -> list[Flag]:
     gpu = "has no meaning without an NVIDIA GPU backend"
     add("Model", [
         ("onnx", "FILE", "ONNX model to build from"),
+        ("deploy", "FILE", "Caffe prototxt to build from; dimensions that differ between --minShapes and --maxShapes are dynamic"),
+        ("model", "FILE", "caffemodel with the weights of --deploy (without it: random weights, as in trtexec)"),
+        ("output", "NAME,...", "Caffe blobs that are outputs (default: those that no layer reads)"),
         ("loadEngine", "FILE", "run a saved engine instead of building"),
         ("saveEngine", "FILE", "write the engine"),
         ("getPlanVersionOnly", "", "print the versions in the file given with --loadEngine, without loading it"),
     ])  # fmt: skip
-    missing("Model", "model deploy output", "Caffe import comes with the importers; convert to ONNX first", "FILE")
     missing("Model", "uff uffInput", "UFF is obsolete; export ONNX with tf2onnx", "FILE")
     missing("Model", "uffNHWC asyncFileReader", "belongs to TensorRT's own loaders; engines here are memory-mapped")
     add("Build", [

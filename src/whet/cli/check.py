@@ -16,14 +16,15 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")
 @click.pass_context
 def command(ctx: click.Context, model: str, shapes: str, every: bool, as_json: bool) -> None:
-    """Try every node of an ONNX model and list the unsupported ones, with the reason and the nearest workaround.
+    """Try every node of an ONNX model, or layer of a Caffe prototxt, and list the unsupported ones, with the reason and the nearest workaround.
 
     Exit code 0 if every node is supported, else 1.
     """
     from whet.cli import _exec_values as values
-    from whet.frontends import check_onnx
+    from whet.cli._model import is_caffe
+    from whet.frontends import check_caffe, check_onnx
 
-    report = check_onnx(model, shapes=values.shapes(shapes, "shapes") if shapes else None)
+    report = (check_caffe if is_caffe(model) else check_onnx)(model, shapes=values.shapes(shapes, "shapes") if shapes else None)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
     else:
@@ -44,6 +45,6 @@ def _short(report: Any) -> str:
         lines.append(f"  not supported: {p.reason}{more}")
     follows = sum(not p.reached for p in report.problems)
     if follows:
-        lines.append(f"  {follows} nodes were not tried, because they read outputs of these")
+        lines.append(f"  {follows} {report.unit}s were not tried, because they read outputs of these")
     lines.append(f"  {report.verdict()}" + ("" if report.supported else " (--all lists each)"))
     return "\n".join(lines)

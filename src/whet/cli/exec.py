@@ -72,8 +72,11 @@ def _run(o: Options, log: Log) -> None:
             raise UsageError("--getPlanVersionOnly needs --loadEngine=FILE")
         log.info(f"Engine versions: {engine_versions(o.get('loadEngine'))}")
         return
-    if ("onnx" in o) == ("loadEngine" in o):
-        raise UsageError("give either --onnx=FILE to build an engine or --loadEngine=FILE to run one")
+    if ("onnx" in o) + ("deploy" in o) + ("loadEngine" in o) != 1:
+        uff = " UFF files cannot be read: convert the TensorFlow model itself to ONNX with tf2onnx." if "uff" in o.unavailable else ""
+        raise UsageError(f"give either --onnx=FILE or --deploy=FILE to build an engine, or --loadEngine=FILE to run one.{uff}")
+    if lost := [f"--{n}" for n in ("model", "output") if n in o and "deploy" not in o]:
+        raise UsageError(f"{', '.join(lost)} belongs to a Caffe model: give --deploy=FILE, its prototxt")
     check_values(o)
     check_files(o)
     for text in unused(o):
@@ -123,10 +126,11 @@ def _build(o: Options, log: Log):
     from whet.runtime import Runtime, arena_bytes
 
     start = time.perf_counter()
-    net, fixed = network_for(o.get("onnx"), o.get("shapes"))
+    source = o.get("deploy") or o.get("onnx")
+    net, fixed = _caffe(o, log) if "deploy" in o else network_for(source, o.get("shapes"))
     if fixed:
         log.info("The model can be built for fixed shapes only: those of --shapes.")
-    log.info(f"Read {o.get('onnx')}: {len(net.layers)} layers, {len(net.constants)} weights in {time.perf_counter() - start:.2f} s")
+    log.info(f"Read {source}: {len(net.layers)} layers, {len(net.constants)} weights in {time.perf_counter() - start:.2f} s")
     check_against(o, {t.name: t.shape for t in net.inputs})
     config = build_config(o, log, net)
     net = _sparsity(log, net, config)
@@ -161,6 +165,28 @@ def _build(o: Options, log: Log):
     spent = {name: s for name, s in plan.report.phase_seconds.items() if s >= 0.005}
     log.info("Seconds by phase: " + ", ".join(f"{name} {s:.2f}" for name, s in spent.items()))
     return Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan)
+
+
+def _caffe(o: Options, log: Log):
+    """The network of --deploy and --model. Dimensions that differ among the shape flags are dynamic, the others fixed."""
+    from whet.cli import _exec_values as values
+    from whet.frontends import network_from_caffe
+
+    given: dict[str, list[tuple[int, ...]]] = {}
+    for name, value in o.pairs:
+        if name in ("shapes", "minShapes", "optShapes", "maxShapes"):
+            for blob, shape in values.shapes(value, name).items():
+                given.setdefault(blob, []).append(tuple(shape))
+    shapes: dict[str, list[int | str | None]] = {}
+    for k, (blob, known) in enumerate(given.items()):
+        sizes = zip(*known, strict=True) if len({len(s) for s in known}) == 1 else ((d,) for d in known[0])
+        names = [("N", "C", "H", "W")[i] if k == 0 and i < 4 else f"d{k}_{i}" for i in range(len(known[0]))]
+        shapes[blob] = [s[0] if len(set(s)) == 1 else name for s, name in zip(sizes, names, strict=True)]
+    if "model" not in o:
+        log.warn("--model is not given: the weights are random, so only times are meaningful.")
+    outputs = tuple(n for n in o.get("output").split(",") if n) if "output" in o else ()
+    net = network_from_caffe(o.get("deploy"), o.get("model") or None, shapes=shapes, outputs=outputs, random_weights="model" not in o)
+    return net, False
 
 
 def _load(o: Options, log: Log):

@@ -1,8 +1,11 @@
-"""Readers from ONNX and PyTorch to Network, and the ONNX writer. Only this package and the zoo import onnx."""
+"""Readers from ONNX, Caffe and PyTorch to Network, and the ONNX writer. Only this package and the zoo import onnx."""
 
 from whet.frontends._onnx_load import external_files
+from whet.frontends.caffe import check_caffe, network_from_caffe
 from whet.frontends.onnx import network_from_onnx
 from whet.frontends.onnx_check import Problem, Report, check_onnx
 from whet.frontends.onnx_writer import onnx_from_network, save_onnx
 
-__all__ = ["Problem", "Report", "check_onnx", "external_files", "network_from_onnx", "onnx_from_network", "save_onnx"]
+__all__ = [
+    "Problem", "Report", "check_caffe", "check_onnx", "external_files", "network_from_caffe", "network_from_onnx", "onnx_from_network", "save_onnx",
+]  # fmt: skip

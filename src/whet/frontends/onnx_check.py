@@ -50,6 +50,7 @@ class Report:
     layers: int = 0
     ops: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    unit: str = "node"  # what the model's format calls an operation
 
     @property
     def supported(self) -> bool:
@@ -57,11 +58,11 @@ class Report:
         return not self.problems
 
     def verdict(self) -> str:
-        """One sentence: every node is supported, or how many of the tried ones cannot be read."""
+        """One sentence: everything is supported, or how many of the tried ones cannot be read."""
         if self.supported:
-            return "every node is supported"
+            return f"every {self.unit} is supported"
         inner = " (with those of functions and subgraphs)" if self.tried > self.nodes else ""
-        return f"{len(self.problems)} of {max(self.tried, self.nodes)} nodes{inner} cannot be read"
+        return f"{len(self.problems)} of {max(self.tried, self.nodes)} {self.unit}s{inner} cannot be read"
 
     def unsupported_ops(self) -> dict[str, int]:
         """Number of unsupported nodes per op, without nodes that only depend on these."""
@@ -72,8 +73,9 @@ class Report:
         return {**asdict(self), "supported": self.supported}
 
     def __str__(self) -> str:
+        made = ", ".join([*([f"opset {self.opset}"] if self.opset else []), self.producer or "producer unknown"])
         lines = [
-            f"{self.source}: opset {self.opset}, {self.producer or 'producer unknown'}; {self.nodes} nodes, {self.parameters} parameters",
+            f"{self.source}: {made}; {self.nodes} {self.unit}s, {self.parameters} parameters",
             *(f"  input  {n}: {t}" for n, t in self.inputs.items()),
             *(f"  output {n}: {t}" for n, t in self.outputs.items()),
             "  ops: " + ", ".join(f"{n} {op}" for op, n in self.ops.items()),

@@ -51,7 +51,7 @@ def check_order(net: Network, step: str, insist: bool = False) -> None:
     """Raises PruneError with reason and alternative when `step` (of STEPS) is out of order, unless `insist`."""
     why = None if insist else _wrong(net, step)
     if why is not None:
-        raise PruneError(f"{why} --insist overrides this (insist=True from Python).")
+        raise PruneError(f"{why} --insist overrides this.")
 
 
 def _wrong(net: Network, step: str) -> str | None:

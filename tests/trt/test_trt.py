@@ -1,0 +1,197 @@
+"""The TensorRT-shaped API: builds, runs, and what it refuses."""
+
+import importlib
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import whet.trt as trt
+
+ROOT = Path(__file__).parents[2]
+
+# TensorRT's classes and functions, from the bindings of 10.16 and 11.1
+NAMES = """Builder BuilderFlag CalibrationAlgoType DataType DeviceType Dims EngineCapability EngineInspector ExecutionContextAllocationStrategy
+HardwareCompatibilityLevel IAlgorithmSelector IBuilderConfig ICudaEngine IDebugListener IErrorRecorder IExecutionContext IGpuAllocator
+IGpuAsyncAllocator IHostMemory IIfConditional IInt8Calibrator IInt8EntropyCalibrator IInt8EntropyCalibrator2 IInt8LegacyCalibrator
+IInt8MinMaxCalibrator ILayer ILogger ILoop INetworkDefinition IOptimizationProfile IOutputAllocator IPluginCreatorV3One IPluginV2 IPluginV3
+IProfiler IProgressMonitor IStreamReader IStreamReaderV2 IStreamWriter ITensor ITimingCache LayerInformationFormat LayerType Logger
+MemoryPoolType NetworkDefinitionCreationFlag OnnxParser OnnxParserFlag OnnxParserRefitter PreviewFeature ProfilingVerbosity QuantizationFlag
+Refitter Runtime RuntimePlatform TacticSource TensorFormat TensorIOMode TensorLocation TilingOptimizationLevel get_plugin_registry
+init_libnvinfer_plugins nptype volume""".split()
+
+
+class Messages(trt.ILogger):
+    def __init__(self):
+        super().__init__()
+        self.errors = []
+
+    def log(self, severity, msg):
+        if severity <= trt.ILogger.ERROR:
+            self.errors.append(msg)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """conv and ReLU of a batch of dynamic size; the path and the weights."""
+    w = np.random.default_rng(0).standard_normal((8, 3, 1, 1)).astype(np.float32)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], name="conv"), helper.make_node("Relu", ["c"], ["y"], name="relu")]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", c, 8, 8]) for n, c in (("x", 3), ("y", 8)))
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(w, "w")])
+    path = tmp_path_factory.mktemp("trt") / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    return path, w
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    """The model built and loaded with a profile of batches from 1 to 4."""
+    builder = trt.Builder(trt.Logger())
+    parser = trt.OnnxParser(builder.create_network(), trt.Logger())
+    assert parser.parse_from_file(model[0])
+    assert parser.network.get_input(0).shape == (-1, 3, 8, 8)
+    assert [layer.type.name for layer in parser.network] == ["CONVOLUTION", "ACTIVATION"]
+    config = builder.create_builder_config()
+    config.builder_optimization_level = 0
+    profile = builder.create_optimization_profile()
+    profile.set_shape("x", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
+    assert config.add_optimization_profile(profile) == 0
+    data = builder.build_serialized_network(parser.network, config)
+    return trt.Runtime(trt.Logger()).deserialize_cuda_engine(data)
+
+
+def expected(x, w):
+    return np.maximum(np.einsum("nchw,oc->nohw", x, w[:, :, 0, 0]), 0)
+
+
+def test_runs_on_addresses(engine, model):
+    context = engine.create_execution_context()
+    x = np.random.default_rng(1).standard_normal((3, 3, 8, 8)).astype(np.float32)
+    y = np.zeros((3, 8, 8, 8), np.float32)
+    assert not context.set_input_shape("x", (5, 3, 8, 8))
+    assert context.set_input_shape("x", x.shape)
+    assert context.get_tensor_shape("y") == y.shape
+    assert not context.execute_async_v3(0)
+    assert context.set_tensor_address("x", x.ctypes.data)
+    assert context.set_tensor_address("y", y.ctypes.data)
+    assert context.execute_async_v3(0)
+    np.testing.assert_allclose(y, expected(x, model[1]), rtol=1e-4, atol=1e-5)
+    y[:] = 0
+    assert context.execute_v2([x.ctypes.data, y.ctypes.data])
+    np.testing.assert_allclose(y, expected(x, model[1]), rtol=1e-4, atol=1e-5)
+
+
+def test_output_allocators_get_size_and_shape(engine, model):
+    class Allocator(trt.IOutputAllocator):
+        def reallocate_output_async(self, tensor_name, memory, size, alignment, stream):
+            self.buffer = np.zeros(size, np.uint8)
+            return self.buffer.ctypes.data
+
+        def notify_shape(self, tensor_name, shape):
+            self.shape = tuple(shape)
+
+    context, allocator = engine.create_execution_context(), Allocator()
+    x = np.ones((1, 3, 8, 8), np.float32)
+    context.set_input_shape("x", x.shape)
+    context.set_tensor_address("x", x.ctypes.data)
+    assert context.set_output_allocator("y", allocator)
+    assert context.execute_async_v3(0)
+    np.testing.assert_allclose(allocator.buffer.view(np.float32).reshape(allocator.shape), expected(x, model[1]), rtol=1e-4, atol=1e-5)
+
+
+def test_an_engine_describes_itself(engine):
+    assert [(engine.get_tensor_name(i), engine.get_tensor_mode(engine.get_tensor_name(i)).name) for i in range(engine.num_io_tensors)] == [
+        ("x", "INPUT"), ("y", "OUTPUT"),
+    ]  # fmt: skip
+    assert engine.get_tensor_shape("x") == (-1, 3, 8, 8)
+    assert engine.get_tensor_profile_shape("x", 0) == [(1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)]
+    assert '"Layers"' in engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+
+
+def test_networks_are_built_by_hand():
+    builder = trt.Builder(trt.Logger())
+    net = builder.create_network()
+    x = net.add_input("x", trt.float32, (2, 3))
+    w = np.arange(12, dtype=np.float32).reshape(4, 3)
+    weights = net.add_constant(w.shape, w).get_output(0)
+    y = net.add_matrix_multiply(x, trt.MatrixOperation.NONE, weights, trt.MatrixOperation.TRANSPOSE).get_output(0)
+    y = net.add_elementwise(y, y, trt.ElementWiseOperation.SUM).get_output(0)
+    y = net.add_activation(net.add_unary(y, trt.UnaryOperation.NEG).get_output(0), trt.ActivationType.RELU).get_output(0)
+    net.mark_output(y)
+    config = builder.create_builder_config()
+    config.builder_optimization_level = 0
+    context = builder.build_engine_with_config(net, config).create_execution_context()
+    a, out = -np.ones((2, 3), np.float32), np.zeros((2, 4), np.float32)
+    assert context.execute_v2([a.ctypes.data, out.ctypes.data])
+    np.testing.assert_allclose(out, -2 * a @ w.T)
+    with pytest.raises(trt.NotServedError, match="add_loop"):
+        net.add_loop()
+
+
+def test_parse_errors_are_kept_and_logged():
+    logger = Messages()
+    parser = trt.OnnxParser(trt.Builder(logger).create_network(), logger)
+    assert not parser.parse(b"not a model")
+    assert parser.num_errors == 1
+    assert logger.errors == [str(parser.get_error(0))]
+    assert trt.Runtime(logger).deserialize_cuda_engine(b"not an engine") is None
+
+
+def test_options_that_are_not_served_say_why():
+    config = trt.IBuilderConfig()
+    with pytest.raises(trt.NotServedError, match="REFIT"):
+        config.set_flag(trt.BuilderFlag.REFIT)
+    with pytest.raises(trt.NotServedError, match="build_int8"):
+        config.int8_calibrator = object()
+    with pytest.raises(trt.NotServedError, match=r"whet\.trt does not serve tensorrt\.Refitter"):
+        _ = trt.Refitter
+
+
+def test_coverage_has_every_name(capsys):
+    table = trt.coverage()
+    assert not set(NAMES) - set(table)
+    for name in NAMES:
+        assert hasattr(trt, name) == (table[name] == "served"), name
+    assert "Refitter" in capsys.readouterr().out
+
+
+def test_installs_as_tensorrt(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    trt.install()
+    assert importlib.import_module("tensorrt") is trt
+    monkeypatch.setitem(sys.modules, "tensorrt", subprocess)
+    with pytest.raises(ImportError, match="before the first import"):
+        trt.install()
+
+
+def test_the_example_builds_an_engine(tmp_path):
+    w = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path / "m.onnx")
+    build_engine = runpy.run_path(str(ROOT / "examples" / "build_engine.py"))["build_engine"]
+    data = build_engine(tmp_path / "m.onnx")
+    context = trt.Runtime(trt.Logger()).deserialize_cuda_engine(data).create_execution_context()
+    a, out = np.arange(8, dtype=np.float32).reshape(2, 4), np.zeros((2, 4), np.float32)
+    assert context.execute_v2([a.ctypes.data, out.ctypes.data])
+    np.testing.assert_array_equal(out, a)
+
+
+def test_polygraphy_compares_with_onnx_runtime(model):
+    """`polygraphy run --trt --onnxrt` and `inspect model` on the CPU."""
+    pytest.importorskip("polygraphy")
+    shapes = [f"--trt-{k}-shapes=x:[{n},3,8,8]" for k, n in (("min", 1), ("opt", 2), ("max", 4))]
+    options = ["--builder-optimization-level=0", *shapes, "--input-shapes=x:[3,3,8,8]"]
+    command = [sys.executable, "-m", "whet.trt", "polygraphy", "run", str(model[0]), "--trt", "--onnxrt", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASSED" in done.stdout
+    command = [sys.executable, "-m", "whet.trt", "polygraphy", "inspect", "model", str(model[0]), "--display-as=trt", "--show", "layers"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "CONVOLUTION" in done.stdout
