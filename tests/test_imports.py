@@ -1,13 +1,15 @@
 """Imports flow one way, heavy libraries are imported late, and importing is light: checked in the source."""
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "src" / "whet"
+REPOSITORY = Path(__file__).parent.parent
+ROOT = REPOSITORY / "src" / "whet"
 
 # folder -> whet folders that it may import (itself, errors and registry always), in the order of the data flow
 MAY_IMPORT = {
@@ -89,3 +91,23 @@ def test_no_two_files_of_tests_have_one_name():
     """pytest imports them by base name: of two, the second would not run."""
     names = sorted(p.name for p in Path(__file__).parent.rglob("test_*.py"))
     assert names == sorted(set(names))
+
+
+def test_names_that_tests_and_benchmarks_import_exist():
+    """Also inside functions and in files that need a GPU, which no test imports here: a renamed function is noticed without the machine."""
+    missing = []
+    for folder in ("tests", "benchmarks", "examples"):
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.ImportFrom) or node.level or (node.module or "").split(".")[0] != "whet":
+                    continue
+                try:
+                    module = importlib.import_module(node.module)
+                except ModuleNotFoundError as e:
+                    if (e.name or "").startswith("whet"):
+                        missing.append(f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.module}")
+                    continue
+                for name in (a.name for a in node.names if a.name != "*"):
+                    if not hasattr(module, name) and importlib.util.find_spec(f"{node.module}.{name}") is None:
+                        missing.append(f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.module}.{name}")
+    assert missing == []

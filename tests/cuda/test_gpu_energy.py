@@ -19,7 +19,7 @@ def test_net_energy_is_proportional_to_the_load(gpu):
     """
     from whet.search.jobs.device_locks import physical_gpu
     from whet.search.stages.energy import Meter
-    from whet.search.stages.measure import ready
+    from whet.search.stages.measure import make_run
 
     meter = Meter(physical_gpu("cuda"))
     if meter.read is None:
@@ -35,7 +35,7 @@ def test_net_energy_is_proportional_to_the_load(gpu):
     meter.rest(1.5)
     assert meter.idle is not None
     assert 5 < meter.idle < 500
-    run = ready(context, {"x": np.random.default_rng(1).standard_normal((256, 4096)).astype(np.float16)})
+    run = make_run(context, {"x": np.random.default_rng(1).standard_normal((256, 4096)).astype(np.float16)})
     cold = meter.of(run, 1, 1.0)
     found = meter.of(run, 1, 1.5)
     twice = meter.of(lambda: (run(), run()), 1, 1.5)

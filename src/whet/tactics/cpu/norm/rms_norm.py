@@ -37,7 +37,7 @@ class RmsNormKernel(CompiledKernel):
         self.packed = (Packed(f"{scale.constant().digest}|rms norm {shape[axis:]} {epsilon!r}", 4 * (LANES + width), pack),)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
-        words = [("input", 0), ("output", 0), self.rows, self.width]
+        words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), self.rows, self.width]
         self.launch(stream, rms_norm_ir(self.width % LANES), "rms_norm", args, words, self.rows)
 
 
