@@ -108,6 +108,7 @@ def test_names_that_tests_and_benchmarks_import_exist():
                         missing.append(f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.module}")
                     continue
                 for name in (a.name for a in node.names if a.name != "*"):
-                    if not hasattr(module, name) and importlib.util.find_spec(f"{node.module}.{name}") is None:
+                    submodule = hasattr(module, "__path__") and importlib.util.find_spec(f"{node.module}.{name}") is not None
+                    if not hasattr(module, name) and not submodule:
                         missing.append(f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.module}.{name}")
     assert missing == []
