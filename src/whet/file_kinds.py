@@ -13,7 +13,7 @@ _HEAD = 4096  # bytes that identify a file
 
 _KERAS = "Export it from Keras 3.5 or newer with model.export('model.onnx', format='onnx')"
 _TORCH = "Load it in PyTorch and export it: torch.onnx.export(model, example_inputs, 'model.onnx')"
-_CAFFE = "Caffe has two files, .prototxt and .caffemodel: convert both with caffe2onnx, or with OpenCV or a Caffe installation of your own"
+_CAFFE = "Give both files to whet.network_from_caffe, or to `whet exec --deploy=NET.prototxt --model=NET.caffemodel`"
 _ENGINE = "Engines are not rebuilt into models. Run it with `whet exec --loadEngine=FILE`, or give the .onnx file that it was built from"
 _GRAPH_DEF = "Convert it: python -m tf2onnx.convert --graphdef FILE --inputs x:0 --outputs y:0 --output model.onnx"
 _SAVED_MODEL = "Convert it: python -m tf2onnx.convert --saved-model FOLDER --output model.onnx"

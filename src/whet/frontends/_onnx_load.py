@@ -25,8 +25,6 @@ def load_model(source: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onn
     if isinstance(source, bytes | bytearray | memoryview):
         return _checked(_parse(bytes(source), "the bytes given"), "the model"), None
     path = Path(source)
-    if path.suffix in (".prototxt", ".caffemodel"):
-        raise FrontendError(f"{path} is a Caffe model, not ONNX. Give it to whet.network_from_caffe, or to whet exec --deploy --model.")
     try:
         if path.is_dir():
             kind = describe_kind(path)

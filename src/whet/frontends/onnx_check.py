@@ -61,8 +61,9 @@ class Report:
         """One sentence: everything is supported, or how many of the tried ones cannot be read."""
         if self.supported:
             return f"every {self.unit} is supported"
-        inner = " (with those of functions and subgraphs)" if self.tried > self.nodes else ""
-        return f"{len(self.problems)} of {max(self.tried, self.nodes)} {self.unit}s{inner} cannot be read"
+        total = max(self.tried, self.nodes, sum(self.ops.values()))
+        inner = " (with those of functions and subgraphs)" if total > self.nodes else ""
+        return f"{len(self.problems)} of {total} {self.unit}s{inner} cannot be read"
 
     def unsupported_ops(self) -> dict[str, int]:
         """Number of unsupported nodes per op, without nodes that only depend on these."""
