@@ -17,7 +17,7 @@ from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
 from whet.pruning.depth import Branch, branches
-from whet.pruning.importance import NEED_DATA, Own, Samples, choose, importance, name_of
+from whet.pruning.importance import COMPARABLE, NEED_DATA, Own, Samples, choose, importance, name_of
 from whet.pruning.knapsack import Choice, choose_within, per_layer
 from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
 from whet.pruning.latency_table import LatencyTable
@@ -211,7 +211,7 @@ def _towards(
     progress: Progress | None,
 ) -> tuple[Choice, Report]:
     """The selection for a target and its report."""
-    weights = per_layer(found, blocks, scores) if not name_of(config.importance).startswith("taylor") else scores
+    weights = per_layer(found, blocks, scores) if config.importance not in COMPARABLE else scores
 
     def within(costs: Costs, share: float) -> Choice:
         return choose_within(found, blocks, weights, costs, share * costs.total({}), multiple=config.multiple, progress=progress)
