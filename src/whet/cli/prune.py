@@ -28,9 +28,11 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 @click.option("--flops", help="Prune to at most this many FLOPs: 0.5x, or a number.")
 @click.option("--params", help="Prune to at most this many parameters: 0.5x, or a number.")
 @click.option("--channels", help="Prune to this share of the channels: 0.6x. Like --ratio, but selected like the other targets.")
-@click.option("--depth/--noDepth", "depth", default=True, help="With a target: whole residual branches may be removed.  [default: depth]")
-@click.option("--importance", default="l1", show_default=True,
-              help="l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION.")
+@click.option("--depth/--noDepth", "depth", default=None,
+              help="With a target: whole residual branches may be removed.  [default: if the importance is measured on data]")
+@click.option("--importance", default="auto", show_default=True,
+              help="auto (with a target and --calibData reconstruction, else l1), reconstruction, "
+                   "l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION.")
 @click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Rank over all groups, or per group.")
 @click.option("--multiple", type=click.IntRange(1), default=8, show_default=True, help="Keep a multiple of this many channels per group.")
 @click.option("--width", multiple=True, metavar="GROUP=N", help="Units to keep of this group, regardless of --ratio (repeatable; --list).")
@@ -101,8 +103,8 @@ def command(
         with Bar("pruning") as bar:
             done = prune(net, config, feeds, bar.update, labels=_labels(labels, data, samples))
         pruned = done.network
-        scope = "to the target" if config.target else config.scope
-        click.echo(f"removed {done.channels[0] - done.channels[1]} of {done.channels[0]} channels ({done.share:.0%}) by {config.importance}, {scope}")
+        scope, by = "to the target" if config.target else config.scope, done.recipe.about["importance"]
+        click.echo(f"removed {done.channels[0] - done.channels[1]} of {done.channels[0]} channels ({done.share:.0%}) by {by}, {scope}")
         if done.recipe.removed:
             click.echo(f"removed {len(done.recipe.removed)} residual branches: {', '.join(done.recipe.removed)}")
         for line in done.report.lines():

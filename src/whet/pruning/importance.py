@@ -6,6 +6,7 @@
     activation   root mean square of its activations on data
     taylor1      first-order change of the loss or outputs on data (Molchanov et al. 2017)
     taylor2      the same to second order (Molchanov et al. 2019)
+    reconstruction  increase of the reader's output error after least-squares refitting, on data (reconstruction.py); comparable across groups
     random       the baseline
     python:MODULE:FUNCTION   a user function (from Python the function itself): f(net, group) returns one score per unit
 """
@@ -22,12 +23,14 @@ from whet.errors import PruneError
 from whet.network import Network
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
+from whet.pruning.reconstruction import reconstruction_scores
 from whet.pruning.sensitivity import Gates, Progress, gates
 from whet.registry import PYTHON_PREFIX, nearest, user_function
 
-KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "random")
+KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "reconstruction", "random")
+COMPARABLE = ("taylor1", "taylor2", "reconstruction")  # scores in one unit for all groups and branches: not normalized
 Own = Callable[[Network | None, Group], np.ndarray]
-NEED_DATA = ("activation", "taylor1", "taylor2")
+NEED_DATA = ("activation", "taylor1", "taylor2", "reconstruction")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ def importance(
     if isinstance(kind, str) and kind in NEED_DATA:
         if net is None or samples is None:
             raise PruneError(f"the importance {kind} needs data: give the network and samples (labels are optional)")
+        if kind == "reconstruction":
+            return reconstruction_scores(net, found, blocks, samples.data, seed=seed, progress=progress)
         seen = gates(net, found, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
         scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in found), *(b.name for b in blocks)]}
     else:
@@ -69,7 +74,7 @@ def importance(
     if bad is not None:
         raise PruneError(f"{name_of(kind)} gives {bad!r} scores that are not finite: its weights or activations hold NaN or "
                          "infinite values. `whet run` shows where they begin.")  # fmt: skip
-    if normalize or (normalize is None and not name_of(kind).startswith("taylor")):
+    if normalize or (normalize is None and kind not in COMPARABLE):
         scores = {**scores, **{g.name: _normalized(scores[g.name]) for g in found}}
     for b in blocks:
         if b.name not in scores:

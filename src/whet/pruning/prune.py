@@ -17,7 +17,7 @@ from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
 from whet.pruning.depth import Branch, branches
-from whet.pruning.importance import NEED_DATA, Own, Samples, choose, importance, name_of
+from whet.pruning.importance import COMPARABLE, NEED_DATA, Own, Samples, choose, importance, name_of
 from whet.pruning.knapsack import Choice, choose_within, per_layer
 from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
 from whet.pruning.latency_table import LatencyTable
@@ -43,10 +43,10 @@ class PruneConfig:
 
     ratio: float = 0.4  # share of all channels to cut, without a target
     target: Target | None = None  # limit on latency, throughput, FLOPs, parameters or channels
-    importance: str | Own = "l1"  # importance.KINDS, python:MODULE:FUNCTION, or a function(net, group) itself
+    importance: str | Own = "auto"  # with a target and data reconstruction, else l1; or importance.KINDS, python:MODULE:FUNCTION, a function
     scope: str = "global"  # global: least important units over all groups; group: the same share of every group
     multiple: int = 8  # kept channels of a group are a multiple of this
-    depth: bool = True  # with a target: residual branches may be removed
+    depth: bool | None = None  # with a target: residual branches may be removed (None: if the importance is measured on data)
     widths: Mapping[str, int] = field(default_factory=dict)  # without a target: kept units by group; the ratio applies to the others
     skip: tuple[str, ...] = ()  # groups and branches to keep whole, by name or by the name of a layer in them
     seed: int = 0
@@ -150,6 +150,7 @@ def prune(
     if not isinstance(net, Network):
         raise PruneError(f"prune() takes a Network, not {type(net).__name__}: whet.network_from_onnx reads one from a file")
     check_order(net, "prune", config.insist)
+    config = _resolved(config, data is not None)
     found, blocks = candidates(net, config)
     samples = Samples(data, labels) if data is not None else None
     if config.importance in NEED_DATA and samples is None:
@@ -181,8 +182,21 @@ def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Bra
     found = [g for g in groups(net) if g.name not in whole]
     if not found:
         raise PruneError(f"'{net.name}' has no prunable channels: each is coupled to an input, an output or an op that needs its full size")
-    blocks = branches(net) if config.depth and config.target is not None else []
+    blocks = branches(net) if _with_branches(config) else []
     return found, [b for b in blocks if b.name not in whole]
+
+
+def _resolved(config: PruneConfig, has_data: bool) -> PruneConfig:
+    """`config` with the importance and the depth that its defaults mean."""
+    if config.importance == "auto":
+        config = replace(config, importance="reconstruction" if has_data and config.target is not None else "l1")
+    return replace(config, depth=_with_branches(config)) if config.target is not None else config
+
+
+def _with_branches(config: PruneConfig) -> bool:
+    """True if branches may be removed: norms of weights do not say what a branch contributes, so by default only scores measured on data do."""
+    wanted = config.importance in NEED_DATA if config.depth is None else config.depth
+    return wanted and config.target is not None
 
 
 def _about(config: PruneConfig) -> dict:
@@ -211,7 +225,7 @@ def _towards(
     progress: Progress | None,
 ) -> tuple[Choice, Report]:
     """The selection for a target and its report."""
-    weights = per_layer(found, blocks, scores) if not name_of(config.importance).startswith("taylor") else scores
+    weights = per_layer(found, blocks, scores) if config.importance not in COMPARABLE else scores
 
     def within(costs: Costs, share: float) -> Choice:
         return choose_within(found, blocks, weights, costs, share * costs.total({}), multiple=config.multiple, progress=progress)

@@ -3,7 +3,8 @@
 Layers are fitted in execution order, each on the outputs of its already recovered predecessors:
 
 - least squares: a Conv, Gemm or MatMul gets the weights (and bias, or batch-norm mean) that best reproduce the original layer's kept outputs
-  from its inputs; closed form with a ridge penalty towards the cut weights;
+  from its inputs; closed form with a ridge penalty towards the cut weights. A layer that only an Add reads aims at the original sum minus
+  the present other input, so that it also corrects errors of the shortcut;
 - batch norms: running mean and variance are re-estimated.
 """
 
@@ -64,10 +65,13 @@ def recover(
     for n, layer in enumerate(recovered.layers):
         note = "ran"
         if config.least_squares and _fittable(layer, readers):
-            if not big.run_to(layer.name):
+            other = _other_summand(layer, n, recovered, original, small, readers)
+            aim = layer.name if other is None else other[0]
+            if not big.run_to(aim):
                 raise PruneError(f"layer '{layer.name}' comes earlier in the original: the networks do not belong together")
-            (want,) = (t for x in original.layers if x.name == layer.name for t in x.outputs)
-            note = _fit(layer, small, _kept_part(big.value(want), want.name, indexes), config, rng, readers)
+            (want,) = (t for x in original.layers if x.name == aim for t in x.outputs)
+            target = _kept_part(big.value(want), want.name, indexes)
+            note = _fit(layer, small, target if other is None else target - small.value(other[1]), config, rng, readers)
         if config.batch_norms and layer.op == "BatchNormalization":
             note = _measure(layer, small.value(layer.needs(0)))
         small.step()
@@ -119,6 +123,25 @@ def _fittable(layer: Layer, readers) -> bool:
         a = layer.attrs
         return not a["transA"] and a["alpha"] == 1 and a["beta"] == 1
     return w.type.rank == 2
+
+
+def _other_summand(
+    layer: Layer, place: int, net: Network, original: Network, sweep: Sweep, readers: Mapping[Tensor, list[tuple[Layer, int]]]
+) -> tuple[str, Tensor] | None:
+    """The name and the other input of the Add that alone reads the layer, if that input is computed and both networks run the Add before the
+    next layer to fit."""
+    users = readers.get(layer.output, [])
+    if len(users) != 1 or users[0][0].op != "Add" or layer.output in net.outputs:
+        return None
+    add, i = users[0]
+    other = add.needs(1 - i)
+    if other not in sweep.values or not other.type == layer.output.type == add.output.type:
+        return None
+    for steps, start in ((net.layers, place), (original.layers, next(k for k, x in enumerate(original.layers) if x.name == layer.name))):
+        end = next((k for k, x in enumerate(steps) if x.name == add.name), -1)
+        if end < start or any(x.op in ("Conv", "Gemm", "MatMul") for x in steps[start + 1 : end]):
+            return None
+    return add.name, other
 
 
 def _kept_part(y: np.ndarray, name: str, indexes: Mapping[tuple[str, int], np.ndarray]) -> np.ndarray:

@@ -1,0 +1,92 @@
+"""Importance by reconstruction error: scores equal the errors of least-squares refits, and the default choice follows from data."""
+
+import numpy as np
+import pytest
+
+from whet.network import Weight, parse_network
+from whet.pruning import PruneConfig, Samples, Target, branches, cut, groups, importance, prune, recover
+
+NET = """network n source
+in %x: f32[N,8]
+const %w0: f32[8,8] = seed(1)
+const %w: f32[8,16] = seed(2)
+const %v: f32[16,8] = seed(3)
+const %out: f32[8,2] = seed(4)
+%s: f32[N,8] = MatMul(%x, %w0)
+%a: f32[N,16] = MatMul(%s, %w)
+%r: f32[N,16] = Relu(%a)
+%b: f32[N,8] = MatMul(%r, %v)
+%y: f32[N,8] = Add(%s, %b)
+%z: f32[N,2] = MatMul(%y, %out)
+out %z
+"""
+
+
+@pytest.fixture(scope="module")
+def case():
+    net, rng = parse_network(NET), np.random.default_rng(0)
+    w = net.constants["w"].array().copy()
+    w[:, 5] = 2 * w[:, 3]  # units 3 and 5 are proportional: either replaces the other after a refit
+    net.constants["w"].weight = Weight(w)
+    x = {"x": rng.standard_normal((400, 8)).astype(np.float32)}
+    return net, x, importance(groups(net), "reconstruction", net=net, samples=Samples(x), blocks=branches(net))
+
+
+def test_a_redundant_unit_costs_nothing_after_the_refit_and_its_twin_does(case):
+    s = case[2]["w"]
+    low, high = sorted((s[3], s[5]))
+    assert low < 1e-2 * high
+    assert high > 0.05 * s.mean(), "the twin that remains is needed"
+
+
+def test_scores_add_up_to_the_error_of_a_refit_relative_to_the_sum(case):
+    """Against numpy's least squares on the same activations, in the unit of the residual sum, which the branch's score shares."""
+    net, x, scores = case
+    w0, w, v = (net.constants[n].array().astype(np.float64) for n in ("w0", "w", "v"))
+    stream = x["x"] @ w0
+    r = np.maximum(stream @ w, 0)
+    branch = r @ v
+    total = (stream + branch).var()
+    kept = np.sort(np.argsort(-scores["w"], kind="stable")[:10])
+    centred = r - r.mean(0)
+    fitted = centred[:, kept] @ np.linalg.lstsq(centred[:, kept], centred @ v, rcond=None)[0]
+    error = np.mean((centred @ v - fitted) ** 2) / total
+    assert np.sort(scores["w"])[:6].sum() == pytest.approx(error, rel=0.05)
+    assert scores["y"][0] == pytest.approx(np.mean(branch**2) / total, rel=1e-4)
+
+
+def test_the_default_is_measured_on_data_and_removes_branches_only_then(case):
+    net, x, _ = case
+    target = Target("params", ratio=0.7)
+    with_data = prune(net, PruneConfig(target=target, multiple=1), x).recipe.about
+    without = prune(net, PruneConfig(target=target, multiple=1)).recipe.about
+    assert (with_data["importance"], with_data["depth"]) == ("reconstruction", True)
+    assert (without["importance"], without["depth"]) == ("l1", False)
+    assert prune(net, PruneConfig(target=target, multiple=1, depth=True)).recipe.about["depth"] is True
+
+
+def test_a_layer_that_ends_in_a_sum_also_corrects_the_shortcut():
+    """Both summands are fitted when units of the stream's first layer are gone: the second one aims at what the first lacks."""
+    net = parse_network("""network n source
+in %x: f32[N,8]
+const %w: f32[8,16] = seed(2)
+const %v: f32[16,8] = seed(3)
+const %u: f32[8,8] = seed(4)
+%a: f32[N,16] = MatMul(%x, %w)
+%r: f32[N,16] = Relu(%a)
+%s: f32[N,8] = MatMul(%r, %v)
+%b: f32[N,8] = MatMul(%x, %u)
+%y: f32[N,8] = Add(%s, %b)
+%z: f32[N,8] = Relu(%y)
+out %z
+""")
+    x = {"x": np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)}
+    kept = {"w": np.arange(6)}
+    small = recover(cut(net, kept), net, kept, x)
+    w, v = (small.constants[n].array() for n in ("w", "v"))
+    first = np.maximum(x["x"] @ w, 0) @ v  # the present other summand
+    whole = np.maximum(x["x"] @ net.constants["w"].array(), 0) @ net.constants["v"].array() + x["x"] @ net.constants["u"].array()
+    best = np.linalg.lstsq(x["x"], whole - first, rcond=None)[0]
+    error = np.mean((whole - first - x["x"] @ small.constants["u"].array()) ** 2)
+    assert error == pytest.approx(np.mean((whole - first - x["x"] @ best) ** 2), rel=0.01)
+    assert error < 0.98 * np.mean((whole - first - x["x"] @ net.constants["u"].array()) ** 2)
