@@ -202,4 +202,4 @@ def test_a_model_whose_branches_both_do_not_fit_is_refused():
         network_from_onnx(silero(300))
     report = check_onnx(silero(300).SerializeToString())
     assert not report.supported
-    assert "of 6 nodes (with those of functions and subgraphs) cannot be read" in str(report)
+    assert "of 5 nodes (with those of functions and subgraphs) cannot be read" in str(report)
