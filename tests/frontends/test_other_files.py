@@ -38,7 +38,7 @@ def npy():
 FILES = {
     "net.h5": (b"\x89HDF\r\n\x1a\n" + bytes(200), "an HDF5 file, as Keras saves models", "model.export"),
     "net.keras": (archive("metadata.json", "config.json", "model.weights.h5"), "a Keras model", "model.export"),
-    "deploy.prototxt": (b'name: "net"\nlayer {\n  name: "c"\n  type: "Convolution"\n}\n', "the description of a Caffe model", "whet.network_from_caffe"),
+    "deploy.prototxt": (b'name: "net"\nlayer {\n  name: "c"\n  type: "Convolution"\n}\n', "the description of a Caffe model", "network_from_caffe"),
     "net.caffemodel": (b"\x0a\x03net\xa2\x06\x04abcd", "the weights of a Caffe model", "whet.network_from_caffe"),
     "net.pt": (archive("net/data.pkl", "net/data/0"), "a checkpoint of PyTorch", "torch.onnx.export"),
     "script.pt": (archive("net/data.pkl", "net/constants.pkl"), "a TorchScript model", "torch.onnx.export"),
