@@ -1,4 +1,7 @@
-"""Elementwise layers with operands that broadcast along any axes, Where, and casts of integers to floats: row-major, a value per thread."""
+"""Elementwise layers with operands that broadcast along any axes, of floats, integers and bools, comparisons, Where and casts.
+
+Row-major, a value per thread. Layers of integers and bools alone compute in 64-bit integers, all others in f32.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,15 @@ from whet.tactics.cuda.elementwise.elementwise import chain_of
 
 _TEXT = {
     "Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Pow": "powf(a, b)", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)",
-    "Where": "a != 0.f ? b : c", "Cast": "a",
+    "Where": "a != 0 ? b : c", "Cast": "a", "Equal": "a == b", "Less": "a < b", "LessOrEqual": "a <= b", "Greater": "a > b",
+    "GreaterOrEqual": "a >= b", "And": "a && b", "Or": "a || b", "Xor": "(a != 0) != (b != 0)", "Not": "!a", "IsNaN": "a != a", "Neg": "-a",
+    "Abs": "a < 0 ? -a : a",
 }  # fmt: skip
-_KINDS = {**TYPE, "i64": 3, "i32": 4, "u8": 5, "bool": 5, "i8": 6}
+#: in integers; Div and Pow of integers have no kernel
+_INTEGER_TEXT = {k: v for k, v in _TEXT.items() if k not in ("Div", "Pow", "IsNaN")} | {"Max": "a > b ? a : b", "Min": "a < b ? a : b"}
+_TO_BOOL = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Not", "IsNaN"})
+_OPERANDS = {"Where": 3, "Cast": 1, "Not": 1, "IsNaN": 1, "Neg": 1, "Abs": 1}
+_KINDS = {**TYPE, "i64": 3, "i32": 4, "u8": 5, "bool": 7, "i8": 6}
 _RANK = 5
 
 
@@ -49,31 +58,36 @@ class Broadcast(UnfusedTactic):
         said = super().why_not(layer)
         if said:
             return said
-        if layer.op == "Cast" and layer.needs(0).dtype.is_float:
-            return "casts integers to floats"
-        wanted = {"Where": 3, "Cast": 1}.get(layer.op, 2)
-        if len(layer.inputs) != wanted or any(t.dtype.name not in _KINDS for t in layer.required_inputs()):
+        operands, out = layer.required_inputs(), layer.outputs[0].dtype
+        wanted = _OPERANDS.get(layer.op, 2)
+        if len(layer.inputs) != wanted or any(t.dtype.name not in _KINDS for t in (*operands, layer.outputs[0])):
             return f"takes {wanted} operands of floats, bools or integers up to 64 bits"
-        operands = layer.required_inputs()
-        floats = operands[1:] if layer.op == "Where" else () if layer.op == "Cast" else operands
-        if layer.outputs[0].dtype.name not in TYPE or any(t.dtype != layer.outputs[0].dtype for t in floats):
-            return "takes a float result of the operands' type"
+        if layer.op == "Cast":
+            return "casts from or to integers and bools" if out.is_float and operands[0].dtype.is_float else None
+        values = operands[1:] if layer.op == "Where" else operands
+        if any(t.dtype != (values[0].dtype if layer.op in _TO_BOOL else out) for t in values):
+            return "takes operands of one type"
+        if not values[0].dtype.is_float and layer.op not in _INTEGER_TEXT:
+            return f"computes no {layer.op} of integers"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        kinds = (F16, BF16, F32) if layer.outputs[0].dtype == F32 else (layer.outputs[0].dtype,)
+        out = layer.outputs[0].dtype
+        floats = {t.dtype for t in (*layer.required_inputs(), layer.outputs[0]) if t.dtype.is_float}
+        # a comparison of rounded operands may differ, so that only float results permit narrower types
+        kinds = (F16, BF16, F32) if floats == {F32} and out == F32 else (next(iter(floats), out),)
         found = []
         for kind in kinds:
             ins = tuple(Operand("linear", kind if t.dtype.is_float else t.dtype) for t in layer.required_inputs())
-            found.append(Signature(ins, (Operand("linear", kind),)))
+            found.append(Signature(ins, (Operand("linear", kind if out.is_float else out),)))
         return found
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
             return "more than 2**31 elements"
-        if layer.op not in ("Where", "Cast") and not isinstance(chain_of(layer), str):
+        if layer.outputs[0].dtype.is_float and layer.op not in ("Where", "Cast") and not isinstance(chain_of(layer), str):
             return "`elementwise` takes this"
         return f"takes at most {_RANK} axes after merging" if len(_axes(layer)[0]) > _RANK else None
 
@@ -85,9 +99,12 @@ class Broadcast(UnfusedTactic):
         fill, count = _RANK - len(sizes), prod(sizes)
         kinds = [_KINDS[o.dtype.name] for o in signature.inputs if o is not None]
         kinds += [0] * (3 - len(kinds))
+        operands = (*layer.required_inputs(), layer.outputs[0])
+        integers = not any(t.dtype.is_float for t in operands)
         constants = dict(zip(("A_KIND", "B_KIND", "C_KIND"), kinds, strict=True)) | {
-            "TO": TYPE[signature.outputs[0].dtype.name],
-            "EXPRESSION": _TEXT[layer.op],
+            "TO": _KINDS[signature.outputs[0].dtype.name],
+            "INTEGERS": int(integers),
+            "EXPRESSION": (_INTEGER_TEXT if integers else _TEXT)[layer.op],
         }
         steps = [(*(0,) * fill, *row) for row in strides]
         steps += [(0,) * _RANK] * (3 - len(steps))

@@ -19,8 +19,17 @@ from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, GpuKernel, activ
 BINARY = {"Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Pow": "powf(a, b)", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)"}
 UNARY = {
     "Exp": "__expf(a)", "Log": "logf(a)", "Sqrt": "sqrtf(a)", "Abs": "fabsf(a)", "Neg": "-a", "Softplus": "a > 20.f ? a : log1pf(__expf(a))",
-    "Erf": "erff(a)", "Reciprocal": "1.f / a", "Floor": "floorf(a)", "Ceil": "ceilf(a)", "Round": "rintf(a)",
+    "Erf": "erff(a)", "Reciprocal": "1.f / a", "Floor": "floorf(a)", "Ceil": "ceilf(a)", "Round": "rintf(a)", "Sin": "sinf(a)", "Cos": "cosf(a)",
+    "Tan": "tanf(a)", "Asin": "asinf(a)", "Acos": "acosf(a)", "Atan": "atanf(a)", "Sinh": "sinhf(a)", "Cosh": "coshf(a)", "Asinh": "asinhf(a)",
+    "Acosh": "acoshf(a)", "Atanh": "atanhf(a)", "Sign": "a > 0.f ? 1.f : a < 0.f ? -1.f : a", "Softsign": "a / (1.f + fabsf(a))",
 }  # fmt: skip
+#: expressions with the op's attributes as numbers
+WITH_ATTRIBUTES = {
+    "Swish": "a / (1.f + __expf(-({alpha}) * a))",
+    "Selu": "({gamma}) * (a > 0.f ? a : ({alpha}) * expm1f(a))",
+    "Celu": "a > 0.f ? a : ({alpha}) * expm1f(a / ({alpha}))",
+    "ThresholdedRelu": "a > ({alpha}) ? a : 0.f",
+}
 _OPERANDS = 4
 
 
@@ -45,7 +54,7 @@ class Elementwise(Tactic):
     """Operands of the result's shape, one value per channel (of all samples or each), or one value."""
 
     ops = (
-        *BINARY, *UNARY, "Relu", "Clip", "Silu", "Swish", "HardSwish", "Gelu", "Sigmoid", "Tanh", "Mish", "LeakyRelu", "HardSigmoid", "Elu",
+        *BINARY, *UNARY, *WITH_ATTRIBUTES, "Relu", "Clip", "Silu", "HardSwish", "Gelu", "Sigmoid", "Tanh", "Mish", "LeakyRelu", "HardSigmoid", "Elu",
     )  # fmt: skip
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -157,6 +166,8 @@ def chain_of(layer: Layer) -> _Chain | str:
                 made.unary(UNARY[op])
             elif act is not None:
                 made.unary(f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})")
+            elif op in WITH_ATTRIBUTES:
+                made.unary(WITH_ATTRIBUTES[op].format(**{k: number_text(v) for k, v in attrs.items() if isinstance(v, float)}))
             else:
                 return f"the kernel has no {op}"
             return None
