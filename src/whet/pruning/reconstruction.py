@@ -120,14 +120,14 @@ def _measure(
     for n, layer in enumerate(net.layers):
         passed_on = {g.name for t in layer.outputs for g, _, _ in at.get(t, ())}
         shared: tuple[np.ndarray, np.ndarray] | None = None
-        for i, operand in enumerate(layer.inputs):
-            if operand is None or operand.is_constant or not operand.dtype.is_float:
+        for i, read in enumerate(layer.inputs):
+            if read is None or read.is_constant or not read.dtype.is_float:
                 continue
-            for g, axis, indices in at.get(operand, ()):
+            for g, axis, indices in at.get(read, ()):
                 if g.name in passed_on:
                     continue
                 if i == 0 and _contracts(layer, axis):
-                    shared = shared if shared is not None else _quadratic(layer, sweep.value(operand), users, scale, rng)
+                    shared = shared if shared is not None else _quadratic(layer, sweep.value(read), users, scale, rng)
                     w, h = shared
                     rows = indices
                     if layer.op == "Conv":
@@ -135,7 +135,7 @@ def _measure(
                         rows = (indices[:, :, None] * k + np.arange(k)).reshape(g.size, -1)
                     quadratics.setdefault(g.name, []).append(_Reader(w.copy(), h.copy(), rows))
                 else:
-                    x = sweep.value(operand)
+                    x = sweep.value(read)
                     per = np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
                     squares = np.square(per, dtype=np.float64).sum(1)
                     energies[g.name] = energies.get(g.name, 0) + squares[indices].sum(1) / max(float(squares.sum()), 1e-30)
