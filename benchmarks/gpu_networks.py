@@ -108,6 +108,8 @@ def torchvision_network(name: str, size: int = 224) -> Maker:
         net = getattr(torchvision.models, name)(weights=None, **options)
         net.train()
         for part in net.modules():
+            if isinstance(part, torch.nn.Linear) and not part.weight.any():
+                torch.nn.init.normal_(part.weight, std=0.02)  # some heads begin with zeros, which would hide every error
             if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
                 part.momentum = None
             if isinstance(part, torch.nn.Dropout):
