@@ -58,7 +58,7 @@ $(VENV)/.bench: $(VENV)/.core
 	$(PIP) -e '.[bench]'
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.core
+$(VENV)/.docs: $(VENV)/.test  # the reference has whet.training, which needs torch
 	$(PIP) -e '.[docs]'
 	@touch $@
 
