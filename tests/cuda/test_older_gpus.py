@@ -3,6 +3,7 @@
 import sys
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,7 @@ SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024}  # bytes 
 EACH = 2  # samples of a tactic, and instances of a kernel file, that are tested
 
 
+@cache
 def offered(t, machine):
     """(layer, signature) of the first samples that a tactic accepts, and the reasons of its refusals."""
     found, reasons = [], []
