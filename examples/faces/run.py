@@ -6,7 +6,7 @@
 
 The 24 photos have no labels, so nothing here is an accuracy: `agreement` is the average precision (IoU 0.5) of an engine's boxes with the boxes
 that the whole detector in FP32 is sure of (score 0.7) as the truth. Weights are fitted layer by layer on the even photos (least squares), ranges
-of INT8 are found there, and the odd photos judge. What training by the whole detector adds: benchmarks/distill_detectors.py, docs/results.md.
+of INT8 are found there, and the odd photos judge. What training by the whole detector adds: benchmarks/distill_detectors.py, docs/results.
 """
 
 from __future__ import annotations
