@@ -8,10 +8,11 @@ compare backend names or probe for methods: they read `backend.capabilities`, or
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -308,6 +309,12 @@ class Backend(Protocol):
     def compile_ahead(self, sources: Iterable[str]) -> None:
         """Starts background compilation of kernels that will be timed soon."""
         return None
+
+    def with_sources_to(self, receive: Callable[[Iterable[str]], object]) -> Self:
+        """This backend, but its `compile_ahead` gives the sources to `receive` and compiles nothing: for listing what tactics would compile."""
+        listing = copy(self)
+        vars(listing)["compile_ahead"] = receive
+        return listing
 
     def peaks(self) -> dict[str, float]:
         """Peak rates of the hardware: "bytes" a second and operations a second by type ("f16", ...); {} if unknown."""

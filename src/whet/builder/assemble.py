@@ -14,7 +14,7 @@ from whet.engine.plan import ArenaPlan, Choice, EnginePlan, Profile
 from whet.measure.option import Option
 from whet.network import Layer, Network, network_text, substitute
 from whet.runtime.kernels import libraries, plan_layer
-from whet.tactics import Operand, operand_bytes
+from whet.tactics import Operand, operand_bytes, view_shifts
 
 
 def assemble(
@@ -69,7 +69,7 @@ def _use(layer: Layer, choice: Choice, backend: Backend) -> Use:
         None if t is None or o is None or t.is_constant else (t.name, operand_bytes(t, o)) for t, o in zip(layer.inputs, s.inputs, strict=True)
     )
     outs = tuple((t.name, operand_bytes(t, o)) for t, o in zip(layer.outputs, s.outputs, strict=True))
-    return Use(layer.name, ins, outs, tuple(s.inplace), planned.kernel.scratch, tuple(getattr(planned.kernel, "shifts", ())))
+    return Use(layer.name, ins, outs, tuple(s.inplace), planned.kernel.scratch, view_shifts(planned.kernel))
 
 
 def model_digest(source: Network) -> str:

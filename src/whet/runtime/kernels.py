@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass
 from functools import cache
 
@@ -104,9 +103,7 @@ class ConfigCheck:
 
 def _listing_backends(backend: Backend) -> Iterator[Backend]:
     """Backends whose lists are admitted: this one, and of a device with workers the one with one thread, for which samples are tuned."""
-    listing = copy(backend)
-    listing.compile_ahead = lambda sources: None  # type: ignore[method-assign]  # only the stored config is compiled
-    yield listing
+    yield backend.with_sources_to(lambda sources: None)  # only the stored config is compiled
     if backend.capabilities.workers and backend.threads != 1:
         yield get_backend(backend.name, threads=1)
 

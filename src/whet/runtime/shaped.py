@@ -12,7 +12,7 @@ from whet.network import TensorType, evaluate, static_shape
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime.kernels import ConfigCheck, Planned, plan_layer, signature_of
 from whet.runtime.memory import Shared, WeightStore
-from whet.tactics import Operand
+from whet.tactics import Operand, shifted_pairs
 
 
 @dataclass
@@ -76,8 +76,7 @@ def _check_inplace(plan: EnginePlan, profile: int, steps: list[Planned]) -> None
     """Raises EngineError if operands that share memory are not at the offsets from each other that their kernel needs."""
     offsets = plan.arenas[profile].offsets
     for step in steps:
-        pairs = step.signature.inplace
-        for (i, j), shift in zip(pairs, getattr(step.kernel, "shifts", ()) or (0,) * len(pairs), strict=True):
+        for i, j, shift in shifted_pairs(step.kernel, step.signature):
             source, result = step.layer.needs(i), step.layer.outputs[j]
             apart = offsets[source.name] - offsets[result.name]
             if apart != (shift if step.kernel.inputs[i] <= step.kernel.outputs[j] else -shift):

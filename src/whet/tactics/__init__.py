@@ -20,10 +20,13 @@ from whet.tactics._base import (
     Signature,
     Stream,
     Tactic,
+    ViewKernel,
     get_tactic,
     operand_bytes,
+    shifted_pairs,
     stored_bytes,
     tactic,
+    view_shifts,
 )
 from whet.tactics._fused import EpilogueStep, epilogue, is_quantized, operand_indices, outer_input, root_layer, source_index, unquantized
 
@@ -40,6 +43,7 @@ __all__ = [
     "Signature",
     "Stream",
     "Tactic",
+    "ViewKernel",
     "epilogue",
     "get_tactic",
     "is_quantized",
@@ -48,11 +52,13 @@ __all__ = [
     "operand_indices",
     "outer_input",
     "root_layer",
+    "shifted_pairs",
     "source_index",
     "stored_bytes",
     "tactic",
     "tactics_of",
     "unquantized",
+    "view_shifts",
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ A tactic answers, in this order:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -129,6 +129,24 @@ class Kernel(Protocol):
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         """Records the launch with these addresses."""
+
+
+class ViewKernel:
+    """Base class of kernels whose in-place operands are parts of a larger tensor, views of it: they launch nothing."""
+
+    shifts: tuple[int, ...]  # per in-place pair of the signature: bytes from the start of the larger tensor to the smaller one
+
+
+def view_shifts(kernel: object) -> tuple[int, ...]:
+    """The shifts of a view, () for any other kernel."""
+    return kernel.shifts if isinstance(kernel, ViewKernel) else ()
+
+
+def shifted_pairs(kernel: object, signature: Signature) -> Iterator[tuple[int, int, int]]:
+    """(input, output, shift in bytes) of each in-place pair; the shift is 0 unless the kernel is a view."""
+    shifts = view_shifts(kernel) or (0,) * len(signature.inplace)
+    for (i, j), shift in zip(signature.inplace, shifts, strict=True):
+        yield i, j, shift
 
 
 class Tactic(ABC):

@@ -7,7 +7,6 @@ fewer options, or one is enough. So each option keeps its sources until it is se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 from whet.backends import Backend
@@ -17,19 +16,12 @@ from whet.tactics import Config, Signature, Tactic
 _CLOSE = 1.1  # times the fastest: if all times are known, only options up to here may be selected in the network
 
 
-def _record_sources(backend: Backend, texts: list[str]) -> Backend:
-    """A backend for `Tactic.configs` that appends sources to `texts` instead of compiling them."""
-    recorder = copy(backend)
-    recorder.compile_ahead = texts.extend  # type: ignore[method-assign, assignment]
-    return recorder
-
-
 def configs_with_texts(tactic: Tactic, layer: Any, signature: Signature, backend: Backend) -> list[tuple[Config, tuple[str, ...]]]:
     """The configurations of a tactic with the sources each compiles; all sources go to the first one if they cannot be assigned."""
     if not backend.capabilities.compiles_ahead:
         return [(c, ()) for c in tactic.configs(layer, signature, backend)]
     texts: list[str] = []
-    configs = list(tactic.configs(layer, signature, _record_sources(backend, texts)))
+    configs = list(tactic.configs(layer, signature, backend.with_sources_to(texts.extend)))
     if len(texts) == len(configs):
         return [(c, (text,)) for c, text in zip(configs, texts, strict=True)]
     return [(c, () if i else tuple(texts)) for i, c in enumerate(configs)]

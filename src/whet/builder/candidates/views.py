@@ -12,6 +12,7 @@ from whet.builder.memory.byte_groups import Groups
 from whet.errors import BuildError
 from whet.measure.option import Option
 from whet.network import Layer, Network
+from whet.tactics import shifted_pairs, view_shifts
 
 #: Ops whose in-place kernels leave every byte unchanged; the same set as in the engine's check.
 _BYTES_STAY = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout"})
@@ -27,7 +28,7 @@ class ViewClashError(BuildError):
 
 def is_view(o: Option) -> bool:
     """True if an option makes its parts views of a larger tensor."""
-    return bool(getattr(o.kernel, "shifts", ()))
+    return bool(view_shifts(o.kernel))
 
 
 def view_refusal(net: Network, layer: Layer, option: Option, *, fixed: bool) -> str | None:
@@ -98,7 +99,7 @@ def clashes(net: Network, chosen: Mapping[str, Option], views: set[str]) -> bool
             written.update(t.name for t in layer.outputs)
         if not shares:
             continue
-        for (i, j), shift in zip(o.signature.inplace, getattr(o.kernel, "shifts", ()) or (0,) * len(o.signature.inplace), strict=True):
+        for i, j, shift in shifted_pairs(o.kernel, o.signature):
             source, out = layer.inputs[i], layer.outputs[j]
             if source is None or source.name not in size or source in net.inputs:
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 
@@ -54,6 +54,9 @@ class _Row:
     ) -> None:
         self.f, self.moves, self.activations = f, moves, activations
         self.row, self.target, self.numbers, self.sources = row, target, numbers, sources
+        self._emitters = {
+            "source": self._source, "constant": self._constant, "blocked": self._blocked, "choice": self._choice, "step": self._step
+        }  # fmt: skip
 
     def emit(self, root: Node, known: dict) -> list[Value]:
         """Emits a row of `root`: parts concatenated by rows in one block each, then column by column."""
@@ -116,8 +119,7 @@ class _Row:
             return self.f.vector([node[1]] * LANES)
         key = (node, first)
         if key not in known or not lanes <= known[key][1]:
-            emit: Callable[[Node, int, Lanes, dict], Value] = getattr(self, f"_{node[0]}")
-            known[key] = (emit(node, first, lanes, known), lanes)
+            known[key] = (self._emitters[node[0]](node, first, lanes, known), lanes)
         return known[key][0]
 
     def _source(self, node: Node, first: int, lanes: Lanes, known: dict) -> Value:

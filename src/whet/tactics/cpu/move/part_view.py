@@ -10,14 +10,14 @@ from whet.backends import Backend
 from whet.errors import EngineError
 from whet.network import Layer, Tensor, format_fits, static_shape, stored_shape
 from whet.ops.slice import ranges
-from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, ViewKernel, stored_bytes, tactic
 from whet.tactics.cpu.onednn._kernel import image_formats, static, storage_types
 
 _ALIGNMENT = 64  # bytes: kernels may read and write vectors at the beginning of a part
 _BLOCKED = {"nChw8c": 8, "nChw16c": 16}
 
 
-class PartKernel:
+class PartKernel(ViewKernel):
     """Records no launch. `shifts` has the offset in bytes of the smaller tensor in the larger one, for each in-place pair."""
 
     scratch, packed, rtol, deterministic, implementation = 0, (), 0.0, True, "in place, nothing to do"
