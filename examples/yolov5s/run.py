@@ -181,7 +181,7 @@ def built(net: Network, precision: str, batches: list[int], args: argparse.Names
     )
     start = time.perf_counter()
     with BuildProgress(console.is_terminal) as progress:
-        plan = whet.build(net, config, progress=progress)
+        plan = whet.builder.build(net, config, progress=progress)
     console.print(f"engine ({what}): built and verified in {time.perf_counter() - start:.1f} s")
     for note in plan.report.notes:
         console.print(Text(f"  {note}", "yellow"))  # no markup: the note may contain whet[jit]
@@ -194,7 +194,7 @@ def small(backend: str, path: Path) -> Path:
     x = net.add_input("x", TensorType(F32, (1, 64, 40, 40)))
     y = net.add("Conv", x, net.constant(rng.standard_normal((64, 64, 3, 3)).astype(np.float32), "w"), pads=(1, 1, 1, 1))
     net.mark_output(net.add("Relu", y), "y")
-    whet.write_engine(whet.build(net, whet.BuildConfig(backend=backend)), path)
+    whet.build(net, backend=backend).save(path)
     return path
 
 

@@ -74,7 +74,7 @@ def test_rounds_with_a_slow_probe_are_omitted(timing):
 def test_a_round_waits_until_the_probe_is_fast(timing, monkeypatch):
     net = parse_network("network n source\nin %images: f32[N,3,640,640]\n%y: f32[N,3,640,640] = Relu(%images)\nout %y\n")
     low, high = ({"images": (b, 3, 640, 640)} for b in (1, 2))
-    engine = whet.Runtime(backend="cpu").load(whet.build(net, whet.BuildConfig(profiles=((low, high, high),), optimization_level=0)))
+    engine = whet.Runtime(backend="cpu").load(whet.builder.build(net, whet.BuildConfig(profiles=((low, high, high),), optimization_level=0)))
     looks = iter([1.0, 1.3, 2.0, 2.0, 1.05, 1.2, *[1.0] * 100])  # fast, slower after it; slow, slow, fast again, slower after it
 
     def ms(self):

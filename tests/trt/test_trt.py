@@ -110,6 +110,9 @@ def test_an_engine_describes_itself(engine):
     ]  # fmt: skip
     assert engine.get_tensor_shape("x") == (-1, 3, 8, 8)
     assert engine.get_tensor_profile_shape("x", 0) == [(1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)]
+    assert engine.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
+    with engine.serialize() as data:  # a context manager, as Polygraphy's `convert` uses it
+        assert data.nbytes == len(data)
     assert '"Layers"' in engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
 
 

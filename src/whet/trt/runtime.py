@@ -9,13 +9,13 @@ from whet.engine import engine_bytes
 from whet.errors import WhetError
 from whet.network import TensorType
 from whet.trt.context import IExecutionContext
-from whet.trt.enums import DataType, TensorFormat, TensorIOMode, TensorLocation, from_whet
+from whet.trt.enums import DataType, ProfilingVerbosity, TensorFormat, TensorIOMode, TensorLocation, from_whet
 from whet.trt.handle import Handle
 from whet.trt.inspector import EngineInspector
 from whet.trt.logger import ILogger
 
 
-class IHostMemory(bytes):
+class IHostMemory(Handle, bytes):
     """Serialized data: bytes with TensorRT's `nbytes`."""
 
     @property
@@ -74,6 +74,11 @@ class ICudaEngine(Handle):
     def name(self) -> str:
         """The network's name."""
         return self.engine.plan.network.name
+
+    @property
+    def profiling_verbosity(self) -> ProfilingVerbosity:
+        """DETAILED: an engine keeps all information about its layers."""
+        return ProfilingVerbosity.DETAILED
 
     @property
     def num_io_tensors(self) -> int:
