@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "backends": "",
     "tactics": "network ops backends",
     "engine": "network ops backends tactics",
-    "runtime": "network ops engine backends tactics",
+    "runtime": "network ops engine backends tactics measure inspector",  # the last two only inside functions: Engine.benchmark and explain
     "measure": "network ops backends tactics engine runtime",
     "builder": "network ops passes composites precision sparsity backends tactics engine runtime measure",
     "inspector": "network ops composites engine tactics",

@@ -46,8 +46,8 @@ def build(
     """
     config = config or BuildConfig()
     if not isinstance(net, Network) or not isinstance(config, BuildConfig):
-        expected = "build takes a Network and a BuildConfig: whet.build(whet.network_from_onnx('model.onnx'), whet.BuildConfig(...))"
-        raise UsageError(f"{expected}, not {type(net).__name__} and {type(config).__name__}")
+        expected = "build takes a Network and a BuildConfig: build(whet.network_from_onnx('model.onnx'), whet.BuildConfig(...))"
+        raise UsageError(f"{expected}, not {type(net).__name__} and {type(config).__name__}; whet.build takes models")
     lock = read_lock(config.lock) if config.lock else None
 
     def build_plan(config: BuildConfig, lock: dict[str, Any] | None, progress: Progress | None) -> EnginePlan:

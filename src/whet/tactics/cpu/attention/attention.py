@@ -64,7 +64,7 @@ class AttentionKernel:
     def enqueue(self, args: Args, stream: Stream) -> None:
         found, group = self.found, self.group
         inner = Args(args.inputs, (args.outputs[0], args.scratch), (), args.scratch + self.scores)
-        ir = softmax_ir(found.mask is not None, found.keys % LANES, found.guarded)
+        ir = softmax_ir(found.mask is not None, found.keys % LANES, found.guard)
         run = jit.address(ir, "softmax")
         rows = group * found.rows
         for image in range(found.batch):
