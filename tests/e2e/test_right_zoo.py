@@ -1,4 +1,4 @@
-"""Networks of the zoo through `whet exec`, at a low optimization level; real networks (test_right.py) use the default level."""
+"""Networks of the zoo through `whet exec`, at optimization level 1; small real networks (test_right.py) at level 2."""
 
 import numpy as np
 import onnxruntime as ort
