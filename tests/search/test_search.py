@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from search.conftest import recipe_with
+from support.search_case import recipe_with
 from whet.errors import BuildError, UsageError
 from whet.search import dry_run, search
 from whet.search.jobs.job import read_result
