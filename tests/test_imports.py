@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "backends": "",
     "tactics": "network ops backends",
     "engine": "network ops backends tactics",
-    "runtime": "network ops engine backends tactics",
+    "runtime": "network ops engine backends tactics measure inspector",  # the last two only inside functions: Engine.benchmark and explain
     "measure": "network ops backends tactics engine runtime",
     "builder": "network ops passes composites precision sparsity backends tactics engine runtime measure",
     "inspector": "network ops composites engine tactics",
@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "training": "network ops passes precision sparsity pruning",  # pruning is imported for the order of steps
     "search": "network ops passes precision sparsity backends engine runtime measure builder inspector pruning frontends training report",
     "report": "inspector engine",
-    "trt": "network frontends builder engine runtime inspector",
+    "trt": "network ops precision frontends backends builder engine runtime inspector",
     "zoo": "",
 }
 ONNX_ALLOWED = {"frontends", "zoo"}

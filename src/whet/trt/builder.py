@@ -26,7 +26,7 @@ class Builder(Handle):
 
     def create_network(self, flags: int = 0) -> INetworkDefinition:
         """An empty network. Batches are always explicit."""
-        return INetworkDefinition()
+        return INetworkDefinition(flags)
 
     def create_builder_config(self) -> IBuilderConfig:
         """A config with default options."""
@@ -39,7 +39,8 @@ class Builder(Handle):
     def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig) -> IHostMemory | None:
         """The bytes of the engine; None if the build fails, with the reason in the log."""
         try:
-            return IHostMemory(engine_bytes(config.build(network.whet)))
+            network.check()
+            return IHostMemory(engine_bytes(config.build(network)))
         except WhetError as e:
             self.logger.log(ILogger.ERROR, str(e))
             return None

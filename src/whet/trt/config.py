@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from whet.builder import BuildConfig
 from whet.network import Network
-from whet.trt.enums import BuilderFlag, DeviceType, MemoryPoolType, ProfilingVerbosity
+from whet.trt.enums import BuilderFlag, DataType, DeviceType, MemoryPoolType, ProfilingVerbosity
 from whet.trt.errors import NotServedError
 from whet.trt.handle import Handle
+from whet.trt.network import INetworkDefinition
 from whet.trt.profile import IOptimizationProfile
 
 _PRECISIONS = {BuilderFlag.FP16: "fp16", BuilderFlag.BF16: "bf16", BuilderFlag.INT8: "int8", BuilderFlag.FP8: "fp8"}
@@ -127,9 +129,11 @@ class IBuilderConfig(Handle):
         """The timing cache of the build."""
         return self._timing_cache
 
-    def build(self, net: Network) -> Any:
-        """Builds `net` with these options; the plan. Raises BuildError."""
+    def build(self, network: INetworkDefinition) -> Any:
+        """Builds `network` with these options; the plan. Raises BuildError."""
         from whet.builder import build
+
+        net = network.whet
 
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "timing.cache"
@@ -138,7 +142,7 @@ class IBuilderConfig(Handle):
                 cache = str(file)
                 if self._timing_cache.data:
                     file.write_bytes(self._timing_cache.data)
-            plan = build(net, self.to_whet(net, cache))
+            plan = build(net, dataclasses.replace(self.to_whet(net, cache), **_layer_types(network)))
             if self._timing_cache is not None and file.exists():
                 self._timing_cache.data = file.read_bytes()
         return plan
@@ -168,3 +172,14 @@ class IBuilderConfig(Handle):
             memory_limit={"workspace": self.max_workspace_size} if self.max_workspace_size else {},
             profiling_verbosity=_VERBOSITIES[self.profiling_verbosity],
         )
+
+
+_LAYER_PRECISIONS = {DataType.FLOAT: "fp32", DataType.HALF: "fp16", DataType.BF16: "bf16", DataType.INT8: "int8", DataType.FP8: "fp8"}
+
+
+def _layer_types(network: INetworkDefinition) -> dict[str, Any]:
+    """The fields of BuildConfig for the precisions and output types that the layers have."""
+    states = network.layer_states()
+    precisions = tuple((s.name, _LAYER_PRECISIONS[s.precision]) for s in states if s.precision in _LAYER_PRECISIONS)
+    outputs = tuple((s.name, _LAYER_PRECISIONS[t]) for s in states for t in s.output_types.values() if t in _LAYER_PRECISIONS)
+    return {"layer_precisions": precisions, "layer_output_types": outputs}

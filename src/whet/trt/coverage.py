@@ -11,8 +11,7 @@ _ALLOCATOR = "the backend allocates memory itself"
 
 REFUSED: dict[str, str] = {
     "IInt8Calibrator": _CALIBRATOR, "IInt8EntropyCalibrator": _CALIBRATOR, "IInt8EntropyCalibrator2": _CALIBRATOR,
-    "IInt8MinMaxCalibrator": _CALIBRATOR, "IInt8LegacyCalibrator": _CALIBRATOR, "CalibrationAlgoType": _CALIBRATOR,
-    "QuantizationFlag": _CALIBRATOR,
+    "IInt8MinMaxCalibrator": _CALIBRATOR, "IInt8LegacyCalibrator": _CALIBRATOR,
     "IPluginV2": _PLUGIN, "IPluginV3": _PLUGIN, "IPluginCreatorV3One": _PLUGIN, "get_plugin_registry": _PLUGIN,
     "Refitter": _REFIT, "OnnxParserRefitter": _REFIT,
     "IGpuAllocator": _ALLOCATOR, "IGpuAsyncAllocator": _ALLOCATOR,
@@ -23,15 +22,7 @@ REFUSED: dict[str, str] = {
     "IStreamReaderV2": "IStreamReader is served",
     "IStreamWriter": "engines are returned as bytes",
     "IAlgorithmSelector": "TensorRT 11 removed it; `whet build --lock` repeats a selection",
-    "TacticSource": "tactics have other families here; see BuildConfig.tactic_sources",
-    "PreviewFeature": "there are no preview features",
-    "EngineCapability": "there is no safety runtime",
-    "HardwareCompatibilityLevel": "an engine opens on other machines anyway, on safe tactics",
-    "RuntimePlatform": "whet runs on Linux only",
-    "TilingOptimizationLevel": "tiling is part of a tactic's tuning space",
-    "ExecutionContextAllocationStrategy": "a context allocates its own memory",
     "ILoop": "loops are read from ONNX only",
-    "IIfConditional": "conditionals are read from ONNX only",
 }  # fmt: skip
 
 
