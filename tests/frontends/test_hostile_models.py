@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import whet
 from whet.backends import get_backend
+from whet.builder import BuildConfig, build
 from whet.engine import engine_bytes, read_engine
 from whet.errors import BuildError, FrontendError, MemoryLimitError, NetworkError, UnsupportedError, WhetError
 from whet.frontends import network_from_onnx
@@ -158,7 +158,7 @@ def test_memory_that_a_reference_cannot_get_is_a_whet_error(monkeypatch):
 
 
 def test_a_model_at_the_limits_builds():
-    assert whet.build(network_from_onnx(model(node("LRN", size=2**30)))) is not None
+    assert build(network_from_onnx(model(node("LRN", size=2**30)))) is not None
 
 def test_a_resize_to_33_million_pixels_does_not_crash():
     """oneDNN's kernel wrote outside of its index table."""
@@ -219,7 +219,7 @@ def test_expressions_nested_without_bound_are_stored_by_value():
     """Every constant of the chain is computed from the one before it: code that walks such an origin would exceed Python's recursion limit."""
     nodes = [helper.make_node("Add", [f"c{k}" if k else "one", "one"], [f"c{k + 1}"]) for k in range(1500)]
     net = network_from_onnx(model(*nodes, node("Mul", ["x", "c1500"]), inputs=[("x", [2])], weights={"one": np.float32(1)}))
-    plan = read_engine(engine_bytes(whet.build(net, whet.BuildConfig(optimization_level=0))))
+    plan = read_engine(engine_bytes(build(net, BuildConfig(optimization_level=0))))
     assert list(run_network(plan.network, {"x": np.ones(2, np.float32)}).values())[0].tolist() == [1501, 1501]  # noqa: RUF015
 
 
@@ -227,7 +227,7 @@ def test_an_engine_with_a_negative_nan_can_be_opened():
     """The square root of a negative variance is a NaN with its sign set; the text form of small constants has no such NaN."""
     bn = {"s": np.ones(3, np.float32), "negative": np.full(3, -1, np.float32), "w": np.ones((3, 3, 1, 1), np.float32)}
     made = model(node("Conv", ["x", "w"], ["c"]), node("BatchNormalization", ["c", "s", "s", "s", "negative"]), weights=bn)
-    plan = whet.build(network_from_onnx(made), whet.BuildConfig(optimization_level=0))
+    plan = build(network_from_onnx(made), BuildConfig(optimization_level=0))
     assert read_engine(engine_bytes(plan)).network is not None
 
 
@@ -239,7 +239,7 @@ def test_an_engine_with_weights_shared_by_many_layers_can_be_opened():
         nodes += [helper.make_node("BatchNormalization", [f"c{k}", f"s{k}", *["o"] * 3], [f"b{k}"])]
     weights = {"w": np.ones((4096, 3, 8, 8), np.float32), "o": np.ones(4096, np.float32), **per_layer(40, 4096)}
     net = network_from_onnx(model(*nodes, node("Sum", [f"b{k}" for k in range(40)]), weights=weights))
-    plan = whet.build(net, whet.BuildConfig(optimization_level=0))
+    plan = build(net, BuildConfig(optimization_level=0))
     assert len(read_engine(engine_bytes(plan)).network.layers) == len(plan.network.layers)
 
 
@@ -249,7 +249,7 @@ def test_an_engine_with_weights_shared_by_many_layers_can_be_opened():
 ], ids=["name", "sum"])  # fmt: skip
 def test_a_network_that_no_engine_can_hold_is_refused_before_it_is_built(made, text):
     with pytest.raises(BuildError, match=f"no engine can hold this network: .*{text}"):
-        whet.build(network_from_onnx(made))
+        build(network_from_onnx(made))
 
 
 def test_nested_regions_build_and_open():
@@ -260,7 +260,7 @@ def test_nested_regions_build_and_open():
         inner = helper.make_graph([branch], f"g{k}", [], [value(f"o{k}", None)])
     other = helper.make_graph([helper.make_node("Neg", ["x"], ["e"])], "e", [], [value("e", None)])
     made = model(node("If", ["c"], then_branch=inner, else_branch=other), inputs=[("x", [3]), ("c", [], TensorProto.BOOL)])
-    plan = whet.build(network_from_onnx(made), whet.BuildConfig(optimization_level=0))
+    plan = build(network_from_onnx(made), BuildConfig(optimization_level=0))
     assert read_engine(engine_bytes(plan)).network is not None
 
 
