@@ -61,6 +61,7 @@ class Chart:
 
 _CPU_PEERS = "against the better of ONNX Runtime and OpenVINO"
 _LOW_PRECISION = {"model": ("resnet20_cifar10", "resnet56_cifar10", "resnet8_mlperftiny", "lenet_mnist", "vit_mnist", "squeezenet1.1")}
+_RESNET56 = ("original", "depth", "gpu128-50", "latency-45", "flops-50", "2:4", "stages-39")
 CHARTS = (
     Chart(
         "speed.svg",
@@ -102,7 +103,7 @@ CHARTS = (
         "times as fast as the published network in FP32 (the dashed line is equal speed)",
         tuple(
             Panel(f"ResNet-56 on CIFAR-10 in {p}, batch 1, one CPU thread", "cpu/resnet56", "{network} ({exact %} %)", "speed",
-                  {"precision": p, "batches": "1", "batch": 1, "network": ("original", "depth", "gpu128-50", "latency-45", "flops-50", "2:4", "stages-39")})
+                  {"precision": p, "batches": "1", "batch": 1, "network": _RESNET56})
             for p in ("FP32", "INT8")
         ),
     ),

@@ -1,4 +1,4 @@
-"""Tables of the example: all engines, the worked case step by step, one row per network, and rivals at equal accuracy."""
+"""Tables of the example: all engines, the worked case step by step, one row per network, and competitors at equal accuracy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = {
 
 
 def told(out: Path, args: argparse.Namespace) -> None:
-    """Prints the table; with args.save also writes four results: all rows, the worked case, its short form, rivals at equal accuracy."""
+    """Prints the table; with args.save also writes four results: all rows, the worked case, its short form, competitors at equal accuracy."""
     rows = read(out, args)
     _speeds(rows)
     flat = flattened(rows, out)
@@ -79,10 +79,10 @@ ALIKE = 0.3  # points: one standard error of an accuracy on 10,000 images
 
 
 def against(flat: list[dict]) -> list[dict]:
-    """whet's cuts compared with each rival at equal accuracy, at every batch and precision: cuts by FLOPs with cuts by latency of the same
+    """whet's cuts compared with each competitor at equal accuracy, at every batch and precision: cuts by FLOPs with cuts by latency of the same
     method, cuts by another library with any of whet's.
 
-    Equal accuracy: the fastest of whet's cuts that is at most ALIKE points below the rival on the 10,000 JPEG images after the same fine-tuning.
+    Equal accuracy: the fastest of whet's cuts that is at most ALIKE points below the competitor on the 10,000 JPEG images after the same fine-tuning.
     """
     made = []
     for r in flat:

@@ -15,7 +15,7 @@ benchmarks/cpu_widths.py); `--widths` sets others.
 the peak is the best rate that a layer of the original reached in its fastest of 50 runs, and the bandwidth that of copies of the size that the
 layer reads and writes, the fastest of 50 too (caches are levels of the roofline: Ilic et al. 2014). `flat_floor_speed` on a CPU uses the best
 bandwidth of any layer, which is that of a cache, for all layers.
-It is a floor of the network, not of the engine: layers that an engine computes in one launch count separately. Only the layers behind the
+It is a floor of the network, not of the engine: layers that an engine computes in one launch count separately. Only the layers after the
 heads' convolutions count as one pass over memory, as engines compute them; `apart_floor_speed` on a CPU counts these separately too.
 A cut that the engine can exploit reduces the time at least as much as the floor. `speed` is the median of the ratios of all rounds, `speed_low` and
 `speed_high` their minimum and maximum; with --processes (at least two) the 95 % interval of the median over the rounds of all processes.

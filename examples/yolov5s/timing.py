@@ -35,7 +35,7 @@ IN_ROW = {"cpu": 1, "cuda": 5}  # runs between two readings of the clock: on a G
 
 @dataclass
 class Times:
-    """Measurements of an engine by batch: milliseconds of every round, of the probe beside it (the slower of two; 0 without one), power in W and
+    """Measurements of an engine by batch: milliseconds of every round, of the probe runs around it (the slower of two; 0 without one), power in W and
     utilization in percent."""
 
     ms: dict[int, list[float]] = field(default_factory=dict)
