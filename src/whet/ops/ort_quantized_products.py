@@ -44,7 +44,7 @@ def read_n_bits(node, g):
         raise node.unsupported(f"its weights have {bits} bits; 2, 4 and 8 are read")
     blocks = -(-k // block)
     values = _unpacked(b.array(), bits).reshape(n, -1)[:, : blocks * block].astype(np.float32)
-    points: np.ndarray | float = float(1 << (bits - 1))
+    points = float(1 << (bits - 1))
     if zeros is not None:
         raw = zeros.array()
         points = (_unpacked(raw.reshape(n, -1), bits)[:, :blocks] if raw.dtype == np.uint8 else raw.reshape(n, blocks)).astype(np.float32)
