@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_trtexec_command_line(tmp_path):
-    zoo.save("resnet18", tmp_path / "resnet18-v1-7.onnx")
+    zoo.save("resnet18", tmp_path / "resnet18-v1-7.onnx", image=96)
     command = (
         "--onnx=resnet18-v1-7.onnx --fp16 --int8 --sparsity=force --saveEngine=r.engine --exportProfile=p.txt --exportLayerInfo=l.json "
         "--profilingVerbosity=detailed --builderOptimizationLevel=1"

@@ -25,8 +25,9 @@ from whet.builder.progress import Progress, ProgressLog
 from whet.builder.select.search import Search
 from whet.builder.select.thread_count import list_thread_counts, select_fastest_plan
 from whet.builder.select.verified_search import search_verified_engine
+from whet.engine import check_text_limits
 from whet.engine.plan import EnginePlan
-from whet.errors import UsageError
+from whet.errors import BuildError, EngineError, UsageError
 from whet.network import Network
 
 
@@ -91,6 +92,10 @@ def _build_engine(
         check_lock(lock, net, config, backend)
     log.stage("passes", 1)
     lowered, passes = lower_network(net, config)
+    try:
+        check_text_limits(lowered)
+    except EngineError as e:
+        raise BuildError(f"no engine can hold this network: {e}") from e
     log.step("done")
     log.note_all(widening_note(passes, config))
     log.note_all(text for key, text in net.metadata.items() if key.startswith("assumed."))

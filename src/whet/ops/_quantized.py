@@ -13,10 +13,10 @@ _LEAST = np.finfo(np.float32).tiny  # the smallest scale with a finite reciproca
 
 
 def check_scale(layer: Layer) -> None:
-    """Raises NetworkError if scale or zero point do not match x, or a constant scale is not a finite, positive value.
+    """Raises NetworkError if scale or zero point do not match x, or a constant scale is not finite, or not positive in a QuantizeLinear.
 
-    A DequantizeLinear may have scales of zero: its results are zero. QuantizeLinear divides by its scales, so that they must be large
-    enough for a finite reciprocal in float32.
+    A DequantizeLinear may have scales of zero, and negative ones for weights with a folded batch norm. QuantizeLinear divides by its
+    scales, so that they must be large enough for a finite reciprocal in float32.
     """
     x, scale, zero = layer.needs(0), layer.needs(1), layer.input(2)
     axis, block = layer.attrs["axis"], layer.attrs["block_size"]
@@ -34,11 +34,11 @@ def check_scale(layer: Layer) -> None:
             raise NetworkError(f"{where}: {scale} is not one value per entry of axis {axis} of {x}")
     if scale.is_constant:
         values = scale.array().astype(np.float32, copy=False)
-        least = _LEAST if layer.op == "QuantizeLinear" else 0.0
-        valid = np.isfinite(values) & (values >= least)
+        divides = layer.op == "QuantizeLinear"
+        valid = np.isfinite(values) & ((values >= _LEAST) if divides else True)
         if not valid.all():
-            kind = "positive" if least else "zero or positive"
-            raise NetworkError(f"{where}: the scale %{scale.name} has a value of {values[~valid].reshape(-1)[0]:g}; scales must be finite and {kind}")
+            odd = values[~valid].reshape(-1)[0]
+            raise NetworkError(f"{where}: the scale %{scale.name} has a value of {odd:g}; scales must be finite{' and positive' if divides else ''}")
 
 
 def spread(v: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
