@@ -3,7 +3,7 @@ left network and weights alone. No crash, hang or flood of memory.
 
     python benchmarks/fuzz_engine.py --files 1000000 --resume fuzz.jsonl
 
-The corpus (tests/engine/corpus.py, trial.py) has engines of whole networks and of tactics of every family of both backends, CUDA's on a stand-in
+The corpus (tests/engine/corpus.py, trial.py) has engines of whole networks and of tactics of every family of both backends, CUDA's on a simulated
 device. Workers are processes that open one file at a time; a watchdog ends one that takes longer than the limit. Files come from seeds
 (tests/engine/mutants.py), so that a finding is repeated with --seed N --files 1. With --resume outcomes are appended to a file, and seeds in it are
 not repeated. Results: benchmarks/results/cpu/fuzz_engine.json.

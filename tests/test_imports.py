@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "training": "network ops passes precision sparsity pruning",  # pruning is imported for the order of steps
     "search": "network ops passes precision sparsity backends engine runtime measure builder inspector pruning frontends training report",
     "report": "inspector engine",
-    "trt": "network frontends builder engine runtime inspector",
+    "trt": "network ops precision frontends backends builder engine runtime inspector",
     "ort": "network frontends backends engine runtime",
     "zoo": "",
 }

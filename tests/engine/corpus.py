@@ -1,4 +1,4 @@
-"""Engines of one layer for the tactic families (folders) of the CPU and CUDA backends; CUDA's run on a stand-in device that computes nothing."""
+"""Engines of one layer for the tactic families (folders) of the CPU and CUDA backends; CUDA's run on a simulated device that computes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST = 1 << 20  # bytes of a sample's file; a mutant is hashed and parsed who
 
 
 def use_standin_gpu(patch: Any = None) -> None:
-    """Makes `cuda` the stand-in device in this process, or until `patch` (pytest's) is undone: kernels are planned, not compiled or run."""
+    """Makes `cuda` the simulated device in this process, or until `patch` (pytest's) is undone: kernels are planned, not compiled or run."""
 
     def enqueue(self: GpuKernel, args: object, stream: object) -> None:
         stream.record(StandInCall(1e-6))  # type: ignore[attr-defined]

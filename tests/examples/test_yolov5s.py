@@ -54,9 +54,9 @@ def test_groups_without_a_given_width_are_not_cut(run, original):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--widths", "128=64"], "'128=64' is no width; write STRIDE:CHANNELS=WIDTH"),
-    (["--widths", "8:128=64", "--multiple", "16"], "--ratio and --multiple have nothing to say"),
-    (["--batches", "1,two"], "'two' is no number of images"),
+    (["--widths", "128=64"], "'128=64' is not a width; write STRIDE:CHANNELS=WIDTH"),
+    (["--widths", "8:128=64", "--multiple", "16"], "--widths and --ratio/--multiple exclude each other"),
+    (["--batches", "1,two"], "'two' is not a batch size"),
 ])  # fmt: skip
 def test_refusals(words, said, run, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run.py", *words])

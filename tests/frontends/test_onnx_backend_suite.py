@@ -1,7 +1,7 @@
-"""The ONNX standard's backend tests (node and simple models): each passes, or stands with its reason in onnx_backend_refusals.txt.
+"""The ONNX standard's backend tests (node and simple models): each passes, or is listed with its reason in onnx_backend_refusals.txt.
 
 Cases whose sizes, axes and counts are inputs run with these as weights, as models have them: an engine needs shapes in advance.
-`python tests/frontends/test_onnx_backend_suite.py` writes the list anew.
+`python tests/frontends/test_onnx_backend_suite.py` rewrites the list.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Calls of an engine with tensors in GPU memory, on a stand-in for the GPU: shapes, kinds, the library's functions that are called."""
+"""Calls of an engine with tensors in GPU memory, on a simulated GPU: shapes, kinds, the library's functions that are called."""
 
 import sys
 import types

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import ml_dtypes
 import numpy as np
 
-from whet.errors import NetworkError
+from whet.errors import NetworkError, UnsupportedError
 from whet.network.dims import Dim, Expr, Shape, ceildiv, parse_dim, product, symbols
 
 
@@ -103,6 +104,15 @@ class TensorType:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
     __repr__ = __str__
+
+
+MAX_ELEMENTS = 2**40  # of one tensor: beyond any machine's memory, and far enough from 2^63 for sums and products of offsets
+
+
+def check_size(t: TensorType, where: str) -> None:
+    """Raises UnsupportedError if the static sizes of `t` alone give more than MAX_ELEMENTS elements; the message starts with `where`."""
+    if prod(d for d in t.shape if isinstance(d, int)) > MAX_ELEMENTS:
+        raise UnsupportedError(f"{where} {t}, which has more than 2^40 elements, too large for any machine")
 
 
 _TYPE = re.compile(r"(\w+)\[([^\]]*)\]")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.network import Dim, DType, Expr, Layer, Tensor, TensorType
+from whet.network import Dim, DType, Expr, Layer, Tensor, TensorType, check_size
 from whet.registry import nearest
 
 
@@ -44,6 +44,12 @@ _KIND_TEXT = {
 }
 _KIND_OF = {bool: "int", int: "int", float: "float", str: "string", tuple: "ints", DType: "dtype"}
 MAX_VALUES = 64  # largest tensor (elements) whose values are tracked at build time
+MAX_REGION_STEPS = 1 << 20  # layers of regions that one Loop, Scan or If runs, nested ones included: 10 to 20 s in NumPy
+_BOUNDED = frozenset((
+    "block_size", "blocksize", "dilations", "group", "kernel_shape", "output_height", "output_padding", "output_width", "sampling_ratio", "size",
+    "strides",
+))  # fmt: skip
+_LARGEST_INT = 2**31 - 1  # of the attributes in _BOUNDED: kernels compute with them in 32 bits
 
 Infer = Callable[[Layer], "TensorType | Sequence[TensorType]"]
 Kept = Mapping[tuple[Tensor, int], np.ndarray]
@@ -171,12 +177,14 @@ def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | 
         types = [inferred] if isinstance(inferred, TensorType) else list(inferred)
         if any(isinstance(d, int) and d < 0 for t in types for d in t.shape):
             raise NetworkError(f"{where} would produce {', '.join(map(str, types))} from {[str(t and t.type) for t in layer.inputs]}")
+        for t in types:
+            check_size(t, f"{where} would produce")
         values: list[tuple[Dim, ...] | None] = [None] * len(types)
         if o.shape_value is not None:
             values = list(o.shape_value(layer))
         if any(v is None for v in values) and not layer.regions:
             values = [v if v is not None else w for v, w in zip(values, _evaluated(o, layer, types), strict=True)]
-    except (IndexError, AttributeError, TypeError, KeyError, ValueError) as e:
+    except (IndexError, AttributeError, TypeError, KeyError, ValueError, ArithmeticError, MemoryError) as e:
         raise NetworkError(f"{where} does not accept {[str(t and t.type) for t in layer.inputs]} {layer.attrs}: {e}") from e
     except NetworkError as e:
         if where in str(e):
@@ -199,6 +207,8 @@ def _check_attributes(o: Op, layer: Layer, where: str) -> None:
         kind = default.name if isinstance(default, Kind) else _KIND_OF[type(default)]
         if not _KINDS[kind](value):
             raise NetworkError(f"{where}: the attribute {key} must be {_KIND_TEXT[kind]}, not {value!r}")
+        if key in _BOUNDED and any(isinstance(v, int) and v > _LARGEST_INT for v in (value if isinstance(value, tuple) else (value,))):
+            raise UnsupportedError(f"{where}: the attribute {key} is {value}; the largest value is {_LARGEST_INT}")
     for key, default in o.attrs.items():
         if key not in layer.attrs:
             if not isinstance(default, Kind):

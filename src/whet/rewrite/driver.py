@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from whet.errors import NetworkError, UsageError
 from whet.network import Layer, Network, Tensor, verify
+from whet.ops import FoldBudget
 from whet.registry import nearest
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import PASSES, Fired, Pass, Phase, Skip, ordered
@@ -71,8 +72,9 @@ def run_passes(
     """
     chosen = list(passes) if passes is not None else select()
     log = PassLog(order=[p.name for p in chosen])
+    budget = FoldBudget.of(net)
     for part in (*_regions(net), net):
-        _Run(part, net, log, check, keep, refuses, channel_alignment).run_phases(chosen)
+        _Run(part, net, log, check, keep, refuses, channel_alignment, budget).run_phases(chosen)
     return log
 
 
@@ -85,9 +87,10 @@ class _Run:
     """Applies passes to one network or region. `check` is the network that is verified after a firing: the root of the region."""
 
     def __init__(
-        self, net: Network, root: Network, log: PassLog, check: bool, keep: Objection | None, refuses: Objection | None, channel_alignment: int
-    ):
-        self.graph, self.log = Graph(net, root, channel_alignment), log
+        self, net: Network, root: Network, log: PassLog, check: bool, keep: Objection | None, refuses: Objection | None, channel_alignment: int,
+        budget: FoldBudget,
+    ):  # fmt: skip
+        self.graph, self.log = Graph(net, root, channel_alignment, budget), log
         self.check = root if check else None
         self.keep, self.refuses = keep, refuses
         self.skips: dict[tuple[str, Layer | str], str] = {}
