@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "search": "network ops passes precision sparsity backends engine runtime measure builder inspector pruning frontends training report",
     "report": "inspector engine",
     "trt": "network ops precision frontends backends builder engine runtime inspector",
+    "ort": "network frontends backends engine runtime",
     "zoo": "",
 }
 ONNX_ALLOWED = {"frontends", "zoo"}

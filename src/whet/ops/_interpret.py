@@ -8,11 +8,11 @@ from contextvars import ContextVar
 import numpy as np
 
 from whet.errors import NetworkError, ShapeError
-from whet.network import BF16, F8E4M3, F8E5M2, F16, F32, F64, Dim, DType, Expr, Layer, Network, Tensor, TensorType, evaluate, substitute
+from whet.network import BF16, F16, F32, F64, SMALL_FLOATS, Dim, DType, Expr, Layer, Network, Tensor, TensorType, evaluate, substitute
 from whet.ops._base import MAX_REGION_STEPS, get_op
 
 _STEPS: ContextVar[list[int] | None] = ContextVar("steps", default=None)  # layers run by the outermost layer with regions
-_NARROW = frozenset(t.numpy for t in (F16, BF16, F8E4M3, F8E5M2))
+_NARROW = frozenset(t.numpy for t in (F16, BF16, *SMALL_FLOATS))
 _WIDENED = frozenset(t.numpy for t in (F32, F16, BF16))
 
 
