@@ -95,6 +95,11 @@ class TensorType:
         """True if all sizes are numbers."""
         return all(isinstance(d, int) for d in self.shape)
 
+    def is_static_up_to(self, elements: int) -> bool:
+        """True if all sizes are numbers and their product is at most `elements`."""
+        count = self.elements
+        return self.static and isinstance(count, int) and count <= elements
+
     def symbols(self) -> set[str]:
         """Names of the symbols in the shape."""
         return set().union(*(symbols(d) for d in self.shape)) if self.shape else set()
@@ -146,7 +151,9 @@ def _split(text: str) -> list[str]:
 
 def static_shape(shape: Shape) -> tuple[int, ...]:
     """`shape` as ints. Raises NetworkError if a dimension is symbolic."""
+    sizes = []
     for d in shape:
         if isinstance(d, Expr):
             raise NetworkError(f"shape {list(map(str, shape))} is not static: {d} has no value yet")
-    return tuple(int(d) for d in shape)  # type: ignore[arg-type]
+        sizes.append(int(d))
+    return tuple(sizes)
