@@ -1,9 +1,11 @@
 """ONNX Runtime's fused ops (com.microsoft), which its optimizer and exporters write: each against ONNX Runtime on random inputs, and refusals."""
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import whet
 from whet.builder import BuildConfig, build
 from whet.errors import UnsupportedError
 from whet.frontends import network_from_onnx
@@ -113,6 +115,23 @@ def test_an_engine_equals_the_reference(case):
         got = context.run(feeds)
     for key, want in run_network(net, feeds).items():
         np.testing.assert_allclose(got[key], want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_saved_by_the_optimizer_is_read(tmp_path):
+    """Level extended fuses; level all also brings convolutions into a layout of ONNX Runtime's own."""
+    whet.zoo.save("lenet5", tmp_path / "lenet5.onnx", num_classes=10, batch=1)
+    feeds = {"input": f(1, 1, 32, 32)}
+    for level in ("EXTENDED", "ALL"):
+        options = ort.SessionOptions()
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+        options.optimized_model_filepath = str(tmp_path / f"{level}.onnx")
+        options.log_severity_level = 3
+        (want,) = ort.InferenceSession(str(tmp_path / "lenet5.onnx"), options, providers=["CPUExecutionProvider"]).run(None, feeds)
+    (got,) = run_network(network_from_onnx(tmp_path / "EXTENDED.onnx"), feeds).values()
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    if any(n.domain == "com.microsoft.nchwc" for n in onnx.load(tmp_path / "ALL.onnx").graph.node):
+        with pytest.raises(UnsupportedError, match=r"layout for one CPU.*level 'extended'"):
+            network_from_onnx(tmp_path / "ALL.onnx")
 
 
 def test_weights_of_8_bits_and_an_order_of_blocks():

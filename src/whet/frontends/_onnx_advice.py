@@ -13,9 +13,13 @@ _ORT = (
     "ONNX Runtime's own op: the model was saved after its graph optimizer (or quantizer) ran. "
     "Give the model as it was before, or save it with ORT's graph optimization level 'disable' or 'basic'"
 )
+_LAYOUT = (
+    "ONNX Runtime's own layout for one CPU: the model was saved after its graph optimizer ran at the level 'all'. "
+    "Give the model as it was before, or save it with ORT's graph optimization level 'extended'"
+)
 _DOMAINS = {
     "com.microsoft": _ORT,
-    "com.microsoft.nchwc": _ORT,
+    "com.microsoft.nchwc": _LAYOUT,
     "com.microsoft.experimental": _ORT,
     "ai.onnx.ml": "a classical machine-learning op (trees, scalers, text): run it before or after the network, with ONNX Runtime",
     "ai.onnx.training": "a training op: export the model for inference",
