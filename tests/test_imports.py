@@ -32,11 +32,12 @@ MAY_IMPORT = {
     "training": "network ops passes precision sparsity pruning",  # pruning is imported for the order of steps
     "search": "network ops passes precision sparsity backends engine runtime measure builder inspector pruning frontends training report",
     "report": "inspector engine",
+    "torch_compile": "network frontends precision engine builder runtime",
     "trt": "network frontends builder engine runtime inspector",
     "zoo": "",
 }
 ONNX_ALLOWED = {"frontends", "zoo"}
-TORCH_ALLOWED = {"training"}  # and frontends/torch.py; the extra `train`
+TORCH_ALLOWED = {"training", "torch_compile"}  # and frontends/torch.py; the extras `train` and `export`
 NEVER = {"tensorflow", "pickle", "onnxruntime", "openvino"}
 
 

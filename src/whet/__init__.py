@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from whet import search as search
     from whet import sparsity as sparsity
     from whet import tactics as tactics
+    from whet import torch_compile as torch_compile
     from whet import training as training
     from whet import trt as trt
     from whet import zoo as zoo
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from whet.frontends import save_onnx as save_onnx
     from whet.frontends.torch import from_torch as from_torch
     from whet.runtime import Runtime as Runtime
+    from whet.torch_compile import compile as compile
 
 __version__ = "0.1.0"
 
@@ -65,6 +67,7 @@ _HOME = {
     "WhetError": "whet.errors",
     "build": "whet.builder",
     "check_onnx": "whet.frontends",
+    "compile": "whet.torch_compile",
     "from_torch": "whet.frontends.torch",
     "network_from_caffe": "whet.frontends",
     "network_from_onnx": "whet.frontends",
