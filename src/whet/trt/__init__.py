@@ -9,9 +9,17 @@ import sys
 from typing import Any
 
 from whet.trt.builder import Builder
-from whet.trt.config import IBuilderConfig, ITimingCache
-from whet.trt.context import IExecutionContext, IOutputAllocator
+from whet.trt.calibrator import (
+    IInt8Calibrator,
+    IInt8EntropyCalibrator,
+    IInt8EntropyCalibrator2,
+    IInt8LegacyCalibrator,
+    IInt8MinMaxCalibrator,
+)
+from whet.trt.config import IBuilderConfig
+from whet.trt.context import IExecutionContext, IOutputAllocator, IRuntimeConfig
 from whet.trt.coverage import REFUSED, coverage
+from whet.trt.device import use_backend
 from whet.trt.enums import (
     ActivationType,
     AttentionNormalizationOp,
@@ -67,6 +75,15 @@ from whet.trt.enums import (
 from whet.trt.errors import NotServedError
 from whet.trt.host_memory import connect_polygraphy
 from whet.trt.inspector import EngineInspector
+from whet.trt.interfaces import (
+    IErrorRecorder,
+    IProfiler,
+    IProgressMonitor,
+    IStreamReader,
+    IStreamReaderV2,
+    IStreamWriter,
+    Profiler,
+)
 from whet.trt.layers import ILayer, ITensor
 from whet.trt.logger import ILogger, Logger
 from whet.trt.math_layers import (
@@ -90,7 +107,7 @@ from whet.trt.math_layers import (
 from whet.trt.network import IIfConditional, INetworkDefinition
 from whet.trt.parser import OnnxParser, ParserError
 from whet.trt.profile import IOptimizationProfile
-from whet.trt.runtime import ICudaEngine, IHostMemory, IStreamReader, Runtime
+from whet.trt.runtime import ICudaEngine, IHostMemory, ISerializationConfig, Runtime
 from whet.trt.shape_layers import (
     IAssertionLayer,
     ICastLayer,
@@ -108,6 +125,7 @@ from whet.trt.shape_layers import (
     ISqueezeLayer,
     IUnsqueezeLayer,
 )
+from whet.trt.timing_cache import ITimingCache
 from whet.trt.weights import Weights
 from whet.trt.window_layers import (
     IConvolutionLayer,
@@ -132,18 +150,20 @@ __all__ = [
     "DataType", "DeviceType", "Dims", "ElementWiseOperation", "EngineCapability", "EngineInspector", "EngineStat", "ErrorCodeTRT",
     "ExecutionContextAllocationStrategy", "FillOperation", "GatherMode", "HardwareCompatibilityLevel", "IActivationLayer", "IAssertionLayer",
     "IAttention", "IBuilderConfig", "ICastLayer", "IConcatenationLayer", "IConstantLayer", "IConvolutionLayer", "ICudaEngine", "ICumulativeLayer",
-    "IDeconvolutionLayer", "IDequantizeLayer", "IEinsumLayer", "IElementWiseLayer", "IExecutionContext", "IFillLayer", "IGatherLayer",
-    "IGridSampleLayer", "IHostMemory", "IIdentityLayer", "IIfConditional", "ILRNLayer", "ILayer", "ILogger", "IMatrixMultiplyLayer",
+    "IDeconvolutionLayer", "IDequantizeLayer", "IEinsumLayer", "IElementWiseLayer", "IErrorRecorder", "IExecutionContext", "IFillLayer",
+    "IGatherLayer", "IGridSampleLayer", "IHostMemory", "IIdentityLayer", "IIfConditional", "IInt8Calibrator", "IInt8EntropyCalibrator",
+    "IInt8EntropyCalibrator2", "IInt8LegacyCalibrator", "IInt8MinMaxCalibrator", "ILRNLayer", "ILayer", "ILogger", "IMatrixMultiplyLayer",
     "INetworkDefinition", "INormalizationLayer", "IOneHotLayer", "IOptimizationProfile", "IOutputAllocator", "IPaddingLayer",
-    "IParametricReLULayer", "IPoolingLayer", "IQuantizeLayer", "IRaggedSoftMaxLayer", "IReduceLayer", "IResizeLayer", "IReverseSequenceLayer",
-    "IScaleLayer", "IScatterLayer", "ISelectLayer", "IShapeLayer", "IShuffleLayer", "ISliceLayer", "ISoftMaxLayer", "ISqueezeLayer",
-    "IStreamReader", "ITensor", "ITimingCache", "ITopKLayer", "IUnaryLayer", "IUnsqueezeLayer", "InterpolationMode", "LayerInformationFormat",
-    "LayerType", "Logger", "LoopOutput", "MatrixOperation", "MemoryPoolType", "NetworkDefinitionCreationFlag", "NotServedError", "OnnxParser",
-    "OnnxParserFlag", "PaddingMode", "ParserError", "Permutation", "PoolingType", "PreviewFeature", "ProfilingVerbosity", "QuantizationFlag",
-    "ReduceOperation", "ResizeCoordinateTransformation", "ResizeRoundMode", "ResizeSelector", "Runtime", "RuntimePlatform", "SampleMode",
-    "ScaleMode", "ScatterMode", "SeekPosition", "SerializationFlag", "TacticSource", "TempfileControlFlag", "TensorFormat", "TensorIOMode",
-    "TensorLocation", "TilingOptimizationLevel", "TopKOperation", "TripLimit", "UnaryOperation", "Weights", "WeightsRole", "connect_polygraphy",
-    "coverage", "init_libnvinfer_plugins", "install", "nptype", "volume",
+    "IParametricReLULayer", "IPoolingLayer", "IProfiler", "IProgressMonitor", "IQuantizeLayer", "IRaggedSoftMaxLayer", "IReduceLayer",
+    "IResizeLayer", "IReverseSequenceLayer", "IRuntimeConfig", "IScaleLayer", "IScatterLayer", "ISelectLayer", "ISerializationConfig",
+    "IShapeLayer", "IShuffleLayer", "ISliceLayer", "ISoftMaxLayer", "ISqueezeLayer", "IStreamReader", "IStreamReaderV2", "IStreamWriter",
+    "ITensor", "ITimingCache", "ITopKLayer", "IUnaryLayer", "IUnsqueezeLayer", "InterpolationMode", "LayerInformationFormat", "LayerType",
+    "Logger", "LoopOutput", "MatrixOperation", "MemoryPoolType", "NetworkDefinitionCreationFlag", "NotServedError", "OnnxParser",
+    "OnnxParserFlag", "PaddingMode", "ParserError", "Permutation", "PoolingType", "PreviewFeature", "Profiler", "ProfilingVerbosity",
+    "QuantizationFlag", "ReduceOperation", "ResizeCoordinateTransformation", "ResizeRoundMode", "ResizeSelector", "Runtime", "RuntimePlatform",
+    "SampleMode", "ScaleMode", "ScatterMode", "SeekPosition", "SerializationFlag", "TacticSource", "TempfileControlFlag", "TensorFormat",
+    "TensorIOMode", "TensorLocation", "TilingOptimizationLevel", "TopKOperation", "TripLimit", "UnaryOperation", "Weights", "WeightsRole",
+    "connect_polygraphy", "coverage", "init_libnvinfer_plugins", "install", "nptype", "use_backend", "volume",
 ]  # fmt: skip
 
 
