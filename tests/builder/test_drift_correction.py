@@ -67,7 +67,7 @@ def test_candidates_that_are_not_retimed_are_scaled_by_the_drift_factor(drift, m
     for e in (a, b, c, refined):
         e.net = SimpleNamespace(layers=[])
     search = SimpleNamespace(config=config, cannot_win=lambda ms: False, log=log, history=history, backend=get_backend("null"))
-    best = whole_engine.select_fastest(search, None, harness, [a, b, c])
+    best = whole_engine.time_and_select(search, None, harness, [a, b, c])
     assert comparisons == [["a", "b", "c"], ["a", "b", "b changed"]]
     assert best.candidate.what == "b"
     assert {e.what: e.ms for e in best.engines} == pytest.approx({"a": 1.02 * drift, "b": drift, "b changed": 1.05 * drift, "c": 1.1 * drift})

@@ -65,15 +65,15 @@ def select_engine(search: Search, make: Make) -> SelectedEngine:
         return SelectedEngine(first, [], first.assignment.cost)
     search.log.stage("whole engines", len(candidates) + 3)  # the engine of runners-up, the refined engine, the final run
     harness = BenchmarkHarness(search, probe_inputs(candidates[0].plan.network, search.config.seed, probe_shapes(candidates[0].plan)))
-    best = select_fastest(search, make, harness, list(candidates))
+    best = time_and_select(search, make, harness, list(candidates))
     if search.retime_contradictions(best.candidate.lowered, best.chosen, best.candidate.ms):
         time_unfused(search)
         candidates = _list_engines(search, make)
-        best = select_fastest(search, make, harness, list(candidates))
-    return select_fastest(search, make, harness, candidates, remeasure=True) if best.is_doubtful else best
+        best = time_and_select(search, make, harness, list(candidates))
+    return time_and_select(search, make, harness, candidates, remeasure=True) if best.is_doubtful else best
 
 
-def select_fastest(
+def time_and_select(
     search: Search, make: Make, harness: BenchmarkHarness, candidates: list[EngineCandidate], *, remeasure: bool = False
 ) -> SelectedEngine:
     """The fastest of these and of one with kernels selected in the network. Cached times are used unless `remeasure`."""
@@ -206,4 +206,4 @@ def _only_format(options: Mapping[str, list[Option]], f: str) -> dict[str, list[
     return {n: [o for o in group if any(x.format == f for x in o.signature.outputs)] or group for n, group in options.items()}
 
 
-__all__ = ["BrokenKernel", "SelectedEngine", "select_engine", "select_fastest"]
+__all__ = ["BrokenKernel", "SelectedEngine", "select_engine", "time_and_select"]
