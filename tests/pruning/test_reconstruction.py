@@ -5,6 +5,7 @@ import pytest
 
 from whet.network import Weight, parse_network
 from whet.pruning import PruneConfig, Samples, Target, branches, cut, groups, importance, prune, recover
+from whet.pruning.recovery import RecoveryConfig
 
 NET = """network n source
 in %x: f32[N,8]
