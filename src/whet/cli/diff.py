@@ -13,9 +13,9 @@ import click
 @click.argument("second", type=click.Path(dir_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")
 def command(first: str, second: str, as_json: bool) -> None:
-    """Show how two engines or two locks differ: options, fusion, tactics, types. Nothing is run (`whet compare` times engines).
+    """Show how two engines or two locks differ: options, fusion, tactics, types.
 
-    Layers are aligned by the nodes of the model that they compute. The exit code is 1 if there are differences, 0 if there are none.
+    Nothing is run; `whet compare` times engines. Layers are aligned by the nodes of the model that they compute. The exit code is 1 if there are differences, 0 if there are none.
     """
     from whet.cli._compare_engines import print_aligned
     from whet.cli._console import console
