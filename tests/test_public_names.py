@@ -94,8 +94,8 @@ def test_a_users_editor_knows_the_signatures(tmp_path, monkeypatch):
     out, _, _ = api.run([str(script), "--config-file", str(ROOT / "pyproject.toml"), "--follow-imports=silent", *cache])
     lines = [line.partition("script.py:")[2] for line in out.splitlines() if "script.py:" in line]
     build, ran, int8, precisions, recipe, threads, wrong = lines
-    assert build.startswith('4: note: Revealed type is "def (net: whet.network')
-    assert "-> whet.engine.plan.EnginePlan" in build
+    assert build.startswith('4: note: Revealed type is "def (model: ')
+    assert "-> whet.runtime.engine.Engine" in build
     assert 'dict[' in ran
     assert "ndarray" in ran
     assert "def (" in int8

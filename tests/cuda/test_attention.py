@@ -20,7 +20,7 @@ from whet.builder.lowering import lower_network
 from whet.composites.attention import attention_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
-from whet.tactics._attention import View, match_attention, plain_view
+from whet.tactics._attention import Guard, View, match_attention, plain_view
 from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.attention import attention_fused as fused
@@ -255,11 +255,11 @@ FUSED_TILES = [
 ]
 
 
-@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("guard", [Guard.NONE, Guard.HIDDEN])
 @pytest.mark.parametrize(("size", "tile", "mask", "causal"), FUSED_TILES, ids=str)
-def test_machine_code_of_fused_attention(size, tile, mask, causal, guarded, tmp_path):
+def test_machine_code_of_fused_attention(size, tile, mask, causal, guard, tmp_path):
     _, _, heads, _ = fused_plan((1, 2, 512, 512, size), {"layout": "rows"})
-    heads = replace(heads, causal=causal, guarded=guarded)
+    heads = replace(heads, causal=causal, guard=guard)
     assert fused.tile_unfit(heads, mask, tile) is None
     constants = fused.constants_of(heads, mask, tile, True)
     text = sass(compile_cubin(source("attention_fused.cu", constants), cached=False), tmp_path)

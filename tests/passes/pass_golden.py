@@ -31,8 +31,8 @@ ROUNDS = {
     "recognize_hard_sigmoid", "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "recognize_rms_norm", "pad_channels",
     "remove_zero_channels", "merge_masks", "masked_fill_to_add", "einsum_to_matmul",
 }  # fmt: skip
-#: Passes that hold for numbers: which integer a NaN becomes, no standard says; and a guard turns rows of NaN into 0.
-NO_NAN = {"move_quantize", "move_quantize_split", "row_guard_to_is_nan"}
+#: Passes that hold for numbers: which integer a NaN becomes, no standard says.
+NO_NAN = {"move_quantize", "move_quantize_split"}
 _LIMIT = 16  # the text form writes constants of up to so many elements out
 
 

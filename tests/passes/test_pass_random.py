@@ -20,7 +20,7 @@ seeds = st.integers(0, 10**6)
 QUANTIZED = {p for p in PASSES if "quantize" in p}
 # : Spellings of exporters: test_exported_blocks.py exports networks with them.
 EXPORTED = {
-    "einsum_to_matmul", "masked_fill_to_add", "merge_masks", "recognize_rms_norm", "row_guard_to_is_nan", "unbatch_transposes", "window_mask_to_add",
+    "einsum_to_matmul", "masked_fill_to_add", "merge_masks", "recognize_rms_norm", "unbatch_transposes", "window_mask_to_add",
 }  # fmt: skip
 
 

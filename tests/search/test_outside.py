@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from search.conftest import recipe_with
+from support.search_case import recipe_with
 from whet.errors import UsageError
 from whet.report.stage import STAGE, WAITING
 from whet.search import search

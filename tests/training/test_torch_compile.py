@@ -3,7 +3,6 @@
 import importlib
 import importlib.metadata
 import logging
-import os
 import tomllib
 from pathlib import Path
 
@@ -23,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 QUICK = {"optimization_level": 0, "timing_cache": "", "threads": 1}
 LOG = "whet.torch_compile"
 pytestmark = pytest.mark.filterwarnings("ignore::whet.runtime.EngineWarning")  # other shapes than the tuned ones may use other kernels
-long = pytest.mark.skipif("WHET_TEST_TORCH" not in os.environ, reason="long; `make test-torch-compile` runs it")
 
 
 class Residual(nn.Module):
@@ -123,7 +121,7 @@ def test_arguments_that_do_not_fit_run_in_torch_with_one_warning(residual, caplo
     assert "axis 0: 5, but profile 0 takes 1 to 4" in line
 
 
-@long
+@pytest.mark.slow
 @torch.no_grad()
 def test_structures_arguments_by_name_and_constants(caplog):
     module = seeded(Encoder)
@@ -148,7 +146,7 @@ def test_structures_arguments_by_name_and_constants(caplog):
     assert "torch.int32, the engine takes torch.int64" in warnings_of(caplog)[-1]
 
 
-@long
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_input_is_given_by_its_shapes_and_16_bit_modules_keep_their_type():
     module = seeded(Residual).to(torch.bfloat16)
@@ -162,7 +160,7 @@ def test_an_input_is_given_by_its_shapes_and_16_bit_modules_keep_their_type():
         Input((2, 3), (1, 3))
 
 
-@long
+@pytest.mark.slow
 def test_int8_takes_samples():
     module = seeded(Residual)
     samples = [(torch.randn(2, 3, 8, 8),) for _ in range(2)]
@@ -239,7 +237,7 @@ def built(monkeypatch):
     return names
 
 
-@long
+@pytest.mark.slow
 @torch.no_grad()
 def test_torch_compile_runs_engines_at_static_then_dynamic_shapes(built, caplog):
     module = seeded(nn.Linear, 4, 3)
@@ -255,7 +253,7 @@ def test_torch_compile_runs_engines_at_static_then_dynamic_shapes(built, caplog)
     assert built == ["graph", "graph"]
 
 
-@long
+@pytest.mark.slow
 @torch.no_grad()
 def test_marked_axes_bound_the_profile(built):
     module = seeded(Residual)
@@ -278,7 +276,7 @@ def test_gradients_run_in_torch(built, caplog):
     assert "its gradients are needed" in warnings_of(caplog)[-1]
 
 
-@long
+@pytest.mark.slow
 @torch.no_grad()
 def test_changed_weights_get_another_engine(built):
     module = seeded(nn.Linear, 4, 3)
@@ -305,7 +303,7 @@ def odd_op():
     return odd
 
 
-@long
+@pytest.mark.slow
 @torch.no_grad()
 def test_unsupported_operations_run_in_torch_between_engines(built, caplog, odd_op):
     first, second = seeded(nn.Linear, 4, 4), seeded(nn.Linear, 4, 2)
@@ -326,7 +324,7 @@ def test_unsupported_operations_run_in_torch_between_engines(built, caplog, odd_
         torch.compile(model, backend="whet", options={**QUICK, "require_full_compilation": True})(x)
 
 
-@long
+@pytest.mark.slow
 @torch.no_grad()
 def test_named_operations_stay_in_torch_and_small_blocks_too(built, caplog):
     fast = torch.compile(lambda x: torch.relu(x).cumsum(0) + 1, backend="whet", options={**QUICK, "torch_executed_ops": ["cumsum"]})
@@ -335,7 +333,7 @@ def test_named_operations_stay_in_torch_and_small_blocks_too(built, caplog):
     assert "no run of 5 operations (min_block_size) is supported" in warnings_of(caplog)[-1]
 
 
-@long
+@pytest.mark.slow
 @torch.no_grad()
 def test_graph_breaks_in_place_writes_and_numbers(caplog):
     linear = seeded(nn.Linear, 4, 4)

@@ -13,6 +13,7 @@ from whet.composites._base import composite
 from whet.composites._samples import Regions, new_body
 from whet.network import Layer, Tensor
 from whet.ops import Sample
+from whet.ops._reduce import reduced
 from whet.ops._strided import REARRANGING, View, plain_view, views_after
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.fusing import epilogue_steps, fuse_flat, outer_tensor, root_op
@@ -37,14 +38,14 @@ def attention_sample(
     constant: bool = False,
     causal: float | None = None,
     group: int = 1,
-    guard: bool = False,
+    guard: str = "",
     repeats: int = 1,
 ) -> Sample:
     """softmax(q @ k^T / sqrt(size) + mask) @ v. `layout`: "heads" (q, k, v as the MatMuls read them), "rows" (heads within a row, as a
     projection writes them; the body has the transposes, the result's too), "stacked" (q, k and v in one tensor of rows). `causal`: the mask is
     a constant that adds this value to the keys after the row (the last row sees all keys). `group` ("rows" only): heads of q that share a head of
-    k and v, which the body expands. `guard`: NaN probabilities become 0, and the first row of the constant mask hides every key. `repeats`: the
-    mask repeats along the batch."""
+    k and v, which the body expands. `guard`: the first row of the constant mask hides every key, and rows of probabilities become 0: those of NaN
+    ("nan"), or those of which the mask hides every key ("hidden"). `repeats`: the mask repeats along the batch."""
     stacked: list[str | np.ndarray] = [f"f32[{batch},{rows},3,{heads},{size}]", np.array(0), np.array(1), np.array(2)]
     separate: list[str | np.ndarray] = [f"f32[{batch},{n},{h},{size}]" for n, h in ((rows, heads), (keys, heads // group), (keys, heads // group))]
     plain: list[str | np.ndarray] = [f"f32[{batch},{heads},{a},{b}]" for a, b in ((rows, size), (size, keys), (keys, size))]
@@ -60,7 +61,7 @@ def attention_sample(
         inputs.append(np.where(np.arange(keys) > np.arange(rows)[:, None] + keys - rows, np.float32(causal), np.float32(0)))
     shapes = [np.array([2]), np.array([batch, heads // group, group, keys, size]), np.array([batch, heads, keys, size])] if group > 1 else []
     inputs += shapes
-    inputs += [np.array(0, np.float32)] if guard else []
+    inputs += [np.array(x, np.float32) for x in ((-np.inf, 0) if guard == "hidden" else (0,) if guard else ())]
 
     def regions() -> Regions:
         body, own = new_body(inputs)
@@ -83,12 +84,15 @@ def attention_sample(
         x = body.add("MatMul", q, k)
         if scale:
             x = body.add(scale, x, rest[0])
+        added: Tensor | None = None
         if mask or guard or causal is not None:
             added = rest[1 if scale else 0]
             x = body.add("Add", x, added if repeats == 1 else body.add("Tile", added, repeats=(repeats, *[1] * (added.type.rank - 1))))
         p = body.add("Softmax", x, axis=-1)
-        if guard:
+        if guard == "nan":
             p = body.add("Where", body.add("IsNaN", p), rest[-1], p)
+        elif guard:
+            p = body.add("Where", body.add("Equal", body.add("ReduceMax", added, axes=(-1,), keepdims=1), rest[-2]), rest[-1], p)
         y = body.add("MatMul", p, v)
         body.mark_output(y if layout == "heads" else body.add("Transpose", y, perm=(0, 2, 1, 3)))
         return {"body": body}
@@ -113,8 +117,10 @@ ATTENTION = composite(
         attention_sample(1, 6, 40, 70, 128, layout="rows", causal=float(np.finfo(np.float32).min), group=3),
         attention_sample(2, 4, 30, 100, 96, layout="rows", mask=(2, 1, 1, 100), group=2),
         attention_sample(2, 2, 18, 32, 16, mask=(2, 1, 18, 32)),
-        attention_sample(2, 2, 20, 32, 64, layout="rows", guard=True),
-        attention_sample(2, 3, 17, 21, 32, layout="rows", guard=True, scale=""),
+        attention_sample(2, 2, 20, 32, 64, layout="rows", guard="nan"),
+        attention_sample(2, 3, 17, 21, 32, layout="rows", guard="nan", scale=""),
+        attention_sample(2, 2, 20, 32, 64, layout="rows", guard="hidden"),
+        attention_sample(1, 3, 17, 21, 32, layout="rows", guard="hidden", scale=""),
         attention_sample(6, 2, 16, 16, 32, layout="stacked", mask=(3, 2, 16, 16), constant=True, repeats=2),
     ],
 )
@@ -122,35 +128,47 @@ ATTENTION = composite(
 
 @ATTENTION.matcher("MatMul", phase=Phase.FUSE, level=2)
 def recognize_attention(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    """Softmax attention, MatMul(Softmax(scale * MatMul(q, k) + mask), v), becomes one layer; NaN probabilities may become 0."""
-    weights, guard = _match_guard(g, layer.inputs[0])
+    """Softmax attention, MatMul(Softmax(scale * MatMul(q, k) + mask), v), becomes one layer; rows without visible keys may be 0."""
+    weights, guard, condition, guarded_mask = _match_guard(g, layer.inputs[0])
     softmax = maker_of_op(g, weights, "Softmax")
     if softmax is None or not layer.output.dtype.is_float:
         return None
     x = softmax.inputs[0]
     if softmax.attrs["axis"] not in (-1, softmax.output.type.rank - 1):
         return Skip(f"the softmax is over axis {softmax.attrs['axis']}, not the last one")
-    members = [softmax, *guard]
+    members = [*condition, softmax, *guard]
     for match in (_match_mask, _match_scale):
         matched = match(g, x)
         if matched is not None:
             members.insert(0, matched[0])
             x = matched[1]
+    if condition and not any(m.op == "Add" and guarded_mask in m.inputs for m in members):
+        return Skip(f"'{condition[0].name}' looks for hidden keys in %{guarded_mask.name if guarded_mask else ''}, which is not the mask")
     scores = _scores(g, x)
     if scores is None:
         return _obstacle(g, x)
-    if reason := interior_escapes(g, layer, [scores, *members]):
+    if reason := interior_escapes(g, layer, [scores, *(m for m in members if m not in condition)]):  # layers share the condition
         return Skip(reason)
     return fuse_flat(g, ATTENTION.kind, scores, *members, layer)
 
 
-def _match_guard(g: Graph, t: Tensor | None) -> tuple[Tensor | None, list[Layer]]:
-    """(p, [IsNaN, Where]), when `t` is Where(IsNaN(p), 0, p), which exporters write for rows of which every key is hidden; else (t, [])."""
+def _match_guard(g: Graph, t: Tensor | None) -> tuple[Tensor | None, list[Layer], list[Layer], Tensor | None]:
+    """(p, layers on the way of p, layers that compute the condition, the mask that it is computed from) for the guards that exporters write for
+    rows of which every key is hidden: t = Where(IsNaN(p), 0, p), or Where(ReduceMax(mask) == -infinity, 0, p); else (t, [], [], None)."""
     where = maker_of_op(g, t, "Where")
-    is_nan = maker_of_op(g, where.inputs[0], "IsNaN") if where is not None else None
-    if where is None or is_nan is None or where.inputs[2] is not is_nan.inputs[0] or scalar_value(where.inputs[1]) != 0:
-        return t, []
-    return is_nan.inputs[0], [is_nan, where]
+    if where is None or scalar_value(where.inputs[1]) != 0 or where.inputs[2] is None or where.inputs[2].type != where.output.type:
+        return t, [], [], None
+    p = where.inputs[2]
+    is_nan, equal = maker_of_op(g, where.inputs[0], "IsNaN"), maker_of_op(g, where.inputs[0], "Equal")
+    if is_nan is not None and is_nan.inputs[0] is p:
+        return p, [is_nan, where], [], None
+    if equal is None:
+        return t, [], [], None
+    largest = next((maker_of_op(g, a, "ReduceMax") for a, b in (equal.inputs, equal.inputs[::-1]) if scalar_value(b) == -np.inf), None)
+    mask = None if largest is None else largest.inputs[0]
+    if largest is None or mask is None or reduced(largest) != (mask.type.rank - 1,) or not largest.attrs["keepdims"]:
+        return t, [], [], None
+    return p, [where], [largest, equal], mask
 
 
 def _obstacle(g: Graph, x: Tensor | None) -> Skip | None:

@@ -19,7 +19,7 @@ from whet.frontends._onnx_order import ordered
 from whet.frontends._onnx_shapes import SymbolTable, value_type
 from whet.frontends._onnx_tensors import array_of, dtype_of_onnx
 from whet.network import Network, Origin, Tensor, TensorType, Weight
-from whet.ops import OPS, Op
+from whet.ops import OPS, FoldBudget, Op
 
 _DEEPEST = 32  # nesting depth of functions and subgraphs; real models have 3
 _MOST = 300_000  # nodes after inlining; nested functions could expand exponentially
@@ -94,6 +94,7 @@ class GraphReader:
     readers: dict[str, Op] = field(default_factory=onnx_readers)
     depth: int = 0
     nodes: int = 0
+    budget: FoldBudget = field(default_factory=lambda: FoldBudget(0))
 
     def read(
         self, graph: GraphProto, scope: Scope, versions: Mapping[str, int], types: Mapping[str, TensorType], prefix: str = ""
@@ -199,7 +200,7 @@ class GraphReader:
         self._add_graphs(view, node, scope, versions)
         made = op.onnx(view, net) if op.onnx is not None else _default_reader(op, view, net)
         outputs = [made] if isinstance(made, Tensor) else list(made)
-        folded = fold(net, start, outputs, inputs, list(node.output))
+        folded = fold(net, start, outputs, inputs, list(node.output), self.budget)
         self._bind(node, name, scope, folded or _named(net, start, outputs, node.output))
 
     def _readable(self, body: FunctionProto) -> bool:
@@ -213,14 +214,15 @@ class GraphReader:
         for i, out in enumerate(node.output):
             if not out:
                 continue
-            if i >= len(outputs) or outputs[i] is None:
+            output = outputs[i] if i < len(outputs) else None
+            if output is None:
                 raise unsupported(
                     name,
                     "",
                     node.op_type,
                     f"its output {i} ({out!r}) is used, but whet's {node.op_type} does not produce it; export for inference",
                 )
-            scope[out] = outputs[i]  # type: ignore[assignment]
+            scope[out] = output
 
     def _add_graphs(self, view: Node, node: NodeProto, scope: Scope, versions: Mapping[str, int]) -> None:
         protos = {a.name: a.g for a in node.attribute if a.type == AttributeProto.GRAPH}

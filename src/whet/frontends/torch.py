@@ -7,10 +7,11 @@ pruned, fine-tuned and calibrated.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -64,6 +65,16 @@ def from_torch(
     finally:
         for m, training in was.items():
             m.training = training
+
+
+def example_for(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[str], tuple[Any, ...]]:
+    """Input names and seeded random f32 tensors of `shapes`, in the order of the parameters of `module.forward` if all are named after these."""
+    import torch
+
+    parameters = list(inspect.signature(module.forward).parameters)
+    names = [n for n in parameters if n in shapes] if set(shapes) <= set(parameters) else list(shapes)
+    generator = torch.Generator().manual_seed(0)
+    return names, tuple(torch.randn(shapes[n], generator=generator) for n in names)
 
 
 def _export(

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from math import prod
 
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
+from whet.ops._reduce import reduced
 from whet.ops._strided import View, plain_view, views_after
+
+
+class Guard(IntEnum):
+    """Which rows of probabilities are 0 in place of NaN. The values are constants of the CUDA kernels."""
+
+    NONE = 0
+    NAN = 1  # all rows of NaN
+    HIDDEN = 2  # rows of which the mask hides every key by -infinity; NaN for another reason stays
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,7 @@ class Heads:
     keys: int
     size: int
     scale: float
-    guarded: bool = False  # rows of NaN (all their keys are hidden by -infinity) are 0
+    guard: Guard = Guard.NONE
     causal: int | None = None  # the mask is a constant that hides exactly the keys after row + causal: a kernel may skip them and not read it
 
 
@@ -48,26 +58,31 @@ def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = Fal
         return "is not a chain between two matrix products"
     q, k = (None if t is None else views.get(t) for t in products[0].inputs)
     running, scale, mask, softmax = products[0].output, 1.0, None, False
-    is_nan: Tensor | None = None
-    guarded = False
+    masked_by, condition, guard, row_max = None, None, Guard.NONE, None
     out: View | None = None
     v: View | None = None
     for x in waiting[1:]:
         others = [t for t in x.inputs if t is not None and t is not running]
         number = _one_number(layer, others[0]) if len(others) == 1 else None
+        if x.op == "ReduceMax" and masked_by is not None and x.inputs[0] is masked_by and _keeps_rows(x):
+            row_max = x.output
+            continue
+        if x.op == "Equal" and row_max in x.inputs and any(t is not row_max and _one_number(layer, t) == -np.inf for t in x.inputs):
+            condition, guard = x.output, Guard.HIDDEN
+            continue
         if running not in x.inputs:
             return f"{x.op} does not read the result before it"
         if x.op in ("Mul", "Div") and number is not None and mask is None and not softmax and (x.op == "Mul" or x.inputs[0] is running):
             scale = scale * number if x.op == "Mul" else scale / number
         elif x.op == "Add" and mask is None and not softmax and len(others) == 1 and others[0] in views:
-            mask = views[others[0]]
+            mask, masked_by = views[others[0]], others[0]
         elif x.op == "Softmax" and not softmax:
             softmax = True
-        elif x.op == "IsNaN" and softmax and v is None and is_nan is None:
-            is_nan = x.output
+        elif x.op == "IsNaN" and softmax and v is None and condition is None:
+            condition, guard = x.output, Guard.NAN
             continue
-        elif x.op == "Where" and is_nan is not None and x.inputs[0] is is_nan and x.inputs[2] is running and _one_number(layer, x.inputs[1]) == 0:
-            guarded = True
+        elif x.op == "Where" and _is_guard(layer, x, condition, running) and softmax and v is None:
+            condition = None
         elif x.op == "MatMul" and softmax and v is None and x.inputs[0] is running and others and others[0] in views:
             v = views[others[0]]
             shape = static_shape(x.output.shape)
@@ -84,13 +99,13 @@ def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = Fal
         else:
             return f"the kernel has no {x.op} here"
         running = x.output
-    if q is None or k is None or v is None or out is None or body.outputs != [running]:
+    if q is None or k is None or v is None or out is None or condition is not None or body.outputs != [running]:
         return "is not a chain between two matrix products"
     heads = _heads(q, k, v, mask, out, scale, grouped)
     if not isinstance(heads, str):
         if heads.mask is not None and heads.mask.period and not periodic:
             return f"the mask repeats after {heads.mask.period} items of the batch"
-        heads = replace(heads, guarded=guarded)
+        heads = replace(heads, guard=guard)
     if isinstance(heads, str) or heads.mask is None or not layer.needs(heads.mask.place).is_constant:
         return heads
     return replace(heads, causal=_diagonal(layer.needs(heads.mask.place), heads.mask))
@@ -142,6 +157,17 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
     if not prod(shape) * keys or shape[0] * shape[1] > 65535:
         return "no heads, or more than 65535 of them"
     return found
+
+
+def _keeps_rows(reduction: Layer) -> bool:
+    """True if a reduction is over the keys of a mask and keeps the axis."""
+    x = reduction.inputs[0]
+    return x is not None and reduced(reduction) == (x.type.rank - 1,) and bool(reduction.attrs["keepdims"])
+
+
+def _is_guard(layer: Layer, where: Layer, condition: Tensor | None, weights: Tensor) -> bool:
+    """True if a Where makes the rows of `weights` 0 for which `condition` holds."""
+    return condition is not None and where.inputs[0] is condition and where.inputs[2] is weights and _one_number(layer, where.inputs[1]) == 0
 
 
 def _one_number(layer: Layer, t: Tensor | None) -> float | None:

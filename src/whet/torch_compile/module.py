@@ -80,7 +80,7 @@ def _ranges(tensor: Any, given: Ranges | None, dynamic_batch: bool | tuple[int, 
     if not dynamic_batch or not tensor.ndim:
         return {}
     n = int(tensor.shape[0])
-    low, opt, high = (1, n, LARGEST * n) if dynamic_batch is True else dynamic_batch
+    low, opt, high = dynamic_batch if isinstance(dynamic_batch, tuple) else (1, n, LARGEST * n)
     return {0: (low, opt, high)}
 
 

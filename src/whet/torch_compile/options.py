@@ -79,7 +79,7 @@ class CompileOptions:
 
     def build_config(self, backend: str, profiles: tuple[Any, ...]) -> BuildConfig:
         """The options of the build on `backend` with `profiles`."""
-        given = {
+        given: dict[str, Any] = {
             "optimization_level": self.optimization_level,
             "timing_cache": self.timing_cache if self.timing_cache is not None else self.timing_cache_path,
             "threads": self.threads,

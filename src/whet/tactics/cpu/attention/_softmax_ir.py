@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from whet.tactics._attention import Guard
 from whet.tactics.cpu._llvm.builder import FLOAT, INT32, LANES, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 _LOG2E, _MAGIC, _LEAST = 1.44269504088896341, 12582912.0, -87.3  # adding 1.5 * 2^23 rounds; below -87.3 exp is 0
+_LEAST_FINITE = -3.4028234663852886e38
 _LN2_HIGH, _LN2_LOW = -0.693359375, 2.12194440e-4  # -ln(2) in two parts
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 WORDS = ("scores", "mask", "count", "keys", "rows", "head_step", "row_step", "share", "scale")
@@ -21,10 +23,10 @@ mask, rows of a thread, the scale's address."""
 
 
 @cache
-def softmax_ir(masked: bool, tail: int = 0, guarded: bool = False) -> str:
+def softmax_ir(masked: bool, tail: int = 0, guard: Guard = Guard.NONE) -> str:
     """`softmax(context)` in three passes over a row, which is in the first-level cache.
 
-    `tail`: elements of a row after its whole vectors of 16. `guarded`: a row that would be NaN is 0.
+    `tail`: elements of a row after its whole vectors of 16. `guard`: the rows that are 0.
     """
     module = Module()
     with parallel_kernel(module, "softmax", WORDS, "count") as (f, w):
@@ -37,8 +39,10 @@ def softmax_ir(masked: bool, tail: int = 0, guarded: bool = False) -> str:
             if masked:
                 head, row = rows.index // w.rows, rows.index % w.rows
                 mask = w.mask.as_pointer(FLOAT).at(head * w.head_step + row * w.row_step)
-            largest = row_of.scale_and_mask(x, scale, mask)
-            row_of.divide(x, row_of.exponentiate(x, largest), guarded)
+            largest, visible = row_of.scale_and_mask(x, scale, mask)
+            total = row_of.exponentiate(x, largest)
+            is_zero = {Guard.NONE: None, Guard.NAN: total.is_nan(), Guard.HIDDEN: visible < 0.5}[guard]
+            row_of.divide(x, total, is_zero)
     return str(module)
 
 
@@ -56,25 +60,31 @@ class _Row:
         self._lowest = spread(float("-inf"))
         self._exp = [spread(c) for c in _EXP]
 
-    def scale_and_mask(self, x: Pointer, scale: Value, mask: Pointer | None) -> Value:
-        """In place; the largest element in every lane."""
+    def scale_and_mask(self, x: Pointer, scale: Value, mask: Pointer | None) -> tuple[Value, Value]:
+        """In place; (the largest element, 1 if an element of the mask is not -infinity or 0) in every lane."""
         f = self._f
-        with f.loop(0, self._whole, step=LANES, carried=[self._lowest], at_least_once=self._tail is None) as loop:
+
+        def seen(before: Value, masks: Value | None) -> Value:
+            return before if masks is None else f.select(masks < _LEAST_FINITE, before, self._one)
+
+        with f.loop(0, self._whole, step=LANES, carried=[self._lowest, self._zero], at_least_once=self._tail is None) as loop:
             at = x.at(loop.index)
             scaled = at.load_vector() * scale
-            score = scaled + (self._zero if mask is None else mask.load_vector(loop.index))
+            masks = None if mask is None else mask.load_vector(loop.index)
+            score = scaled + (self._zero if masks is None else masks)
             at.store(score)
-            loop.carry(f.maximum(score, loop.values[0]))
-        largest = loop.results[0]
+            loop.carry(f.maximum(score, loop.values[0]), seen(loop.values[1], masks))
+        largest, visible = loop.results
         if self._tail is not None:
             at = x.at(self._whole)
             score = at.load_masked(self._tail, self._lowest) * scale
             if mask is not None:
-                score = score + mask.at(self._whole).load_masked(self._tail, self._zero)
+                masks = mask.at(self._whole).load_masked(self._tail, self._lowest)
+                score, visible = score + masks, seen(visible, masks)
             at.store_masked(score, self._tail)
-            # lanes past the end hold -inf times the scale, which a negative scale makes +inf
+            # lanes past the end hold -inf times the scale, which a negative scale makes +inf, and of a mask NaN
             largest = f.maximum(f.select(f.mask(self._tail), score, self._lowest), largest)
-        return self._reduce(f.maximum, largest)
+        return self._reduce(f.maximum, largest), self._reduce(f.maximum, visible)
 
     def exponentiate(self, x: Pointer, largest: Value) -> Value:
         """exp of the row less its largest element, in place; the sum in every lane."""
@@ -92,13 +102,13 @@ class _Row:
             total = total + f.select(f.mask(self._tail), power, self._zero)
         return self._reduce(Value.__add__, total)
 
-    def divide(self, x: Pointer, total: Value, guarded: bool) -> None:
-        """The row by its sum, in place. `guarded`: 0 where the sum is NaN."""
+    def divide(self, x: Pointer, total: Value, is_zero: Value | None) -> None:
+        """The row by its sum, in place; 0 where `is_zero`."""
         inverse = self._one / total
 
         def divided(value: Value) -> Value:
             quotient = value * inverse
-            return self._f.select(total.is_nan(), self._zero, quotient) if guarded else quotient
+            return quotient if is_zero is None else self._f.select(is_zero, self._zero, quotient)
 
         with self._f.loop(0, self._whole, step=LANES, at_least_once=self._tail is None) as loop:
             at = x.at(loop.index)

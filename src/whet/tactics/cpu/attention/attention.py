@@ -64,7 +64,7 @@ class AttentionKernel:
     def enqueue(self, args: Args, stream: Stream) -> None:
         found, group = self.found, self.group
         inner = Args(args.inputs, (args.outputs[0], args.scratch), (), args.scratch + self.scores)
-        ir = softmax_ir(found.mask is not None, found.keys % LANES, found.guarded)
+        ir = softmax_ir(found.mask is not None, found.keys % LANES, found.guard)
         run = jit.address(ir, "softmax")
         rows = group * found.rows
         for image in range(found.batch):
@@ -126,6 +126,9 @@ class Attention(CompiledTactic):
         except dnn.Unimplemented as error:
             raise PlanRefused(str(error)) from None
         return AttentionKernel(layer, signature, found, chosen, _group(found), backend.threads)
+
+    def missing_library(self) -> str | None:
+        return dnn.load_error()
 
     def library_version(self) -> str:
         return f"{dnn.library_version()} {jit.version()}"

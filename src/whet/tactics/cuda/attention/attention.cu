@@ -19,7 +19,8 @@ constexpr int K_ROWS = TRANSPOSED ? D : CHUNK, K_LONG = TRANSPOSED ? CHUNK : D, 
 constexpr int K_BYTES = K_ROWS * K_PITCH * 2, V_BYTES = CHUNK * PITCH * 2, STAGE_BYTES = K_BYTES + V_BYTES;
 constexpr int TILES = KC / 8, OUT = D / 8;                      // of eight keys, of eight elements
 #define INFINITY_F __uint_as_float(0x7f800000)
-DEV float guarded(float x, float total) { return GUARDED && !(total > 0.f) ? 0.f : x; }   // GUARDED: rows of which every key is hidden by -infinity are 0, not NaN
+// GUARDED: rows of probabilities that are 0. 1: rows of NaN; 2: rows of which every key is hidden by -infinity, whose `total` of weights is 0.
+DEV float guarded(float x, float total) { return (GUARDED == 1 && !(total > 0.f)) || (GUARDED == 2 && total == 0.f) ? 0.f : x; }
 constexpr float LOG2E = 1.4426950408889634f;
 
 DEV void ask16(u32 to, const void* from, bool inside) {

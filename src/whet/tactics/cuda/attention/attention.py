@@ -215,4 +215,4 @@ def _constants(found: Heads, config: Config, layer: Layer, signature: Signature)
         same_rows = int(found.mask.strides[-2] == 0)
     names = {name.upper(): said[name] for name in ("kc", "wr", "wk", "mi", "stages")}
     names |= {"TYPE": TYPE[kind.name], "BF16": int(kind.name == "bf16"), "D": found.size}
-    return {**names, "TRANSPOSED": int(found.turned), "MASK": mask, "SAME": same_rows, "GUARDED": int(found.guarded)}
+    return {**names, "TRANSPOSED": int(found.turned), "MASK": mask, "SAME": same_rows, "GUARDED": int(found.guard)}

@@ -7,7 +7,7 @@
 // q, k, v: slabs of 64 elements per row (128 bytes, 128-byte swizzle; 32 elements for heads of at most 32); TMA fills the elements past D and the rows past the end with zeros.
 // Constants: D (16 to 128, a multiple of 16), BN (keys per step), WGS, SPLIT, CLUSTER, STAGES (of the k and v ring), QB (buffers of a row tile's q),
 // OVERLAP (1: the values of a step are multiplied while the softmax of the next one is computed), PINGPONG (two warpgroups issue products alternately),
-// CAUSAL, GUARDED (rows of which every key is hidden by -infinity are 0, not NaN), MASK (0 none, 1 one row of keys through shared memory, 2 rows from global memory, 3 constant tiles in accumulator order), MASK_TYPE (0 f32,
+// CAUSAL, GUARDED (rows that are 0: 1 rows of NaN, 2 rows of which every key is hidden by -infinity, whose sum is 0), MASK (0 none, 1 one row of keys through shared memory, 2 rows from global memory, 3 constant tiles in accumulator order), MASK_TYPE (0 f32,
 // 1 f16, 2 bf16), MASK_PAIRS (2: two keys per load), BF16, REGISTERS (of a thread at launch), TAKE (registers of a multiplying thread after setmaxnreg; 0: as launched).
 #include "common.cuh"
 #include "wgmma"
@@ -55,7 +55,7 @@ DEV float2 halves(u32 v) {   // two mask values
     asm("{ .reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" : "=f"(r.x), "=f"(r.y) : "r"(v));
     return r;
 }
-DEV float guarded(float x, float total) { return GUARDED && !(total > 0.f) ? 0.f : x; }   // `total`: the sum of the row's weights
+DEV float guarded(float x, float total) { return (GUARDED == 1 && !(total > 0.f)) || (GUARDED == 2 && total == 0.f) ? 0.f : x; }   // `total`: the sum of the row's weights
 DEV float quad_max(float x) {
 #pragma unroll
     for (int i = 1; i < 4; i *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));

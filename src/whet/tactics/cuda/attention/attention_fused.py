@@ -428,7 +428,7 @@ def constants_of(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[s
     return {
         "D": heads.size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split, "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
         "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None),
-        "GUARDED": int(heads.guarded), "MASK": mask.kind, "MASK_TYPE": mask.type,
+        "GUARDED": int(heads.guard), "MASK": mask.kind, "MASK_TYPE": mask.type,
         "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take, **shared_memory(heads, mask, tile).constants(),
     }  # fmt: skip
 
