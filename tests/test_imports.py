@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ MAY_IMPORT = {
     "search": "network ops passes precision sparsity backends engine runtime measure builder inspector pruning frontends training report",
     "report": "inspector engine",
     "trt": "network ops precision frontends backends builder engine runtime inspector",
+    "ort": "network frontends backends engine runtime",
     "zoo": "",
 }
 ONNX_ALLOWED = {"frontends", "zoo"}
@@ -112,3 +114,14 @@ def test_names_that_tests_and_benchmarks_import_exist():
                     if name not in dir(module) and not submodule:  # dir() names what is imported on demand without importing torch
                         missing.append(f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.module}.{name}")
     assert missing == []
+
+
+def test_each_type_ignore_has_a_code_and_a_reason():
+    unexplained = re.compile(r"# type:\s*ignore(?!\[[\w, -]+\]  # \w)")
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{n}"
+        for path in sorted(p for part in ("src", "tests", "benchmarks", "examples") for p in (REPOSITORY / part).rglob("*.py"))
+        for n, line in enumerate(path.read_text().splitlines(), 1)
+        if unexplained.search(line) and path != Path(__file__)
+    ]
+    assert not found, f"# type: ignore[code] needs a second comment that gives the reason: {found}"

@@ -10,7 +10,7 @@
     print(engine.explain())                                                               # times, kernels and types by layer
 
 `help(whet.build)` has all parameters: ranges of shapes, FP16, INT8 with calibration data, accuracy budgets, backend="cuda".
-`whet.WhetError` is the base of all errors.
+`whet.ort.InferenceSession` takes the place of ONNX Runtime's. `whet.WhetError` is the base of all errors.
 
 The lower level: `network_from_onnx` and `from_torch` read networks, `whet.builder.build` makes a plan of one, `Runtime().load(plan)` an engine,
 `Engine.create_context` a context with bound buffers. Names and sub-packages (`whet.pruning.prune`) are imported on first use, so that
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from whet import network as network
     from whet import ops as ops
     from whet import option_names as option_names
+    from whet import ort as ort
     from whet import passes as passes
     from whet import precision as precision
     from whet import pruning as pruning

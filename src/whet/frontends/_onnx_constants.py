@@ -44,7 +44,7 @@ def fold(
     known = [t for t in inputs if t is not None]
     if not added or any(layer.regions or layer.op in _KEPT or not OPS[layer.op].pure for layer in added):
         return None
-    if any(t is None or not t.type.static or t.type.elements > LARGEST for layer in added for t in layer.outputs):  # type: ignore[operator]
+    if not all(t.type.is_static_up_to(LARGEST) for layer in added for t in layer.outputs):
         return None
     values: dict[Tensor, np.ndarray] = {}
     origins: dict[Tensor, Origin] = {}

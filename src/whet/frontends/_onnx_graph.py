@@ -214,14 +214,15 @@ class GraphReader:
         for i, out in enumerate(node.output):
             if not out:
                 continue
-            if i >= len(outputs) or outputs[i] is None:
+            output = outputs[i] if i < len(outputs) else None
+            if output is None:
                 raise unsupported(
                     name,
                     "",
                     node.op_type,
                     f"its output {i} ({out!r}) is used, but whet's {node.op_type} does not produce it; export for inference",
                 )
-            scope[out] = outputs[i]  # type: ignore[assignment]
+            scope[out] = output
 
     def _add_graphs(self, view: Node, node: NodeProto, scope: Scope, versions: Mapping[str, int]) -> None:
         protos = {a.name: a.g for a in node.attribute if a.type == AttributeProto.GRAPH}

@@ -83,5 +83,5 @@ class Weight:
         """SHA-256 of type and bytes: equal weights have equal digests."""
         h = hashlib.sha256(str(self.type).encode())
         if self.array.size:
-            h.update(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+            h.update(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data)
         return h.hexdigest()

@@ -286,7 +286,7 @@ def _evaluated(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[Dim, 
     """Known output values of any op whose inputs are all small and known."""
     nothing: list[tuple[Dim, ...] | None] = [None] * len(types)
     arrays = [known_array(t) for t in layer.inputs]
-    small = all(t.static and t.elements <= MAX_VALUES and t.dtype.kind != "string" for t in types)  # type: ignore[operator]
+    small = all(t.is_static_up_to(MAX_VALUES) and t.dtype.kind != "string" for t in types)
     if not small or has_symbols(layer) or any(t is not None and (a is None or a.dtype == object) for t, a in zip(layer.inputs, arrays, strict=True)):
         return nothing
     with np.errstate(all="ignore"):
@@ -330,9 +330,12 @@ def numbers(given: Any) -> list[int]:
 def given_ints(layer: Layer, name: str, i: int) -> tuple[int, ...] | None:
     """`given` without symbols. Raises UnsupportedError for a symbolic value."""
     values = given(layer, name, i)
-    if values is not None and any(isinstance(v, Expr) for v in values):
+    if values is None:
+        return None
+    ints = tuple(v for v in values if not isinstance(v, Expr))
+    if len(ints) < len(values):
         raise UnsupportedError(f"{layer.op} '{layer.name}': its {name} {values} must not depend on a dynamic dimension")
-    return values  # type: ignore[return-value]
+    return ints
 
 
 def regiven(layer: Layer, name: str, i: int, values: Sequence[Dim]) -> dict[str | int, Any]:

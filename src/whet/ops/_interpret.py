@@ -8,11 +8,11 @@ from contextvars import ContextVar
 import numpy as np
 
 from whet.errors import NetworkError, ShapeError
-from whet.network import BF16, F8E4M3, F8E5M2, F16, F32, F64, Dim, DType, Expr, Layer, Network, Tensor, TensorType, evaluate, substitute
+from whet.network import BF16, F16, F32, F64, SMALL_FLOATS, Dim, DType, Expr, Layer, Network, Tensor, TensorType, evaluate, substitute
 from whet.ops._base import MAX_REGION_STEPS, get_op
 
 _STEPS: ContextVar[list[int] | None] = ContextVar("steps", default=None)  # layers run by the outermost layer with regions
-_NARROW = frozenset(t.numpy for t in (F16, BF16, F8E4M3, F8E5M2))
+_NARROW = frozenset(t.numpy for t in (F16, BF16, *SMALL_FLOATS))
 _WIDENED = frozenset(t.numpy for t in (F32, F16, BF16))
 
 
@@ -54,17 +54,15 @@ def bind_layer(layer: Layer, env: Mapping[str, Dim]) -> Layer:
     bound = Layer(layer.op, layer.name, (), {k: _bind_value(v, env) for k, v in layer.attrs.items()}, regions, layer.sources)
     tensors: dict[Tensor, Tensor] = {}
 
-    def twin(t: Tensor | None, maker: Layer | None) -> Tensor | None:
-        if t is None:
-            return None
+    def twin(t: Tensor, maker: Layer | None) -> Tensor:
         if t not in tensors:
             type_ = t.type.with_shape(substitute(d, env) for d in t.type.shape)
             tensors[t] = new = Tensor(t.name, type_, maker, t.index, t.weight)
             new.shape_value = None if t.shape_value is None else tuple(substitute(d, env) for d in t.shape_value)
         return tensors[t]
 
-    bound.inputs = tuple(twin(t, None) for t in layer.inputs)
-    bound.outputs = tuple(twin(t, bound) for t in layer.outputs)  # type: ignore[misc]
+    bound.inputs = tuple(None if t is None else twin(t, None) for t in layer.inputs)
+    bound.outputs = tuple(twin(t, bound) for t in layer.outputs)
     return bound
 
 

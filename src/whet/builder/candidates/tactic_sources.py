@@ -30,7 +30,8 @@ def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
     """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or else a family: the first word of
     files' names (CUBLAS_LT is CUBLASLT), OWN for whet's kernels, TF32 for all that compute in it.
 
-    A tactic that is there for those who ask for it (`opt_in`) is left out until then, and so is one whose library cannot be loaded. Raises UsageError for a name that none has.
+    A tactic that is there for those who ask for it (`opt_in`) is left out until then, and so is one whose library cannot be loaded.
+    Raises UsageError for a name that none has.
     """
     everything = tactics_of(backend)
     chosen = {t.name for t in everything if not t.opt_in}
