@@ -115,9 +115,9 @@ REFUSED = {
     "op without reader": (model(node("NonZero", name="n")), UnsupportedError, r"node 'n' \(NonZero\): .*depends on the data"),
     "sequence op": (model(node("SequenceConstruct", name="s")), UnsupportedError, r"node 's' .*sequences of tensors"),
     "microsoft": (
-        model(node("FusedConv", domain="com.microsoft", name="m"), domains=["com.microsoft"]),
+        model(node("QAttention", domain="com.microsoft", name="m"), domains=["com.microsoft"]),
         UnsupportedError,
-        r"node 'm' \(com.microsoft.FusedConv\): ONNX Runtime's own op.*graph optimization level",
+        r"node 'm' \(com.microsoft.QAttention\): ONNX Runtime's own op.*graph optimization level",
     ),
     "foreign domain": (model(node("Thing", domain="acme", name="t"), domains=["acme"]), UnsupportedError, "'acme' is not ONNX's own"),
     "no opset of the domain": (
