@@ -372,7 +372,7 @@ def test_without_torch_the_error_names_the_extra(monkeypatch):
 
     monkeypatch.setattr(whet.torch_compile, "_has_torch", lambda: False)
     with pytest.raises(BackendError, match=r"pip install 'whet\[export\]'"):
-        _ = whet.torch_compile.compile
+        whet.torch_compile.compile(nn.ReLU(), (torch.ones(2),))
 
 
 def test_engines_are_saved_and_run_without_torch(residual, tmp_path):

@@ -35,13 +35,23 @@ def _has_torch() -> bool:
     return find_spec("torch") is not None
 
 
+def _without_torch(name: str) -> Any:
+    """What a public name is where torch is not installed: a function that says so when it is called."""
+
+    def missing(*_: Any, **__: Any) -> Any:
+        from whet.errors import BackendError
+
+        raise BackendError(f"whet.torch_compile.{name} needs torch, which is not installed: pip install 'whet[export]'")
+
+    missing.__name__ = name
+    return missing
+
+
 if not TYPE_CHECKING:  # type checkers would give every name the type Any
 
     def __getattr__(name: str) -> Any:
         if name in _HOME and not _has_torch():
-            from whet.errors import BackendError
-
-            raise BackendError(f"whet.torch_compile.{name} needs torch, which is not installed: pip install 'whet[export]'")
+            return _without_torch(name)
         return on_demand(__name__, _HOME, name)
 
 
