@@ -32,7 +32,7 @@ def whet_predict(path: Path, batch: int) -> realdata.Predict:
     if any(not t.type.static for t in net.inputs):
         shapes = [{t.name: tuple(d if isinstance(d, int) else n for d in t.shape) for t in net.inputs} for n in (1, batch, batch)]
         profiles = (tuple(shapes),)
-    plan = whet.build(net, whet.BuildConfig(profiles=profiles, optimization_level=1, avg_timing=2))
+    plan = whet.builder.build(net, whet.BuildConfig(profiles=profiles, optimization_level=1, avg_timing=2))
     return whet.Runtime().load(plan).create_context().run
 
 

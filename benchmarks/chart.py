@@ -1,7 +1,7 @@
-"""The README's bar chart, docs/speed.svg: how many times faster than the best peer whet's engines run, from the result files.
+"""Bar charts of the README and of the results pages, drawn from the result files.
 
-    python benchmarks/chart.py           draw it (needs matplotlib: pip install '.[bench]')
-    python benchmarks/chart.py --check   exit 1 if it was drawn from other results; needs no matplotlib
+    python benchmarks/chart.py           draw them (needs matplotlib: pip install '.[bench]')
+    python benchmarks/chart.py --check   exit 1 if one was drawn from other results; needs no matplotlib
 
 The values that a chart was drawn from are stored in its SVG metadata.
 """
@@ -11,48 +11,144 @@ from __future__ import annotations
 import html
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
-CHART = ROOT / "docs" / "speed.svg"
 RESULTS = ROOT / "benchmarks" / "results"
-PANELS = (  # title, result file, field of the network, field of the paired ratio: peer's time / whet's
-    ("FP32 on 2 CPU cores, against the better of ONNX Runtime and OpenVINO", "cpu/peers", "case", "ratio"),
-    ("INT8 on 2 CPU cores, against the better of ONNX Runtime and OpenVINO", "cpu/int8", "case", "ratio_better_peer"),
-    ("FP16 on one H200, against torch.compile (max-autotune)", "h200/peers", "network", "compile_over_whet"),
-)
+BETTER, WORSE, NEUTRAL = "#2563a8", "#b45309", "#666666"
+
+Values = dict[str, float]  # name of a bar -> its value
 
 
-def ratios() -> dict[str, dict[str, float]]:
-    """Panel title -> network -> time of the best peer divided by whet's, batch 1."""
-    panels = {}
-    for title, name, network, ratio in PANELS:
-        data = json.loads((RESULTS / f"{name}.json").read_text())
-        rows = [r for run in (data if isinstance(data, list) else [data]) for r in run["rows"]]  # a later run of the same row replaces it
-        panels[title] = {r[network]: round(r[ratio], 3) for r in rows if r["batch"] == 1 and r.get(ratio)}
-    return panels
+@dataclass(frozen=True)
+class Panel:
+    """One group of bars: the rows of a result file whose columns equal `where`. A later run of the same row replaces it."""
+
+    title: str
+    file: str  # below benchmarks/results, without .json
+    label: str  # name of a bar, with columns in braces
+    value: str  # column, or "a / b" for the quotient of two
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+    def values(self) -> Values:
+        data = json.loads((RESULTS / f"{self.file}.json").read_text())
+        rows = [r for run in (data if isinstance(data, list) else [data]) for r in run["rows"]]
+        found = {}
+        for row in rows:
+            value = _value(row, self.value)
+            if value is not None and all(row.get(k) in (v if isinstance(v, tuple) else (v,)) for k, v in self.where.items()):
+                found[self.label.format(**row)] = round(value, 3)
+        return found
 
 
-def draw(panels: dict[str, dict[str, float]]) -> None:
-    """Writes CHART with one panel of horizontal bars per entry, and the values as the SVG's description."""
+@dataclass(frozen=True)
+class Chart:
+    """An SVG file with panels that share one axis; a dashed line at `reference` separates better from worse."""
+
+    path: str  # below docs/
+    axis: str
+    panels: tuple[Panel, ...]
+    reference: float | None = 1.0
+    text: str = "{:.2f}x"  # of a value, at the end of its bar
+
+    def values(self) -> dict[str, Values]:
+        """Panel title -> bar -> value."""
+        return {p.title: p.values() for p in self.panels}
+
+
+_CPU_PEERS = "against the better of ONNX Runtime and OpenVINO"
+_LOW_PRECISION = {"model": ("resnet20_cifar10", "resnet56_cifar10", "resnet8_mlperftiny", "lenet_mnist", "vit_mnist", "squeezenet1.1")}
+_RESNET56 = ("original", "depth", "gpu128-50", "latency-45", "flops-50", "2:4", "stages-39")
+CHARTS = (
+    Chart(
+        "speed.svg",
+        "times as fast as the peer (batch 1; the dashed line is equal speed)",
+        (
+            Panel(f"FP32 on 2 CPU cores, {_CPU_PEERS}", "cpu/peers", "{case}", "ratio", {"batch": 1}),
+            Panel(f"INT8 on 2 CPU cores, {_CPU_PEERS}", "cpu/int8", "{case}", "ratio_better_peer", {"batch": 1}),
+            Panel("FP16 on one H200, against torch.compile (max-autotune)", "h200/peers", "{network}", "compile_over_whet", {"batch": 1}),
+        ),
+    ),
+    Chart(
+        "results/cpu.svg",
+        "times as fast as the better peer (the dashed line is equal speed)",
+        (
+            Panel(f"FP32 on 2 CPU cores, {_CPU_PEERS}", "cpu/peers", "{case}, batch {batch}", "ratio"),
+            Panel(f"INT8 on 2 CPU cores, {_CPU_PEERS}", "cpu/int8", "{case}, batch {batch}", "ratio_better_peer"),
+        ),
+    ),
+    Chart(
+        "results/gpu.svg",
+        "times as fast as the peer (the dashed line is equal speed)",
+        (
+            Panel("FP16 against torch.compile (max-autotune)", "h200/peers", "{network}, batch {batch}", "compile_over_whet"),
+            Panel("FP16 against PyTorch eager in a CUDA graph", "h200/networks", "{network}, batch {batch}", "eager_ms / whet_ms"),
+        ),
+    ),
+    Chart(
+        "results/accuracy.svg",
+        "points of top-1 accuracy against FP32 (the dashed line is equal accuracy)",
+        tuple(
+            Panel(f"{name} on the CPU", "cpu/accuracy_precision", "{model}", "difference_points", {"precision": precision, **_LOW_PRECISION})
+            for name, precision in (("INT8", "int8"), ("FP8", "fp8"), ("BF16", "bf16"))
+        ),
+        reference=0.0,
+        text="{:+.2f}",
+    ),
+    Chart(
+        "results/pruning.svg",
+        "times as fast as the published network in FP32 (the dashed line is equal speed)",
+        tuple(
+            Panel(f"ResNet-56 on CIFAR-10 in {p}, batch 1, one CPU thread", "cpu/resnet56", "{network} ({exact %} %)", "speed",
+                  {"precision": p, "batches": "1", "batch": 1, "network": _RESNET56})
+            for p in ("FP32", "INT8")
+        ),
+    ),
+    Chart(
+        "results/builds.svg",
+        "seconds of a build, verification included",
+        (Panel("FP16 engines on one H200", "h200/peers", "{network}, batch {batch}", "build_s"),),
+        reference=None,
+        text="{:.1f} s",
+    ),
+)  # fmt: skip
+
+
+def _value(row: Mapping[str, Any], column: str) -> float | None:
+    over, _, under = column.partition(" / ")
+    a, b = row.get(over), row.get(under) if under else 1.0
+    return None if a is None or not b else a / b
+
+
+def draw(chart: Chart) -> None:
+    """Writes a chart with one panel of horizontal bars per entry, and the values as the SVG's description."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "whet"
     import matplotlib.pyplot as plt
 
+    panels = chart.values()
     heights = [len(p) + 1.6 for p in panels.values()]
-    figure, axes = plt.subplots(len(panels), 1, figsize=(8, 0.27 * sum(heights)), height_ratios=heights, layout="constrained", sharex=True)
-    for axis, (title, values) in zip(axes, panels.items(), strict=True):
+    size = (8, 0.27 * (sum(heights) + 1.5 * (len(panels) == 1)))
+    figure, axes = plt.subplots(len(panels), 1, figsize=size, height_ratios=heights, layout="constrained", sharex=True, squeeze=False)
+    for axis, (title, values) in zip(axes[:, 0], panels.items(), strict=True):
         names = list(values)[::-1]
-        bars = axis.barh(names, [values[n] for n in names], color=["#2563a8" if values[n] >= 1 else "#b45309" for n in names], height=0.7)
-        axis.bar_label(bars, [f"{values[n]:.2f}x" for n in names], padding=3, fontsize=8, color="#666666")
-        axis.axvline(1, color="#888888", linewidth=1, linestyle="--")
-        axis.set_title(title, fontsize=9, loc="left", color="#666666")
-        axis.tick_params(labelsize=8, colors="#666666", length=0)
+        level = -float("inf") if chart.reference is None else chart.reference
+        bars = axis.barh(names, [values[n] for n in names], color=[BETTER if values[n] >= level else WORSE for n in names], height=0.7)
+        axis.bar_label(bars, [chart.text.format(values[n]) for n in names], padding=3, fontsize=8, color=NEUTRAL)
+        if chart.reference is not None:
+            axis.axvline(chart.reference, color="#888888", linewidth=1, linestyle="--")
+        axis.set_title(title, fontsize=9, loc="left", color=NEUTRAL)
+        axis.tick_params(labelsize=8, colors=NEUTRAL, length=0)
         axis.spines[:].set_visible(False)
-    axes[-1].set_xlabel("times as fast as the peer (batch 1; the dashed line is equal speed)", fontsize=8, color="#666666")
-    figure.savefig(CHART, transparent=True, metadata={"Date": None, "Description": json.dumps(panels)})
+        axis.margins(x=0.12)
+    axes[-1, 0].set_xlabel(chart.axis, fontsize=8, color=NEUTRAL)
+    figure.savefig(ROOT / "docs" / chart.path, transparent=True, metadata={"Date": None, "Description": json.dumps(panels)})
+    plt.close(figure)
 
 
 def drawn_values(text: str) -> dict | None:
@@ -62,12 +158,14 @@ def drawn_values(text: str) -> dict | None:
 
 
 def main() -> int:
+    """Draws or checks all charts; returns the exit code."""
     if "--check" not in sys.argv:
-        draw(ratios())
+        for chart in CHARTS:
+            draw(chart)
         return 0
-    current = CHART.is_file() and drawn_values(CHART.read_text()) == ratios()
-    print("the chart is current" if current else "the chart was drawn from other results: run python benchmarks/chart.py")
-    return 0 if current else 1
+    old = [c.path for c in CHARTS if not (f := ROOT / "docs" / c.path).is_file() or drawn_values(f.read_text()) != c.values()]
+    print(f"drawn from other results: {', '.join(old)}; run python benchmarks/chart.py" if old else "the charts are current")
+    return 1 if old else 0
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def main() -> None:
     for window in (3, 1):
         engines = []
         for width in track([int(w) for w in args.widths.split(",")], description=f"{window}x{window}: building"):
-            plan = whet.build(network(window, width, args.size), whet.BuildConfig(backend="cpu"))
+            plan = whet.builder.build(network(window, width, args.size), whet.BuildConfig(backend="cpu"))
             engines.append((width, runtime.load(plan)))
         rows += measure(window, args.size, engines, args.rounds)
     for r in rows:

@@ -72,7 +72,7 @@ def photos(name: str, net: Network) -> Iterator[dict[str, np.ndarray]]:
     if "yolo" in name:
         for file in datasets.coco_names()[: PHOTOS["coco"]]:
             with Image.open(datasets.path_of(f"coco_val128/images/{Path(file).stem}.jpg")) as image:
-                pixels = np.asarray(image.convert("RGB").resize(tuple(x.shape[:1:-1])), np.float32)  # type: ignore[arg-type]
+                pixels = np.asarray(image.convert("RGB").resize(tuple(x.shape[:1:-1])), np.float32)
             yield {x.name: np.ascontiguousarray(pixels.transpose(2, 0, 1)[None] / np.float32(255))}
         return
     images, _ = datasets.imagenet_sample(PHOTOS["imagenet"])

@@ -53,7 +53,7 @@ def caught(net: Any) -> dict[str, Any]:
         found.update(bound=bound, kinds=kinds, store=store)
         return real(bound, kinds, store, seconds)
 
-    refine.select_in_network = noting  # type: ignore[assignment]
+    refine.select_in_network = noting
     try:
         found["plan"] = build(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False))
     finally:

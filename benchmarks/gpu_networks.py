@@ -1,4 +1,4 @@
-"""Networks exported by PyTorch itself, unprepared, on one GPU: whet's FP16 engine against torch eager and torch.compile, in turns.
+"""Networks exported by PyTorch itself, unprepared, on one GPU: whet's FP16 engine against torch eager and torch.compile, interleaved.
 
     python benchmarks/gpu_networks.py [--rows bert_base_128:1,vit_b_16:32,...] [--exporter torchscript|dynamo] [--peers eager,compile]
                                       [--budget SECONDS] [--limit SECONDS A ROW]

@@ -49,7 +49,7 @@ def main() -> int:
         for way, profiles in ways.items():
             begun = time.perf_counter()
             config = whet.BuildConfig(backend=args.backend, precisions=tuple(args.precisions), profiles=profiles, optimization_level=args.level)
-            engines[step, way] = whet.Runtime(backend=args.backend).load(whet.build(net, config))
+            engines[step, way] = whet.Runtime(backend=args.backend).load(whet.builder.build(net, config))
             took[step, way] = round(time.perf_counter() - begun, 1)
             print(f"{step}, {way}: built and verified in {took[step, way]} s", flush=True)
     about, rows = {**provenance(("numpy",)), "device": get_backend(args.backend).describe()["model"]}, []

@@ -1,4 +1,4 @@
-"""Numbers in prose against the results: numbers in README, docs/results.md and the examples' pages must occur in a result file of the section.
+"""Numbers in prose against the results: numbers in README, docs/results and the examples' pages must occur in a result file of the section.
 
     python benchmarks/prose.py        exit 1 and one line per number that does not
 
@@ -20,7 +20,7 @@ from typing import Any
 from tables import BLOCK, ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", *sorted((ROOT / "examples").rglob("README.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md")), *sorted((ROOT / "examples").rglob("README.md"))]
 NUMBER = re.compile(r"(?<![\w.,])\d+\.\d{2,}(?![\w])")
 EXEMPT = re.compile(r"<!-- no file: ([\d. ]+): .+? -->", re.DOTALL)
 SCALES = (1.0, 0.01, 1e3, 1e-3)

@@ -133,7 +133,7 @@ class Soak:
         import whet
 
         net = residual()
-        plan = whet.build(net, whet.BuildConfig(timing_cache=str(self.folder / "t.cache"), avg_timing=1, whole_engines=1))
+        plan = whet.builder.build(net, whet.BuildConfig(timing_cache=str(self.folder / "t.cache"), avg_timing=1, whole_engines=1))
         return whet.Runtime().load(plan), inputs(net)
 
     def threads(self, seconds: float, count: int = 24) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Soak:
         import whet
 
         config = whet.BuildConfig(timing_cache=str(self.folder / "t.cache"), avg_timing=1, whole_engines=1)
-        return self._growth(seconds, most, lambda: whet.build(residual(), config), 8 << 20, each=100 << 10)
+        return self._growth(seconds, most, lambda: whet.builder.build(residual(), config), 8 << 20, each=100 << 10)
 
     def _growth(self, seconds: float, most: int, act: Callable[[], Any], allowed: int, each: int = 0) -> dict[str, Any]:
         started, rounds = time.monotonic(), 0

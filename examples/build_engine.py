@@ -1,4 +1,4 @@
-"""A TensorRT build function, unchanged but for its import, on the CPU. Usage: python examples/build_engine.py MODEL.onnx ENGINE"""
+"""A TensorRT build function that runs on the CPU; only its import was changed. Usage: python examples/build_engine.py MODEL.onnx ENGINE"""
 
 import sys
 

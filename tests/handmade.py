@@ -89,7 +89,7 @@ def conv_net(batch="N") -> Network:
     c = net.add("Conv", r, w2, b2, pads=(1, 1, 1, 1), sources=["/conv2/Conv"], name="c2")
     net.mark_output(net.add("Add", c, r, sources=["/add/Add"], name="s"), "y")
     net.metadata["whet.sources"] = ""
-    net.source = {"conv1.weight": raw, "bn1.weight": scale, "conv2.weight": w2.array(), "conv2.bias": b2.array()}  # type: ignore[attr-defined]
+    net.source = {"conv1.weight": raw, "bn1.weight": scale, "conv2.weight": w2.array(), "conv2.bias": b2.array()}
     return net
 
 

@@ -41,25 +41,25 @@ def test_flags_become_python_names(flags, python):
 def test_a_dynamic_batch_that_is_pinned_is_a_warning():
     net = parse_network(CONV)
     with pytest.warns(BuildWarning, match=r"no profile gives its shape: the engine is built for \[1, 4, 8, 8\]. Use profiles=") as found:
-        plan = whet.build(net, whet.BuildConfig(**QUICK))
+        plan = whet.builder.build(net, whet.BuildConfig(**QUICK))
     assert len(found) == len(plan.report.notes)
     assert found[0].filename == __file__
     shape = {"x": (2, 4, 8, 8)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        whet.build(net, whet.BuildConfig(**QUICK, profiles=((shape,) * 3,)))
+        whet.builder.build(net, whet.BuildConfig(**QUICK, profiles=((shape,) * 3,)))
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_eight_bits_without_ranges_are_refused(precision):
     with pytest.raises(UsageError, match=r"needs ranges, and the network has no Q/DQ nodes: call whet\.builder\.build_\w+\(net, config, Calibration"):
-        whet.build(parse_network(CONV), whet.BuildConfig(**QUICK, precisions=(precision,)))
+        whet.builder.build(parse_network(CONV), whet.BuildConfig(**QUICK, precisions=(precision,)))
 
 
 def test_an_input_outside_of_the_profile_names_profiles_in_python_and_flags_on_the_command_line(tmp_path):
     shape = {"x": (1, 4, 8, 8)}
     config = whet.BuildConfig(backend="cpu", timing_cache="", optimization_level=0, profiles=((shape,) * 3,))
-    plan = whet.build(parse_network(CONV), config)
+    plan = whet.builder.build(parse_network(CONV), config)
     context = whet.Runtime().load(plan).create_context()
     with pytest.raises(ShapeError, match="larger max shapes"):
         context.run({"x": np.zeros((2, 4, 8, 8), np.float32)})

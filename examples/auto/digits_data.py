@@ -1,4 +1,4 @@
-"""The digits of examples/digits for a search: training images to recover on, 297 held-back ones to choose by, 300 others to judge by."""
+"""The digits of examples/digits for a search: training images for recovery, 297 validation images for the search, and 300 test images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "digits"))
 
 from data import load_heldback, load_train
 
-CHOOSING = 297  # of the 597 held-back images; the search never sees the other 300
+CHOOSING = 297  # of the 597 images that training does not use; the search never sees the other 300
 
 
 def unlabelled() -> Iterator[np.ndarray]:
@@ -27,12 +27,12 @@ def training() -> tuple[np.ndarray, np.ndarray]:
 
 
 def choosing() -> tuple[np.ndarray, np.ndarray]:
-    """What every trial is scored on."""
+    """Validation images and labels: every trial is scored on them."""
     images, digits = load_heldback()
     return images[:CHOOSING], digits[:CHOOSING]
 
 
 def judging() -> tuple[np.ndarray, np.ndarray]:
-    """What only the last comparison sees."""
+    """Test images and labels, for the final comparison only."""
     images, digits = load_heldback()
     return images[CHOOSING:], digits[CHOOSING:]

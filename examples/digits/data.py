@@ -1,7 +1,7 @@
 """scikit-learn's handwritten digits at 32x32, with the fixed split that training, the demo and the tests share.
 
-1797 real images of 8x8 pixels (0..16) come with scikit-learn, so nothing is downloaded. A seeded permutation decides once
-which 597 of them are held back: they are never trained on, calibrated on or tuned on.
+1797 real images of 8x8 pixels (0..16) come with scikit-learn, so nothing is downloaded. A seeded permutation selects
+597 test images, which are never used for training, calibration or tuning.
 
     from data import load_heldback, load_train
     x, y = load_heldback()            # float32 [597,1,32,32], int64 [597]
@@ -10,7 +10,7 @@ which 597 of them are held back: they are never trained on, calibrated on or tun
 import numpy as np
 
 SEED, HELD_BACK, SIDE = 2026, 597, 32
-MEAN, STD = 0.305, 0.324              # of the upscaled training images, once divided by 16
+MEAN, STD = 0.305, 0.324              # mean and standard deviation of the upscaled training images, divided by 16
 
 
 def load_train() -> tuple[np.ndarray, np.ndarray]:
@@ -21,14 +21,14 @@ def load_train() -> tuple[np.ndarray, np.ndarray]:
 
 
 def load_heldback() -> tuple[np.ndarray, np.ndarray]:
-    """The same of the 597 images that only accuracy is measured on."""
+    """The same for the 597 test images."""
     images, digits = _all()
     chosen = order()[:HELD_BACK]
     return images[chosen], digits[chosen]
 
 
 def order() -> np.ndarray:
-    """The permutation of all 1797 images: the first 597 are held back. RandomState, whose numbers NumPy froze for good."""
+    """A permutation of all 1797 images; the first 597 are for testing. NumPy guarantees that RandomState's numbers never change."""
     return np.random.RandomState(SEED).permutation(1797)
 
 
@@ -39,7 +39,7 @@ def upscale(images: np.ndarray, side: int = SIDE) -> np.ndarray:
 
 
 def _weights(size: int, side: int) -> np.ndarray:
-    """[side,size]: how much of each source pixel each new pixel takes along one axis."""
+    """[side,size]: weight of each source pixel in each new pixel along one axis."""
     at = np.clip((np.arange(side) + 0.5) * size / side - 0.5, 0, size - 1)
     low = np.minimum(at.astype(int), size - 2)
     weights = np.zeros((side, size))

@@ -1,14 +1,14 @@
-"""`make demo`: a trained network goes in, gets an engine, loses 40 % of its channels, recovers, gets its engine; one table shows each step.
+"""`make demo`: builds an engine of a trained network, cuts 40 % of its channels, recovers it, builds again, and shows each step in one table.
 
-Everything is measured here, now: accuracy on images that nothing else has seen, times of engines that were built and verified on this
-machine, the engines taking turns. Files are left in .demo/: the pruned ONNX model, the pruning recipe, the engine.
+Everything is measured on this machine: accuracy on test images, and times of verified engines, interleaved. Files are written to
+.demo/: the pruned ONNX model, the pruning recipe, the engine.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # they would spin beside those that the engines run on
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # their spinning threads would disturb those of the engines
 
 import argparse
 import dataclasses
@@ -38,15 +38,15 @@ from whet.pruning import PruneConfig, Pruned, count_flops, count_params, matrice
 from whet.runtime import Context, Engine
 
 HERE = Path(__file__).parent
-RATIO, ZEROS, CALIBRATION = 0.4, 0.5, 256  # channels cut; weights zeroed in the counter-example; training images (no labels) to recover on
-IN_INT8 = 64  # training images (no labels) that the INT8 ranges are calibrated on
-ROUNDS, EACH = 40, 25  # engines take turns: so many rounds of so many runs each
-TOLD: set[str] = set()  # notes of builds that were printed: what holds for every engine is said once
+RATIO, ZEROS, CALIBRATION = 0.4, 0.5, 256  # channels cut; weights zeroed in the counter-example; unlabelled training images for recovery
+IN_INT8 = 64  # training images (no labels) for INT8 calibration
+ROUNDS, EACH = 40, 25  # engines are interleaved: number of rounds, and of runs in each
+TOLD: set[str] = set()  # notes that were printed already; a note about every engine is printed once
 
 
 @dataclass
 class Row:
-    """One line of the table: a network, its engine where one was built, and what was measured on it."""
+    """One row of the table: a network, its engine if one was built, and its measurements."""
 
     step: str
     net: Network
@@ -60,14 +60,14 @@ class Row:
         return float(np.median(self.times))
 
     def speed(self, base: Row) -> float:
-        """How many times as fast as `base`: the median over rounds, which a machine that is busy for some of them does not move."""
+        """Speed relative to `base`: the median over rounds, which external load in some rounds does not change."""
         assert self.times is not None
         assert base.times is not None
         return float(np.median(np.median(base.times, axis=1) / np.median(self.times, axis=1)))
 
 
 def main() -> None:
-    """Runs the whole flow and prints it."""
+    """Runs all steps and prints the results."""
     args = parser().parse_args()
     console = Console()
     if not console.is_terminal:
@@ -106,15 +106,15 @@ def main() -> None:
     if args.save:
         save(rows, Path(args.save), original.engine)
     console.print(
-        f"\n{time.perf_counter() - started:.0f} s. Left in {out}/: digits_pruned.onnx, digits_pruned.recipe.json, digits_pruned.engine"
+        f"\n{time.perf_counter() - started:.0f} s. Files in {out}/: digits_pruned.onnx, digits_pruned.recipe.json, digits_pruned.engine"
     )
     console.print(f"Next: whet explain {out}/digits_pruned.engine; whet exec --loadEngine={out}/digits_pruned.engine")
 
 
 def parser() -> argparse.ArgumentParser:
     """The demo's few options."""
-    p = argparse.ArgumentParser(description="Engine, pruning, recovery and the table they give, on a model trained on real data.")
-    p.add_argument("--out", default=".demo", help="folder for the files it leaves (default: .demo)")
+    p = argparse.ArgumentParser(description="Build, prune, recover and compare a model trained on real data.")
+    p.add_argument("--out", default=".demo", help="folder for the output files (default: .demo)")
     p.add_argument("--threads", type=int, default=0, help="CPU threads (default: all usable ones)")
     p.add_argument("--save", help="also write the table as a benchmark result (JSON)")
     p.add_argument("--rounds", type=int, default=ROUNDS, help=f"measuring rounds of {EACH} runs (default: {ROUNDS})")
@@ -122,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def built(row: Row, console: Console, args: argparse.Namespace, calibration: np.ndarray | None = None) -> None:
-    """Builds, verifies and opens the row's engine, for single images; in INT8 where that pays, when images to calibrate on are given."""
+    """Builds, verifies and opens the row's engine for single images; with calibration images, in INT8 if that is faster."""
     start = time.perf_counter()
     (x,) = row.net.inputs
     one = {x.name: (1, 1, 32, 32)}
@@ -141,12 +141,12 @@ def built(row: Row, console: Console, args: argparse.Namespace, calibration: np.
     )
     for note in progress.notes:
         if note not in TOLD:
-            console.print(Text(f"  {note}", "yellow"))  # no markup: it may name whet[jit]
+            console.print(Text(f"  {note}", "yellow"))  # no markup: the note may contain whet[jit]
         TOLD.add(note)
 
 
 def cut_and_recovered(net: Network, calibration: np.ndarray, out: Path, console: Console) -> Pruned:
-    """The network cut and recovered on unlabelled images; saves the recipe."""
+    """Cuts the network, recovers it on unlabelled images and saves the recipe."""
     start = time.perf_counter()
     columns = (TextColumn("recovering    "), BarColumn(bar_width=30), TimeElapsedColumn(), TextColumn("[dim]{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -168,12 +168,12 @@ def cut_and_recovered(net: Network, calibration: np.ndarray, out: Path, console:
 
 
 def check_onnx_file(net: Network, images: np.ndarray, digits: np.ndarray, out: Path, console: Console) -> None:
-    """Writes the pruned network as ONNX, and lets ONNX Runtime run the file."""
+    """Writes the pruned network as ONNX and runs the file in ONNX Runtime."""
     path = whet.save_onnx(net, out / "digits_pruned.onnx")
     logits = run_onnxruntime(path.read_bytes(), images)
     share = 100 * float((logits.argmax(1) == digits).mean())
     console.print(f"{path}: {path.stat().st_size / 1e6:.2f} MB (was {(HERE / 'digits_resnet.onnx').stat().st_size / 1e6:.2f}); "
-                  f"ONNX Runtime runs it: {share:.2f} % of {len(digits)} held-back images right")  # fmt: skip
+                  f"ONNX Runtime runs it: {share:.2f} % of {len(digits)} test images correct")  # fmt: skip
 
 
 def run_onnxruntime(model: bytes, images: np.ndarray) -> np.ndarray:
@@ -187,14 +187,14 @@ def run_onnxruntime(model: bytes, images: np.ndarray) -> np.ndarray:
 
 
 def accuracy_by_onnxruntime(net: Network, images: np.ndarray, digits: np.ndarray) -> float:
-    """Per cent right of a network that no engine is built of."""
+    """Accuracy in percent of a network without an engine."""
     from whet.frontends import onnx_from_network
 
     return 100 * float((run_onnxruntime(onnx_from_network(net).SerializeToString(), images).argmax(1) == digits).mean())
 
 
 def accuracy(row: Row, images: np.ndarray, digits: np.ndarray) -> float:
-    """Per cent of the held-back images that the engine gets right, one at a time."""
+    """Accuracy of the engine in percent of the test images, run one at a time."""
     assert row.engine is not None
     (name,) = row.engine.inputs
     with row.engine.create_context() as context:
@@ -203,7 +203,7 @@ def accuracy(row: Row, images: np.ndarray, digits: np.ndarray) -> float:
 
 
 def measure(rows: list[Row], image: np.ndarray, rounds: int) -> None:
-    """Times single-image runs of all engines in turns, so that a busy moment of the machine hurts all alike."""
+    """Times single-image runs of all engines interleaved, so that external load affects all of them."""
     contexts: list[Context] = []
     for r in rows:
         assert r.engine is not None
@@ -224,7 +224,7 @@ def measure(rows: list[Row], image: np.ndarray, rounds: int) -> None:
                 for _ in range(EACH):
                     start = time.perf_counter()
                     context.execute()
-                    if n >= 2:  # two rounds to warm up
+                    if n >= 2:  # two warm-up rounds
                         found.append((time.perf_counter() - start) * 1e3)
     finally:
         gc.enable()
@@ -234,7 +234,7 @@ def measure(rows: list[Row], image: np.ndarray, rounds: int) -> None:
 
 
 def table(rows: list[Row]) -> Table:
-    """The steps side by side."""
+    """A table with one row per step."""
     t = Table(title="Handwritten digits, single images, this machine", title_justify="left")
     t.add_column("step")
     for name in ("parameters", "MFLOPs", "accuracy", "median ms", "p99 ms", "images/s", "speed", "peak MiB"):
@@ -252,7 +252,7 @@ def table(rows: list[Row]) -> Table:
 
 
 def record(r: Row, base: Row) -> dict[str, str]:
-    """One flat record of the table."""
+    """One row of the table as a flat record."""
     cells = {"step": r.step.strip(), "parameters": f"{count_params(r.net):,}", "MFLOPs": f"{count_flops(r.net) / 1e6:.1f}"}
     cells["accuracy %"] = f"{r.accuracy:.2f}"
     if r.engine is None or r.times is None:
@@ -278,10 +278,10 @@ def save(rows: list[Row], path: Path, engine: Engine | None) -> None:
 
 
 def conclusions(original: Row, pruned: Row, sparse: Row, console: Console) -> None:
-    """What the table says, in words; the counter-example with its reason."""
+    """The results in words; for the counter-example with the reason."""
     speed, lost = pruned.speed(original), original.accuracy - pruned.accuracy
     console.print(
-        f"\nPruned: {speed:.2f}x the original engine's speed, {lost:.2f} points of accuracy lost: whole channels are gone, "
+        f"\nPruned: {speed:.2f}x the original engine's speed, {lost:.2f} points of accuracy lost: whole channels were removed, "
         "so every kernel does less."
     )
     filters = [np.abs(t.array()).reshape(t.array().shape[0], -1).max(1) for t in matrices(sparse.net)]
@@ -289,15 +289,15 @@ def conclusions(original: Row, pruned: Row, sparse: Row, console: Console) -> No
     took = 1 / sparse.speed(original)
     console.print(
         f"Unstructured: {zeros(sparse.net):.0%} of the weights are zero, the time is {took:.2f}x the original's: no gain. The zeros are "
-        f"scattered ({empty} of {total} filters are wholly zero), a dense kernel multiplies by a zero as by any other number, and no "
+        f"scattered ({empty} of {total} filters are wholly zero), a dense kernel multiplies by zero as by any other number, and no "
         "tactic here skips single zeros: the parameters and FLOPs that the engine works through stay the same. "
-        "Only a reduction that the engine can see counts."
+        "Only a reduction that the engine can exploit counts."
     )
 
 
 def layers(engine: Engine) -> Table:
-    """The layer table of an engine: what runs, in which layout, how long, and what holds it up."""
-    t = Table(title="Layers of the pruned engine, as timed while it was built", title_justify="left")
+    """The layer table of an engine: kernel, layout, time, and what bounds it."""
+    t = Table(title="Layers of the pruned engine, with the times measured by the build", title_justify="left")
     shown = ("tactic", "formats", "ms", "share", "GFLOP/s", "bound")
     t.add_column("layer (+ nodes fused into it)", overflow="fold")
     for c in shown:

@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python examples/digits/train.py             # about nine minutes on two cores
 
-The ONNX graph is not exported by torch but written down by the zoo's writer from the trained state, batch norms kept,
-under the names that torch's exporter gives; the outputs of both are compared before the file counts.
+The zoo's writer creates the ONNX graph from the trained state, with batch norms and the names that torch's exporter would give. Outputs
+of both are compared before the file is accepted.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SHIFT, TURN = 3, 8                            # augmentation: pixels, degrees
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut, a projection where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a projection if the shape changes."""
 
     def __init__(self, cin: int, cout: int, stride: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class DigitsResNet(nn.Module):
         self.fc = nn.Linear(cin, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """x[N,1,32,32] -> logits[N,10]."""
         x = F.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         return self.fc(x.mean((2, 3)))
@@ -87,7 +87,7 @@ def write_graph(g: GraphWriter) -> None:
 
 
 def augment(x: torch.Tensor) -> torch.Tensor:
-    """Each image shifted by up to SHIFT pixels and turned by up to TURN degrees; what comes in from outside is paper."""
+    """Each image shifted by up to SHIFT pixels and rotated by up to TURN degrees; new pixels are background."""
     n = len(x)
     angle = torch.empty(n).uniform_(-TURN, TURN).deg2rad()
     shift = torch.empty(n, 2).uniform_(-SHIFT, SHIFT) / (x.shape[-1] / 2)
@@ -102,7 +102,7 @@ def accuracy(logits: np.ndarray, y: np.ndarray) -> float:
 
 
 def train(seed: int, epochs: int, batch: int, weight_decay: float) -> DigitsResNet:
-    """The trained network. The last epoch counts: held-back images choose nothing."""
+    """Returns the network after the last epoch; test images decide nothing."""
     torch.manual_seed(seed)
     torch.set_num_threads(2)
     x, y = (torch.from_numpy(a) for a in load_train())
@@ -130,7 +130,7 @@ def train(seed: int, epochs: int, batch: int, weight_decay: float) -> DigitsResN
 
 
 def main() -> None:
-    """Trains, writes the file, and prints what the README states."""
+    """Trains, writes the file, and prints the figures of the README."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=50)
@@ -153,12 +153,12 @@ def main() -> None:
     with torch.no_grad():
         difference = np.abs(net(torch.from_numpy(x)).numpy() - logits).max()
     if difference > 1e-4:
-        raise SystemExit(f"the file differs from the trained network by {difference:.2e}: the graph is written wrongly")
+        raise SystemExit(f"the file differs from the trained network by {difference:.2e}: the graph is not the trained network")
     skeleton = GraphWriter(batch=1, opset=17, skeleton=True)
     write_graph(skeleton)
     counted = count(skeleton.model("count"), skeleton.trainable)
     train_x, train_y = load_train()
-    print(f"held-back accuracy {100 * accuracy(logits, y):.2f} % of {len(y)}, "
+    print(f"test accuracy {100 * accuracy(logits, y):.2f} % of {len(y)}, "
           f"train {100 * accuracy(session.run(None, {'input': train_x})[0], train_y):.2f} % of {len(train_y)}")
     print(f"{counted.parameters} parameters, {2 * counted.macs / 1e6:.1f} MFLOP, {args.out.stat().st_size} bytes, "
           f"max difference to torch {difference:.1e}")

@@ -1,12 +1,12 @@
-"""A face detector (RFB-320, published weights) from beginning to end: cut, recovered without labels, built, timed, and what it still finds.
+"""A face detector (RFB-320, published weights) pruned, recovered without labels, built, timed and scored.
 
-    python examples/fetch.py faces --to data                  # or a folder that has them; nothing is committed here
+    python examples/fetch.py faces --to data                  # or use a folder that has them; no data is committed
     python examples/faces/run.py --data data                  # CPU: FP32 and INT8
     python examples/faces/run.py --data data --backend cuda   # FP32, FP16
 
-The 24 photos have no labels, so nothing here is an accuracy: `agreement` is the average precision (IoU 0.5) of an engine's boxes with the boxes
-that the whole detector in FP32 is sure of (score 0.7) as the truth. Weights are fitted layer by layer on the even photos (least squares), ranges
-of INT8 are found there, and the odd photos judge. What training by the whole detector adds: benchmarks/distill_detectors.py, docs/results.md.
+The 24 photos have no labels, so the score is `agreement`: the average precision (IoU 0.5) of an engine's boxes with the confident boxes (score 0.7)
+of the unpruned FP32 detector as the truth. Even photos are for least-squares recovery and INT8 calibration, odd photos for scoring. For
+additional distillation see benchmarks/distill_detectors.py and docs/results/pruning.md.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from whet.network import Network
 from whet.pruning import PruneConfig, Target, count_flops, count_params, prune, save_recipe
 
 MODEL, PHOTOS, SIZE = "face/version-RFB-320.onnx", "face/imgs", (320, 240)
-SURE, SEEN, IOU = 0.7, 0.05, 0.4  # scores that count as truth, and at all; overlap from which two boxes are one face
+SURE, SEEN, IOU = 0.7, 0.05, 0.4  # score of a true box; minimum score; overlap from which two boxes are one face
 PRECISIONS = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")}
-ROUNDS, SECONDS = 7, 0.15  # engines take turns: so many rounds, each of about so many seconds
+ROUNDS, SECONDS = 7, 0.15  # engines are interleaved: number of rounds, and seconds of each
 INPUT = "input"
 
 
 def main() -> int:
-    """Cuts, recovers, builds, judges, times, prints the table; returns the exit code."""
+    """Cuts, recovers, builds, scores, times, prints the table; returns the exit code."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--data", default="data", help="folder that fetch.py wrote")
     p.add_argument("--backend", choices=tuple(PRECISIONS), default="cpu")
@@ -54,7 +54,7 @@ def main() -> int:
     if not console.is_terminal:
         console = Console(width=150)
     if not (data / MODEL).is_file() or not any((data / PHOTOS).glob("*.jpg")):
-        p.exit(1, f"error: {data} has no {MODEL} and {PHOTOS}. Fetch them (python examples/fetch.py faces --to {data}), or give --data FOLDER.\n")
+        p.exit(1, f"error: {data} has no {MODEL} and {PHOTOS}. Fetch them (python examples/fetch.py faces --to {data}) or pass --data FOLDER.\n")
     if bad := [f for f in args.fewer if not 0 < f < 1]:
         p.error(f"--fewer: {bad[0]} is no share between 0 and 1")
     out.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def photos(data: Path) -> list[np.ndarray]:
-    """All photos as the detector wants them: float32 [1,3,240,320], (x - 127) / 128, in the order of their names."""
+    """All photos as inputs of the detector: float32 [1,3,240,320], (x - 127) / 128, sorted by name."""
     from PIL import Image
 
     found = []
@@ -92,7 +92,7 @@ def photos(data: Path) -> list[np.ndarray]:
 
 
 def networks(whole: Network, feeds: list[np.ndarray], fewer: list[float], out: Path, console: Console) -> list[tuple[str, Network]]:
-    """The whole detector, and for each share what is left of it: as cut, and recovered."""
+    """The unpruned detector, and for each share the cut one before and after recovery."""
     made = [("whole", whole)]
     for share in fewer:
         begun = time.perf_counter()
@@ -105,7 +105,7 @@ def networks(whole: Network, feeds: list[np.ndarray], fewer: list[float], out: P
 
 
 def built(net: Network, precision: str, feeds: list[np.ndarray], args: argparse.Namespace, console: Console, what: str) -> whet.Engine:
-    """An engine in this precision; INT8 is calibrated on the even photos and used where it pays."""
+    """An engine in this precision; INT8 is calibrated on the even photos and used where it is faster."""
     config = whet.BuildConfig(backend=args.backend, threads=args.threads, precisions=() if precision == "fp32" else (precision,))
     begun = time.perf_counter()
     with BuildProgress(console.is_terminal) as progress:
@@ -118,7 +118,7 @@ def built(net: Network, precision: str, feeds: list[np.ndarray], args: argparse.
 
 
 def boxes(out: dict[str, np.ndarray]) -> np.ndarray:
-    """The faces in one image: [n,6] class 0, score, corners."""
+    """Faces in one image: [n,6] with class 0, score, corners."""
     scores, corners = out["scores"][0][:, 1], out["boxes"][0]
     near = np.flatnonzero(scores > SEEN)
     kept = near[suppress(corners[near], scores[near], IOU)]
@@ -126,7 +126,7 @@ def boxes(out: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def judge(rows: list[dict[str, Any]], engines: list[whet.Engine], feeds: list[np.ndarray]) -> None:
-    """Adds `agreement` and how many faces each engine is sure of, on the odd photos; the first engine is the whole detector in FP32."""
+    """Adds `agreement` and the number of confident faces of each engine, on the odd photos; the first engine is the unpruned detector in FP32."""
     found = []
     for engine in engines:
         with engine.create_context() as context:
@@ -138,7 +138,7 @@ def judge(rows: list[dict[str, Any]], engines: list[whet.Engine], feeds: list[np
 
 
 def measure(rows: list[dict[str, Any]], engines: list[whet.Engine], feed: np.ndarray) -> None:
-    """Adds the median time of a photo, all engines in turns, and the ratio to the first: the median within rounds."""
+    """Adds the median time per photo, all engines interleaved, and the median ratio to the first engine within rounds."""
     bounds = []
     for context in [e.create_context() for e in engines]:
         context.set_input_shape(INPUT, feed.shape)
@@ -159,7 +159,7 @@ def measure(rows: list[dict[str, Any]], engines: list[whet.Engine], feed: np.nda
 
 def table(rows: list[dict[str, Any]], backend: str) -> Table:
     """The rows as a table for the terminal."""
-    t = Table(title=f"Face detector RFB-320 on {backend}; agreement with the whole detector on {rows[0]['photos']} photos", title_justify="left")
+    t = Table(title=f"Face detector RFB-320 on {backend}; agreement with the unpruned detector on {rows[0]['photos']} photos", title_justify="left")
     columns = ("step", "precision", "parameters", "MFLOPs", "agreement", "faces", "ms", "photos/s", "speed", "peak MiB")
     for c in columns:
         t.add_column(c, justify="left" if c in ("step", "precision") else "right")
@@ -172,5 +172,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print("\nstopped. The timing cache keeps what was timed: the same command is quicker.", file=sys.stderr)
+        print("\nstopped. Measured times are in the timing cache, so the same command will be faster.", file=sys.stderr)
         sys.exit(130)

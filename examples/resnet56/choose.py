@@ -1,11 +1,10 @@
-"""Chooses which channels and which blocks go: writes recipes/NAME.json, what variants.py cuts by.
+"""Selects the channels and blocks to remove and writes recipes/NAME.json, which variants.py reads.
 
-    python examples/resnet56/choose.py DATA [NAME ...] [--backend cuda]     # on the machine the engines are for, when it is quiet; minutes
+    python examples/resnet56/choose.py DATA [NAME ...] [--backend cuda]     # on the target machine while it is idle; takes minutes
 
-One importance (second-order Taylor terms of the loss on labelled training images), one knapsack over the inner channels of all blocks and
-the blocks themselves, two kinds of aim: milliseconds measured here, or FLOPs. That is the comparison "latency against FLOPs as the
-objective"; everything else is alike. The knapsack's price goes by the table of measured layer times (whet latency-table). With `stages` it is
-said how many blocks stay in each stage (those of the largest terms), and the knapsack takes channels alone.
+Importance (second-order Taylor terms of the loss on labelled training images) and knapsack (over the inner channels of all blocks and the blocks
+themselves) are the same for all; the objective is either measured milliseconds (whet latency-table) or FLOPs. With `stages`, the
+number of blocks kept in each stage is given (those with the largest terms), and the knapsack selects channels only.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ IMAGES, MULTIPLE = 192, {"cpu": 4, "cuda": 8}  # widths are multiples of this: t
 
 @dataclass(frozen=True)
 class Aim:
-    """How much of what stays, and the engine that the layers are timed for."""
+    """An objective with its target, and the engine for which layers are timed."""
 
     objective: str  # latency | flops
     share: float
@@ -62,18 +61,18 @@ CHOICES = {
 
 
 def main() -> None:
-    """Writes the recipes asked for; a table of layer times is kept only while this runs."""
+    """Writes the requested recipes; the latency table exists only during the run."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("data", type=Path)
     p.add_argument("names", nargs="*", help=f"of {', '.join(CHOICES)} (default: those of the backend)")
     p.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     p.add_argument("--model", type=Path, help="the published network as ONNX (default: from its checkpoint, which PyTorch reads)")
-    p.add_argument("--scores", type=Path, help="the importance (.npz): read where the file is, else written")
+    p.add_argument("--scores", type=Path, help="file with the importance (.npz): read if it exists, otherwise written")
     p.add_argument("--out", type=Path, default=Path(__file__).parent / "recipes")
     args = p.parse_args()
     names = args.names or [n for n in CHOICES if CHOICES[n].backend == args.backend]
     if unknown := set(names) - set(CHOICES):
-        p.error(f"there is no choice {', '.join(sorted(unknown))}; there are {', '.join(CHOICES)}")
+        p.error(f"unknown choice {', '.join(sorted(unknown))}; available: {', '.join(CHOICES)}")
     args.out.mkdir(parents=True, exist_ok=True)
     net = whet.network_from_onnx(args.model) if args.model else model.load(args.data)
     inner = [g for g in groups(net) if g.name.endswith("conv1.weight") and g.name != "conv1.weight"]
@@ -86,11 +85,11 @@ def main() -> None:
         about = {"importance": "taylor2", "images": IMAGES, **how}
         save_recipe(recipe_of(net, c.kept, about=about, found=inner, removed=c.removed), args.out / f"{name}.json")
         print(f"{name}: FLOPs {count_flops(small) / count_flops(net):.3f}, {about['objective']} {c.before:.4g} -> {c.after:.4g} "
-              f"({c.after / c.before:.3f}); {len(c.removed)} blocks go; after {time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
+              f"({c.after / c.before:.3f}); {len(c.removed)} blocks removed; after {time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
 
 
 def chosen(net: Network, how: Aim, inner: list[Group], blocks: list[Branch], scores: dict[str, np.ndarray]) -> tuple[Network, Choice, str]:
-    """The network cut, what was chosen, and the machine that its layers were timed on. What was timed before is in the timing cache."""
+    """The cut network, the choice, and the machine on which layers were timed. Earlier times are read from the timing cache."""
     shape = {"x": (how.batch, 3, 32, 32)}
     config = BuildConfig(backend=how.backend, threads=1, precisions=() if how.precision == "fp32" else (how.precision,),
                          profiles=((shape, shape, shape),))  # fmt: skip
@@ -104,7 +103,7 @@ def chosen(net: Network, how: Aim, inner: list[Group], blocks: list[Branch], sco
 
 
 def staged(net: Network, how: Aim, inner: list[Group], blocks: list[Branch], scores: dict[str, np.ndarray]) -> tuple[Network, Choice]:
-    """So many blocks of each stage, those of the largest terms (a stage's first block, where it has a stride, stays); then channels."""
+    """Keeps the given number of blocks per stage, those with the largest terms (a first block with stride always stays), then selects channels."""
     gone = []
     for stage, count in enumerate(how.stages, 1):
         mine = sorted((b.name for b in blocks if b.name.startswith(f"/layer{stage}/")), key=lambda name: -float(scores[name].sum()))
@@ -118,12 +117,12 @@ def staged(net: Network, how: Aim, inner: list[Group], blocks: list[Branch], sco
 
 
 def width_step(how: Aim) -> int:
-    """What widths are multiples of."""
+    """Widths are multiples of this."""
     return how.multiple or MULTIPLE[how.backend]
 
 
 def scored(net: Network, args: argparse.Namespace) -> dict[str, np.ndarray]:
-    """The importance of each channel and block, by the name of its group."""
+    """Importance of each channel and block, by group name."""
     if args.scores and args.scores.exists():
         with np.load(args.scores) as kept:
             return {name: kept[name] for name in kept.files}

@@ -1,7 +1,7 @@
-"""CIFAR-10 as the example uses it: 50,000 JPEG images to fine-tune on, two test sets, and how pixels become numbers.
+"""CIFAR-10 for the example: 50,000 JPEG images for fine-tuning, two test sets, and preprocessing.
 
-Beside a public copy of all 60,000 images as JPEG (quality 75, so it costs accuracy) there are the first 1,000 test images pixel by pixel.
-Fine-tuning sees the JPEG training images only; accuracy is judged on the 1,000 exact test images and on the 10,000 JPEG ones, apart.
+The data are a public copy of all 60,000 images as JPEG (quality 75, which costs accuracy) and the first 1,000 test images without loss.
+Fine-tuning uses the JPEG training images only; accuracy is measured on the 1,000 lossless and on the 10,000 JPEG test images separately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREPROCESS = "scale:1/255,mean:0.485/0.456/0.406,std:0.229/0.224/0.225"
 
 
 def preprocessing() -> Preprocessing:
-    """What the published weights were trained with."""
+    """Preprocessing of the published weights."""
     return Preprocessing.parse(PREPROCESS)
 
 
@@ -30,7 +30,7 @@ def normalized(images: np.ndarray) -> np.ndarray:
 
 
 def decoded(folder: Path, into: Path, limit: int | None = None) -> None:
-    """Writes the decoded images to into/*.npy, so that many processes need not decode them again; `kept` reads them."""
+    """Writes decoded images to into/*.npy, so that other processes need not decode them; `kept` reads them."""
     into.mkdir(parents=True, exist_ok=True)
     for name, data in (("train", train_set(folder, limit)), ("jpeg", jpeg_test(folder, limit)), ("exact", exact_test(folder))):
         np.save(into / f"{name}.x.npy", data.inputs["x"])
@@ -53,7 +53,7 @@ def jpeg_test(folder: Path, limit: int | None = None) -> TrainingData:
 
 
 def exact_test(folder: Path) -> TrainingData:
-    """The 1,000 test images that are pixel-exact."""
+    """The 1,000 lossless test images."""
     with np.load(folder / "cifar10" / "cifar10_lossless.npz") as f:
         return TrainingData({"x": f["x_test"]}, f["y_test"].astype(np.int64), preprocessing())
 
@@ -66,6 +66,6 @@ def _jpegs(folder: Path, part: str, limit: int | None) -> TrainingData:
     ends = np.cumsum(lengths)
     order = np.random.RandomState(0).permutation(len(labels))[:limit]
     images = np.empty((len(order), 32, 32, 3), np.uint8)
-    for place, i in enumerate(order):  # one thread: images this small hold the interpreter's lock, and many threads were slower (19 s, not 5)
+    for place, i in enumerate(order):  # one thread: decoding such small images holds the GIL, and many threads were slower (19 s instead of 5)
         images[place] = np.asarray(Image.open(io.BytesIO(raw[ends[i] - lengths[i] : ends[i]].tobytes())).convert("RGB"))
     return TrainingData({"x": images}, labels[order], preprocessing())

@@ -1,4 +1,4 @@
-"""What an engine gets right, image by image, and whether another on the same images gets more or less of them right."""
+"""Scores of an engine per image, and paired differences between two engines on the same images."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from whet.training.data import TrainingData
 
 
 def percent(right: np.ndarray) -> float:
-    """Of a boolean array."""
+    """Percentage of True in a boolean array."""
     return round(100 * float(right.mean()), 2)
 
 
 def paired(right: np.ndarray, base: np.ndarray) -> tuple[float, float, float]:
-    """By how many points one network is right more often than another on the same images, and the 95 % interval of that."""
+    """Difference in points of accuracy between two networks on the same images, with its 95 % interval."""
     d = right.astype(float) - base
     half = 1.96 * d.std() / np.sqrt(len(d))
     return round(100 * d.mean(), 2), round(100 * (d.mean() - half), 2), round(100 * (d.mean() + half), 2)
 
 
 def right(engine: Engine, test: TrainingData, batch: int) -> np.ndarray:
-    """bool [images]: what the engine gets right; the last batch is filled with its own first images."""
+    """bool [images]: True where the engine is correct; the last batch is padded with its own first images."""
     x, found = cifar.normalized(test.inputs["x"]), np.empty(len(test), bool)
     with engine.create_context() as context:
         for i in range(0, len(x), batch):

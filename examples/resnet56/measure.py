@@ -1,8 +1,7 @@
-"""Builds each fine-tuned network in the precisions of a machine, times the engines and judges what they get right.
+"""Builds each fine-tuned network in the precisions of a machine, times the engines and scores them.
 
-`build_all` writes engines, `timed` loads and times them in turns, so that a busy moment of the machine hurts all alike (both want a quiet
-machine), `judged` scores them image by image or batch by batch. Each leaves what it found in out/rows.BACKEND.json (telling.py makes tables
-of it); the order does not matter after `build_all`.
+`build_all` writes engines, `timed` times them interleaved (both need an idle machine), `judged` scores them. Each adds its results to
+out/rows.BACKEND.json, from which telling.py makes tables; the order does not matter after `build_all`.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ CALIBRATION, ROUNDS, EACH = 256, 40, 10
 IMAGE = (3, 32, 32)
 PRECISIONS = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16", "int8")}
 BATCHES = {"cpu": (1,), "cuda": (1, 128)}  # an engine each
-DYNAMIC = 8  # one more engine of some networks takes every batch up to this one
+DYNAMIC = 8  # another engine of some networks accepts every batch up to this one
 FLEXIBLE = ("original", "depth")  # those
 
 
 def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
-    """Writes engines and the rows that say what each is."""
+    """Writes engines and a row that describes each."""
     import model
 
     seen = cifar.normalized(cifar.train_set(folder, CALIBRATION).inputs["x"])
@@ -57,7 +56,7 @@ def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
 
 
 def written(out: Path, name: str, net: Network, precision: str, sizes: tuple[int, int], seen: np.ndarray, args: argparse.Namespace) -> dict[str, Any]:
-    """Builds one engine, writes it to `out` and says what it is."""
+    """Builds one engine, writes it to `out` and returns its description."""
     began, (low, high) = time.perf_counter(), sizes
     plan = made(net, precision, sizes, seen, args)
     file = f"{file_of(name)}.{precision}.{low}-{high}.{args.backend}.engine"
@@ -71,7 +70,7 @@ def written(out: Path, name: str, net: Network, precision: str, sizes: tuple[int
 
 
 def tuned(name: str, out: Path) -> Path:
-    """The fine-tuned network: of this run, else the one that lies in the repository."""
+    """The fine-tuned network of this run, or the one in the repository."""
     mine = out / f"{file_of(name)}.tuned.onnx"
     return mine if mine.exists() else HERE / "tuned" / f"{file_of(name)}.onnx"
 
@@ -79,7 +78,7 @@ def tuned(name: str, out: Path) -> Path:
 def made(net: Network, precision: str, sizes: tuple[int, int], seen: np.ndarray, args: argparse.Namespace) -> EnginePlan:
     """An engine for batches from one size to another, tuned for the larger; INT8 is calibrated on training images without labels."""
     low, high = ({"x": (b, *IMAGE)} for b in sizes)
-    beside = ("fp16",) if precision == "int8" and args.backend == "cuda" else ()  # where integers do not pay
+    beside = ("fp16",) if precision == "int8" and args.backend == "cuda" else ()  # where INT8 is not faster
     config = BuildConfig(
         backend=args.backend, threads=args.threads, profiles=((low, high, high),),
         precisions=() if precision == "fp32" else (precision, *beside),
@@ -92,13 +91,13 @@ def made(net: Network, precision: str, sizes: tuple[int, int], seen: np.ndarray,
 
 
 def what_was_kept(plan: EnginePlan) -> dict[str, str]:
-    """Of an INT8 build: which of its engines the clock chose; it may be the one in floating point."""
+    """The engine that an INT8 build selected by time; this may be the one in floating point."""
     kept = next((c.what for c in plan.report.precision_choice if c.kept), None)
     return {} if kept is None else {"kept": kept}
 
 
 def timed(out: Path, args: argparse.Namespace) -> None:
-    """Times every engine, taking turns with all others that run the same batch."""
+    """Times every engine interleaved with all others of the same batch."""
     rows = read(out, args)
     runtime = whet.Runtime(backend=args.backend, threads=args.threads)
     engines = [runtime.load(out / r["file"]) for r in rows]
@@ -113,7 +112,7 @@ def timed(out: Path, args: argparse.Namespace) -> None:
 
 
 def take_turns(engines: list[Engine], batch: int, args: argparse.Namespace) -> list[list[float]]:
-    """Milliseconds of runs of all engines in turns; on a GPU by its own clock."""
+    """Milliseconds of interleaved runs of all engines; on a GPU measured by events."""
     contexts = [e.create_context() for e in engines]
     images = np.random.default_rng(0).standard_normal((batch, *IMAGE), np.float32)
     for context in contexts:
@@ -154,8 +153,8 @@ def _gpu_runs(context: Any) -> list[float]:
 
 
 def judged(out: Path, folder: Path, args: argparse.Namespace) -> None:
-    """What each engine gets right, and how many points that is from the original, fine-tuned the same way, in FP32, image by image (a paired
-    difference with its 95 % interval). Engines that differ in the batch alone are judged once, with the largest."""
+    """Accuracy of each engine, and its paired difference in points, with a 95 % interval, to the equally fine-tuned original in FP32. Engines
+    that differ only in the batch are scored once, with the largest."""
     rows = read(out, args)
     tests = {"exact": cifar.exact_test(folder), "JPEG": cifar.jpeg_test(folder, args.limit or None)}
     runtime, known = whet.Runtime(backend=args.backend, threads=args.threads), {}
@@ -174,12 +173,12 @@ def judged(out: Path, folder: Path, args: argparse.Namespace) -> None:
 
 
 def computed_in(row: dict[str, Any], backend: str) -> str:
-    """The precision of an engine's numbers: an INT8 build may have kept the engine in floating point, where integers do not pay."""
+    """Precision in which an engine computes: an INT8 build keeps floating point where INT8 is not faster."""
     return PRECISIONS[backend][-2].upper() if row.get("kept") == "floating point" else row["precision"]
 
 
 def beside(name: str) -> str:
-    """The original that was fine-tuned as this network was."""
+    """The original with the same fine-tuning as this network."""
     how = VARIANTS[name].training if name in VARIANTS else None
     return {LONG: "original-long", MORE: "original-more"}.get(how, "original") if how is not None else "original"
 

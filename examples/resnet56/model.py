@@ -1,9 +1,9 @@
 """CIFAR-10's ResNet-56 (He et al. 2015, shortcuts of option A) with its published weights, batch norms kept, as ONNX and as a Network.
 
-The graph is written down by the zoo's writer under the names of the published checkpoint (akamaster/pytorch_resnet_cifar10, BSD-2-Clause);
-that file is an old PyTorch pickle, so it is read with torch.load(weights_only=True), which takes tensors and nothing else out of it.
+The zoo's writer creates the graph with the names of the published checkpoint (akamaster/pytorch_resnet_cifar10, BSD-2-Clause).
+The file is an old PyTorch pickle, so it is read with torch.load(weights_only=True), which loads tensors only.
 
-    PYTHONPATH=src python examples/resnet56/model.py DATA resnet56.onnx       # DATA holds cifar10/resnet/resnet56-4bfd9763.th
+    PYTHONPATH=src python examples/resnet56/model.py DATA resnet56.onnx       # DATA contains cifar10/resnet/resnet56-4bfd9763.th
 """
 
 from __future__ import annotations

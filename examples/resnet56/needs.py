@@ -1,4 +1,4 @@
-"""What the steps of run.py need, looked for before any work: data by fetch.py or from a local folder, and the extras' packages."""
+"""Checks before any work that data and packages for the steps of run.py are available."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = {"prune": ("torch",), "tune": ("torch", "PIL"), "build": ("PIL",), "j
 
 
 def lacking(steps: Collection[str], data: Path, published: bool) -> str:
-    """What is missing for these steps and how to get it; "" where nothing is. `published`: the published network is built too."""
+    """What is missing for these steps and how to get it, or "". `published`: the published network is built too."""
     wanted = [s for s in DATA if s in steps]
     more = ((WEIGHTS,), ("torch",)) if published and "build" in steps else ((), ())
     files = [f for f in dict.fromkeys([*(f for s in wanted for f in DATA[s]), *more[0]]) if not (data / f).is_file()]
@@ -21,11 +21,11 @@ def lacking(steps: Collection[str], data: Path, published: bool) -> str:
     said = []
     if files:
         said.append(
-            f"{data} has no {', '.join(files)}. Fetch it (python examples/fetch.py cifar10 --to {data}), or give --data FOLDER. Without a network "
-            "and such a folder `make demo` shows the same steps on digits that lie in the repository."
+            f"{data} has no {', '.join(files)}. Fetch it (python examples/fetch.py cifar10 --to {data}) or pass --data FOLDER. Without a network "
+            "and such a folder `make demo` shows the same steps on digits that are in the repository."
         )
     if packages:
         said.append(f"{', '.join(packages)} cannot be imported: pip install '.[train,images]'")
     if said and "build" in steps and published and set(files) <= {WEIGHTS} and set(packages) <= {"torch"} and not {"prune", "tune"} & set(steps):
-        said.append("--no-published leaves out the published network, which alone needs that.")
+        said.append("--no-published omits the published network, which is the only one that needs this.")
     return "\n".join(said)

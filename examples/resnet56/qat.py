@@ -1,10 +1,10 @@
-"""Quantization-aware training of a fine-tuned ResNet-56 by the command line: train, export with Q/DQ, build in INT8, verify, judge.
+"""Quantization-aware training of a fine-tuned ResNet-56 by the command line: train, export with Q/DQ, build in INT8, verify, score.
 
     python examples/resnet56/qat.py --data DIR --out FOLDER [--variant stages-39] [--backend cuda] [--device cuda] [--save FOLDER]
 
-`whet finetune --qat` goes on from the fine-tuned network (of --out, else of tuned/) with that network as its teacher; `whet exec` builds its
-Q/DQ file as it is, which the builder verifies layer by layer, and beside it the floating-point engine. Both are judged on both test sets and
-timed in turns.
+`whet finetune --qat` continues from the fine-tuned network (in --out, or in tuned/) with that network as teacher. `whet exec` builds the
+Q/DQ file, which the builder verifies layer by layer, and the floating-point engine. Both are scored on both test sets and timed
+interleaved.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from telling import save
 import whet
 from measure import PRECISIONS, take_turns, tuned
 
-BATCH = 128  # of the engines
+BATCH = 128  # batch of the engines
 TRAINING = "--optimizer=adamw --lr=1e-4 --weightDecay=0 --warmup=0 --batch=256 --distill=0.5 --temperature=4 --augment=crop:4,flip --seed=1"
 
 
 def main() -> None:
-    """All steps; prints one row an engine."""
+    """Runs all steps; prints one row per engine."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--data", type=Path, required=True, help="folder that holds cifar10/")
     p.add_argument("--out", type=Path, default=Path(".resnet56"))
@@ -42,7 +42,7 @@ def main() -> None:
     p.add_argument("--device", default="auto", help="what is trained on")
     p.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="what the engines are for")
     p.add_argument("--threads", type=int, default=1, help="CPU threads of the engines")
-    p.add_argument("--limit", type=int, default=0, help="so many images only (to try the script)")
+    p.add_argument("--limit", type=int, default=0, help="use only this many images (to try the script)")
     p.add_argument("--save", type=Path, help="folder for the result (resnet56_qat.json)")
     args = p.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def main() -> None:
     how = [*TRAINING.split(), f"--epochs={args.epochs}", f"--seconds={args.seconds}", f"--device={args.device}", f"--preprocess={cifar.PREPROCESS}"]
     cli("finetune", start, f"--data={args.out / 'train.npz'}", f"--test={args.out / 'JPEG.npz'}", "--qat", f"--teacher={start}", "-o", trained, *how)
     seconds = time.perf_counter() - seconds
-    low = PRECISIONS[args.backend][-2]  # the floating point that integers compete with
+    low = PRECISIONS[args.backend][-2]  # the floating-point type to compare with
     beside = [] if low == "fp32" else [f"--{low}"]
     files = {f"floating point ({low.upper()})": built(start, args, beside), "INT8, trained for it": built(trained, args, ["--int8", *beside])}
     runtime = whet.Runtime(backend=args.backend, threads=args.threads)
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def built(model: Path, args: argparse.Namespace, permitted: list[str]) -> Path:
-    """The engine of a file, verified by the builder against the reference."""
+    """Builds the engine of a file, verified against the reference."""
     target = args.out / f"{model.stem}.{args.backend}.engine"
     shapes = f"x:{BATCH}x3x32x32"
     cli("exec", f"--onnx={model}", f"--saveEngine={target}", f"--backend={args.backend}", f"--numThreads={args.threads}", "--skipInference",
@@ -85,7 +85,7 @@ def built(model: Path, args: argparse.Namespace, permitted: list[str]) -> Path:
 
 
 def cli(*words: object) -> None:
-    """One command of whet."""
+    """Runs one command of whet."""
     subprocess.run([sys.executable, "-W", "ignore", "-m", "whet", *map(str, words)], check=True)
 
 

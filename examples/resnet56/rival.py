@@ -1,12 +1,11 @@
-"""The same published ResNet-56 pruned with Torch-Pruning itself, brought in through ONNX: what whet's cuts are compared with.
+"""The published ResNet-56 pruned by Torch-Pruning and imported through ONNX, for comparison with whet's cuts.
 
     PYTHONPATH=src python examples/resnet56/rival.py DATA OUT      # needs torch, torch-pruning, onnxscript
 
-MagnitudePruner ranks channels by their L2 norm and takes the same share of each layer; GroupNormPruner ranks the channels of all layers
-together by the norms of everything that is coupled to them (DepGraph, Fang et al. 2023). Both are the library's own, with its own dependency
-graph. Its graph does not follow channels through the shortcut of option A (pixels left out and zeros padded on), so that shortcut is
-written as the convolution that it is: 1x1, stride 2, ones on a diagonal; the network computes the same numbers. What the pruned network then
-has there it keeps.
+MagnitudePruner ranks channels by their L2 norm and cuts the same share of each layer; GroupNormPruner ranks the channels of all layers
+together by the norms of everything coupled to them (DepGraph, Fang et al. 2023). Torch-Pruning's dependency graph does not follow channels
+through the shortcut of option A (subsampling and zero padding), so the shortcut is expressed as an equivalent convolution: 1x1, stride 2,
+ones on a diagonal. The pruned network keeps this convolution.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from whet.frontends import save_onnx
 from whet.network import Network
 from whet.pruning import count_flops, count_params
 
-#: Name -> (pruner, importance, whether all layers are ranked together, share of FLOPs that stays, what widths are multiples of)
+#: Name -> (pruner, importance, whether all layers are ranked together, share of FLOPs kept, divisor of widths)
 RIVALS = {
     "tp-magnitude-50": ("MagnitudePruner", "MagnitudeImportance", False, 0.50, None),
     "tp-group-50": ("GroupNormPruner", "GroupMagnitudeImportance", True, 0.50, None),
@@ -33,7 +32,7 @@ RIVALS = {
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a sum; the published names."""
+    """Two 3x3 convolutions and a sum, with the published names."""
 
     def __init__(self, cin: int, width: int, stride: int):
         super().__init__()
@@ -66,7 +65,7 @@ class ResNet56(nn.Module):
 
 
 def module(folder: Path) -> ResNet56:
-    """With the published weights."""
+    """The network with the published weights."""
     values = {n: torch.from_numpy(np.array(a)) for n, a in published(folder).items()}
     made = ResNet56()
     missing, unexpected = made.load_state_dict(values, strict=False)
@@ -82,7 +81,7 @@ def module(folder: Path) -> ResNet56:
 
 
 def pruned(folder: Path, name: str) -> Network:
-    """The rival as a network; its FLOPs are those asked for, as near as whole channels come from above."""
+    """The pruned network; its FLOPs are the smallest that whole channels allow at or above the requested share."""
     import torch_pruning as tp
 
     pruner, importance, together, share, multiple = RIVALS[name]
@@ -105,7 +104,7 @@ def pruned(folder: Path, name: str) -> Network:
 
 
 def main() -> None:
-    """Writes every rival, not yet fine-tuned."""
+    """Writes every pruned network, before fine-tuning."""
     folder, out = Path(sys.argv[1]), Path(sys.argv[2])
     out.mkdir(parents=True, exist_ok=True)
     whole = whet.from_torch(module(folder), torch.randn(1, 3, 32, 32))

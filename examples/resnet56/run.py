@@ -1,11 +1,11 @@
-"""ResNet-56 on CIFAR-10 from beginning to end: prune, fine-tune, build in FP32 and INT8, measure, and the table of all steps.
+"""ResNet-56 on CIFAR-10: prune, fine-tune, build in FP32 and INT8, measure, and print a table of all steps.
 
-    python examples/resnet56/run.py --data DIR                    # everything; on a GPU fine-tuning takes minutes, on two cores a day
+    python examples/resnet56/run.py --data DIR                    # all steps; fine-tuning takes minutes on a GPU, a day on two cores
     python examples/resnet56/run.py --data DIR --steps prune,tune --device cuda --seconds 180    # on the machine with the GPU
-    python examples/resnet56/run.py --data DIR --steps build,time,judge,table    # on the machine that the engines are for
+    python examples/resnet56/run.py --data DIR --steps build,time,judge,table    # on the target machine
 
-The published weights and the images come from examples/fetch.py or a local folder. Every step leaves its files in --out; a later step reads
-them there. What was fine-tuned for this repository lies beside this file (tuned/), so `--steps build,time,judge,table` works without a GPU.
+The published weights and the images come from examples/fetch.py or a local folder. Every step writes files to --out, which later steps
+read. Networks fine-tuned for this repository are in tuned/, so `--steps build,time,judge,table` works without a GPU.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ STEPS = ("prune", "tune", "build", "time", "judge", "table")
 
 
 def main() -> None:
-    """Runs the steps that are asked for."""
+    """Runs the requested steps."""
     p = tune.parser()
     p.add_argument("--steps", default=",".join(STEPS), help=f"of {', '.join(STEPS)}")
     p.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="what the engines are for")
-    p.add_argument("--precisions", nargs="*", help="of the engines (default: fp32 int8; on a GPU also fp16)")
-    p.add_argument("--batches", nargs="*", type=int, help="an engine for each (default: 1; on a GPU also 128)")
-    p.add_argument("--no-dynamic", action="store_true", help="no engines that take every batch from 1 to 8")
+    p.add_argument("--precisions", nargs="*", help="precisions of the engines (default: fp32 int8; on a GPU also fp16)")
+    p.add_argument("--batches", nargs="*", type=int, help="batch sizes, one engine for each (default: 1; on a GPU also 128)")
+    p.add_argument("--no-dynamic", action="store_true", help="do not build engines for all batches from 1 to 8")
     p.add_argument("--threads", type=int, default=1, help="CPU threads of the engines")
-    p.add_argument("--no-published", action="store_true", help="leave out the published network (its weights are an extra file)")
+    p.add_argument("--no-published", action="store_true", help="omit the published network (its weights are an extra file)")
     p.add_argument("--save", default="", help="folder for the results as JSON (resnet56.json)")
     args = p.parse_args()
     out, data = Path(args.out), Path(args.data)
@@ -42,7 +42,7 @@ def main() -> None:
     args.variants = args.variants or list(VARIANTS)
     steps = args.steps.split(",")
     if unknown := set(steps) - set(STEPS):
-        p.error(f"no step is called {', '.join(sorted(unknown))}; the steps are {', '.join(STEPS)}")
+        p.error(f"unknown step {', '.join(sorted(unknown))}; the steps are {', '.join(STEPS)}")
     if said := needs.lacking(steps, data, not args.no_published):
         raise SystemExit(f"error: {said}")
     out.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def prune(out: Path, data: Path) -> None:
-    """Writes every variant, not yet fine-tuned; those of Torch-Pruning where that library is installed."""
+    """Writes every variant before fine-tuning; those of Torch-Pruning if that library is installed."""
     import model
     from variants import VARIANTS
 
@@ -76,7 +76,7 @@ def prune(out: Path, data: Path) -> None:
     net = model.load(data)
     for name, variant in VARIANTS.items():
         if variant.after:
-            continue  # it goes on from one that is fine-tuned
+            continue  # it continues from a fine-tuned variant
         if variant.make is not None:
             made = variant.make(net)
         elif find_spec("torch_pruning") and find_spec("onnxscript"):
@@ -84,7 +84,7 @@ def prune(out: Path, data: Path) -> None:
 
             made = rival.pruned(data, name)
         else:
-            print(f"{name}: left out; pip install torch-pruning onnxscript")
+            print(f"{name}: skipped; pip install torch-pruning onnxscript")
             continue
         save_onnx(made, out / f"{tune.file_of(name)}.onnx")
         print(f"{name}: {variant.about}; parameters {count_params(made):,}, FLOPs {count_flops(made) / 1e6:.1f} M "
@@ -95,5 +95,5 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        print("\nstopped. What is done lies in --out; the same command trains only what is not trained yet.", file=sys.stderr)
+        print("\nstopped. Finished results are in --out; the same command trains only what is missing.", file=sys.stderr)
         sys.exit(130)

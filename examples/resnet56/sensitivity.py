@@ -1,4 +1,4 @@
-"""How much the outputs of the published network lose without each block: prints what variants.LEAST holds.
+"""Change of the published network's outputs without each block: prints the contents of variants.LEAST.
 
     PYTHONPATH=src python examples/resnet56/sensitivity.py DATA      # two minutes on two cores; needs torch
 """
@@ -16,7 +16,7 @@ IMAGES = 200
 
 
 def main() -> None:
-    """KL divergence to the published network's outputs on training images, per block, least first."""
+    """KL divergence to the published network's outputs on training images, per block in ascending order."""
     folder = Path(sys.argv[1])
     net = model.load(folder)
     x = torch.from_numpy(cifar.normalized(cifar.train_set(folder, IMAGES).inputs["x"]))

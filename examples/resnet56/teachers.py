@@ -1,8 +1,8 @@
-"""Two fine-tuned networks as one teacher: the mean of their logits, which is right more often than either.
+"""Two fine-tuned networks as one teacher: the mean of their logits, which is more accurate than either.
 
     python examples/resnet56/teachers.py OUT       # OUT/original.tuned.onnx and OUT/gpu128-50.tuned.onnx -> OUT/teachers.tuned.onnx
 
-run.py's step `tune` makes it when a variant wants it.
+The step `tune` of run.py creates it when a variant needs it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-TEACHERS = ("original", "gpu128-50")  # the whole network, and the cut that lost least: different enough to make different mistakes
+TEACHERS = ("original", "gpu128-50")  # the uncut network and the most accurate cut, whose errors differ
 FILE = "teachers.tuned.onnx"
 
 
 def write(out: Path) -> None:
-    """Writes OUT/teachers.tuned.onnx, where it is not there yet."""
+    """Writes OUT/teachers.tuned.onnx unless it exists."""
     if (out / FILE).exists():
         return
     if missing := [f"{n}.tuned.onnx" for n in TEACHERS if not (out / f"{n}.tuned.onnx").exists()]:
@@ -24,7 +24,7 @@ def write(out: Path) -> None:
 
 
 def mean(files: list[Path]) -> bytes:
-    """The ONNX model whose output is the mean of those of several models with one input and one output each."""
+    """An ONNX model whose output is the mean of the outputs of several models with one input and one output each."""
     import onnx
     from onnx import helper
     from onnx.compose import add_prefix_graph

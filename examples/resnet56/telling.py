@@ -1,4 +1,4 @@
-"""The tables of the case: all engines, the worked case step by step, one line a network, and rivals at equal accuracy."""
+"""Tables of the example: all engines, the worked case step by step, one row per network, and competitors at equal accuracy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from variants import VARIANTS
 from measure import HERE, read
 from whet.backends import get_backend
 
-#: The worked case: what a practitioner does one after the other.
+#: The worked case: the steps of a practitioner in order.
 STEPS = {
     "published": "as published", "original": "fine-tuned, not cut", "depth": "14 of 27 blocks out, fine-tuned",
     "latency-55": "cut to 55 % of the CPU's time, fine-tuned", "latency-48": "cut to 48 % of the CPU's time, fine-tuned",
@@ -26,7 +26,7 @@ STEPS = {
 
 
 def told(out: Path, args: argparse.Namespace) -> None:
-    """The table; with args.save also four results there: all rows, the worked case, that in short, rivals at equal accuracy."""
+    """Prints the table; with args.save also writes four results: all rows, the worked case, its short form, competitors at equal accuracy."""
     rows = read(out, args)
     _speeds(rows)
     flat = flattened(rows, out)
@@ -43,7 +43,7 @@ def told(out: Path, args: argparse.Namespace) -> None:
 
 
 def flattened(rows: list[dict], out: Path) -> list[dict]:
-    """One record an engine and batch. `JPEG10k %` is the trained network's, before any engine, on all 10,000 images."""
+    """One record per engine and batch. `JPEG10k %` is the accuracy of the trained network, before any engine, on all 10,000 images."""
     made = []
     for r in rows:
         p = told_of(r["network"], out)
@@ -58,8 +58,8 @@ def flattened(rows: list[dict], out: Path) -> list[dict]:
 
 
 def short(flat: list[dict]) -> list[dict]:
-    """The worked case, one record a network: the engine for single images in each precision, accuracy beside the original that was
-    fine-tuned the same way (points with their 95 % interval)."""
+    """The worked case, one record per network: the engine for single images in each precision, and the difference in accuracy to the equally
+    fine-tuned original (points with their 95 % interval)."""
     made: dict[str, dict] = {}
     for r in flat:
         if r["network"] not in STEPS or r["batches"] != "1":
@@ -70,7 +70,7 @@ def short(flat: list[dict]) -> list[dict]:
         for test in ("exact", "JPEG"):
             if f"{test} %" in r:
                 one[f"{kind} {test} %"] = r[f"{test} %"]
-            if r.get(f"{test} points low") != r.get(f"{test} points high"):  # the same network: no difference at all
+            if r.get(f"{test} points low") != r.get(f"{test} points high"):  # the same network: no difference
                 one[f"{kind} {test} points"] = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(r[f"{test} points{x}"] for x in ("", " low", " high")))
     return list(made.values())
 
@@ -79,10 +79,10 @@ ALIKE = 0.3  # points: one standard error of an accuracy on 10,000 images
 
 
 def against(flat: list[dict]) -> list[dict]:
-    """whet's cuts beside each rival at equal accuracy, at every batch and precision: against the choice by FLOPs the same choice by latency,
-    against another library any of whet's.
+    """whet's cuts compared with each competitor at equal accuracy, at every batch and precision: cuts by FLOPs with cuts by latency of the same
+    method, cuts by another library with any of whet's.
 
-    Equal: the fastest of whet's that is at most ALIKE points below the rival on the 10,000 JPEG images after the same fine-tuning.
+    Equal accuracy: the fastest of whet's cuts that is at most ALIKE points below the competitor on the 10,000 JPEG images after the same fine-tuning.
     """
     made = []
     for r in flat:
@@ -91,7 +91,7 @@ def against(flat: list[dict]) -> list[dict]:
         mine = ("latency-", "gpu", "depth") if r["network"].startswith("tp-") else ("latency-", "gpu")
         same = [w for w in flat if w["network"].startswith(mine) and all(w[k] == r[k] for k in ("precision", "batches", "batch"))]
         if not same:
-            continue  # none was timed in this precision at this batch
+            continue  # no engine was timed in this precision at this batch
         fit = [w for w in same if w["JPEG10k %"] >= r["JPEG10k %"] - ALIKE]
         best = min(fit, key=lambda w: w["ms"], default=None)
         row = {"rival": r["network"], "precision": r["precision"], "batch": r["batch"]}
@@ -106,7 +106,7 @@ def against(flat: list[dict]) -> list[dict]:
 
 
 def _speeds(rows: list[dict]) -> None:
-    """How many times faster each is than the first FP32 row of the same batch (and images a second)."""
+    """Adds the speed relative to the first FP32 row of the same batch, and images per second."""
     base: dict[str, float] = {}
     for r in rows:
         if r["precision"] == "FP32":
@@ -120,7 +120,7 @@ def _speeds(rows: list[dict]) -> None:
 
 
 def show(flat: list[dict], args: argparse.Namespace) -> None:
-    """One line an engine and batch."""
+    """Prints one line per engine and batch."""
     from rich.console import Console
     from rich.table import Table
 
@@ -151,6 +151,6 @@ def save(rows: list[dict], path: Path, args: argparse.Namespace, more: dict) -> 
 
 
 def told_of(name: str, out: Path) -> Path:
-    """What was written about a fine-tuning: of this run, else the one that lies in the repository."""
+    """The record of a fine-tuning of this run, or the one in the repository."""
     mine = out / f"{file_of(name)}.json"
     return mine if mine.exists() else HERE / "tuned" / f"{file_of(name)}.json"

@@ -1,9 +1,9 @@
-"""Fine-tunes networks beside each other on all GPUs, each in a process of its own, all with the same recipe and the same number of epochs.
+"""Fine-tunes networks in parallel on all GPUs, one process each, all with the same recipe and number of epochs.
 
-First the published network alone is adapted to the JPEG images by their labels: it is the teacher. Then every variant, the original too,
-is trained on labels and on the teacher's outputs. Then come those that are trained longer (variants.LONG), by two of the networks that were
-trained before (teachers.py), and last those that go on from there (variants.MORE). How many epochs fit into the time limit is measured while
-all of them run. A variant that out/ has the result of is not trained again, so an interrupted run goes on; a teacher that lies there is used.
+First the published network is adapted to the JPEG images by their labels; it is the teacher. Then every variant, including the original,
+is trained on labels and on the teacher's outputs. Then the variants in variants.LONG are trained longer, by two of the networks trained
+before (teachers.py), and finally those in variants.MORE continue from there. The number of epochs that fit into the time limit is measured while
+all of them run. Variants and teachers with a result in out/ are not trained again, so an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIXELS = "pixels"
 
 
 def settings(args: argparse.Namespace, lr: float, **more):
-    """The recipe that all of them share."""
+    """The common recipe."""
     from whet.training import FinetuneConfig
 
     return FinetuneConfig(**{
@@ -33,7 +33,7 @@ def settings(args: argparse.Namespace, lr: float, **more):
 
 
 def tune_all(out: Path, data: Path, args: argparse.Namespace) -> dict[str, dict]:
-    """Trains out/NAME.onnx into out/NAME.tuned.onnx; returns what each process wrote about it."""
+    """Trains out/NAME.onnx into out/NAME.tuned.onnx; returns the record of each process."""
     import data as cifar
     import teachers
     from variants import LONG, MORE, SHORT, VARIANTS
@@ -43,7 +43,7 @@ def tune_all(out: Path, data: Path, args: argparse.Namespace) -> dict[str, dict]
     names = [n for n in every if not (out / f"{file_of(n)}.json").exists()]
     for f in (*out.glob("*.speed"), *out.glob("*.ready")):
         f.unlink()
-    if names and not (out / PIXELS / "exact.y.npy").exists():  # the last that `decoded` writes
+    if names and not (out / PIXELS / "exact.y.npy").exists():  # the last file that `decoded` writes
         cifar.decoded(data, out / PIXELS, args.limit or None)
     epochs = {SHORT: args.epochs, LONG: args.long_epochs, MORE: args.more_epochs}
     parts = [(how, some) for how in epochs if (some := [n for n in names if VARIANTS[n].training is how])]
@@ -57,12 +57,12 @@ def tune_all(out: Path, data: Path, args: argparse.Namespace) -> dict[str, dict]
 
 
 def file_of(name: str) -> str:
-    """A variant's name as a file's."""
+    """The file name of a variant."""
     return name.replace("+", "_").replace(":", "-")
 
 
 def start_of(name: str, out: Path) -> Path:
-    """The network that a variant's training begins with: the cut one, or one that was trained before."""
+    """The network with which a variant's training begins: the cut one, or one trained before."""
     from variants import VARIANTS
 
     if name == "teacher":
@@ -72,7 +72,7 @@ def start_of(name: str, out: Path) -> Path:
 
 
 def visible_gpus(device: str) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may say for one process: each GPU that this one sees; one empty word without any."""
+    """Values of CUDA_VISIBLE_DEVICES for one process each: every visible GPU, or one empty string without any."""
     import torch
 
     count = torch.cuda.device_count() if device != "cpu" else 0
@@ -81,15 +81,15 @@ def visible_gpus(device: str) -> list[str]:
 
 
 def _training(name: str):
-    """How a variant is trained; the teacher as most of them are."""
+    """The training settings of a variant; the teacher has the default ones."""
     from variants import SHORT, VARIANTS
 
     return VARIANTS[name].training if name in VARIANTS else SHORT
 
 
 def spread(names: list[str], out: Path, gpus: list[str]) -> dict[str, str]:
-    """Which GPU each variant is trained on: the costliest first, each to the one that has least to do. A step of a small network takes as
-    long as it has layers, so layers are counted."""
+    """Assigns variants to GPUs: the costliest first, each to the least loaded GPU. The step time of a small network is proportional to its
+    number of layers, so layers are counted."""
     import whet
 
     cost = {n: len(whet.network_from_onnx(start_of(n, out)).layers) for n in names}
@@ -101,7 +101,7 @@ def spread(names: list[str], out: Path, gpus: list[str]) -> dict[str, str]:
 
 
 def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, epochs: float, time_of: tuple[float, float]) -> None:
-    """The teacher, where it is wanted and not there, and all variants at once; the variants load their data and wait for the teacher."""
+    """Trains the teacher, if needed and missing, and all variants at once; the variants load their data and wait for the teacher."""
     from variants import SHORT
 
     command = [sys.executable, str(Path(__file__)), "--out", str(out), "--data", str(data), "--device", args.device, "--precision", args.precision,
@@ -125,11 +125,11 @@ def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, epoc
             elif process.poll() is not None:
                 for other in running.values():
                     other.kill()
-                raise SystemExit(f"fine-tuning of {name} failed with code {process.returncode}; its message stands above")
+                raise SystemExit(f"fine-tuning of {name} failed with code {process.returncode}; see its message above")
 
 
 def one(args: argparse.Namespace) -> None:
-    """One process: its network in, the trained one and a line of JSON out."""
+    """One process: reads its network, writes the trained one and a line of JSON."""
     import data as cifar
     import torch
     from variants import SHORT, VARIANTS
@@ -138,7 +138,7 @@ def one(args: argparse.Namespace) -> None:
     from whet.frontends import save_onnx
     from whet.training import accuracy, finetune
 
-    torch.backends.cudnn.benchmark = True  # sizes never change here
+    torch.backends.cudnn.benchmark = True  # sizes are constant
     name, out, how = args.one, Path(args.out), _training(args.one)
     train, exact, jpeg = (cifar.kept(out / PIXELS, part) for part in ("train", "exact", "jpeg"))
     teaching = name == "teacher"
@@ -173,7 +173,7 @@ def one(args: argparse.Namespace) -> None:
 
 
 def _rounded(net, bits: int):
-    """The network as it is written; with a shorter mantissa where that is asked for, which is what is judged then."""
+    """The network to write, with a shorter mantissa if requested; this network is scored."""
     if not bits:
         return net
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -183,13 +183,13 @@ def _rounded(net, bits: int):
 
 
 def _epochs_that_fit(net, train, teacher, config, args: argparse.Namespace) -> float:
-    """Whole epochs that the slowest of those beside can do until the end; every process comes to the same number."""
+    """Whole epochs that the slowest process can finish in time; every process computes the same number."""
     from whet.training import finetune
 
     stamps: list[float] = []
 
     class Enough(Exception):
-        """Enough steps were timed."""
+        """Raised when enough steps were timed."""
 
     def progress(done: int, total: int, what: str) -> None:
         stamps.append(time.time())
@@ -200,7 +200,7 @@ def _epochs_that_fit(net, train, teacher, config, args: argparse.Namespace) -> f
         finetune(net, train, config, teacher=teacher, progress=progress)
     except Enough:
         pass
-    a_step = (stamps[-1] - stamps[len(stamps) // 2 - 1]) / (20 * (len(stamps) - len(stamps) // 2))  # progress comes every 20 steps
+    a_step = (stamps[-1] - stamps[len(stamps) // 2 - 1]) / (20 * (len(stamps) - len(stamps) // 2))  # progress is reported every 20 steps
     out = Path(args.out)
     mine = out / f"{file_of(args.one)}.speed"
     mine.with_suffix(".part").write_text(str(a_step * (len(train) // config.batch)))
@@ -230,23 +230,23 @@ def _tell(name: str):
 
 
 def parser() -> argparse.ArgumentParser:
-    """What run.py and the processes take."""
+    """Options of run.py and of the processes."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--out", default=".resnet56", help="folder for everything that is made")
-    p.add_argument("--data", default=os.environ.get("WHET_DATA", "data"), help="folder that holds cifar10/ (examples/fetch.py brings it)")
+    p.add_argument("--out", default=".resnet56", help="output folder")
+    p.add_argument("--data", default=os.environ.get("WHET_DATA", "data"), help="folder that contains cifar10/ (see examples/fetch.py)")
     p.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    p.add_argument("--precision", default="bf16", help="what autocast computes in: fp32, bf16 or fp16")
+    p.add_argument("--precision", default="bf16", help="type of autocast: fp32, bf16 or fp16")
     p.add_argument("--epochs", type=float, default=100)
-    p.add_argument("--long-epochs", type=float, default=130, help="of the variants that are trained longer")
-    p.add_argument("--more-epochs", type=float, default=400, help="of the variants that go on from those")
+    p.add_argument("--long-epochs", type=float, default=130, help="epochs of the variants that are trained longer")
+    p.add_argument("--more-epochs", type=float, default=400, help="epochs of the variants that continue from those")
     p.add_argument("--teacher-epochs", type=float, default=40)
-    p.add_argument("--seconds", type=float, default=0, help="time limit of all fine-tuning; fewer epochs where they do not fit")
-    p.add_argument("--limit", type=int, default=0, help="so many images only (to try the script)")
+    p.add_argument("--seconds", type=float, default=0, help="time limit of all fine-tuning in seconds; reduces the number of epochs if necessary")
+    p.add_argument("--limit", type=int, default=0, help="use only this many images (to try the script)")
     p.add_argument("--batch", type=int, default=256)
     p.add_argument("--no-graph", dest="graph", action="store_false", help="do not record a step as a CUDA graph")
     p.add_argument("--compile", action="store_true", help="steps by torch.compile")
-    p.add_argument("--mantissa", type=int, default=0, help="bits of the weights' mantissa that are written (0: all); fewer compress better")
-    p.add_argument("--probe", type=int, default=100, help="steps that the speed is measured on, after as many to get going; 0: the epochs asked for")
+    p.add_argument("--mantissa", type=int, default=0, help="bits of mantissa to write (0: all); fewer compress better")
+    p.add_argument("--probe", type=int, default=100, help="steps for measuring the speed, after as many warm-up steps; 0: train the requested epochs")
     p.add_argument("--variants", nargs="*", default=None)
     for name in ("one", "end", "began"):
         p.add_argument(f"--{name}", type=str if name == "one" else float, default="" if name == "one" else 0.0, help=argparse.SUPPRESS)

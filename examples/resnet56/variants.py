@@ -1,4 +1,4 @@
-"""The pruned networks that are compared: what each cuts, and why these. All are cuts of one graph, so each comes with a recipe."""
+"""The pruned networks that are compared. All are cuts of one graph, and each has a recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.network import Network
 from whet.pruning import branches, remove_branches
 from whet.pruning.recipe import apply_recipe, load_recipe
 
-#: Blocks by what the outputs lose without them (KL to the published network's, 200 training images): least first. `sensitivity.py` writes it.
+#: Blocks in ascending order of the change of the outputs without them (KL divergence, 200 training images), from `sensitivity.py`.
 LEAST: tuple[str, ...] = (
     "/layer2/layer2.8/Add",  # 0.067
     "/layer2/layer2.6/Add",  # 0.070
@@ -43,32 +43,32 @@ LEAST: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Training:
-    """What a fine-tuning is told beside the settings that all share (tune.py)."""
+    """Settings of a fine-tuning in addition to the common ones (tune.py)."""
 
-    lr: float  # the highest, at 256 images a step
-    distill: float  # share of the loss that follows the teacher
-    teacher: str  # whose outputs: OUT/NAME.tuned.onnx
-    views: int = 0  # augmented forms of each image that are used in turns, each answered by the teacher once (0: new ones at every step)
+    lr: float  # highest learning rate, at 256 images per step
+    distill: float  # share of distillation in the loss
+    teacher: str  # name of the teacher: OUT/NAME.tuned.onnx
+    views: int = 0  # augmented forms of each image that are used alternately; the teacher runs once on each (0: new forms at every step)
     augment: str = "crop:4,flip"
 
 
 SHORT, LONG = Training(0.05, 0.6, "teacher"), Training(0.1, 0.9, "teachers")
-MORE = Training(0.1, 1.0, "teachers", views=64, augment="crop:4,flip,cutmix:50")  # goes on where a LONG one ended
+MORE = Training(0.1, 1.0, "teachers", views=64, augment="crop:4,flip,cutmix:50")  # continues from a LONG variant
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A network to fine-tune: `make` cuts the published one; `masks` are held while it is trained."""
+    """A network to fine-tune: `make` cuts the published one; `masks` are kept during training."""
 
     about: str
-    make: Callable[[Network], Network] | None  # None: Torch-Pruning makes it (rival.py)
+    make: Callable[[Network], Network] | None  # None: created by Torch-Pruning (rival.py)
     masks: str = ""
     training: Training = SHORT
-    after: str = ""  # the variant whose fine-tuned weights it goes on from (`make` is not called)
+    after: str = ""  # variant from whose fine-tuned weights training continues (`make` is not called)
 
 
 def shorter(net: Network, count: int) -> Network:
-    """Without the `count` blocks that matter least."""
+    """Removes the `count` least important blocks."""
     known = {b.name for b in branches(net)}
     return remove_branches(net, [name for name in LEAST if name in known][:count])
 
@@ -77,7 +77,7 @@ RECIPES = Path(__file__).parent / "recipes"
 
 
 def by_recipe(net: Network, name: str) -> Network:
-    """What choose.py chose: recipes/NAME.json."""
+    """The selection of choose.py: recipes/NAME.json."""
     return apply_recipe(net, load_recipe(RECIPES / f"{name}.json"))
 
 

@@ -1,4 +1,4 @@
-"""YOLOv5s, 640x640, with 40 % of the backbone's and neck's channels cut: what does it bring, batch by batch, on this machine?
+"""YOLOv5s, 640x640, with 40 % of the backbone's and neck's channels cut: its speed on this machine, batch by batch.
 
     python examples/yolov5s/run.py                                   # CPU, FP32
     python examples/yolov5s/run.py --precisions fp32,bf16 --batches 1,2,4,8
@@ -6,21 +6,19 @@
     python examples/yolov5s/run.py --backend cuda --precisions fp16 --processes 5
     python examples/yolov5s/run.py --multiple 16                     # about 40 % of every group, to multiples of 16
 
-One engine a row takes every batch from 1 to the largest. The weights are random (nothing can be downloaded), so this is about speed and
-about nothing breaking; accuracy after cutting is shown on trained detectors by benchmarks/pruned_detectors.py. The detection heads stay
-whole, and channels that are tied together (C3 blocks, the bottlenecks' sums, the concatenations of the neck) are cut together. On a CPU every
-width that stays is one its kernels take whole (two blocks of 16, benchmarks/cpu_widths.py), half of most groups and
-more of some where images are small; `--widths` tries others.
+Each row is one engine for every batch from 1 to the largest. The weights are random, so this measures speed only; for accuracy after pruning
+see benchmarks/pruned_detectors.py. The detection heads are not cut, and channels that depend on each other (C3 blocks, sums of bottlenecks,
+concatenations of the neck) are cut together. On a CPU the widths kept are those that kernels compute without remainder (two blocks of 16,
+benchmarks/cpu_widths.py); `--widths` sets others.
 
-`floor` is the roofline: the sum over layers of the longer of bytes/bandwidth and FLOPs/peak. On a GPU both are the device's own; on a CPU
-the peak is the best rate that a layer of the original reached in its fastest of 50 runs, and the bandwidth that of copies, the fastest of 50
-too, as large as what the layer reads and writes (caches are levels of the roofline: Ilic et al. 2014). `flat floor's` on a CPU has the best
-bandwidth of any layer, which is a cache's, for all.
-It is a floor of the network, not of the engine: layers that an engine computes in one launch (a bottleneck) count as they do one by one. Only
-what the heads do behind their convolutions counts as one pass over memory, since engines do it so; `apart` floor's on a CPU counts these layers
-one by one too, as all were before an engine had them in one launch (benchmarks of before have no other).
-A cut that the machine can see lowers the time at least in step with it. `speed` is the median of the rounds' ratios, `speed_low` and
-`speed_high` their least and most; with --processes (two at least) the 95 % interval of the median, over the rounds of all processes.
+`floor` is the roofline: the sum over layers of the larger of bytes/bandwidth and FLOPs/peak. On a GPU both are properties of the device. On a CPU
+the peak is the best rate that a layer of the original reached in its fastest of 50 runs, and the bandwidth that of copies of the size that the
+layer reads and writes, the fastest of 50 too (caches are levels of the roofline: Ilic et al. 2014). `flat_floor_speed` on a CPU uses the best
+bandwidth of any layer, which is that of a cache, for all layers.
+It is a floor of the network, not of the engine: layers that an engine computes in one launch count separately. Only the layers after the
+heads' convolutions count as one pass over memory, as engines compute them; `apart_floor_speed` on a CPU counts these separately too.
+A cut that the engine can exploit reduces the time at least as much as the floor. `speed` is the median of the ratios of all rounds, `speed_low` and
+`speed_high` their minimum and maximum; with --processes (at least two) the 95 % interval of the median over the rounds of all processes.
 """
 
 from __future__ import annotations
@@ -53,17 +51,17 @@ from whet.pruning import PruneConfig, Pruned, count_flops, count_params, groups,
 from whet.zoo import save
 
 RATIO = 0.4
-EDGES = {"cpu": 16, "cuda": 32}  # a narrower width costs as much as the next of these: AVX-512 holds 16 numbers, a tensor core's tile 32 channels
-#: What stays on a CPU, STRIDE:CHANNELS=WIDTH: half, where images are small 3/4 of 128 and 5/8 of 512: a channel costs less time there
+EDGES = {"cpu": 16, "cuda": 32}  # other widths cost as much as the next multiple: AVX-512 registers hold 16 values, tensor-core tiles 32 channels
+#: Widths kept on a CPU, STRIDE:CHANNELS=WIDTH: half, on small images 3/4 of 128 and 5/8 of 512, where a channel takes less time
 WIDTHS = "2:32=16,4:32=16,4:64=32,8:64=32,8:128=64,16:128=96,16:256=128,32:256=128,32:512=320"
-ENOUGH = 6  # rounds that hold a 95 % interval of their median
-REPEATED = 50  # runs of layers and copies, of which the fastest counts: a machine's rates are what it does alone
-COPIES = [2**k for k in range(18, 29)]  # bytes that copies touch which measure a CPU's bandwidth
+ENOUGH = 6  # minimum rounds for a 95 % interval of the median
+REPEATED = 50  # runs of layers and copies, of which the fastest counts: peak rates are without external load
+COPIES = [2**k for k in range(18, 29)]  # bytes touched by the copies that measure a CPU's bandwidth
 
 
 @dataclass
 class Case:
-    """One engine: a network in a precision, and what was measured of it by batch."""
+    """One engine: a network in a precision, with its measurements per batch."""
 
     step: str
     precision: str
@@ -77,28 +75,28 @@ def main() -> int:
     """Cuts, builds, measures, prints the table; returns the exit code."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
-    p.add_argument("--precisions", default="fp32", help="fp32 and any of fp16, bf16 (what else a layer may run in), comma-separated")
-    p.add_argument("--batches", default="1,2,4,8", help="batches to time; the engines take all up to the largest")
-    p.add_argument("--ratio", type=float, help="share of the channels to cut at least, about the same of each group (default on a GPU: 0.4)")
-    p.add_argument("--multiple", type=int, help="then kept channels are a multiple of this (default: 16 on a CPU, 32 on a GPU)")
-    p.add_argument("--widths", help=f"channels that stay, STRIDE:CHANNELS=WIDTH of images and groups, comma-separated (default on a CPU: {WIDTHS})")
+    p.add_argument("--precisions", default="fp32", help="fp32 and any of fp16, bf16 (additional types that layers may use), comma-separated")
+    p.add_argument("--batches", default="1,2,4,8", help="batches to time; engines accept all up to the largest")
+    p.add_argument("--ratio", type=float, help="minimum share of channels to cut, about the same of each group (default on a GPU: 0.4)")
+    p.add_argument("--multiple", type=int, help="with --ratio: kept channels are a multiple of this (default: 16 on a CPU, 32 on a GPU)")
+    p.add_argument("--widths", help=f"channels to keep, STRIDE:CHANNELS=WIDTH of images and groups, comma-separated (default on a CPU: {WIDTHS})")
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
-    p.add_argument("--processes", type=int, default=1, help="processes that time the engines, one after the other, each loading their files")
-    p.add_argument("--quiet", action="store_true", help="twice as many rounds, of which the half counts beside which a small engine ran fastest")
-    p.add_argument("--budget", type=float, default=float("inf"), help="seconds that all may take: fewer processes where there is no time for more")
-    p.add_argument("--reuse", action="store_true", help="time the engines that lie in --out, of another run with these widths and batches")
+    p.add_argument("--processes", type=int, default=1, help="number of processes that time the engines, one after the other")
+    p.add_argument("--quiet", action="store_true", help="time twice as many rounds; only the half during which a probe engine ran fastest counts")
+    p.add_argument("--budget", type=float, default=float("inf"), help="time limit in seconds; reduces the number of processes if necessary")
+    p.add_argument("--reuse", action="store_true", help="time the engines in --out from an earlier run with the same widths and batches")
     p.add_argument("--out", default=".yolov5s", help="folder for the ONNX files, the recipe and the engines")
     p.add_argument("--save", help="also write the rows as a result (JSON)")
     args, began = p.parse_args(), time.perf_counter()
     even = args.ratio is not None or args.multiple is not None
     if even and args.widths:
-        p.error("--widths says what stays, so --ratio and --multiple have nothing to say: leave one of them out")
+        p.error("--widths and --ratio/--multiple exclude each other: remove one of them")
     asked = args.widths or ("" if even or args.backend != "cpu" else WIDTHS)
     if wrong := [w for w in asked.split(",") if w and not re.fullmatch(r"\d+:\d+=\d+", w)]:
-        p.error(f"--widths: {wrong[0]!r} is no width; write STRIDE:CHANNELS=WIDTH, as 8:128=64")
+        p.error(f"--widths: {wrong[0]!r} is not a width; write STRIDE:CHANNELS=WIDTH, for example 8:128=64")
     words = args.batches.split(",")
     if wrong := [w for w in words if not w.isdigit() or not int(w)]:
-        p.error(f"--batches: {wrong[0]!r} is no number of images; write them as 1,2,4,8")
+        p.error(f"--batches: {wrong[0]!r} is not a batch size; write them as 1,2,4,8")
     batches = sorted(map(int, words))
     console = Console()
     if not console.is_terminal:
@@ -113,10 +111,10 @@ def main() -> int:
         made = cut(original, RATIO if args.ratio is None else args.ratio, args.multiple or EDGES[args.backend])
     recipe = out / "yolov5s_pruned.recipe.json"
     if args.reuse and recipe.exists() and load_recipe(recipe).groups != made.recipe.groups:
-        p.error(f"--reuse: the engines in {out} are of another cut; give its --widths, or another --out")
+        p.error(f"--reuse: the engines in {out} belong to another cut; pass its --widths or another --out")
     whet.save_onnx(made.network, out / "yolov5s_pruned.onnx")
     save_recipe(made.recipe, recipe)
-    console.print(f"cut {made.share:.1%} of {made.channels[0]} channels in {len(made.recipe.groups)} coupled groups; the heads stay whole")
+    console.print(f"cut {made.share:.1%} of {made.channels[0]} channels in {len(made.recipe.groups)} coupled groups; the heads are not cut")
 
     cases = []
     for precision in args.precisions.split(","):
@@ -148,7 +146,7 @@ def main() -> int:
 
 
 def cut(original: Network, ratio: float, multiple: int) -> Pruned:
-    """At least that share of the channels cut. Rounding to multiples keeps more of some groups: all are asked for a percent more until it is."""
+    """Cuts at least this share of the channels. Rounding keeps more of some groups, so the request grows by a percent until the share is reached."""
     made = prune(original, PruneConfig(ratio=ratio, scope="group", multiple=multiple))
     asked = ratio + 0.01
     while made.share < ratio and asked < 1:
@@ -158,7 +156,7 @@ def cut(original: Network, ratio: float, multiple: int) -> Pruned:
 
 
 def cut_to(original: Network, asked: str) -> Pruned:
-    """Of groups of CHANNELS, made at images IMAGE / STRIDE wide, WIDTH stay; others whole. STRIDE:CHANNELS=WIDTH, comma-separated."""
+    """Keeps WIDTH of the groups with CHANNELS channels on images of width IMAGE / STRIDE; other groups stay whole. `asked` as in --widths."""
     wanted = {tuple(map(int, w.partition("=")[0].split(":"))): int(w.partition("=")[2]) for w in asked.split(",") if w}
     made_by = {x.needs(1).name: x for x in original.layers if x.op == "Conv"}
     widths = {g.name: wanted.get((IMAGE // static_dim(made_by[g.name]), g.size), g.size) for g in groups(original)}
@@ -166,7 +164,7 @@ def cut_to(original: Network, asked: str) -> Pruned:
 
 
 def static_dim(conv: Layer) -> int:
-    """How wide the images are that a convolution makes."""
+    """Width of a convolution's output image."""
     dim = conv.output.shape[-1]
     assert isinstance(dim, int)
     return dim
@@ -183,20 +181,20 @@ def built(net: Network, precision: str, batches: list[int], args: argparse.Names
     )
     start = time.perf_counter()
     with BuildProgress(console.is_terminal) as progress:
-        plan = whet.build(net, config, progress=progress)
+        plan = whet.builder.build(net, config, progress=progress)
     console.print(f"engine ({what}): built and verified in {time.perf_counter() - start:.1f} s")
     for note in plan.report.notes:
-        console.print(Text(f"  {note}", "yellow"))  # no markup: it may name whet[jit]
+        console.print(Text(f"  {note}", "yellow"))  # no markup: the note may contain whet[jit]
     return whet.Runtime(backend=args.backend).load(plan)
 
 
 def small(backend: str, path: Path) -> Path:
-    """Writes an engine of one convolution that keeps all threads at work for a fraction of a millisecond."""
+    """Writes an engine of one convolution that uses all threads for a fraction of a millisecond."""
     net, rng = Network("probe"), np.random.default_rng(0)
     x = net.add_input("x", TensorType(F32, (1, 64, 40, 40)))
     y = net.add("Conv", x, net.constant(rng.standard_normal((64, 64, 3, 3)).astype(np.float32), "w"), pads=(1, 1, 1, 1))
     net.mark_output(net.add("Relu", y), "y")
-    whet.write_engine(whet.build(net, whet.BuildConfig(backend=backend)), path)
+    whet.build(net, backend=backend).save(path)
     return path
 
 
@@ -205,20 +203,20 @@ Rate = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Roof:
-    """What a floor is reckoned with: FLOP/s, bytes/s of a layer that reads and writes so many bytes, and which fused layers count one by one too."""
+    """Parameters of a floor: FLOP/s, bytes/s as a function of the bytes touched by a layer, and fused layers that count separately too."""
 
     flops: float
     moved: Rate
     also: tuple[str, ...] = ()
 
     def floor_ms(self, engine: whet.Engine, batch: int) -> float:
-        """The roofline of all layers at this batch, those that the engine computes in one launch with others counted for themselves."""
+        """The roofline of all layers at this batch; fused layers count separately."""
         facts = layer_facts(engine.plan, {"images": (batch, 3, IMAGE, IMAGE)})
         return 1e3 * sum(max(n / self.flops, size / self.moved(size)) for f in facts for n, size in count_unfused(f, self.also))
 
 
 def roofs(engine: whet.Engine) -> dict[str, Roof]:
-    """The roofline by name of its column: the machine's own rates where it tells them; else by levels of the memory, and one for all."""
+    """Rooflines by column name: from the device's rates if it reports them; otherwise by levels of the memory, and with one bandwidth for all."""
     machine = engine.plan.machine
     if "bytes_per_s" in machine:
         return {"floor": Roof(machine["peak_flops_per_s"], lambda size: machine["bytes_per_s"])}
@@ -229,8 +227,8 @@ def roofs(engine: whet.Engine) -> dict[str, Roof]:
 
 
 def fastest(engine: whet.Engine) -> list[tuple[float, float, float]]:
-    """FLOPs, bytes and milliseconds of the layers at one image, the shortest of many runs. What the builder timed may be of a busier hour, whose peak
-    makes a floor that lies above what is measured in another."""
+    """FLOPs, bytes and milliseconds of the layers at batch 1, the shortest of many runs. The builder's own times may come from a busier hour and
+    would give a floor above later measurements."""
     context = engine.create_context()
     times = context.profile({"images": np.random.default_rng(0).random((1, 3, IMAGE, IMAGE), np.float32)}, REPEATED)
     context.close()
@@ -240,7 +238,7 @@ def fastest(engine: whet.Engine) -> list[tuple[float, float, float]]:
 
 
 def copies(threads: int) -> Rate:
-    """Bytes/s, read and written together, of copies that touch so many bytes, by so many threads: measured, larger ones never faster."""
+    """Measured bytes/s (reads plus writes) of copies by bytes touched, for a number of threads; larger copies are never faster."""
     found: list[tuple[int, float]] = []
     with ThreadPoolExecutor(threads) as pool:
         for size in COPIES:
@@ -262,7 +260,7 @@ def copies(threads: int) -> Rate:
 
 
 def records(cases: list[Case], batches: list[int]) -> list[dict[str, Any]]:
-    """Flat rows: one a precision, step and batch; `speed` and `floor_speed` are against the original of the same precision and batch."""
+    """Flat rows, one per precision, step and batch; `speed` and `floor_speed` are relative to the original of the same precision and batch."""
     rows = []
     wholes: dict[str, Case] = {}
     known: dict[str, dict[str, Roof]] = {}
@@ -301,7 +299,7 @@ def records(cases: list[Case], batches: list[int]) -> list[dict[str, Any]]:
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """The median of the rounds' ratios, and its 95 % interval where there are enough of them (several processes), else the least and the most."""
+    """The median of the ratios of all rounds, and its 95 % interval if there are enough rounds (several processes), else minimum and maximum."""
     if len(ratios) < ENOUGH:
         return statistics.median(ratios), min(ratios), max(ratios)
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -326,25 +324,25 @@ def table(rows: list[dict[str, Any]], backend: str) -> Table:
 
 
 def conclusions(rows: list[dict[str, Any]]) -> list[str]:
-    """FLOPs against time, one line a precision and batch."""
+    """FLOPs against time, one line per precision and batch."""
     lines = []
     for r in rows:
         if not r["case"].endswith("pruned"):
             continue
         whole = next(o for o in rows if o["case"].endswith("original") and (o["precision"], o["batch"]) == (r["precision"], r["batch"]))
         fewer, shorter = 1 - r["gflops"] / whole["gflops"], 1 - r["whet_ms"] / whole["whet_ms"]
-        verdict = "in step with the roofline" if r["speed"] >= r["floor_speed"] else f"behind the roofline, which allows {r['floor_speed']:.3f}x"
+        verdict = "in step with the roofline" if r["speed"] >= r["floor_speed"] else f"slower than the roofline allows ({r['floor_speed']:.3f}x)"
         if r["speed"] < r["floor_speed"] <= r["speed_high"]:
-            verdict += ", by less than the rounds differ" if r["rounds"] < ENOUGH else ", which lies within the 95 % interval"
+            verdict += ", by less than the spread of the rounds" if r["rounds"] < ENOUGH else ", which is within the 95 % interval"
         verdict += f" ({r['speed_low']:.3f} to {r['speed_high']:.3f})"
         if "apart_floor_speed" in r:
-            verdict += f"; with the heads layer by layer it allows {r['apart_floor_speed']:.3f}x"
+            verdict += f"; with separate layers in the heads it allows {r['apart_floor_speed']:.3f}x"
         lines.append(f"{r['precision']}, batch {r['batch']}: FLOPs -{fewer:.0%}, latency -{shorter:.0%} ({r['speed']:.2f}x), {verdict}")
     return lines
 
 
 def write(rows: list[dict[str, Any]], path: Path, args: argparse.Namespace) -> None:
-    """The rows as a result file, with where they come from."""
+    """Writes the rows as a result file with their origin."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     from _record import command, provenance
 

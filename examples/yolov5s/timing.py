@@ -1,9 +1,9 @@
-"""Times engines in turns, batch by batch; on a GPU also power and utilization meanwhile. Alone it times engine files and prints what it found:
+"""Times engines interleaved, batch by batch; on a GPU with power and utilization. As a script it times engine files and prints the results:
 
     python examples/yolov5s/timing.py --backend cuda --batches 1,2,4,8 ENGINE ENGINE
 
-so that run.py can do it in processes of their own, each of which lies elsewhere in memory. With `--probe ENGINE` a small engine runs before and
-after each round, which tells when others used the machine: twice as many rounds are timed, and the half counts beside which it ran fastest.
+so that run.py can use several processes with different memory layouts. With `--probe ENGINE` a small engine runs before and after each round
+to detect external load: twice as many rounds are timed, and the half during which the probe ran fastest counts.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import numpy as np
 import whet
 
 IMAGE = 640
-ROUNDS, SECONDS = 5, 0.4  # engines take turns: so many rounds, each of about so many seconds
-SHORTEST = 0.1  # seconds of a round where several processes share them
-TRIES = 2  # times as many rounds as count, with a probe
-PATIENCE = 1.0  # seconds that a round waits for quiet
-SLOWER = 1.1  # than the best that the probe was in this process: others use the machine
-IN_ROW = {"cpu": 1, "cuda": 5}  # runs between two looks at the clock: a GPU's go back to back, a CPU's end one by one
+ROUNDS, SECONDS = 5, 0.4  # engines are interleaved: number of rounds, and seconds of each
+SHORTEST = 0.1  # seconds of a round with several processes
+TRIES = 2  # factor of additional rounds with a probe
+PATIENCE = 1.0  # maximum seconds that a round waits for an idle machine
+SLOWER = 1.1  # slower than the probe's best in this process: external load
+IN_ROW = {"cpu": 1, "cuda": 5}  # runs between two readings of the clock: on a GPU back to back, on a CPU one by one
 
 
 @dataclass
 class Times:
-    """What was measured of an engine, by batch: milliseconds of every round, those of the probe beside it (the slower of two; 0 without one), watts
-    and percent of what was read meanwhile."""
+    """Measurements of an engine by batch: milliseconds of every round, of the probe runs around it (the slower of two; 0 without one), power in W and
+    utilization in percent."""
 
     ms: dict[int, list[float]] = field(default_factory=dict)
     probe: dict[int, list[float]] = field(default_factory=dict)
@@ -44,20 +44,20 @@ class Times:
     busy: dict[int, list[float]] = field(default_factory=dict)
 
     def add(self, other: dict[str, dict[str, list[float]]]) -> None:
-        """What another process measured of the same engine, as it printed it."""
+        """Adds the printed measurements of another process for the same engine."""
         for name, found in other.items():
             for batch, values in found.items():
                 getattr(self, name).setdefault(int(batch), []).extend(values)
 
     def keep_quiet(self) -> None:
-        """Of each batch's rounds the half stays beside which the probe ran fastest, in their order. No bound: clocks change with the hours."""
+        """Keeps the half of each batch's rounds during which the probe ran fastest, in order. No fixed bound, because clocks drift."""
         for batch, rounds in self.probe.items():
             quiet = sorted(sorted(range(len(rounds)), key=rounds.__getitem__)[: -(-len(rounds) // TRIES)])
             self.ms[batch] = [self.ms[batch][n] for n in quiet]
 
 
 class Probe:
-    """How long one run of a small engine takes; without one, no time."""
+    """Times one run of a small engine; without one, 0."""
 
     def __init__(self, engine: whet.Engine | None):
         self._bound = None
@@ -68,7 +68,7 @@ class Probe:
             self._bound.run()
 
     def ms(self) -> float:
-        """The median of some runs."""
+        """Median of several runs."""
         if self._bound is None:
             return 0.0
         taken = statistics.median(self._bound.seconds_in_row(15)) * 1e3
@@ -76,10 +76,10 @@ class Probe:
         return taken
 
     def wait(self) -> float:
-        """The same, once it is quiet or PATIENCE has passed."""
+        """The same, once the machine is idle or PATIENCE has passed."""
         until = time.perf_counter() + PATIENCE
         while (taken := self.ms()) > SLOWER * self.best and time.perf_counter() < until:
-            time.sleep(0.02)  # nothing tells when other guests of a host rest but looking again; without a pause the looks would keep a core busy
+            time.sleep(0.02)  # load by other guests of the host can only be polled; without a pause polling would keep a core busy
         return taken
 
 
@@ -91,8 +91,8 @@ def measure(
     turned: bool = False,
     probed: whet.Engine | None = None,
 ) -> list[Times]:
-    """Times every engine at every batch, in turns of about `seconds`; every other round from the last to the first, beginning so with `turned`. With
-    an engine to be `probed` each waits until others rest, or for PATIENCE, and there are TRIES times as many."""
+    """Times every engine at every batch, interleaved in rounds of about `seconds`; every other round in reverse order, the first too if `turned`.
+    With `probed` each round waits until the machine is idle, at most PATIENCE, and there are TRIES times as many rounds."""
     found, probe = [Times() for _ in engines], Probe(probed)
     for batch in batches:
         images = np.random.default_rng(0).random((batch, 3, IMAGE, IMAGE), np.float32)
@@ -123,8 +123,8 @@ def measure(
 def measure_apart(
     paths: Sequence[Path], batches: Sequence[int], backend: str, processes: int, until: float = float("inf"), probe: Path | None = None
 ) -> list[Times]:
-    """The same of engine files in so many processes, one after the other, every other one `turned`; but for the first none begins that would probably
-    end behind `until` (of time.perf_counter). Raises CalledProcessError."""
+    """The same for engine files in several processes, one after the other, every other one `turned`. Except for the first, no process begins that
+    would probably end after `until` (time.perf_counter). Raises CalledProcessError."""
     found, start = [Times() for _ in paths], time.perf_counter()
     for n in range(processes):
         now = time.perf_counter()
@@ -140,7 +140,7 @@ def measure_apart(
 
 
 class Watch:
-    """Reads a GPU's power (W) and utilization (%) every 50 ms while something runs; on a CPU it reads nothing."""
+    """Reads a GPU's power (W) and utilization (%) every 50 ms during a run; does nothing on a CPU."""
 
     def __init__(self, backend: str):
         self.power: list[float] = []
@@ -153,7 +153,7 @@ class Watch:
         import pynvml
 
         pynvml.nvmlInit()
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"  # CUDA's first device; NVML counts all that there are
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"  # CUDA's first device; NVML numbers all devices
         handle = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
         while not self._stop.wait(0.05):
             self.power.append(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
@@ -172,14 +172,14 @@ class Watch:
 
 
 def main() -> None:
-    """Times the engine files that are named."""
+    """Times the given engine files."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("engines", nargs="+", type=Path)
     p.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     p.add_argument("--batches", default="1,2,4,8")
     p.add_argument("--seconds", type=float, default=SECONDS, help="of a round")
     p.add_argument("--turned", action="store_true", help="begin with the last")
-    p.add_argument("--probe", type=Path, help="engine that says whether others use the machine")
+    p.add_argument("--probe", type=Path, help="engine for detecting external load")
     args = p.parse_args()
     runtime = whet.Runtime(backend=args.backend)
     found = measure([runtime.load(path) for path in args.engines], [int(b) for b in args.batches.split(",")], args.backend,

@@ -1,13 +1,20 @@
 """whet: builds the fastest correct inference engine from a trained network on the machine it will run on, and explains every decision.
 
-    net = whet.network_from_onnx("model.onnx")
-    plan = whet.build(net, whet.BuildConfig(precisions=("bf16",)))
-    whet.write_engine(plan, "model.engine")
-    engine = whet.Runtime().load("model.engine")
-    outputs = engine.create_context().run({"input": array})
+    import numpy as np, whet
 
-Names and sub-packages (`whet.builder.build_int8`) are imported on first use, so that `import whet` is light and the runtime can ship
-alone. Type checkers and editors read the imports under TYPE_CHECKING.
+    engine = whet.build("model.onnx", shapes={"input": (1, 3, 224, 224)}, bf16=True)     # a file, a torch module or a whet network
+    y = engine(np.zeros((1, 3, 224, 224), np.float32))                                    # NumPy, torch or CuPy; from any thread
+    engine.save("model.engine")
+    engine = whet.load("model.engine")
+    print(engine.benchmark())                                                             # latency and throughput
+    print(engine.explain())                                                               # times, kernels and types by layer
+
+`help(whet.build)` has all parameters: ranges of shapes, FP16, INT8 with calibration data, accuracy budgets, backend="cuda".
+`whet.ort.InferenceSession` takes the place of ONNX Runtime's. `whet.WhetError` is the base of all errors.
+
+The lower level: `network_from_onnx` and `from_torch` read networks, `whet.builder.build` makes a plan of one, `Runtime().load(plan)` an engine,
+`Engine.create_context` a context with bound buffers. Names and sub-packages (`whet.pruning.prune`) are imported on first use, so that
+`import whet` is light and the runtime can ship alone. Type checkers and editors read the imports under TYPE_CHECKING.
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from whet.registry import on_demand
 
 if TYPE_CHECKING:
+    from whet import api as api
     from whet import backends as backends
     from whet import builder as builder
     from whet import cli as cli
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from whet import network as network
     from whet import ops as ops
     from whet import option_names as option_names
+    from whet import ort as ort
     from whet import passes as passes
     from whet import precision as precision
     from whet import pruning as pruning
@@ -42,11 +51,14 @@ if TYPE_CHECKING:
     from whet import search as search
     from whet import sparsity as sparsity
     from whet import tactics as tactics
+    from whet import torch_compile as torch_compile
     from whet import training as training
     from whet import trt as trt
     from whet import zoo as zoo
+    from whet.api import Profile as Profile
+    from whet.api import build as build
+    from whet.api import load as load
     from whet.builder import BuildConfig as BuildConfig
-    from whet.builder import build as build
     from whet.engine import read_engine as read_engine
     from whet.engine import write_engine as write_engine
     from whet.errors import WhetError as WhetError
@@ -55,17 +67,23 @@ if TYPE_CHECKING:
     from whet.frontends import network_from_onnx as network_from_onnx
     from whet.frontends import save_onnx as save_onnx
     from whet.frontends.torch import from_torch as from_torch
+    from whet.runtime import Engine as Engine
     from whet.runtime import Runtime as Runtime
+    from whet.torch_compile import compile as compile
 
 __version__ = "0.1.0"
 
 _HOME = {
     "BuildConfig": "whet.builder",
+    "Engine": "whet.runtime",
+    "Profile": "whet.api",
     "Runtime": "whet.runtime",
     "WhetError": "whet.errors",
-    "build": "whet.builder",
+    "build": "whet.api",
     "check_onnx": "whet.frontends",
+    "compile": "whet.torch_compile",
     "from_torch": "whet.frontends.torch",
+    "load": "whet.api",
     "network_from_caffe": "whet.frontends",
     "network_from_onnx": "whet.frontends",
     "read_engine": "whet.engine",

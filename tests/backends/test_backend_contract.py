@@ -26,7 +26,7 @@ def backend(request) -> Backend:
 @pytest.fixture
 def plan(backend):
     config = whet.BuildConfig(backend=backend.name, timing_cache="", verify=backend.capabilities.executes)
-    return whet.build(whet.network.parse_network(NET), config)
+    return whet.builder.build(whet.network.parse_network(NET), config)
 
 
 @pytest.mark.parametrize("missing", ["allocate", "stream", "seconds", "key", "describe"])

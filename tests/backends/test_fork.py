@@ -36,7 +36,7 @@ from whet.builder import BuildConfig
 
 net = residual(batch=4, channels=32, size=16)
 config = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, threads=2, samples="together", optimization_level=1)
-engine = whet.Runtime(threads=2).load(whet.build(net, config))
+engine = whet.Runtime(threads=2).load(whet.builder.build(net, config))
 context = engine.create_context()
 feed = inputs(net)
 want = context.run(feed)["y"]
@@ -73,7 +73,7 @@ def test_a_child_builds_loads_and_forks_again():
         assert np.array_equal(context.run(feed)["y"], want)
 
     def child():
-        other = whet.Runtime(threads=2).load(whet.build(net, config)).create_context()
+        other = whet.Runtime(threads=2).load(whet.builder.build(net, config)).create_context()
         assert np.allclose(other.run(feed)["y"], want, atol=1e-4)
         assert in_a_child(grandchild) == 0
 
@@ -190,7 +190,7 @@ def test_an_engine_whose_device_is_lost_by_the_fork_raises(monkeypatch):
     net = Network("twice")
     x = net.add_input("x", parse_type("f32[4]"))
     net.mark_output(net.add("Add", x, x), "y")
-    engine, feed = whet.Runtime().load(whet.build(net, whet.BuildConfig(timing_cache="", optimization_level=0))), {"x": np.ones(4, "f4")}
+    engine, feed = whet.Runtime().load(whet.builder.build(net, whet.BuildConfig(timing_cache="", optimization_level=0))), {"x": np.ones(4, "f4")}
     context = engine.create_context()
     monkeypatch.setattr(type(engine.backend), "unusable_after_fork", property(lambda self: "load the engine in the child or use spawn"))
     context.run(feed)  # no child: nothing is asked

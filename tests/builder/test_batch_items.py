@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_verification import QUICK, only, plant  # noqa: F401 - a fixture
+from test_verification import QUICK, only
 
 from whet.backends import get_backend
 from whet.builder import build
@@ -143,7 +143,7 @@ def convolutions(batch):
 
 
 @pytest.mark.parametrize("index", range(BATCH))
-def test_a_kernel_that_is_wrong_for_one_item_is_found_at_any_index(plant, index):  # noqa: F811
+def test_a_kernel_that_is_wrong_for_one_item_is_found_at_any_index(plant, index):
     def spoil_item(call):
         call.writes[0][index] *= 1.01
 
@@ -155,7 +155,7 @@ def test_a_kernel_that_is_wrong_for_one_item_is_found_at_any_index(plant, index)
     assert all(("depends on its place in the batch" in reason) != compared for _, _, reason in plan.report.banned)
 
 
-def test_a_kernel_that_is_equally_wrong_for_all_items_is_found_by_the_reference(plant):  # noqa: F811
+def test_a_kernel_that_is_equally_wrong_for_all_items_is_found_by_the_reference(plant):
     def spoil_all(call):
         call.writes[0][:, 0] *= 1.01
 

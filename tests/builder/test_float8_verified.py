@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from test_verification import QUICK, plant  # noqa: F401 - a fixture
+from test_verification import QUICK
 
 from whet.builder import build
 from whet.builder.precision.permissions import is_float8
@@ -59,7 +59,7 @@ def answers(plan, net):
     return float(np.abs(got - want).max() / np.abs(want).max())
 
 
-def test_correct_kernels_are_kept_in_a_batch_verified_on_a_few_samples(plant):  # noqa: F811
+def test_correct_kernels_are_kept_in_a_batch_verified_on_a_few_samples(plant):
     """Regression: verification refused each of them, because its reference of some samples had whole numbers in place of float8 values."""
     of_float8(lambda call: None, plant)
     of_floats(plant)
@@ -79,7 +79,7 @@ def off_by_a_step(call):
 
 
 @pytest.mark.parametrize("configs", [1, 9])
-def test_a_layer_without_a_correct_float8_kernel_becomes_float_with_the_reason(plant, configs):  # noqa: F811
+def test_a_layer_without_a_correct_float8_kernel_becomes_float_with_the_reason(plant, configs):
     of_float8(off_by_a_step, plant, configs)
     of_floats(plant)
     net = float8_chain()
@@ -93,14 +93,14 @@ def test_a_layer_without_a_correct_float8_kernel_becomes_float_with_the_reason(p
     assert len(plan.report.banned) <= 4 * 3, "a tactic with only wrong configurations is not tried in each of them"
 
 
-def test_without_another_kernel_the_build_fails_and_names_the_wrong_ones(plant):  # noqa: F811
+def test_without_another_kernel_the_build_fails_and_names_the_wrong_ones(plant):
     of_float8(off_by_a_step, plant)
     of_floats(plant, ops=("QuantizeLinear", "Relu", "Add"))
     with pytest.raises(NoTacticError, match="failed verification"):
         build(float8_chain(), ONLY)
 
 
-def test_a_float8_kernel_with_one_wrong_element_in_the_batch_is_found(plant):  # noqa: F811
+def test_a_float8_kernel_with_one_wrong_element_in_the_batch_is_found(plant):
     def one_image(call):
         if call.writes[0].dtype == F8E4M3.numpy:
             off_by_a_step(type("Part", (), {"writes": [call.writes[0][BATCH // 2 + 1 : BATCH // 2 + 2]]}))

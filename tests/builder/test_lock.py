@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from nets import Stages, inputs, residual
-from test_verification import only, plant  # noqa: F401 - a fixture
+from test_verification import only
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build, plan_digest, save_lock
@@ -151,7 +151,7 @@ def test_a_missing_file_is_an_error(tmp_path):
         save_lock(build(residual(), dataclasses.replace(QUICK, optimization_level=0, verify=False)), tmp_path / "no" / "lock.json")
 
 
-def test_deterministic_builds_use_only_deterministic_kernels(plant):  # noqa: F811 - the fixture
+def test_deterministic_builds_use_only_deterministic_kernels(plant):
     planted = plant(lambda call: None)
     plan_it = planted.plan
 

@@ -1,7 +1,7 @@
 """Fifty wrong kernels, of ten kinds in five operations: verification finds every one of them, and none in the correct kernels.
 
 The planted tactics compute by the reference and change its result. The network begins with a Relu, so the actual inputs of the operation are
-never negative. CUDA kernels are not planted: the stand-in GPU of the tests computes nothing, and a GPU is not always present; the code that
+never negative. CUDA kernels are not planted: the simulated GPU of the tests computes nothing, and a GPU is not always present; the code that
 verifies is the same for both backends.
 
 Probability for intermittent kernels: a kernel that is wrong in a share p of its runs escapes only if none of its runs is wrong. With r runs in

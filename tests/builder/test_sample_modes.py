@@ -117,7 +117,7 @@ def test_turns_share_each_sample_among_all_threads(turns, threads):
 
 
 def test_turns_are_locked_saved_and_need_no_compiled_loop(turns, tmp_path, monkeypatch):
-    """Python kernels may run in turns too; a lock rebuilds the same engine, without lanes."""
+    """Python kernels may take turns too; a lock rebuilds the same engine, without lanes."""
     save_lock(turns, path := tmp_path / "lock.json")
     again = build(inception(), config(samples="auto", lock=str(path)))
     assert (again.arenas, again.choices) == (turns.arenas, turns.choices)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("optuna", reason="the search needs Optuna: pip install 'whet[search]'")
+pytest.importorskip("yaml", reason="recipes need PyYAML: pip install 'whet[search]'")
 
 from report.sample import sample
-from search.conftest import case, perceptron, recipe_with  # noqa: F401 - a fixture of the search's tests
 from whet.cli import main
 from whet.cli.auto import _print_outcome
 
@@ -25,7 +25,7 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
-def test_a_dry_run_describes_the_search(case, tmp_path, capsys):  # noqa: F811
+def test_a_dry_run_describes_the_search(case, tmp_path, capsys):
     code, out, _ = run(capsys, str(case / "recipe.yaml"), "--dry-run", "--trials", "7", "--timeout", "2 min", "--out", str(tmp_path / "w"))
     assert code == 0
     assert "trials     7, no new one after 120 s; 2 survive; baselines: fp32, batch 1" in out
@@ -36,7 +36,7 @@ def test_a_dry_run_describes_the_search(case, tmp_path, capsys):  # noqa: F811
     assert json.loads(out)["points"] == 16
 
 
-def test_mistakes_are_usage_errors(case, tmp_path, capsys):  # noqa: F811
+def test_mistakes_are_usage_errors(case, tmp_path, capsys):
     code, _, err = run(capsys, str(tmp_path / "none.yaml"))
     assert code == 2
     assert "cannot be read" in err
@@ -45,7 +45,7 @@ def test_mistakes_are_usage_errors(case, tmp_path, capsys):  # noqa: F811
     assert "'--timeout' is a time such as 90 s" in err
 
 
-def test_a_missed_target_has_its_own_exit_code(case, tmp_path, capsys):  # noqa: F811
+def test_a_missed_target_has_its_own_exit_code(case, tmp_path, capsys):
     recipe = json.loads((case / "recipe.yaml").read_text())
     recipe |= {"target": {"memory": 1}, "search": {"trials": 1}, "survivor": {**recipe["survivor"], "count": 1}}
     (case / "missed.yaml").write_text(json.dumps(recipe))

@@ -1,20 +1,20 @@
 """--accuracy, --layerPrecisions=...:int8 and --best with data, through the command line."""
 
 import pytest
-from test_exec_int8 import QUICK, model, run  # noqa: F401 - `model` is a fixture
+from test_exec_int8 import run
 
 from whet.tactics.cpu.onednn import _api as dnn
 
 VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
 
 
-def test_a_budget_is_kept_and_reported(model):  # noqa: F811
+def test_a_budget_is_kept_and_reported(model):
     code, out = run(model, "--int8", f"--calibData={model}/data.npz", "--accuracy=snr:20")
     assert code == 0, out
     assert "Accuracy: output SNR at least 20 dB" in out
 
 
-def test_the_users_metric(model, monkeypatch):  # noqa: F811
+def test_the_users_metric(model, monkeypatch):
     (model / "whet_cli_metric.py").write_text(
         "import numpy as np\n"
         "def spread(run):\n"
@@ -29,7 +29,7 @@ def test_the_users_metric(model, monkeypatch):  # noqa: F811
 
 
 @VNNI
-def test_int8_binds_for_one_layer(model):  # noqa: F811
+def test_int8_binds_for_one_layer(model):
     code, out = run(
         model, f"--calibData={model}/data.npz", "--precisionConstraints=obey", "--layerPrecisions=conv_1:int8", "--dumpLayerInfo",
         "--builderOptimizationLevel=1",
@@ -38,7 +38,7 @@ def test_int8_binds_for_one_layer(model):  # noqa: F811
     assert "int8 where it is demanded (1 layers)" in out
 
 
-def test_best_with_data_chooses_among_all(model):  # noqa: F811
+def test_best_with_data_chooses_among_all(model):
     code, out = run(model, "--best", f"--calibData={model}/data.npz", "--builderOptimizationLevel=1")
     assert code == 0, out
     assert "INT8 pays" in out or "does not pay here" in out
@@ -52,7 +52,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals_say_why(name, model):  # noqa: F811
+def test_refusals_say_why(name, model):
     flags, words = REFUSED[name]
     code, out = run(model, *flags)
     assert code == 2, out

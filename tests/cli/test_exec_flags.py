@@ -6,8 +6,8 @@ from whet.cli._exec_checks import check_against, check_files, check_values, unus
 from whet.cli._exec_config import Options
 from whet.cli._exec_flags import FLAGS, NUMBERS, help_text, parse
 from whet.cli._exec_values import percentiles, profiles, shapes, size, split_names
-from whet.cli._measure import percentile
 from whet.errors import ShapeError, UsageError
+from whet.measure.queries import percentile
 
 
 def test_values_with_equals_or_space():

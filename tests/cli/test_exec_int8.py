@@ -2,36 +2,13 @@
 
 import json
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from whet.cli.exec import command
 from whet.engine import read_engine
-from whet.frontends.onnx_writer import save_onnx
-from whet.network import Network, parse_type
 
 QUICK = ["--noBuilderCache", "--avgTiming=1", "--duration=0", "--iterations=1", "--warmUp=0", "--numThreads=1"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A small convolutional network with a residual, as ONNX, and data for it."""
-    rng = np.random.default_rng(1)
-    net = Network("small")
-
-    def w(*shape):
-        return net.constant((rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32), "w")
-
-    x = net.add_input("x", parse_type("f32[1,3,16,16]"))
-    a = net.add("Relu", net.add("Conv", x, w(32, 3, 3, 3), pads=(1,) * 4))
-    b = net.add("Relu", net.add("Conv", a, w(32, 32, 3, 3), pads=(1,) * 4))
-    c = net.add("Relu", net.add("Add", net.add("Conv", b, w(32, 32, 3, 3), pads=(1,) * 4), a))
-    net.mark_output(net.add("Gemm", net.add("Flatten", net.add("GlobalAveragePool", c)), w(32, 5)), "y")
-    folder = tmp_path_factory.mktemp("int8")
-    save_onnx(net, folder / "m.onnx")
-    np.savez(folder / "data.npz", x=rng.standard_normal((8, 3, 16, 16)).astype(np.float32))
-    return folder
 
 
 def run(folder, *flags):

@@ -31,7 +31,7 @@ from whet.tactics.cuda._device.source import kernel_paths
 
 load_tactics("cuda")
 DESCRIBED = {f"{name} {struct_name}": cls for name, classes in STRUCTURES.items() for struct_name, cls in classes.items()}
-# types that a structure uses beside those of common.cuh, as declared in its kernel file
+# types that a structure uses in addition to those of common.cuh, as declared in its kernel file
 TYPES = {
     "attention.cu": "struct Place { long long batch, head, row; };",
     "elementwise.cu": "struct Operand { const u8* at; int kind, type; };",

@@ -1,4 +1,4 @@
-"""Kernels that a build compiles and replays, on a stand-in GPU: timed kernels are compiled once; with a timing cache almost none are."""
+"""Kernels that a build compiles and replays, on a simulated GPU: timed kernels are compiled once; with a timing cache almost none are."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Finalists timed with cold weights, on a stand-in GPU with a cache and on a real one."""
+"""Finalists timed with cold weights, on a simulated GPU with a cache and on a real one."""
 
 import sqlite3
 from collections import OrderedDict
@@ -51,7 +51,7 @@ class ReadingCall(StandInCall):
 
 
 class CachedGpu(StandInGpu):
-    """A stand-in with an L2 cache for weights only, least recently used evicted first. Its clock includes the host's launch latency."""
+    """A simulated GPU with an L2 cache for weights only, least recently used evicted first. Its clock includes the host's launch latency."""
 
     capabilities = replace(StandInGpu.capabilities, overlapping_launches=True, cold_cache_clock=True, cache_bytes={2: L2})
     cached: OrderedDict[int, int]
@@ -84,7 +84,7 @@ class CachedGpu(StandInGpu):
 
 @pytest.fixture
 def gpu(monkeypatch, standin_gpu):
-    """The stand-in with a cache; times of kernels differ slightly by name."""
+    """The simulated GPU with a cache; times of kernels differ slightly by name."""
     from whet.backends import BACKENDS
 
     def enqueue(self, args, stream):

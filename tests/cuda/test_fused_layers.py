@@ -1,4 +1,4 @@
-"""Fused layers on a stand-in GPU: they are built, stored and loaded, and unfused if their parts are faster; kernels that slow the next layers
+"""Fused layers on a simulated GPU: they are built, stored and loaded, and unfused if their parts are faster; kernels that slow the next layers
 down are exchanged in the network.
 """
 

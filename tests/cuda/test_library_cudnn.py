@@ -1,4 +1,4 @@
-"""The cuDNN pack: the graphs that the library receives (a stand-in library), engine selection; on a GPU every engine against the reference."""
+"""The cuDNN pack: the graphs that the library receives (a fake library), engine selection; on a GPU every engine against the reference."""
 
 import ctypes
 import threading

@@ -1,4 +1,4 @@
-"""INT8 on a GPU from the command line: calibrated on the CPU, selected by time, user's constraints respected; on a stand-in GPU if there is none."""
+"""INT8 on a GPU from the command line: calibrated on the CPU, selected by time, user's constraints respected; on a simulated GPU if there is none."""
 
 import json
 
@@ -151,7 +151,7 @@ def test_a_model_with_q_and_dq_keeps_its_quantization(model, standin_gpu, tmp_pa
 
 @pytest.mark.parametrize("least", [20.0, 60.0])
 def test_a_budget_on_the_gpu_is_judged_by_emulation_without_engine_outputs(model, standin_gpu, least, monkeypatch):
-    """The stand-in's outputs are zeros; sets of layers are judged by emulation, and sensitive layers leave INT8."""
+    """The simulated GPU's outputs are zeros; sets of layers are judged by emulation, and sensitive layers leave INT8."""
     from whet.builder.precision.accuracy_budget import Judge
 
     monkeypatch.setattr(Judge, "engine", lambda *_: None)

@@ -23,7 +23,7 @@ HOPPER = CompileOnlyGpu()
 
 
 def layer_of(image=(2, 32, 20, 24), channels=32, filters=(3, 3), stride=1, pads=(1, 1, 1, 1), act="Silu", added="", low=-1.0):
-    """The quantized convolution of a small network; `added`: "before" or "behind" its activation a tensor of the same shape is added."""
+    """The quantized convolution of a small network; `added`: a tensor of the same shape is added "before" or "behind" its activation."""
     rng = np.random.default_rng(0)
     net = Network("narrow")
     x = net.add("Relu", net.add_input("x", parse_type("f32[" + ",".join(map(str, image)) + "]")))

@@ -229,7 +229,7 @@ def test_a_faulting_kernel_poisons_its_engine_and_the_process_goes_on():
 
 
 def test_times_of_exec_come_from_gpu_events(dynamic):
-    from whet.cli._measure_gpu import measure_gpu
+    from whet.measure.queries_gpu import measure_gpu
 
     engine, _ = dynamic
     for streams, transfers, overlap, graph in ((1, True, True, True), (2, True, True, True), (1, False, True, True), (1, True, False, False)):
@@ -244,7 +244,7 @@ def test_times_of_exec_come_from_gpu_events(dynamic):
 
 def test_an_evicted_cache_costs_time():
     """33 MB of weights, which stay in the cache between queries: from memory they take at least 8 us."""
-    from whet.cli._measure_gpu import measure_gpu
+    from whet.measure.queries_gpu import measure_gpu
 
     rng = np.random.default_rng(0)
     net = Network("net")

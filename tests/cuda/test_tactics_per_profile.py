@@ -1,4 +1,4 @@
-"""Two profiles on a stand-in GPU: each selects the fastest kernels for its own batch, and a context uses the kernels of its batch."""
+"""Two profiles on a simulated GPU: each selects the fastest kernels for its own batch, and a context uses the kernels of its batch."""
 
 import numpy as np
 import pytest

@@ -9,8 +9,8 @@ import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 PACKAGES = (
-    "", ".builder", ".engine", ".frontends", ".inspector", ".precision", ".pruning", ".report", ".runtime", ".search", ".sparsity", ".training",
-    ".zoo",
+    "", ".builder", ".engine", ".frontends", ".inspector", ".ort", ".precision", ".pruning", ".report", ".runtime", ".search", ".sparsity",
+    ".training", ".zoo",
 )  # fmt: skip
 NEEDS = {"": [], "torch": ["torch", "safetensors"], "search": ["optuna", "yaml"]}  # a block's second word -> its imports
 

@@ -1,4 +1,4 @@
-"""Engines of one layer for the tactic families (folders) of the CPU and CUDA backends; CUDA's run on a stand-in device that computes nothing."""
+"""Engines of one layer for the tactic families (folders) of the CPU and CUDA backends; CUDA's run on a simulated device that computes nothing."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ LARGEST = 1 << 20  # bytes of a sample's file; a mutant is hashed and parsed who
 
 
 def use_standin_gpu(patch: Any = None) -> None:
-    """Makes `cuda` the stand-in device in this process, or until `patch` (pytest's) is undone: kernels are planned, not compiled or run."""
+    """Makes `cuda` the simulated device in this process, or until `patch` (pytest's) is undone: kernels are planned, not compiled or run."""
 
-    def enqueue(self: GpuKernel, args: object, stream: object) -> None:
-        stream.record(StandInCall(1e-6))  # type: ignore[attr-defined]
+    def enqueue(self: GpuKernel, args: object, stream: Any) -> None:
+        stream.record(StandInCall(1e-6))
 
     if patch is not None:
         patch.setattr(GpuKernel, "enqueue", enqueue)
         patch.setitem(BACKENDS, "cuda", StandInGpu)
     else:
-        GpuKernel.enqueue = enqueue  # type: ignore[method-assign]
+        GpuKernel.enqueue = enqueue
         BACKENDS["cuda"] = StandInGpu
 
 
@@ -83,7 +83,7 @@ def _plan(net: Network, tactic: str, signature: Signature, config: tuple, backen
     from whet.network import DTYPES
 
     for name, (fmt, dtype) in stored.items():
-        sizes[name], offsets[name] = int(format_bytes(types[name].with_dtype(DTYPES[dtype]), fmt)), at  # type: ignore[arg-type]
+        sizes[name], offsets[name] = int(format_bytes(types[name].with_dtype(DTYPES[dtype]), fmt)), at
         at += -(-sizes[name] // 64) * 64
     arena = ArenaPlan(at + scratch, offsets, sizes, at, scratch)
     choice = Choice(tactic, config, inputs, outputs, signature.inplace)

@@ -43,7 +43,7 @@ def test_accuracy_on_the_held_out_images_is_the_stated_one(data):
     assert len(y) >= 500
     hits = right(x, y)
     assert hits / len(y) >= 0.985
-    assert hits == stated(r"\(([\d,]+) right\)")
+    assert hits == stated(r"\(([\d,]+) correct\)")
     assert round(100 * hits / len(y), 2) == stated(r"([\d.]+) % of the 597")
 
 

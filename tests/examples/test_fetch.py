@@ -76,7 +76,7 @@ def test_invalid_archives_are_refused(fetch, tmp_path, capsys):
     with pytest.raises(fetch.FetchError, match="another repository or commit"):
         fetch.fetch(weights, to, tmp_path)
     (tmp_path / weights.archive).write_bytes(b"no archive")
-    with pytest.raises(fetch.FetchError, match=r"no archive that can be read \([^\n]*\): bring it again$"):
+    with pytest.raises(fetch.FetchError, match=r"not a readable archive \([^\n]*\): download it again$"):
         fetch.fetch(weights, to, tmp_path)
     assert not to.exists()
 

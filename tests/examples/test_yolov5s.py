@@ -54,9 +54,9 @@ def test_groups_without_a_given_width_are_not_cut(run, original):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--widths", "128=64"], "'128=64' is no width; write STRIDE:CHANNELS=WIDTH"),
-    (["--widths", "8:128=64", "--multiple", "16"], "--ratio and --multiple have nothing to say"),
-    (["--batches", "1,two"], "'two' is no number of images"),
+    (["--widths", "128=64"], "'128=64' is not a width; write STRIDE:CHANNELS=WIDTH"),
+    (["--widths", "8:128=64", "--multiple", "16"], "--widths and --ratio/--multiple exclude each other"),
+    (["--batches", "1,two"], "'two' is not a batch size"),
 ])  # fmt: skip
 def test_refusals(words, said, run, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run.py", *words])
@@ -74,7 +74,7 @@ def test_rounds_with_a_slow_probe_are_omitted(timing):
 def test_a_round_waits_until_the_probe_is_fast(timing, monkeypatch):
     net = parse_network("network n source\nin %images: f32[N,3,640,640]\n%y: f32[N,3,640,640] = Relu(%images)\nout %y\n")
     low, high = ({"images": (b, 3, 640, 640)} for b in (1, 2))
-    engine = whet.Runtime(backend="cpu").load(whet.build(net, whet.BuildConfig(profiles=((low, high, high),), optimization_level=0)))
+    engine = whet.Runtime(backend="cpu").load(whet.builder.build(net, whet.BuildConfig(profiles=((low, high, high),), optimization_level=0)))
     looks = iter([1.0, 1.3, 2.0, 2.0, 1.05, 1.2, *[1.0] * 100])  # fast, slower after it; slow, slow, fast again, slower after it
 
     def ms(self):

@@ -1,7 +1,7 @@
-"""The ONNX standard's backend tests (node and simple models): each passes, or stands with its reason in onnx_backend_refusals.txt.
+"""The ONNX standard's backend tests (node and simple models): each passes, or is listed with its reason in onnx_backend_refusals.txt.
 
 Cases whose sizes, axes and counts are inputs run with these as weights, as models have them: an engine needs shapes in advance.
-`python tests/frontends/test_onnx_backend_suite.py` writes the list anew.
+`python tests/frontends/test_onnx_backend_suite.py` rewrites the list.
 """
 
 import re
@@ -18,7 +18,7 @@ from whet.frontends import network_from_onnx
 from whet.ops import run_network
 
 LIST = Path(__file__).with_name("onnx_backend_refusals.txt")
-SHARE = 0.93  # of the cases of tensors and control flow that must pass (93.4 % when this was written)
+SHARE = 0.97  # of the cases of tensors and control flow that must pass (98.1 % when this was written)
 # Cases outside of networks of tensors: strings, sequences and optional values, classical machine learning, training, decoding of files.
 OTHER = re.compile(
     r"holds strings|is a (sequence|optional|map)|Sequence|Optional|ai\.onnx\.(ml|preview)|ImageDecoder|TfIdfVectorizer|String|RegexFullMatch|"

@@ -90,7 +90,7 @@ def test_an_invalid_file_has_no_report():
 
 
 def test_stand_ins_are_removed():
-    """Two failing nodes with one output name each get their own stand-in, and names of inputs stay free for users."""
+    """Two failing nodes with one output name each get a placeholder each, and names of inputs stay free for users."""
     nodes = [helper.make_node("Det", [v], [f"{v}_unread"], name=v) for v in ("x", "z")]
     graph = helper.make_graph(nodes, "g", [value("x", [2, 2]), value("z", [2, 2])], [value("x_unread", [])])
     m = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)

@@ -50,7 +50,7 @@ def latency(net):
     """Milliseconds per sample of the selected engine, as timed by the builder."""
     shapes = {net.inputs[0].name: (1, 3, 16, 16)}
     config = whet.BuildConfig(threads=1, profiles=((shapes, shapes, shapes),), whole_engines=1, verify=False)
-    plan = whet.build(net, config)
+    plan = whet.builder.build(net, config)
     return plan, plan.report.latency_ms
 
 

@@ -422,4 +422,4 @@ def test_engines_and_contexts_are_not_copied(engine):
 
 def test_build_documents_its_arguments():
     with pytest.raises(UsageError, match="network_from_onnx"):
-        build("model.onnx")  # type: ignore[arg-type]
+        build("model.onnx")

@@ -1,7 +1,7 @@
 """Recipes of whet auto with one missing or wrong value: refused with a UsageError, or read as written."""
 
-from search.conftest import RECIPE
 from support.damage import damaged
+from support.search_case import RECIPE
 from whet.errors import UsageError
 from whet.search import recipe_from
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("PIL", reason="images need Pillow: pip install pillow")
 
-from search.conftest import RECIPE
+from support.search_case import RECIPE
 from whet.errors import CalibrationError
 from whet.frontends import network_from_onnx, save_onnx
 from whet.network import parse_network

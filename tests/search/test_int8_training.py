@@ -12,8 +12,8 @@ import time
 import numpy as np
 import pytest
 
-from search.conftest import RECIPE, perceptron, recipe_with
 from support.isa import VNNI
+from support.search_case import RECIPE, perceptron, recipe_with
 from whet.frontends import network_from_onnx
 from whet.search import search
 from whet.search.jobs.job import read_result

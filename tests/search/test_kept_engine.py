@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from search.conftest import perceptron
+from support.search_case import perceptron
 from whet.builder import BuildConfig
 from whet.search.recipe.metrics import Score
 from whet.search.stages.candidate_engines import ScoredEngine, select_engine

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from search.conftest import perceptron, recipe_with
+from support.search_case import perceptron, recipe_with
 from whet.builder.lock.lock import plan_digest, read_lock
 from whet.cli.rebuild import command
 from whet.engine import read_engine

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from search.conftest import perceptron, recipe_with
+from support.search_case import perceptron, recipe_with
 from whet.backends.null import NullBackend
 from whet.errors import CalibrationError, UsageError
 from whet.search.jobs.device_locks import DeviceLock, physical_gpu
@@ -131,7 +131,6 @@ def test_other_processes_on_the_gpu_are_reported_with_every_timing():
     assert load["gpu_processes"] == [4711]
     assert (load["sm_clock"], load["power"], load["temperature"]) == (1980, 300.0, 55)
     assert rows[0]["ratio"] == 1
-
 
     found = neighbours([load, {"gpu_processes": []}, {"gpu_processes": [4711, 12]}])
     assert found is not None

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'whet[ray]'")
 
-from search.conftest import recipe_with
+from support.search_case import recipe_with
 from whet.search import search
 from whet.search.jobs.job import read_result
 

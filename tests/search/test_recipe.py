@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from search.conftest import RECIPE, recipe_with
+from support.search_case import RECIPE, recipe_with
 from whet.errors import UsageError
 from whet.search import load_recipe, recipe_from
 from whet.search.recipe.fields import Amount

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from search.conftest import recipe_with
+from support.search_case import recipe_with
 from whet.search.recipe.space import search_space
 from whet.search.study.study import Study
 

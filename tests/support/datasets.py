@@ -1,6 +1,6 @@
 """Reads the shared real data: images and truths as NumPy arrays, with each model's own preprocessing.
 
-The folder is ../shared/data beside the repository, or $WHET_DATA. It is not part of the project; root() is None without it.
+The folder is ../shared/data next to the repository, or $WHET_DATA. It is not part of the project; root() is None without it.
 """
 
 import io

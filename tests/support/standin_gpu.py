@@ -1,4 +1,4 @@
-"""A stand-in for a Hopper GPU: it plans and times like a device and computes nothing, so that CUDA builds run on machines without a GPU.
+"""A simulated Hopper GPU: it plans and times like a device and computes nothing, so that CUDA builds run on machines without a GPU.
 
 Its kernels are those of the CUDA backend; none is compiled. The time of a launch is proportional to its bytes, so 8-bit kernels are faster
 than 16-bit ones, and those faster than 32-bit ones; `slow` raises the cost of 8-bit layers by name.

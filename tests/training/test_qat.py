@@ -97,7 +97,8 @@ def test_the_cpu_builder_runs_it_in_integers_with_zeros_kept(learned, digits):
     config = FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.002}, masks="2:4")
     got = quantization_aware(sparse, digits[0], config, samples=64, test=digits[1])
     shapes = {"x": (1, 1, 8, 8)}
-    plan = whet.build(got.network, whet.BuildConfig(threads=1, precisions=("int8",), profiles=((shapes, shapes, shapes),), optimization_level=1))
+    config = whet.BuildConfig(threads=1, precisions=("int8",), profiles=((shapes, shapes, shapes),), optimization_level=1)
+    plan = whet.builder.build(got.network, config)
     from whet.sparsity import eligible_layers
     from whet.tactics import is_quantized
 

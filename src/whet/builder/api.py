@@ -13,7 +13,7 @@ from whet.builder.precision import float8, int8
 from whet.builder.precision.calibration import is_explicit
 from whet.builder.retune import retune as _retune
 from whet.engine.plan import EnginePlan
-from whet.errors import BuildWarning, UsageError
+from whet.errors import BuildWarning, MemoryLimitError, UsageError
 from whet.network import Network
 from whet.option_names import python_names, reads_flags
 
@@ -28,7 +28,10 @@ def _warning(build: Callable[P, EnginePlan], *, needs_ranges: bool = False) -> C
         net, config = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(("net", "config")))
         if needs_ranges and isinstance(net, Network) and isinstance(config, BuildConfig):
             _must_have_ranges(net, config)
-        plan = build(*args, **kwargs)
+        try:
+            plan = build(*args, **kwargs)
+        except MemoryError as e:
+            raise MemoryLimitError(f"the build needs more memory than this machine has: {e or 'MemoryError'}. Lower the shapes or the batch.") from e
         if not reads_flags():
             for note in plan.report.notes:
                 warnings.warn(python_names(note), BuildWarning, stacklevel=2)

@@ -14,7 +14,7 @@ from whet.builder.batching.per_profile import build_profiles, has_profile_plans,
 from whet.builder.batching.per_sample import PER_SAMPLE_MODES, may_run_per_sample, select_sample_mode
 from whet.builder.batching.profiles import resolve_profiles
 from whet.builder.candidates.sparse_weights import apply_sparsity
-from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.tactic_sources import missing_libraries, tactics_for
 from whet.builder.config import BuildConfig
 from whet.builder.explain import complete_report
 from whet.builder.lock.lock import check_lock, read_lock
@@ -26,7 +26,8 @@ from whet.builder.select.search import Search
 from whet.builder.select.thread_count import list_thread_counts, select_fastest_plan
 from whet.builder.select.verified_search import search_verified_engine
 from whet.engine.plan import EnginePlan
-from whet.errors import UsageError
+from whet.engine.text import check_text_limits
+from whet.errors import BuildError, EngineError, UsageError
 from whet.network import Network
 
 
@@ -46,8 +47,8 @@ def build(
     """
     config = config or BuildConfig()
     if not isinstance(net, Network) or not isinstance(config, BuildConfig):
-        expected = "build takes a Network and a BuildConfig: whet.build(whet.network_from_onnx('model.onnx'), whet.BuildConfig(...))"
-        raise UsageError(f"{expected}, not {type(net).__name__} and {type(config).__name__}")
+        expected = "build takes a Network and a BuildConfig: build(whet.network_from_onnx('model.onnx'), whet.BuildConfig(...))"
+        raise UsageError(f"{expected}, not {type(net).__name__} and {type(config).__name__}; whet.build takes models")
     lock = read_lock(config.lock) if config.lock else None
 
     def build_plan(config: BuildConfig, lock: dict[str, Any] | None, progress: Progress | None) -> EnginePlan:
@@ -84,12 +85,17 @@ def _build_engine(
     log.note_all([backend.caution] if backend.caution else [])
     permissions = Permissions.of(config)
     tactics = tactics_for(backend.name, config.tactic_sources)
+    log.note_all(missing_libraries(backend.name, config.tactic_sources))
     net, notes = apply_sparsity(net, config)
     log.note_all(notes)
     if lock is not None:
         check_lock(lock, net, config, backend)
     log.stage("passes", 1)
     lowered, passes = lower_network(net, config)
+    try:
+        check_text_limits(lowered)
+    except EngineError as e:
+        raise BuildError(f"no engine can hold this network: {e}") from e
     log.step("done")
     log.note_all(widening_note(passes, config))
     log.note_all(text for key, text in net.metadata.items() if key.startswith("assumed."))

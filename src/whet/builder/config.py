@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from whet.errors import UsageError
 from whet.registry import nearest
@@ -18,6 +19,11 @@ _ONE_OF = {
     "profiling_verbosity": ("layer_names_only", "detailed", "none"),
 }
 _LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS}
+_KINDS: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("threads", "optimization_level", "avg_timing", "max_tactics", "whole_engines", "seed"), (Integral, "an int")),
+    **dict.fromkeys(("strict", "error_on_cache_miss", "verify", "deterministic", "in_network"), (bool, "True or False")),
+    "backend": (str, "the name of a backend, such as 'cpu' or 'cuda'"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +61,9 @@ class BuildConfig:
         for name in ("precisions", "passes", "no_fuse", "tactic_sources"):
             if isinstance(text := getattr(self, name), str):
                 raise UsageError(f"BuildConfig.{name} is a tuple of names: ({text!r},), not {text!r}")
+        for name, (kind, text) in _KINDS.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise UsageError(f"BuildConfig.{name}: {value!r} is not {text}")
         for p in self.precisions:
             if p not in PRECISIONS:
                 raise UsageError(f"BuildConfig.precisions: {p!r} is none of {', '.join(PRECISIONS)}.{nearest(p, PRECISIONS)}")

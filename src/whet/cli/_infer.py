@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from whet.cli import _exec_values as values
-from whet.cli._measure import measure
 from whet.cli._summary import Log, print_summary
 from whet.engine.time_check import find_contradiction
 from whet.errors import ShapeError, UsageError
 from whet.files import replacing
+from whet.measure.benchmark import random_inputs
+from whet.measure.queries import measure
 
 
 def infer(o: Any, log: Log, engine: Any) -> None:
@@ -62,7 +63,7 @@ def infer(o: Any, log: Log, engine: Any) -> None:
 
 def _on_gpu(o: Any, log: Log, engine: Any, profile: int | None, feed: dict[str, np.ndarray], streams: int, limits: dict[str, Any]) -> Any:
     """Times with GPU events; copies overlap with compute unless --exposeDMA is given."""
-    from whet.cli._measure_gpu import measure_gpu
+    from whet.measure.queries_gpu import measure_gpu
 
     if "sleepTime" in o:
         log.warn("--sleepTime delays the host between copies and compute, which are enqueued together on a GPU. It is ignored.")
@@ -86,17 +87,8 @@ def make_inputs(engine: Any, shapes: dict[str, tuple[int, ...]], spec: str) -> d
         if name not in shapes:
             raise UsageError(f"--loadInputs: the engine has no input {name!r}; its inputs: {', '.join(shapes)}")
         files[name] = path
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for name, shape in shapes.items():
-        dtype = engine.dtype(name).numpy
-        if name in files:
-            arrays[name] = _read(Path(files[name]), name, shape, dtype)
-        elif engine.dtype(name).is_float:
-            arrays[name] = rng.standard_normal(shape).astype(dtype)
-        else:
-            arrays[name] = rng.integers(0, 2, shape).astype(dtype)
-    return arrays
+    arrays = random_inputs(engine, shapes)
+    return {n: _read(Path(files[n]), n, shape, engine.dtype(n).numpy) if n in files else arrays[n] for n, shape in shapes.items()}
 
 
 def _read(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

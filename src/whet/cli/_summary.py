@@ -7,7 +7,7 @@ import statistics
 
 import click
 
-from whet.cli._measure import Measured, percentile
+from whet.measure.queries import Measured, percentile
 
 
 class Log:

@@ -161,12 +161,13 @@ def _layer(console: Any, d: dict[str, Any], top: int) -> None:
 
 def _refused(console: Any, d: dict[str, Any], top: int) -> None:
     """Prints the tactics that refuse the layer; tactics for other operators are only counted."""
-    others = tuple(f", not {op}" for op in {d["op"], d["composite"]} if op)
-    relevant = [c for c in d["refused"] if not (c["reason"].startswith("computes ") and c["reason"].endswith(others))]
+    from whet.inspector.summary import relevant_refusals
+
+    relevant, others = relevant_refusals(d)
     if relevant:
         rows = [[c["tactic"], c["signature"], c["reason"]] for c in relevant[:top]]
         print_table(console, ["tactic", "formats", "reason"], rows, f"Refused ({len(relevant)})", below=("formats", "reason"))
     if len(relevant) > top:
         console.print(f"and {len(relevant) - top} more (--top, or --json for all)")
-    if len(relevant) < len(d["refused"]):
-        console.print(f"{len(d['refused']) - len(relevant)} tactics are for other operators (--json lists them)")
+    if others:
+        console.print(f"{others} tactics are for other operators (--json lists them)")

@@ -178,7 +178,7 @@ def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, 
     lives = [life for life in _lives(net, arena, sizes) if life.end > life.at]
     shared = _views(net, choices)
     pairs = {
-        (layer.inputs[i].name, layer.outputs[j].name): k  # type: ignore[union-attr]
+        (layer.needs(i).name, layer.outputs[j].name): k
         for k, layer in enumerate(net.layers)
         for i, j in choices[layer.name].inplace
     }
@@ -230,5 +230,5 @@ def _views(net: Network, choices: dict[str, Choice]) -> dict[str, str]:
     for layer in net.layers:
         if layer.op in _VIEWS:
             for i, j in choices[layer.name].inplace:
-                root[find(layer.outputs[j].name)] = find(layer.inputs[i].name)  # type: ignore[union-attr]
+                root[find(layer.outputs[j].name)] = find(layer.needs(i).name)
     return {n: find(n) for n in root}

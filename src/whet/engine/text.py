@@ -9,12 +9,13 @@ from inspect import Parameter, signature
 
 from whet.engine.weights import constants_of
 from whet.errors import EngineError, NetworkError
-from whet.network import Network, Weight, network_text, parse_network, verify
+from whet.network import Expr, Network, Weight, network_text, parse_network, verify
+from whet.network.dims import LONGEST_DIM
 from whet.ops import get_op
 
 _MOST_LINES = 100_000
 _LONGEST_LINE = 1 << 18
-_DEEPEST = 8  # nested regions
+_DEEPEST = 34  # nested regions: those of a model and, in them, of a fused layer
 _CONSTANT = re.compile(r'const %(?:"(?:[^"\\]|\\.)*"|[\w./:$#+-]+): \w+\[[0-9,]*\] = (?:\[|sha256:[0-9a-f]{64}$)')
 _NUMBER = re.compile(r"[0-9]{20}")
 _NAMES = re.compile(r'"(?:[^"\\]|\\.)*"|%[\w./:$#+-]+|named [\w./:$#+-]+|[0-9]*\.[0-9e+-]+')
@@ -43,6 +44,15 @@ def read_text(data: memoryview, weights: Sequence[Weight], name: str, metadata: 
         raise EngineError(f"the network is '{net.name[:60]}' ({net.stage}), the header says '{name[:60]}' (lowered)")
     net.metadata = metadata
     return net
+
+
+def check_text_limits(net: Network) -> None:
+    """Raises EngineError if an engine of this network could not be opened: too many layers, too long names or dims, too deep regions."""
+    _check_limits(network_text(net))
+    for t in net.tensors():
+        longest = max((len(str(d)) for d in t.shape if isinstance(d, Expr)), default=0)
+        if longest > LONGEST_DIM:
+            raise EngineError(f"%{t.name[:80]} has a dimension of {longest} characters, more than {LONGEST_DIM}")
 
 
 def _check_limits(text: str) -> None:

@@ -84,6 +84,7 @@ def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray]) -> Pool:
     """The pool from which every constant of `nets`, in order, can be computed; shared arrays are stored once."""
     pool = Pool()
     digests: dict[str, str] = {}
+    evaluated, stored_bytes = 0, 0  # a reader's budget for evaluation grows with the file
     for net in nets:
         sources = plain_sources(net) | dict(sources)
     for t in chain.from_iterable(map(constants_of, nets)):
@@ -92,12 +93,16 @@ def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray]) -> Pool:
         number = _number(pool, w.origin, {})
         leaves = {} if w.origin.op == "source" or number is None else _leaves(w.origin, sources)
         stored = None
-        if leaves and number is not None and _is_reproducible(w, leaves):
+        spent = _evaluation_bytes(w, leaves) if leaves and number is not None else None
+        if spent is not None and evaluated + spent <= 8 * (stored_bytes + sum(a.nbytes for a in leaves.values())) + _SPARE // 2:
+            evaluated += spent
             for name, a in sorted(leaves.items()):
                 digests.setdefault(name, Weight(a).digest)
+                stored_bytes += 0 if digests[name] in pool.arrays else a.nbytes
                 pool.arrays.setdefault(digests[name], (name, a))
         else:
             stored = w.digest
+            stored_bytes += 0 if w.digest in pool.arrays else w.array.nbytes
             pool.arrays.setdefault(w.digest, (w.origin.name or t.name, w.array))
         pool.constants.append([w.digest, str(w.type), number, stored])
     for n in pool.nodes:
@@ -144,14 +149,16 @@ def _leaves(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.n
     return found
 
 
-def _is_reproducible(w: Weight, leaves: Mapping[str, np.ndarray]) -> bool:
-    """True if the evaluated expression gives exactly the weight's bytes."""
-    budget = Budget(16 * sum(a.nbytes for a in leaves.values()) + _SPARE)
+def _evaluation_bytes(w: Weight, leaves: Mapping[str, np.ndarray]) -> int | None:
+    """The bytes that evaluating the expression allocates; None if it does not give exactly the weight's bytes."""
+    granted = 16 * sum(a.nbytes for a in leaves.values()) + _SPARE
+    budget = Budget(granted)
     try:
         got = _evaluate(w.origin, leaves, {}, budget)
     except (EngineError, *_WHAT_BREAKS):
-        return False
-    return got.dtype == w.array.dtype and got.shape == w.array.shape and Weight(got).digest == w.digest
+        return None
+    same = got.dtype == w.array.dtype and got.shape == w.array.shape and Weight(got).digest == w.digest
+    return granted - budget.left if same else None
 
 
 def _evaluate(o: Origin, leaves: Mapping[str, np.ndarray], known: dict[int, np.ndarray], budget: Budget) -> np.ndarray:

@@ -108,6 +108,7 @@ class Layer:
         """`t` with another shape; dimensions may be symbolic."""
         if list(t.shape) == list(shape):
             return t
-        if all(isinstance(d, int) for d in shape):
-            return self.add("Reshape", t, self.ints(*shape))  # type: ignore[arg-type]
+        sizes = [d for d in shape if isinstance(d, int)]
+        if len(sizes) == len(shape):
+            return self.add("Reshape", t, self.ints(*sizes))
         return self.add("Reshape", t, shape=tuple(shape))

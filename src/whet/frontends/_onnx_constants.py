@@ -10,7 +10,7 @@ import numpy as np
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends._onnx_advice import DAMAGED
 from whet.network import Network, Origin, Tensor, Weight
-from whet.ops import OPS, run_layer
+from whet.ops import OPS, FoldBudget, run_layer
 
 LARGEST = 1024  # elements; larger results stay layers that passes fold (for example a transposed weight)
 _KEPT = {"QuantizeLinear", "DequantizeLinear"}  # Q/DQ on a constant carries precision information
@@ -32,9 +32,11 @@ def constant_of(attrs: dict[str, Any], name: str) -> np.ndarray:
 
 
 def fold(
-    net: Network, start: int, outputs: Sequence[Tensor | None], inputs: Sequence[Tensor | None], names: Sequence[str]
+    net: Network, start: int, outputs: Sequence[Tensor | None], inputs: Sequence[Tensor | None], names: Sequence[str], budget: FoldBudget
 ) -> list[Tensor] | None:
     """Folds the layers from `start` into constants when every input is known and the outputs are small; else returns None.
+
+    `budget` limits the work of all foldings: large weights may be reduced to small values many times.
 
     A tensor of known sizes counts as known, but a layer that keeps symbolic sizes is not folded: it records their origin.
     """
@@ -42,7 +44,7 @@ def fold(
     known = [t for t in inputs if t is not None]
     if not added or any(layer.regions or layer.op in _KEPT or not OPS[layer.op].pure for layer in added):
         return None
-    if any(t is None or not t.type.static or t.type.elements > LARGEST for layer in added for t in layer.outputs):  # type: ignore[operator]
+    if not all(t.type.is_static_up_to(LARGEST) for layer in added for t in layer.outputs):
         return None
     values: dict[Tensor, np.ndarray] = {}
     origins: dict[Tensor, Origin] = {}
@@ -56,6 +58,8 @@ def fold(
         return None
     if not known and all(t is not None and t.shape_value is not None for t in outputs):
         return None
+    if any(budget.why_not(layer) for layer in added):
+        return None
     for layer in added:
         for x in layer.inputs:
             if x is not None and x not in values:
@@ -68,7 +72,7 @@ def fold(
         attrs = tuple(sorted(layer.attrs.items()))
         for t, a in zip(layer.outputs, made, strict=True):
             values[t] = a
-            origins[t] = Origin(layer.op, "", args, attrs, t.index)
+            origins[t] = Origin.of_operation(layer.op, args, attrs, t.index, name=t.name)
     if any(t is None or t not in values for t in outputs):
         return None
     del net.layers[start:]

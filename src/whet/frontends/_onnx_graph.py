@@ -19,10 +19,10 @@ from whet.frontends._onnx_order import ordered
 from whet.frontends._onnx_shapes import SymbolTable, value_type
 from whet.frontends._onnx_tensors import array_of, dtype_of_onnx
 from whet.network import Network, Origin, Tensor, TensorType, Weight
-from whet.ops import OPS, Op
+from whet.ops import OPS, FoldBudget, Op
 
 _DEEPEST = 32  # nesting depth of functions and subgraphs; real models have 3
-_MOST = 300_000  # nodes after inlining; nested functions could expand exponentially
+_MOST_NODES = 300_000  # after inlining; nested functions could expand exponentially
 # Exceptions that a reader may raise for a schema-valid node with invalid values (a zero stride, a wrong rank).
 _BAD_VALUES = (IndexError, AttributeError, TypeError, KeyError, ValueError, OverflowError, ArithmeticError, MemoryError, RecursionError)
 
@@ -94,6 +94,8 @@ class GraphReader:
     readers: dict[str, Op] = field(default_factory=onnx_readers)
     depth: int = 0
     nodes: int = 0
+    most_nodes: int = _MOST_NODES
+    budget: FoldBudget = field(default_factory=lambda: FoldBudget(0))
 
     def read(
         self, graph: GraphProto, scope: Scope, versions: Mapping[str, int], types: Mapping[str, TensorType], prefix: str = ""
@@ -156,8 +158,8 @@ class GraphReader:
     def _try_node(self, node: NodeProto, name: str, scope: Scope, versions: Mapping[str, int]) -> None:
         domain = "" if node.domain == "ai.onnx" else node.domain
         self.nodes += 1
-        if self.nodes > _MOST:
-            raise FrontendError(f"with its functions inlined the model has more than {_MOST:,} nodes. Export it without them.")
+        if self.nodes > self.most_nodes:
+            raise FrontendError(f"with its functions inlined the model has more than {self.most_nodes:,} nodes. Export it without them.")
         if self.on_node is not None:
             self.on_node(node, name)
         try:
@@ -199,7 +201,7 @@ class GraphReader:
         self._add_graphs(view, node, scope, versions)
         made = op.onnx(view, net) if op.onnx is not None else _default_reader(op, view, net)
         outputs = [made] if isinstance(made, Tensor) else list(made)
-        folded = fold(net, start, outputs, inputs, list(node.output))
+        folded = fold(net, start, outputs, inputs, list(node.output), self.budget)
         self._bind(node, name, scope, folded or _named(net, start, outputs, node.output))
 
     def _readable(self, body: FunctionProto) -> bool:
@@ -213,14 +215,15 @@ class GraphReader:
         for i, out in enumerate(node.output):
             if not out:
                 continue
-            if i >= len(outputs) or outputs[i] is None:
+            output = outputs[i] if i < len(outputs) else None
+            if output is None:
                 raise unsupported(
                     name,
                     "",
                     node.op_type,
                     f"its output {i} ({out!r}) is used, but whet's {node.op_type} does not produce it; export for inference",
                 )
-            scope[out] = outputs[i]  # type: ignore[assignment]
+            scope[out] = output
 
     def _add_graphs(self, view: Node, node: NodeProto, scope: Scope, versions: Mapping[str, int]) -> None:
         protos = {a.name: a.g for a in node.attribute if a.type == AttributeProto.GRAPH}

@@ -15,10 +15,9 @@ import onnx
 
 from whet.errors import FrontendError, NetworkError, UnsupportedError
 from whet.frontends._onnx_tensors import dtype_of_onnx
-from whet.network import STRING, Dim, Expr, TensorType, parse_dim, substitute, symbol, symbols
+from whet.network import MAX_ELEMENTS, STRING, Dim, Expr, TensorType, parse_dim, substitute, symbol, symbols
 from whet.registry import nearest
 
-_TOO_LARGE = 2**62  # bits
 UserShapes = Mapping[str, Sequence[int | str | None]]
 
 
@@ -98,7 +97,7 @@ def value_type(info: onnx.ValueInfoProto, table: SymbolTable, what: str, user: S
             dims.append(table.of_text("HW"[axis - 2]))
         else:
             dims.append(table.fresh(f"{info.name}_{axis}"))
-    if prod(d for d in dims if isinstance(d, int)) * dtype.bits >= _TOO_LARGE:
+    if prod(d for d in dims if isinstance(d, int)) > MAX_ELEMENTS:
         raise FrontendError(f"{what} has the shape [{', '.join(map(str, dims))}], which is too large. The model is damaged: export it again.")
     return TensorType(dtype, tuple(dims))
 

@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends._onnx_advice import DAMAGED
-from whet.network import BF16, BOOL, F8E4M3, F8E5M2, F16, F32, F64, I4, I8, I16, I32, I64, STRING, U4, U8, U16, U32, U64, DType
+from whet.network import BF16, BOOL, DTYPES, F8E4M3, F8E5M2, F16, F32, F64, I4, I8, I16, I32, I64, STRING, U4, U8, U16, U32, U64, DType
 
 DTYPE_OF_ONNX: dict[int, DType] = {
     TensorProto.FLOAT: F32, TensorProto.DOUBLE: F64, TensorProto.FLOAT16: F16, TensorProto.BFLOAT16: BF16,
@@ -19,6 +19,8 @@ DTYPE_OF_ONNX: dict[int, DType] = {
     TensorProto.UINT64: U64, TensorProto.UINT32: U32, TensorProto.UINT16: U16, TensorProto.UINT8: U8, TensorProto.UINT4: U4,
     TensorProto.BOOL: BOOL, TensorProto.STRING: STRING,
 }  # fmt: skip
+_NEWER = ("FLOAT8E4M3FNUZ", "f8e4m3fnuz"), ("FLOAT8E5M2FNUZ", "f8e5m2fnuz"), ("FLOAT4E2M1", "f4e2m1"), ("INT2", "i2"), ("UINT2", "u2")
+DTYPE_OF_ONNX |= {getattr(TensorProto, name): DTYPES[dtype] for name, dtype in _NEWER if hasattr(TensorProto, name)}  # older packages lack some
 ONNX_OF_DTYPE: dict[DType, int] = {d: code for code, d in DTYPE_OF_ONNX.items()}
 
 
@@ -57,9 +59,9 @@ def array_of(t: TensorProto, folder: Path | None, what: str) -> np.ndarray:
 
 
 def _from_raw(raw: bytes, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """Decodes little-endian bytes; 4-bit values are packed in pairs, the first in the lower half."""
-    if dtype.bits == 4:
-        return _nibbles(np.frombuffer(raw, np.uint8), dtype, math.prod(shape)).reshape(shape)
+    """Decodes little-endian bytes; values below 8 bits are packed, the first in the lowest bits."""
+    if dtype.bits < 8:
+        return _unpack(np.frombuffer(raw, np.uint8), dtype, math.prod(shape)).reshape(shape)
     return np.frombuffer(raw, dtype.numpy).reshape(shape)
 
 
@@ -71,16 +73,20 @@ def _from_numbers(t: TensorProto, dtype: DType) -> np.ndarray:
         case "u64" | "u32":
             return np.array(t.uint64_data, np.uint64).astype(dtype.numpy)
     numbers = np.array(t.int32_data, np.int32)
-    if dtype.bits == 4:
-        return _nibbles(numbers.astype(np.uint8), dtype, math.prod(t.dims))
+    if dtype.bits < 8:
+        return _unpack(numbers.astype(np.uint8), dtype, math.prod(t.dims))
     if dtype.is_float:
         return numbers.astype(np.uint16 if dtype.bits == 16 else np.uint8).view(dtype.numpy)
     return numbers.astype(dtype.numpy)
 
 
-def _nibbles(packed: np.ndarray, dtype: DType, count: int) -> np.ndarray:
-    both = np.stack([packed & 0xF, packed >> 4], -1).reshape(-1)[:count].astype(np.int8)
-    return (both - 16 * (both > 7) if dtype.kind == "int" else both).astype(dtype.numpy)
+def _unpack(packed: np.ndarray, dtype: DType, count: int) -> np.ndarray:
+    top = 1 << dtype.bits
+    each = np.stack([packed >> shift & (top - 1) for shift in range(0, 8, dtype.bits)], -1).reshape(-1)[:count]
+    if dtype.is_float:
+        return each.view(dtype.numpy)
+    values = each.astype(np.int8)
+    return (values - top * (values >= top // 2) if dtype.kind == "int" else values).astype(dtype.numpy)
 
 
 def _nbytes(t: TensorProto, dtype: DType) -> int:

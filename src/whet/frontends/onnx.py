@@ -13,6 +13,7 @@ from whet.frontends._onnx_graph import GraphReader, Scope, mark_output
 from whet.frontends._onnx_load import load_model, opsets
 from whet.frontends._onnx_shapes import SymbolTable, UserShapes, apply_user_shapes, plain_names, value_type
 from whet.network import Network, TensorType, verify
+from whet.ops import FoldBudget
 
 Source = str | os.PathLike | bytes | onnx.ModelProto
 
@@ -36,7 +37,7 @@ def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes |
     types = input_types(graph, table, shapes)
     net = Network(graph.name or "network")
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
-    reader = GraphReader(functions, folder, table, **hooks)
+    reader = GraphReader(functions, folder, table, budget=FoldBudget(sum(len(t.raw_data) for t in graph.initializer)), **hooks)
     outputs = reader.read(graph, Scope(net, folder), opsets(model.opset_import, "the model"), types)
     if not len(graph.output):
         raise FrontendError("the model has no outputs, so there is nothing to compute. Export it again.")

@@ -20,6 +20,7 @@ from whet.network.dims import lower
 from whet.ops import get_op
 
 OPSET = 21  # ONNX Runtime 1.31 loads up to 26, but has CPU kernels of every op only to about here
+_FIRST_OPSET = {"f8e4m3fnuz": 19, "f8e5m2fnuz": 19, "f4e2m1": 23, "i2": 25, "u2": 25}
 
 
 def onnx_from_network(net: Network, opset: int = OPSET) -> onnx.ModelProto:
@@ -29,6 +30,9 @@ def onnx_from_network(net: Network, opset: int = OPSET) -> onnx.ModelProto:
     """
     if not 13 <= opset <= onnx.defs.onnx_opset_version():
         raise FrontendError(f"whet writes opsets 13 to {onnx.defs.onnx_opset_version()}, not {opset}.")
+    for t in net.tensors():
+        if opset < (first := _FIRST_OPSET.get(t.dtype.name, 0)):
+            raise UnsupportedError(f"%{t.name} has the element type {t.dtype}, which is not available in opset {opset}; write opset {first} or newer")
     graph = Writer(opset, {}, set()).graph(net, net.name or "network")
     imports = [helper.make_opsetid("", opset)]
     model = helper.make_model(graph, opset_imports=imports, producer_name="whet", ir_version=helper.find_min_ir_version_for(imports))
@@ -239,12 +243,14 @@ def _value_info(name: str, t: TensorType) -> onnx.ValueInfoProto:
 
 
 def _tensor_proto(a: np.ndarray, name: str) -> TensorProto:
-    """The array as raw little-endian bytes; 4-bit values are packed in pairs, the first in the lower half."""
+    """The array as raw little-endian bytes; values below 8 bits are packed, the first in the lowest bits."""
     dtype = dtype_of(a)
-    if dtype.bits == 4:
-        nibbles = a.astype(np.int8).reshape(-1).view(np.uint8) & 0xF
-        nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
-        raw = (nibbles[0::2] | (nibbles[1::2] << 4)).astype(np.uint8).tobytes()
+    if dtype.bits < 8:
+        flat = np.ascontiguousarray(a).reshape(-1)
+        values = flat.view(np.uint8) if dtype.is_float else flat.astype(np.int8).view(np.uint8)
+        each = 8 // dtype.bits
+        rows = np.append(values & ((1 << dtype.bits) - 1), np.zeros(-len(values) % each, np.uint8)).reshape(-1, each)
+        raw = np.bitwise_or.reduce(rows << (np.arange(each, dtype=np.uint8) * dtype.bits), axis=1).astype(np.uint8).tobytes()
     else:
         raw = np.ascontiguousarray(a).tobytes()
     return TensorProto(name=name, dims=a.shape, data_type=ONNX_OF_DTYPE[dtype], raw_data=raw)

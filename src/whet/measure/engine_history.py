@@ -46,8 +46,9 @@ class EngineHistory:
 
     def read_times(self, engines: Sequence[TimedEngine]) -> list[Timed] | None:
         """The time of each engine when all of these were compared, or None unless all are known."""
-        found = [self.cache.peek(k) for k in self._engine_keys(engines)]
-        return None if None in found else found  # type: ignore[return-value]
+        times = [self.cache.peek(k) for k in self._engine_keys(engines)]
+        known = [t for t in times if t is not None]
+        return known if len(known) == len(times) else None
 
     def write_times(self, engines: Sequence[TimedEngine]) -> None:
         """Stores the times of engines that were compared with each other, with the noise against the fastest as their spread (so that a build

@@ -80,9 +80,10 @@ class ExchangeableNetwork:
         executables: list[Any] = []
         for option in (current.option, *(o for o in others if o is not current.option)):
             calls = {self._steps[name]: self._record(name, option) for name in kind.layers}
-            if all(c is not None for c in calls.values()):
+            recorded = {step: c for step, c in calls.items() if c is not None}
+            if len(recorded) == len(calls):
                 options.append(option)
-                executables.append(self._finish(calls))  # type: ignore[arg-type]
+                executables.append(self._finish(recorded))
         if len(options) < 2:
             return current, []
         ranking = compare(

@@ -104,11 +104,12 @@ class Timer:
 
     def is_cached(self, options: Sequence[Option], text: str) -> bool:
         """True if the cache has the times of all options; then sets them. Counts neither hits nor misses."""
-        found = [self.cache.peek(self.key(o, text)) for o in options]
-        if None in found:
+        times = [self.cache.peek(self.key(o, text)) for o in options]
+        known = [t for t in times if t is not None]
+        if len(known) < len(times):
             return False
-        for o, timed in zip(options, found, strict=True):
-            o.ms, o.spread_ms = timed.ms, timed.spread_ms  # type: ignore[union-attr]
+        for o, timed in zip(options, known, strict=True):
+            o.ms, o.spread_ms = timed.ms, timed.spread_ms
         return True
 
     def time(self, layer: Layer, text: str, options: Sequence[Option], *, keep: bool = False, remeasure: bool = False) -> None:

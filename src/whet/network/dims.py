@@ -199,9 +199,12 @@ def substitute(d: Dim, env: Mapping[str, Dim]) -> Dim:
     return total
 
 
+LONGEST_DIM = 2000  # characters of the text of a dimension
+
+
 def parse_dim(text: str) -> Dim:
     """The dimension written as `text`: integers, names, + - * //, min(a,b), max(a,b). Raises NetworkError."""
-    if len(text) > 2000:
+    if len(text) > LONGEST_DIM:
         raise NetworkError(f"a dimension of {len(text)} characters is refused")
     try:
         tree = ast.parse(text.strip(), mode="eval").body

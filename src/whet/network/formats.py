@@ -9,11 +9,13 @@ Layouts of packed weights are private to tactics and have no name here.
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from whet.errors import NetworkError
 from whet.network.dims import Dim, Shape, ceildiv, product
-from whet.network.types import TensorType
+from whet.network.types import TensorType, static_shape
 
 FORMATS = ("linear", "nhwc", "nChw8c", "nChw16c")
 _BLOCK = {"nChw8c": 8, "nChw16c": 16}
@@ -46,8 +48,8 @@ def strides(fmt: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of the logical axes; not for blocked formats."""
     if fmt in _BLOCK:
         raise NetworkError(f"{fmt} is blocked: its channel axis has no single stride")
-    stored = [int(d) for d in stored_shape(fmt, shape)]  # type: ignore[arg-type]
-    row = [int(product(stored[i + 1 :])) for i in range(len(stored))]  # type: ignore[arg-type]
+    stored = static_shape(stored_shape(fmt, shape))
+    row = [prod(stored[i + 1 :]) for i in range(len(stored))]
     return (row[0], row[-1], *row[1:-1]) if fmt == "nhwc" else tuple(row)
 
 
@@ -69,6 +71,6 @@ def from_stored(s: np.ndarray, fmt: str, shape: tuple[int, ...]) -> np.ndarray:
     if fmt == "linear":
         return s.reshape(shape)
     if fmt == "nhwc":
-        return np.moveaxis(s.reshape(stored_shape(fmt, shape)), -1, 1)  # type: ignore[arg-type]
+        return np.moveaxis(s.reshape(static_shape(stored_shape(fmt, shape))), -1, 1)
     n, c, h, w = shape
     return s.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :c]

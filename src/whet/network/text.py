@@ -74,9 +74,15 @@ def _body(net: Network, types: bool) -> Iterator[str]:
 
 def _constant(t: Tensor) -> str:
     a = t.array()
-    if a.size <= _SMALL and t.dtype.name in ("f32", "f64", "i64", "i32", "bool"):
+    if a.size <= _SMALL and t.dtype.name in ("f32", "f64", "i64", "i32", "bool") and not _has_other_nan(a):
         return "[" + ", ".join(value_text(v) for v in a.reshape(-1).tolist()) + "]"
     return f"sha256:{t.weight.digest}" if t.weight else ""
+
+
+def _has_other_nan(a: np.ndarray) -> bool:
+    """True for a NaN with a sign or payload, which its text `nan` would lose: sqrt(-1) gives one on x86."""
+    nan = np.isnan(a) if a.dtype.kind == "f" else np.False_
+    return bool(nan.any()) and a[nan].tobytes() != np.full(int(nan.sum()), np.nan, a.dtype).tobytes()
 
 
 def _layer(layer: Layer, types: bool) -> Iterator[str]:

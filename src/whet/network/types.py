@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import ml_dtypes
 import numpy as np
 
-from whet.errors import NetworkError
+from whet.errors import NetworkError, UnsupportedError
 from whet.network.dims import Dim, Expr, Shape, ceildiv, parse_dim, product, symbols
 
 
@@ -39,18 +40,23 @@ class DType:
 _NUMPY = {
     "f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16,
     "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2,
-    "i64": np.int64, "i32": np.int32, "i16": np.int16, "i8": np.int8, "i4": ml_dtypes.int4,
-    "u64": np.uint64, "u32": np.uint32, "u16": np.uint16, "u8": np.uint8, "u4": ml_dtypes.uint4,
+    "f8e4m3fnuz": ml_dtypes.float8_e4m3fnuz, "f8e5m2fnuz": ml_dtypes.float8_e5m2fnuz, "f4e2m1": ml_dtypes.float4_e2m1fn,
+    "i64": np.int64, "i32": np.int32, "i16": np.int16, "i8": np.int8, "i4": ml_dtypes.int4, "i2": ml_dtypes.int2,
+    "u64": np.uint64, "u32": np.uint32, "u16": np.uint16, "u8": np.uint8, "u4": ml_dtypes.uint4, "u2": ml_dtypes.uint2,
     "bool": np.bool_, "string": np.object_,
 }  # fmt: skip
 
 F64, F32, F16, BF16 = DType("f64", 64, "float"), DType("f32", 32, "float"), DType("f16", 16, "float"), DType("bf16", 16, "float")
 F8E4M3, F8E5M2 = DType("f8e4m3", 8, "float"), DType("f8e5m2", 8, "float")
-I64, I32, I16, I8, I4 = (DType(f"i{b}", b, "int") for b in (64, 32, 16, 8, 4))
-U64, U32, U16, U8, U4 = (DType(f"u{b}", b, "uint") for b in (64, 32, 16, 8, 4))
+F8E4M3FNUZ, F8E5M2FNUZ = DType("f8e4m3fnuz", 8, "float"), DType("f8e5m2fnuz", 8, "float")  # without infinities and negative zero
+F4E2M1 = DType("f4e2m1", 4, "float")
+I64, I32, I16, I8, I4, I2 = (DType(f"i{b}", b, "int") for b in (64, 32, 16, 8, 4, 2))
+U64, U32, U16, U8, U4, U2 = (DType(f"u{b}", b, "uint") for b in (64, 32, 16, 8, 4, 2))
 BOOL, STRING = DType("bool", 8, "bool"), DType("string", 64, "string")
 
-DTYPES = {t.name: t for t in (F64, F32, F16, BF16, F8E4M3, F8E5M2, I64, I32, I16, I8, I4, U64, U32, U16, U8, U4, BOOL, STRING)}
+_FLOATS = (F64, F32, F16, BF16, F8E4M3, F8E5M2, F8E4M3FNUZ, F8E5M2FNUZ, F4E2M1)
+SMALL_FLOATS = frozenset(t for t in _FLOATS if t.bits <= 8)
+DTYPES = {t.name: t for t in (*_FLOATS, I64, I32, I16, I8, I4, I2, U64, U32, U16, U8, U4, U2, BOOL, STRING)}
 _FROM_NUMPY = {t.numpy: t for t in DTYPES.values() if t is not STRING}
 
 
@@ -89,6 +95,11 @@ class TensorType:
         """True if all sizes are numbers."""
         return all(isinstance(d, int) for d in self.shape)
 
+    def is_static_up_to(self, elements: int) -> bool:
+        """True if all sizes are numbers and their product is at most `elements`."""
+        count = self.elements
+        return self.static and isinstance(count, int) and count <= elements
+
     def symbols(self) -> set[str]:
         """Names of the symbols in the shape."""
         return set().union(*(symbols(d) for d in self.shape)) if self.shape else set()
@@ -103,6 +114,15 @@ class TensorType:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
     __repr__ = __str__
+
+
+MAX_ELEMENTS = 2**40  # of one tensor: beyond any machine's memory, and far enough from 2^63 for sums and products of offsets
+
+
+def check_size(t: TensorType, where: str) -> None:
+    """Raises UnsupportedError if the static sizes of `t` alone give more than MAX_ELEMENTS elements; the message starts with `where`."""
+    if prod(d for d in t.shape if isinstance(d, int)) > MAX_ELEMENTS:
+        raise UnsupportedError(f"{where} {t}, which has more than 2^40 elements, too large for any machine")
 
 
 _TYPE = re.compile(r"(\w+)\[([^\]]*)\]")
@@ -131,7 +151,9 @@ def _split(text: str) -> list[str]:
 
 def static_shape(shape: Shape) -> tuple[int, ...]:
     """`shape` as ints. Raises NetworkError if a dimension is symbolic."""
+    sizes = []
     for d in shape:
         if isinstance(d, Expr):
             raise NetworkError(f"shape {list(map(str, shape))} is not static: {d} has no value yet")
-    return tuple(int(d) for d in shape)  # type: ignore[arg-type]
+        sizes.append(int(d))
+    return tuple(sizes)

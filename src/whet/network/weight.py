@@ -17,7 +17,8 @@ import numpy as np
 
 from whet.network.types import TensorType, dtype_of
 
-_MOST_TERMS = 1000
+_MOST_TERMS = 1000  # in the text of an expression
+DEEPEST_EXPRESSION = 100  # nested operations of an origin; engines evaluate at most 64
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,22 @@ class Origin:
     attrs: tuple[tuple[str, Any], ...] = ()
     output: int = 0
     assumes: tuple[str, ...] = ()
+
+    @cached_property
+    def depth(self) -> int:
+        """Nesting of operations; a source has 0. Arguments are created first and cached, so that this does not recurse."""
+        return 1 + max((a.depth for a in self.args if a is not None), default=0) if self.op != "source" else 0
+
+    @classmethod
+    def of_operation(
+        cls, op: str, args: tuple[Origin | None, ...], attrs: tuple[tuple[str, Any], ...], output: int, name: str, assumes: tuple[str, ...] = ()
+    ) -> Origin:
+        """The origin of a computed constant called `name`.
+
+        An expression nested deeper than DEEPEST_EXPRESSION becomes a source of that name: code that walks expressions recurses.
+        """
+        origin = cls(op, "", args, attrs, output, assumes)
+        return origin if origin.depth <= DEEPEST_EXPRESSION else cls("source", name)
 
     def sources(self) -> Iterator[str]:
         """Names of the source weights in the expression; a shared part is visited once."""
@@ -78,5 +95,5 @@ class Weight:
         """SHA-256 of type and bytes: equal weights have equal digests."""
         h = hashlib.sha256(str(self.type).encode())
         if self.array.size:
-            h.update(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+            h.update(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data)
         return h.hexdigest()

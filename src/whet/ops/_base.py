@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.network import Dim, DType, Expr, Layer, Tensor, TensorType
+from whet.network import Dim, DType, Expr, Layer, Tensor, TensorType, check_size
 from whet.registry import nearest
 
 
@@ -44,6 +44,12 @@ _KIND_TEXT = {
 }
 _KIND_OF = {bool: "int", int: "int", float: "float", str: "string", tuple: "ints", DType: "dtype"}
 MAX_VALUES = 64  # largest tensor (elements) whose values are tracked at build time
+MAX_REGION_STEPS = 1 << 20  # layers of regions that one Loop, Scan or If runs, nested ones included: 10 to 20 s in NumPy
+_BOUNDED = frozenset((
+    "block_size", "blocksize", "dilations", "group", "kernel_shape", "output_height", "output_padding", "output_width", "sampling_ratio", "size",
+    "strides",
+))  # fmt: skip
+_LARGEST_INT = 2**31 - 1  # of the attributes in _BOUNDED: kernels compute with them in 32 bits
 
 Infer = Callable[[Layer], "TensorType | Sequence[TensorType]"]
 Kept = Mapping[tuple[Tensor, int], np.ndarray]
@@ -171,12 +177,14 @@ def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | 
         types = [inferred] if isinstance(inferred, TensorType) else list(inferred)
         if any(isinstance(d, int) and d < 0 for t in types for d in t.shape):
             raise NetworkError(f"{where} would produce {', '.join(map(str, types))} from {[str(t and t.type) for t in layer.inputs]}")
+        for t in types:
+            check_size(t, f"{where} would produce")
         values: list[tuple[Dim, ...] | None] = [None] * len(types)
         if o.shape_value is not None:
             values = list(o.shape_value(layer))
         if any(v is None for v in values) and not layer.regions:
             values = [v if v is not None else w for v, w in zip(values, _evaluated(o, layer, types), strict=True)]
-    except (IndexError, AttributeError, TypeError, KeyError, ValueError) as e:
+    except (IndexError, AttributeError, TypeError, KeyError, ValueError, ArithmeticError, MemoryError) as e:
         raise NetworkError(f"{where} does not accept {[str(t and t.type) for t in layer.inputs]} {layer.attrs}: {e}") from e
     except NetworkError as e:
         if where in str(e):
@@ -199,6 +207,8 @@ def _check_attributes(o: Op, layer: Layer, where: str) -> None:
         kind = default.name if isinstance(default, Kind) else _KIND_OF[type(default)]
         if not _KINDS[kind](value):
             raise NetworkError(f"{where}: the attribute {key} must be {_KIND_TEXT[kind]}, not {value!r}")
+        if key in _BOUNDED and any(isinstance(v, int) and v > _LARGEST_INT for v in (value if isinstance(value, tuple) else (value,))):
+            raise UnsupportedError(f"{where}: the attribute {key} is {value}; the largest value is {_LARGEST_INT}")
     for key, default in o.attrs.items():
         if key not in layer.attrs:
             if not isinstance(default, Kind):
@@ -276,7 +286,7 @@ def _evaluated(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[Dim, 
     """Known output values of any op whose inputs are all small and known."""
     nothing: list[tuple[Dim, ...] | None] = [None] * len(types)
     arrays = [known_array(t) for t in layer.inputs]
-    small = all(t.static and t.elements <= MAX_VALUES and t.dtype.kind != "string" for t in types)  # type: ignore[operator]
+    small = all(t.is_static_up_to(MAX_VALUES) and t.dtype.kind != "string" for t in types)
     if not small or has_symbols(layer) or any(t is not None and (a is None or a.dtype == object) for t, a in zip(layer.inputs, arrays, strict=True)):
         return nothing
     with np.errstate(all="ignore"):
@@ -320,9 +330,12 @@ def numbers(given: Any) -> list[int]:
 def given_ints(layer: Layer, name: str, i: int) -> tuple[int, ...] | None:
     """`given` without symbols. Raises UnsupportedError for a symbolic value."""
     values = given(layer, name, i)
-    if values is not None and any(isinstance(v, Expr) for v in values):
+    if values is None:
+        return None
+    ints = tuple(v for v in values if not isinstance(v, Expr))
+    if len(ints) < len(values):
         raise UnsupportedError(f"{layer.op} '{layer.name}': its {name} {values} must not depend on a dynamic dimension")
-    return values  # type: ignore[return-value]
+    return ints
 
 
 def regiven(layer: Layer, name: str, i: int, values: Sequence[Dim]) -> dict[str | int, Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 
 import numpy as np
 
 from whet.errors import NetworkError, ShapeError
-from whet.network import BF16, F8E4M3, F8E5M2, F16, F32, F64, Dim, DType, Expr, Layer, Network, Tensor, TensorType, evaluate, substitute
-from whet.ops._base import get_op
+from whet.network import BF16, F16, F32, F64, SMALL_FLOATS, Dim, DType, Expr, Layer, Network, Tensor, TensorType, evaluate, substitute
+from whet.ops._base import MAX_REGION_STEPS, get_op
 
-_NARROW = frozenset(t.numpy for t in (F16, BF16, F8E4M3, F8E5M2))
+_STEPS: ContextVar[list[int] | None] = ContextVar("steps", default=None)  # layers run by the outermost layer with regions
+_NARROW = frozenset(t.numpy for t in (F16, BF16, *SMALL_FLOATS))
 _WIDENED = frozenset(t.numpy for t in (F32, F16, BF16))
 
 
@@ -52,17 +54,15 @@ def bind_layer(layer: Layer, env: Mapping[str, Dim]) -> Layer:
     bound = Layer(layer.op, layer.name, (), {k: _bind_value(v, env) for k, v in layer.attrs.items()}, regions, layer.sources)
     tensors: dict[Tensor, Tensor] = {}
 
-    def twin(t: Tensor | None, maker: Layer | None) -> Tensor | None:
-        if t is None:
-            return None
+    def twin(t: Tensor, maker: Layer | None) -> Tensor:
         if t not in tensors:
             type_ = t.type.with_shape(substitute(d, env) for d in t.type.shape)
             tensors[t] = new = Tensor(t.name, type_, maker, t.index, t.weight)
             new.shape_value = None if t.shape_value is None else tuple(substitute(d, env) for d in t.shape_value)
         return tensors[t]
 
-    bound.inputs = tuple(twin(t, None) for t in layer.inputs)
-    bound.outputs = tuple(twin(t, bound) for t in layer.outputs)  # type: ignore[misc]
+    bound.inputs = tuple(None if t is None else twin(t, None) for t in layer.inputs)
+    bound.outputs = tuple(twin(t, bound) for t in layer.outputs)
     return bound
 
 
@@ -93,19 +93,23 @@ def run_layer(layer: Layer, arrays: list[np.ndarray | None], env: Mapping[str, i
     try:
         with np.errstate(all="ignore"):
             results = get_op(layer.op).reference(layer, *arrays)
-    except (
-        IndexError,
-        ValueError,
-        ZeroDivisionError,
-    ) as e:  # value-dependent errors: an index out of range, the maximum of an empty axis
-        shapes = ", ".join("none" if a is None else f"{a.dtype}{list(a.shape)}" for a in arrays)
-        raise NetworkError(f"{layer.op} '{layer.name}' cannot compute with its inputs ({shapes}): {e}") from e
+    except _VALUE_ERRORS as e:
+        raise _with_shapes(layer, arrays, e) from e
     outs = [np.asarray(o) for o in ([results] if isinstance(results, np.ndarray | np.generic) else results)]
     if small_floats:
         with np.errstate(all="ignore"):
             types = [t.dtype.numpy for t in layer.outputs]
             outs = [o.astype(t) if o.dtype == np.float32 and t in _NARROW else o for o, t in zip(outs, types, strict=True)]
     return outs
+
+
+# errors of a reference that depend on values: an index out of range, the maximum of an empty axis, an intermediate array that does not fit
+_VALUE_ERRORS = (IndexError, ValueError, ArithmeticError, MemoryError)
+
+
+def _with_shapes(layer: Layer, arrays: list[np.ndarray | None], e: Exception) -> NetworkError:
+    shapes = ", ".join("none" if a is None else f"{a.dtype}{list(a.shape)}" for a in arrays[:8]) + (", ..." if len(arrays) > 8 else "")
+    return NetworkError(f"{layer.op} '{layer.name}' cannot compute with its inputs ({shapes}): {e or type(e).__name__}")
 
 
 def run_network(
@@ -173,15 +177,31 @@ def _run_regions(layer: Layer, arrays, values, value, widen: bool, env) -> list[
 
 
 def run_regions(layer: Layer, arrays, *, widen: bool = False, outer=None, env: Mapping[str, int] | None = None) -> list[np.ndarray]:
-    """Output arrays of a layer with regions and static shapes; `outer` holds values captured by the regions."""
+    """Output arrays of a layer with regions and static shapes; `outer` holds values captured by the regions.
+
+    Raises NetworkError for invalid values, and when the regions' layers run more than MAX_REGION_STEPS times: a loop may not end.
+    """
+    steps = _STEPS.get()
+    if steps is None:
+        token = _STEPS.set([0])
+        try:
+            return run_regions(layer, arrays, widen=widen, outer=outer, env=env)
+        finally:
+            _STEPS.reset(token)
 
     def run(name: str, *args: np.ndarray) -> list[np.ndarray]:
         region = layer.regions[name]
+        steps[0] += 1 + len(region.layers)
+        if steps[0] > MAX_REGION_STEPS:
+            raise NetworkError(f"{layer.op} '{layer.name}' ran {MAX_REGION_STEPS} layers of its body and did not end")
         feed = dict(zip((t.name for t in region.inputs), args, strict=True))
         return list(run_network(region, feed, widen=widen, outer=outer, env=env or {}).values())
 
-    with np.errstate(all="ignore"):
-        values = get_op(layer.op).reference(layer, *arrays, run=run)
+    try:
+        with np.errstate(all="ignore"):
+            values = get_op(layer.op).reference(layer, *arrays, run=run)
+    except _VALUE_ERRORS as e:
+        raise _with_shapes(layer, arrays, e) from e
     return [values] if isinstance(values, np.ndarray) else list(values)
 
 

@@ -33,7 +33,7 @@ def express(op: str, *args: Weight | None, output: int = 0, assumes: tuple[str, 
     layer = net.add_layer(op, inputs, attrs)
     arrays = run_layer(layer, [None if w is None else w.array for w in args])
     kept = tuple(sorted(layer.attrs.items()))
-    origin = Origin(op, "", tuple(None if w is None else w.origin for w in args), kept, output, assumes)
+    origin = Origin.of_operation(op, tuple(None if w is None else w.origin for w in args), kept, output, assumes=assumes, name=f"{op.lower()} result")
     return Weight(np.ascontiguousarray(arrays[output]).reshape(arrays[output].shape), origin)
 
 

@@ -9,9 +9,15 @@ from whet.network import Layer, ceildiv
 from whet.ops._base import Couple
 from whet.ops._types import axis_of, may_equal
 
+_LEAST = np.finfo(np.float32).tiny  # the smallest scale with a finite reciprocal
+
 
 def check_scale(layer: Layer) -> None:
-    """Raises NetworkError if scale or zero point do not match x."""
+    """Raises NetworkError if scale or zero point do not match x, or a constant scale is not finite, or not positive in a QuantizeLinear.
+
+    A DequantizeLinear may have scales of zero, and negative ones for weights with a folded batch norm. QuantizeLinear divides by its
+    scales, so that they must be large enough for a finite reciprocal in float32.
+    """
     x, scale, zero = layer.needs(0), layer.needs(1), layer.input(2)
     axis, block = layer.attrs["axis"], layer.attrs["block_size"]
     where = f"{layer.op} '{layer.name}'"
@@ -26,12 +32,19 @@ def check_scale(layer: Layer) -> None:
         axis = axis_of(axis, x.type.rank)
         if not may_equal(scale.shape, (x.shape[axis],)):
             raise NetworkError(f"{where}: {scale} is not one value per entry of axis {axis} of {x}")
+    if scale.is_constant:
+        values = scale.array().astype(np.float32, copy=False)
+        divides = layer.op == "QuantizeLinear"
+        valid = np.isfinite(values) & ((values >= _LEAST) if divides else True)
+        if not valid.all():
+            odd = values[~valid].reshape(-1)[0]
+            raise NetworkError(f"{where}: the scale %{scale.name} has a value of {odd:g}; scales must be finite{' and positive' if divides else ''}")
 
 
 def spread(v: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
     """Scales (or zero points) shaped to broadcast over `shape`."""
     if block:
-        return np.take(np.repeat(v, block, axis=axis), range(shape[axis]), axis=axis)
+        return np.repeat(v, min(block, shape[axis]), axis=axis)[tuple(slice(n) for n in shape)]
     if v.size == 1 and (v.ndim == 0 or shape[axis % len(shape)] != 1):
         return v.reshape(())
     column = [1] * len(shape)

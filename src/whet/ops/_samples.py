@@ -52,7 +52,8 @@ def _array(spec, rng: np.random.Generator) -> np.ndarray | None:
         if kind == "full":
             bits, signed = type_.dtype.bits, type_.dtype.kind == "int"
             return rng.integers(-(2 ** (bits - 1)) if signed else 0, 2 ** (bits - signed), shape).astype(dtype)
-        return rng.integers(0 if type_.dtype.kind == "uint" else -3, 4, shape).astype(dtype)
+        low, top = (0, 4) if type_.dtype.kind == "uint" else (-min(3, 2 ** (type_.dtype.bits - 1)), min(4, 2 ** (type_.dtype.bits - 1)))
+        return rng.integers(low, top, shape).astype(dtype)
     a = rng.standard_normal(shape)
     if kind.endswith("positive"):
         a = np.abs(a) + 0.1

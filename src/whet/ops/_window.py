@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from whet.errors import NetworkError
+from whet.errors import NetworkError, UnsupportedError
 from whet.network import Dim, Layer, TensorType, ceildiv, floordiv, minimum, static_shape
 from whet.ops._base import INTS, Couple
 from whet.ops._types import numeric_input
@@ -28,6 +29,22 @@ def out_size(size: Dim, kernel: int, stride: int, dilation: int, before: int, af
     if after <= dilation * (kernel - 1) + 1 - stride:
         return n
     return minimum(n, ceildiv(size + before, stride))  # the last window must start inside the input or its leading padding
+
+
+_MOST_TAPS = 1 << 22  # entries of a window; the references take a step for each
+_MOST_PADDED = 1 << 31  # elements of a padded input, unless the input itself is that large
+
+
+def check_window(kernel: Sequence[Dim], unpadded: Sequence[Dim], padded: Sequence[Dim]) -> None:
+    """Raises UnsupportedError for a window with too many entries, or padding that makes a tensor too large to compute with.
+
+    `unpadded` and `padded` are the shapes of the tensor without and with its padding; symbolic sizes do not count.
+    """
+    taps, before, after = (prod(d for d in dims if isinstance(d, int)) for dims in (kernel, unpadded, padded))
+    if taps > _MOST_TAPS:
+        raise UnsupportedError(f"a window of {' x '.join(map(str, kernel))} has {taps} entries; the most are {_MOST_TAPS}")
+    if after > max(_MOST_PADDED, 4 * before):
+        raise UnsupportedError(f"padding makes {after} elements of {before}; the most are {_MOST_PADDED}")
 
 
 def same_pads(sizes: Sequence[Dim], kernel, strides, dilations, upper: bool) -> tuple[int, ...] | None:
@@ -93,6 +110,11 @@ class Pool:
             out_size(n, self.kernel[i], self.strides[i], self.dilations[i], self.pads[i], self.pads[r + i], self.ceil) for i, n in enumerate(spatial)
         ]
 
+    def padded(self, spatial: Sequence[Dim]) -> list[Dim]:
+        """Sizes with padding."""
+        r = len(self.kernel)
+        return [n + self.pads[i] + self.pads[r + i] for i, n in enumerate(spatial)]
+
     def extra(self, spatial: Sequence[int]) -> list[int]:
         """Elements past the trailing padding that ceil-mode windows cover."""
         r, out = len(self.kernel), static_shape(tuple(self.out(spatial)))
@@ -127,7 +149,9 @@ def infer_pool(layer: Layer) -> TensorType:
     numeric_input(layer)
     if not 3 <= x.type.rank <= 5:
         raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")
-    return x.type.with_shape((*x.shape[:2], *pool_of(layer).out(x.shape[2:])))
+    pool = pool_of(layer)
+    check_window(pool.kernel, x.shape, (*x.shape[:2], *pool.padded(x.shape[2:])))
+    return x.type.with_shape((*x.shape[:2], *pool.out(x.shape[2:])))
 
 
 def pool_couples(layer: Layer) -> list[Couple]:

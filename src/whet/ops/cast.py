@@ -6,20 +6,20 @@ With `saturate`, values beyond a float8's range become its largest value; withou
 import ml_dtypes
 import numpy as np
 
-from whet.network import BF16, BOOL, F8E4M3, F8E5M2, F16, F32, F64, I32, I64
+from whet.network import BF16, BOOL, F8E4M3, F8E5M2, F16, F32, F64, I32, I64, SMALL_FLOATS
 from whet.ops._base import NEEDS_DTYPE, known_values, op
 from whet.ops._types import same_axes
 
 
 def cast(x: np.ndarray, dtype: np.dtype, saturate: int = 1) -> np.ndarray:
     """x in another NumPy type."""
-    if saturate and dtype in _FLOAT8:
+    if saturate and dtype in _SMALL_FLOATS:
         top = float(ml_dtypes.finfo(dtype).max)
         x = np.clip(x.astype(np.float32), -top, top)
     return x.astype(dtype)
 
 
-_FLOAT8 = (F8E4M3.numpy, F8E5M2.numpy)
+_SMALL_FLOATS = frozenset(t.numpy for t in SMALL_FLOATS)
 
 
 def read(node, g):

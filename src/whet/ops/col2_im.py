@@ -11,7 +11,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.ops._base import INTS, known_ints, numbers, op
 from whet.ops._types import numeric_input
-from whet.ops._window import out_size
+from whet.ops._window import check_window, out_size
 
 
 def _geometry(attrs, r):
@@ -27,6 +27,7 @@ def infer(layer):
     strides, dilations, pads = _geometry(layer.attrs, r)
     if t.rank != 3 or len(block) != r or len(strides) != r or len(dilations) != r or len(pads) != 2 * r:
         raise NetworkError(f"columns {t}, an image of {image}, blocks of {block}, strides {strides}, pads {pads} do not match")
+    check_window(block, image, [n + pads[i] + pads[r + i] for i, n in enumerate(image)])
     counts = [out_size(n, k, s, d, pads[i], pads[r + i]) for i, (n, k, s, d) in enumerate(zip(image, block, strides, dilations, strict=True))]
     if isinstance(t.shape[2], int) and all(isinstance(n, int) for n in counts) and prod(counts) != t.shape[2]:
         raise NetworkError(f"{t} has {t.shape[2]} columns, an image of {image} has {prod(counts)} blocks")

@@ -10,7 +10,7 @@ from whet.network import Layer, TensorType
 from whet.ops._base import INTS, Couple, op
 from whet.ops._products import accumulate_matmul, accumulator, round_accumulator
 from whet.ops._types import may_equal, one_float_type
-from whet.ops._window import explicit_pads, out_size, windows
+from whet.ops._window import check_window, explicit_pads, out_size, windows
 
 
 def attributes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -40,6 +40,7 @@ def infer(layer: Layer) -> TensorType:
     b = layer.input(2)
     if b is not None and not may_equal(b.shape, (w.shape[0],)):
         raise NetworkError(f"Conv '{layer.name}': the bias is {b.type}, w makes {w.shape[0]} channels")
+    check_window(w.shape[2:], x.shape, (*x.shape[:2], *(x.shape[2 + i] + pads[i] + pads[r + i] for i in range(r))))
     out = [out_size(x.shape[2 + i], w.shape[2 + i], strides[i], dilations[i], pads[i], pads[r + i]) for i in range(r)]
     return TensorType(x.dtype, (x.shape[0], w.shape[0], *out))
 

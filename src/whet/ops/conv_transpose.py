@@ -10,6 +10,7 @@ from whet.network import Layer, TensorType
 from whet.ops._base import INTS, Couple, op
 from whet.ops._products import accumulate_matmul, round_accumulator
 from whet.ops._types import may_equal, one_float_type
+from whet.ops._window import check_window
 
 
 def attributes(layer: Layer):
@@ -44,7 +45,9 @@ def infer(layer: Layer) -> TensorType:
         if isinstance(n, int) and n < 1:
             raise NetworkError(f"ConvTranspose '{layer.name}': pads {pads} leave nothing of spatial axis {i}")
         out.append(n)
-    return TensorType(x.dtype, (x.shape[0], w.shape[1] * group, *out))
+    shape = (x.shape[0], w.shape[1] * group, *out)
+    check_window(w.shape[2:], shape, (*shape[:2], *(n + pads[i] + pads[r + i] for i, n in enumerate(out))))
+    return TensorType(x.dtype, shape)
 
 
 def reference(layer: Layer, x, w, b=None):

@@ -9,7 +9,7 @@ from whet.errors import NetworkError
 from whet.ops._axes import needs_opset
 from whet.ops._base import INTS, op
 from whet.ops._types import float_input, may_equal, one_float_type
-from whet.ops._window import out_size
+from whet.ops._window import check_window, out_size
 
 
 def _geometry(attrs):
@@ -25,6 +25,7 @@ def infer(layer):
     kernel, groups, group = w.shape[2:], layer.attrs["offset_group"], layer.attrs["group"]
     if group < 1 or groups < 1:
         raise NetworkError(f"group {group} and offset_group {groups} must be positive")
+    check_window(kernel, t.shape, (*t.shape[:2], *(t.shape[2 + i] + pads[i] + pads[2 + i] for i in range(2))))
     out = [out_size(t.shape[2 + i], kernel[i], strides[i], dilations[i], pads[i], pads[2 + i]) for i in range(2)]
     taps = kernel[0] * kernel[1] * groups
     if t.shape[1] != w.shape[1] * group or t.shape[1] % groups or w.shape[0] % group:

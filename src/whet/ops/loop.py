@@ -11,7 +11,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import BOOL, F32, I64, Expr, Network, Tensor, TensorType
 from whet.ops._base import INT, Sample, known_values, op
-from whet.ops._regions import check_feeds
+from whet.ops._regions import check_feeds, check_steps
 
 _MOST = 64  # largest number of unrolled iterations
 
@@ -52,7 +52,10 @@ def infer(layer):
                 "must be constant, or the number of iterations known from constants and shapes"
             )
     scanned = body.outputs[1 + carried :]
-    count = turns(layer)
+    count, condition = turns(layer), layer.inputs[1]
+    check_steps(layer, "body", count)
+    if layer.inputs[0] is None and _always(body) and (condition is None or known_values(condition) == (1,)):
+        raise UnsupportedError(f"Loop '{layer.name}' has no iteration count, and its body never changes the condition: it would not end")
     if scanned and count is None:
         raise UnsupportedError(
             f"Loop '{layer.name}' collects %{scanned[0].name} of every iteration, but the number of iterations is computed at run time; an "

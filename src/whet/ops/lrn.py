@@ -9,9 +9,10 @@ from whet.ops._types import float_input
 
 def reference(layer, x):
     a = layer.attrs
-    before = (a["size"] - 1) // 2
-    squares = np.pad(x * x, [(0, 0), (before, a["size"] - 1 - before), *((0, 0),) * (x.ndim - 2)])
-    around = sum(squares[:, i : i + x.shape[1]] for i in range(a["size"]))
+    before = min((a["size"] - 1) // 2, x.shape[1])  # channels farther away do not exist
+    after = min(a["size"] // 2, x.shape[1])
+    squares = np.pad(x * x, [(0, 0), (before, after), *((0, 0),) * (x.ndim - 2)])
+    around = sum(squares[:, i : i + x.shape[1]] for i in range(before + after + 1))
     return x / np.power(a["bias"] + (a["alpha"] / a["size"]) * around, x.dtype.type(a["beta"]))
 
 

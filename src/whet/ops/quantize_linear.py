@@ -3,15 +3,16 @@
 One scale, one per entry of `axis`, or with `block_size` one per block along it.
 """
 
+import ml_dtypes
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import F8E4M3, F8E5M2, U8
+from whet.network import F8E4M3, SMALL_FLOATS, U8
 from whet.ops._base import DTYPE, op
 from whet.ops._quantized import check_scale, scale_couples, spread
 from whet.ops._types import float_input
 
-LARGEST = {F8E4M3: 448.0, F8E5M2: 57344.0}
+LARGEST = {t: float(ml_dtypes.finfo(t.numpy).max) for t in SMALL_FLOATS}
 
 
 def output_dtype(layer):
@@ -22,7 +23,7 @@ def output_dtype(layer):
 def infer(layer):
     t, dtype = float_input(layer), output_dtype(layer)
     if dtype.kind not in ("int", "uint") and dtype not in LARGEST:
-        raise NetworkError(f"QuantizeLinear '{layer.name}' produces integers or float8, not {dtype}")
+        raise NetworkError(f"QuantizeLinear '{layer.name}' produces integers or small floats, not {dtype}")
     check_scale(layer)
     return t.with_dtype(dtype)
 

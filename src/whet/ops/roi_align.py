@@ -9,6 +9,8 @@ from whet.ops._types import float_input, may_equal, one_float_type
 
 MODES, COORDINATES = ("avg", "max"), ("half_pixel", "output_half_pixel")
 
+_MOST_SAMPLES = 256  # per bin and axis; models have 2
+
 
 def infer(layer):
     t, a = float_input(layer), layer.attrs
@@ -20,6 +22,8 @@ def infer(layer):
         raise NetworkError(f"{boxes.shape[0]} boxes lie in {images.shape[0]} images: each box needs its own index")
     if a["output_height"] <= 0 or a["output_width"] <= 0 or a["sampling_ratio"] < 0 or not np.isfinite(a["spatial_scale"]):
         raise NetworkError(f"the output has {a['output_height']} x {a['output_width']} bins, the sampling ratio is {a['sampling_ratio']}")
+    if a["sampling_ratio"] > _MOST_SAMPLES:
+        raise NetworkError(f"sampling_ratio is {a['sampling_ratio']}; the most samples per bin and axis are {_MOST_SAMPLES}")
     if a["mode"] not in MODES or a["coordinate_transformation_mode"] not in COORDINATES:
         raise NetworkError(f"mode is one of {MODES}, coordinate_transformation_mode of {COORDINATES}")
     return t.with_shape((boxes.shape[0], t.shape[1], a["output_height"], a["output_width"]))

@@ -10,7 +10,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import F32, Network, TensorType
 from whet.ops._base import INT, INTS, NEEDS_INT, Sample, op
-from whet.ops._regions import check_feeds
+from whet.ops._regions import check_feeds, check_steps
 from whet.ops._types import axis_of
 
 
@@ -47,6 +47,7 @@ def infer(layer):
         length = t.shape[axis]
         feeds[k] = t.with_shape((*t.shape[:axis], *t.shape[axis + 1 :]))
     check_feeds(layer, "body", feeds)
+    check_steps(layer, "body", length)
     for a, b in zip(feeds[:carried], body.outputs[:carried], strict=True):
         if a != b.type:
             raise UnsupportedError(f"Scan '{layer.name}' carries {a} into its first entry and {b.type} out of it; the type must be constant")

@@ -156,10 +156,17 @@ def _only_input(net: Network, where: str) -> Tensor:
 
 
 def _from_function(source: str, net: Network) -> Iterator[dict[str, np.ndarray]]:
-    samples: Iterable[Any] = user_function(source)()
+    yield from named_samples(user_function(source)(), net, source)
+
+
+def named_samples(samples: Iterable[Any], net: Network, where: str) -> Iterator[dict[str, np.ndarray]]:
+    """Yields samples for `net` from dicts by input name, or from arrays for a network with one input; an array may hold several samples.
+
+    `where` begins the texts of errors. Raises CalibrationError for data that do not fit the inputs.
+    """
     for k, sample in enumerate(samples):
-        arrays = sample if isinstance(sample, Mapping) else {_only_input(net, source).name: sample}
-        yield from split({n: np.asarray(a) for n, a in arrays.items()}, net, f"{source}, sample {k}")
+        arrays = sample if isinstance(sample, Mapping) else {_only_input(net, where).name: sample}
+        yield from split({n: np.asarray(a) for n, a in arrays.items()}, net, f"{where}, sample {k}")
 
 
 def image_sample(path: Path, net: Network, p: Preprocessing) -> dict[str, np.ndarray]:

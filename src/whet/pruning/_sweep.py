@@ -90,8 +90,10 @@ def runs_of(net: Network, data: Mapping[str, np.ndarray]) -> list[dict[str, np.n
     times = set()
     for t in net.inputs:
         a, rows = arrays.get(t.name), t.shape[0] if t.shape else None
-        fits = a is not None and a.ndim == t.type.rank and isinstance(rows, int) and rows > 0 and len(a) % rows == 0
-        times.add(len(a) // rows if fits else 1)  # type: ignore[arg-type, operator]
+        if a is not None and a.ndim == t.type.rank and isinstance(rows, int) and rows > 0 and len(a) % rows == 0:
+            times.add(len(a) // rows)
+        else:
+            times.add(1)
     n = times.pop() if len(times) == 1 else 1
     if n <= 1:
         return [arrays]

@@ -81,7 +81,7 @@ def latency_costs(
 
     def sized(name: str, widths: Widths) -> Layer:
         layer = base[name]
-        full = {(side, k, axis): (layer.inputs if side == "in" else layer.outputs)[k].shape[axis] for side, k, axis in parts[name]}  # type: ignore[union-attr]
+        full = {(side, k, axis): (layer.needs(k) if side == "in" else layer.outputs[k]).shape[axis] for side, k, axis in parts[name]}
         sizes = {slot: overlaps.size(d, parts[name][slot], widths) for slot, d in full.items()}
         changed = {slot: n for slot, n in sizes.items() if n != full[slot]}
         for step in dict.fromkeys((meter.step, 1)) if changed else ():

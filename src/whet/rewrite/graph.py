@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 
 from whet.network import Dim, Layer, Network, Tensor, Weight, symbols
+from whet.ops import FoldBudget
 
 
 class Graph:
     """A network being rewritten. Rules may call `add` and `constant`; the driver and whole-network passes also `replace` and `remove`.
 
     `root` is the network that `net` is a region of (default: `net` itself): its inputs give symbols their values. `channel_alignment` is
-    the number of bytes of a pixel's channels that the machine's kernels read at once (1: any number of channels).
+    the number of bytes of a pixel's channels that the machine's kernels read at once (1: any number of channels). `budget` limits the
+    constants that rules compute; the graphs of a model's regions share it.
     """
 
     _readers: dict[Tensor, dict[Layer, None]]
@@ -26,10 +28,11 @@ class Graph:
     _added: list[Layer]  # since the last commit()
     _stale: bool
 
-    def __init__(self, net: Network, root: Network | None = None, channel_alignment: int = 1):
+    def __init__(self, net: Network, root: Network | None = None, channel_alignment: int = 1, budget: FoldBudget | None = None):
         self.net = net
         self.channel_alignment = channel_alignment
         self.root = root if root is not None else net
+        self.budget = budget or FoldBudget.of(self.root)
         self.reindex()
 
     # queries
@@ -90,7 +93,8 @@ class Graph:
         return outputs
 
     def constant(self, weight: np.ndarray | Weight, name: str) -> Tensor:
-        """`Network.constant`: a new constant tensor."""
+        """`Network.constant`: a new constant tensor. Raises MemoryLimitError when all new constants together exceed the model's budget."""
+        self.budget.spend(weight.array.nbytes if isinstance(weight, Weight) else weight.nbytes)
         return self.net.constant(weight, name)
 
     # changes

@@ -143,6 +143,12 @@ class Context:
             self._check_users(bound, only=name)
             return why_copied(bound, name, a, self._users) or ""
 
+    def unbind(self) -> None:
+        """Releases all bound arrays."""
+        with self._exclusive():
+            self._users.clear()
+            self._ready = None
+
     def execute(self) -> None:
         """Runs on the bound arrays, with their shapes; returns when the outputs are written. For outputs without an array see `fetch`.
 

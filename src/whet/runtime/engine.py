@@ -18,12 +18,16 @@ from whet.engine.check import check_plan
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError, WhetWarning
 from whet.forks import new_lock
 from whet.network import DType, TensorType
+from whet.runtime.calls import ContextPool, call_engine, call_with, inputs_by_name
 from whet.runtime.kernels import ConfigCheck, Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes
 from whet.runtime.sample_parallel import arena_bytes, bind_shapes, plan_shapes
 from whet.runtime.shaped import ShapedPlan, opt_shapes
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from whet.measure.benchmark import Benchmark
     from whet.runtime.context import Context
 
 _MAX_SHAPED = 16  # sets of input shapes whose kernels an engine caches
@@ -48,6 +52,8 @@ class Runtime:
         An engine tuned with other hardware, libraries or threads is loaded with a warning that names the differences, and its probe is run;
         with `require_same_hardware` it is refused. Raises EngineError.
         """
+        if isinstance(source, Engine):
+            raise EngineError("this is a loaded engine already: call engine(x) or engine.create_context()")
         if isinstance(source, EnginePlan):
             plan, where = source, "the engine"
         else:
@@ -95,7 +101,11 @@ class Memory:
 
 
 class Engine:
-    """An immutable engine: kernels and weights, shared by its contexts. `warnings` has the warnings of `load`."""
+    """An engine that is ready to run: `engine(x)`. Immutable and thread-safe.
+
+    Made by `whet.build(model)` and `whet.load(path)`. `run`, `run_async` and the call itself take arrays; `create_context` gives contexts, for
+    bound buffers, streams and layer times. `inputs`, `outputs` and `profiles` describe it, `plan` has the data, `warnings` those of loading.
+    """
 
     def __init__(self, plan: EnginePlan, backend: Backend, *, require_same_hardware: bool = False, where: str = "the engine"):
         self.plan, self.backend = plan, backend
@@ -109,6 +119,8 @@ class Engine:
         self._shaped: OrderedDict[tuple, ShapedPlan] = OrderedDict()
         self._lock = new_lock()
         self._open = True
+        self._pool = ContextPool(self)
+        self._workers: tuple[int, ThreadPoolExecutor] | None = None  # of run_async, with the process that started them
         self._process = os.getpid()
         self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
         self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)}
@@ -134,7 +146,7 @@ class Engine:
         return f"<Engine {self.plan.network.name!r} on {self.plan.backend}: {len(self.plan.network.layers)} layers, {ins} -> {outs}>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("an engine cannot be pickled or copied: load its file in each process (whet.Runtime().load(path)); threads can share it")
+        raise TypeError("an engine cannot be pickled or copied: load its file in each process (whet.load(path)); threads can share it")
 
     # properties
 
@@ -181,6 +193,79 @@ class Engine:
         arrays = {w.digest: w.array.nbytes for w in held if w is not None}
         used = context.nbytes() if context is not None else {"arena": arena_bytes(self.plan), "scratch": 0}
         return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
+
+    # running
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """Runs the engine on arrays by position or by name; safe from any thread.
+
+        By position: returns the output, or a tuple of all outputs. By name (`engine(x=a)`, `engine({"x": a})`): a dict of outputs by name.
+        Inputs and outputs are as in `run`.
+
+            >>> y = engine(x)                  # doctest: +SKIP
+            >>> y = engine(ids, mask)          # doctest: +SKIP
+            >>> y = engine(x=x)["output"]      # doctest: +SKIP
+        """
+        return call_with(self, inputs, named)
+
+    def run(self, inputs: Any) -> Any:
+        """Outputs for `inputs`: a dict by name gives a dict by name, a list in the order of `engine.inputs` a list, an array the output.
+
+        Arrays are NumPy's, torch's or CuPy's, or objects with __dlpack__; outputs are of the kind of the first input. On a GPU, tensors
+        in its memory are used without copies, and the outputs are new tensors there; the call returns when they are complete. Lists of
+        numbers are converted to the input's type. Shapes are taken from the arrays, each within a profile.
+
+        Safe from any thread: each call uses a context of a pool, so that concurrent calls run at the same time. `create_context` gives a
+        context of one's own, with bound buffers and streams. Raises ShapeError for unsuitable inputs.
+        """
+        return call_engine(self, self._pool, inputs)
+
+    async def run_async(self, inputs: Any) -> Any:
+        """`run` in a thread of the engine: `outputs = await engine.run_async(inputs)`. The event loop continues meanwhile.
+
+        Concurrent calls on a CPU run one after the other, each on all threads of the engine; on a GPU two are in flight.
+        """
+        from asyncio import get_running_loop
+
+        return await get_running_loop().run_in_executor(self._executor(), self.run, inputs)
+
+    def _executor(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with self._lock:
+            if self._workers is None or self._workers[0] != os.getpid():  # threads do not exist in the child of a fork
+                count = 2 if self.backend.capabilities.user_streams else 1
+                self._workers = os.getpid(), ThreadPoolExecutor(count, thread_name_prefix="whet-engine")
+            return self._workers[1]
+
+    def benchmark(self, inputs: Any = None, *, shapes: Mapping[str, tuple[int, ...]] | None = None, seconds: float = 1.0) -> Benchmark:
+        """Times the engine for about `seconds`, after a warm-up of a fifth of it: latency (median, percentiles) and throughput.
+
+        `inputs` as in `run`; default: seeded random values of `shapes`, or of the first profile's opt shapes.
+
+            >>> print(engine.benchmark(seconds=0.5))    # doctest: +SKIP
+            latency 1.234 ms (median; 1.201 to 1.262 for 95 % confidence, p99 1.402), 808 queries/s, ...
+        """
+        from whet.measure.benchmark import benchmark
+
+        return benchmark(self, None if inputs is None else inputs_by_name(self, inputs), shapes=shapes, seconds=seconds)
+
+    def explain(self, layer: str | None = None) -> str:
+        """The engine's decisions as text: a table of its layers with times, tactics and types; with a layer's or node's name its candidates.
+
+        `whet.inspector.explain(engine.plan)` has the data. Raises UsageError for an unknown layer.
+        """
+        from whet.inspector.summary import explanation
+
+        return explanation(self.plan, layer)
+
+    def save(self, path: str | os.PathLike, *, packed_weights: bool = False) -> Path:
+        """Writes the engine to a file, which `whet.load` opens; returns its path. With `packed_weights` the file is larger and loads faster on
+        this machine. Raises EngineError if it cannot be written."""
+        from whet.engine import write_engine
+
+        write_engine(self.plan, path, packed_weights=self.packed_weights() if packed_weights else None)
+        return Path(path)
 
     # contexts and kernels
 
@@ -239,8 +324,12 @@ class Engine:
         return packed
 
     def close(self) -> None:
-        """Releases kernels and weights; existing contexts keep theirs. Later use of the engine raises ContextError."""
+        """Releases kernels, weights and the contexts of calls; contexts of one's own keep theirs. Later use of the engine raises ContextError."""
         self._open = False
+        self._pool.close()
+        if self._workers is not None and self._workers[0] == os.getpid():
+            self._workers[1].shutdown(wait=False)
+            self._workers = None
         self._shaped.clear()
 
     def __enter__(self) -> Engine:

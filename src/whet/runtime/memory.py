@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends import Backend, Buffer
 from whet.errors import BackendError
 from whet.forks import new_lock
-from whet.network import Weight, stored_shape, to_stored
+from whet.network import Weight, static_shape, stored_shape, to_stored
 from whet.tactics import Operand, Packed
 
 ALIGNMENT = 64  # bytes; a cache line, and the alignment of vector loads and stores
@@ -95,7 +95,7 @@ class WeightStore:
 
     def constant(self, weight: Weight, operand: Operand) -> Shared:
         """The buffer of a constant that a kernel reads as `operand`."""
-        shape = tuple(int(d) for d in stored_shape(operand.format, weight.array.shape))  # type: ignore[arg-type]
+        shape = static_shape(stored_shape(operand.format, weight.array.shape))
 
         def create() -> np.ndarray:
             return to_stored(weight.array.astype(operand.dtype.numpy, copy=False), operand.format)

@@ -182,6 +182,10 @@ class Tactic(ABC):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         """Raises PlanRefused (with the reason) for a config that cannot run."""
 
+    def missing_library(self) -> str | None:
+        """Reason why its library cannot be loaded here: builds then leave the tactic out and say so. None if it is loaded or needs none."""
+        return None
+
     def library_version(self) -> str:
         """Version of its library, for timing keys and locks; "" without a library."""
         return ""

@@ -9,37 +9,134 @@ import sys
 from typing import Any
 
 from whet.trt.builder import Builder
-from whet.trt.config import IBuilderConfig, ITimingCache
-from whet.trt.context import IExecutionContext, IOutputAllocator
+from whet.trt.calibrator import (
+    IInt8Calibrator,
+    IInt8EntropyCalibrator,
+    IInt8EntropyCalibrator2,
+    IInt8LegacyCalibrator,
+    IInt8MinMaxCalibrator,
+)
+from whet.trt.config import IBuilderConfig
+from whet.trt.context import IExecutionContext, IOutputAllocator, IRuntimeConfig
 from whet.trt.coverage import REFUSED, coverage
+from whet.trt.device import use_backend
 from whet.trt.enums import (
     ActivationType,
+    AttentionNormalizationOp,
+    BoundingBoxFormat,
     BuilderFlag,
+    CalibrationAlgoType,
+    CumulativeOperation,
     DataType,
     DeviceType,
     ElementWiseOperation,
+    EngineCapability,
+    EngineStat,
+    ErrorCodeTRT,
+    ExecutionContextAllocationStrategy,
+    FillOperation,
+    GatherMode,
+    HardwareCompatibilityLevel,
+    InterpolationMode,
     LayerInformationFormat,
     LayerType,
+    LoopOutput,
     MatrixOperation,
     MemoryPoolType,
     NetworkDefinitionCreationFlag,
     OnnxParserFlag,
+    PaddingMode,
+    PoolingType,
+    PreviewFeature,
     ProfilingVerbosity,
+    QuantizationFlag,
+    ReduceOperation,
+    ResizeCoordinateTransformation,
+    ResizeRoundMode,
+    ResizeSelector,
+    RuntimePlatform,
+    SampleMode,
+    ScaleMode,
+    ScatterMode,
+    SeekPosition,
+    SerializationFlag,
+    TacticSource,
+    TempfileControlFlag,
     TensorFormat,
     TensorIOMode,
     TensorLocation,
+    TilingOptimizationLevel,
+    TopKOperation,
+    TripLimit,
     UnaryOperation,
+    WeightsRole,
     to_whet,
 )
 from whet.trt.errors import NotServedError
 from whet.trt.host_memory import connect_polygraphy
 from whet.trt.inspector import EngineInspector
-from whet.trt.layers import IConvolutionLayer, IDeconvolutionLayer, ILayer, IPoolingLayer, IResizeLayer, ISliceLayer, ITensor
+from whet.trt.interfaces import (
+    IErrorRecorder,
+    IProfiler,
+    IProgressMonitor,
+    IStreamReader,
+    IStreamReaderV2,
+    IStreamWriter,
+    Profiler,
+)
+from whet.trt.layers import ILayer, ITensor
 from whet.trt.logger import ILogger, Logger
-from whet.trt.network import INetworkDefinition
+from whet.trt.math_layers import (
+    IActivationLayer,
+    IAttention,
+    ICumulativeLayer,
+    IDequantizeLayer,
+    IEinsumLayer,
+    IElementWiseLayer,
+    IMatrixMultiplyLayer,
+    INormalizationLayer,
+    IParametricReLULayer,
+    IQuantizeLayer,
+    IRaggedSoftMaxLayer,
+    IReduceLayer,
+    ISelectLayer,
+    ISoftMaxLayer,
+    ITopKLayer,
+    IUnaryLayer,
+)
+from whet.trt.network import IIfConditional, INetworkDefinition
 from whet.trt.parser import OnnxParser, ParserError
 from whet.trt.profile import IOptimizationProfile
-from whet.trt.runtime import ICudaEngine, IHostMemory, IStreamReader, Runtime
+from whet.trt.runtime import ICudaEngine, IHostMemory, ISerializationConfig, Runtime
+from whet.trt.shape_layers import (
+    IAssertionLayer,
+    ICastLayer,
+    IConcatenationLayer,
+    IConstantLayer,
+    IFillLayer,
+    IGatherLayer,
+    IIdentityLayer,
+    IOneHotLayer,
+    IReverseSequenceLayer,
+    IScatterLayer,
+    IShapeLayer,
+    IShuffleLayer,
+    ISliceLayer,
+    ISqueezeLayer,
+    IUnsqueezeLayer,
+)
+from whet.trt.timing_cache import ITimingCache
+from whet.trt.weights import Weights
+from whet.trt.window_layers import (
+    IConvolutionLayer,
+    IDeconvolutionLayer,
+    IGridSampleLayer,
+    ILRNLayer,
+    IPaddingLayer,
+    IPoolingLayer,
+    IResizeLayer,
+    IScaleLayer,
+)
 
 __version__ = "10.16.0"  # the version of TensorRT whose API this follows
 
@@ -49,13 +146,24 @@ float32, float16, bfloat16, fp8 = DataType.FLOAT, DataType.HALF, DataType.BF16, 
 int8, uint8, int32, int64, int4 = DataType.INT8, DataType.UINT8, DataType.INT32, DataType.INT64, DataType.INT4
 
 __all__ = [
-    "ActivationType", "Builder", "BuilderFlag", "DataType", "DeviceType", "Dims", "ElementWiseOperation", "EngineInspector", "IBuilderConfig",
-    "IConvolutionLayer", "ICudaEngine", "IDeconvolutionLayer", "IExecutionContext", "IHostMemory", "ILayer", "ILogger",
-    "INetworkDefinition", "IOptimizationProfile", "IOutputAllocator", "IPoolingLayer", "IResizeLayer", "ISliceLayer", "IStreamReader",
-    "ITensor", "ITimingCache", "LayerInformationFormat", "LayerType", "Logger", "MatrixOperation", "MemoryPoolType",
-    "NetworkDefinitionCreationFlag", "NotServedError", "OnnxParser", "OnnxParserFlag", "ParserError", "Permutation", "ProfilingVerbosity",
-    "Runtime", "TensorFormat", "TensorIOMode", "TensorLocation", "UnaryOperation", "connect_polygraphy", "coverage",
-    "init_libnvinfer_plugins", "install", "nptype", "volume",
+    "ActivationType", "AttentionNormalizationOp", "BoundingBoxFormat", "Builder", "BuilderFlag", "CalibrationAlgoType", "CumulativeOperation",
+    "DataType", "DeviceType", "Dims", "ElementWiseOperation", "EngineCapability", "EngineInspector", "EngineStat", "ErrorCodeTRT",
+    "ExecutionContextAllocationStrategy", "FillOperation", "GatherMode", "HardwareCompatibilityLevel", "IActivationLayer", "IAssertionLayer",
+    "IAttention", "IBuilderConfig", "ICastLayer", "IConcatenationLayer", "IConstantLayer", "IConvolutionLayer", "ICudaEngine", "ICumulativeLayer",
+    "IDeconvolutionLayer", "IDequantizeLayer", "IEinsumLayer", "IElementWiseLayer", "IErrorRecorder", "IExecutionContext", "IFillLayer",
+    "IGatherLayer", "IGridSampleLayer", "IHostMemory", "IIdentityLayer", "IIfConditional", "IInt8Calibrator", "IInt8EntropyCalibrator",
+    "IInt8EntropyCalibrator2", "IInt8LegacyCalibrator", "IInt8MinMaxCalibrator", "ILRNLayer", "ILayer", "ILogger", "IMatrixMultiplyLayer",
+    "INetworkDefinition", "INormalizationLayer", "IOneHotLayer", "IOptimizationProfile", "IOutputAllocator", "IPaddingLayer",
+    "IParametricReLULayer", "IPoolingLayer", "IProfiler", "IProgressMonitor", "IQuantizeLayer", "IRaggedSoftMaxLayer", "IReduceLayer",
+    "IResizeLayer", "IReverseSequenceLayer", "IRuntimeConfig", "IScaleLayer", "IScatterLayer", "ISelectLayer", "ISerializationConfig",
+    "IShapeLayer", "IShuffleLayer", "ISliceLayer", "ISoftMaxLayer", "ISqueezeLayer", "IStreamReader", "IStreamReaderV2", "IStreamWriter",
+    "ITensor", "ITimingCache", "ITopKLayer", "IUnaryLayer", "IUnsqueezeLayer", "InterpolationMode", "LayerInformationFormat", "LayerType",
+    "Logger", "LoopOutput", "MatrixOperation", "MemoryPoolType", "NetworkDefinitionCreationFlag", "NotServedError", "OnnxParser",
+    "OnnxParserFlag", "PaddingMode", "ParserError", "Permutation", "PoolingType", "PreviewFeature", "Profiler", "ProfilingVerbosity",
+    "QuantizationFlag", "ReduceOperation", "ResizeCoordinateTransformation", "ResizeRoundMode", "ResizeSelector", "Runtime", "RuntimePlatform",
+    "SampleMode", "ScaleMode", "ScatterMode", "SeekPosition", "SerializationFlag", "TacticSource", "TempfileControlFlag", "TensorFormat",
+    "TensorIOMode", "TensorLocation", "TilingOptimizationLevel", "TopKOperation", "TripLimit", "UnaryOperation", "Weights", "WeightsRole",
+    "connect_polygraphy", "coverage", "init_libnvinfer_plugins", "install", "nptype", "use_backend", "volume",
 ]  # fmt: skip
 
 

@@ -2,54 +2,93 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
-from whet.builder import BuildConfig
+from whet.builder import BuildConfig, Calibration, build, build_int8
+from whet.builder.precision.calibration import is_explicit
+from whet.errors import BuildError, BuildWarning
 from whet.network import Network
-from whet.trt.enums import BuilderFlag, DeviceType, MemoryPoolType, ProfilingVerbosity
+from whet.precision.cache import write_cache
+from whet.precision.ranges import Range, Ranges
+from whet.trt.calibrator import method_of, samples_of
+from whet.trt.device import backend_name, read_array
+from whet.trt.enums import (
+    BuilderFlag,
+    DataType,
+    DeviceType,
+    EngineCapability,
+    HardwareCompatibilityLevel,
+    MemoryPoolType,
+    PreviewFeature,
+    ProfilingVerbosity,
+    QuantizationFlag,
+    RuntimePlatform,
+    TacticSource,
+    TilingOptimizationLevel,
+)
 from whet.trt.errors import NotServedError
 from whet.trt.handle import Handle
+from whet.trt.interfaces import IProgressMonitor
+from whet.trt.logger import ILogger
+from whet.trt.network import INetworkDefinition
 from whet.trt.profile import IOptimizationProfile
+from whet.trt.progress import MonitoredProgress
+from whet.trt.timing_cache import ITimingCache
 
 _PRECISIONS = {BuilderFlag.FP16: "fp16", BuilderFlag.BF16: "bf16", BuilderFlag.INT8: "int8", BuilderFlag.FP8: "fp8"}
+_REFIT = "weights are not replaced in an engine; build again, its tactics come from the timing cache"
 _REFUSED = {
-    BuilderFlag.REFIT: "engines are not refitted in place yet; build the engine again, its tactics come from the timing cache",
+    BuilderFlag.REFIT: _REFIT,
+    BuilderFlag.REFIT_IDENTICAL: _REFIT,
+    BuilderFlag.REFIT_INDIVIDUAL: _REFIT,
     BuilderFlag.STRIP_PLAN: "an engine file contains its weights",
     BuilderFlag.WEIGHT_STREAMING: "weights stay in memory while an engine is open",
     BuilderFlag.GPU_FALLBACK: "there is no DLA backend",
     BuilderFlag.VERSION_COMPATIBLE: "engine files have a version of their own; see `whet retune`",
+    BuilderFlag.EXCLUDE_LEAN_RUNTIME: "engine files contain data only, no runtime",
+    BuilderFlag.INT4: "INT4 weights are read from Q/DQ nodes and need no flag",
+    BuilderFlag.FP4: "whet has no FP4",
+    BuilderFlag.EDITABLE_TIMING_CACHE: "`whet build --lock` fixes a selection",
 }
-_VERBOSITIES = {
-    ProfilingVerbosity.LAYER_NAMES_ONLY: "layer_names_only", ProfilingVerbosity.NONE: "none", ProfilingVerbosity.DETAILED: "detailed",
-}  # fmt: skip
-
-
-class ITimingCache:
-    """Measurements of tactics, in memory; `serialize` returns them as bytes."""
-
-    def __init__(self, data: bytes = b""):
-        self.data = bytes(data)
-
-    def serialize(self) -> memoryview:
-        """The cache as bytes."""
-        return memoryview(self.data)
+_DEFAULT_SOURCES = 1 << TacticSource.EDGE_MASK_CONVOLUTIONS | 1 << TacticSource.JIT_CONVOLUTIONS  # TensorRT 10's default
+_LAYER_PRECISIONS = {DataType.FLOAT: "fp32", DataType.HALF: "fp16", DataType.BF16: "bf16", DataType.INT8: "int8", DataType.FP8: "fp8"}
 
 
 class IBuilderConfig(Handle):
     """Options of a build. Flags that whet cannot serve raise NotServedError."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Sets all options to their defaults."""
         self.flags = 1 << BuilderFlag.TF32
+        self.quantization_flags = 0
         self.profiling_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
         self.builder_optimization_level = 3
         self.avg_timing_iterations = 8
         self.max_num_tactics = -1
+        self.max_aux_streams = 0
+        self.l2_limit_for_tiling = -1
         self.DLA_core = -1  # none: there is no DLA backend
+        self.profile_stream = 0
+        self.plugins_to_serialize: list[str] = []
+        self.tiling_optimization_level = TilingOptimizationLevel.NONE
+        self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
+        self.progress_monitor: IProgressMonitor | None = None
+        self.int8_calibrator: Any = None
         self._pools: dict[MemoryPoolType, int] = {}
         self._profiles: list[IOptimizationProfile] = []
+        self._calibration_profile: IOptimizationProfile | None = None
         self._timing_cache: ITimingCache | None = None
+        self._tactic_sources = -1
+        self._features: set[PreviewFeature] = set()
+
+    # flags
 
     def set_flag(self, flag: BuilderFlag) -> None:
         """Sets a flag. Raises NotServedError with the reason for one that whet cannot serve."""
@@ -65,14 +104,56 @@ class IBuilderConfig(Handle):
         """True if a flag is set."""
         return bool(self.flags & 1 << flag)
 
-    @property
-    def max_workspace_size(self) -> int:
-        """Bytes of scratch memory that tactics may use; 0: no limit (TensorRT 8's name of the WORKSPACE pool)."""
-        return self.get_memory_pool_limit(MemoryPoolType.WORKSPACE)
+    def set_quantization_flag(self, flag: QuantizationFlag) -> None:
+        """Sets a flag of calibration; whet calibrates before fusion with and without it."""
+        self.quantization_flags |= 1 << flag
 
-    @max_workspace_size.setter
-    def max_workspace_size(self, nbytes: int) -> None:
-        self.set_memory_pool_limit(MemoryPoolType.WORKSPACE, nbytes)
+    def clear_quantization_flag(self, flag: QuantizationFlag) -> None:
+        """Clears a flag of calibration."""
+        self.quantization_flags &= ~(1 << flag)
+
+    def get_quantization_flag(self, flag: QuantizationFlag) -> bool:
+        """True if a flag of calibration is set."""
+        return bool(self.quantization_flags & 1 << flag)
+
+    def set_preview_feature(self, feature: PreviewFeature, enable: bool) -> None:
+        """Switches a preview feature; they change nothing here."""
+        (self._features.add if enable else self._features.discard)(feature)
+
+    def get_preview_feature(self, feature: PreviewFeature) -> bool:
+        """True if a preview feature is on."""
+        return feature in self._features
+
+    def set_tactic_sources(self, tactic_sources: int) -> bool:
+        """Sets the bits of TacticSource. CUDNN adds cuDNN's kernels on a GPU; the other sources do not exist here."""
+        self._tactic_sources = tactic_sources
+        return True
+
+    def get_tactic_sources(self) -> int:
+        """The bits of TacticSource."""
+        return _DEFAULT_SOURCES if self._tactic_sources < 0 else self._tactic_sources
+
+    # devices
+
+    @property
+    def engine_capability(self) -> EngineCapability:
+        """STANDARD; setting another raises NotServedError."""
+        return EngineCapability.STANDARD
+
+    @engine_capability.setter
+    def engine_capability(self, capability: EngineCapability) -> None:
+        if capability != EngineCapability.STANDARD:
+            raise NotServedError(str(EngineCapability(capability)), "there is no safety runtime and no DLA")
+
+    @property
+    def runtime_platform(self) -> RuntimePlatform:
+        """SAME_AS_BUILD; setting another raises NotServedError."""
+        return RuntimePlatform.SAME_AS_BUILD
+
+    @runtime_platform.setter
+    def runtime_platform(self, platform: RuntimePlatform) -> None:
+        if platform != RuntimePlatform.SAME_AS_BUILD:
+            raise NotServedError(str(RuntimePlatform(platform)), "whet runs on Linux only")
 
     @property
     def default_device_type(self) -> DeviceType:
@@ -84,13 +165,45 @@ class IBuilderConfig(Handle):
         if device == DeviceType.DLA:
             raise NotServedError("DeviceType.DLA", "there is no DLA backend")
 
+    def set_device_type(self, layer: Any, device_type: DeviceType) -> None:
+        """Raises NotServedError for DLA."""
+        self.default_device_type = device_type
+
+    def get_device_type(self, layer: Any) -> DeviceType:
+        """GPU."""
+        return DeviceType.GPU
+
+    def is_device_type_set(self, layer: Any) -> bool:
+        """False."""
+        return False
+
+    def reset_device_type(self, layer: Any) -> None:
+        """Does nothing."""
+
+    def can_run_on_DLA(self, layer: Any) -> bool:
+        """False."""
+        return False
+
+    # memory
+
+    @property
+    def max_workspace_size(self) -> int:
+        """Bytes of scratch memory that tactics may use; 0: no limit (TensorRT 8's name of the WORKSPACE pool)."""
+        return self.get_memory_pool_limit(MemoryPoolType.WORKSPACE)
+
+    @max_workspace_size.setter
+    def max_workspace_size(self, nbytes: int) -> None:
+        self.set_memory_pool_limit(MemoryPoolType.WORKSPACE, nbytes)
+
     def set_memory_pool_limit(self, pool: MemoryPoolType, pool_size: int) -> None:
-        """Limits a memory pool to `pool_size` bytes."""
+        """Limits a memory pool to `pool_size` bytes; the builder reads WORKSPACE."""
         self._pools[pool] = pool_size
 
     def get_memory_pool_limit(self, pool: MemoryPoolType) -> int:
         """Bytes of a memory pool; 0: no limit."""
         return self._pools.get(pool, 0)
+
+    # profiles and the timing cache
 
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
         """Adds a profile and returns its index; -1 if it has no shapes."""
@@ -104,22 +217,21 @@ class IBuilderConfig(Handle):
         """The number of profiles."""
         return len(self._profiles)
 
-    @property
-    def int8_calibrator(self) -> None:
-        """None; setting a calibrator raises NotServedError."""
-        return None
+    def set_calibration_profile(self, profile: IOptimizationProfile) -> bool:
+        """Sets the profile whose opt shapes calibration batches have."""
+        self._calibration_profile = profile
+        return True
 
-    @int8_calibrator.setter
-    def int8_calibrator(self, calibrator: object) -> None:
-        if calibrator is not None:
-            raise NotServedError("IBuilderConfig.int8_calibrator", "calibrators are not connected yet; whet.builder.build_int8 calibrates")
+    def get_calibration_profile(self) -> IOptimizationProfile | None:
+        """The profile of calibration: the one that was set, else the first."""
+        return self._calibration_profile or next(iter(self._profiles), None)
 
-    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache:
+    def create_timing_cache(self, serialized_timing_cache: Any) -> ITimingCache:
         """A timing cache from the bytes of `ITimingCache.serialize`, or an empty one."""
         return ITimingCache(serialized_timing_cache)
 
     def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
-        """Makes the build read and extend `cache`."""
+        """Makes the build read and extend `cache`. Times of other machines are not used, so there is no mismatch."""
         self._timing_cache = cache
         return True
 
@@ -127,21 +239,73 @@ class IBuilderConfig(Handle):
         """The timing cache of the build."""
         return self._timing_cache
 
-    def build(self, net: Network) -> Any:
-        """Builds `net` with these options; the plan. Raises BuildError."""
-        from whet.builder import build
+    def __getattr__(self, name: str) -> Any:
+        if name == "algorithm_selector":
+            raise NotServedError("IBuilderConfig.algorithm_selector", "TensorRT 11 removed it; `whet build --lock` repeats a selection")
+        raise AttributeError(f"IBuilderConfig has no attribute {name!r}")
 
-        with tempfile.TemporaryDirectory() as folder:
+    # building
+
+    def build(self, network: INetworkDefinition, logger: ILogger) -> Any:
+        """Builds `network` with these options; the plan. Notes go to the logger as warnings. Raises WhetError."""
+        net = network.whet
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            MonitoredProgress(self.progress_monitor, logger) as progress,
+            warnings.catch_warnings(action="ignore", category=BuildWarning),  # the logger has them
+        ):
             file = Path(folder) / "timing.cache"
             cache = "" if self.get_flag(BuilderFlag.DISABLE_TIMING_CACHE) else None
             if cache is None and self._timing_cache is not None:
                 cache = str(file)
                 if self._timing_cache.data:
                     file.write_bytes(self._timing_cache.data)
-            plan = build(net, self.to_whet(net, cache))
+            config = dataclasses.replace(self.to_whet(net, cache), **_layer_types(network))
+            calibration = self._calibration(network, Path(folder))
+            if calibration is None:
+                plan = build(net, config, progress=progress)
+            else:
+                others = tuple(p for p in config.precisions if p != "int8")
+                plan = build_int8(net, dataclasses.replace(config, precisions=others), calibration, progress=progress)
+            if calibration is not None and self.int8_calibrator is not None and calibration.samples is not None and calibration.cache:
+                written = Path(calibration.cache)
+                if not written.exists():  # the network has no layer that 8 bits could compute, so the cache has no scales
+                    write_cache(written, Ranges())
+                self.int8_calibrator.write_calibration_cache(memoryview(written.read_bytes()))
             if self._timing_cache is not None and file.exists():
                 self._timing_cache.data = file.read_bytes()
         return plan
+
+    def _calibration(self, network: INetworkDefinition, folder: Path) -> Calibration | None:
+        """The source of INT8 ranges: the calibrator's cache or batches, or the tensors' dynamic ranges; None without INT8, or with Q/DQ nodes."""
+        net, cache = network.whet, folder / "calibration.cache"
+        if not self.get_flag(BuilderFlag.INT8) or is_explicit(net):
+            return None
+        calibrator = self.int8_calibrator
+        if calibrator is None:
+            if not network.dynamic_ranges:
+                return None
+            limits = {t.name: max(-low, high) for t, (low, high) in network.dynamic_ranges.items()}
+            write_cache(cache, Ranges({name: Range(-limit, limit, "given") for name, limit in limits.items()}))
+            return Calibration(cache=str(cache))
+        if known := calibrator.read_calibration_cache():
+            cache.write_bytes(bytes(known))
+            return Calibration(cache=str(cache))
+        samples = samples_of(calibrator, net, self._calibration_shapes(net), read_array)
+        if not samples:
+            raise BuildError("the calibrator has neither a cache nor a batch")
+        return Calibration(samples=lambda: samples, cache=str(cache), method=method_of(calibrator), zero_points=False)
+
+    def _calibration_shapes(self, net: Network) -> dict[str, tuple[int, ...]]:
+        """The shapes of calibration batches: static ones, or the opt shapes of the calibration profile."""
+        shapes = {t.name: tuple(t.shape) for t in net.inputs if t.type.static}
+        profile = self.get_calibration_profile()
+        if profile is not None:
+            shapes |= {name: s[1] for name, s in profile.shapes.items()}
+        for t in net.inputs:
+            if t.name not in shapes:
+                raise BuildError(f"calibration needs shapes for the dynamic input '{t.name}': IBuilderConfig.set_calibration_profile")
+        return shapes
 
     def to_whet(self, net: Network, timing_cache: str | None = None) -> BuildConfig:
         """The BuildConfig for `net`; inputs of fixed shape are added to each profile."""
@@ -155,7 +319,9 @@ class IBuilderConfig(Handle):
             constraints = "prefer"
         if self.get_flag(BuilderFlag.OBEY_PRECISION_CONSTRAINTS):
             constraints = "obey"
+        cudnn = self._tactic_sources >= 0 and self._tactic_sources & 1 << TacticSource.CUDNN and backend_name() == "cuda"
         return BuildConfig(
+            backend=backend_name(),
             precisions=tuple(name for flag, name in _PRECISIONS.items() if self.get_flag(flag)),
             precision_constraints=constraints,
             sparsity="enable" if self.get_flag(BuilderFlag.SPARSE_WEIGHTS) else "disable",
@@ -166,5 +332,14 @@ class IBuilderConfig(Handle):
             timing_cache=timing_cache,
             error_on_cache_miss=self.get_flag(BuilderFlag.ERROR_ON_TIMING_CACHE_MISS),
             memory_limit={"workspace": self.max_workspace_size} if self.max_workspace_size else {},
-            profiling_verbosity=_VERBOSITIES[self.profiling_verbosity],
+            profiling_verbosity=ProfilingVerbosity(self.profiling_verbosity).name.lower(),
+            tactic_sources=("+CUDNN",) if cudnn else (),
         )
+
+
+def _layer_types(network: INetworkDefinition) -> dict[str, Any]:
+    """The fields of BuildConfig for the precisions and output types that the layers have."""
+    states = network.layer_states()
+    precisions = tuple((s.name, _LAYER_PRECISIONS[s.precision]) for s in states if s.precision in _LAYER_PRECISIONS)
+    outputs = tuple((s.name, _LAYER_PRECISIONS[t]) for s in states for t in s.output_types.values() if t in _LAYER_PRECISIONS)
+    return {"layer_precisions": precisions, "layer_output_types": outputs}

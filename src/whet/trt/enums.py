@@ -1,4 +1,4 @@
-"""TensorRT 10's enumerations, with its names and values. Only members whose meaning whet serves, or can refuse with a reason, are listed."""
+"""TensorRT 10.16's enumerations, with its names and values."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class DataType(NamedInt):
     BF16 = 7
     INT64 = 8
     INT4 = 9
+    FP4 = 10
+    E8M0 = 11
 
 
 _DTYPES = {
@@ -39,7 +41,9 @@ _NAMES = {name: t for t, name in _DTYPES.items()}
 
 
 def to_whet(dtype: DataType) -> DType:
-    """whet's element type."""
+    """whet's element type. Raises UnsupportedError for types that whet lacks (FP4, E8M0)."""
+    if dtype not in _DTYPES:
+        raise UnsupportedError(f"whet has no element type for {DataType(dtype)}")
     return types.DTYPES[_DTYPES[DataType(dtype)]]
 
 
@@ -59,7 +63,13 @@ class TensorFormat(NamedInt):
     CHW4 = 3
     CHW16 = 4
     CHW32 = 5
+    DHWC8 = 6
+    CDHW32 = 7
     HWC = 8
+    DLA_LINEAR = 9
+    DLA_HWC4 = 10
+    HWC16 = 11
+    DHWC = 12
 
 
 class TensorIOMode(NamedInt):
@@ -86,17 +96,30 @@ class BuilderFlag(NamedInt):
     GPU_FALLBACK = 3
     REFIT = 4
     DISABLE_TIMING_CACHE = 5
-    TF32 = 7
-    SPARSE_WEIGHTS = 8
-    OBEY_PRECISION_CONSTRAINTS = 10
-    PREFER_PRECISION_CONSTRAINTS = 11
-    DIRECT_IO = 12
-    VERSION_COMPATIBLE = 14
-    FP8 = 17
-    ERROR_ON_TIMING_CACHE_MISS = 18
-    BF16 = 19
-    STRIP_PLAN = 21
-    WEIGHT_STREAMING = 23
+    TF32 = 6
+    SPARSE_WEIGHTS = 7
+    SAFETY_SCOPE = 8
+    OBEY_PRECISION_CONSTRAINTS = 9
+    PREFER_PRECISION_CONSTRAINTS = 10
+    DIRECT_IO = 11
+    REJECT_EMPTY_ALGORITHMS = 12
+    VERSION_COMPATIBLE = 13
+    EXCLUDE_LEAN_RUNTIME = 14
+    FP8 = 15
+    ERROR_ON_TIMING_CACHE_MISS = 16
+    BF16 = 17
+    DISABLE_COMPILATION_CACHE = 18
+    STRIP_PLAN = 19
+    WEIGHTLESS = STRIP_PLAN
+    REFIT_IDENTICAL = 20
+    WEIGHT_STREAMING = 21
+    INT4 = 22
+    REFIT_INDIVIDUAL = 23
+    STRICT_NANS = 24
+    MONITOR_MEMORY = 25
+    FP4 = 26
+    EDITABLE_TIMING_CACHE = 27
+    DISTRIBUTIVE_INDEPENDENCE = 28
 
 
 class DeviceType(NamedInt):
@@ -107,9 +130,14 @@ class DeviceType(NamedInt):
 
 
 class MemoryPoolType(NamedInt):
-    """Memory pools whose size IBuilderConfig limits."""
+    """Memory pools whose size IBuilderConfig limits; whet has the WORKSPACE pool."""
 
     WORKSPACE = 0
+    DLA_MANAGED_SRAM = 1
+    DLA_LOCAL_DRAM = 2
+    DLA_GLOBAL_DRAM = 3
+    TACTIC_DRAM = 4
+    TACTIC_SHARED_MEMORY = 5
 
 
 class ProfilingVerbosity(NamedInt):
@@ -125,12 +153,8 @@ class NetworkDefinitionCreationFlag(NamedInt):
 
     EXPLICIT_BATCH = 0
     STRONGLY_TYPED = 1
-
-
-class OnnxParserFlag(NamedInt):
-    """Flags of OnnxParser; whet has its own InstanceNormalization, so the flag changes nothing."""
-
-    NATIVE_INSTANCENORM = 0
+    PREFER_JIT_PYTHON_PLUGINS = 2
+    PREFER_AOT_PYTHON_PLUGINS = 3
 
 
 class LayerInformationFormat(NamedInt):
@@ -161,17 +185,45 @@ class LayerType(NamedInt):
     TOPK = 15
     GATHER = 16
     MATRIX_MULTIPLY = 17
+    RAGGED_SOFTMAX = 18
     CONSTANT = 19
     IDENTITY = 20
+    PLUGIN_V2 = 21
     SLICE = 22
     SHAPE = 23
     PARAMETRIC_RELU = 24
     RESIZE = 25
+    TRIP_LIMIT = 26
+    RECURRENCE = 27
+    ITERATOR = 28
+    LOOP_OUTPUT = 29
     SELECT = 30
+    FILL = 31
     QUANTIZE = 32
     DEQUANTIZE = 33
-    EINSUM = 39
+    CONDITION = 34
+    CONDITIONAL_INPUT = 35
+    CONDITIONAL_OUTPUT = 36
+    SCATTER = 37
+    EINSUM = 38
+    ASSERTION = 39
+    ONE_HOT = 40
+    NON_ZERO = 41
+    GRID_SAMPLE = 42
+    NMS = 43
+    REVERSE_SEQUENCE = 44
     NORMALIZATION = 45
+    PLUGIN_V3 = 46
+    SQUEEZE = 47
+    UNSQUEEZE = 48
+    CUMULATIVE = 49
+    DYNAMIC_QUANTIZE = 50
+    ATTENTION_INPUT = 51
+    ATTENTION_OUTPUT = 52
+    ROTARY_EMBEDDING = 53
+    KVCACHE_UPDATE = 54
+    MOE = 55
+    DIST_COLLECTIVE = 56
 
 
 class ActivationType(NamedInt):
@@ -180,8 +232,17 @@ class ActivationType(NamedInt):
     RELU = 0
     SIGMOID = 1
     TANH = 2
+    LEAKY_RELU = 3
+    ELU = 4
+    SELU = 5
     SOFTSIGN = 6
+    SOFTPLUS = 7
+    CLIP = 8
+    HARD_SIGMOID = 9
+    SCALED_TANH = 10
+    THRESHOLDED_RELU = 11
     GELU_ERF = 12
+    GELU_TANH = 13
 
 
 class ElementWiseOperation(NamedInt):
@@ -194,6 +255,13 @@ class ElementWiseOperation(NamedInt):
     SUB = 4
     DIV = 5
     POW = 6
+    FLOOR_DIV = 7
+    AND = 8
+    OR = 9
+    XOR = 10
+    EQUAL = 11
+    GREATER = 12
+    LESS = 13
 
 
 class UnaryOperation(NamedInt):
@@ -208,11 +276,310 @@ class UnaryOperation(NamedInt):
     SIN = 6
     COS = 7
     TAN = 8
-    ERF = 17
+    SINH = 9
+    COSH = 10
+    ASIN = 11
+    ACOS = 12
+    ATAN = 13
+    ASINH = 14
+    ACOSH = 15
+    ATANH = 16
+    CEIL = 17
+    FLOOR = 18
+    ERF = 19
+    NOT = 20
+    SIGN = 21
+    ROUND = 22
+    ISINF = 23
+    ISNAN = 24
 
 
 class MatrixOperation(NamedInt):
-    """How add_matrix_multiply reads an operand."""
+    """Forms in which add_matrix_multiply reads an operand."""
 
     NONE = 0
     TRANSPOSE = 1
+    VECTOR = 2
+
+
+class PaddingMode(NamedInt):
+    """Padding of convolutions and pooling: explicit with the output size rounded down or up, or computed (SAME)."""
+
+    EXPLICIT_ROUND_DOWN = 0
+    EXPLICIT_ROUND_UP = 1
+    SAME_UPPER = 2
+    SAME_LOWER = 3
+
+
+class PoolingType(NamedInt):
+    """Functions of add_pooling_nd."""
+
+    MAX = 0
+    AVERAGE = 1
+    MAX_AVERAGE_BLEND = 2
+
+
+class ScaleMode(NamedInt):
+    """Coefficients of add_scale: one, one per channel, or one per element."""
+
+    UNIFORM = 0
+    CHANNEL = 1
+    ELEMENTWISE = 2
+
+
+class GatherMode(NamedInt):
+    """Forms of add_gather_v2: whole entries, elements, or index tuples."""
+
+    DEFAULT = 0
+    ELEMENT = 1
+    ND = 2
+
+
+class ScatterMode(NamedInt):
+    """Forms of add_scatter: elements or index tuples."""
+
+    ELEMENT = 0
+    ND = 1
+
+
+class ReduceOperation(NamedInt):
+    """Functions of add_reduce."""
+
+    SUM = 0
+    PROD = 1
+    MAX = 2
+    MIN = 3
+    AVG = 4
+
+
+class SampleMode(NamedInt):
+    """Values outside the input, of slices and grid samples."""
+
+    STRICT_BOUNDS = 0
+    WRAP = 1
+    CLAMP = 2
+    FILL = 3
+    REFLECT = 4
+
+
+class TopKOperation(NamedInt):
+    """The largest or smallest entries of add_topk."""
+
+    MAX = 0
+    MIN = 1
+
+
+class InterpolationMode(NamedInt):
+    """Interpolation of resizes and grid samples."""
+
+    NEAREST = 0
+    LINEAR = 1
+    CUBIC = 2
+
+
+class ResizeCoordinateTransformation(NamedInt):
+    """The map from output to input coordinates of a resize."""
+
+    ALIGN_CORNERS = 0
+    ASYMMETRIC = 1
+    HALF_PIXEL = 2
+
+
+class ResizeSelector(NamedInt):
+    """The coordinate of an output axis of size 1: by the transformation, or 0."""
+
+    FORMULA = 0
+    UPPER = 1
+
+
+class ResizeRoundMode(NamedInt):
+    """Rounding of coordinates in a nearest resize."""
+
+    HALF_UP = 0
+    HALF_DOWN = 1
+    FLOOR = 2
+    CEIL = 3
+
+
+class FillOperation(NamedInt):
+    """Functions of add_fill."""
+
+    LINSPACE = 0
+    RANDOM_UNIFORM = 1
+    RANDOM_NORMAL = 2
+
+
+class BoundingBoxFormat(NamedInt):
+    """Boxes of add_nms: two corners, or center and sizes."""
+
+    CORNER_PAIRS = 0
+    CENTER_SIZES = 1
+
+
+class CumulativeOperation(NamedInt):
+    """Functions of add_cumulative."""
+
+    SUM = 0
+
+
+class AttentionNormalizationOp(NamedInt):
+    """The normalization of attention scores."""
+
+    NONE = 0
+    SOFTMAX = 1
+
+
+class LoopOutput(NamedInt):
+    """Outputs of a loop."""
+
+    LAST_VALUE = 0
+    CONCATENATE = 1
+    REVERSE = 2
+
+
+class TripLimit(NamedInt):
+    """Ends of a loop."""
+
+    COUNT = 0
+    WHILE = 1
+
+
+class WeightsRole(NamedInt):
+    """The role of weights in a layer, for Refitter."""
+
+    KERNEL = 0
+    BIAS = 1
+    SHIFT = 2
+    SCALE = 3
+    CONSTANT = 4
+    ANY = 5
+
+
+class EngineCapability(NamedInt):
+    """Runtimes that an engine targets; whet has the STANDARD one."""
+
+    STANDARD = 0
+    SAFETY = 1
+    DLA_STANDALONE = 2
+
+
+class TacticSource(NamedInt):
+    """Libraries of kernels; of these whet has CUDNN."""
+
+    CUBLAS = 0
+    CUBLAS_LT = 1
+    CUDNN = 2
+    EDGE_MASK_CONVOLUTIONS = 3
+    JIT_CONVOLUTIONS = 4
+
+
+class PreviewFeature(NamedInt):
+    """Optional features; whet has none of them."""
+
+    PROFILE_SHARING_0806 = 0
+    ALIASED_PLUGIN_IO_10_03 = 1
+    RUNTIME_ACTIVATION_RESIZE_10_10 = 2
+    MULTIDEVICE_RUNTIME_10_16 = 3
+
+
+class QuantizationFlag(NamedInt):
+    """Flags of calibration; whet calibrates before fusion."""
+
+    CALIBRATE_BEFORE_FUSION = 0
+
+
+class CalibrationAlgoType(NamedInt):
+    """Methods that find ranges from calibration batches."""
+
+    LEGACY_CALIBRATION = 0
+    ENTROPY_CALIBRATION = 1
+    ENTROPY_CALIBRATION_2 = 2
+    MINMAX_CALIBRATION = 3
+
+
+class HardwareCompatibilityLevel(NamedInt):
+    """GPUs that an engine runs on; engines of whet open on others by safe tactics."""
+
+    NONE = 0
+    AMPERE_PLUS = 1
+    SAME_COMPUTE_CAPABILITY = 2
+
+
+class RuntimePlatform(NamedInt):
+    """Operating systems that an engine runs on."""
+
+    SAME_AS_BUILD = 0
+    WINDOWS_AMD64 = 1
+
+
+class TilingOptimizationLevel(NamedInt):
+    """Effort of cross-layer tiling; in whet a part of a tactic's tuning space."""
+
+    NONE = 0
+    FAST = 1
+    MODERATE = 2
+    FULL = 3
+
+
+class ExecutionContextAllocationStrategy(NamedInt):
+    """Allocation of the activation memory of a context."""
+
+    STATIC = 0
+    ON_PROFILE_CHANGE = 1
+    USER_MANAGED = 2
+
+
+class SerializationFlag(NamedInt):
+    """Parts of a serialized engine."""
+
+    EXCLUDE_WEIGHTS = 0
+    EXCLUDE_LEAN_RUNTIME = 1
+    INCLUDE_REFIT = 2
+
+
+class EngineStat(NamedInt):
+    """Values of ICudaEngine.get_engine_stat, in bytes."""
+
+    TOTAL_WEIGHTS_SIZE = 0
+    STRIPPED_WEIGHTS_SIZE = 1
+
+
+class SeekPosition(NamedInt):
+    """Origins of IStreamReaderV2.seek."""
+
+    SET = 0
+    CUR = 1
+    END = 2
+
+
+class TempfileControlFlag(NamedInt):
+    """Permissions for temporary files."""
+
+    ALLOW_IN_MEMORY_FILES = 0
+    ALLOW_TEMPORARY_FILES = 1
+
+
+class ErrorCodeTRT(NamedInt):
+    """Codes of IErrorRecorder."""
+
+    SUCCESS = 0
+    UNSPECIFIED_ERROR = 1
+    INTERNAL_ERROR = 2
+    INVALID_ARGUMENT = 3
+    INVALID_CONFIG = 4
+    FAILED_ALLOCATION = 5
+    FAILED_INITIALIZATION = 6
+    FAILED_EXECUTION = 7
+    FAILED_COMPUTATION = 8
+    INVALID_STATE = 9
+    UNSUPPORTED_STATE = 10
+
+
+class OnnxParserFlag(NamedInt):
+    """Flags of OnnxParser; whet has its own InstanceNormalization and no plugins or DLA, so they change nothing."""
+
+    NATIVE_INSTANCENORM = 0
+    ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA = 1
+    REPORT_CAPABILITY_DLA = 2
+    ENABLE_PLUGIN_OVERRIDE = 3
+    ADJUST_FOR_DLA = 4

@@ -125,7 +125,7 @@ class ParallelLaunch(Call):
         self.native = (address(_IR, "whet_parallel_launch"), self._context.ctypes.data, 0, 0, 0)
 
     @property
-    def implementation(self) -> str:  # type: ignore[override]
+    def implementation(self) -> str:  # type: ignore[override]  # a plain attribute of Call, computed here
         """Name of the kernel that failed in the last run; otherwise the number of workers."""
         for calls, failed in zip(self._calls, self._context[_FIXED + 2 :: _EACH], strict=True):
             if failed >= self._skipped:

@@ -51,7 +51,8 @@ class GpuStream:
     """A recording stream: kernels of tactics add GpuCalls to it."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self.calls = device, []  # type: ignore[var-annotated]
+        self._device = device
+        self.calls: list[GpuCall] = []
 
     def record(self, call: GpuCall) -> None:
         """Records a call."""

@@ -55,7 +55,9 @@ def run_on_items(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, 
     if layer.op == "Shape":
         return [np.array(tuple(layer.needs(0).shape)[layer.attrs.get("start", 0) : layer.attrs.get("end")], np.int64)]
     if layer.op == "Reformat":
-        return [selected[0]]  # type: ignore[list-item]
+        (data,) = selected
+        assert data is not None, "a Reformat has one input"
+        return [data]
     if layer.op == "Fused":
         inner, values = dict(axes), {t: a for t, a in zip(layer.inputs, arrays, strict=True) if t is not None and a is not None}
         for x in fused_layers(layer):
@@ -68,6 +70,12 @@ def run_on_items(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, 
         if list(a.shape) != [len(items.at) if i == followed.get(t) else d for i, d in enumerate(t.shape)]:
             raise NotPerImage(f"{layer.op} '{layer.name}' gives {list(a.shape)} for {len(items.at)} batch items")
     return outs
+
+
+def _match_tensors(bound: Layer, layer: Layer) -> dict[Tensor, Tensor]:
+    """The tensors of a bound layer -> those of the layer it was bound from."""
+    pairs = zip((*bound.inputs, *bound.outputs), (*layer.inputs, *layer.outputs), strict=True)
+    return {b: t for b, t in pairs if b is not None and t is not None}
 
 
 def run_network_on_items(
@@ -92,13 +100,13 @@ def run_network_on_items(
     values: dict[Tensor, np.ndarray] = {t: convert(items.take(np.asarray(inputs[t.name]), 0)) for t in net.inputs}
     for layer in net.layers:
         bound = bind_layer(layer, env)
-        twins = {b: t for t, b in zip((*layer.inputs, *layer.outputs), (*bound.inputs, *bound.outputs), strict=True) if b is not None}
+        twins = _match_tensors(bound, layer)
         here: Axes = {b: axes[t] for b, t in twins.items() if t in axes}
         arrays = [None if t is None else read(layer, t, values[t]) if t in values else convert(read(layer, t, t.array())) for t in layer.inputs]
         outs = run_on_items(bound, arrays, here, items, widen)
         for b, i in follow(bound, here, items.batch).items():
             if twins[b] in layer.outputs:
-                axes[twins[b]] = i  # type: ignore[index]
+                axes[twins[b]] = i
         for i, (t, a) in enumerate(zip(layer.outputs, outs, strict=True)):
             values[t] = write(layer, i, a)
     return {t.name: values[t] if t in values else t.array() for t in net.outputs}
@@ -124,9 +132,9 @@ def find_batch_axes(net: Network, shapes: Mapping[str, tuple[int, ...]], batch: 
     fixed = set()
     for layer in net.layers:
         bound = bind_layer(layer, env)
-        twins = {b: t for t, b in zip((*layer.inputs, *layer.outputs), (*bound.inputs, *bound.outputs), strict=True) if b is not None}
+        twins = _match_tensors(bound, layer)
         found = follow(bound, {b: axes[t] for b, t in twins.items() if t in axes}, batch)
-        axes |= {twins[b]: i for b, i in found.items() if twins[b] in layer.outputs}  # type: ignore[misc]
+        axes |= {twins[b]: i for b, i in found.items() if twins[b] in layer.outputs}
         parts[layer.name] = {b.name: i for b, i in found.items() if b in bound.inputs}
         if any(b.is_constant for b in found):
             fixed.add(layer.name)

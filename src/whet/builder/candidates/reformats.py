@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
+from typing import Protocol
 
 from whet.backends import Backend
 from whet.builder.candidates.enumerate import list_candidates
@@ -15,6 +16,13 @@ from whet.network import BF16, F16, Dim, Layer, Network, Tensor, substitute
 from whet.tactics import Operand, Tactic
 
 _ANY = Permissions(frozenset({F16, BF16}))
+
+
+class ReformatOptions(Protocol):
+    """Finds the option that converts a tensor between two operands."""
+
+    def option(self, t: Tensor, source: Operand, target: Operand, *, out_of_place: bool = False) -> Option | None:
+        """The option for a tensor of `t`'s type, or None if there is none; `out_of_place` excludes options that overwrite the source."""
 
 
 class Reformats:
@@ -63,7 +71,7 @@ def _attributes(source: Operand, target: Operand) -> dict[str, str]:
     return {"source_format": source.format, "source_dtype": source.dtype.name, "format": target.format, "dtype": target.dtype.name}
 
 
-def with_reformats(net: Network, picked: Mapping[str, Option], reformats: Reformats) -> tuple[Network, dict[str, Option]]:
+def with_reformats(net: Network, picked: Mapping[str, Option], reformats: ReformatOptions) -> tuple[Network, dict[str, Option]]:
     """A copy of `net` with a Reformat layer on every edge whose formats differ, and the options of all its layers.
 
     Readers of the same format share a reformat, which is inserted before the first of them.
@@ -95,7 +103,9 @@ def with_reformats(net: Network, picked: Mapping[str, Option], reformats: Reform
         mover = target.maker
         assert mover is not None
         if chosen[mover.name].signature.inplace and inplace_refusal(reformatted, mover, chosen[mover.name]) is not None:
-            option = reformats.option(t, chosen[mover.name].signature.inputs[0], b, out_of_place=True)  # type: ignore[arg-type]
+            (source_operand,) = chosen[mover.name].signature.inputs
+            assert source_operand is not None
+            option = reformats.option(t, source_operand, b, out_of_place=True)
             assert option is not None, f"no reformat of %{t.name} to {b} out of place"
             chosen[mover.name] = option
     return reformatted, chosen

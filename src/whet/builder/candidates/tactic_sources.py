@@ -30,7 +30,8 @@ def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
     """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or else a family: the first word of
     files' names (CUBLAS_LT is CUBLASLT), OWN for whet's kernels, TF32 for all that compute in it.
 
-    A tactic that is there for those who ask for it (`opt_in`) is left out until then. Raises UsageError for a name that none has.
+    A tactic that is there for those who ask for it (`opt_in`) is left out until then, and so is one whose library cannot be loaded.
+    Raises UsageError for a name that none has.
     """
     everything = tactics_of(backend)
     chosen = {t.name for t in everything if not t.opt_in}
@@ -42,4 +43,12 @@ def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
             names = sorted({f for t in everything for f in _families(t)} | {t.name for t in everything})
             raise UsageError(f"no tactic or family of tactics is called {name!r}.{nearest(name, names)} There are {', '.join(names)}.")
         chosen = chosen - hit if s.startswith("-") else chosen | hit
-    return [t for t in everything if t.name in chosen]
+    return [t for t in everything if t.name in chosen and t.missing_library() is None]
+
+
+def missing_libraries(backend: str, switches: Iterable[str] = ()) -> list[str]:
+    """One sentence for each library of the backend's tactics that cannot be loaded, with the reason; none for those switched off by `-NAME`."""
+    off = {s[1:].upper().replace("_", "") for s in switches if s.startswith("-")}
+    concerned = [t for t in tactics_of(backend) if t.library and not t.opt_in and not _families(t) & off]
+    reasons = {t.library: reason for t in concerned if (reason := t.missing_library()) is not None}
+    return [f"No tactic of {name} is used: {reason}" for name, reason in sorted(reasons.items())]

@@ -206,7 +206,7 @@ def _replayed(choices: dict[str, Choice], source: Network, lowered: Network, pro
             raise LockError(_text([f"the lowered network has a layer '{name}' that the lock does not have"]))
         picked[name] = _option(choices[name], layer, backend)
     reformats = {name: c for name, c in choices.items() if name not in layers}
-    net, chosen = with_reformats(lowered, picked, _LockedReformats(reformats, backend))  # type: ignore[arg-type]
+    net, chosen = with_reformats(lowered, picked, _LockedReformats(reformats, backend))
     moved = bound_layers(net, environment(net, profiles[0], OPT))
     for name in chosen.keys() - picked.keys():
         if name not in reformats:
@@ -227,7 +227,8 @@ class _LockedReformats:
         own = [c for n, c in self.choices.items() if c in same and n == f"{t.name}_{target.format}_{target.dtype}"]
         for c in [*own, *same]:
             tactic = _tactic_of(c)
-            return Option(tactic, Signature((source,), (target,), c.inplace), c.config, _Named(c), 0)  # type: ignore[arg-type]
+            kernel: Any = _Named(c)  # only its names are read: the engine's kernels are planned when it is loaded
+            return Option(tactic, Signature((source,), (target,), c.inplace), c.config, kernel, 0)
         raise LockError(_text([f"%{t.name} needs a reformat from {source} to {target} that the lock does not have"]))
 
 

@@ -46,22 +46,23 @@ def float8_ranges(
     method = "minmax" if calibration.method == "auto" else calibration.method
     plain = dataclasses.replace(calibration, method=method, steps=())
     ranges = calibrated_ranges(net, prepared, plain, config, notes.append)
-    if calibration.samples is None:
+    samples = calibration.samples
+    if samples is None:
         if not ranges.corrections:
             notes.append("FP8 without calibration data has no corrections of biases: it loses more than it must. Give --calibData.")
         return ranges
     left = kept_out(prepared)
     heard = notes if info is None else info
-    plain_ranges = _with_sums(prepared, corrected(prepared, ranges, calibration.samples(), EngineRun, left), calibration, left, heard, enough_db)
+    plain_ranges = _with_sums(prepared, corrected(prepared, ranges, samples(), EngineRun, left), calibration, left, heard, enough_db)
     ranges = dataclasses.replace(ranges, float_sums=plain_ranges.float_sums)
-    if "round" not in calibration.steps or sum(1 for _ in calibration.samples()) < _LEAST_SAMPLES:
+    if "round" not in calibration.steps or sum(1 for _ in samples()) < _LEAST_SAMPLES:
         return plain_ranges
     # Judged on samples that were not used to round the weights.
-    judges = chosen_samples(calibration.samples(), _JUDGES)
+    judges = chosen_samples(samples(), _JUDGES)
     unseen = {content_digest(f) for f in judges}
 
     def others() -> Iterator[Mapping[str, np.ndarray]]:
-        return (f for f in calibration.samples() if content_digest(f) not in unseen)  # type: ignore[misc]
+        return (f for f in samples() if content_digest(f) not in unseen)
 
     careful = dataclasses.replace(ranges, rounded=adapted_weights(prepared, ranges, others(), EngineRun, left))
     if not careful.rounded:

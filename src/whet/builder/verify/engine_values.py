@@ -9,11 +9,10 @@ import numpy as np
 
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
-from whet.errors import BackendError
 from whet.network import Network
 from whet.runtime import Context, Runtime
 from whet.tactics import tactics_of
-from whet.tactics.cpu.onednn._api.library import library
+from whet.tactics.cpu.onednn._api.library import load_error
 
 
 class EngineRun:
@@ -54,8 +53,6 @@ class EngineRun:
 @cache
 def _sources() -> tuple[str, ...]:
     """Tactic sources without oneDNN, if it cannot be loaded: only the NumPy reference remains."""
-    try:
-        library()
-    except BackendError:
-        return tuple(f"-{t.name}" for t in tactics_of("cpu") if not t.name.rpartition("/")[2].startswith("numpy_"))
-    return ()
+    if load_error() is None:
+        return ()
+    return tuple(f"-{t.name}" for t in tactics_of("cpu") if not t.name.rpartition("/")[2].startswith("numpy_"))

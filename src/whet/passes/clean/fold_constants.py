@@ -36,13 +36,15 @@ def fold_constants(g: Graph, layer: Layer) -> list[Tensor] | Skip | None:
     input_bytes = sum(t.type.nbytes for t in inputs if isinstance(t.type.nbytes, int))
     if output_bytes > max(_SMALL, _GROWTH * input_bytes) and (output_bytes > _WEIGHT or not _is_weight(g, layer)):
         return Skip(f"the constant would have {output_bytes} bytes, its inputs have {input_bytes}")
+    if reason := g.budget.why_not(layer):
+        return Skip(reason)
     arrays = run_layer(layer, [None if t is None else t.array() for t in layer.inputs])
     origins = tuple(None if t is None or t.weight is None else t.weight.origin for t in layer.inputs)
     attrs = tuple(sorted(layer.attrs.items()))
     constants = []
     for t, a in zip(layer.outputs, arrays, strict=True):
         dense = np.array(a, order="C")  # a copy: a view would keep the memory of another weight alive
-        constants.append(g.constant(Weight(dense, Origin(layer.op, "", origins, attrs, t.index)), t.name))
+        constants.append(g.constant(Weight(dense, Origin.of_operation(layer.op, origins, attrs, t.index, name=t.name)), t.name))
     return constants
 
 

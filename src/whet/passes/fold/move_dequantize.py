@@ -25,6 +25,8 @@ def move_dequantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
     x = dq.needs(0)
     if first is None or not first.per_tensor:
         return Skip(f"%{x.name} does not have one constant scale")
+    if not dq.needs(1).array().reshape(-1)[0] > 0:
+        return Skip(f"the scale of %{x.name} is not positive")
     if any(f != first for f in scales):
         return Skip("its inputs have different scales")
     if layer.op == "Relu" and first.zeros is not None:

@@ -52,7 +52,7 @@ def read(cls: type[T], data: Any, where: str = "") -> T:
     """Reads `cls` from a mapping. Raises UsageError naming the key that is unknown (with the nearest known one), missing, or has a bad value."""
     if not isinstance(data, Mapping):
         raise UsageError(f"{where or 'the recipe'}: expected keys with values, not {_shown(data)}")
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # type[T] cannot say that T is a dataclass
     for name in data:
         if name not in fields:
             raise UsageError(f"unknown key '{_at(where, str(name))}'.{nearest(str(name), fields)} Known keys: {', '.join(fields)}.")

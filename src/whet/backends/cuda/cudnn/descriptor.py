@@ -19,7 +19,8 @@ class Descriptor:
     """Owns a backend descriptor and keeps the descriptors in its attributes alive. A failed call raises CudnnError, which names `what`."""
 
     def __init__(self, kind: int, what: str) -> None:
-        self._lib, self._what, self._kept = require_library(), what, []  # type: ignore[var-annotated]
+        self._lib, self._what = require_library(), what
+        self._kept: list[Any] = []
         self.handle = ctypes.c_void_p()
         check(self._lib.cudnnBackendCreateDescriptor(ctypes.c_int(kind), ctypes.byref(self.handle)), what)
 

@@ -127,6 +127,9 @@ class Attention(CompiledTactic):
             raise PlanRefused(str(error)) from None
         return AttentionKernel(layer, signature, found, chosen, _group(found), backend.threads)
 
+    def missing_library(self) -> str | None:
+        return dnn.load_error()
+
     def library_version(self) -> str:
         return f"{dnn.library_version()} {jit.version()}"
 

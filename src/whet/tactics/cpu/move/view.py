@@ -49,7 +49,9 @@ class View(OneDnnTactic):
         found = []
         for source, target in self._operands(layer, backend):
             inputs = (source, *(None,) * (len(layer.inputs) - 1))
-            found += [Signature(inputs, (target,), ((0, 0),)), Signature(inputs, (target,))]
+            found.append(Signature(inputs, (target,), ((0, 0),)))
+            if dnn.load_error() is None:  # oneDNN copies
+                found.append(Signature(inputs, (target,)))
         return found
 
     def _operands(self, layer: Layer, backend: Backend) -> list[tuple[Operand, Operand]]:
@@ -64,6 +66,12 @@ class View(OneDnnTactic):
             shape = static_shape(x.shape)
             pairs = [(f, "linear") for f in image_formats(len(shape)) if same_bytes(f, "linear", shape)]
         return [(Operand(f, d), Operand(g, d)) for d in types if d.bits >= 8 for f, g in pairs]
+
+    def missing_library(self) -> str | None:
+        return None
+
+    def library_version(self) -> str:
+        return super().library_version() if dnn.load_error() is None else ""
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         return [()]

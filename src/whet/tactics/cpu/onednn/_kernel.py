@@ -13,6 +13,7 @@ from whet.backends.cpu import threads
 from whet.network import FORMATS, Layer, Tensor, format_fits, static_shape
 from whet.network.types import BF16, F32, DType
 from whet.tactics._base import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
+from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._nonfinite import Reference, declared
 
@@ -187,6 +188,9 @@ class OneDnnTactic(Tactic):
             raise PlanRefused(str(error)) from None
         return got.kernel(layer, signature, descriptor)
 
+    def missing_library(self) -> str | None:
+        return dnn.load_error()
+
     def library_version(self) -> str:
         return dnn.library_version()
 
@@ -222,7 +226,7 @@ class TwoPrimitives(OneDnnTactic):
 
 def image_formats(rank: int) -> tuple[str, ...]:
     """Candidate formats for activations of a rank, the most promising first."""
-    block = "nChw16c" if dnn.has_isa("avx512_core") else "nChw8c"
+    block = "nChw16c" if (dnn.has_isa("avx512_core") if dnn.load_error() is None else jit.has("avx512f")) else "nChw8c"
     return tuple(f for f in ("nhwc", block, "linear") if f in FORMATS and format_fits(f, rank))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from whet.backends import Backend
-from whet.network import Layer, static_shape
+from whet.network import Layer, format_bytes, static_shape
 from whet.ops.resize import targets
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, static, storage_types
 
+_LARGEST = 2**31 - 1  # bytes: its offsets are 32-bit integers
+_LONGEST = 2**24  # pixels of an axis: its index tables have 64 bytes per pixel, with 32-bit offsets; 2^25 crash
 _MOVABLE = ("i8", "u8")  # nearest only copies them
 
 
@@ -38,6 +40,10 @@ class OneDnnResize(OneDnnTactic):
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         a = layer.attrs
         source, target = (static_shape(t.shape) for t in (layer.needs(0), layer.outputs[0]))
+        stored = signature.needs(0)
+        nbytes = [format_bytes(t.type.with_dtype(stored.dtype), stored.format) for t in (layer.needs(0), layer.outputs[0])]
+        if max(target[2:]) > _LONGEST or any(isinstance(n, int) and n > _LARGEST for n in nbytes):
+            return "oneDNN's resize addresses bytes in 32 bits, too few for these tensors"
         if source[:2] != target[:2]:
             return "batch or channels are resized"
         mode = a.get("mode", "nearest")

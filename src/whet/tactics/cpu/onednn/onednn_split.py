@@ -74,5 +74,8 @@ class OneDnnSplit(Tactic):
             at += shape[axis]
         return SplitKernel(layer, signature, parts)
 
+    def missing_library(self) -> str | None:
+        return dnn.load_error()
+
     def library_version(self) -> str:
         return dnn.library_version()

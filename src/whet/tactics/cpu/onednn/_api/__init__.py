@@ -10,7 +10,7 @@ The set_threads() in force when a descriptor is made is the one it is made for: 
 
 from whet.tactics.cpu.onednn._api.attributes import BINARY, ELTWISE, Attributes, Binary, Eltwise, PostOp, Prelu, Sum
 from whet.tactics.cpu.onednn._api.conv import convolution
-from whet.tactics.cpu.onednn._api.library import Unimplemented, has_isa, library, library_version
+from whet.tactics.cpu.onednn._api.library import Unimplemented, has_isa, library, library_version, load_error
 from whet.tactics.cpu.onednn._api.matmul import inner_product, matmul
 from whet.tactics.cpu.onednn._api.memory import ALIGNMENT, MemoryDesc, aligned, describe, row_major
 from whet.tactics.cpu.onednn._api.move import concat, pack, reorder
@@ -22,6 +22,6 @@ from whet.tactics.cpu.onednn._api.window import pooling, reduction, resampling
 __all__ = [
     "ALIGNMENT", "BINARY", "ELTWISE", "Attributes", "Binary", "Call", "Descriptor", "Eltwise", "MemoryDesc", "PostOp", "Prelu", "Primitive", "Sum",
     "Unimplemented", "aligned", "binary", "concat", "convolution", "describe", "eltwise", "has_isa", "inner_product",
-    "layer_normalization", "library", "library_version", "matmul", "pack", "pooling", "prelu", "reduction", "reorder", "resampling",
+    "layer_normalization", "library", "library_version", "load_error", "matmul", "pack", "pooling", "prelu", "reduction", "reorder", "resampling",
     "row_major", "run", "softmax", "sum_of",
 ]  # fmt: skip

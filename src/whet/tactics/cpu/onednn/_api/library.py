@@ -112,6 +112,8 @@ class Library:
             threads.join(pool)
 
     def _check_version(self) -> None:
+        if not hasattr(self.lib, "dnnl_version"):
+            raise BackendError(f"{self.path} is not oneDNN: it has no function dnnl_version. Reinstall the package onednn-cpu-gomp.")
         self.lib.dnnl_version.restype = C.POINTER(_Version)
         v = self.lib.dnnl_version().contents
         self.version = f"{v.major}.{v.minor}.{v.patch}"
@@ -171,6 +173,21 @@ def library() -> Library:
     return Library(_candidates()[0])
 
 
+@cache
+def load_error() -> str | None:
+    """The reason why oneDNN cannot be loaded here (no package for this platform, a broken library); None if it is loaded.
+
+    Raises BackendError if WHET_ONEDNN names a library that cannot be used: it was asked for.
+    """
+    try:
+        library()
+    except BackendError as error:
+        if os.environ.get("WHET_ONEDNN"):
+            raise
+        return str(error)
+    return None
+
+
 def library_version() -> str:
     """The properties that timings and engines depend on: version, commit, threading runtime and instruction set."""
     lib = library()
@@ -181,8 +198,8 @@ _ISA = {"sse41": 0x1, "avx2": 0x7, "avx512_core": 0x27, "avx512_core_vnni": 0x67
 
 
 def has_isa(name: str) -> bool:
-    """True if oneDNN uses this x86 instruction set here (sse41, avx2, avx512_core, ..._vnni, ..._bf16, ..._fp16)."""
-    return library().isa & _ISA[name] == _ISA[name]
+    """True if oneDNN uses this x86 instruction set here (sse41, avx2, avx512_core, ..._vnni, ..._bf16, ..._fp16); False without oneDNN."""
+    return load_error() is None and library().isa & _ISA[name] == _ISA[name]
 
 
 _long = c_int64  # dnnl_dim_t

@@ -58,7 +58,7 @@ class MemoryDesc:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MemoryDesc) and bool(library().lib.dnnl_memory_desc_equal(self.handle, other.handle))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # object's method becomes None: Python's way to make a class unhashable
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

@@ -12,8 +12,8 @@ import numpy as np
 
 from whet.backends.cuda.memory import DeviceBuffer, PinnedBuffer
 from whet.backends.cuda.stream import Event, Stream
-from whet.cli._measure import Measured, Trace
 from whet.errors import BackendError
+from whet.measure.queries import Measured, Trace
 from whet.network import static_shape, stored_shape, to_stored
 
 DEPTH = 2  # queries in flight per inference stream: the next query's inputs are copied during the compute

@@ -1,0 +1,89 @@
+"""Attention and MultiHeadAttention (ONNX Runtime): read as products, masks and Softmax, which passes recognize as attention."""
+
+import math
+
+import numpy as np
+
+from whet.ops._ort import adder, fused, scalar
+
+
+def _heads(add, x, heads):
+    """[B, S, D] as [B, heads, S, D / heads]."""
+    return add("Transpose", add("Reshape", x, shape=(0, 0, heads, -1)), perm=(0, 2, 1, 3))
+
+
+def _attend(node, g, q, k, v, masks):
+    """Attention of [B, H, S, D] tensors with additive masks, as [B, S, H * D] under the node's name."""
+    add = adder(node, g)
+    scale = node.attrs.get("scale", 0.0) or 1 / math.sqrt(int(q.shape[-1]))
+    scores = add("MatMul", q, add("Transpose", k, perm=(0, 1, 3, 2)))
+    scores = add("Mul", scores, scalar(node, g, scale, scores, "scale"))
+    if node.attrs.get("unidirectional", 0):
+        ones = add("Expand", scalar(node, g, 1.0, q, "one"), shape=(q.shape[2], k.shape[2]))
+        masks = [*masks, _filtered(node, g, add, add("Trilu", ones, upper=0))]
+    for mask in masks:
+        scores = add("Add", scores, mask)
+    y = add("MatMul", add("Softmax", scores, axis=-1), v)
+    return node.add(g, "Reshape", add("Transpose", y, perm=(0, 2, 1, 3)), shape=(0, 0, -1))
+
+
+def _filtered(node, g, add, kept):
+    """0 where `kept` is 1, mask_filter_value where it is 0."""
+    value = scalar(node, g, node.attrs.get("mask_filter_value", -10000.0), kept, "filter")
+    return add("Mul", add("Sub", scalar(node, g, 1.0, kept, "kept"), kept), value)
+
+
+def _mask(node, g, mask, q, keys):
+    """The additive mask of an integer mask: [B] lengths, [B, keys] or [B, rows, keys] with 1 for a visible key."""
+    add = adder(node, g)
+    if mask.type.rank == 1:
+        if mask.shape != (q.shape[0],):
+            raise node.unsupported(f"its mask has the shape {list(mask.shape)}; only one length per sequence or masks of 2 and 3 axes are read")
+        if not isinstance(keys, int):
+            raise node.unsupported("its mask holds lengths and the number of keys is dynamic. Give the mask as [batch, keys]")
+        places = g.constant(np.arange(keys).astype(mask.dtype.numpy), f"{node.name}.places")
+        mask = add("Less", places, add("Unsqueeze", mask, axes=(1,)))
+    if mask.type.rank not in (2, 3):
+        raise node.unsupported(f"its mask has {mask.type.rank} axes; masks of 1 to 3 axes are read")
+    axes = (1, 2) if mask.type.rank == 2 else (1,)
+    return _filtered(node, g, add, add("Cast", add("Unsqueeze", mask, axes=axes), to=q.dtype))
+
+
+def _no_cache(node, inputs, outputs=(1, 2)):
+    if any(node.input(i) is not None for i in inputs) or any(node.outputs[i] for i in outputs if i < len(node.outputs)):
+        raise node.unsupported("it keeps keys and values of former tokens (past, present). Export the model without cache")
+
+
+def read_attention(node, g):
+    """Inputs: x [B, S, D], weights [D, q + k + v], bias, mask, past, attention bias."""
+    _no_cache(node, (4,), (1,))
+    if node.attrs.get("do_rotary", 0):
+        raise node.unsupported("it rotates queries and keys (do_rotary=1). Export the model without ONNX Runtime's attention fusion")
+    add, heads = adder(node, g), node.attrs["num_heads"]
+    x, weights, bias, mask, extra = (node.input(i) for i in (0, 1, 2, 3, 5))
+    packed = add("MatMul", x, weights)
+    packed = packed if bias is None else add("Add", packed, bias)
+    sizes = node.attrs.get("qkv_hidden_sizes") or (int(weights.shape[1]) // 3,) * 3
+    q, k, v = (_heads(add, t, heads) for t in add("Split", packed, axis=-1, split=tuple(sizes)))
+    masks = [] if mask is None else [_mask(node, g, mask, q, k.shape[2])]
+    return _attend(node, g, q, k, v, [*masks, *(() if extra is None else (extra,))])
+
+
+def read_multi_head_attention(node, g):
+    """Inputs: q [B, S, D], k and v [B, L, D] or [B, H, L, D / H], bias of the three, key padding mask, attention bias, past k and v."""
+    _no_cache(node, (6, 7, 8, 9))
+    add, heads = adder(node, g), node.attrs["num_heads"]
+    q, k, v, bias, mask, extra = (node.input(i) for i in range(6))
+    if k is None or v is None or q.type.rank != 3 or k.type.rank not in (3, 4) or v.type.rank not in (3, 4):
+        raise node.unsupported("its queries, keys and values are packed in one tensor. Save the model without packed attention")
+    if bias is not None:
+        sizes = tuple(int(t.shape[-1]) if t.type.rank == 3 else heads * int(t.shape[-1]) for t in (q, k, v))
+        parts = add("Split", bias, axis=0, split=sizes)
+        q, k, v = (t if t.type.rank == 4 else add("Add", t, b) for t, b in zip((q, k, v), parts, strict=True))
+    q, k, v = (t if t.type.rank == 4 else _heads(add, t, heads) for t in (q, k, v))
+    masks = [] if mask is None else [_mask(node, g, mask, q, k.shape[2])]
+    return _attend(node, g, q, k, v, [*masks, *(() if extra is None else (extra,))])
+
+
+fused("Attention", read_attention, "MatMul and Softmax")
+fused("MultiHeadAttention", read_multi_head_attention, "MatMul and Softmax")

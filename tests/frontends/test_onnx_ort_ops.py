@@ -1,0 +1,151 @@
+"""ONNX Runtime's fused ops (com.microsoft), which its optimizer and exporters write: each against ONNX Runtime on random inputs, and refusals."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from whet.builder import BuildConfig, build
+from whet.errors import UnsupportedError
+from whet.frontends import network_from_onnx
+from whet.ops import run_network
+from whet.runtime import Runtime
+
+ort = pytest.importorskip("onnxruntime")
+_rng = np.random.default_rng(29)
+
+
+def f(*shape):
+    return _rng.standard_normal(shape).astype(np.float32)
+
+
+def i32(*values):
+    return np.array(values, np.int32)
+
+
+X, W, BIAS = f(2, 4, 7, 6), f(8, 4, 3, 3), f(8)
+SEQ, QKV, QKV_BIAS = f(2, 5, 8), f(8, 24), f(24)
+KEPT = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
+IDS = i32(*range(10)).reshape(2, 5)
+A8, B8 = _rng.integers(0, 256, (3, 16)).astype(np.uint8), _rng.integers(-60, 61, (16, 5)).astype(np.int8)
+F = np.float32
+NBITS = _rng.integers(0, 256, (6, 3, 8)).astype(np.uint8)  # N = 6, K = 40 in blocks of 16
+#: op and variant -> (inputs, the fed ones, attributes, the number of outputs compared)
+CASES = {
+    "FusedConv": ([X, W, BIAS], {"activation": "Relu", "pads": (1, 1, 1, 1)}),
+    "FusedConv sum": ([X, W, BIAS, f(2, 8, 7, 6)], {"activation": "Relu", "pads": (1, 1, 1, 1)}),
+    "FusedConv leaky": ([X, W], {"activation": "LeakyRelu", "activation_params": (0.2,), "strides": (2, 2)}),
+    "FusedConv clip": ([X, W, BIAS], {"activation": "Clip", "activation_params": (-1.0, 2.0)}),
+    "FusedConv hard sigmoid": ([X, W, BIAS], {"activation": "HardSigmoid", "activation_params": (0.1, 0.4)}),
+    "FusedGemm": ([f(3, 6), f(5, 6), f(5)], {"activation": "Relu", "transB": 1, "alpha": 0.5}),
+    "FusedGemm leaky": ([f(3, 6), f(6, 5), f(5)], {"activation": "LeakyRelu", "activation_alpha": 0.3}),
+    "FusedMatMul": ([f(2, 3, 6), f(2, 5, 6)], {"transB": 1, "alpha": 0.25}),
+    "FusedMatMul A": ([f(2, 6, 3), f(2, 6, 5)], {"transA": 1}),
+    "FusedMatMul batch A": ([f(3, 2, 6), f(2, 6, 5)], {"transBatchA": 1}),
+    "FusedMatMul batches": ([f(6, 2, 3), f(6, 2, 5)], {"transBatchA": 1, "transA": 1, "transBatchB": 1, "alpha": 2.0}),
+    "Gelu": ([f(3, 7)], {}),
+    "BiasGelu": ([f(2, 3, 7), f(7)], {}),
+    "FastGelu": ([f(3, 7)], {}),
+    "FastGelu bias": ([f(3, 7), f(7)], {}),
+    "QuickGelu": ([f(3, 7)], {"alpha": 1.5}),
+    "SkipLayerNormalization": ([SEQ, f(2, 5, 8), f(8), f(8), f(8)], {"epsilon": 1e-5}),
+    "SkipLayerNormalization plain": ([SEQ, f(2, 5, 8), f(8)], {}),
+    "SkipLayerNormalization sum": ([SEQ, f(2, 5, 8), f(8), f(8)], {"outputs": ["y", "", "", "sum"]}),
+    "SkipSimplifiedLayerNormalization": ([SEQ, f(2, 5, 8), f(8), f(8)], {"outputs": ["y", "", "", "sum"]}),
+    "EmbedLayerNormalization": ([IDS, IDS % 2, f(10, 8), f(7, 8), f(2, 8), f(8), f(8), KEPT], {"outputs": ["y", "count"]}),
+    "EmbedLayerNormalization no segments": ([IDS, None, f(10, 8), f(7, 8), None, f(8), f(8)], {"outputs": ["y", "count"], "epsilon": 1e-3}),
+    "EmbedLayerNormalization positions": (
+        [IDS, None, f(10, 8), f(7, 8), None, f(8), f(8), KEPT, IDS[::-1] % 7], {"outputs": ["y", "count", "sum"]},
+    ),
+    "Attention": ([SEQ, QKV, QKV_BIAS], {"num_heads": 2}),
+    "Attention keys": ([SEQ, QKV, QKV_BIAS, KEPT], {"num_heads": 2}),
+    "Attention lengths": ([SEQ, QKV, QKV_BIAS, i32(3, 5)], {"num_heads": 2}),
+    "Attention rows": ([SEQ, QKV, QKV_BIAS, (_rng.random((2, 5, 5)) < 0.6).astype(np.int32)], {"num_heads": 4}),
+    "Attention causal": ([SEQ, QKV, QKV_BIAS], {"num_heads": 2, "unidirectional": 1, "scale": 0.3}),
+    "Attention bias": ([SEQ, QKV, QKV_BIAS, None, None, f(2, 2, 5, 5)], {"num_heads": 2}),
+    "Attention sizes": ([SEQ, f(8, 28), f(28)], {"num_heads": 2, "qkv_hidden_sizes": (8, 8, 12)}),
+    "MultiHeadAttention": ([SEQ, f(2, 6, 8), f(2, 6, 8)], {"num_heads": 2}),
+    "MultiHeadAttention bias": ([SEQ, f(2, 6, 8), f(2, 6, 8), QKV_BIAS, np.pad(KEPT, ((0, 0), (0, 1)))], {"num_heads": 2}),
+    "MultiHeadAttention heads": ([SEQ, f(2, 2, 6, 4), f(2, 2, 6, 4), None, None, f(2, 2, 5, 6)], {"num_heads": 2, "scale": 0.7}),
+    "MatMulIntegerToFloat": ([A8, B8, F(0.02), f(5), np.uint8(7), np.zeros(5, np.int8), f(5)], {}),
+    "MatMulIntegerToFloat plain": ([A8, B8, F(0.02), F(0.1)], {}),
+    "DynamicQuantizeMatMul": ([f(3, 16), B8, F(0.02), np.int8(4), f(5)], {}),
+    "DynamicQuantizeMatMul by columns": ([f(3, 16) + 5, B8, np.abs(f(5)), np.zeros(5, np.int8)], {}),
+    "MatMulNBits": ([f(3, 40), NBITS, np.abs(f(18))], {"K": 40, "N": 6, "bits": 4, "block_size": 16}),
+    "MatMulNBits zeros": ([f(3, 40), NBITS, f(18), _rng.integers(0, 256, 12).astype(np.uint8)], {"K": 40, "N": 6, "bits": 4, "block_size": 16}),
+    "MatMulNBits bias": ([f(2, 3, 40), NBITS, f(18), None, None, f(6)], {"K": 40, "N": 6, "bits": 4, "block_size": 16}),
+}  # fmt: skip
+FED_ALONE = {"MatMulNBits": 1}  # the other inputs are weights
+
+
+def model_of(case):
+    arrays, attrs = CASES[case]
+    attrs, op = dict(attrs), case.split()[0]
+    outputs = attrs.pop("outputs", ["y"])
+    arrays = [None if a is None else np.asarray(a) for a in arrays]
+    names = ["" if a is None else f"v{i}" for i, a in enumerate(arrays)]
+    fed = [i for i, a in enumerate(arrays) if a is not None][: FED_ALONE.get(op)]
+    node = helper.make_node(op, names, outputs, name="n", domain="com.microsoft", **attrs)
+    inputs = [helper.make_tensor_value_info(names[i], helper.np_dtype_to_tensor_dtype(arrays[i].dtype), arrays[i].shape) for i in fed]
+    kinds = {"count": TensorProto.INT32}
+    results = [helper.make_tensor_value_info(n, kinds.get(n, TensorProto.FLOAT), None) for n in outputs if n]
+    kept = [numpy_helper.from_array(a, names[i]) for i, a in enumerate(arrays) if a is not None and i not in fed]
+    graph = helper.make_graph([node], "g", inputs, results, kept)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9), {names[i]: arrays[i] for i in fed}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_op_equals_onnx_runtime(case):
+    model, feeds = model_of(case)
+    wants = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    got = run_network(network_from_onnx(model), feeds)
+    for g, want in zip(got.values(), wants, strict=True):
+        assert (g.dtype, g.shape) == (want.dtype, want.shape)
+        np.testing.assert_allclose(g, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", ["FusedConv sum", "Attention keys", "SkipLayerNormalization", "DynamicQuantizeMatMul", "MatMulNBits zeros"])
+def test_an_engine_equals_the_reference(case):
+    model, feeds = model_of(case)
+    net = network_from_onnx(model)
+    plan = build(net, BuildConfig(optimization_level=1, avg_timing=1, timing_cache=""))
+    with Runtime().load(plan).create_context() as context:
+        got = context.run(feeds)
+    for key, want in run_network(net, feeds).items():
+        np.testing.assert_allclose(got[key], want, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_of_8_bits_and_an_order_of_blocks():
+    """ONNX Runtime's CPU kernels do not take all of these; the definition is the reference."""
+    a, b, scales = f(3, 8), _rng.integers(0, 256, (2, 2, 4)).astype(np.uint8), np.abs(f(4))
+    order = i32(1, 0, 1, 0, 0, 1, 1, 0)
+    CASES["MatMulNBits order"] = [a, b, scales, None, order], {"K": 8, "N": 2, "bits": 8, "block_size": 4}
+    try:
+        model, feeds = model_of("MatMulNBits order")
+    finally:
+        del CASES["MatMulNBits order"]
+    (got,) = run_network(network_from_onnx(model), feeds).values()
+    weight = (b.reshape(2, 8).astype(np.float64) - 128) * scales.reshape(2, 2)[:, order]
+    np.testing.assert_allclose(got, a @ weight.T, rtol=1e-4)
+
+
+REFUSED = {
+    "past": ("Attention", [SEQ, QKV, QKV_BIAS, None, f(2, 2, 2, 3, 4)], {"num_heads": 2}, r"keeps keys and values of former tokens"),
+    "rotary": ("Attention", [SEQ, QKV, QKV_BIAS], {"num_heads": 2, "do_rotary": 1}, r"do_rotary=1"),
+    "packed": ("MultiHeadAttention", [f(2, 5, 2, 3, 4)], {"num_heads": 2}, r"packed in one tensor"),
+    "mask": ("Attention", [SEQ, QKV, QKV_BIAS, i32(3, 5, 0, 0)], {"num_heads": 2}, r"only one length per sequence"),
+    "activation": ("FusedConv", [X, W], {"activation": "Frob"}, r"its activation 'Frob' is unknown"),
+    "bits": ("MatMulNBits", [f(3, 40), NBITS, f(18)], {"K": 40, "N": 6, "bits": 3, "block_size": 16}, r"weights have 3 bits"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_name_the_node_and_the_reason(case):
+    op, arrays, attrs, message = REFUSED[case]
+    CASES[f"{op} refused"] = arrays, attrs
+    try:
+        model, _ = model_of(f"{op} refused")
+    finally:
+        del CASES[f"{op} refused"]
+    with pytest.raises(UnsupportedError, match=rf"node 'n' \(com.microsoft.{op}\): .*{message}"):
+        network_from_onnx(model)

@@ -1,0 +1,73 @@
+"""Calls of an engine with tensors in GPU memory, on a simulated GPU: shapes, kinds, the library's functions that are called."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import whet
+from support.standin_gpu import StandInGpu
+from whet.errors import ShapeError
+from whet.network import parse_network
+from whet.runtime.dlpack import DeviceArray
+
+NET = "network two source\nin %a: f32[N,64]\nin %b: f32[N,64]\n%y = Add(%a, %b)\nout %y\n"
+RANGE = ((1, 64), (2, 64), (4, 64))
+
+
+@pytest.fixture
+def engine(standin_gpu, monkeypatch):
+    monkeypatch.setattr(StandInGpu, "after_default_stream", lambda self, executable: None, raising=False)
+    return whet.build(parse_network(NET), shapes={"a": RANGE, "b": RANGE}, backend="cuda", verify=False, optimization_level=0, timing_cache="")
+
+
+def tensor(engine, shape):
+    buffer = engine.backend.allocate(4 * int(np.prod(shape)))
+    return DeviceArray(buffer.address, shape, engine.dtype("a"), engine.backend.device_number, buffer)
+
+
+def test_tensors_of_another_batch_than_the_last_one(engine):
+    for batch in (4, 1, 3):
+        y = engine(tensor(engine, (batch, 64)), tensor(engine, (batch, 64)))
+        assert isinstance(y, DeviceArray)
+        assert y.shape == (batch, 64)
+    (context,) = engine._pool._idle
+    assert context._users == {}, "a pooled context keeps no array of the user"
+
+
+def test_a_host_array_beside_a_tensor(engine):
+    assert engine(a=tensor(engine, (3, 64)), b=np.ones((3, 64), np.float32))["y"].shape == (3, 64)
+    with pytest.raises(ShapeError, match="axis 1: 63"):
+        engine(tensor(engine, (3, 64)), tensor(engine, (3, 63)))
+
+
+class CudaTensor:
+    """What calls use of a torch.Tensor in GPU memory."""
+
+    def __init__(self, array):
+        self.array, self.device = array, "cuda:0"
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def detach(self):
+        return self
+
+    contiguous = detach
+
+
+def test_outputs_are_of_the_library_of_the_first_tensor(engine, monkeypatch):
+    waited = []
+
+    def current_stream(device):
+        return types.SimpleNamespace(synchronize=lambda: waited.append(device))
+
+    torch = types.SimpleNamespace(Tensor=CudaTensor, cuda=types.SimpleNamespace(current_stream=current_stream), from_dlpack=CudaTensor)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    y = engine(CudaTensor(tensor(engine, (2, 64))), CudaTensor(tensor(engine, (2, 64))))
+    assert isinstance(y, CudaTensor)
+    assert waited == ["cuda:0"], "work on the caller's stream is complete before the run reads its results"

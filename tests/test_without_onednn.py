@@ -1,0 +1,65 @@
+"""Where oneDNN cannot be loaded (ARM, macOS, a broken library), whet imports and builds with its own kernels and NumPy."""
+
+import subprocess
+import sys
+
+CODE = """
+import ctypes
+
+class WithoutOneDNN(ctypes.CDLL):
+    def __init__(self, name, *rest, **named):
+        if "dnnl" in str(name):
+            raise OSError(f"{name}: cannot open shared object file")
+        super().__init__(name, *rest, **named)
+
+ctypes.CDLL = WithoutOneDNN
+import numpy as np
+import whet
+from whet.builder import build
+from whet.builder.candidates.tactic_sources import missing_libraries
+from whet.network import parse_network
+from whet.ops import run_network
+
+x = np.random.default_rng(0).standard_normal((1, 8, 6, 6)).astype(np.float32)
+net = parse_network('''network case source
+in %x: f32[1,8,6,6]
+in %q: f32[1,2,4,8]
+%a = Relu(%x)
+%b, %c = Split(%a, axis=1, num_outputs=2)
+%d = Concat(%c, %b, axis=1)
+%p = MaxPool(%d, kernel_shape=(2, 2), strides=(2, 2))
+%s = Softmax(%p, axis=1)
+%y = Flatten(%s)
+%k = Transpose(%q, perm=(0, 1, 3, 2))
+%m = MatMul(%q, %k)
+%n = Softmax(%m, axis=-1)
+%z = MatMul(%n, %q)
+out %y
+out %z
+''')
+feeds = {"x": x, "q": x[:, :2, :4, :4].repeat(2, 3)}
+whet.zoo.save("lenet5", "lenet5.onnx", num_classes=10, batch=1)
+lenet = whet.network_from_onnx("lenet5.onnx")
+notes = set()
+for n, f in ((lenet, {"input": np.ones((1, 1, 32, 32), np.float32)}), (net, feeds)):
+    for level in (1, 3):
+        plan = build(n, whet.BuildConfig(optimization_level=level, timing_cache="", avg_timing=1))
+        whet.write_engine(plan, "net.engine")
+        with whet.Runtime().load("net.engine").create_context() as context:
+            got, want = context.run(f), run_network(n, f)
+        assert all(np.allclose(got[k], want[k], rtol=1e-4, atol=1e-5) for k in want)
+        assert not [c.tactic for c in plan.choices.values() if "onednn" in c.tactic]
+        notes |= {t for t in plan.report.notes if "oneDNN" in t}
+print(len(notes), *notes)
+print(missing_libraries("cpu", ["-ONEDNN"]))
+"""
+
+
+def test_networks_build_and_run_and_the_report_says_why(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("WHET_ONEDNN", raising=False)
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *_, notes, silenced = done.stdout.splitlines()
+    assert notes.startswith("1 No tactic of oneDNN is used: oneDNN cannot be loaded from")
+    assert silenced == "[]", "who switches oneDNN off need not hear that it is missing"
