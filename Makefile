@@ -7,7 +7,7 @@ WORKERS ?= 2
 # The tests start hundreds of Python processes. Without bytecode files each would compile the package again, which doubles its start-up time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long test-oldest test-kernels check lint types mutants soak bench results-check docs package-test clean help
+.PHONY: demo test test-long test-oldest test-kernels check lint types mutants soak fuzz bench results-check docs package-test clean help
 
 help:
 	@echo "make demo    engine, pruning, recovery and the table they give, on a model trained on real data"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-oldest  a selection of the tests with the oldest release of each dependency that is supported"
 	@echo "make check   ruff, types, all tests"
 	@echo "make soak    faults and concurrency for SECONDS (3600): kills, threads, growth of memory"
+	@echo "make fuzz    mutated engines, models and data files for SECONDS (3600) each; FUZZ='--files N --seed N --workers N'"
 	@echo "make mutants how many small breaks of the source the tests notice; hours"
 	@echo "make results-check  which published results are older than the code they measure"
 	@echo "make docs    the documentation as a site in build/site, with warnings as errors"
@@ -100,6 +101,13 @@ types: $(VENV)/.check
 SECONDS ?= 3600
 soak: $(VENV)/.test
 	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS)
+
+# Outcomes are kept in build/fuzz, so that the next call continues; files of bad outcomes are in build/fuzz/crashes.
+FUZZ ?= --files 1000000
+fuzz: $(VENV)/.test
+	@mkdir -p build/fuzz
+	$(BIN)/python benchmarks/fuzz_files.py --seconds $(SECONDS) --resume build/fuzz/files.jsonl $(FUZZ)
+	$(BIN)/python benchmarks/fuzz_engine.py --seconds $(SECONDS) --resume build/fuzz/engines.jsonl $(FUZZ)
 
 # Hours: every mutant runs the tests of its package until one fails. MUTANTS holds options, such as --packages pruning --sample 10.
 mutants: $(VENV)/.mutants

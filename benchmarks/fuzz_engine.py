@@ -21,6 +21,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from _record import provenance
@@ -66,14 +67,15 @@ def _peak() -> int:
 class Pool:
     """One worker process at a time, with a watchdog."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = (__file__, "--worker")) -> None:
+        self.command = command
         self.start()
 
     def start(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.head_start = 60.0  # a fresh worker builds the good engines first
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, bufsize=1
+            [sys.executable, *self.command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, bufsize=1
         )
 
     def give(self, seed: int) -> None:
@@ -111,6 +113,7 @@ class Pool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, help="start no further file after this time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--worker", action="store_true")
@@ -123,7 +126,7 @@ def main() -> int:
         return 0
     if options.retry:
         return retry(Path(options.output))
-    results = run(options.files, options.seed, options.workers, Path(options.resume) if options.resume else None)
+    results = run(options.files, options.seed, options.workers, Path(options.resume) if options.resume else None, seconds=options.seconds)
     summary = summarize(results)
     print(json.dumps(summary, indent=1))
     if options.files >= 1000:
@@ -155,11 +158,18 @@ def earlier_outcomes(path: Path | None) -> dict[int, dict]:
     return outcomes
 
 
-def run(files: int, seed: int, workers: int, resume: Path | None = None) -> list[dict]:
-    """The outcome of every seed from `seed` on; those in `resume` are taken from there, all others are appended to it."""
+def run(
+    files: int, seed: int, workers: int, resume: Path | None = None, *, start: Callable[[int], Pool] | None = None,
+    keep: Callable[[int, Pool], None] | None = None, seconds: float | None = None,
+) -> list[dict]:  # fmt: skip
+    """The outcome of every seed from `seed` on; those in `resume` are taken from there, all others are appended to it.
+
+    `start` starts a worker's pool by its number; `keep` is called with the seed and pool of a bad outcome before the worker gets another file.
+    After `seconds` no further file is started.
+    """
     known = earlier_outcomes(resume)
     results = [known[n] for n in range(seed, seed + files) if n in known]
-    pools = [Pool() for _ in range(workers)]
+    pools = [start(k) if start is not None else Pool() for k in range(workers)]
     waiting = (n for n in range(seed, seed + files) if n not in known)
     busy: dict[int, Pool] = {}
     log = open(resume, "a") if resume is not None else None
@@ -170,7 +180,7 @@ def run(files: int, seed: int, workers: int, resume: Path | None = None) -> list
     def next_for(pool: Pool) -> None:
         busy.pop(pool.process.stdout.fileno(), None)
         n = next(waiting, None)
-        if n is not None:
+        if n is not None and (seconds is None or time.monotonic() - started < seconds):
             pool.give(n)
             busy[pool.process.stdout.fileno()] = pool
 
@@ -189,6 +199,8 @@ def run(files: int, seed: int, workers: int, resume: Path | None = None) -> list
                     log.flush()
                 if found["outcome"].startswith("BAD"):
                     print(found, flush=True)
+                    if keep is not None:
+                        keep(found["seed"], pool)
                 next_for(pool)
                 if len(results) % 5000 == 0:
                     print(f"{len(results)} of {files} in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)

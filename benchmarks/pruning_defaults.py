@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["resnet56"])
     parser.add_argument("--shares", nargs="+", type=float, default=[0.6, 0.4], help="FLOPs to keep")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="one calibration set each")
-    parser.add_argument("--multiple", type=int, default=PruneConfig().multiple)
+    parser.add_argument("--multiple", type=int, help="kept channels are a multiple of this (default: that of prune)")
     parser.add_argument("--importance", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

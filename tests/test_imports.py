@@ -33,12 +33,13 @@ MAY_IMPORT = {
     "training": "network ops passes precision sparsity pruning",  # pruning is imported for the order of steps
     "search": "network ops passes precision sparsity backends engine runtime measure builder inspector pruning frontends training report",
     "report": "inspector engine",
+    "torch_compile": "network frontends precision engine builder runtime",
     "trt": "network ops precision frontends backends builder engine runtime inspector",
     "ort": "network frontends backends engine runtime",
     "zoo": "",
 }
 ONNX_ALLOWED = {"frontends", "zoo"}
-TORCH_ALLOWED = {"training"}  # and frontends/torch.py; the extra `train`
+TORCH_ALLOWED = {"training", "torch_compile"}  # and frontends/torch.py; the extras `train` and `export`
 NEVER = {"tensorflow", "pickle", "onnxruntime", "openvino"}
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from whet import search as search
     from whet import sparsity as sparsity
     from whet import tactics as tactics
+    from whet import torch_compile as torch_compile
     from whet import training as training
     from whet import trt as trt
     from whet import zoo as zoo
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from whet.frontends.torch import from_torch as from_torch
     from whet.runtime import Engine as Engine
     from whet.runtime import Runtime as Runtime
+    from whet.torch_compile import compile as compile
 
 __version__ = "0.1.0"
 
@@ -79,6 +81,7 @@ _HOME = {
     "WhetError": "whet.errors",
     "build": "whet.api",
     "check_onnx": "whet.frontends",
+    "compile": "whet.torch_compile",
     "from_torch": "whet.frontends.torch",
     "load": "whet.api",
     "network_from_caffe": "whet.frontends",

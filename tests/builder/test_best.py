@@ -19,6 +19,7 @@ from whet.builder.precision.float16 import small_type
 from whet.builder.precision.int8 import Calibration, build_int8
 from whet.builder.progress import Silent
 from whet.builder.select import verified_search, whole_engine
+from whet.builder.select.engine_candidate import BenchmarkHarness
 from whet.builder.select.search import Search
 from whet.tactics import is_quantized
 
@@ -37,12 +38,13 @@ def narrow_seems_faster(monkeypatch):
             o.ms = 1.0 if stores_float16(o) else 2.0
         return options
 
-    def timed(search, candidates):
+    def measure(harness, candidates):
         for e in candidates:
+            harness.bind(e)
             e.samples = [1.0 if e.what == whole_engine.WIDE else 2.0] * 3
 
     monkeypatch.setattr(Search, "list_usable", cheaper)
-    monkeypatch.setattr(whole_engine, "_measure_times", timed)
+    monkeypatch.setattr(BenchmarkHarness, "measure", measure)
     monkeypatch.setattr(whole_engine, "SUM_MARGIN", 100.0)
     monkeypatch.setattr(Search, "cannot_win", lambda self, ms: False)
 

@@ -11,8 +11,9 @@ from nets import inputs, residual
 from whet.backends import get_backend
 from whet.builder import BuildConfig, Silent, build
 from whet.builder.progress import ProgressLog
-from whet.builder.select import refine, whole_engine
-from whet.builder.select.engine_candidate import EngineCandidate
+from whet.builder.select import whole_engine
+from whet.builder.select.engine_candidate import BenchmarkHarness, EngineCandidate
+from whet.builder.select.formats import Assignment
 from whet.builder.select.search import Search
 from whet.builder.verify.host_overlap import Beside
 from whet.engine.report import EngineTime
@@ -40,13 +41,13 @@ def cached(tmp_path, monkeypatch):
 @pytest.fixture
 def timed(monkeypatch):
     """The whole engines timed, in order: a list of names per call."""
-    calls, time = [], whole_engine._measure_times
+    calls, measure = [], BenchmarkHarness.measure
 
-    def noting(search, candidates):
+    def noting(harness, candidates):
         calls.append([e.what for e in candidates])
-        time(search, candidates)
+        measure(harness, candidates)
 
-    monkeypatch.setattr(whole_engine, "_measure_times", noting)
+    monkeypatch.setattr(BenchmarkHarness, "measure", noting)
     return calls
 
 
@@ -57,7 +58,7 @@ def test_a_second_build_compares_no_engines(cached, timed, monkeypatch):
     def never(*_):
         raise AssertionError("the timing cache has the selection of kernels in this network")
 
-    monkeypatch.setattr(refine, "_compare_layers", never)
+    monkeypatch.setattr(EngineHistory, "write_selection", never)
     again = build(residual(), cached)
     assert again.choices == first.choices
     assert [e.what for e in again.report.engines] == [e.what for e in first.report.engines]
@@ -69,7 +70,7 @@ def test_a_second_build_compares_no_engines(cached, timed, monkeypatch):
 
 def test_implausible_recalled_times_are_measured_again(timed, monkeypatch):
     """An engine recalled with a time of one nanosecond is slower now than the recalled times of the others: all are timed again, once."""
-    monkeypatch.setattr(whole_engine, "_differ", lambda a, b: True)
+    monkeypatch.setattr(Assignment, "differs_from", lambda a, b: True)
     monkeypatch.setattr(EngineHistory, "read_times", lambda _, candidates: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(candidates))])
     config = dataclasses.replace(QUICK, in_network=False)
     for doubt, calls in ((np.inf, 1), (1.05, 2)):
@@ -166,14 +167,14 @@ def test_damaged_rows_change_no_result(cached, damage):
 
 
 def test_disturbed_times_are_not_stored(cached, monkeypatch):
-    time = whole_engine._measure_times
+    measure = BenchmarkHarness.measure
 
-    def disturbed(search, candidates):
-        time(search, candidates)
+    def disturbed(harness, candidates):
+        measure(harness, candidates)
         for e in candidates:
             e.disturbed = True
 
-    monkeypatch.setattr(whole_engine, "_measure_times", disturbed)
+    monkeypatch.setattr(BenchmarkHarness, "measure", disturbed)
     build(residual(), cached)
     db = sqlite3.connect(cached.timing_cache)
     (rows,) = db.execute("SELECT count(*) FROM timings WHERE about LIKE '%whole engine%'").fetchone()

@@ -10,7 +10,7 @@ from whet.backends import get_backend
 from whet.builder import BuildConfig, build, plan_digest, save_lock
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.precision.permissions import Permissions
-from whet.builder.select import whole_engine
+from whet.builder.select.engine_candidate import BenchmarkHarness
 from whet.builder.select.unfused_time import UnfusedTime, list_chains, time_chains
 from whet.engine.check import check_plan
 from whet.measure.timing import Conditions, Timer
@@ -120,8 +120,13 @@ def test_the_report_has_both_times():
 @pytest.fixture
 def parts_win(monkeypatch):
     monkeypatch.setattr(UnfusedTime, "wins", property(lambda self: self.ms is not None))
-    real = whole_engine._select_earliest
-    monkeypatch.setattr(whole_engine, "_select_earliest", lambda candidates: next((e for e in candidates if e.unfused), None) or real(candidates))
+
+    def measure(harness, candidates):
+        for e in candidates:
+            harness.bind(e)
+            e.samples = [1.0 if e.unfused else 2.0] * 3
+
+    monkeypatch.setattr(BenchmarkHarness, "measure", measure)
 
 
 def test_parts_that_win_are_in_the_engine_and_in_its_lock(parts_win, tmp_path):

@@ -65,11 +65,10 @@ def test_the_first_violation_is_named():
         compress(matrix)
 
 
-def test_a_violation_in_a_later_block_of_rows_is_named(monkeypatch):
-    monkeypatch.setattr("whet.tactics.cuda.sparse._compress._BLOCK_OF_ROWS", 64)
+def test_a_violation_in_a_later_block_of_rows_is_named():
     matrix = sparse_matrix(20, 32, np.int8)
     matrix[17, 28:] = 5
-    assert find_violation(matrix).row == 17
+    assert find_violation(matrix, block_elements=64).row == 17
 
 
 def test_rows_without_whole_groups_are_refused():

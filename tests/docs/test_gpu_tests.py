@@ -93,4 +93,4 @@ def test_long_files_run_first_and_files_without_the_marker_not_at_all(benchmarks
     assert min(map(turn, files)) == turn("tests/cuda/test_large.py::test_x[a::b]")
     assert turn("tests/cuda/test_float8.py") < turn("tests/cuda/test_moves.py") < turn("tests/cuda/test_tactics.py")
     assert 20 < len(files) < 60
-    assert not [f for f in files if not f.startswith(("tests/cuda/", "tests/training/"))], "only these folders contain GPU tests"
+    assert not [f for f in files if not f.startswith(("tests/cuda/", "tests/training/", "tests/trt/"))], "only these folders contain GPU tests"

@@ -234,11 +234,11 @@ def test_an_engine_with_a_negative_nan_can_be_opened():
 def test_an_engine_with_weights_shared_by_many_layers_can_be_opened():
     """The reader computes folded weights again, within a budget that grows with the file."""
     nodes = []
-    for k in range(40):
+    for k in range(60):
         nodes += [helper.make_node("Mul", ["x", f"k{k}"], [f"a{k}"]), helper.make_node("Conv", [f"a{k}", "w"], [f"c{k}"])]
         nodes += [helper.make_node("BatchNormalization", [f"c{k}", f"s{k}", *["o"] * 3], [f"b{k}"])]
-    weights = {"w": np.ones((4096, 3, 8, 8), np.float32), "o": np.ones(4096, np.float32), **per_layer(40, 4096)}
-    net = network_from_onnx(model(*nodes, node("Sum", [f"b{k}" for k in range(40)]), weights=weights))
+    weights = {"w": np.ones((1024, 3, 8, 8), np.float32), "o": np.ones(1024, np.float32), **per_layer(60, 1024)}
+    net = network_from_onnx(model(*nodes, node("Sum", [f"b{k}" for k in range(60)]), weights=weights))
     plan = build(net, BuildConfig(optimization_level=0))
     assert len(read_engine(engine_bytes(plan)).network.layers) == len(plan.network.layers)
 

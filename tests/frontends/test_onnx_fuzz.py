@@ -135,16 +135,15 @@ def ours(error):
 def checked(source):
     """Checks that the model gives a report or one of whet's errors."""
     try:
-        str(check_onnx(source))
+        str(check_onnx(source, infer_types=False))  # a process per file would use up the time
     except WhetError as e:
         ours(e)
 
 
-def test_only_whets_own_errors(monkeypatch):
+def test_only_whets_own_errors():
     rng = random.Random(20240601)
     models = list(seeds())
     blobs = [m.SerializeToString() for m in models]
-    monkeypatch.setattr("whet.frontends.onnx_check._inferred_values", lambda model: [])  # a process per file would use up the time
     tried = read = written = 0
     end = time.process_time() + SECONDS
     while time.process_time() < end:

@@ -179,3 +179,35 @@ def test_a_default_cache_on_a_full_disk_is_abandoned(tmp_path, monkeypatch):
 def test_a_build_continues_without_its_default_cache(read_only_home):
     plan = build(residual(), BuildConfig(optimization_level=1, avg_timing=1, whole_engines=1))
     assert sum("timing cache" in n for n in plan.report.notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("statements", "named"),
+    [
+        (["CREATE VIEW timings AS WITH RECURSIVE n(k) AS (SELECT 1 UNION ALL SELECT k FROM n) SELECT k AS key FROM n"], "the view 'timings'"),
+        (["CREATE TABLE timings (key TEXT PRIMARY KEY, ms REAL AS (1.0))"], "the table 'timings'"),
+        (["CREATE TABLE t (x)", "CREATE TRIGGER loop AFTER INSERT ON t BEGIN DELETE FROM t; END"], "the table 't'"),
+    ],
+    ids=["view", "columns", "trigger"],
+)
+def test_a_file_with_tables_or_queries_of_others_is_refused(tmp_path, statements, named):
+    """Reading the view would never end."""
+    path = tmp_path / "cache.db"
+    db = sqlite3.connect(path)
+    for s in statements:
+        db.execute(s)
+    db.commit()
+    db.close()
+    with pytest.raises(CacheError, match=f"it holds {named}, which whet does not write"):
+        TimingCache(path).get("k")
+
+
+def test_text_that_is_not_utf8_is_refused_as_another_version(tmp_path):
+    path = tmp_path / "cache.db"
+    TimingCache(path).close()
+    db = sqlite3.connect(path)
+    db.execute("UPDATE about SET value = CAST(x'ff31' AS TEXT)")
+    db.commit()
+    db.close()
+    with pytest.raises(CacheError, match="it is of version"):
+        TimingCache(path)

@@ -82,3 +82,13 @@ def test_an_op_that_does_not_accept_them_is_named():
     a = Weight(np.zeros((2, 3), np.float32), Origin("source", "a"))
     with pytest.raises(NetworkError, match="MatMul"):
         express("MatMul", a, a)
+
+
+def test_an_expression_with_shared_parts_has_a_short_text_and_each_source_once():
+    """Swin's shifted-window mask is written region by region, and each step reads the one before twice."""
+    origin = Origin("source", "w")
+    for _ in range(60):
+        origin = Origin("Add", args=(origin, origin))
+    assert list(origin.sources()) == ["w"]
+    assert len(str(origin)) < 20_000
+    assert str(Origin("Mul", args=(Origin("source", "a"), None))) == "Mul(a, none)"

@@ -51,8 +51,8 @@ def machine(monkeypatch):
     monkeypatch.setattr(NullBackend, "watch", watch)
     monkeypatch.setattr(NullBackend, "capabilities", replace(NullBackend.capabilities, measures_load=True))
     monkeypatch.setattr(NullBackend, "seconds", slowed)
-    for name in ("_WINDOW", "_LOOK", "_BELIEVED"):
-        monkeypatch.setattr(busy, name, 0.0)
+    for name in ("window_s", "look_s", "valid_s"):
+        monkeypatch.setattr(busy.Neighbours, name, 0.0)
     return state
 
 
@@ -181,7 +181,7 @@ def test_the_commands_report_disturbed_rows(machine, tmp_path):
     assert machine.timed > timed + 100
 
 
-def test_short_timings_share_a_window(monkeypatch):
+def test_short_timings_share_a_window():
     """The system counts CPU time in ticks: intervals shorter than a window are judged together with the following ones."""
     taken = []
 
@@ -192,8 +192,8 @@ def test_short_timings_share_a_window(monkeypatch):
         load.seconds, load.others = time.monotonic() - start, 1.0
         taken.append(load.seconds)
 
-    monkeypatch.setattr(busy, "_WINDOW", 0.15)
     seen = busy.Neighbours(SimpleNamespace(watch=watch, capabilities=Capabilities(measures_load=True)))
+    seen.window_s = 0.15
     windows = []
     for k in range(40):
         seen.begin()

@@ -119,16 +119,15 @@ def test_a_table_is_stored_extended_and_shared(tmp_path):
     assert set(mine.rows) | set(other.rows) == set(both)
 
 
-def test_an_interrupted_measurement_is_resumed(tmp_path, monkeypatch):
+def test_an_interrupted_measurement_is_resumed(tmp_path):
     path, net = tmp_path / "t.json", network_from_onnx(zoo.build("lenet5"))
-    monkeypatch.setattr("whet.pruning.latency_table._SAVE_SECONDS", 0.0)
 
     def stop(done, total, what):
         if what.startswith("fc1"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        staircases(net, NULL, LatencyTable(path), most=3, progress=stop)
+        staircases(net, NULL, LatencyTable(path, save_interval_s=0.0), most=3, progress=stop)
     kept = LatencyTable(path)
     assert 3 < len(kept.rows)
     whole, _ = staircases(net, NULL, LatencyTable(), most=3)

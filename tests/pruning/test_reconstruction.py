@@ -5,6 +5,7 @@ import pytest
 
 from whet.network import Weight, parse_network
 from whet.pruning import PruneConfig, Samples, Target, branches, cut, groups, importance, prune, recover
+from whet.pruning.recovery import RecoveryConfig
 
 NET = """network n source
 in %x: f32[N,8]
@@ -82,7 +83,7 @@ out %z
 """)
     x = {"x": np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)}
     kept = {"w": np.arange(6)}
-    small = recover(cut(net, kept), net, kept, x)
+    small = recover(cut(net, kept), net, kept, x, RecoveryConfig(ridge=1e-3))
     w, v = (small.constants[n].array() for n in ("w", "v"))
     first = np.maximum(x["x"] @ w, 0) @ v  # the present other summand
     whole = np.maximum(x["x"] @ net.constants["w"].array(), 0) @ net.constants["v"].array() + x["x"] @ net.constants["u"].array()

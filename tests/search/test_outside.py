@@ -181,16 +181,15 @@ def test_a_free_lock_names_no_holder(tmp_path):
             assert free
 
 
-def test_a_long_wait_is_a_line_without_a_terminal(tmp_path, monkeypatch):
+def test_a_long_wait_is_a_line_without_a_terminal(tmp_path):
     import io
 
     from rich.console import Console
 
     from whet.report import search_live
 
-    monkeypatch.setattr(search_live, "_LONG", 0.0)
     out = io.StringIO()
-    live = search_live.SearchLive(live=False, console=Console(file=out, width=200))
+    live = search_live.SearchLive(live=False, console=Console(file=out, width=200), long_wait_s=0.0)
     (tmp_path / "0003").mkdir()
     (tmp_path / "0003" / STAGE).write_text(f"{WAITING} (process 7 is timing)")
     live.running[tmp_path / "0003"] = ("int8", 0.0)

@@ -127,12 +127,11 @@ def test_ops_without_code_are_refused_with_the_reason(sample, form, why):
     assert why in TACTIC.refuses(layer, signature, CPU)
 
 
-def test_long_code_is_refused(monkeypatch):
+def test_long_code_is_refused():
     _, layer, _ = sample_layer("Fused", detector_head_sample(1, 2, 80, (20, 20), (10, 10)))
     made = Moves(layer, {i: "nhwc" for i, t in enumerate(layer.inputs) if not t.is_constant}, "linear")
-    monkeypatch.setattr("whet.tactics.cpu.move._moves_ir.LONGEST", 100)
     with pytest.raises(Refused, match="more than 100 instructions"):
-        moves_ir(made, True)
+        moves_ir(made, True, longest=100)
 
 
 HEAD = """

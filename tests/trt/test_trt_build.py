@@ -134,6 +134,19 @@ def test_damaged_calibration_caches_fail_with_the_reason(model):
     assert "8 hexadecimal digits" in builder.logger.messages[-1][1]
 
 
+def test_calibrating_a_network_without_quantizable_layers_writes_an_empty_cache():
+    builder = trt.Builder(Log())
+    network = builder.create_network()
+    x = network.add_input("x", trt.float32, (2, 3, 8, 8))
+    network.mark_output(network.add_unary(x, trt.UnaryOperation.NEG).get_output(0))
+    config = builder.create_builder_config()
+    config.builder_optimization_level = 0
+    config.set_flag(trt.BuilderFlag.INT8)
+    config.int8_calibrator = calibrator(trt.IInt8MinMaxCalibrator)()
+    assert builder.build_serialized_network(network, config) is not None
+    assert scales(config.int8_calibrator.written) == {}
+
+
 def test_dynamic_ranges_replace_a_calibrator(model):
     data, reference = model
     builder, network, config = with_int8(data)
@@ -342,6 +355,7 @@ def test_profiles_and_options_keep_their_values():
         with pytest.raises(trt.NotServedError, match=why):
             setattr(config, name, value)
     config.reset()
+    assert config.get_tactic_sources() == 0b11000  # TensorRT 10's default: EDGE_MASK_CONVOLUTIONS and JIT_CONVOLUTIONS
     assert not config.get_quantization_flag(trt.QuantizationFlag.CALIBRATE_BEFORE_FUSION)
 
 

@@ -25,8 +25,8 @@ from whet.builder.progress import Progress, ProgressLog
 from whet.builder.select.search import Search
 from whet.builder.select.thread_count import list_thread_counts, select_fastest_plan
 from whet.builder.select.verified_search import search_verified_engine
-from whet.engine import check_text_limits
 from whet.engine.plan import EnginePlan
+from whet.engine.text import check_text_limits
 from whet.errors import BuildError, EngineError, UsageError
 from whet.network import Network
 

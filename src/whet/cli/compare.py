@@ -1,4 +1,4 @@
-"""`whet compare`: compares models with the original: counts, zeros, and engines with interleaved timing."""
+"""`whet compare`: models with the original (counts, zeros, engines), saved engines, optimization levels, and passes; timed interleaved."""
 
 from __future__ import annotations
 
@@ -16,23 +16,45 @@ from whet.cli._prune_flags import build_config, build_flags
 @click.argument("models", nargs=-1, required=True, type=click.Path())
 @click.option("--noEngines", "no_engines", is_flag=True, help="Count only; build and time nothing.")
 @click.option("--seconds", type=click.FloatRange(0.01), default=1.0, show_default=True, help="Time per engine.")
+@click.option("--levels", is_flag=True, help="One model: build all optimization levels and one engine without passes, and compare these.")
+@click.option("--ablate", is_flag=True, help="One model: switch off each pass that fired, one at a time, and show what it is worth.")
+@click.option("--top", type=click.IntRange(1), default=12, show_default=True, help="Engines: number of differing layers to show.")
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")
 @build_flags
-def command(models: tuple[str, ...], no_engines: bool, seconds: float, as_json: bool, **build: Any) -> None:
-    """Compare ORIGINAL.onnx with pruned models, from any tool: whet, Torch-Pruning, ASP, ModelOpt, your own masks.
+def command(
+    models: tuple[str, ...], no_engines: bool, seconds: float, levels: bool, ablate: bool, top: int, as_json: bool, **build: Any
+) -> None:  # fmt: skip
+    """Compare engines, or ORIGINAL.onnx with pruned models from any tool: whet, Torch-Pruning, ASP, ModelOpt, your own masks.
+
+    With at least one engine among the arguments (models are then built): latencies timed in turns with a verdict, output differences, and the
+    layers that differ, aligned by the nodes that they compute. --levels and --ablate compare builds of one model. Models alone:
 
     Prints parameters, FLOPs, bytes, zeros that no kernel skips and 2:4 layers; then builds engines of all models with the same options and
     times them interleaved on this machine: the report of `whet prune` for models from elsewhere. `whet exec` verifies engines; this does not.
     """
+    from whet.cli._compare_engines import compare_builds, compare_files
     from whet.cli._console import console, print_table
+    from whet.cli._exec_values import shapes as parse_shapes
+    from whet.cli._runners import is_engine
     from whet.errors import UsageError
     from whet.frontends import network_from_onnx
     from whet.pruning import compare
 
+    at = parse_shapes(build["shapes"], "shapes") if build["shapes"] else None
+    if levels or ablate:
+        if (levels and ablate) or len(models) != 1 or is_engine(models[0]):
+            raise UsageError("--levels or --ablate takes one model")
+        compare_builds(models[0], build_config(**build), at, seconds, top, as_json, ablate=ablate)
+        return
     if len(models) < 2:
         raise UsageError("whet compare takes at least two models: the original and a changed one")
     if len(set(models)) < len(models):
         raise UsageError("whet compare was given a model twice: name the original first, then others")
+    if any(map(is_engine, models)):
+        if no_engines:
+            raise UsageError("--noEngines counts models only; leave it out to compare engines")
+        compare_files(models, build_config(**build), at, seconds, top, as_json)
+        return
     stems = [Path(m).stem for m in models]
     names = stems if len(set(stems)) == len(stems) else list(models)
     nets = {name: network_from_onnx(m) for name, m in zip(names, models, strict=True)}

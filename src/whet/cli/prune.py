@@ -34,7 +34,8 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
               help="auto (with a target and --calibData reconstruction, else l1), reconstruction, "
                    "l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION.")
 @click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Rank over all groups, or per group.")
-@click.option("--multiple", type=click.IntRange(1), default=8, show_default=True, help="Keep a multiple of this many channels per group.")
+@click.option("--multiple", type=click.IntRange(1), help="Keep a multiple of this many channels per group "
+              "(default: 8; with --flops, --params or --channels eighths of narrow groups).")  # fmt: skip
 @click.option("--width", multiple=True, metavar="GROUP=N", help="Units to keep of this group, regardless of --ratio (repeatable; --list).")
 @click.option("--skip", multiple=True, help="Group, branch or layer to leave unpruned (repeatable; --list).")
 @click.option("--list", "list_only", is_flag=True, help="List the prunable groups and residual branches, and exit.")

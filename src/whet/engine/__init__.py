@@ -5,11 +5,10 @@ from whet.engine.names import display_names, profile_suffix
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan, Profile
 from whet.engine.probe import make_probe, probe_differs, probe_inputs, probe_shapes
 from whet.engine.report import BuildReport, Candidate
-from whet.engine.text import check_text_limits
 from whet.engine.times import LayerTimes
 
 __all__ = [
-    "ArenaPlan", "BuildReport", "Candidate", "Choice", "EnginePlan", "LayerTimes", "Profile", "check_text_limits", "display_names",
+    "ArenaPlan", "BuildReport", "Candidate", "Choice", "EnginePlan", "LayerTimes", "Profile", "display_names",
     "engine_bytes", "engine_digest", "engine_versions", "make_probe", "probe_differs", "probe_inputs", "probe_shapes", "profile_suffix",
     "read_engine", "write_engine",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from whet.network import Network, Origin, Tensor, TensorType, Weight
 from whet.ops import OPS, FoldBudget, Op
 
 _DEEPEST = 32  # nesting depth of functions and subgraphs; real models have 3
-_MOST = 300_000  # nodes after inlining; nested functions could expand exponentially
+_MOST_NODES = 300_000  # after inlining; nested functions could expand exponentially
 # Exceptions that a reader may raise for a schema-valid node with invalid values (a zero stride, a wrong rank).
 _BAD_VALUES = (IndexError, AttributeError, TypeError, KeyError, ValueError, OverflowError, ArithmeticError, MemoryError, RecursionError)
 
@@ -94,6 +94,7 @@ class GraphReader:
     readers: dict[str, Op] = field(default_factory=onnx_readers)
     depth: int = 0
     nodes: int = 0
+    most_nodes: int = _MOST_NODES
     budget: FoldBudget = field(default_factory=lambda: FoldBudget(0))
 
     def read(
@@ -157,8 +158,8 @@ class GraphReader:
     def _try_node(self, node: NodeProto, name: str, scope: Scope, versions: Mapping[str, int]) -> None:
         domain = "" if node.domain == "ai.onnx" else node.domain
         self.nodes += 1
-        if self.nodes > _MOST:
-            raise FrontendError(f"with its functions inlined the model has more than {_MOST:,} nodes. Export it without them.")
+        if self.nodes > self.most_nodes:
+            raise FrontendError(f"with its functions inlined the model has more than {self.most_nodes:,} nodes. Export it without them.")
         if self.on_node is not None:
             self.on_node(node, name)
         try:

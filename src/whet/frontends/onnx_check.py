@@ -85,10 +85,11 @@ class Report:
         return "\n".join([*lines, f"  {self.verdict()}"])
 
 
-def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
+def check_onnx(source: Source, *, shapes: UserShapes | None = None, infer_types: bool = True) -> Report:
     """Tries every node of a model and reports all that fail, not only the first.
 
-    The output types of a failed node come from ONNX's shape inference, so that the following nodes are tried too.
+    The output types of a failed node come from ONNX's shape inference, so that the following nodes are tried too
+    (not with `infer_types` False, which starts no process).
     Raises FrontendError for a file that is not a readable model.
     """
     model, folder = load_model(source)
@@ -108,7 +109,7 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
         parameter_bytes=sum(len(t.raw_data) or _count(t) * 4 for t in weights),
         nodes=len(graph.node),
     )
-    inferred = _Inferred(model)
+    inferred = _Inferred(model if infer_types else None)
     counts: Counter[str] = Counter()
     tried: set[tuple[str, ...]] = set()  # by name and outputs, because a Loop reads its body more than once
     failed: set[tuple[str, ...]] = set()
@@ -136,8 +137,8 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
 class _Inferred:
     """Types of values by ONNX's shape inference, which runs only after a failure."""
 
-    def __init__(self, model: onnx.ModelProto):
-        self.model = model
+    def __init__(self, model: onnx.ModelProto | None):
+        self.model = model  # None: no types are inferred
         self.found: dict[str, onnx.ValueInfoProto] | None = None
         self.table = SymbolTable()
 
@@ -157,7 +158,7 @@ class _Inferred:
 
     def _types(self) -> dict[str, onnx.ValueInfoProto]:
         if self.found is None:
-            self.found = {v.name: v for v in _inferred_values(self.model)}
+            self.found = {} if self.model is None else {v.name: v for v in _inferred_values(self.model)}
         return self.found
 
 

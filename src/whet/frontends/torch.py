@@ -96,6 +96,43 @@ def _export(
     return made.model_proto.SerializeToString()
 
 
+def from_exported(program: Any) -> Network:
+    """Reads a torch.export.ExportedProgram as a source network; its dynamic dimensions become symbols.
+
+    Raises BackendError without onnxscript, FrontendError if the program changes its inputs or buffers, or if torch.onnx cannot convert it,
+    UnsupportedError for an unsupported op.
+    """
+    if find_spec("onnxscript") is None:
+        raise BackendError(f"whet needs onnxscript to read a module of PyTorch, and it is not installed: {_INSTALL}")
+    import torch
+
+    if any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in program.graph.nodes):
+        with _quiet():
+            program = program.run_decompositions({})  # only makes in-place operations functional; the signature then lists what they wrote to
+    signature = program.graph_signature
+    changed = [*getattr(signature, "user_inputs_to_mutate", {}).values(), *signature.buffers_to_mutate.values()]
+    if changed:
+        names = ", ".join(changed[:3])
+        raise FrontendError(f"the program changes {names} in place, and an engine only computes outputs: return the new value instead")
+    try:
+        with _quiet(), torch.no_grad():
+            model = torch.onnx.export(program, opset_version=OPSET, dynamo=True, optimize=False, verbose=False).model_proto.SerializeToString()
+    except _failures() as e:
+        raise FrontendError(f"torch.onnx cannot convert the program: {_first_line(e)}") from e
+    return network_from_onnx(model)
+
+
+def export_program(module: Any, args: tuple[Any, ...], dynamic_shapes: Any = None) -> Any:
+    """torch.export.export without its output on the terminal. Raises FrontendError with the first line of torch's error."""
+    import torch
+
+    try:
+        with _quiet(), torch.no_grad():
+            return torch.export.export(module, args, dynamic_shapes=dynamic_shapes, strict=False)
+    except _failures() as e:
+        raise FrontendError(f"torch.export cannot trace {type(module).__name__}: {_first_line(e)}") from e
+
+
 def _doubled(a: Any) -> Any:
     import torch
 

@@ -36,6 +36,18 @@ def default_path() -> Path:
     return Path(user_cache_dir("whet")) / f"timings-{VERSION}.sqlite"
 
 
+#: the tables of a cache. A file with others, or with views or triggers, is refused: reading or writing it would run their queries
+_TABLES = {
+    "about": "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
+    "timings": "CREATE TABLE timings (key TEXT PRIMARY KEY, ms REAL, spread_ms REAL, samples INTEGER, about TEXT, made REAL) WITHOUT ROWID",
+}
+
+
+def _decode(text: bytes) -> str:
+    """A damaged file may hold bytes that are no UTF-8."""
+    return text.decode(errors="replace")
+
+
 class TimingCache:
     """`get`, `put`; counts hits and misses. With `path` "" nothing outlives this object.
 
@@ -54,17 +66,21 @@ class TimingCache:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             db = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
+            db.text_factory = _decode
+            db.execute("PRAGMA trusted_schema=OFF")
             db.execute("PRAGMA synchronous=NORMAL")
+            entries = db.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+            if foreign := [f"the {kind} {name!r}" for kind, name, sql in entries if _TABLES.get(name) != sql]:
+                db.close()
+                self._give_up(f"it holds {foreign[0]}, which whet does not write")
+                return None
             db.execute("BEGIN IMMEDIATE")
-            db.execute("CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
+            for sql in _TABLES.values():
+                db.execute(sql.replace("TABLE", "TABLE IF NOT EXISTS"))
             db.execute("INSERT OR IGNORE INTO about VALUES ('version', ?)", (str(VERSION),))
             found = db.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
-            db.execute(
-                "CREATE TABLE IF NOT EXISTS timings "
-                "(key TEXT PRIMARY KEY, ms REAL, spread_ms REAL, samples INTEGER, about TEXT, made REAL) WITHOUT ROWID"
-            )
             db.execute("COMMIT")
-        except (sqlite3.Error, OSError) as e:
+        except (sqlite3.Error, OSError, UnicodeError) as e:
             self._give_up(str(e), e)
             return None
         if found is None or found[0] != str(VERSION):
@@ -114,7 +130,7 @@ class TimingCache:
         assert self._db is not None
         try:
             return self._db.execute(statement, values).fetchall()
-        except sqlite3.Error as e:
+        except (sqlite3.Error, UnicodeError) as e:  # messages quote names of a damaged file
             self.close()
             self._give_up(str(e), e)
             return []

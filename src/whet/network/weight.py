@@ -17,6 +17,7 @@ import numpy as np
 
 from whet.network.types import TensorType, dtype_of
 
+_MOST_TERMS = 1000  # in the text of an expression
 DEEPEST_EXPRESSION = 100  # nested operations of an origin; engines evaluate at most 64
 
 
@@ -48,17 +49,28 @@ class Origin:
         return origin if origin.depth <= DEEPEST_EXPRESSION else cls("source", name)
 
     def sources(self) -> Iterator[str]:
-        """Names of the source weights in the expression."""
-        if self.op == "source":
-            yield self.name
-        for a in self.args:
-            if a is not None:
-                yield from a.sources()
+        """Names of the source weights in the expression; a shared part is visited once."""
+        waiting, seen = [self], {id(self)}
+        while waiting:
+            origin = waiting.pop()
+            if origin.op == "source":
+                yield origin.name
+            new = {id(a): a for a in origin.args if a is not None and id(a) not in seen}
+            seen |= set(new)
+            waiting += reversed(new.values())
 
     def __str__(self) -> str:
-        if self.op == "source":
-            return self.name
-        return f"{self.op}({', '.join('none' if a is None else str(a) for a in self.args)})"
+        """The expression; of one with more than `_MOST_TERMS` terms the rest is "...": shared parts are repeated, so the text could grow
+        exponentially."""
+        return _text(self, [_MOST_TERMS])
+
+
+def _text(origin: Origin | None, left: list[int]) -> str:
+    """The text of an expression; `left` holds the number of terms that may still be written."""
+    left[0] -= 1
+    if origin is None or origin.op == "source":
+        return "none" if origin is None else origin.name
+    return f"{origin.op}({', '.join(_text(a, left) for a in origin.args) if left[0] > 0 else '...'})"
 
 
 @dataclass(frozen=True, eq=False)

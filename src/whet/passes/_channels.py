@@ -52,13 +52,16 @@ def vector_axis(t: Tensor, x: Tensor) -> bool | None:
     return True if t.shape[axis] == x.shape[1] else None
 
 
+_MOST_CHANNELS = 1 << 20  # flags are kept for every activation of a network
+
+
 def find_zero_channels(net: Network) -> dict[Tensor, np.ndarray]:
     """For each activation with channels a bool [channels]: whether the channel is 0 for every (finite) input."""
-    zero = {t: np.zeros(n, bool) for t in net.inputs if (n := count(t)) is not None}
+    zero = {t: np.zeros(n, bool) for t in net.inputs if (n := count(t)) is not None and n <= _MOST_CHANNELS}
     for layer in net.layers:
         for t in layer.outputs:
             n = count(t)
-            if n is not None:
+            if n is not None and n <= _MOST_CHANNELS:
                 zero[t] = np.zeros(n, bool)
         y = layer.outputs[0]
         if len(layer.outputs) == 1 and y in zero and not layer.regions:

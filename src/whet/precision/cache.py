@@ -83,7 +83,7 @@ def _read_json(path: str | os.PathLike[str], text: str, model: str) -> Ranges:
         }
         scalings, corrections = ({str(n): _floats(v) for n, v in data.get(k, {}).items()} for k in ("scalings", "corrections"))
         float_sums = frozenset(map(str, data.get("float_sums", ())))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         raise CalibrationError(f"{path} is not a whet calibration cache, or it is damaged ({e}). Delete it and calibrate again.") from e
     if version != VERSION:
         raise CalibrationError(f"{path} is a calibration cache of version {version}, this whet reads {VERSION}. Calibrate again.")

@@ -12,10 +12,6 @@ from typing import Any, NamedTuple
 
 from whet.backends import Backend
 
-_WINDOW = 0.3  # minimum length of a window in seconds
-_LOOK = 0.2  # seconds of observation to decide that there is no external load
-_BELIEVED = 2.0  # seconds for which that decision is valid
-
 
 class Window(NamedTuple):
     """The timings in a window, and the mean number of CPUs used externally (0.0 below the threshold)."""
@@ -26,6 +22,10 @@ class Window(NamedTuple):
 
 class Neighbours:
     """Monitors external CPU load. Backends without such a counter (GPU, null) always report none."""
+
+    window_s = 0.3  # minimum length of a window in seconds
+    look_s = 0.2  # seconds of observation to decide that there is no external load
+    valid_s = 2.0  # seconds for which that decision is valid
 
     def __init__(self, backend: Backend):
         self._watch = backend.watch if backend.capabilities.measures_load else None
@@ -44,14 +44,14 @@ class Neighbours:
     def took(self, key: str) -> Window:
         """Records the timing `key`. Returns the window if it ends here, else an empty one."""
         self._keys.append(key)
-        return self.end() if time.monotonic() - self._since >= _WINDOW else Window((), 0.0)
+        return self.end() if time.monotonic() - self._since >= self.window_s else Window((), 0.0)
 
     def end(self) -> Window:
         """Ends the window, waiting if it is too short to measure."""
         keys, self._keys = self._keys, []
         if self._open is None:
             return Window(keys, 0.0)
-        time.sleep(max(0.0, _LOOK - (time.monotonic() - self._since)))
+        time.sleep(max(0.0, self.look_s - (time.monotonic() - self._since)))
         self._open.__exit__(None, None, None)
         self._open = None
         return Window(keys, self._load.others if self._load.disturbed else 0.0)
@@ -60,8 +60,8 @@ class Neighbours:
         """True if there is no external load now."""
         if self._watch is None:
             return True
-        if self._looked is None or time.monotonic() - self._looked[0] > _BELIEVED:
+        if self._looked is None or time.monotonic() - self._looked[0] > self.valid_s:
             with self._watch() as load:
-                time.sleep(_LOOK)
+                time.sleep(self.look_s)
             self._looked = (time.monotonic(), not load.disturbed)
         return self._looked[1]

@@ -45,9 +45,10 @@ class Choice:
         return self.lost / self.bound - 1 if self.bound > 0 else float("inf") if self.lost > 0 else 0.0
 
 
-def widths_of(g: Group, multiple: int = 8, most: int = 12) -> list[int]:
-    """Candidate unit counts: multiples of `multiple` channels and the full size, at most `most`, ascending."""
-    step = step_of(g, multiple)
+def widths_of(g: Group, multiple: int | None = 8, most: int = 12) -> list[int]:
+    """Candidate unit counts: multiples of `multiple` channels and the full size, at most `most`, ascending. None: 8, but eighths of groups
+    with fewer than 64 channels, which multiples of 8 would leave few widths."""
+    step = step_of(g, multiple) if multiple is not None else min(step_of(g, 8), max(1, g.size // 8))
     every = [n for n in range(step, g.size, step)]
     if len(every) >= most:
         every = [every[i] for i in np.linspace(0, len(every) - 1, most - 1).round().astype(int)]
@@ -67,7 +68,7 @@ def choose_within(
     costs: Costs,
     target: float,
     *,
-    multiple: int = 8,
+    multiple: int | None = 8,
     most: int = 12,
     progress: Progress | None = None,
 ) -> Choice:

@@ -20,7 +20,6 @@ from whet.errors import CacheError
 from whet.files import replacing
 
 FORMAT, VERSION = "whet.pruning.latency_table", 2  # version 1 lacks `others`; it is still read
-_SAVE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ def row_key(device: str, tactics: str, precisions: str, conditions: str, layer: 
 class LatencyTable:
     """Rows by key. With a path, existing rows are read, and new rows are written every few seconds and on `save`."""
 
-    def __init__(self, path: str | os.PathLike | None = None):
+    def __init__(self, path: str | os.PathLike | None = None, *, save_interval_s: float = 2.0):
+        self.save_interval_s = save_interval_s
         self.path = Path(path) if path is not None else None
         self.rows: dict[str, Row] = _read(self.path) if self.path is not None and self.path.exists() else {}
         self.added = 0
@@ -60,11 +60,11 @@ class LatencyTable:
         return self.rows.get(key)
 
     def put(self, key: str, row: Row) -> None:
-        """Adds a row; saves the file if the last save was more than a few seconds ago."""
+        """Adds a row; saves the file if the last save was more than `save_interval_s` seconds ago."""
         self.rows[key] = row
         self.added += 1
         self._unsaved += 1
-        if self.path is not None and time.monotonic() - self._saved > _SAVE_SECONDS:
+        if self.path is not None and time.monotonic() - self._saved > self.save_interval_s:
             self.save()
 
     def mark(self, key: str, others: float) -> None:

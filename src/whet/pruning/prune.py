@@ -29,6 +29,7 @@ from whet.pruning.skipping import resolve_skipped
 from whet.pruning.target import TIMED, Target
 from whet.pruning.truth import measure_latencies
 
+_MULTIPLE = 8  # channels: kernels compute multiples of it without remainder
 _TRIES, _CLOSE = 3, 1.02  # selections until the engine meets a latency target; tolerance of the target
 _AGAIN = 2  # repeated selections after timings were measured again
 _OFF = 0.1  # prediction error, relative to the original time, from which a remark is added
@@ -45,7 +46,8 @@ class PruneConfig:
     target: Target | None = None  # limit on latency, throughput, FLOPs, parameters or channels
     importance: str | Own = "auto"  # with a target and data reconstruction, else l1; or importance.KINDS, python:MODULE:FUNCTION, a function
     scope: str = "global"  # global: least important units over all groups; group: the same share of every group
-    multiple: int = 8  # kept channels of a group are a multiple of this
+    #: kept channels of a group are a multiple of this. None: 8; with a target in FLOPs, parameters or channels eighths of narrow groups
+    multiple: int | None = None
     depth: bool | None = None  # with a target: residual branches may be removed (None: if the importance is measured on data)
     widths: Mapping[str, int] = field(default_factory=dict)  # without a target: kept units by group; the ratio applies to the others
     skip: tuple[str, ...] = ()  # groups and branches to keep whole, by name or by the name of a layer in them
@@ -157,7 +159,7 @@ def prune(
         raise PruneError(f"--importance={config.importance} needs data: give --calibData (no labels needed)")
     scores = importance(found, config.importance, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
     if config.target is None:
-        kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple, widths=config.widths)
+        kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple or _MULTIPLE, widths=config.widths)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
     else:
         choice, report = _towards(net, config, found, blocks, scores, config.target, progress)
@@ -200,7 +202,7 @@ def _with_branches(config: PruneConfig) -> bool:
 
 
 def _about(config: PruneConfig) -> dict:
-    about = {"importance": name_of(config.importance), "multiple": config.multiple, "seed": config.seed}
+    about = {"importance": name_of(config.importance), "multiple": config.multiple or "auto", "seed": config.seed}
     if config.target is None:
         return {"ratio": config.ratio, "scope": config.scope, **({"widths": dict(config.widths)} if config.widths else {}), **about}
     return {"target": {k: v for k, v in asdict(config.target).items() if v is not None}, "depth": config.depth, **about}
@@ -227,8 +229,11 @@ def _towards(
     """The selection for a target and its report."""
     weights = per_layer(found, blocks, scores) if config.importance not in COMPARABLE else scores
 
+    # a narrower width that kernels pad to the next multiple takes as long as that: it is not worth timing
+    multiple = config.multiple or (_MULTIPLE if target.kind in TIMED else None)
+
     def within(costs: Costs, share: float) -> Choice:
-        return choose_within(found, blocks, weights, costs, share * costs.total({}), multiple=config.multiple, progress=progress)
+        return choose_within(found, blocks, weights, costs, share * costs.total({}), multiple=multiple, progress=progress)
 
     if target.kind not in TIMED:
         costs = {"flops": flop_costs, "params": parameter_costs}.get(target.kind, lambda n, f, b: channel_costs(f, b))(net, found, blocks)

@@ -22,18 +22,19 @@ from whet.pruning._sweep import Sweep
 from whet.pruning.cut import Kept, kept_indexes
 from whet.pruning.order import check_order
 
+_NUMBERS = 1 << 24  # inputs of a layer that a fit copies at most, unless its unknowns need more: 128 MiB
 Progress = Callable[[int, int, str], None]  # (layers done, total layers, message)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
-    """`ridge` is relative to the mean square of a layer's inputs. `rows` limits the positions a layer is fitted on (raised to four times its
-    unknowns if lower); `seed` selects them."""
+    """`ridge` is relative to the mean square of a layer's inputs. `rows` limits the positions a layer is fitted on: fewer if its inputs there
+    exceed 2^24 numbers, but at least four times its unknowns; `seed` selects them."""
 
     batch_norms: bool = True
     least_squares: bool = True
-    ridge: float = 1e-3
-    rows: int = 8192
+    ridge: float = 0.1  # ResNet-56 at 0.4 of the FLOPs, 128 images: 88 % top-1, with 1e-3 87 %
+    rows: int = 32768
     seed: int = 0
 
 
@@ -159,11 +160,11 @@ def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, r
     intercept = bias is not None or norm is not None
     if layer.op == "Conv":
         positions = want.shape[0] * int(np.prod(want.shape[2:]))
-        at = _sample_positions(positions, max(config.rows, 4 * int(np.prod(w.shape[1:]))), rng)
+        at = _sample_positions(positions, _row_limit(config.rows, int(np.prod(w.shape[1:]))), rng)
         rows, targets, matrix = conv_rows(layer, x, w, at), conv_outputs(want, group, at), conv_matrix(w, group)
     else:
         flat, given = x.reshape(-1, x.shape[-1]), want.reshape(-1, want.shape[-1])
-        at = _sample_positions(len(flat), max(config.rows, 4 * x.shape[-1]), rng)
+        at = _sample_positions(len(flat), _row_limit(config.rows, x.shape[-1]), rng)
         rows, targets = flat[at][None].astype(np.float64), given[at][None].astype(np.float64)
         matrix = (w.T if layer.attrs.get("transB") else w)[None].astype(np.float64)
     if layer.op != "MatMul" and bias is not None:
@@ -183,6 +184,10 @@ def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, r
     elif norm is not None:
         _set(norm, norm.array() - shift.reshape(-1))
     return f"relative output error {np.sqrt(before / size):.3f} -> {np.sqrt(after / size):.3f}"
+
+
+def _row_limit(rows: int, unknowns: int) -> int:
+    return max(min(rows, _NUMBERS // unknowns), 4 * unknowns)
 
 
 def _sample_positions(n: int, limit: int, rng: np.random.Generator) -> np.ndarray:

@@ -11,17 +11,19 @@ from whet.report._html import number
 from whet.report.stage import WAITING, stage_of
 
 _SHOWN = 12  # trials in the table
-_LONG = 20.0  # seconds of waiting for the device after which a line is printed
 
 
 class SearchLive:
-    """A watcher of a search (see search/outcome/progress.py), as a context manager that owns the screen."""
+    """A watcher of a search (see search/outcome/progress.py), as a context manager that owns the screen.
 
-    def __init__(self, *, live: bool, console: Any = None):
+    `long_wait_s`: seconds of waiting for the device after which a line is printed.
+    """
+
+    def __init__(self, *, live: bool, console: Any = None, long_wait_s: float = 20.0):
         from rich.console import Console
 
         self.console = console or Console(stderr=True, emoji=False)
-        self.live = live
+        self.live, self.long_wait_s = live, long_wait_s
         self.phase_name, self.total, self.done = "", 1, 0
         self.target: Mapping[str, Any] = {}
         self.running: dict[Path, tuple[str, float]] = {}
@@ -122,14 +124,14 @@ class SearchLive:
 
     def _tell_waiting(self) -> None:
         """Without a screen: reports once each job that has waited long for the device."""
-        if time.monotonic() - self._drawn < _LONG / 4:
+        if time.monotonic() - self._drawn < self.long_wait_s / 4:
             return
         self._drawn = time.monotonic()
         for folder in self.running:
             stage = stage_of(folder)
             if not stage.startswith(WAITING):
                 self._waits.pop(folder, None)
-            elif time.monotonic() - self._waits.setdefault(folder, time.monotonic()) > _LONG:
+            elif time.monotonic() - self._waits.setdefault(folder, time.monotonic()) > self.long_wait_s:
                 self._waits[folder] = float("inf")
                 self._say(f"{folder.parent.name} {folder.name}: {stage}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from whet.errors import NetworkError, UsageError
+from whet.errors import MemoryLimitError, NetworkError, UsageError
 from whet.network import Layer, Network, Tensor, verify
 from whet.ops import FoldBudget
 from whet.registry import nearest
@@ -68,7 +68,7 @@ def run_passes(
     `check` verifies the network after each firing and names the pass in the error. `keep(layer)` may give a reason why a layer must not be
     fused (`--noFuse`), and `refuses(layer)` why a new fused layer is useless (no tactic computes it): such a firing is undone and recorded
     as a skip. `channel_alignment` is the number of bytes of a pixel's channels that the machine's kernels read at once.
-    Raises NetworkError when a pass breaks the network or passes do not converge.
+    Raises NetworkError when a pass breaks the network or passes do not converge, MemoryLimitError for constants beyond the model's budget.
     """
     chosen = list(passes) if passes is not None else select()
     log = PassLog(order=[p.name for p in chosen])
@@ -124,6 +124,8 @@ class _Run:
                 verify(self.check)
         except NetworkError as e:
             raise NetworkError(f"pass {p.name}: {e}") from e
+        except MemoryError as e:
+            raise MemoryLimitError(f"pass {p.name} needs more memory than this machine has: {e or 'MemoryError'}. Lower the shapes.") from e
         return len(self.log.fired) > before
 
     def run_network_pass(self, p: Pass) -> None:

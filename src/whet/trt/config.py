@@ -54,6 +54,7 @@ _REFUSED = {
     BuilderFlag.FP4: "whet has no FP4",
     BuilderFlag.EDITABLE_TIMING_CACHE: "`whet build --lock` fixes a selection",
 }
+_DEFAULT_SOURCES = 1 << TacticSource.EDGE_MASK_CONVOLUTIONS | 1 << TacticSource.JIT_CONVOLUTIONS  # TensorRT 10's default
 _LAYER_PRECISIONS = {DataType.FLOAT: "fp32", DataType.HALF: "fp16", DataType.BF16: "bf16", DataType.INT8: "int8", DataType.FP8: "fp8"}
 
 
@@ -130,7 +131,7 @@ class IBuilderConfig(Handle):
 
     def get_tactic_sources(self) -> int:
         """The bits of TacticSource."""
-        return (1 << len(TacticSource)) - 1 if self._tactic_sources < 0 else self._tactic_sources
+        return _DEFAULT_SOURCES if self._tactic_sources < 0 else self._tactic_sources
 
     # devices
 
@@ -267,7 +268,10 @@ class IBuilderConfig(Handle):
                 others = tuple(p for p in config.precisions if p != "int8")
                 plan = build_int8(net, dataclasses.replace(config, precisions=others), calibration, progress=progress)
             if calibration is not None and self.int8_calibrator is not None and calibration.samples is not None and calibration.cache:
-                self.int8_calibrator.write_calibration_cache(memoryview(Path(calibration.cache).read_bytes()))
+                written = Path(calibration.cache)
+                if not written.exists():  # the network has no layer that 8 bits could compute, so the cache has no scales
+                    write_cache(written, Ranges())
+                self.int8_calibrator.write_calibration_cache(memoryview(written.read_bytes()))
             if self._timing_cache is not None and file.exists():
                 self._timing_cache.data = file.read_bytes()
         return plan

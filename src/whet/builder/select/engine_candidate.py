@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -12,7 +13,9 @@ from whet.builder.select.formats import Assignment
 from whet.builder.select.search import Search
 from whet.engine.plan import EnginePlan
 from whet.errors import BackendError, BuildError
+from whet.measure.compare import compare
 from whet.measure.option import Option
+from whet.measure.policy import ENGINES
 from whet.measure.statistics import noise_between, spread, typical
 from whet.measure.timing_cache import Timed
 from whet.network import Network
@@ -71,7 +74,7 @@ class EngineCandidate:
 
 
 class BenchmarkHarness:
-    """Runs engines on the same inputs, with one shared copy of every weight."""
+    """Runs and times engines on the same inputs, with one shared copy of every weight."""
 
     def __init__(self, search: Search, inputs: Mapping[str, np.ndarray]):
         self.search, self.inputs = search, inputs
@@ -93,6 +96,24 @@ class BenchmarkHarness:
             raise BrokenKernel(layer, e.chosen[layer], str(error)) from error
         e.bound = bound
         return bound
+
+    def measure(self, candidates: Sequence[EngineCandidate]) -> None:
+        """Times the candidates interleaved and sets their samples. Raises BrokenKernel if one of their kernels fails."""
+        assert self.search.timer is not None
+        bounds = [self.bind(e) for e in candidates]
+        ranking = compare([partial(_run_once, b) for b in bounds], ENGINES, watch=self.search.backend.watch, loads=self.search.timer.loads)
+        for e, samples in zip(candidates, ranking.samples, strict=True):
+            e.samples, e.disturbed, e.drift = [s * 1e3 for s in samples], ranking.disturbed, 1.0
+
+
+def _run_once(bound: BoundEngine) -> float:
+    return bound.seconds(1)[0]
+
+
+def select_earliest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
+    """The first candidate that is not slower than the fastest by more than the noise."""
+    best = min(candidates, key=lambda e: e.ms)
+    return next(e for e in candidates if e.ms - best.ms <= ENGINES.tolerance(best.ms, e.noise(best)))
 
 
 def find_failing_layer(bound: BoundEngine) -> str | None:

@@ -31,6 +31,10 @@ class Assignment:
     core: tuple[str, ...] = ()
     tried: dict[str, float] = field(default_factory=dict)
 
+    def differs_from(self, other: Assignment) -> bool:
+        """True if another assignment has other layers or picks another option for one of them."""
+        return self.picked.keys() != other.picked.keys() or any(self.picked[n] is not other.picked[n] for n in self.picked)
+
 
 @dataclass(frozen=True)
 class Link:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from whet.builder.candidates.filter import stores_float16
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.views import ViewClashError, resolve_clashes
-from whet.builder.select.engine_candidate import BenchmarkHarness, BrokenKernel, EngineCandidate, Make
+from whet.builder.select.engine_candidate import BenchmarkHarness, BrokenKernel, EngineCandidate, Make, select_earliest
 from whet.builder.select.formats import Assignment, ReformatCost, choose, links, total
 from whet.builder.select.fusion import time_unfused, unfuse_slower
 from whet.builder.select.refine import refine_in_network
@@ -16,10 +16,9 @@ from whet.builder.select.search import SUM_MARGIN, Search
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.engine.report import EngineTime, SelectionRecord
-from whet.measure.compare import compare
 from whet.measure.layer_profile import profile_layers
 from whet.measure.option import Option
-from whet.measure.policy import ENGINE_NEAR, ENGINES, RECALL_DOUBT
+from whet.measure.policy import ENGINE_NEAR, RECALL_DOUBT
 from whet.network import Network, Tensor
 from whet.tactics import Operand
 
@@ -66,15 +65,15 @@ def select_engine(search: Search, make: Make) -> SelectedEngine:
         return SelectedEngine(first, [], first.assignment.cost)
     search.log.stage("whole engines", len(candidates) + 3)  # the engine of runners-up, the refined engine, the final run
     harness = BenchmarkHarness(search, probe_inputs(candidates[0].plan.network, search.config.seed, probe_shapes(candidates[0].plan)))
-    best = _compare_engines(search, make, harness, list(candidates))
+    best = time_and_select(search, make, harness, list(candidates))
     if search.retime_contradictions(best.candidate.lowered, best.chosen, best.candidate.ms):
         time_unfused(search)
         candidates = _list_engines(search, make)
-        best = _compare_engines(search, make, harness, list(candidates))
-    return _compare_engines(search, make, harness, candidates, remeasure=True) if best.is_doubtful else best
+        best = time_and_select(search, make, harness, list(candidates))
+    return time_and_select(search, make, harness, candidates, remeasure=True) if best.is_doubtful else best
 
 
-def _compare_engines(
+def time_and_select(
     search: Search, make: Make, harness: BenchmarkHarness, candidates: list[EngineCandidate], *, remeasure: bool = False
 ) -> SelectedEngine:
     """The fastest of these and of one with kernels selected in the network. Cached times are used unless `remeasure`."""
@@ -93,11 +92,10 @@ def _compare_engines(
                 e.drift = 1.0 if e in retimed else leader.ms / leader_ms  # candidates that were not re-timed are scaled by the drift factor
             if overlaps and refined.ms <= min(e.ms for e in candidates):
                 candidates.insert(0, candidates.pop())  # preferred even within the noise: each of its changes was faster in the network
-    selected = _select_earliest(candidates)
+    selected = select_earliest(candidates)
     recalled = not selected.samples
     if recalled:
-        harness.bind(selected)
-        _measure_times(search, [selected])  # for the report, and to check the cached times
+        harness.measure([selected])  # for the report, and to check the cached times
     search.log.step("in place")
     selected.plan.report.latency_ms = selected.ms
     bound = harness.bind(selected)
@@ -112,9 +110,7 @@ def _set_times(search: Search, candidates: list[EngineCandidate], harness: Bench
     for k, e in enumerate(candidates):
         e.samples, e.recalled_time, e.drift = [], None if known is None else known[k], 1.0
     if known is None:
-        for e in candidates:
-            harness.bind(e)
-        _measure_times(search, candidates)
+        harness.measure(candidates)
         search.history.write_times(candidates)
 
 
@@ -151,13 +147,9 @@ def _try_list_engines(search: Search, make: Make) -> list[EngineCandidate]:
         variants += _filter_variants(search, variants, _other_variants(search, variants[0], options if variants[0] is first else None))
     distinct: list[_Variant] = []
     for variant in variants:
-        if all(_differ(variant.assignment, other.assignment) for other in distinct):
+        if all(variant.assignment.differs_from(other.assignment) for other in distinct):
             distinct.append(variant)
     return [_make_candidate(search, variant, make) for variant in distinct[: max(search.config.whole_engines, 1) if several else 1]]
-
-
-def _differ(a: Assignment, b: Assignment) -> bool:
-    return a.picked.keys() != b.picked.keys() or any(a.picked[n] is not b.picked[n] for n in a.picked)
 
 
 def _unfused_variant(search: Search) -> _Variant | None:
@@ -214,24 +206,4 @@ def _only_format(options: Mapping[str, list[Option]], f: str) -> dict[str, list[
     return {n: [o for o in group if any(x.format == f for x in o.signature.outputs)] or group for n, group in options.items()}
 
 
-def _measure_times(search: Search, candidates: Sequence[EngineCandidate]) -> None:
-    """Times whole engines interleaved; sets their samples."""
-    assert search.timer is not None
-
-    def run_of(e: EngineCandidate) -> Callable[[], float]:
-        bound = e.bound
-        assert bound is not None
-        return lambda: bound.seconds(1)[0]
-
-    ranking = compare([run_of(e) for e in candidates], ENGINES, watch=search.backend.watch, loads=search.timer.loads)
-    for e, samples in zip(candidates, ranking.samples, strict=True):
-        e.samples, e.disturbed, e.drift = [s * 1e3 for s in samples], ranking.disturbed, 1.0
-
-
-def _select_earliest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
-    """The first candidate that is not slower than the fastest by more than the noise."""
-    best = min(candidates, key=lambda e: e.ms)
-    return next(e for e in candidates if e.ms - best.ms <= ENGINES.tolerance(best.ms, e.noise(best)))
-
-
-__all__ = ["BrokenKernel", "SelectedEngine", "select_engine"]
+__all__ = ["BrokenKernel", "SelectedEngine", "select_engine", "time_and_select"]

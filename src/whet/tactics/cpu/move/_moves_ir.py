@@ -24,35 +24,36 @@ def context_words(sources: int) -> tuple[str, ...]:
     return ("target", "numbers", *(f"source{k}" for k in range(sources)), "rows", "share")
 
 
-def moves_ir(moves: Moves, has_avx512dq: bool) -> str:
-    """`moves(context)`. Raises Refused."""
+def moves_ir(moves: Moves, has_avx512dq: bool, longest: int = LONGEST) -> str:
+    """`moves(context)`. Raises Refused for more than `longest` instructions, and for trees without code."""
     module = Module()
     with parallel_kernel(module, "moves", context_words(len(moves.sources)), "rows") as (f, words):
-        _emit_rows(f, words, moves, has_avx512dq)
+        _emit_rows(f, words, moves, has_avx512dq, longest)
     return str(module)
 
 
 def rows_function(module: Module, moves: Moves, has_avx512dq: bool) -> Function:
     """Only `moves.part(context, begin, end)`, for kernels that call it for some rows. Raises Refused."""
     with range_function(module, "moves", context_words(len(moves.sources))) as (f, words):
-        _emit_rows(f, words, moves, has_avx512dq)
+        _emit_rows(f, words, moves, has_avx512dq, LONGEST)
     return f
 
 
-def _emit_rows(f: Function, words: SimpleNamespace, moves: Moves, has_avx512dq: bool) -> None:
+def _emit_rows(f: Function, words: SimpleNamespace, moves: Moves, has_avx512dq: bool, longest: int) -> None:
     activations = Activations(f, has_avx512dq)
     target, numbers, *sources = (getattr(words, w).as_pointer(FLOAT) for w in context_words(len(moves.sources))[:-2])
     with f.loop(words.begin, words.end) as rows:
-        _Row(f, moves, activations, rows.index, target.at(rows.index * moves.columns), numbers, sources).emit(moves.root, {})
+        _Row(f, moves, activations, longest, rows.index, target.at(rows.index * moves.columns), numbers, sources).emit(moves.root, {})
 
 
 class _Row:
     """Emits one row. `known` are values of enclosing blocks: of indices, and of (node, lanes)."""
 
     def __init__(
-        self, f: Function, moves: Moves, activations: Activations, row: Value, target: Pointer, numbers: Pointer, sources: list[Pointer]
-    ) -> None:
-        self.f, self.moves, self.activations = f, moves, activations
+        self, f: Function, moves: Moves, activations: Activations, longest: int, row: Value, target: Pointer, numbers: Pointer,
+        sources: list[Pointer],
+    ) -> None:  # fmt: skip
+        self.f, self.moves, self.activations, self.longest = f, moves, activations, longest
         self.row, self.target, self.numbers, self.sources = row, target, numbers, sources
         self._emitters = {
             "source": self._source, "constant": self._constant, "blocked": self._blocked, "choice": self._choice, "step": self._step
@@ -79,8 +80,8 @@ class _Row:
                     target.store(value)
                 else:
                     target.store_masked(value, _mask(lanes))
-        if f.size > LONGEST:
-            raise Refused(f"more than {LONGEST} instructions for a row")
+        if f.size > self.longest:
+            raise Refused(f"more than {self.longest} instructions for a row")
         return []
 
     def _cases(self, place: Place, limits: Sequence[int], roots: Sequence[Node], known: dict) -> list[Value]:

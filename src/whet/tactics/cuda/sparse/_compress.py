@@ -43,14 +43,14 @@ class Group:
     nan: bool
 
 
-def find_violation(matrix: np.ndarray) -> Group | None:
+def find_violation(matrix: np.ndarray, block_elements: int = _BLOCK_OF_ROWS) -> Group | None:
     """The first group of four along the last axis that is not 2:4 or holds a NaN, or None. -0.0 is a zero.
 
-    matrix: [rows, K] of any float or integer type. Raises ValueError if K is no multiple of 4.
+    matrix: [rows, K] of any float or integer type, examined in parts of `block_elements`. Raises ValueError if K is no multiple of 4.
     """
     if matrix.shape[1] % 4:
         raise ValueError(f"rows of {matrix.shape[1]} elements have no whole groups of four")
-    for start, block in _row_blocks(matrix):
+    for start, block in _row_blocks(matrix, block_elements):
         bad = _COUNT[_nonzero_mask(block)] > 2
         nan = (block != block).reshape(*bad.shape, 4).any(-1)
         bad |= nan
@@ -73,7 +73,7 @@ def compress(matrix: np.ndarray) -> Compressed:
         raise ValueError(f"{where} hold a NaN" if bad.nan else f"{where} have {bad.nonzeros} non-zeros; 2:4 weights have at most two")
     rows, columns = matrix.shape
     values, metadata = np.empty((rows, columns // 2), matrix.dtype), np.empty((rows, columns // 4), np.uint8)
-    for start, block in _row_blocks(matrix):
+    for start, block in _row_blocks(matrix, _BLOCK_OF_ROWS):
         positions = _POSITIONS[_nonzero_mask(block)]
         kept = np.take_along_axis(block.reshape(*positions.shape[:2], 4), positions, axis=-1)
         values[start : start + len(block)] = kept.reshape(len(block), -1)
@@ -81,9 +81,9 @@ def compress(matrix: np.ndarray) -> Compressed:
     return Compressed(values, metadata)
 
 
-def _row_blocks(matrix: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, rows) of parts of a matrix that are examined at once."""
-    rows = max(1, _BLOCK_OF_ROWS // max(1, matrix.shape[1]))
+def _row_blocks(matrix: np.ndarray, elements: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, rows) of parts of a matrix of at most `elements` elements, or one row."""
+    rows = max(1, elements // max(1, matrix.shape[1]))
     for start in range(0, len(matrix), rows):
         yield start, matrix[start : start + rows]
 

@@ -1,0 +1,103 @@
+"""The engine comparisons of `whet compare`: saved engines, models built for it, optimization levels, and passes switched off one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from math import isinf
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whet.cli._console import Bar
+
+
+def compare_files(paths: tuple[str, ...], config: Any, shapes: Any, seconds: float, top: int, as_json: bool) -> None:
+    """Compares engines and models; models are built with `config`."""
+    from whet.builder.build import build
+    from whet.cli._model import network_for
+    from whet.cli._runners import is_engine
+    from whet.engine import read_engine
+
+    stems = [Path(p).stem for p in paths]
+    names = stems if len(set(stems)) == len(stems) else list(paths)
+    plans = {}
+    with Bar("building") as bar:
+        for k, (name, path) in enumerate(zip(names, paths, strict=True)):
+            bar.update(k, len(paths), name)
+            plans[name] = read_engine(path) if is_engine(path) else build(network_for(path, None)[0], config)
+    _report(plans, shapes, seconds, top, as_json)
+
+
+def compare_builds(path: str, config: Any, shapes: Any, seconds: float, top: int, as_json: bool, *, ablate: bool) -> None:
+    """Compares builds of one model: all optimization levels and a build without passes, or with `ablate` the build without each pass that fired."""
+    from whet.builder.build import build
+    from whet.cli._model import network_for
+
+    net, _ = network_for(path, None)
+    with Bar("building") as bar:
+        if ablate:
+            plans = {"all passes": build(net, config)}
+            fired = list(dict.fromkeys(name for name, *_ in plans["all passes"].report.passes.fired))
+            for k, name in enumerate(fired):
+                bar.update(k + 1, len(fired) + 1, f"without {name}")
+                plans[f"-{name}"] = build(net, dataclasses.replace(config, passes=(*config.passes, f"-{name}")))
+        else:
+            variants = {f"level {n}": {"optimization_level": n} for n in (3, 0, 1, 2, 4, 5)} | {"passes=none": {"passes": ("none",)}}
+            plans = {}
+            for k, (name, changes) in enumerate(variants.items()):
+                bar.update(k, len(variants), name)
+                plans[name] = build(net, dataclasses.replace(config, **changes))
+    _report(plans, shapes, seconds, top, as_json, per_layer=False)
+
+
+def _report(plans: Mapping[str, Any], shapes: Any, seconds: float, top: int, as_json: bool, *, per_layer: bool = True) -> None:
+    from whet.cli._console import console, print_table
+    from whet.inspector import layer_facts
+    from whet.inspector.alignment import align_layers
+    from whet.measure.engine_comparison import compare_engines, comparison_records
+    from whet.runtime import Runtime
+
+    rows = compare_engines({n: Runtime().load(p) for n, p in plans.items()}, shapes=shapes, seconds=seconds)
+    aligned = align_layers(list(plans.values())) if per_layer else []
+    facts = {n: layer_facts(p) for n, p in plans.items()}
+    moved = {n: sum(f.bytes for f in fs) / 1e6 for n, fs in facts.items()}
+    launches = {n: sum(not f.choice.tactic.endswith("view") for f in fs) for n, fs in facts.items()}
+    if as_json:
+        built = {n: {"build_seconds": p.report.build_seconds, "layers": launches[n], "mb_moved": moved[n]} for n, p in plans.items()}
+        data = {"engines": [r | built[r["name"]] for r in comparison_records(rows)], "layers": [a.to_dict() for a in aligned]}
+        click.echo(json.dumps(data, indent=1))
+        return
+    out = console()
+    table = [
+        [
+            r.name, f"{r.latency_ms:.4f}", f"{r.interval_ms[0]:.4f}..{r.interval_ms[1]:.4f}", "" if r is rows[0] else f"{100 * r.change:+.1f}%",
+            f"{plans[r.name].report.build_seconds or 0:.1f}", str(launches[r.name]), f"{moved[r.name]:.2f}", _decibels(r.snr_db),
+        ]
+        for r in rows
+    ]  # fmt: skip
+    print_table(out, ["engine", ">ms", ">95 % interval", ">change", ">build s", ">launches", ">MB", ">SNR dB"], table)
+    for r in rows[1:]:
+        out.print(f"{r.name}: {r.verdict}; outputs differ by at most {r.max_error:.3g}" if r.max_error is not None else f"{r.name}: {r.verdict}")
+    if per_layer:
+        print_aligned(out, list(plans), [a for a in aligned if not a.same_choices][:top])
+
+
+def _decibels(snr: float | None) -> str:
+    return "" if snr is None else "equal" if isinf(snr) and snr > 0 else f"{snr:.1f}"
+
+
+def print_aligned(out: Any, names: list[str], aligned: list[Any]) -> None:
+    """Prints the groups of layers that differ: one line for the nodes and one for each engine, with recorded time, tactics and types."""
+    if not aligned:
+        out.print("All layers run on the same tactics in the same types.")
+        return
+    out.print("Layers that differ (times as recorded by the builds):")
+    width = max(map(len, names))
+    for a in aligned:
+        out.print(f"{a.name}" + ("" if a.same_fusion else "  (fused differently)"))
+        for k, name in enumerate(names):
+            ms = a.ms(k)
+            out.print(f"  {name.ljust(width)}  {'-' if ms is None else f'{ms:.4f}'} ms  {a.description(k)}")

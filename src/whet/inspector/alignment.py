@@ -1,0 +1,82 @@
+"""Layers of several engines side by side, aligned by the source nodes that they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whet.engine import EnginePlan
+from whet.inspector.facts import LayerFacts, layer_facts
+from whet.inspector.summary import short_name, storage_types
+
+NO_NODE = "(added by the builder)"
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Source nodes that share layers in at least one engine, and the layers of each engine that compute them, in execution order."""
+
+    nodes: tuple[str, ...]
+    layers: tuple[tuple[LayerFacts, ...], ...]
+
+    @property
+    def name(self) -> str:
+        """The first node and the number of the others."""
+        return short_name(" + ".join(self.nodes)) if self.nodes else NO_NODE
+
+    def ms(self, k: int) -> float | None:
+        """The sum of the layers' recorded times in engine `k`; None if one of them was not timed."""
+        times = [f.ms for f in self.layers[k]]
+        return None if not times or None in times else sum(t for t in times if t is not None)
+
+    def description(self, k: int) -> str:
+        """Tactics and storage types of the layers in engine `k`: "cpu/direct_conv f32", several layers joined by " | "."""
+        return " | ".join(f"{f.choice.tactic} {storage_types(f)}" for f in self.layers[k]) or "-"
+
+    @property
+    def same_fusion(self) -> bool:
+        """True if all engines cut these nodes into the same layers."""
+        return len({frozenset(frozenset(f.layer.sources) for f in layers) for layers in self.layers}) == 1
+
+    @property
+    def same_choices(self) -> bool:
+        """True if all engines compute these nodes by the same tactics and configs in the same types and formats."""
+        choices = {tuple((f.choice.tactic, f.choice.config, f.choice.inputs, f.choice.outputs) for f in layers) for layers in self.layers}
+        return self.same_fusion and len(choices) == 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON data."""
+        engines = [
+            [
+                {"layer": f.name, "tactic": f.choice.tactic, "kernel": f.choice.implementation, "types": storage_types(f), "ms": f.ms}
+                for f in layers
+            ]
+            for layers in self.layers
+        ]  # fmt: skip
+        return {"nodes": list(self.nodes), "same_fusion": self.same_fusion, "same_choices": self.same_choices, "engines": engines}
+
+
+def align_layers(plans: Sequence[EnginePlan]) -> list[Aligned]:
+    """Groups of layers in the order of the first engine; layers without a source node (reformats) form the last group."""
+    rows = [layer_facts(p) for p in plans]
+    group: dict[str, str] = {}  # node -> a node of its group; roots are their own
+
+    def root(node: str) -> str:
+        while group.setdefault(node, node) != node:
+            node = group[node]
+        return node
+
+    for facts in rows:
+        for f in facts:
+            for other in f.layer.sources[1:]:
+                group[root(other)] = root(f.layer.sources[0])
+    members: dict[str, tuple[dict[str, None], list[list[LayerFacts]]]] = {}
+    for k, facts in enumerate(rows):
+        for f in facts:
+            key = root(f.layer.sources[0]) if f.layer.sources else ""
+            nodes, layers = members.setdefault(key, ({}, [[] for _ in plans]))
+            nodes.update(dict.fromkeys(f.layer.sources))
+            layers[k].append(f)
+    ordered = sorted(members.items(), key=lambda item: item[0] == "")
+    return [Aligned(tuple(nodes), tuple(map(tuple, layers))) for _, (nodes, layers) in ordered]

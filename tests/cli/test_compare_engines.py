@@ -1,0 +1,107 @@
+"""`whet compare` of engines, levels and passes, and `whet diff`."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import whet
+from whet.cli import group
+from whet.inspector.alignment import NO_NODE, align_layers
+from whet.measure.engine_comparison import output_difference
+from whet.network import parse_network
+
+NET = """network n source
+in %x: f32[1,8,16,16]
+const %w: f32[8,8,3,3] = seed(1)
+%c = Conv(%x, %w, pads=(1,1,1,1))
+%y = Relu(%c)
+out %y
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("engines")
+    model = whet.save_onnx(parse_network(NET), folder / "n.onnx")
+    for name, changes in {"fused": {"optimization_level": 1}, "plain": {"optimization_level": 0, "passes": ("none",)}}.items():
+        whet.build(model, timing_cache="", **changes).save(folder / f"{name}.engine")
+    return folder
+
+
+def call(*arguments):
+    return CliRunner().invoke(group, list(map(str, arguments)), catch_exceptions=True)
+
+
+def test_engines_are_timed_in_turns_and_aligned(files):
+    done = call("compare", files / "fused.engine", files / "plain.engine", "--seconds=0.05", "--json")
+    data = json.loads(done.output)
+    first, second = data["engines"]
+    assert (first["name"], first["change"], second["name"]) == ("fused", 0.0, "plain")
+    assert second["snr_db"] is None or second["snr_db"] > 80
+    low, high = second["change_interval"]
+    assert low <= second["change"] <= high
+    (conv,) = [g for g in data["layers"] if len(g["nodes"]) == 2]
+    assert [len(e) for e in conv["engines"]] == [1, 2]
+    assert not conv["same_fusion"]
+    text = " ".join(call("compare", files / "fused.engine", files / "plain.engine", "--seconds=0.05").output.split())  # lines may be wrapped
+    assert "(fused differently)" in text
+    assert "plain: " in text
+    assert "outputs differ by at most" in text
+
+
+def test_levels_and_ablation_of_a_model(files):
+    done = call("compare", "--ablate", files / "n.onnx", "--seconds=0.02", "--json", "--timingCacheFile", files / "t.cache")
+    names = [e["name"] for e in json.loads(done.output)["engines"]]
+    assert names[0] == "all passes"
+    assert any(n.startswith("-fuse") for n in names)
+    done = call("compare", "--levels", files / "n.onnx", "--seconds=0.02", "--json", "--timingCacheFile", files / "t.cache")
+    engines = {e["name"]: e for e in json.loads(done.output)["engines"]}
+    assert list(engines) == ["level 3", "level 0", "level 1", "level 2", "level 4", "level 5", "passes=none"]
+    assert engines["passes=none"]["layers"] > engines["level 3"]["layers"]
+    assert all(e["build_seconds"] > 0 and e["mb_moved"] > 0 for e in engines.values())
+
+
+def test_diff_runs_nothing_and_tells_by_its_exit_code(files):
+    same = call("diff", files / "fused.engine", files / "fused.engine")
+    assert (same.exit_code, same.output) == (0, "No differences.\n")
+    done = call("diff", files / "fused.engine", files / "plain.engine")
+    assert done.exit_code == 1
+    assert "optimization_level: 1 -> 0" in done.output
+    assert "(fused differently)" in done.output
+    assert json.loads(call("diff", files / "fused.engine", files / "plain.engine", "--json").output)["options"]["optimization_level"] == [1, 0]
+
+
+def test_diff_of_locks(files):
+    for name in ("fused", "plain"):
+        whet.builder.save_lock(whet.read_engine(files / f"{name}.engine"), files / f"{name}.json")
+    assert call("diff", files / "fused.json", files / "fused.json").exit_code == 0
+    rows = json.loads(call("diff", files / "fused.json", files / "plain.json", "--json").output)["layers"]
+    assert any(r["first"] == "-" or r["second"] == "-" for r in rows)
+    assert "one is an engine" in str(call("diff", files / "fused.json", files / "plain.engine").exception)
+
+
+def test_mistakes(files):
+    for arguments, message in (
+        (("--levels", files / "fused.engine"), "takes one model"),
+        (("--levels", "--ablate", files / "n.onnx"), "takes one model"),
+        ((files / "fused.engine", files / "plain.engine", "--noEngines"), "--noEngines counts models only"),
+    ):
+        assert message in str(call("compare", *arguments).exception)
+
+
+def test_alignment_keeps_every_layer_once(files):
+    plans = [whet.read_engine(files / f"{n}.engine") for n in ("fused", "plain")]
+    groups = align_layers(plans)
+    for k, plan in enumerate(plans):
+        assert sorted(f.layer.name for g in groups for f in g.layers[k]) == sorted(x.name for x in plan.network.layers)
+    assert [g.name for g in groups if not g.nodes] in ([], [NO_NODE])
+
+
+def test_output_differences():
+    a = np.array([3.0, 4.0])
+    assert output_difference({"y": a}, {"y": a}) == (float("inf"), 0.0)
+    snr, worst = output_difference({"y": a}, {"y": a + 0.5})
+    assert (round(snr, 3), worst) == (16.99, 0.5)
+    assert output_difference({"y": a}, {"z": a}) == (None, None)
