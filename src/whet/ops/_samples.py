@@ -9,7 +9,6 @@ import numpy as np
 from whet.network import Layer, Network, Tensor, parse_type, static_shape
 from whet.ops._base import OPS, Sample
 
-
 #: arrays by (id of the sample, seed), with the sample, so that its id stays its own; under 1 MB for the samples of all ops
 _ARRAYS: dict[tuple[int, str], tuple[Sample, list[np.ndarray | None]]] = {}
 
