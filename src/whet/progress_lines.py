@@ -51,12 +51,13 @@ class ProgressLines:
     def __exit__(self, *_: Any) -> None:
         global _printer
         with _lock:
-            _activities.remove(self._activity)
             ended = _printer if _printer is not None and _printer.owner is self._activity else None
             if ended is not None:
                 _printer = None
         if ended is not None:
             ended.stop()
+        with _lock:
+            _activities.remove(self._activity)
 
 
 def interval() -> float:

@@ -14,9 +14,11 @@ import whet
 from whet.builder import Silent
 from whet.cli import group
 from whet.cli._console import Bar
+from whet.network import Network, parse_type
 from whet.progress_lines import SECONDS, ProgressLines, Steps, interval
 from whet.report.search_live import SearchLive
 
+TAYLOR = ["--calibData=@inputs.npz", "--importance=taylor1", "--labels=@labels.npy"]
 LINE = re.compile(r"^\d+ s: (.*)$", re.MULTILINE)
 
 
@@ -30,6 +32,12 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("progress")
     whet.zoo.save("lenet5", folder / "m.onnx")
     whet.build(folder / "m.onnx", optimization_level=0, progress=Silent()).save(folder / "m.engine")
+    net = Network("deep")
+    value = net.add_input("x", parse_type("f32[4]"))
+    for _ in range(500):
+        value = net.add("Relu", value)
+    net.mark_output(value)
+    whet.save_onnx(net, folder / "deep.onnx")
     rng = np.random.default_rng(0)
     x = rng.standard_normal((64, 1, 32, 32), np.float32)
     np.savez(folder / "data.npz", input=x, labels=rng.integers(0, 10, 64))
@@ -49,10 +57,10 @@ def lines_of(folder, *arguments: str) -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "activity"),
     [
-        (["check", "@m.onnx"], "whet check"),
+        (["check", "@deep.onnx"], "whet check"),
         (["exec", "--onnx=@m.onnx", "--builderOptimizationLevel=0", "--iterations=1", "--duration=0", "--noBuilderCache"], "whet exec, candidates"),
         (["exec", "--loadEngine=@m.engine", "--iterations=1", "--duration=0", "--warmUp=0"], "whet exec"),
-        (["prune", "@m.onnx", "-o", "@p.onnx", "--calibData=@inputs.npz", "--importance=taylor1", "--labels=@labels.npy"], "whet prune, pruning.*importance"),
+        (["prune", "@m.onnx", "-o", "@p.onnx", *TAYLOR], "whet prune, pruning.*importance"),
         (["retune", "@m.engine", "-o", "@r.engine", "--timingCacheFile=@cache"], "whet retune, "),
         (["latency-table", "@m.onnx", "--most=2"], "whet latency-table, timing"),
         (["compare", "@m.onnx", "@n.onnx", "--seconds=0.05"], "whet compare, building"),
