@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import UsageError
-from whet.files import replacing
+from whet.files import read_json_text, replacing
 from whet.report.stage import STAGE
 
 JOB, RESULT, LOG, LOCK = "job.json", "result.json", "log.txt", "lock"
@@ -102,8 +102,8 @@ def write_json(path: Path, data: Any) -> None:
 def read_json(path: Path) -> Any:
     """Parsed JSON; None for a missing or malformed file."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        return json.loads(read_json_text(path))
+    except (OSError, ValueError, RecursionError):
         return None
 
 
