@@ -86,10 +86,11 @@ def _array(f: IO[bytes], size: int, name: str) -> np.ndarray:
     version = np.lib.format.read_magic(f)
     if version not in ((1, 0), (2, 0)):
         raise _NoNumbers(f"{name} has format {version[0]}.{version[1]}, which is for arrays of records")
-    length = f.read(2 if version == (1, 0) else 4)
-    if int.from_bytes(length, "little") > _LONGEST_HEADER:
-        raise _Unsuitable(f"{name} has a header of {int.from_bytes(length, 'little'):,} bytes, more than any array of numbers needs")
-    header = io.BytesIO(length + f.read(int.from_bytes(length, "little")))
+    field = f.read(2 if version == (1, 0) else 4)
+    header_size = int.from_bytes(field, "little")
+    if header_size > _LONGEST_HEADER:
+        raise _Unsuitable(f"{name} has a header of {header_size:,} bytes, more than any array of numbers needs")
+    header = io.BytesIO(field + f.read(header_size))
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(header)
     if dtype.hasobject:
