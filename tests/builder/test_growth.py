@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from support.operations import count_opcodes
+from whet.backends import get_backend
 from whet.builder.memory.free_ranges import FreeRanges
 from whet.builder.memory.planner import Block, Use, list_overlaps, plan_memory
 from whet.builder.select.beam import small_frontier_order
@@ -14,6 +15,7 @@ from whet.builder.select.pbqp import Problem
 from whet.engine.intersections import Rectangle, intersections
 from whet.network import Network, parse_type
 from whet.rewrite import Graph, run_passes
+from whet.tactics import tactics_of
 
 LIMIT = 7.0
 
@@ -84,6 +86,22 @@ def test_later_readers_come_in_order_without_removed_ones():
     g.set_position(added, g.position(third) + 0.5)
     assert list(g.later_readers(x, first)) == [third, added, fourth]
     assert list(g.later_readers(x, fourth)) == []
+
+
+@pytest.mark.parametrize("name", ["cpu/onednn_split", "cpu/part_view"])
+def test_planning_a_split_into_many_parts(name):
+    tactic, backend = next(t for t in tactics_of("cpu") if t.name == name), get_backend("cpu")
+    if tactic.missing_library():
+        pytest.skip("oneDNN is not installed")
+
+    def work(n):
+        net = Network("split")
+        net.add("Split", net.add_input("x", parse_type(f"f32[{n},16]")), axis=0, num_outputs=n)
+        (layer,) = net.layers
+        signature = tactic.signatures(layer, backend)[0]
+        return lambda: tactic.plan(layer, signature, (), backend)
+
+    assert growth(work, 20) < LIMIT
 
 
 def test_reducing_and_ordering_a_problem():
