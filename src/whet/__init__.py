@@ -25,6 +25,7 @@ from whet.registry import on_demand
 
 if TYPE_CHECKING:
     from whet import api as api
+    from whet import array_files as array_files
     from whet import backends as backends
     from whet import builder as builder
     from whet import cli as cli
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from whet import ort as ort
     from whet import passes as passes
     from whet import precision as precision
+    from whet import progress_lines as progress_lines
     from whet import pruning as pruning
     from whet import registry as registry
     from whet import report as report
