@@ -170,3 +170,43 @@ def test_an_engine_with_views_is_saved_and_loaded(tmp_path):
         outs.append(bound.fetch())
     for a, b in zip(outs[0].values(), outs[1].values(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def channels_last(seed: int) -> Network:
+    """Random ConvNeXt-like blocks: convolutions, and layers on transposed values in between, whose inputs may have later readers."""
+    rng, net = np.random.default_rng(seed), Network(f"channels_last_{seed}")
+
+    def weight(*shape):
+        return net.constant((rng.standard_normal(shape) / 4).astype("f4"), "w")
+
+    values = [net.add("Conv", net.add_input("x", parse_type("f32[2,16,6,6]")), weight(16, 16, 1, 1))]
+    for _ in range(4):
+        v = values[rng.integers(len(values))]
+        y = net.add("Transpose", net.add("Conv", v, weight(16, 1, 3, 3), group=16, pads=(1, 1, 1, 1)), perm=(0, 2, 3, 1))
+        if rng.integers(2):
+            y = net.add("LayerNormalization", y, weight(16), weight(16), axis=-1)
+        z = net.add("MatMul", net.add("Gelu", net.add("MatMul", y, weight(16, 32))), weight(32, 16))
+        z = net.add("Add", y, z) if rng.integers(2) else z
+        values.append(net.add("Add", v, net.add("Mul", net.add("Transpose", z, perm=(0, 3, 1, 2)), weight(16, 1, 1))))
+        if not rng.integers(3):
+            values.append(net.add("Relu", y.maker.inputs[0] if y.maker.op == "Transpose" else values[-1]))
+    for i, v in enumerate(values[-2:]):
+        net.mark_output(v, f"y{i}")
+    return net
+
+
+def test_transposes_to_and_from_channels_last_cost_nothing():
+    views = 0
+    for seed in range(6):
+        net = channels_last(seed)
+        plan = build(net, dataclasses.replace(QUICK, optimization_level=0, verify=False))
+        check_plan(plan)
+        views += sum(bool(plan.choices[x.name].inplace) for x in plan.network.layers if x.op == "Transpose")
+        feed = inputs(net)
+        bound = bind(plan, CPU)
+        for _ in range(2):  # the second run overwrites the values of the first
+            bound.feed(feed)
+            bound.run()
+            for (name, want), got in zip(run_network(net, feed, widen=True).items(), bound.fetch().values(), strict=True):
+                assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max(), name
+    assert views >= 6

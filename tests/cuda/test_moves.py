@@ -21,7 +21,7 @@ from whet.builder import BuildConfig, build
 from whet.builder.precision.int8 import prepare
 from whet.composites.moves import detector_head_sample
 from whet.frontends.onnx import network_from_onnx
-from whet.network import parse_network, static_shape, to_stored
+from whet.network import Network, parse_network, parse_type, static_shape, to_stored
 from whet.ops import OPS, run_network, run_regions, sample_layer
 from whet.passes import lower
 from whet.precision import Range, Ranges, find_quantization_sites, quantize
@@ -245,3 +245,12 @@ def test_channel_padding_changes_nothing(integers):
     layer = next(x for x in wide.layers if x.composite == "Moves")
     tactic = next(t for t in tactics_of("cuda") if "Moves" in t.composites)
     assert any(tactic.refuses(layer, s, HOPPER) is None for s in tactic.signatures(layer, HOPPER))
+
+
+@pytest.mark.parametrize(("perm", "formats"), [((0, 2, 3, 1), {("nhwc", "linear")}), ((0, 3, 1, 2), {("linear", "nhwc")}), ((0, 1, 3, 2), set())])
+def test_transposes_to_and_from_channels_last_are_views(perm, formats):
+    net = Network("net", "lowered")
+    layer = net.add_layer("Transpose", [net.add_input("x", parse_type("f32[2,5,3,4]"))], {"perm": perm})
+    found = get_tactic("cuda/view").signatures(layer, HOPPER)
+    assert {(s.inputs[0].format, s.outputs[0].format) for s in found} == formats
+    assert {s.outputs[0].dtype.name for s in found if s.inplace} == ({"f16", "bf16", "f32"} if formats else set())

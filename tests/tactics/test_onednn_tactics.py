@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -9,10 +10,10 @@ import pytest
 import whet.composites  # noqa: F401  (its samples)
 from whet.backends.cpu import CpuBackend
 from whet.network import Network, from_stored, parse_type, static_shape, stored_shape, to_stored
+from whet.network.formats import same_bytes
 from whet.network.types import BF16, F32
 from whet.ops import OPS, run_layer, run_regions
 from whet.tactics import Args, get_tactic, root_layer, tactics_of
-from whet.tactics.cpu.move.view import same_bytes
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import Recipe
 from whet.tactics.cpu.onednn._nonfinite import spreads
@@ -387,6 +388,32 @@ def test_formats_with_equal_bytes_are_recognized(shape):
         for other in FORMATS:
             x, y = to_stored(a, one).reshape(-1), to_stored(a, other).reshape(-1)
             assert same_bytes(one, other, shape) == np.array_equal(x, y)
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 1, 1), (2, 16, 3, 2), (1, 8, 2, 2), (1, 2, 2, 16), (2, 21, 3, 5)])
+def test_transposes_that_keep_the_bytes_are_recognized(shape):
+    a = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
+    for perm in permutations(range(4)):
+        for one, other in product(FORMATS, FORMATS):
+            equal = np.array_equal(to_stored(a, one).reshape(-1), to_stored(a.transpose(perm), other).reshape(-1))
+            padded = any(f in ("nChw8c", "nChw16c") and c % int(f[4:-1]) for f, c in ((one, shape[1]), (other, shape[perm[1]])))
+            if not padded:
+                assert same_bytes(one, other, shape, perm) == equal, (perm, one, other)
+            elif same_bytes(one, other, shape, perm):
+                assert equal
+
+
+@pytest.mark.parametrize(("perm", "formats"), [((0, 2, 3, 1), ("nhwc", "linear")), ((0, 3, 1, 2), ("linear", "nhwc"))])
+def test_a_transpose_to_and_from_channels_last_is_a_view(perm, formats):
+    net = Network("net", "lowered")
+    layer = net.add_layer("Transpose", [net.add_input("x", parse_type("f32[2,5,3,4]"))], {"perm": perm})
+    a = np.random.default_rng(3).standard_normal((2, 5, 3, 4)).astype(np.float32)
+    found = [s for s in get_tactic("cpu/view").signatures(layer, CPU) if s.outputs[0].dtype == F32]
+    assert {(s.inputs[0].format, s.outputs[0].format) for s in found} == {formats}
+    assert any(s.inplace for s in found)
+    for s in found:
+        _, (got,), _ = compute(layer, [a], get_tactic("cpu/view"), s, ())
+        np.testing.assert_array_equal(got, a.transpose(perm))
 
 
 def test_a_view_records_nothing_in_place_and_otherwise_one_copy():

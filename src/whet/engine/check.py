@@ -13,7 +13,7 @@ from whet.network import BF16, DTYPES, F16, F32, FORMATS, Layer, Network, Tensor
 from whet.ops import bind_symbols, why_samples_touch
 
 #: ops that change no byte in place, so that input and output may both be live
-_VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout"})
+_VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout", "Transpose"})
 _ALSO_F32 = frozenset({F16, BF16})  # storage types of f32 tensors besides f32; any other type is stored as itself
 _SLACK = 1 << 16  # bytes per tensor added by alignment and spacing
 

@@ -74,3 +74,35 @@ def from_stored(s: np.ndarray, fmt: str, shape: tuple[int, ...]) -> np.ndarray:
         return np.moveaxis(s.reshape(static_shape(stored_shape(fmt, shape))), -1, 1)
     n, c, h, w = shape
     return s.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :c]
+
+
+def same_bytes(source: str, target: str, shape: tuple[int, ...], perm: tuple[int, ...] | None = None) -> bool:
+    """True if a tensor of `shape` in format `source` and its transpose by `perm` (None: the tensor itself) in `target` have the same bytes."""
+    if any(f not in FORMATS or not format_fits(f, len(shape)) for f in (source, target)):
+        return False
+    axes = tuple(range(len(shape))) if perm is None else tuple(perm)
+    if source == target and axes == tuple(range(len(shape))):
+        return True
+    one, other = _memory_order(source, shape), _memory_order(target, tuple(shape[a] for a in axes))
+    return one is not None and other is not None and one == [(axes[a], d) for a, d in other]
+
+
+def _memory_order(fmt: str, shape: tuple[int, ...]) -> list[tuple[int, int]] | None:
+    """The axes longer than 1 with their lengths in memory order, a blocked channel axis as two; None for formats with padding."""
+    axes = list(enumerate(shape))
+    if fmt == "nhwc":
+        axes = [axes[0], *axes[2:], axes[1]]
+    elif fmt in _BLOCK:
+        block = _BLOCK[fmt]
+        if shape[1] % block:
+            return None
+        axes = [axes[0], (1, shape[1] // block), *axes[2:], (1, block)]
+    merged: list[tuple[int, int]] = []
+    for axis, d in axes:  # adjacent parts of a blocked axis are one axis
+        if d == 1:
+            continue
+        if merged and merged[-1][0] == axis:
+            merged[-1] = (axis, merged[-1][1] * d)
+        else:
+            merged.append((axis, d))
+    return merged

@@ -106,7 +106,7 @@ def no_tactic(layer: Layer, refused: list[Candidate], backend: Backend, others: 
 # Without times, estimates from bytes and operations order the options; fallbacks in Python cost far more.
 _BYTES_PER_MS, _OPS_PER_MS, _LAUNCH_MS = 10e6, 50e6, 0.002
 
-_MOVE_NOTHING = frozenset({"Reformat", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})  # in place
+_MOVE_NOTHING = frozenset({"Reformat", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Transpose"})  # in place
 
 
 def estimate_ms(option: Option, layer: Layer) -> float:

@@ -17,7 +17,7 @@ from whet.network import Layer, Network
 from whet.tactics import shifted_pairs, view_shifts
 
 #: Ops whose in-place kernels leave every byte unchanged; the same set as in the engine's check.
-_BYTES_STAY = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout"})
+_BYTES_STAY = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout", "Transpose"})
 
 
 class ViewClashError(BuildError):

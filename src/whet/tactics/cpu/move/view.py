@@ -1,9 +1,13 @@
-"""Layers that change only a tensor's name or shape (Reshape, Flatten, Squeeze, ..., some Reformats): no launch if in place, else one copy."""
+"""Layers that change only a tensor's name or shape (Reshape, Squeeze, ..., some Reformats and Transposes): no launch if in place, else a copy.
+
+A Transpose from channels last to row-major and its inverse leave the bytes as they are.
+"""
 
 from __future__ import annotations
 
 from whet.backends import Backend
-from whet.network import FORMATS, Layer, format_fits, static_shape
+from whet.network import Layer, static_shape
+from whet.network.formats import same_bytes
 from whet.network.types import DTYPES, DType
 from whet.tactics._base import Args, Config, Kernel, Operand, Signature, Stream, operand_bytes, stored_bytes, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -24,7 +28,7 @@ class ViewKernel:
 
 @tactic
 class View(OneDnnTactic):
-    ops = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Reformat")
+    ops = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Reformat", "Transpose")
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
@@ -62,6 +66,9 @@ class View(OneDnnTactic):
         types: list[DType] = storage_types([x, y], backend) or [x.dtype]
         if layer.op in ("Identity", "Dropout"):
             pairs = [(f, f) for f in image_formats(x.type.rank)]
+        elif layer.op == "Transpose":
+            shape, formats = static_shape(x.shape), image_formats(x.type.rank)
+            pairs = [(f, g) for f in formats for g in formats if same_bytes(f, g, shape, a["perm"])]
         else:  # with one value per channel several formats have the same bytes
             shape = static_shape(x.shape)
             pairs = [(f, "linear") for f in image_formats(len(shape)) if same_bytes(f, "linear", shape)]
@@ -87,31 +94,3 @@ class View(OneDnnTactic):
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe:
         layout = dnn.describe((operand_bytes(layer.outputs[0], signature.outputs[0]),), "u8")
         return Recipe(dnn.reorder(layout, layout), {"src": ("input", 0), "dst": ("output", 0)}, rtol=0.0)
-
-
-def same_bytes(one: str, other: str, shape: tuple[int, ...]) -> bool:
-    """True if a tensor of `shape` has the same bytes in both formats."""
-    if any(f not in FORMATS or not format_fits(f, len(shape)) for f in (one, other)):
-        return False
-    return one == other or _order(one, shape) == _order(other, shape)
-
-
-def _order(fmt: str, shape: tuple[int, ...]) -> tuple[object, ...]:
-    """The axes longer than 1 in memory order, a blocked channel axis as two; formats with padding only equal themselves."""
-    axes = [(i, d) for i, d in enumerate(shape)]
-    if fmt == "nhwc":
-        axes = [axes[0], *axes[2:], axes[1]]
-    elif fmt.startswith("nChw"):
-        block = int(fmt[4:-1])
-        if shape[1] % block:
-            return ("padded", fmt)
-        parts = [(0, shape[0]), (1, shape[1] // block), *axes[2:], (1, block)]
-        kept = [p for p in parts if p[1] != 1]
-        merged: list[tuple[int, int]] = []
-        for axis, d in kept:  # adjacent parts of a blocked axis are one axis
-            if merged and merged[-1][0] == axis:
-                merged[-1] = (axis, merged[-1][1] * d)
-            else:
-                merged.append((axis, d))
-        return tuple(merged)
-    return tuple(a for a in axes if a[1] != 1)

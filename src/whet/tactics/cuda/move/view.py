@@ -1,9 +1,13 @@
-"""Layers that only give their bytes another shape: nothing is launched when input and output share them, else a copy."""
+"""Layers that keep their bytes: nothing is launched when input and output share them, else a copy.
+
+A Transpose from channels last to row-major and its inverse are such layers.
+"""
 
 from __future__ import annotations
 
 from whet.backends import Backend
-from whet.network import Layer
+from whet.network import Layer, format_fits, static_shape
+from whet.network.formats import same_bytes
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, operand_bytes, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
 from whet.tactics.cuda.move.reformat import RowsArguments
@@ -11,9 +15,9 @@ from whet.tactics.cuda.move.reformat import RowsArguments
 
 @tactic
 class View(Tactic):
-    """Reshape, Flatten, Squeeze, Unsqueeze, Identity and Dropout (which does nothing at inference), row-major."""
+    """Reshape, Flatten, Squeeze, Unsqueeze, row-major; Identity and Dropout (no-op at inference); Transposes whose formats keep the bytes."""
 
-    ops = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout")
+    ops = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Transpose")
 
     def why_not(self, layer: Layer) -> str | None:
         reason = super().why_not(layer)
@@ -33,14 +37,17 @@ class View(Tactic):
             from whet.network.types import BF16, F16
 
             kinds = [F16, BF16, t.dtype]
-        forms = ["linear"]
-        if layer.op in ("Identity", "Dropout") and t.type.rank == 4:
-            forms.append("nhwc")
+        forms = [("linear", "linear")]
+        if layer.op == "Transpose":
+            shape, formats = static_shape(t.shape), [f for f in ("linear", "nhwc") if format_fits(f, t.type.rank)]
+            forms = [(f, g) for f in formats for g in formats if same_bytes(f, g, shape, layer.attrs["perm"])]
+        elif layer.op in ("Identity", "Dropout") and t.type.rank == 4:
+            forms.append(("nhwc", "nhwc"))
         found = []
         for kind in kinds:
-            for form in forms:
-                ins = tuple(Operand(form, kind) if i == 0 else None for i in range(len(layer.inputs)))
-                found += [Signature(ins, (Operand(form, kind),), ((0, 0),)), Signature(ins, (Operand(form, kind),))]
+            for source, target in forms:
+                ins = tuple(Operand(source, kind) if i == 0 else None for i in range(len(layer.inputs)))
+                found += [Signature(ins, (Operand(target, kind),), ((0, 0),)), Signature(ins, (Operand(target, kind),))]
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
