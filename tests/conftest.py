@@ -22,6 +22,7 @@ def pytest_configure() -> None:
     """
     wait_settings()
     os.environ["WHET_FAILED_VERIFICATIONS"] = ""
+    os.environ["WHET_PROGRESS_SECONDS"] = "0"  # output of slow commands on a busy machine stays the same
     gpus, worker = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","), os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and len(gpus) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(worker.removeprefix("gw")) % len(gpus)]

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from whet import ort as ort
     from whet import passes as passes
     from whet import precision as precision
+    from whet import progress_lines as progress_lines
     from whet import pruning as pruning
     from whet import registry as registry
     from whet import report as report

@@ -115,7 +115,8 @@ def build(
     example
         For a torch module: its arguments, a tensor or a tuple of tensors. Default: random tensors of `shapes`.
     progress
-        Callbacks of the build (`whet.builder.Progress`).
+        Callbacks of the build (`whet.builder.Progress`). Default: a line on standard error every ten seconds; `whet.builder.Silent()` prints
+        nothing.
     **options
         The fields of `whet.BuildConfig`: backend="cuda", threads=4, optimization_level=5, timing_cache="", lock="model.lock.json", ...
 
@@ -124,6 +125,7 @@ def build(
     `whet.builder.build` is the lower level: network -> plan.
     """
     from whet.builder.precision.permitted import build_permitted
+    from whet.builder.progress import PrintedProgress
     from whet.precision.budget import Budget
     from whet.runtime import Runtime
 
@@ -137,7 +139,11 @@ def build(
     net = _network(model, shapes, example)
     config = _with_profiles(config, net, shapes)
     calibration = _calibration(net, config, permitted)
-    plan = build_permitted(net, config, calibration, budget=budget, progress=progress)
+    if progress is None:
+        with PrintedProgress() as printed:
+            plan = build_permitted(net, config, calibration, budget=budget, progress=printed)
+    else:
+        plan = build_permitted(net, config, calibration, budget=budget, progress=progress)
     for note in plan.report.notes:
         warnings.warn(python_names(note), BuildWarning, stacklevel=2)
     return Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan)

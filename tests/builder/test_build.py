@@ -10,6 +10,7 @@ from nets import Stages, inputs, residual
 from whet.backends import get_backend
 from whet.builder import BuildConfig, Silent, build
 from whet.builder.build import build as build_stages
+from whet.builder.select.search import Search
 from whet.engine.check import check_plan
 from whet.errors import BuildError, MemoryLimitError, NoTacticError, ShapeError, UsageError
 from whet.network import Network, parse_network, parse_type
@@ -124,7 +125,8 @@ def test_ctrl_c_keeps_recorded_times(tmp_path):
     assert rows >= 2
 
 
-def test_progress_reports_stages_and_steps():
+@pytest.mark.parametrize("compared_again", [False, True], ids=["engines compared once", "compared again"])
+def test_progress_reports_stages_and_steps(compared_again, monkeypatch):
     class Watch(Silent):
         def __init__(self):
             super().__init__()
@@ -138,7 +140,9 @@ def test_progress_reports_stages_and_steps():
             self.counts[-1] += done
 
     watch = Watch()
+    monkeypatch.setattr(Search, "retime_contradictions", lambda *_: ["conv"] if compared_again else [])  # as on a machine under load
     build(residual(), QUICK, progress=watch)
+    assert [n for n, _ in watch.stages].count("whole engines") == 1 + compared_again
     # the parts of a fused layer that is slower than they are are timed in a stage of their own
     names = list(dict.fromkeys(n for n, _ in watch.stages))
     assert names == ["passes", "candidates", "timing", "fused or unfused", "choice", "whole engines", "verification"]

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Protocol
 
+from whet.progress_lines import ProgressLines, Steps
+
 
 class Progress(Protocol):
     """Receives calls from the builder in this order: `stage`, then `step` up to `total` times, then the next stage.
@@ -39,6 +41,29 @@ class Silent:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+
+class PrintedProgress(Silent):
+    """A context manager that prints a line on standard error every ten seconds (see progress_lines.py) and collects the notes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = Steps("building")
+        self._lines = ProgressLines(self._steps)
+
+    def __enter__(self) -> PrintedProgress:
+        self._lines.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.__exit__()
+
+    def stage(self, name: str, total: int) -> None:
+        self._steps.name = f"building, {name}"
+        self._steps.update(0, total, "")
+
+    def step(self, what: str, done: int = 1) -> None:
+        self._steps.update(self._steps.done + done, self._steps.total, what)
 
 
 class ProgressLog:

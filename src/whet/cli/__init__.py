@@ -14,6 +14,7 @@ from whet.cli._failures import failure_text
 from whet.cli._termination import Termination
 from whet.errors import WhetError
 from whet.option_names import flags_are_read
+from whet.progress_lines import ProgressLines
 from whet.registry import nearest
 
 
@@ -23,6 +24,12 @@ class Subcommands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         with flags_are_read():
             return super().main(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if sys.stderr.isatty():
+            return super().invoke(ctx)
+        with ProgressLines(lambda: f"whet {ctx.invoked_subcommand or ''}"):
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""The progress bar of a build: stage, current candidate, time left. On standard error, only on a terminal."""
+"""The progress of a build on standard error: a bar with stage, candidate and time left on a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from types import FrameType
 from typing import Any
 
 from whet.cli._console import progress_bar
+from whet.progress_lines import ProgressLines, Steps
 
 
 class BuildProgress:
-    """The builder's Progress as a rich bar; a context manager. Disabled, it only collects notes and handles Ctrl-C.
+    """The builder's Progress as a rich bar; a context manager. Disabled, it prints lines, collects notes and handles Ctrl-C.
 
     Python drops exceptions raised in finalizers, including KeyboardInterrupt, so an interrupt is raised again at the next step.
     """
@@ -19,6 +20,8 @@ class BuildProgress:
     def __init__(self, enabled: bool = True):
         self.enabled = enabled
         self.notes: list[str] = []
+        self._steps = Steps("building")
+        self._lines = ProgressLines(self._steps)
         self._bar: Any = None
         self._task: Any = None
         self._interrupted = False
@@ -30,6 +33,8 @@ class BuildProgress:
         if self.enabled:
             self._bar = progress_bar()
             self._bar.start()
+        else:
+            self._lines.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -37,6 +42,8 @@ class BuildProgress:
             signal.signal(signal.SIGINT, self._previous_handler)
         if self._bar is not None:
             self._bar.stop()
+        else:
+            self._lines.__exit__()
         if kind is None:
             self._raise_interrupt()
 
@@ -46,6 +53,8 @@ class BuildProgress:
 
     def stage(self, name: str, total: int) -> None:
         self._raise_interrupt()
+        self._steps.name = name
+        self._steps.update(0, total, "")
         if self._bar is None:
             return
         if self._task is not None:
@@ -58,6 +67,7 @@ class BuildProgress:
 
     def step(self, what: str, done: int = 1) -> None:
         self._raise_interrupt()
+        self._steps.update(self._steps.done + done, self._steps.total, what)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=done, what=what[:80])
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from whet.progress_lines import ProgressLines, Steps
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -46,11 +48,13 @@ def progress_bar() -> Progress:
 
 
 class Bar:
-    """A progress bar on standard error, advanced by `update(done, total, note)`. Disabled unless standard error is a terminal."""
+    """A progress bar on standard error, advanced by `update(done, total, note)`; lines every ten seconds unless standard error is a terminal."""
 
     def __init__(self, what: str, enabled: bool | None = None):
         self.what = what
         self.enabled = sys.stderr.isatty() if enabled is None else enabled
+        self._steps = Steps(what)
+        self._lines = ProgressLines(self._steps)
         self._bar: Any = None
         self._task: Any = None
 
@@ -59,14 +63,19 @@ class Bar:
             self._bar = progress_bar()
             self._bar.start()
             self._task = self._bar.add_task(self.what, total=None, what="")
+        else:
+            self._lines.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        else:
+            self._lines.__exit__()
 
     def update(self, done: int, total: int, note: str) -> None:
         """Shows `done` of `total` and a short description of the current item."""
+        self._steps.update(done, total, note)
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, what=note[:60])
 

@@ -55,11 +55,12 @@ def command(
         facts = describe_search(r)
         click.echo(json.dumps(facts, indent=1) if as_json else _dry_text(facts))
         return 0
+    from whet.progress_lines import ProgressLines
     from whet.report.search_live import SearchLive
     from whet.search import search
     from whet.search.outcome.deploy import deploy_data
 
-    with SearchLive(live=sys.stderr.isatty()) as live:
+    with SearchLive(live=sys.stderr.isatty()) as live, ProgressLines("" if live.live else live.summary):
         outcome = search(r, fresh=not resume, watcher=live, ray=ray)
     data = deploy_data(outcome.folder.deploy)
     if as_json:

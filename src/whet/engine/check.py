@@ -5,9 +5,8 @@ Sizes are derived from formats and shapes and compared with the stored ones. Ind
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from whet.backends import BACKENDS
+from whet.engine.intersections import Rectangle, intersections
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan
 from whet.errors import EngineError, WhetError
 from whet.network import BF16, DTYPES, F16, F32, FORMATS, Layer, Network, Tensor, TensorType, evaluate, format_bytes, format_fits, static_shape
@@ -17,17 +16,6 @@ from whet.ops import bind_symbols, why_samples_touch
 _VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout"})
 _ALSO_F32 = frozenset({F16, BF16})  # storage types of f32 tensors besides f32; any other type is stored as itself
 _SLACK = 1 << 16  # bytes per tensor added by alignment and spacing
-
-
-@dataclass(frozen=True)
-class _Life:
-    """A tensor's byte range in the arena and its live interval in steps."""
-
-    name: str
-    at: int
-    end: int
-    first: int
-    last: int
 
 
 def check_plan(plan: EnginePlan) -> None:
@@ -183,18 +171,14 @@ def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, 
         for i, j in choices[layer.name].inplace
     }
     if arena.scratch_bytes:
-        lives.append(_Life("the scratch", arena.scratch_offset, arena.scratch_offset + arena.scratch_bytes, -1, len(net.layers)))
-    active: list[_Life] = []
-    for life in sorted(lives, key=lambda x: (x.at, x.end, x.name)):
-        active = [a for a in active if a.end > life.at]
-        for a in active:
-            if a.first > life.last or life.first > a.last or shared.get(a.name, a.name) == shared.get(life.name, life.name):
-                continue
-            early, late = (a, life) if a.first <= life.first else (life, a)
-            step = pairs.get((early.name, late.name))
-            if step is None or early.last > step:
-                raise EngineError(f"%{early.name} and %{late.name} overlap in the arena while both are live")
-        active.append(life)
+        lives.append(Rectangle("the scratch", arena.scratch_offset, arena.scratch_offset + arena.scratch_bytes, -1, len(net.layers)))
+    for a, b in intersections(lives):
+        if shared.get(a.name, a.name) == shared.get(b.name, b.name):
+            continue
+        early, late = (a, b) if a.first <= b.first else (b, a)
+        step = pairs.get((early.name, late.name))
+        if step is None or early.last > step:
+            raise EngineError(f"%{early.name} and %{late.name} overlap in the arena while both are live")
     for (source, made), k in pairs.items():
         at, start, size = arena.offsets[source], arena.offsets[made], min(sizes[source], sizes[made])
         outer = source if sizes[source] >= sizes[made] else made
@@ -202,7 +186,7 @@ def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, 
             raise EngineError(f"layer '{net.layers[k].name}' works in place, but %{source} and %{made} do not share their bytes")
 
 
-def _lives(net: Network, arena: ArenaPlan, sizes: dict[str, int]) -> list[_Life]:
+def _lives(net: Network, arena: ArenaPlan, sizes: dict[str, int]) -> list[Rectangle]:
     first = {t.name: -1 for t in net.inputs}
     last = {t.name: -1 for t in net.inputs}
     for k, layer in enumerate(net.layers):
@@ -215,7 +199,7 @@ def _lives(net: Network, arena: ArenaPlan, sizes: dict[str, int]) -> list[_Life]
             first[t.name] = last[t.name] = k
     for t in net.outputs:
         last[t.name] = len(net.layers)
-    return [_Life(n, arena.offsets[n], arena.offsets[n] + s, first[n], last[n]) for n, s in sizes.items()]
+    return [Rectangle(n, arena.offsets[n], arena.offsets[n] + s, first[n], last[n]) for n, s in sizes.items()]
 
 
 def _views(net: Network, choices: dict[str, Choice]) -> dict[str, str]:
@@ -224,6 +208,7 @@ def _views(net: Network, choices: dict[str, Choice]) -> dict[str, str]:
 
     def find(n: str) -> str:
         while root.get(n, n) != n:
+            root[n] = root.get(root[n], root[n])  # path halving
             n = root[n]
         return n
 
@@ -231,4 +216,4 @@ def _views(net: Network, choices: dict[str, Choice]) -> dict[str, str]:
         if layer.op in _VIEWS:
             for i, j in choices[layer.name].inplace:
                 root[find(layer.outputs[j].name)] = find(layer.needs(i).name)
-    return {n: find(n) for n in root}
+    return {n: find(n) for n in list(root)}

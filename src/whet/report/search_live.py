@@ -94,6 +94,14 @@ class SearchLive:
         good = [(n, r) for n, r, _ in self.trials if r["state"] == "done" and (allowed is None or r["drop"]["value"] <= allowed)]
         return min(good, key=lambda x: x[1]["latency"]["ratio"], default=None)
 
+    def summary(self) -> str:
+        """The phase and the running jobs with their stages, on one line."""
+        running = list(self.running.items())
+        jobs = [f"{folder.name} {stage_of(folder) or 'starting'} ({time.monotonic() - since:.0f} s)" for folder, (_, since) in running]
+        left = self.eta()
+        about = "" if left is None else f", about {_time(left)} left"
+        return f"{self.phase_name or 'starting'} {min(self.done, self.total)} of {self.total}{about}" + (f": {', '.join(jobs)}" if jobs else "")
+
     def view(self) -> Any:
         """The contents of the screen."""
         from rich.console import Group

@@ -20,6 +20,7 @@ class OperandSites:
         """For the tensors of an engine; `like` is the object of another recording of the same launches."""
         self._calls: dict[str, list[tuple[Any, str, int]]] = {}  # tensor -> (launch, "input" or "output", index)
         self._groups: dict[str, set[str]] = like._groups if like is not None else _in_place_groups(shaped)
+        self._bound: tuple[set[str], set[str]] | None = None  # names of the network's inputs and outputs
         self._worked: set[str] = set() if like is None else like._worked
 
     def note(self, step: Planned, calls: list[Any]) -> None:
@@ -44,10 +45,12 @@ class OperandSites:
     def why_not(self, values: Values, name: str) -> str | None:
         """Reason why an input or output must stay in the arena; None if its launches can use a user's memory."""
         group, net = self._groups.get(name, {name}), values.network
-        inputs, outputs = ({t.name for t in ts} for ts in (net.inputs, net.outputs))
+        if self._bound is None:
+            self._bound = ({t.name for t in net.inputs}, {t.name for t in net.outputs})
+        inputs, outputs = self._bound
         if not any(self._calls.get(n) for n in group):
             return "no kernel reads or writes it"
-        if len(group & (inputs | outputs)) > 1:
+        if len((group & inputs) | (group & outputs)) > 1:
             return "it shares its bytes with another input or output of the engine"
         if name in inputs and group & self._worked:
             return "a layer works on it in place"
@@ -74,7 +77,9 @@ def _in_place_groups(shaped: ShapedPlan) -> dict[str, set[str]]:
     for step in shaped.steps:
         for i, j in step.signature.inplace:
             a, b = step.layer.needs(i).name, step.layer.outputs[j].name
-            joined = groups.get(a, {a}) | groups.get(b, {b})
-            for n in joined:
-                groups[n] = joined
+            small, large = sorted((groups.setdefault(a, {a}), groups.setdefault(b, {b})), key=len)
+            if small is not large:
+                large |= small
+                for n in small:
+                    groups[n] = large
     return groups

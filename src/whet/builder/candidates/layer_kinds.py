@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from whet.backends import Backend
@@ -46,10 +47,10 @@ class LayerKinds:
         """
         self.log.stage("candidates", len(self.net.layers))
         self._unfuse_banned(ban_reason)
-        waiting = list(self.net.layers)
+        waiting = deque(self.net.layers)
         nothing: list[tuple[Layer, list[Candidate]]] = []
         while waiting:
-            layer = waiting.pop(0)
+            layer = waiting.popleft()
             self.log.step(layer.name)
             if layer.name in self.kind_of:
                 continue
@@ -57,7 +58,7 @@ class LayerKinds:
             exempt = layer.op == "Fused" and layer.name in self.exempt and any(self._have_kernels(layer))
             only_fallbacks = layer.op == "Fused" and not any(not o.tactic.fallback for o in found.options)
             if exempt or (only_fallbacks and any(self._have_kernels(layer, relaxed=layer.name in self.exempt))):
-                waiting = self._unfuse(layer, "no kernel computes it whole; its parts have kernels") + waiting
+                waiting.extendleft(reversed(self._unfuse(layer, "no kernel computes it whole; its parts have kernels")))
                 continue
             if not found.options:
                 nothing.append((layer, found.refused))

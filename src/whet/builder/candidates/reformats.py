@@ -9,7 +9,7 @@ from typing import Protocol
 from whet.backends import Backend
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.precision.permissions import Permissions
-from whet.builder.select.formats import inplace_refusal, links, stored, wanted
+from whet.builder.select.formats import TensorReaders, inplace_refusal, links, stored, wanted
 from whet.measure.option import Ident, Option
 from whet.measure.timing import Timer, select_fastest
 from whet.network import BF16, F16, Dim, Layer, Network, Tensor, substitute
@@ -79,40 +79,43 @@ def with_reformats(net: Network, picked: Mapping[str, Option], reformats: Reform
     reformatted = net.clone()
     chosen = dict(picked)
     moved: dict[tuple[Tensor, Operand], Tensor] = {}
-    by_name = {layer.name: layer for layer in reformatted.layers}
-    for w in sorted(links(net), key=lambda w: _position(net, w.reader)):
+    before: dict[str | None, list[Layer]] = {}  # the reformats before each reader; None: after all layers
+    originals = list(reformatted.layers)
+    by_name = {layer.name: layer for layer in originals}
+    inputs = {t.name: t for t in reformatted.inputs}
+    slots: dict[str, list[Tensor | None]] = {}  # the inputs of readers that read a reformat
+    position = {layer.name: i for i, layer in enumerate(net.layers)}
+    for w in sorted(links(net), key=lambda w: len(position) if w.reader is None else position[w.reader]):
         a, b = stored(w, picked), wanted(w, picked)
         if b is None or a == b:
             continue
         option = reformats.option(w.tensor, a, b)
         assert option is not None, f"no reformat of %{w.tensor.name} from {a} to {b}"
-        source = by_name[w.maker].outputs[w.index] if w.maker else next(t for t in reformatted.inputs if t.name == w.tensor.name)
+        source = by_name[w.maker].outputs[w.index] if w.maker else inputs[w.tensor.name]
         if (w.tensor, b) not in moved:
-            at = len(reformatted.layers) if w.reader is None else reformatted.layers.index(by_name[w.reader])
-            base = w.tensor.name
-            layer = reformatted.add_layer("Reformat", (source,), _attributes(a, b), name=f"{base}_{b.format}_{b.dtype}", at=at)
+            layer = reformatted.add_layer("Reformat", (source,), _attributes(a, b), name=f"{w.tensor.name}_{b.format}_{b.dtype}")
+            before.setdefault(w.reader, []).append(layer)
             moved[w.tensor, b] = layer.outputs[0]
             chosen[layer.name] = option
         target = moved[w.tensor, b]
         if w.reader is None:
             _make_output(reformatted, source, target, w.tensor.name)
         else:
-            reader = by_name[w.reader]
-            reader.inputs = tuple(target if i == w.slot else t for i, t in enumerate(reader.inputs))
+            slots.setdefault(w.reader, list(by_name[w.reader].inputs))[w.slot] = target
+    for name, tensors in slots.items():
+        by_name[name].inputs = tuple(tensors)
+    reformatted.layers = [x for layer in originals for x in (*before.get(layer.name, ()), layer)] + before.get(None, [])
+    readers = TensorReaders(reformatted)
     for (t, b), target in moved.items():
         mover = target.maker
         assert mover is not None
-        if chosen[mover.name].signature.inplace and inplace_refusal(reformatted, mover, chosen[mover.name]) is not None:
+        if chosen[mover.name].signature.inplace and inplace_refusal(readers, mover, chosen[mover.name]) is not None:
             (source_operand,) = chosen[mover.name].signature.inputs
             assert source_operand is not None
             option = reformats.option(t, source_operand, b, out_of_place=True)
             assert option is not None, f"no reformat of %{t.name} to {b} out of place"
             chosen[mover.name] = option
     return reformatted, chosen
-
-
-def _position(net: Network, reader: str | None) -> int:
-    return len(net.layers) if reader is None else next(i for i, layer in enumerate(net.layers) if layer.name == reader)
 
 
 def _make_output(net: Network, source: Tensor, target: Tensor, name: str) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from whet.builder.memory.byte_groups import Groups
+from whet.builder.select.formats import TensorReaders
+from whet.engine.intersections import Rectangle, intersections
 from whet.errors import BuildError
 from whet.measure.option import Option
 from whet.network import Layer, Network
@@ -31,18 +33,19 @@ def is_view(o: Option) -> bool:
     return bool(view_shifts(o.kernel))
 
 
-def view_refusal(net: Network, layer: Layer, option: Option, *, fixed: bool) -> str | None:
-    """The reason why a layer of `net` cannot be a view at all, or None. Clashes between views are checked by `resolve_clashes`.
+def view_refusal(net: Network | TensorReaders, layer: Layer, option: Option, *, fixed: bool) -> str | None:
+    """The reason why a layer of a network cannot be a view at all, or None. Clashes between views are checked by `resolve_clashes`.
 
     `fixed`: all inputs have one shape, although the network's types may have symbols.
     """
+    readers = net if isinstance(net, TensorReaders) else TensorReaders(net)
     for i, j in option.signature.inplace:
         t, output = layer.inputs[i], layer.outputs[j]
         if t is None or t.is_constant:
             return f"works in place on input {i}, which is constant"
-        if t in net.inputs or t in net.outputs:
+        if t in readers.inputs or t in readers.outputs:
             return f"%{t.name} is an input or output of the network, which have bytes of their own"
-        if output in net.outputs and layer.op != "Concat":
+        if output in readers.outputs and layer.op != "Concat":
             return f"%{output.name} is an output of the network, which has bytes of its own"
         if not (fixed or (t.type.static and output.type.static)):
             return "its shapes differ from run to run, and with them the addresses of its parts"
@@ -60,10 +63,13 @@ def resolve_clashes(net: Network, chosen: Mapping[str, Option], copying: Callabl
     resolved = dict(chosen)
     kept: set[str] = set()
     unresolved: list[str] = []
-    for layer in sorted(views, key=lambda x: (-sum(chosen[x.name].kernel.outputs), net.layers.index(x))):
-        if not clashes(net, chosen, kept | {layer.name}):
-            kept.add(layer.name)
-            continue
+    waiting = sorted(views, key=lambda x: -sum(chosen[x.name].kernel.outputs))  # stable: equal sizes stay in execution order
+    while waiting:
+        count = _count_compatible(net, chosen, kept, waiting)
+        kept.update(x.name for x in waiting[:count])
+        if count == len(waiting):
+            break
+        layer, waiting = waiting[count], waiting[count + 1 :]
         other = copying(layer.name, chosen[layer.name])
         if other is None:
             unresolved.append(layer.name)
@@ -72,6 +78,21 @@ def resolve_clashes(net: Network, chosen: Mapping[str, Option], copying: Callabl
     if unresolved:
         raise ViewClashError(unresolved)
     return resolved
+
+
+def _count_compatible(net: Network, chosen: Mapping[str, Option], kept: set[str], views: Sequence[Layer]) -> int:
+    """How many of the first `views` can be added to the views that are kept: bisection, since each check reads the whole network."""
+
+    def fits(count: int) -> bool:
+        return not clashes(net, chosen, kept | {x.name for x in views[:count]})
+
+    if fits(len(views)):
+        return len(views)
+    low, high = 0, len(views)  # the first `low` fit, the first `high` do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def clashes(net: Network, chosen: Mapping[str, Option], views: set[str]) -> bool:
@@ -113,7 +134,12 @@ def clashes(net: Network, chosen: Mapping[str, Option], views: set[str]) -> bool
     members: dict[str, list[str]] = {}
     for n in dict.fromkeys(name for pair in pairs for name in pair):
         members.setdefault(groups.root(n), []).append(n)
-    return any(_clobbers(a, b, groups, roots, pairs, size, first, last, written) for group in members.values() for a in group for b in group if a < b)
+    for group in members.values():
+        blocks = [Rectangle(n, at := groups.offset(n), at + size[n], first[n], last[n]) for n in group]
+        names = (sorted((a.name, b.name)) for a, b in intersections(blocks))
+        if any(_clobbers(a, b, groups, roots, pairs, size, first, last, written) for a, b in names):
+            return True
+    return False
 
 
 def _clobbers(a: str, b: str, groups: Groups, roots: Groups, pairs, size, first, last, written) -> bool:

@@ -44,8 +44,13 @@ class Groups:
         return self._high[root] - self._low[root]
 
     def _find(self, name: str) -> tuple[str, int]:
-        at = 0
+        """The root of a name's group and the name's offset from it. The names on the way become children of the root."""
+        path = []
         while name in self._parent:
-            at += self._shift[name]
+            path.append(name)
             name = self._parent[name]
+        at = 0
+        for n in reversed(path):
+            at += self._shift[n]
+            self._parent[n], self._shift[n] = name, at
         return name, at

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import accumulate
 
 from whet.builder.memory.byte_groups import Groups
+from whet.builder.memory.free_ranges import FreeRanges
 from whet.engine.plan import ArenaPlan
 from whet.errors import MemoryLimitError
 
 ALIGNMENT = 64
+_OVERLAPS, _OVERLAPS_PER_BLOCK = 1_000_000, 100  # pairs of overlapping blocks that the slower placements may handle
 
 
 @dataclass(frozen=True)
@@ -95,23 +99,49 @@ def _blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[Block]
 
 
 def _best(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
-    """The smallest of several greedy placements: by size, by size times length of the live interval, by first step, by interval length."""
+    """The smallest of several greedy placements: by size, by size times length of the live interval, by first step, by interval length.
+
+    Placing by first step alone takes time n log n. The other orders need the list of overlapping blocks, whose length may be quadratic: beyond
+    a limit they are left out.
+    """
     orders = (
         lambda b: (-b.nbytes, b.first),
         lambda b: (-b.nbytes * (b.last - b.first + 1), b.first),
-        lambda b: (b.first, -b.nbytes),
         lambda b: (b.first - b.last, -b.nbytes),
     )
-    plans = [_place(sorted(blocks, key=lambda b: (order(b), b.name))) for order in orders]
+    overlaps = list_overlaps(blocks, _OVERLAPS + _OVERLAPS_PER_BLOCK * len(blocks))
+    plans = [] if overlaps is None else [_place(sorted(blocks, key=lambda b: (order(b), b.name)), overlaps) for order in orders]
+    plans.insert(2, _place_by_first(blocks))
     return min(plans, key=lambda p: p[1])
 
 
-def _place(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
+def list_overlaps(blocks: Sequence[Block], limit: int) -> dict[str, list[Block]] | None:
+    """The blocks of at least one byte whose live intervals overlap a block's own, by its name; None if there are more than `limit` pairs."""
+    overlaps: dict[str, list[Block]] = {b.name: [] for b in blocks}
+    live: dict[str, Block] = {}
+    ends: list[tuple[int, str]] = []
+    pairs = 0
+    for b in sorted(blocks, key=lambda b: b.first):
+        while ends and ends[0][0] < b.first:
+            del live[heappop(ends)[1]]
+        pairs += len(live)
+        if pairs > limit:
+            return None
+        if b.nbytes:
+            for o in live.values():
+                overlaps[o.name].append(b)
+        overlaps[b.name].extend(o for o in live.values() if o.nbytes)
+        live[b.name] = b
+        heappush(ends, (b.last, b.name))
+    return overlaps
+
+
+def _place(blocks: Sequence[Block], overlaps: Mapping[str, Sequence[Block]]) -> tuple[dict[str, int], int]:
     """Best fit: each block goes into the smallest gap between already placed blocks whose live intervals overlap its own."""
-    placed: list[tuple[Block, int]] = []
+    placed: dict[str, int] = {}
     top = 0
     for b in blocks:
-        taken = sorted((at, at + _padded(o.nbytes)) for o, at in placed if o.first <= b.last and b.first <= o.last and o.nbytes)
+        taken = sorted((placed[o.name], placed[o.name] + _padded(o.nbytes)) for o in overlaps[b.name] if o.name in placed)
         need, spot, tightest, end = _padded(b.nbytes), None, None, 0
         for start, stop in taken:
             gap = start - end
@@ -119,9 +149,25 @@ def _place(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
                 spot, tightest = end, gap
             end = max(end, stop)
         at = end if spot is None else spot
-        placed.append((b, at))
+        placed[b.name] = at
         top = max(top, at + need)
-    return {b.name: at for b, at in placed}, top
+    return placed, top
+
+
+def _place_by_first(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
+    """Best fit in order of the first step: the gaps are those between the blocks that live at that step, kept in a list of free ranges."""
+    free, placed, top = FreeRanges(), {}, 0
+    ends: list[tuple[int, int, int]] = []  # (last step, offset, bytes)
+    for b in sorted(blocks, key=lambda b: (b.first, -b.nbytes, b.name)):
+        while ends and ends[0][0] < b.first:
+            _, at, nbytes = heappop(ends)
+            free.release(at, nbytes)
+        need = _padded(b.nbytes)
+        placed[b.name] = at = free.take(need)
+        top = max(top, at + need)
+        if need:
+            heappush(ends, (b.last, at, need))
+    return placed, top
 
 
 def _padded(nbytes: int) -> int:
@@ -134,7 +180,12 @@ def lower_bound(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequenc
     extents = {b.name: b.nbytes for b in blocks}
     own = {groups.root(n) for n in (*inputs, *outputs) if n in sizes}
     shared = [b for b in blocks if b.name not in own]
-    fullest = max((sum(_padded(b.nbytes) for b in shared if b.first <= s <= b.last) for s in range(len(uses))), default=0)
+    changes = [0] * (len(uses) + 1)  # of the live bytes, from one step to the next
+    for b in shared:
+        if b.last >= 0 and b.first < len(uses):
+            changes[max(b.first, 0)] += _padded(b.nbytes)
+            changes[min(b.last + 1, len(uses))] -= _padded(b.nbytes)
+    fullest = max(accumulate(changes), default=0)
     return fullest + _padded(max((u.scratch for u in uses), default=0)) + sum(_padded(extents[n]) for n in own)
 
 

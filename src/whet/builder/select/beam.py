@@ -8,6 +8,7 @@ programming over a path decomposition). Otherwise partial assignments are ranked
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -71,19 +72,37 @@ def _ahead(node: Node, other: Node, vectors: Mapping[Node, np.ndarray], near: Ne
 
 def small_frontier_order(vectors: Mapping[Node, np.ndarray], near: Near) -> list[Node]:
     """All nodes in greedy order: each next one minimizes the frontier."""
-    rank = {n: i for i, n in enumerate(vectors)}
-    open_edges = {n: len(near[n]) for n in vectors}
-    left, order = set(vectors), []
-    while left:
+    nodes = list(vectors)
+    rank = {n: i for i, n in enumerate(nodes)}
+    open_edges = {n: len(near[n]) for n in nodes}
+    closes = dict.fromkeys(nodes, 0)  # decided neighbors that leave the frontier when the node is decided
+    touches: set[Node] = set()  # nodes with a decided neighbor
+    left = set(nodes)
 
-        def growth(n: Node) -> tuple[int, int, int]:
-            closed = sum(1 for o in near[n] if o not in left and open_edges[o] == 1)
-            touches = any(o not in left for o in near[n])
-            return (int(open_edges[n] > 0) - closed, -int(touches), rank[n])
+    def growth(n: Node) -> tuple[int, int, int]:
+        return (int(open_edges[n] > 0) - closes[n], -int(n in touches), rank[n])
 
-        node = min(left, key=growth)
+    waiting = [growth(n) for n in nodes]
+    heapify(waiting)
+    order: list[Node] = []
+    while waiting:
+        entry = heappop(waiting)
+        node = nodes[entry[2]]
+        if node not in left or entry != growth(node):
+            continue  # outdated: each change of a node's growth adds an entry
         left.discard(node)
         order.append(node)
+        changed: set[Node] = set()
         for other in near[node]:
             open_edges[other] -= 1
+            if other in left:
+                touches.add(other)
+                changed.add(other)
+        for decided in (node, *near[node]):
+            if decided not in left and open_edges[decided] == 1:
+                last = next(o for o in near[decided] if o in left)
+                closes[last] += 1
+                changed.add(last)
+        for n in changed:
+            heappush(waiting, growth(n))
     return order

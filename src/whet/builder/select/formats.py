@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -70,26 +72,49 @@ def wanted(link: Link, picked: Mapping[str, Option]) -> Operand | None:
     return Operand("linear", link.tensor.dtype) if link.reader is None else picked[link.reader].signature.inputs[link.slot]
 
 
-def inplace_refusal(net: Network, layer: Layer, option: Option) -> str | None:
+class TensorReaders:
+    """Which layers of a network read a tensor: for many queries on a network that does not change between them."""
+
+    def __init__(self, net: Network):
+        self.net, self._layers, self._count = net, net.layers, len(net.layers)
+        self.inputs, self.outputs = set(net.inputs), set(net.outputs)
+        self.position = {layer: i for i, layer in enumerate(net.layers)}
+        self._readers: dict[Tensor, list[int]] = {}
+        for i, layer in enumerate(net.layers):
+            for t in (*layer.inputs, *(t for r in layer.regions.values() for t in r.captures())):
+                if t is not None:
+                    self._readers.setdefault(t, []).append(i)
+
+    def describes(self, net: Network) -> bool:
+        """False if this is another network, or layers were added or removed (unfusing and sorting replace the list of layers)."""
+        return net is self.net and net.layers is self._layers and len(net.layers) == self._count
+
+    def first_later(self, t: Tensor, layer: Layer) -> Layer | None:
+        """The first layer after `layer` that reads `t`, or None."""
+        readers = self._readers.get(t, [])
+        i = bisect_right(readers, self.position[layer])
+        return self._layers[readers[i]] if i < len(readers) else None
+
+
+def inplace_refusal(net: Network | TensorReaders, layer: Layer, option: Option) -> str | None:
     """Why an in-place signature cannot be used for this layer, or None.
 
     The input's bytes are overwritten, so nothing else may read them: it must not be an input, an output or a constant of the network, another
     operand of the layer, or an input of a later layer. Outputs of the network have bytes of their own.
     """
+    readers = net if isinstance(net, TensorReaders) else TensorReaders(net)
     for i, o in option.signature.inplace:
         t = layer.inputs[i]
         if t is None or t.is_constant:
             return f"works in place on input {i}, which is constant"
-        if t in net.inputs:
+        if t in readers.inputs:
             return f"works in place on %{t.name}, which is an input of the network"
-        if t in net.outputs or layer.outputs[o] in net.outputs:
+        if t in readers.outputs or layer.outputs[o] in readers.outputs:
             return f"works in place on %{t.name} and %{layer.outputs[o].name}, of which one is an output of the network"
         if sum(x is t for x in layer.inputs) > 1:
             return f"works in place on %{t.name}, which it reads a second time"
-        at = net.layers.index(layer)
-        for later in net.layers[at + 1 :]:
-            if any(x is t for x in later.inputs) or any(t in r.captures() for r in later.regions.values()):
-                return f"works in place on %{t.name}, which '{later.name}' still reads"
+        if (later := readers.first_later(t, layer)) is not None:
+            return f"works in place on %{t.name}, which '{later.name}' still reads"
     return None
 
 
@@ -138,32 +163,45 @@ def total(net: Network, picked: Mapping[str, Option], edges: list[Link], reforma
 
 def _share(net, options, picked: dict[str, Option], edges: list[Link], reformat: ReformatCost) -> tuple[dict[str, Option], float, int]:
     """Improves an assignment under shared reformats (edges count one per reader): layers change options one by one while the total falls."""
-    near: dict[str, list[Link]] = {layer.name: [] for layer in net.layers}
-    touching: dict[int, list[Link]] = {}
+    picked = dict(picked)
+    reads: dict[str, list[Link]] = {layer.name: [] for layer in net.layers}
+    writes: dict[str, list[Link]] = {layer.name: [] for layer in net.layers}  # one link per tensor
+    readers: dict[Tensor, Counter[Operand | None]] = {}  # of each tensor, by the format that they require
     for w in edges:
-        touching.setdefault(id(w.tensor), []).append(w)
-        for name in {w.maker, w.reader} - {None}:
-            near[str(name)].append(w)
+        if w.reader is not None:
+            reads[w.reader].append(w)
+        if w.maker is not None and w.tensor not in readers:
+            writes[w.maker].append(w)
+        readers.setdefault(w.tensor, Counter())[wanted(w, picked)] += 1
 
-    def local_cost(name: str, trial: dict[str, Option]) -> float:
-        near_edges = {id(x): x for w in near[name] for x in touching[id(w.tensor)]}.values()
-        moves = {(id(w.tensor), stored(w, trial), wanted(w, trial)): w for w in near_edges}
-        return trial[name].cost + sum(_price(w, a, b, reformat) for (_, a, b), w in moves.items())
+    def pick(name: str, option: Option) -> None:
+        for w in reads[name]:
+            formats = readers[w.tensor]
+            formats[wanted(w, picked)] -= 1
+            formats[option.signature.inputs[w.slot]] += 1
+        picked[name] = option
+
+    def local_cost(name: str) -> float:
+        touched = {w.tensor: w for w in (*reads[name], *writes[name])}.values()
+        moves = sum(_price(w, stored(w, picked), b, reformat) for w in touched for b, count in readers[w.tensor].items() if count)
+        return picked[name].cost + moves
 
     moved: set[str] = set()
     for _ in range(10):
         changed = False
         for layer in net.layers:
             name, before = layer.name, picked[layer.name]
-            best, best_cost = before, local_cost(name, picked)
-            for o in options[name]:
-                if o is before:
-                    continue
-                cost = local_cost(name, {**picked, name: o}) if len(options[name]) > 1 else best_cost
+            others = [o for o in options[name] if o is not before]
+            if not others:
+                continue
+            best, best_cost = before, local_cost(name)
+            for o in others:
+                pick(name, o)
+                cost = local_cost(name)
                 if cost < best_cost - 1e-9:
                     best, best_cost = o, cost
+            pick(name, best)
             if best is not before:
-                picked = {**picked, name: best}
                 moved.add(name)
                 changed = True
         if not changed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class Problem:
     def solve(self, width: int = WIDTH) -> Solution:
         """The optimal assignment, or a good one if the graph does not reduce. An infinite cost means that there is none."""
         reduced = _Reduction(self)
-        core = reduced.reduce(set(self.nodes))
+        core = reduced.reduce()
         if not core:
             picked = reduced.back_substitute({})
             return Solution(picked, self.total(picked))
@@ -94,33 +95,46 @@ class Problem:
 
 
 class _Reduction:
+    """Eliminates nodes in order of degree, then of insertion. Degrees never grow, so heaps with outdated entries find the next node."""
+
     def __init__(self, problem: Problem):
-        self.order = {n: i for i, n in enumerate(problem.nodes)}
+        self.nodes = list(problem.nodes)
+        self.order = {n: i for i, n in enumerate(self.nodes)}
+        self.left = set(self.nodes)
         self.vectors = {n: v.copy() for n, v in problem.nodes.items()}
         self.near: dict[Node, dict[Node, np.ndarray]] = {n: {} for n in problem.nodes}  # near[a][b] is [options of a, options of b]
         for (a, b), m in problem.edges.items():
             self.near[a][b], self.near[b][a] = m, m.T
         self.undo: list[tuple[Node, Callable[[dict[Node, int]], int]]] = []
+        self._reducible = [(len(self.near[n]), i) for i, n in enumerate(self.nodes) if len(self.near[n]) <= 2]
+        heapify(self._reducible)
 
-    def reduce(self, left: set[Node]) -> set[Node]:
-        """Eliminates nodes of degree 0 to 2 from `left` until there are none; returns the remaining nodes."""
-        while left:
-            node = min(left, key=lambda n: (min(len(self.near[n]), 3), -len(self.near[n]), self.order[n]))
-            degree = len(self.near[node])
-            if degree > 2:
-                break
-            (self._r0, self._r1, self._r2)[degree](node)
-            left.discard(node)
-        return left
+    def reduce(self) -> set[Node]:
+        """Eliminates nodes of degree 0 to 2 until there are none; returns the remaining nodes."""
+        while self._reducible:
+            degree, i = heappop(self._reducible)
+            node = self.nodes[i]
+            if node in self.left and len(self.near[node]) == degree:
+                self.left.discard(node)
+                (self._r0, self._r1, self._r2)[degree](node)
+        return self.left
 
     def run(self) -> dict[Node, int]:
         """An assignment of all nodes; RN is applied when no node reduces."""
-        left = self.reduce(set(self.vectors))
-        while left:
-            node = min(left, key=lambda n: (-len(self.near[n]), self.order[n]))
+        self.reduce()
+        by_degree = [(-len(self.near[n]), self.order[n]) for n in self.left]
+        heapify(by_degree)
+        while self.left:
+            degree, i = heappop(by_degree)
+            node = self.nodes[i]
+            if node not in self.left:
+                continue
+            if len(self.near[node]) != -degree:
+                heappush(by_degree, (-len(self.near[node]), i))
+                continue
+            self.left.discard(node)
             self._rn(node)
-            left.discard(node)
-            left = self.reduce(left)
+            self.reduce()
         return self.back_substitute({})
 
     def back_substitute(self, picked: dict[Node, int]) -> dict[Node, int]:
@@ -132,7 +146,13 @@ class _Reduction:
     def _drop(self, node: Node) -> None:
         for other in self.near[node]:
             del self.near[other][node]
+            self._offer(other)
         self.near[node] = {}
+
+    def _offer(self, node: Node) -> None:
+        """Adds a node whose degree fell to the heap of reducible nodes."""
+        if len(self.near[node]) <= 2:
+            heappush(self._reducible, (len(self.near[node]), self.order[node]))
 
     def _r0(self, node: Node) -> None:
         best = int(np.argmin(self.vectors[node]))
@@ -154,6 +174,8 @@ class _Reduction:
         if b in self.near[a]:
             joined = joined + self.near[a][b]
         self.near[a][b], self.near[b][a] = joined, joined.T
+        self._offer(a)
+        self._offer(b)
         self.undo.append((node, lambda picked: int(best[picked[a], picked[b]])))
 
     def _rn(self, node: Node) -> None:

@@ -14,7 +14,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions
 from whet.builder.progress import ProgressLog
 from whet.builder.select.bans import Bans
-from whet.builder.select.formats import inplace_refusal
+from whet.builder.select.formats import TensorReaders, inplace_refusal
 from whet.builder.select.layer_timing import LayerTiming
 from whet.builder.select.unfused_time import UnfusedTime
 from whet.engine.plan import Profile
@@ -59,6 +59,7 @@ class Search:
         self.unfused_times: dict[str, UnfusedTime] = {}  # by kind of fused layer
         self.history = EngineHistory(self.cache, () if self.timer is None else self.timer.environment, self.kind_of)
         self.reformats = Reformats(tactics, backend, self.env, self.timing.reformat_timer())
+        self._readers = TensorReaders(net)
         self._no_views: set[str] = set()  # layers that must copy their parts
 
     def __enter__(self) -> Search:
@@ -117,11 +118,13 @@ class Search:
         banned = self.bans.reason(self.kind_of[layer.name], o)
         if banned or not o.signature.inplace:
             return banned
+        if not self._readers.describes(net):
+            self._readers = TensorReaders(net)
         if not is_view(o):
-            return inplace_refusal(net, layer, o)
+            return inplace_refusal(self._readers, layer, o)
         if layer.name in self._no_views:
             return "its parts are views of other tensors already"
-        return view_refusal(net, layer, o, fixed=self._fixed)
+        return view_refusal(self._readers, layer, o, fixed=self._fixed)
 
     def select_copy(self, layer: str, view: Option) -> Option | None:
         """The best option of a layer that copies in the same formats as a view, or None."""

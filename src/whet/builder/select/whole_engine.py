@@ -63,7 +63,6 @@ def select_engine(search: Search, make: Make) -> SelectedEngine:
     if not timed:
         first = candidates[0]
         return SelectedEngine(first, [], first.assignment.cost)
-    search.log.stage("whole engines", len(candidates) + 3)  # the engine of runners-up, the refined engine, the final run
     harness = BenchmarkHarness(search, probe_inputs(candidates[0].plan.network, search.config.seed, probe_shapes(candidates[0].plan)))
     best = time_and_select(search, make, harness, list(candidates))
     if search.retime_contradictions(best.candidate.lowered, best.chosen, best.candidate.ms):
@@ -77,6 +76,8 @@ def time_and_select(
     search: Search, make: Make, harness: BenchmarkHarness, candidates: list[EngineCandidate], *, remeasure: bool = False
 ) -> SelectedEngine:
     """The fastest of these and of one with kernels selected in the network. Cached times are used unless `remeasure`."""
+    # one step for each engine that is not bound yet, the engine of runners-up, the refined engine, and the final run
+    search.log.stage("whole engines", sum(e.bound is None for e in candidates) + 3)
     _set_times(search, candidates, harness, remeasure)
     if search.config.optimization_level >= 3 and search.config.in_network and not search.cannot_win(candidates[0].assignment.cost):
         search.log.phase("choice in the network")

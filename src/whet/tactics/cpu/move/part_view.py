@@ -6,6 +6,8 @@ channels of a batch of one, the first axis of any tensor. In nhwc along the chan
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from whet.backends import Backend
 from whet.errors import EngineError
 from whet.network import Layer, Tensor, format_fits, static_shape, stored_shape
@@ -99,7 +101,7 @@ def _shifts(layer: Layer, o: Operand) -> tuple[int, ...] | None:
         starts = [first]
     else:
         axis = layer.attrs["axis"] % len(shape)
-        starts = [sum(static_shape(t.shape)[axis] for t in parts[:k]) for k in range(len(parts))]
+        starts = list(accumulate((static_shape(t.shape)[axis] for t in parts[:-1]), initial=0))
     return _bytes(o, shape, axis, starts, [static_shape(t.shape)[axis] for t in parts])
 
 
