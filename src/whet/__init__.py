@@ -25,6 +25,7 @@ from whet.registry import on_demand
 
 if TYPE_CHECKING:
     from whet import api as api
+    from whet import array_files as array_files
     from whet import backends as backends
     from whet import builder as builder
     from whet import cli as cli

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+LARGEST_JSON = 2**28  # bytes of a lock, a pruning recipe, a table: real ones have kilobytes to megabytes
 LARGEST_MESSAGE = 1_900_000_000  # bytes of weights in an ONNX file; protobuf limits messages to 2 GiB
+
+
+def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
+    """The contents of a file of at most `most` bytes; also of a pipe or device. Raises OSError for a file that is larger or cannot be read."""
+    with open(path, "rb") as f:
+        data = f.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, the most that is read", os.fspath(path))
+    return data
+
+
+def read_json_text(path: str | os.PathLike[str]) -> str:
+    """The text of a JSON file. Raises OSError as `read_bounded` does, UnicodeDecodeError for bytes that are no UTF-8."""
+    return read_bounded(path, LARGEST_JSON).decode()
 
 
 @contextmanager

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 from support.operations import count_opcodes
+from whet.backends import get_backend
 from whet.builder.memory.free_ranges import FreeRanges
 from whet.builder.memory.planner import Block, Use, list_overlaps, plan_memory
 from whet.builder.select.beam import small_frontier_order
 from whet.builder.select.pbqp import Problem
 from whet.engine.intersections import Rectangle, intersections
+from whet.network import Network, parse_type
+from whet.rewrite import Graph, run_passes
+from whet.tactics import tactics_of
 
 LIMIT = 7.0
 
@@ -45,6 +49,59 @@ def test_memory_planning(uses, monkeypatch):
         return lambda: plan_memory(listed, inputs, ["y" if uses is wide else f"v{n}"])
 
     assert growth(work, 60) < LIMIT
+
+
+def wide_network(n: int, kind: str) -> Network:
+    """n layers that read the same input, and a Concat of their outputs."""
+    net = Network("wide")
+    x = net.add_input("x", parse_type("f32[1,8,4,4]"))
+    parts = []
+    for i in range(n):
+        w = net.constant(np.full((1, 8, 1, 1), i + 1, np.float32), "w") if kind == "convolutions" else None
+        parts.append(net.add("Sigmoid", x) if w is None else net.add("Relu", net.add("Conv", x, w)))
+    net.mark_output(net.add("Concat", *parts, axis=1))
+    return net
+
+
+@pytest.mark.parametrize("kind", ["equal layers", "convolutions"])
+def test_passes_over_wide_networks(kind):
+    def work(n):
+        net = wide_network(n, kind)
+        return lambda: run_passes(net)
+
+    assert growth(work, 40) < LIMIT
+
+
+def test_later_readers_come_in_order_without_removed_ones():
+    net = wide_network(4, "equal layers")
+    g = Graph(net)
+    first, second, third, fourth = net.layers[:4]
+    x = net.inputs[0]
+    assert list(g.later_readers(x, first)) == [second, third, fourth]
+    g.replace(second.output, third.output, g.position(second))
+    g.remove([second])
+    assert list(g.later_readers(x, first)) == [third, fourth]
+    added = g.add("Relu", x).maker
+    assert list(g.later_readers(x, first)) == [third, fourth], "a new layer has no position yet"
+    g.set_position(added, g.position(third) + 0.5)
+    assert list(g.later_readers(x, first)) == [third, added, fourth]
+    assert list(g.later_readers(x, fourth)) == []
+
+
+@pytest.mark.parametrize("name", ["cpu/onednn_split", "cpu/part_view"])
+def test_planning_a_split_into_many_parts(name):
+    tactic, backend = next(t for t in tactics_of("cpu") if t.name == name), get_backend("cpu")
+    if tactic.missing_library():
+        pytest.skip("oneDNN is not installed")
+
+    def work(n):
+        net = Network("split")
+        net.add("Split", net.add_input("x", parse_type(f"f32[{n},16]")), axis=0, num_outputs=n)
+        (layer,) = net.layers
+        signature = tactic.signatures(layer, backend)[0]
+        return lambda: tactic.plan(layer, signature, (), backend)
+
+    assert growth(work, 20) < LIMIT
 
 
 def test_reducing_and_ordering_a_problem():

@@ -75,7 +75,7 @@ def test_a_command_without_a_terminal_names_its_activity(folder, arguments, acti
 
 def test_training_prints_lines(folder):
     pytest.importorskip("torch")
-    lines = lines_of(folder, "finetune", "@m.onnx", "--data=@data.npz", "--epochs=2", "--batch=16", "-o", "@t.onnx")
+    lines = lines_of(folder, "finetune", "@m.onnx", "--data=@data.npz", "--epochs=1", "--batch=32", "-o", "@t.onnx")
     assert any(line.startswith("whet finetune, training") for line in lines), lines
 
 

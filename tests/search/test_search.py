@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,16 @@ def test_resuming_a_finished_search_repeats_nothing(finished, case):
     assert found.chosen == json.loads((out / "deploy" / "report.json").read_text())["chosen"]
     new = (out / "events.jsonl").read_text()[len(before) :]
     assert [json.loads(line)["event"] for line in new.splitlines()] == ["resume", "done"]
+
+
+def test_an_engine_damaged_after_it_was_built_is_not_deployed(finished, case, tmp_path):
+    out = shutil.copytree(finished[0], tmp_path / "work")
+    for engine in [*out.glob("survivors/*/model.engine"), *out.glob("baselines/*/model.engine")]:
+        data = bytearray(engine.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        engine.write_bytes(bytes(data))
+    with pytest.raises(BuildError, match=r"model\.engine was damaged after it was built: .* Delete the folder .* and run the same command"):
+        search(recipe_with(case, out))
 
 
 def test_another_recipe_is_refused_in_the_same_folder(finished, case):

@@ -1,5 +1,6 @@
 """Fine-tuning on real digits: recovers a pruned network, resumes after a kill with the same bits, keeps masks, refuses mistakes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -157,6 +158,28 @@ def test_a_checkpoint_of_another_training_is_refused(digits, tmp_path):
     with pytest.raises(TrainingError, match="cannot be read"):
         finetune(digits_net(), digits[0], FinetuneConfig(**short, checkpoint=str(path)))
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_checkpoint_with_changed_values_is_refused(digits, tmp_path):
+    path = tmp_path / "c.safetensors"
+    config = FinetuneConfig(**{**FAST, "epochs": 0.1}, checkpoint=str(path))
+    finetune(digits_net(), digits[0], config)
+    written = path.read_bytes()
+    size = int.from_bytes(written[:8], "little")
+    header, tensors = json.loads(written[8 : 8 + size]), written[8 + size :]
+    state = json.loads(header["__metadata__"]["whet"])
+    moment = next(n for n in header if n.startswith("optimizer."))
+    changes = [
+        {"step": -5}, {"step": "x"}, {"seconds": None}, {"seconds": float("nan")}, {"settings": None}, {"settings": [1]}, {"optimizer": [1]},
+        {"optimizer": {"x": {}}}, {"optimizer": {"0": 5}}, {"history": 5}, {"history": [{"epoch": "x"}]}, {"loss": []}, {"loss": ["a", 1]},
+    ]  # fmt: skip
+    headers = [{**header, "__metadata__": {"whet": json.dumps({**state, **change})}} for change in changes]
+    headers += [{(name if n == moment else n): v for n, v in header.items()} for name in ("optimizer.x.y", "optimizer.5")]
+    for changed in headers:
+        text = json.dumps(changed).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + tensors)
+        with pytest.raises(TrainingError, match=r"the checkpoint .* is damaged .*\. Delete it to start over"):
+            finetune(digits_net(), digits[0], config)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

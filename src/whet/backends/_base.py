@@ -8,7 +8,7 @@ compare backend names or probe for methods: they read `backend.capabilities`, or
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -119,6 +119,8 @@ class Call(ABC):
     implementation: str = ""
     #: names of the source nodes, for profilers
     label: str = ""
+    #: ("input" or "output", index) of the layer's tensors that the launch uses; None: possibly all
+    operands: Collection[tuple[str, int]] | None = None
 
     @abstractmethod
     def run(self) -> None:

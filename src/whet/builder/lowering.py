@@ -14,7 +14,7 @@ from whet.builder.precision.permissions import Permissions, no_float8, unwanted_
 from whet.builder.verify.differences import relative_error
 from whet.composites import unsupported_reason
 from whet.errors import BackendError
-from whet.network import BF16, F16, DType, Layer, Network
+from whet.network import BF16, F16, DType, Layer, Network, Tensor
 from whet.ops import run_network
 from whet.passes import PassLog, lower
 from whet.tactics import Tactic, tactics_of
@@ -33,12 +33,15 @@ def lower_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
         channel_alignment=max((t.channel_alignment for t in tactics), default=1), widened=_widened_types(config),
     )  # fmt: skip
     lift_captures(lowered)
+    seen: set[Tensor] = set()
     for i, t in enumerate(lowered.outputs):
-        repeated = any(t is o for o in lowered.outputs[:i])
+        repeated = t in seen
         if t.maker is not None and not repeated:
+            seen.add(t)
             continue
         copied = lowered.add("Identity", t, name=f"{t.name}_copy")
         lowered.outputs[i] = copied
+        seen.add(copied)
         if t.is_constant and not repeated:
             del lowered.constants[t.name]
             copied.name, t.name = t.name, lowered.fresh(f"{t.name}_value")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.array_files import read_arrays
 from whet.cli import _exec_values as values
 from whet.cli._summary import Log, print_summary
 from whet.engine.time_check import find_contradiction
@@ -92,16 +93,18 @@ def make_inputs(engine: Any, shapes: dict[str, tuple[int, ...]], spec: str) -> d
 
 
 def _read(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as z:
-                a = z[name if name in z else z.files[0]]
-        elif path.suffix == ".npy":
-            a = np.load(path, allow_pickle=False)
-        else:
-            a = np.frombuffer(path.read_bytes(), dtype)
-    except (OSError, ValueError, KeyError, IndexError) as e:
-        raise UsageError(f"--loadInputs: cannot read {path} for '{name}': {e}") from e
+    if path.suffix in (".npz", ".npy"):
+        found = read_arrays(path, UsageError, "--loadInputs: ")
+        if isinstance(found, dict) and not found:
+            raise UsageError(f"--loadInputs: {path} has no array for '{name}'. Give a file of np.savez with one of that name.")
+        a = found if isinstance(found, np.ndarray) else found.get(name, next(iter(found.values())))
+    else:
+        wanted = int(np.prod(shape)) * dtype.itemsize
+        try:
+            with path.open("rb") as f:
+                a = np.frombuffer(f.read(wanted + dtype.itemsize), dtype)  # one element more than wanted is refused below
+        except (OSError, ValueError) as e:
+            raise UsageError(f"--loadInputs: cannot read {path} for '{name}': {e}. It takes {wanted} bytes of {dtype} values.") from e
     if a.size != int(np.prod(shape)):
         want = f"input '{name}' of shape {'x'.join(map(str, shape))} takes {int(np.prod(shape))}"
         raise ShapeError(f"--loadInputs: {path} holds {a.size} elements, {want}")

@@ -194,18 +194,15 @@ def _labels(path: str | None, data: str | None, samples: int) -> Any:
     """Reads the classes of the samples of `load_unlabelled` from a .npy file. Raises UsageError for an unreadable file."""
     if path is None:
         return None
-    from zipfile import BadZipFile
-
     import numpy as np
 
+    from whet.array_files import read_arrays
     from whet.errors import UsageError
     from whet.search.recipe.data import in_order
     from whet.search.recipe.image_data import spread
 
-    try:
-        classes = np.load(path, allow_pickle=False).reshape(-1)
-        return classes[:samples] if data is None or in_order(data) else np.array(spread(list(classes), samples))
-    except OSError as e:
-        raise UsageError(f"--labels={path}: {e.strerror or e}. Give a .npy file of integers, one per sample.") from e
-    except (ValueError, EOFError, AttributeError, BadZipFile) as e:  # NumPy's text suggests allow_pickle=True
-        raise UsageError(f"--labels={path} is not a .npy file of numbers. Give integers, one per sample.") from e
+    found = read_arrays(path, UsageError, "--labels=")
+    if not isinstance(found, np.ndarray):
+        raise UsageError(f"--labels={path} is an .npz file. Give a .npy file of integers, one per sample.")
+    classes = found.reshape(-1)
+    return classes[:samples] if data is None or in_order(data) else np.array(spread(list(classes), samples))

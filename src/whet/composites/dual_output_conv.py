@@ -62,10 +62,9 @@ def fuse_dual_output_conv(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip
     images = _input_images(layer)
     if images is None:
         return None
-    others = [x for x in g.readers(images[0]) if x is not layer and g.position(x) > g.position(layer) and _input_images(x) == images]
-    if not others:
+    other = next((x for x in g.later_readers(images[0], layer) if _input_images(x) == images), None)
+    if other is None:
         return None
-    other = min(others, key=g.position)
     if _epilogue(other) != _epilogue(layer):
         return Skip(f"the epilogues of '{layer.name}' and '{other.name}' differ")
     outputs = (layer.output, other.output)

@@ -13,11 +13,12 @@ from google.protobuf.message import DecodeError
 
 from whet.errors import FrontendError
 from whet.file_kinds import describe_kind
+from whet.files import read_bounded
 from whet.frontends import _onnx_convert
 from whet.frontends._onnx_text import check_texts
 
 OLDEST_OPSET = 7  # of the readers; older models, and those with an Upsample before opset 9, are converted to opset 9 by the onnx package
-_CONVERSION_TIMEOUT = 300  # seconds; models of 500 MB take 10
+_CONVERSION_TIMEOUT = 300  # seconds
 DEFAULT_DOMAINS = ("", "ai.onnx")
 _MOST = 2**31 - 1  # protobuf's own limit of one message
 
@@ -36,8 +37,8 @@ def load_model(source: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onn
         size = path.stat().st_size
         if size > _MOST:
             raise FrontendError(f"{path} has {size} bytes; a protobuf message has at most {_MOST}. Save it again with external data.")
-        data = path.read_bytes()
-    except (OSError, ValueError) as e:
+        data = read_bounded(path, _MOST)
+    except (OSError, ValueError, MemoryError) as e:
         raise FrontendError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}. Check the path and its permissions.") from e
     return _checked(_parse(data, str(path), path), str(path), path), path.resolve().parent
 
@@ -109,11 +110,26 @@ def opsets(imports, what: str) -> dict[str, int]:
 
 
 def external_files(path: str | os.PathLike) -> list[Path]:
-    """The existing external-data files of a model. Raises FrontendError for a file that is not a model."""
+    """The existing external-data files in a model's folder. Raises FrontendError for a file that is not a model."""
     model, folder = load_model(path)
     assert folder is not None
     named = {e.value for t in _tensors(model.graph) for e in t.external_data if e.key == "location"}
-    return [found for name in sorted(named) if (found := folder / name).is_file()]
+    files = []
+    for name in sorted(named):
+        try:
+            found = data_file(folder, name)
+            if found is not None and found.is_file():
+                files.append(folder / name)
+        except (OSError, ValueError, RuntimeError):  # no path; reading the weight names it
+            continue
+    return files
+
+
+def data_file(folder: Path, location: str) -> Path | None:
+    """The path of an external-data file without symbolic links, or None if it is outside the folder. Raises OSError, ValueError or RuntimeError
+    for a location that is no path."""
+    path = (folder / location).resolve()
+    return path if location and path.is_relative_to(folder.resolve()) else None
 
 
 def _tensors(g: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends._onnx_advice import DAMAGED
+from whet.frontends._onnx_load import data_file
 from whet.network import BF16, BOOL, DTYPES, F8E4M3, F8E5M2, F16, F32, F64, I4, I8, I16, I32, I64, STRING, U4, U8, U16, U32, U64, DType
 
 DTYPE_OF_ONNX: dict[int, DType] = {
@@ -101,14 +102,17 @@ def _external_bytes(t: TensorProto, folder: Path | None, what: str, nbytes: int)
             f"{what} has its values in the external file {location!r}, but the model came from memory. Give the model's path."
         )
     try:
-        path = (folder / location).resolve()
+        path = data_file(folder, location)
         offset, length = int(keys.get("offset") or 0), int(keys.get("length") or nbytes)
     except (ValueError, OSError, RuntimeError) as e:
-        raise FrontendError(f"{what}: its external data entry {keys} is damaged: {e}. Export the model again.") from e
-    if not location or not path.is_relative_to(folder.resolve()):
+        raise FrontendError(f"{what}: its external data entry {str(keys)[:200]} is damaged: {str(e)[:200]}. Export the model again.") from e
+    if path is None:
         raise FrontendError(
-            f"{what} refers to {location!r}, which is outside the model's folder {folder}; whet does not read it."
+            f"{what} refers to {location[:200]!r}, which is outside the model's folder {folder}; whet does not read it. If the file is yours, copy "
+            "it into that folder and save the model with its name."
         )
+    if offset >= 2**63:
+        raise FrontendError(f"{what}: the offset of its external data has {len(str(offset))} digits. Export the model again.")
     if length != nbytes or offset < 0:
         raise FrontendError(
             f"{what}: {length} bytes at {offset} of {location!r} are named, its type and shape need {nbytes}. "
@@ -116,7 +120,8 @@ def _external_bytes(t: TensorProto, folder: Path | None, what: str, nbytes: int)
         )
     try:
         if not path.is_file():
-            raise FrontendError(f"{what} has its values in {path}, which does not exist. Put the data file into the model's folder.")
+            why = "is not a file" if path.exists() else "does not exist"
+            raise FrontendError(f"{what} has its values in {path}, which {why}. Put the data file into the model's folder.")
         if offset + length > path.stat().st_size:
             raise FrontendError(
                 f"{what} needs bytes {offset} to {offset + length} of {path}, which has {path.stat().st_size}. Copy the data file again."
@@ -125,4 +130,4 @@ def _external_bytes(t: TensorProto, folder: Path | None, what: str, nbytes: int)
             f.seek(offset)
             return f.read(length)
     except OSError as e:
-        raise FrontendError(f"cannot read {path}, the values of {what}: {e.strerror}.") from e
+        raise FrontendError(f"cannot read {str(path)[:300]}, the values of {what}: {e.strerror}. Check the file and its permissions.") from e

@@ -21,6 +21,7 @@ from whet.errors import CacheError
 
 VERSION = 1
 _WAIT_SECONDS = 60.0
+_LONGEST_VALUE = 2**24  # bytes
 
 
 class Timed(NamedTuple):
@@ -41,6 +42,15 @@ _TABLES = {
     "about": "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
     "timings": "CREATE TABLE timings (key TEXT PRIMARY KEY, ms REAL, spread_ms REAL, samples INTEGER, about TEXT, made REAL) WITHOUT ROWID",
 }
+
+
+def find_foreign(db: sqlite3.Connection) -> str | None:
+    """The first table, view or trigger of a cache that whet did not write, as text; None if there is none. Prepares the connection for files
+    from strangers: no functions run from the file, and a value has at most 16 MiB. Raises sqlite3.Error for a damaged file."""
+    db.execute("PRAGMA trusted_schema=OFF")
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+    entries = db.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    return next((f"the {kind} {name!r}" for kind, name, sql in entries if _TABLES.get(name) != sql), None)
 
 
 def _decode(text: bytes) -> str:
@@ -67,12 +77,10 @@ class TimingCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             db = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
             db.text_factory = _decode
-            db.execute("PRAGMA trusted_schema=OFF")
             db.execute("PRAGMA synchronous=NORMAL")
-            entries = db.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
-            if foreign := [f"the {kind} {name!r}" for kind, name, sql in entries if _TABLES.get(name) != sql]:
+            if foreign := find_foreign(db):
                 db.close()
-                self._give_up(f"it holds {foreign[0]}, which whet does not write")
+                self._give_up(f"it holds {foreign}, which whet does not write")
                 return None
             db.execute("BEGIN IMMEDIATE")
             for sql in _TABLES.values():
@@ -80,7 +88,7 @@ class TimingCache:
             db.execute("INSERT OR IGNORE INTO about VALUES ('version', ?)", (str(VERSION),))
             found = db.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
             db.execute("COMMIT")
-        except (sqlite3.Error, OSError, UnicodeError) as e:
+        except (sqlite3.Error, OSError, ValueError) as e:  # ValueError: a path with a zero byte, text that is no UTF-8
             self._give_up(str(e), e)
             return None
         if found is None or found[0] != str(VERSION):
@@ -139,7 +147,8 @@ class TimingCache:
         """Raises CacheError for a file named by the user; else notes that nothing is kept."""
         problem = f"the timing cache {self.path} cannot be used: {why}."
         if self._note is None:
-            raise CacheError(f"{problem} Delete it, name another with --timingCacheFile, or build with --noBuilderCache.") from cause
+            remedy = "Wait for the process that writes it" if "locked" in why else "Delete it"
+            raise CacheError(f"{problem} {remedy}, name another with --timingCacheFile, or build with --noBuilderCache.") from cause
         self._note(f"{problem} Times are not kept for the next build; --timingCacheFile names another file.")
 
     def __len__(self) -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-from pathlib import Path
 
 import numpy as np
 
 from whet.errors import CalibrationError, UsageError
-from whet.files import replacing
+from whet.files import read_json_text, replacing
 from whet.network import Network
 from whet.precision.quantization_sites import find_quantization_sites, never_negative
 from whet.precision.ranges import Range, Ranges
@@ -41,9 +40,9 @@ def read_cache(path: str | os.PathLike[str], net: Network, model: str = "") -> R
     Raises CalibrationError for a damaged file, another model, or a missing tensor (which is named).
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_json_text(path)
     except (OSError, UnicodeDecodeError) as e:
-        raise CalibrationError(f"the calibration cache {path} cannot be read: {e}") from e
+        raise CalibrationError(f"the calibration cache {path} cannot be read: {e}. Calibrate again with --calibData.") from e
     found = _read_json(path, text, model) if text.lstrip().startswith("{") else _read_text(path, text, net)
     missing = [n for n in find_quantization_sites(net).names() if n not in found.tensors]
     if missing:

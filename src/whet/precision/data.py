@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
+from whet.array_files import read_arrays
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, Tensor
-from whet.precision.decoding import decode
+from whet.precision.decoding import MOST_PIXELS, decode
 from whet.registry import user_function
 
+_LONGEST_TEXT = 2**16  # characters of a file of settings
+_LONGEST_SIDE = 2**15  # pixels
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 
 
@@ -40,7 +43,12 @@ class Preprocessing:
         Raises UsageError.
         """
         if os.path.isfile(text):
-            lines = [line.split("#")[0].strip() for line in Path(text).read_text(encoding="utf-8").splitlines()]
+            try:
+                with open(text, encoding="utf-8") as f:
+                    written = f.read(_LONGEST_TEXT)
+            except (OSError, UnicodeDecodeError) as e:
+                raise UsageError(f"calibration preprocessing: {text} cannot be read as text: {e}. It has one `key: value` per line.") from e
+            lines = [line.split("#")[0].strip() for line in written.splitlines()]
             pairs = [line for line in lines if line]
         else:
             pairs = [p for p in text.split(",") if p]
@@ -51,7 +59,7 @@ class Preprocessing:
                 raise UsageError(f"calibration preprocessing: {pair!r} is none of scale:, mean:, std:, order:, layout:, resize:")
             try:
                 found[key] = _setting(key, value)
-            except (ValueError, ZeroDivisionError):
+            except (ValueError, ArithmeticError):
                 raise UsageError(f"calibration preprocessing: {value!r} is not a value for {key}") from None
         return Preprocessing(**found)
 
@@ -62,11 +70,17 @@ def _setting(key: str, value: str) -> Any:
             raise ValueError(value)
         return value
     if key == "resize":
+        if not 0 <= int(value) <= _LONGEST_SIDE:
+            raise ValueError(value)
         return int(value)
     if key == "scale":
         top, slash, bottom = value.partition("/")
-        return float(top) / float(bottom) if slash else float(value)
-    return tuple(float(v) for v in value.strip("[]").replace(",", "/").split("/"))
+        values: tuple[float, ...] = (float(top) / float(bottom) if slash else float(value),)
+    else:
+        values = tuple(float(v) for v in value.strip("[]").replace(",", "/").split("/"))
+    if not all(math.isfinite(v) for v in values) or (key == "std" and 0 in values):
+        raise ValueError(value)
+    return values[0] if key == "scale" else values
 
 
 def calibration_data(source: str, net: Network, preprocessing: Preprocessing | None = None) -> Iterator[dict[str, np.ndarray]]:
@@ -96,13 +110,7 @@ def calibration_data(source: str, net: Network, preprocessing: Preprocessing | N
 
 
 def _file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
-    try:
-        with path.open("rb") as f:
-            loaded = np.load(f, allow_pickle=False)
-            found = loaded if isinstance(loaded, np.ndarray) else {n: loaded[n] for n in loaded.files}
-    except (OSError, ValueError, EOFError, BadZipFile) as e:
-        why = str(e) if isinstance(e, OSError) else "not an array file, damaged, or it holds Python objects, which are never loaded"
-        raise CalibrationError(f"{path} cannot be read as NumPy arrays: {why}") from e
+    found = read_arrays(path, CalibrationError)
     wanted = [t.name for t in net.inputs]
     if isinstance(found, np.ndarray):
         arrays = {_only_input(net, str(path)).name: found}
@@ -111,7 +119,7 @@ def _file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
     else:
         missing = [n for n in wanted if n not in found]
         if missing:
-            raise CalibrationError(f"{path} has no array for the input '{missing[0]}'; it has {', '.join(found)}")
+            raise CalibrationError(f"{path} has no array for the input '{missing[0]}'; it has {', '.join(found) or 'none'}")
         arrays = {n: found[n] for n in wanted}
     yield from split(arrays, net, str(path))
 
@@ -187,7 +195,13 @@ def image_sample(path: Path, net: Network, p: Preprocessing) -> dict[str, np.nda
         raise CalibrationError(f"{path} cannot be decoded: {e}") from e
     if p.resize:
         factor = p.resize / min(image.size)
-        image = image.resize((max(width, round(image.width * factor)), max(height, round(image.height * factor))), Image.Resampling.BILINEAR)
+        resized = max(width, round(image.width * factor)), max(height, round(image.height * factor))
+        if resized[0] * resized[1] > MOST_PIXELS:
+            raise CalibrationError(
+                f"{path} has {image.width} x {image.height} pixels, and resize:{p.resize} makes {resized[0]} x {resized[1]} of them, more than "
+                f"{MOST_PIXELS:,}. Remove the image, or lower resize:"
+            )
+        image = image.resize(resized, Image.Resampling.BILINEAR)
         left, top = (image.width - width) // 2, (image.height - height) // 2
         image = image.crop((left, top, left + width, top + height))
     else:
@@ -195,6 +209,10 @@ def image_sample(path: Path, net: Network, p: Preprocessing) -> dict[str, np.nda
     pixels = np.asarray(image, np.float32).reshape(height, width, -1)
     if p.order == "bgr":
         pixels = pixels[:, :, ::-1]
+    for name, each in (("mean", p.mean), ("std", p.std)):
+        if len(each) not in (1, pixels.shape[2]):
+            counts = f"{len(each)} values, the images have {pixels.shape[2]} channels"
+            raise CalibrationError(f"calibration preprocessing: {name}: has {counts}. Give one value, or one per channel")
     values = (pixels * np.float32(p.scale) - np.asarray(p.mean, np.float32)) / np.asarray(p.std, np.float32)
     if p.layout == "nchw":
         values = values.transpose(2, 0, 1)

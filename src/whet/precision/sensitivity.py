@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from whet.errors import CacheError, CalibrationError, NetworkError
-from whet.files import replacing
+from whet.files import read_json_text, replacing
 from whet.network import Network, network_text
 from whet.precision.calibrate import Feeds, Run, content_digest
 from whet.precision.emulate import candidates, emulated
@@ -150,10 +150,10 @@ class _Memory:
         self.known: dict[str, float] = {}
         if self.path is not None and self.path.is_file():
             try:
-                data = json.loads(self.path.read_text())
+                data = json.loads(read_json_text(self.path))
                 if data["key"] == key:
                     self.known = {str(k): float(v) for k, v in data["snr_db"].items()}
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 self.known = {}  # damaged or of another analysis: measured again and replaced
 
     @staticmethod

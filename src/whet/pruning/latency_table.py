@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import CacheError
-from whet.files import replacing
+from whet.files import read_json_text, replacing
 
 FORMAT, VERSION = "whet.pruning.latency_table", 2  # version 1 lacks `others`; it is still read
 
@@ -106,7 +106,7 @@ def _quieter(row: Row, ours: Row | None) -> bool:
 
 def _read(path: Path) -> dict[str, Row]:
     try:
-        data: Any = json.loads(path.read_text())
+        data: Any = json.loads(read_json_text(path))
     except OSError as e:
         raise CacheError(f"cannot read the latency table {path}: {e.strerror}. Check the path.") from e
     except (ValueError, RecursionError) as e:

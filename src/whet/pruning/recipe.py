@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import PruneError
-from whet.files import replacing
+from whet.files import read_json_text, replacing
 from whet.network import Network, Origin, Weight
 from whet.pruning.coupling import Group, find_group, groups
 from whet.pruning.cut import Kept, cut
@@ -145,7 +145,7 @@ def save_recipe(recipe: Recipe, path: str | os.PathLike) -> Path:
 def load_recipe(path: str | os.PathLike) -> Recipe:
     """Reads a recipe. Raises PruneError for a missing file, invalid JSON, or another format."""
     try:
-        data = json.loads(Path(path).read_text())
+        data = json.loads(read_json_text(path))
     except OSError as e:
         raise PruneError(f"cannot read {path}: {e.strerror}. Check the path.") from e
     except (ValueError, RecursionError) as e:

@@ -6,7 +6,8 @@ sorts. The driver commits after each pass (when it verifies: after each firing).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ class Graph:
     constants that rules compute; the graphs of a model's regions share it.
     """
 
-    _readers: dict[Tensor, dict[Layer, None]]
+    _readers: dict[Tensor, dict[Layer, list[int]]]  # the indices of a reader's inputs; empty for captures of its regions
+    _ordered: dict[Tensor, list[tuple[float, int, Layer]]]  # readers by position, since the last commit(); some may be gone
     _position: dict[Layer, float]
     _added: list[Layer]  # since the last commit()
     _stale: bool
@@ -55,6 +57,16 @@ class Graph:
     def readers(self, t: Tensor) -> list[Layer]:
         """The layers that read `t` (each once), including by captures of their regions."""
         return list(self._readers.get(t, ()))
+
+    def later_readers(self, t: Tensor, layer: Layer) -> Iterator[Layer]:
+        """The layers after `layer` that read `t`, in execution order; without the new ones that have no position yet."""
+        if t not in self._ordered:
+            self._ordered[t] = sorted((self._position[x], id(x), x) for x in self._readers.get(t, ()))
+        ordered = self._ordered[t]
+        for k in range(bisect_right(ordered, (self._position[layer], id(layer), layer)), len(ordered)):
+            reader = ordered[k][2]
+            if reader in self._position and reader in self._readers.get(t, ()):
+                yield reader
 
     def position(self, layer: Layer) -> float:
         """The layer's position in execution order."""
@@ -106,11 +118,16 @@ class Graph:
         """
         if old is new:
             return
-        for reader in self._readers.pop(old, {}):
-            reader.inputs = tuple(new if t is old else t for t in reader.inputs)
+        self._ordered.pop(old, None)
+        self._ordered.pop(new, None)
+        for reader, slots in self._readers.pop(old, {}).items():
+            inputs = list(reader.inputs)
+            for i in slots:
+                inputs[i] = new
+            reader.inputs = tuple(inputs)
             for region in reader.regions.values():
                 region.replace(old, new)
-            self._readers.setdefault(new, {})[reader] = None
+            self._readers.setdefault(new, {}).setdefault(reader, []).extend(slots)
         if self.is_output(old):
             if self.maker(new) is None or self.is_output(new):
                 copied: Tensor = self.add("Identity", new)
@@ -166,23 +183,30 @@ class Graph:
         self.net.layers = sorted((x for x in self.net.layers if x in self._position), key=self._position.__getitem__)
         self.net.sort()
         self._position = {x: i for i, x in enumerate(self.net.layers)}
-        self._added, self._stale = [], False
+        self._added, self._stale, self._ordered = [], False, {}
 
     def set_position(self, layer: Layer, at: float) -> None:
         """Sets the position of a new layer in execution order."""
         self._position[layer] = at
+        for t in self.reads(layer):
+            if t in self._ordered:
+                insort(self._ordered[t], (at, id(layer), layer))
 
     def reindex(self) -> None:
         """Rebuilds the index after the network was changed from outside."""
-        self._readers, self._position = {}, {}
+        self._readers, self._position, self._ordered = {}, {}, {}
         self._added, self._stale = [], False
         for i, layer in enumerate(self.net.layers):
             self._position[layer] = i
             self._index(layer)
 
     def _index(self, layer: Layer) -> None:
-        for t in self.reads(layer):
-            self._readers.setdefault(t, {})[layer] = None
+        for i, t in enumerate(layer.inputs):
+            if t is not None:
+                self._readers.setdefault(t, {}).setdefault(layer, []).append(i)
+        for region in layer.regions.values():
+            for t in region.captures():
+                self._readers.setdefault(t, {}).setdefault(layer, [])
 
     @staticmethod
     def reads(layer: Layer) -> list[Tensor]:

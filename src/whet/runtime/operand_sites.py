@@ -27,13 +27,19 @@ class OperandSites:
         """Adds the recorded launches of a layer and labels them with its source nodes."""
         for call in calls:
             call.label = ", ".join(step.layer.sources) or step.layer.name
+        unrestricted = [call for call in calls if call.operands is None]
         for kind, tensors, operands in (
             ("input", step.layer.inputs, step.signature.inputs),
             ("output", step.layer.outputs, step.signature.outputs),
         ):
             for index, (t, o) in enumerate(zip(tensors, operands, strict=True)):
                 if t is not None and o is not None and not t.is_constant:
-                    self._calls.setdefault(t.name, []).extend((call, kind, index) for call in calls)
+                    self._calls.setdefault(t.name, []).extend((call, kind, index) for call in unrestricted)
+            for call in calls:
+                for used_kind, index in call.operands or ():
+                    t = tensors[index] if used_kind == kind else None
+                    if t is not None and operands[index] is not None and not t.is_constant:
+                        self._calls[t.name].append((call, kind, index))
         if calls:  # outputs written over an input; views record and write nothing
             self._worked |= {step.layer.outputs[j].name for _, j in step.signature.inplace}
 

@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend, Buffer
 from whet.engine.plan import ArenaPlan
 from whet.errors import EngineError, ShapeError
-from whet.network import Network, format_bytes, from_stored, static_shape, stored_shape, to_stored
+from whet.network import Network, Tensor, format_bytes, from_stored, static_shape, stored_shape, to_stored
 from whet.runtime.memory import ALIGNMENT, read_bytes, write_bytes
 from whet.runtime.shaped import ShapedPlan
 
@@ -36,12 +36,14 @@ class Values:
 
     def fetch(self) -> dict[str, np.ndarray]:
         """Copies of the outputs, in the network's own types."""
-        return {t.name: self.output(t.name) for t in self.network.outputs}
+        return {t.name: self._copy_output(t) for t in self.network.outputs}
 
     def output(self, name: str) -> np.ndarray:
         """A copy of one output, in the network's own type."""
-        t = next(t for t in self.network.outputs if t.name == name)
-        return t.array().copy() if t.is_constant else self.value(name).astype(t.dtype.numpy, copy=False)
+        return self._copy_output(next(t for t in self.network.outputs if t.name == name))
+
+    def _copy_output(self, t: Tensor) -> np.ndarray:
+        return t.array().copy() if t.is_constant else self.value(t.name).astype(t.dtype.numpy, copy=False)
 
     def value(self, name: str) -> np.ndarray:
         """A copy of a tensor's current contents, as a logical array of its storage type (valid during the tensor's lifetime)."""

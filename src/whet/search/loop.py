@@ -182,7 +182,7 @@ class Loop:
         """The batch of a compared folder: 8 for `int8-b8`, for a survivor the batch of its job."""
         if "-b" in name:
             return int(name.rpartition("-b")[2])
-        return int((j.read_json(self.folder.survivor(int(name)) / j.JOB) or {})["candidate"]["batch"])
+        return int(j.Job.read(self.folder.survivor(int(name))).candidate["batch"])
 
     def _seconds(self, trials: list[Trial]) -> float:
         """Sum of the durations of all finished jobs; with one worker the length of the search, interruptions excluded."""
@@ -241,6 +241,7 @@ def search(
     recipe = recipe if isinstance(recipe, AutoRecipe) else load_recipe(recipe)
     folder, watch = WorkFolder(recipe.out or "whet.auto"), watcher or Silent()
     with ExitStack() as stack:
+        stack.enter_context(folder.usable())
         resumed = stack.enter_context(folder.opened(recipe, fresh))
         workers: Any = stack.enter_context(_workers(recipe, ray))
         result = Loop(recipe, folder, workers, watch).run(resumed)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
+from whet.array_files import read_arrays
 from whet.errors import TrainingError, UsageError
 from whet.network import Network
 from whet.precision import Preprocessing
@@ -34,6 +34,8 @@ class TrainingData:
     classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if single := [n for n, a in {**self.inputs, "labels": self.labels}.items() if a is not None and not np.ndim(a)]:
+            raise TrainingError(f"'{single[0]}' of the training data is a single number: its first axis enumerates the samples")
         lengths = {name: len(a) for name, a in self.inputs.items()} | ({} if self.labels is None else {"labels": len(self.labels)})
         if not self.inputs or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
             raise TrainingError(f"training data need inputs and labels of one length above 0, not {lengths}")
@@ -99,12 +101,8 @@ def training_data(source: str, net: Network, preprocessing: Preprocessing | None
         return _from_folder(path, net, preprocessing)
     if not path.is_file():
         raise UsageError(f"{source} does not exist: expected FILE.npz, a folder with one subfolder per class, or python:MODULE:FUNCTION")
-    try:
-        with np.load(path, allow_pickle=False) as loaded:
-            found = {n: loaded[n] for n in loaded.files} if hasattr(loaded, "files") else {}
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as e:
-        raise TrainingError(f"{path} cannot be read as an .npz of arrays: {e}") from e
-    inputs, labels = _arrays(found, names, str(path))
+    found = read_arrays(path, TrainingError)
+    inputs, labels = _arrays({} if isinstance(found, np.ndarray) else found, names, str(path))
     return TrainingData(inputs, labels, preprocessing)
 
 

@@ -75,9 +75,13 @@ def fit(
     kept = None if teacher is None or not config.views else Answers(teacher, feeder, run.autocast)
     now = {"model": digest, "data": data.describe(), "settings": config.settings()}
     if config.checkpoint and os.path.exists(config.checkpoint):
-        state = load_checkpoint(config.checkpoint, module, run.optimizer)
-        must_match(config.checkpoint, state, now)
-        run.restore(state)
+        try:
+            state = load_checkpoint(config.checkpoint, module, run.optimizer)
+            must_match(config.checkpoint, state, now)
+            run.restore(state)
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as e:
+            why = f"{type(e).__name__}: {str(e)[:200]}"
+            raise TrainingError(f"the checkpoint {config.checkpoint} is damaged ({why}). Delete it to start over.") from e
     resumed = run.step
     saved = time.perf_counter()
 
@@ -199,8 +203,11 @@ class _Run:
         }  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of state()."""
-        self.step, self.spent, self.history = int(state["step"]), float(state["seconds"]), list(state["history"])
+        """The inverse of state(). Raises ValueError, TypeError or LookupError for values that state() does not give."""
+        self.step, self.spent, self.history = int(state["step"]), float(state["seconds"]), [dict(line) for line in state["history"]]
+        numbers = [self.step, self.spent, *(v for line in self.history for v in line.values())]
+        if self.step < 0 or not all(isinstance(v, int | float) and math.isfinite(v) for v in numbers):
+            raise ValueError("step, seconds or history are no finite numbers from 0")
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self._sum, self._count = torch.tensor(state["loss"][0], device=self.device), int(state["loss"][1])

@@ -6,6 +6,7 @@ import sqlite3
 from typing import Any
 
 from whet.errors import CacheError
+from whet.measure.timing_cache import find_foreign
 from whet.trt.errors import NotServedError
 
 _COLUMNS = "key, ms, spread_ms, samples, about, made"
@@ -40,6 +41,8 @@ class ITimingCache:
             with sqlite3.connect(":memory:") as ours, sqlite3.connect(":memory:") as theirs:
                 ours.deserialize(self.data)
                 theirs.deserialize(input_cache.data)
+                if find_foreign(ours) or find_foreign(theirs):
+                    return False
                 rows = theirs.execute(f"SELECT {_COLUMNS} FROM timings").fetchall()
                 ours.executemany(f"INSERT OR IGNORE INTO timings ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", rows)
                 ours.commit()
@@ -55,9 +58,11 @@ class ITimingCache:
         try:
             with sqlite3.connect(":memory:") as db:
                 db.deserialize(self.data)
+                if foreign := find_foreign(db):
+                    raise CacheError(f"the timing cache holds {foreign}, which whet does not write: create another with create_timing_cache(b'')")
                 return [key for (key,) in db.execute("SELECT key FROM timings ORDER BY key")]
         except sqlite3.Error as e:
-            raise CacheError(f"the timing cache is damaged: {e}") from e
+            raise CacheError(f"the timing cache is damaged: {e}. Create another with create_timing_cache(b'').") from e
 
     def __getattr__(self, name: str) -> Any:
         if name in ("query", "update"):

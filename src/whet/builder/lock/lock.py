@@ -22,7 +22,7 @@ from whet.engine.codec import MOST_CONCURRENT_SAMPLES
 from whet.engine.plan import Choice, EnginePlan, Profile
 from whet.engine.schema import encode
 from whet.errors import BackendError, BuildError, EngineError, LockError
-from whet.files import replacing
+from whet.files import read_json_text, replacing
 from whet.measure.option import Option
 from whet.measure.timing_key import source_digest
 from whet.network import Network, Tensor, network_text
@@ -106,7 +106,7 @@ def plan_digest(plan: EnginePlan) -> str:
 def read_lock(path: str | Path) -> dict[str, Any]:
     """The lock in a file. Raises LockError if it is missing, damaged or of another version."""
     try:
-        found = json.loads(Path(path).read_text())
+        found = json.loads(read_json_text(path))
     except (OSError, ValueError, RecursionError) as e:
         raise LockError(f"the lock {path} cannot be read: {e}. Write one with --saveLock.") from e
     if not isinstance(found, dict) or found.get("format") != FORMAT:

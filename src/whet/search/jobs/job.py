@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import UsageError
-from whet.files import replacing
+from whet.files import read_json_text, replacing
 from whet.report.stage import STAGE
+from whet.search.jobs.result_check import is_result
 
 JOB, RESULT, LOG, LOCK = "job.json", "result.json", "log.txt", "lock"
 CHECKPOINT = ".safetensors"  # suffix of training checkpoints, from which a killed job resumes
@@ -51,15 +52,18 @@ class Job:
         if not isinstance(stored, dict):
             return False
         ignored = _ELSEWHERE if self.role == "survivor" else _ELSEWHERE + _TRAINING
-        return _compared(asdict(self), ignored) == _compared({"allowed": None, "made_by": "", **stored}, ignored)
+        try:
+            return _compared(asdict(self), ignored) == _compared({"allowed": None, "made_by": "", **stored}, ignored)
+        except (TypeError, AttributeError):  # a damaged job
+            return False
 
     @staticmethod
     def read(folder: Path) -> Job:
         """Raises UsageError for a folder that holds no job."""
-        stored = read_json(folder / JOB)
-        if not isinstance(stored, dict):
-            raise UsageError(f"{folder} contains no job ({JOB})")
-        return Job(**stored)
+        try:
+            return Job(**read_json(folder / JOB))
+        except TypeError as e:
+            raise UsageError(f"{folder} contains no job ({JOB} is missing or damaged). Run the search again: it writes its jobs.") from e
 
 
 def _compared(job: Mapping[str, Any], ignored: tuple[str, ...]) -> str:
@@ -81,14 +85,16 @@ def write_result(folder: Path, result: dict[str, Any]) -> None:
 
 def is_complete(folder: Path, result: Mapping[str, Any]) -> bool:
     """True if all files recorded in a result exist with their recorded sizes."""
-    sizes: Mapping[str, int] = result.get("files", {})
+    sizes = result.get("files", {})
+    if not isinstance(sizes, Mapping) or not all(Path(name).name == name for name in sizes):
+        return False
     return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes.items())
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result, or None if there is none."""
+    """The result, or None if there is none or its file is damaged."""
     result = read_json(folder / RESULT)
-    return result if isinstance(result, dict) else None
+    return result if is_result(result) else None
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -99,11 +105,17 @@ def write_json(path: Path, data: Any) -> None:
         os.fsync(f.fileno())
 
 
+def read_fields(path: Path) -> dict[str, Any]:
+    """Parsed JSON; {} for a missing or malformed file, or one that holds no object."""
+    found = read_json(path)
+    return found if isinstance(found, dict) else {}
+
+
 def read_json(path: Path) -> Any:
     """Parsed JSON; None for a missing or malformed file."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        return json.loads(read_json_text(path))
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from whet.builder import BuildConfig
 from whet.builder.lock.lock import plan_digest
 from whet.engine import read_engine
-from whet.errors import WhetError
+from whet.errors import BuildError, EngineError, WhetError
 from whet.report import search_page
 from whet.search.jobs import job as j
 from whet.search.outcome.rebuild import RECIPE, recipe_of_deploy
@@ -26,7 +26,7 @@ PAGE, DATA, README = "report.html", "report.json", "README.md"
 
 
 def write_deploy(result: SearchResult) -> dict[str, Any]:
-    """Writes the folder to a temporary path and swaps it in; returns the summary in report.json."""
+    """Writes the folder to a temporary path and swaps it in; returns the summary in report.json. Raises BuildError for a damaged engine."""
     folder = result.folder
     name = result.final["rows"][result.chosen]["folder"]
     source = folder.path / ("baselines" if "-b" in name else "survivors") / name
@@ -37,6 +37,12 @@ def write_deploy(result: SearchResult) -> dict[str, Any]:
     for file in (ENGINE, ONNX, QUANTIZED, PRUNING, CALIBRATION, LOCK):
         if (source / file).is_file():
             shutil.copyfile(source / file, new / file)
+    try:
+        read_engine(new / ENGINE)
+    except EngineError as e:
+        raise BuildError(
+            f"{source / ENGINE} was damaged after it was built: {e}. Delete the folder {source} and run the same command: it repeats that job."
+        ) from e
     report = summary(result)
     report["commands"] = commands(result, source)
     j.write_json(new / RECIPE, recipe_of_deploy(result.recipe, _candidate(source), source))

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -18,6 +19,7 @@ from whet.search.jobs import job as j
 from whet.search.jobs.device_locks import file_lock
 from whet.search.recipe.recipe import AutoRecipe
 
+_MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTEMPTY)
 IDENTITY, STUDY = "search.json", "study.sqlite3"
 _OURS = (IDENTITY, STUDY, "baselines", "scouts", "survivors", "final", "deploy", "deploy.new", "deploy.old", "events.jsonl")
 
@@ -48,6 +50,20 @@ class WorkFolder:
     @property
     def final(self) -> Path:
         return self.path / "final"
+
+    @contextmanager
+    def usable(self) -> Iterator[None]:
+        """Raises UsageError where a file of the folder is a folder, a link to itself, not permitted, or the like; a full disk stays an OSError."""
+        try:
+            yield
+        except OSError as e:
+            inside = isinstance(e.filename, str | os.PathLike) and Path(os.path.abspath(e.filename)).is_relative_to(self.path)
+            if not inside or e.errno not in _MISPLACED:
+                raise
+            raise UsageError(
+                f"the work folder {self.path} is damaged: {e.filename}: {e.strerror}. Remove that file, restart with --fresh, or give another folder "
+                "with --out"
+            ) from e
 
     @contextmanager
     def opened(self, recipe: AutoRecipe, fresh: bool = False) -> Iterator[bool]:

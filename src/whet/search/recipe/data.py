@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
+from whet.array_files import read_arrays
 from whet.errors import CalibrationError
 from whet.network import Network
 from whet.precision import Preprocessing, calibration_data
@@ -95,12 +95,9 @@ def modules_of(folder: str) -> Iterator[None]:
 
 
 def _file(path: Path, net: Network, what: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as f:
-            arrays = {n: f[n] for n in f.files} if hasattr(f, "files") else {}
-    except (OSError, ValueError, EOFError, BadZipFile) as e:
-        why = str(e) if isinstance(e, OSError) else "it is damaged, not an .npz file, or contains Python objects, which are never loaded"
-        raise CalibrationError(f"{what}: {path} cannot be read as an .npz of arrays: {why}") from e
+    arrays = read_arrays(path, CalibrationError, f"{what}: ")
+    if isinstance(arrays, np.ndarray):
+        arrays = {}
     name = next((n for n in LABELS if n in arrays), None)
     if name is None:
         raise CalibrationError(f"{what}: {path} has no array `labels`; it has {', '.join(arrays) or 'none'}")

@@ -14,6 +14,7 @@ from whet.network import Network
 from whet.precision import Preprocessing
 from whet.precision.data import IMAGES, image_sample
 
+_DIGITS = 9  # of a class index
 T = TypeVar("T")
 Listed = list[tuple[Path, int | None]]  # (file, class index or None)
 
@@ -66,8 +67,8 @@ def _rows(path: Path) -> Listed:
         file = path.parent / row[0]
         if not file.is_file():
             raise CalibrationError(f"{path}: no such file: {file} (row {k + 1} of {len(rows)}); paths are relative to the CSV file")
-        if len(row) > 1 and not row[1].isdigit():
-            raise CalibrationError(f"{path}: the label of {row[0]} is {row[1]!r}; labels are class indices from 0")
+        if len(row) > 1 and not (row[1].isascii() and row[1].isdigit() and len(row[1]) <= _DIGITS):
+            raise CalibrationError(f"{path}: the label of {row[0]} is {row[1][:20]!r}; labels are class indices from 0")
         rows_.append((file, int(row[1]) if len(row) > 1 else None))
     if not rows_:
         raise CalibrationError(f"{path} lists no files: each row is path,label")

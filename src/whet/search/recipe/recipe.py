@@ -12,6 +12,7 @@ from typing import Any
 
 from whet.backends import BACKENDS, capabilities_of
 from whet.errors import UsageError
+from whet.files import read_bounded
 from whet.passes import select
 from whet.pruning.importance import KINDS
 from whet.registry import PYTHON_PREFIX, nearest
@@ -23,6 +24,7 @@ from whet.search.stages.training_options import FINETUNE, QAT, finetuning, quant
 DEPLOYED = "whet.auto.recipe"  # the format of recipe.json in a deploy folder
 PRECISIONS = ("fp32", "bf16", "fp16", "int8", "fp8")  # in order of decreasing width
 STORAGE = {"fp16": "f16", "bf16": "bf16", "int8": "i8", "fp8": "f8e4m3"}  # precision -> storage type
+_LARGEST = 2**17  # bytes of a recipe: PyYAML reads 30,000 of them in a second
 _MOST_VALUES = 10_000  # limit per recipe; real ones have tens
 #: sections and keys that define the search: it resumes only with equal values and equal contents (fingerprint.py)
 _IDENTITY = ("higher_is_better", "device", "threads", "shapes", "space", "scout")
@@ -167,7 +169,7 @@ class AutoRecipe:
 def load_recipe(path: str | os.PathLike[str]) -> AutoRecipe:
     """Reads a YAML or JSON recipe. Raises UsageError for a missing or malformed file and for a duplicate or unknown key or a bad value."""
     try:
-        written = Path(path).read_text()
+        written = read_bounded(path, _LARGEST).decode()
     except (OSError, UnicodeDecodeError) as e:
         why = e.strerror if isinstance(e, OSError) else "it is no text"
         raise UsageError(f"the recipe {path} cannot be read: {why}. Give a YAML file like examples/auto/digits.yaml; all keys: docs/auto.md.") from e
@@ -262,11 +264,15 @@ def _yaml(written: str) -> Any:
         """A loader that refuses duplicate keys."""
 
     def mapping(loader: Any, node: Any) -> dict:
-        names = [loader.construct_object(k) for k, _ in node.value]
-        twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
-        if twice is not None:
-            raise UsageError(f"the key '{twice}' is given twice (line {node.start_mark.line + 1} and on)")
-        return {loader.construct_object(k): loader.construct_object(v, deep=True) for k, v in node.value}
+        found: dict = {}
+        for k, v in node.value:
+            name = loader.construct_object(k, deep=True)
+            if isinstance(name, list | dict | set):
+                raise UsageError(f"a key is a list or a mapping (line {k.start_mark.line + 1}); keys are names")
+            if name in found:
+                raise UsageError(f"the key '{name}' is given twice (line {node.start_mark.line + 1} and on)")
+            found[name] = loader.construct_object(v, deep=True)
+        return found
 
     Once.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     try:
@@ -277,6 +283,8 @@ def _yaml(written: str) -> Any:
         raise UsageError(f"malformed YAML: {' '.join(str(e).split())}") from None
     except RecursionError:
         raise UsageError("its lists and mappings are nested too deeply") from None
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as e:  # a date such as 2026-99-99, an integer of 10,000 digits
+        raise UsageError(f"a value cannot be read: {' '.join(str(e).split())[:200]}") from None
     return data
 
 

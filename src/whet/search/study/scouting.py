@@ -103,7 +103,7 @@ class Scouting:
             if result is not None and same is None:
                 self.known.setdefault(self.space.key(trial.candidate), trial)
                 self.jobs.watch.ended(self.folder.scout(number), result, True)
-                others += (j.read_json(self.folder.scout(number) / j.JOB) or {}).get("made_by") != self.jobs.made_by
+                others += j.read_fields(self.folder.scout(number) / j.JOB).get("made_by") != self.jobs.made_by
         if others:
             self.jobs.note(f"{others} trials were measured with another whet version or processor; originals and survivors are rebuilt")
         return lost

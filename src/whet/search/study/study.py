@@ -50,6 +50,12 @@ class Study:
                     f"the study {self.path} cannot be read or written: {why}. Free disk space or repair the file; the same command then "
                     "resumes and loses at most one trial. (--fresh restarts.)"
                 ) from e
+            except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError) as e:
+                why = (str(e) or type(e).__name__).splitlines()[0][:300]
+                raise BuildError(
+                    f"the study {self.path} holds values that Optuna {self.optuna.__version__} does not write: {why}. Restore the file, use the "
+                    "version of Optuna that wrote it, or restart the search with --fresh."
+                ) from e
 
     def _distribution(self, d: Dimension) -> Any:
         if d.values:

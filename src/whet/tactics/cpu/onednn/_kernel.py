@@ -56,6 +56,7 @@ class OneDnnCall(Call):
         self._operands: dict[Place, list[str]] = {}
         for operand, place in kernel.places.items():
             self._operands.setdefault(place, []).append(operand)
+        self.operands = self._operands.keys()
         self.native: tuple[int, int, int, int, int] | None = self._call.step
 
     def run(self) -> None:
@@ -67,7 +68,8 @@ class OneDnnCall(Call):
 
 
 class OneDnnKernel:
-    """A planned launch of one oneDNN primitive; `places` gives the tensor of each operand, `offsets` an offset in bytes."""
+    """A planned launch of one oneDNN primitive; `places` gives the tensor of each operand, `offsets` an offset in bytes. `stored` is
+    `stored_bytes(layer, signature)`, for layers of many launches."""
 
     deterministic = True
 
@@ -80,10 +82,11 @@ class OneDnnKernel:
         packed: Sequence[Packed] = (),
         rtol: float | None = None,
         offsets: Mapping[str, int] | None = None,
+        stored: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     ) -> None:
         self.offsets = dict(offsets or {})
         self.descriptor, self.places, self.packed = descriptor, dict(places), tuple(packed)
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = stored or stored_bytes(layer, signature)
         self.scratch = descriptor.scratch_bytes
         self.implementation = descriptor.name
         self.rtol = RTOL[signature.outputs[0].dtype.name] if rtol is None else rtol

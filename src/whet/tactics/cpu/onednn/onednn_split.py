@@ -7,7 +7,7 @@ from whet.network import Layer, static_shape, strides
 from whet.ops.split import sizes
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnKernel, Recipe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnKernel, image_formats, static, storage_types
 
 _MOVABLE = ("i32", "i8", "u8")
 
@@ -59,7 +59,7 @@ class OneDnnSplit(Tactic):
         x, stored = layer.needs(0), signature.outputs[0]
         own = static_shape(x.shape)
         axis, at, parts = layer.attrs["axis"] % len(own), 0, []
-        steps = strides(stored.format, own)
+        steps, nbytes = strides(stored.format, own), stored_bytes(layer, signature)
         for i, y in enumerate(layer.outputs):
             shape = static_shape(y.shape)
             try:
@@ -68,9 +68,8 @@ class OneDnnSplit(Tactic):
                 )
             except dnn.Unimplemented as error:
                 raise PlanRefused(str(error)) from None
-            recipe = Recipe(move, {"src": ("input", 0), "dst": ("output", i)}, rtol=0.0)
-            recipe.offsets["src"] = at * steps[axis] * stored.dtype.bits // 8
-            parts.append(recipe.kernel(layer, signature, move))
+            offsets = {"src": at * steps[axis] * stored.dtype.bits // 8}
+            parts.append(OneDnnKernel(layer, signature, move, {"src": ("input", 0), "dst": ("output", i)}, (), 0.0, offsets, nbytes))
             at += shape[axis]
         return SplitKernel(layer, signature, parts)
 
