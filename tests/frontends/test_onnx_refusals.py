@@ -125,9 +125,9 @@ REFUSED = {
     ),
     "sequence declared as tensor": (model(node("SequenceConstruct", name="s")), FrontendError, "declared as a tensor, but computed as a sequence"),
     "microsoft": (
-        model(node("QAttention", domain="com.microsoft", name="m"), domains=["com.microsoft"]),
+        model(node("QOrderedAttention", domain="com.microsoft", name="m"), domains=["com.microsoft"]),
         UnsupportedError,
-        r"node 'm' \(com.microsoft.QAttention\): ONNX Runtime's own op.*graph optimization level",
+        r"node 'm' \(com.microsoft.QOrderedAttention\): ONNX Runtime's own op.*graph optimization level",
     ),
     "foreign domain": (model(node("Thing", domain="acme", name="t"), domains=["acme"]), UnsupportedError, "'acme' is not ONNX's own"),
     "no opset of the domain": (
