@@ -48,11 +48,13 @@ class Expr:
         return self * -1
 
     def __mul__(self, other: Dim) -> Dim:
+        if not isinstance(other, Expr):
+            return lower(Expr({m: c * int(other) for m, c in self.terms}))
         out: dict[Monomial, int] = {}
-        if len(self.terms) * len(lift(other).terms) > _MOST_TERMS:
+        if len(self.terms) * len(other.terms) > _MOST_TERMS:
             raise NetworkError(f"a dimension of more than {_MOST_TERMS} terms is refused")
         for m1, c1 in self.terms:
-            for m2, c2 in lift(other).terms:
+            for m2, c2 in other.terms:
                 m = _join(m1, m2)
                 out[m] = out.get(m, 0) + c1 * c2
         return lower(Expr(out))

@@ -97,8 +97,7 @@ class TensorType:
 
     def is_static_up_to(self, elements: int) -> bool:
         """True if all sizes are numbers and their product is at most `elements`."""
-        count = self.elements
-        return self.static and isinstance(count, int) and count <= elements
+        return self.static and prod(d for d in self.shape if isinstance(d, int)) <= elements
 
     def symbols(self) -> set[str]:
         """Names of the symbols in the shape."""

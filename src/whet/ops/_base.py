@@ -125,6 +125,7 @@ class Op:
     `to_onnx` writes the layer if that is not one node with the same attributes.
     `zeros`: a unit of an output is zero if all inputs coupled to it are; lists the added inputs (a bias), which must be coupled too.
     None: false or unknown. Not needed for pointwise ops, which are evaluated.
+    `reads_sequences`: the reader also takes values that are no tensors (see _sequences.py).
     `pointwise` marks an op that computes each element from the elements at the same (broadcast) index.
     """
 
@@ -143,6 +144,7 @@ class Op:
     zeros: tuple[int, ...] | None = None
     pointwise: bool = False
     pure: bool = True
+    reads_sequences: bool = False
 
 
 OPS: dict[str, Op] = {}
@@ -285,9 +287,13 @@ def _whole(a: np.ndarray) -> tuple[int, ...] | None:
 def _evaluated(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[Dim, ...] | None]:
     """Known output values of any op whose inputs are all small and known."""
     nothing: list[tuple[Dim, ...] | None] = [None] * len(types)
-    arrays = [known_array(t) for t in layer.inputs]
-    small = all(t.is_static_up_to(MAX_VALUES) and t.dtype.kind != "string" for t in types)
-    if not small or has_symbols(layer) or any(t is not None and (a is None or a.dtype == object) for t, a in zip(layer.inputs, arrays, strict=True)):
+    arrays = []
+    for t in layer.inputs:
+        a = known_array(t)
+        if t is not None and (a is None or a.dtype == object):
+            return nothing
+        arrays.append(a)
+    if has_symbols(layer) or not all(t.is_static_up_to(MAX_VALUES) and t.dtype.kind != "string" for t in types):
         return nothing
     with np.errstate(all="ignore"):
         results = o.reference(layer, *arrays)
