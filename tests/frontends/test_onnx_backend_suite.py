@@ -1,4 +1,4 @@
-"""The ONNX standard's backend tests (nodes, simple models, models of PyTorch, light classifiers): each passes, or is listed with its reason in
+"""The ONNX standard's backend tests (nodes, simple models, models of PyTorch): each passes, or is listed with its reason in
 onnx_backend_refusals.txt.
 
 Cases whose sizes, axes and counts are inputs run with these as weights, as models have them: an engine needs shapes in advance.
@@ -23,7 +23,7 @@ from whet.frontends._onnx_convert import convert
 from whet.ops import run_network
 
 LIST = Path(__file__).with_name("onnx_backend_refusals.txt")
-SHARE = 0.97  # of the cases of tensors and control flow that must pass (98.1 % when this was written)
+SHARE = 0.98  # of the cases of tensors and control flow that must pass (99.1 % when this was written)
 # Cases outside of networks of tensors: strings, sequences and optional values, classical machine learning, training, decoding of files.
 OTHER = re.compile(
     r"holds strings|is a (sequence|optional|map)|ai\.onnx\.(ml|preview)|ImageDecoder|TfIdfVectorizer|String|RegexFullMatch|"
