@@ -27,9 +27,11 @@ def i32(*values):
 X, W, BIAS = f(2, 4, 7, 6), f(8, 4, 3, 3), f(8)
 SEQ, QKV, QKV_BIAS = f(2, 5, 8), f(8, 24), f(24)
 KEPT = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
+OWN_DOMAIN = {"SimplifiedLayerNormalization"}  # which ONNX Runtime writes in ONNX's
 IDS = i32(*range(10)).reshape(2, 5)
 A8, B8 = _rng.integers(0, 256, (3, 16)).astype(np.uint8), _rng.integers(-60, 61, (16, 5)).astype(np.int8)
 F = np.float32
+W8 = _rng.integers(-60, 61, (8, 24)).astype(np.int8)
 NBITS = _rng.integers(0, 256, (6, 3, 8)).astype(np.uint8)  # N = 6, K = 40 in blocks of 16
 #: op and variant -> (inputs, the fed ones, attributes, the number of outputs compared)
 CASES = {
@@ -75,6 +77,17 @@ CASES = {
     "MatMulNBits": ([f(3, 40), NBITS, np.abs(f(18))], {"K": 40, "N": 6, "bits": 4, "block_size": 16}),
     "MatMulNBits zeros": ([f(3, 40), NBITS, f(18), _rng.integers(0, 256, 12).astype(np.uint8)], {"K": 40, "N": 6, "bits": 4, "block_size": 16}),
     "MatMulNBits bias": ([f(2, 3, 40), NBITS, f(18), None, None, f(6)], {"K": 40, "N": 6, "bits": 4, "block_size": 16}),
+    "QAttention": ([A8[:2, :8].reshape(1, 2, 8), W8, QKV_BIAS, F(0.02), F(0.01), None, np.uint8(3), np.int8(0)], {"num_heads": 2}),
+    "QAttention columns": (
+        [A8.reshape(2, 3, 8), W8, QKV_BIAS, F(0.02), np.abs(f(24)) * F(0.02), KEPT[:, 1:4].copy(), np.uint8(128), np.zeros(24, np.int8)],
+        {"num_heads": 2},
+    ),
+    "QAttention causal": ([A8.reshape(2, 3, 8), W8, QKV_BIAS, F(0.02), F(0.01)], {"num_heads": 4, "unidirectional": 1}),
+    "RotaryEmbedding": ([SEQ, (IDS % 7).astype(np.int64), f(7, 2), f(7, 2)], {"num_heads": 2}),
+    "RotaryEmbedding interleaved": ([SEQ, (IDS % 7).astype(np.int64), f(7, 4), f(7, 4)], {"interleaved": 1}),
+    "RotaryEmbedding offset": ([f(2, 3, 5, 4), np.array([2]), f(9, 2), f(9, 2)], {}),
+    "RotaryEmbedding part": ([SEQ, (IDS % 7).astype(np.int64), f(7, 1), f(7, 1)], {"num_heads": 2, "rotary_embedding_dim": 2}),
+    "SimplifiedLayerNormalization": ([SEQ, f(8)], {"epsilon": 1e-6}),
 }  # fmt: skip
 FED_ALONE = {"MatMulNBits": 1}  # the other inputs are weights
 
@@ -86,7 +99,7 @@ def model_of(case):
     arrays = [None if a is None else np.asarray(a) for a in arrays]
     names = ["" if a is None else f"v{i}" for i, a in enumerate(arrays)]
     fed = [i for i, a in enumerate(arrays) if a is not None][: FED_ALONE.get(op)]
-    node = helper.make_node(op, names, outputs, name="n", domain="com.microsoft", **attrs)
+    node = helper.make_node(op, names, outputs, name="n", domain="" if op in OWN_DOMAIN else "com.microsoft", **attrs)
     inputs = [helper.make_tensor_value_info(names[i], helper.np_dtype_to_tensor_dtype(arrays[i].dtype), arrays[i].shape) for i in fed]
     kinds = {"count": TensorProto.INT32}
     results = [helper.make_tensor_value_info(n, kinds.get(n, TensorProto.FLOAT), None) for n in outputs if n]
@@ -153,6 +166,10 @@ REFUSED = {
     "rotary": ("Attention", [SEQ, QKV, QKV_BIAS], {"num_heads": 2, "do_rotary": 1}, r"do_rotary=1"),
     "packed": ("MultiHeadAttention", [f(2, 5, 2, 3, 4)], {"num_heads": 2}, r"packed in one tensor"),
     "mask": ("Attention", [SEQ, QKV, QKV_BIAS, i32(3, 5, 0, 0)], {"num_heads": 2}, r"only one length per sequence"),
+    "rotary scale": ("RotaryEmbedding", [SEQ, IDS % 7, f(7, 2), f(7, 2)], {"num_heads": 2, "scale": 2.0}, r"packed batches or a scale"),
+    "integer past": (
+        "QAttention", [A8.reshape(2, 3, 8), W8, QKV_BIAS, F(1), F(1), None, None, None, f(2, 2, 2, 3, 4)], {"num_heads": 2}, r"keeps keys and values",
+    ),
     "activation": ("FusedConv", [X, W], {"activation": "Frob"}, r"its activation 'Frob' is unknown"),
     "bits": ("MatMulNBits", [f(3, 40), NBITS, f(18)], {"K": 40, "N": 6, "bits": 3, "block_size": 16}, r"weights have 3 bits"),
 }

@@ -126,8 +126,8 @@ def test_a_missing_scale_is_named():
 
 
 def test_other_ops_of_the_domain_stay_refused():
-    with pytest.raises(UnsupportedError, match=r"com.microsoft.QAttention\): ONNX Runtime's own op"):
-        network_from_onnx(model_of("QAttention", [A, B], (0,), {})[0])
+    with pytest.raises(UnsupportedError, match=r"com.microsoft.QOrderedAttention\): ONNX Runtime's own op"):
+        network_from_onnx(model_of("QOrderedAttention", [A, B], (0,), {})[0])
 
 
 def test_dynamic_quantization(tmp_path):

@@ -292,7 +292,7 @@ def test_external_data(tmp_path):
         ({"location": "link.bin"}, "outside the model's folder"),
         ({"location": ""}, "outside the model's folder"),
         ({"location": "gone.bin"}, "which does not exist"),
-        ({"location": "."}, "which does not exist"),
+        ({"location": "."}, "which is not a file"),
         ({"location": "weights.bin", "offset": "100000"}, "Copy the data file again"),
         ({"location": "weights.bin", "offset": "-8"}, "do not belong together"),
         ({"location": "weights.bin", "length": "16"}, "do not belong together"),

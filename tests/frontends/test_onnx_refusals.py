@@ -98,7 +98,7 @@ REFUSED = {
     "no outputs": (model(node("Relu"), outputs=[]), FrontendError, "no outputs"),
     "sparse weight": (sparse(), UnsupportedError, "'w' is stored sparse.*Save it as"),
     "no graph": (no_graph(), FrontendError, "holds no graph"),
-    "old opset": (model(node("Relu"), opset=6), FrontendError, r"opset 6.*convert_version"),
+    "old opset": (model(node("Frob", name="f"), opset=5), FrontendError, r"opset 5, and onnx.s version converter cannot.*opset 13 or newer"),
     "future opset": (model(node("Relu"), opset=999), FrontendError, "opset 999.*Upgrade"),
     "strings": (
         model(node("Identity"), inputs=[value("x", [2], TensorProto.COMPLEX64)]),
@@ -113,11 +113,21 @@ REFUSED = {
     "unknown op": (model(node("Frobnicate", name="f")), UnsupportedError, r"node 'f' \(Frobnicate\): ONNX has no op of this name"),
     "misspelt op": (model(node("Sigmoidd", name="s")), UnsupportedError, "Did you mean 'Sigmoid'"),
     "op without reader": (model(node("NonZero", name="n")), UnsupportedError, r"node 'n' \(NonZero\): .*depends on the data"),
-    "sequence op": (model(node("SequenceConstruct", name="s")), UnsupportedError, r"node 's' .*sequences of tensors"),
-    "microsoft": (
-        model(node("QAttention", domain="com.microsoft", name="m"), domains=["com.microsoft"]),
+    "sequence op": (
+        model(node("SplitToSequence", outputs=["s"], name="s"), node("ConcatFromSequence", ["s"], axis=0)),
         UnsupportedError,
-        r"node 'm' \(com.microsoft.QAttention\): ONNX Runtime's own op.*graph optimization level",
+        r"node .s. .*the length of its sequence, the size of axis 0 of f32\[N,3\]",
+    ),
+    "sequence to another op": (
+        model(node("SequenceConstruct", outputs=["s"]), node("Relu", ["s"], name="r")),
+        UnsupportedError,
+        r"node .r. .*its input .s. is a sequence or an absent value",
+    ),
+    "sequence declared as tensor": (model(node("SequenceConstruct", name="s")), FrontendError, "declared as a tensor, but computed as a sequence"),
+    "microsoft": (
+        model(node("QOrderedAttention", domain="com.microsoft", name="m"), domains=["com.microsoft"]),
+        UnsupportedError,
+        r"node 'm' \(com.microsoft.QOrderedAttention\): ONNX Runtime's own op.*graph optimization level",
     ),
     "foreign domain": (model(node("Thing", domain="acme", name="t"), domains=["acme"]), UnsupportedError, "'acme' is not ONNX's own"),
     "no opset of the domain": (

@@ -94,6 +94,23 @@ CASES = {
     "averagepool10 ceil": ("AveragePool", 10, [f(1, 2, 8, 8)], {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
     "averagepool19 ceil pads": ("AveragePool", 19, [f(1, 2, 8, 8)],
                                 {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1, "pads": [1, 1, 1, 1], "count_include_pad": 1}),
+    "maxpool12 indices": ("MaxPool", 12, [f(2, 3, 6, 8)], {"kernel_shape": [2, 2], "strides": [2, 2]}, 2),
+    "maxpool12 padded indices": ("MaxPool", 12, [-np.abs(f(2, 3, 6, 7))], {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 1, 1, 0]}, 2),
+    "maxpool12 indices by columns": ("MaxPool", 12, [f(1, 2, 5, 7)], {"kernel_shape": [3, 3], "dilations": [2, 1], "storage_order": 1}, 2),
+    "maxpool12 indices 1d": ("MaxPool", 12, [f(2, 2, 9)], {"kernel_shape": [3], "strides": [2], "ceil_mode": 1}, 2),
+    "maxpool12 indices 3d": ("MaxPool", 12, [F.integers(-9, 9, (1, 2, 4, 5, 3)).astype(np.int8)],
+                             {"kernel_shape": [2, 2, 2], "auto_pad": "VALID"}, 2),
+    "maxroipool": ("MaxRoiPool", 9, [f(2, 3, 10, 12), np.array([[0, 0, 0, 9, 9], [1, 1, 5, 4, 9], [1, 3, 3, 7.5, 30]], np.float32)],
+                   {"pooled_shape": [4, 3], "spatial_scale": 0.7}, 1, 2),
+    "einsum trace": ("Einsum", 12, [f(5, 5)], {"equation": "ii"}),
+    "einsum diagonal": ("Einsum", 12, [f(2, 4, 4), f(4)], {"equation": "...ii,i->...i"}, 1, 2),
+    "einsum hyperdiagonal": ("Einsum", 12, [f(3, 2, 3, 3)], {"equation": "ijii->ji"}),
+    "compress": ("Compress", 11, [f(3, 4), np.array([True, False, True])], {"axis": 0}),
+    "compress flat": ("Compress", 11, [f(3, 4), np.array([True, False, False, True, True])], {}),
+    "nonzero": ("NonZero", 13, [np.array([[1, 0, 2], [0, 0, 3]], np.float32)], {}, 1, 0),
+    "unique": ("Unique", 11, [np.array([2, 1, 1, 3, 4, 3], np.float32)], {}, 4, 0),
+    "unique by occurrence": ("Unique", 11, [np.array([2, 1, 1, 3, 4, 3], np.float32)], {"sorted": 0}, 4, 0),
+    "unique rows": ("Unique", 11, [np.array([[3, 0, 0], [1, 0, 0], [3, 0, 0]], np.float32)], {"axis": 0, "sorted": 0}, 4, 0),
     "conv upper": ("Conv", 9, [f(1, 2, 7, 8), f(3, 2, 3, 2)], {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
     "conv lower": ("Conv", 9, [f(1, 2, 7, 8), f(3, 2, 2, 4), f(3)], {"auto_pad": "SAME_LOWER"}),
     "conv valid": ("Conv", 9, [f(1, 2, 7, 8), f(3, 2, 3, 2)], {"strides": [2, 2], "auto_pad": "VALID"}),
@@ -130,7 +147,6 @@ def test_old_form(case):
 REFUSED = {
     "statistics": ("BatchNormalization", 9, [f(2, 3, 4), f(3), f(3), f(3), f(3)], {}, "running statistics", 5),
     "dropping": ("Dropout", 12, [f(3), np.array(0.5, np.float32), np.array(True)], {}, "evaluation mode"),
-    "argmax": ("MaxPool", 12, [f(1, 2, 4, 4)], {"kernel_shape": [2, 2]}, "output 1", 2),
     "nonzero": ("NonZero", 13, [f(3)], {}, "depends on the data"),
     "nms": ("NonMaxSuppression", 11, [f(1, 4, 4), f(1, 1, 4)], {}, "run it outside the model", 1, 2),
     "random": ("RandomNormalLike", 13, [f(3)], {}, "random numbers"),
@@ -155,6 +171,17 @@ def test_mask_of_dropout_is_true():
     assert got["out1"].all()
     assert got["out1"].shape == (3, 5)
     assert got["out1"].dtype == bool
+
+
+def test_models_before_opset_9_are_converted():
+    """PRelu's slopes belonged to channels, and Upsample had its scales as an attribute."""
+    proto, feed = model("PRelu", 6, [f(2, 3, 4, 4), f(3)])
+    x, slope = feed["in0"], numpy_helper.to_array(proto.graph.initializer[0])
+    (got,) = run_network(network_from_onnx(proto), feed).values()
+    np.testing.assert_allclose(got, np.where(x < 0, x * slope.reshape(3, 1, 1), x))
+    proto, feed = model("Upsample", 7, [f(1, 2, 3, 4)], scales=[1.0, 1.0, 2.0, 3.0], mode="nearest")
+    (got,) = run_network(network_from_onnx(proto), feed).values()
+    np.testing.assert_array_equal(got, feed["in0"].repeat(2, 2).repeat(3, 3))
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -29,6 +29,7 @@ BY_RUNTIME = {
     "LogSoftmax-4": "is the logarithm of a softmax that rounded to 0",
     "LpNormalization-1": "a 1-norm without absolute values",
     "MaxPool-8": "fails on int8",
+    "MaxRoiPool": "not there",
     "Loop-0": "joins what the turns scan out along an axis that is there already",
     "Loop-2": "takes no turn where no condition is given",
     "Mean": "does not broadcast",

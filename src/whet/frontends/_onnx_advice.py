@@ -28,16 +28,12 @@ _DOMAINS = {
     "aten": "PyTorch's exporter found no ONNX op: export with a newer opset (17 or more), or with dynamo=True",
     "prim": "PyTorch's exporter found no ONNX op: export with a newer opset (17 or more), or with dynamo=True",
 }
-_SEQUENCE = "sequences of tensors: replace them with Concat, Split or Stack of a fixed count before export"
 _OPS = {
     "ImageDecoder": "decode images before the network",
     "StringNormalizer": "do the text processing before the network",
     "TfIdfVectorizer": "do the text processing before the network",
     "RegexFullMatch": "do the text processing before the network",
-    **dict.fromkeys(
-        ("SequenceConstruct", "SequenceEmpty", "SequenceAt", "SequenceInsert", "SequenceErase", "SequenceLength", "SplitToSequence",
-         "ConcatFromSequence", "SequenceMap", "Optional", "OptionalGetElement", "OptionalHasElement"), _SEQUENCE),
-}  # fmt: skip
+}
 
 
 def shown(domain: str, op: str) -> str:

@@ -24,7 +24,7 @@ def attributes(node: NodeProto, name: str, domain: str, folder: Path | None) -> 
         if a.name in found:
             raise FrontendError(f"{what} is given twice. {DAMAGED}")
         match a.type:
-            case _A.GRAPH | _A.GRAPHS:
+            case _A.GRAPH | _A.GRAPHS | _A.TYPE_PROTO | _A.TYPE_PROTOS:  # the types of Optional are those of its values
                 continue
             case _A.INT:
                 found[a.name] = a.i

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
@@ -19,7 +20,7 @@ from whet.frontends._onnx_order import ordered
 from whet.frontends._onnx_shapes import SymbolTable, value_type
 from whet.frontends._onnx_tensors import array_of, dtype_of_onnx
 from whet.network import Network, Origin, Tensor, TensorType, Weight
-from whet.ops import OPS, FoldBudget, Op
+from whet.ops import OPS, FoldBudget, NoValue, Op, ReadValue, TensorSequence
 
 _DEEPEST = 32  # nesting depth of functions and subgraphs; real models have 3
 _MOST_NODES = 300_000  # after inlining; nested functions could expand exponentially
@@ -41,36 +42,36 @@ class NotReached(UnsupportedError):
     """A node was not read because an input comes from an unsupported node."""
 
 
-class Scope(MutableMapping[str, Tensor]):
-    """Names -> tensors of this graph, then of the outer graph. Initializers become constants when first read.
+class Scope(MutableMapping[str, Any]):
+    """Names -> values (ReadValue) of this graph, then of the outer graph. Initializers become constants when first read.
 
     `unknown` maps values of unreadable nodes to the node; reading one raises NotReached.
     """
 
     def __init__(self, net: Network, folder: Path | None, outer: Scope | None = None):
         self.net, self.folder, self.outer = net, folder, outer
-        self.own: dict[str, Tensor] = {}
+        self.own: dict[str, ReadValue] = {}
         self.initializers: dict[str, TensorProto] = {}
         self.unknown: dict[str, str] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self.own or name in self.initializers or name in self.unknown or (self.outer is not None and name in self.outer)
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Any:
         if name in self.own:
             return self.own[name]
         if name in self.initializers:
             weight = Weight(array_of(self.initializers[name], self.folder, f"the weight {name!r}"), Origin("source", name))
-            self.own[name] = self.net.constant(weight, name)
-            return self.own[name]
+            self.own[name] = t = self.net.constant(weight, name)
+            return t
         if name in self.unknown:
             raise NotReached(f"not read: its input {name!r} comes from node '{self.unknown[name]}', which is not supported")
         if self.outer is None:
             raise KeyError(name)
         return self.outer[name]
 
-    def __setitem__(self, name: str, t: Tensor) -> None:
-        self.own[name] = t
+    def __setitem__(self, name: str, value: ReadValue) -> None:
+        self.own[name] = value
 
     def __delitem__(self, name: str) -> None:
         del self.own[name]
@@ -99,8 +100,8 @@ class GraphReader:
 
     def read(
         self, graph: GraphProto, scope: Scope, versions: Mapping[str, int], types: Mapping[str, TensorType], prefix: str = ""
-    ) -> list[Tensor]:
-        """Adds the graph's layers to `scope.net`; returns the tensors of its outputs.
+    ) -> list[ReadValue]:
+        """Adds the graph's layers to `scope.net`; returns its outputs.
 
         `types` are its inputs' types; `prefix` is prepended to generated node names.
         """
@@ -128,7 +129,7 @@ class GraphReader:
             if clash := next((o for o in node.output if o in given), None):
                 raise FrontendError(f"node '{node.name}' ({node.op_type}) produces {clash!r}, which is an input or a weight. {DAMAGED}")
         self.read_nodes(graph.node, scope, versions, prefix)
-        outputs = []
+        outputs: list[ReadValue] = []
         for info in graph.output:
             if info.name not in scope:
                 raise FrontendError(f"the output {info.name!r} has no producer. {DAMAGED}")
@@ -136,6 +137,10 @@ class GraphReader:
                 continue
             outputs.append(t := scope[info.name])
             code = info.type.tensor_type.elem_type
+            if not isinstance(t, Tensor):
+                if code:
+                    raise FrontendError(f"the output {info.name!r} is declared as a tensor, but computed as a sequence. {DAMAGED}")
+                continue
             if code and dtype_of_onnx(code, f"the output {info.name!r}") != t.dtype:
                 raise FrontendError(
                     f"the output {info.name!r} is declared as {dtype_of_onnx(code, info.name)}, but computed as {t.dtype}. {DAMAGED}"
@@ -178,6 +183,9 @@ class GraphReader:
         inputs = [scope[n] if n else None for n in node.input]
         op = self.readers.get(shown(domain, node.op_type))
         opset = versions.get(domain, 1)
+        others = [n for n, v in zip(node.input, inputs, strict=True) if _no_tensor(v)]
+        if others and (op is None or not op.reads_sequences):
+            raise unsupported(name, domain, node.op_type, f"its input {others[0]!r} is a sequence or an absent value, but the op takes tensors")
         if op is None and not (not domain and node.op_type == "Constant"):
             body = schema_function(node, domain, opset, [None if t is None else t.type for t in inputs])
             if body is None or not self._readable(body):
@@ -188,7 +196,7 @@ class GraphReader:
             return
         check_form(node, name, domain, opset)
         if opset < 9 and node.op_type in ("Scan", "Upsample"):
-            raise unsupported(name, domain, node.op_type, f"its semantics at opset {opset} differ; convert the model to opset 13")
+            raise unsupported(name, domain, node.op_type, f"its semantics at opset {opset} differ; export the model with opset 13 or newer")
         attrs = attributes(node, name, domain, self.folder)
         if opset < 9 and attrs.get("spatial") == 1:
             del attrs["spatial"]  # BatchNormalization up to opset 8: the default, and the only mode since
@@ -200,8 +208,10 @@ class GraphReader:
         view = Node(node.op_type, domain, opset, name, inputs, attrs, list(node.output))
         self._add_graphs(view, node, scope, versions)
         made = op.onnx(view, net) if op.onnx is not None else _default_reader(op, view, net)
-        outputs = [made] if isinstance(made, Tensor) else list(made)
-        folded = fold(net, start, outputs, inputs, list(node.output), self.budget)
+        outputs = [made] if isinstance(made, ReadValue) else list(made)
+        tensors = [t for t in outputs if t is None or isinstance(t, Tensor)]
+        complete = not others and len(tensors) == len(outputs)
+        folded = fold(net, start, tensors, inputs, list(node.output), self.budget) if complete else None
         self._bind(node, name, scope, folded or _named(net, start, outputs, node.output))
 
     def _readable(self, body: FunctionProto) -> bool:
@@ -211,7 +221,7 @@ class GraphReader:
                 return False
         return True
 
-    def _bind(self, node: NodeProto, name: str, scope: Scope, outputs: Sequence[Tensor | None]) -> None:
+    def _bind(self, node: NodeProto, name: str, scope: Scope, outputs: Sequence[ReadValue | None]) -> None:
         for i, out in enumerate(node.output):
             if not out:
                 continue
@@ -245,13 +255,15 @@ class GraphReader:
                 for i, info in enumerate(proto.input):
                     given = types[i] if i < len(types) else None
                     known[info.name] = given or value_type(info, self.symbols, f"input {info.name!r} of the {key} of node '{view.name}'")
-                for info, t in zip(proto.output, self.read(proto, inner, versions, known, prefix(key)), strict=True):
-                    mark_output(inner.net, t, info.name)
+                values = self.read(proto, inner, versions, known, prefix(key))
+                view.lengths[key] = [len(v.tensors) if isinstance(v, TensorSequence) else None for v in values]
+                for info, v in zip(proto.output, values, strict=True):
+                    mark_value(inner.net, v, info.name)
                 return inner.net
 
             return build
 
-        def inline(key: str, g: Network, inputs: Sequence[Tensor]) -> list[Tensor]:
+        def inline(key: str, g: Network, inputs: Sequence[ReadValue]) -> list[Any]:
             proto = protos[key]
             inner = Scope(g, self.folder, scope)
             for info, t in zip(proto.input, inputs, strict=True):
@@ -263,6 +275,21 @@ class GraphReader:
 
         view.graphs = {key: region(key) for key in protos}
         view.inline_graph = inline if protos else None
+
+
+def mark_value(region: Network, value: ReadValue, name: str) -> None:
+    """As mark_output; the tensors of a sequence become the outputs `name_0`, `name_1`, and so on. Raises UnsupportedError for an absent value."""
+    if isinstance(value, NoValue):
+        raise UnsupportedError(f"the output {name!r} is an absent optional value; whet returns tensors")
+    if isinstance(value, Tensor):
+        mark_output(region, value, name)
+        return
+    for i, t in enumerate(value.tensors):
+        mark_output(region, t, f"{name}_{i}")
+
+
+def _no_tensor(value: object) -> bool:
+    return isinstance(value, TensorSequence | NoValue)
 
 
 def mark_output(region: Network, t: Tensor, name: str) -> None:
@@ -284,12 +311,12 @@ def _default_reader(op: Op, node: Node, net: Network):
     return node.add(net, op.name, *node.inputs, **node.attrs)
 
 
-def _named(net: Network, start: int, outputs: Sequence[Tensor | None], wishes: Sequence[str]) -> Sequence[Tensor | None]:
+def _named(net: Network, start: int, outputs: Sequence[ReadValue | None], wishes: Sequence[str]) -> Sequence[ReadValue | None]:
     """Renames the produced tensors to the node's output names, also when a reader added several layers."""
     added = net.layers[start:]
     tensors = {t.name: t for layer in added for t in layer.outputs}
     for t, wish in zip(outputs, wishes, strict=False):
-        if t is None or not wish or t.name == wish or not any(t.maker is layer for layer in added):
+        if not isinstance(t, Tensor) or not wish or t.name == wish or not any(t.maker is layer for layer in added):
             continue
         holder = tensors.get(wish)
         if holder is not None:

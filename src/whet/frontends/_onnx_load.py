@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +14,11 @@ from google.protobuf.message import DecodeError
 from whet.errors import FrontendError
 from whet.file_kinds import describe_kind
 from whet.files import read_bounded
+from whet.frontends import _onnx_convert
 from whet.frontends._onnx_text import check_texts
 
-OLDEST_OPSET = 7  # 9 is tested; 7 and 8 (many models of the ONNX zoo) differ only in Scan and Upsample
+OLDEST_OPSET = 7  # of the readers; older models, and those with an Upsample before opset 9, are converted to opset 9 by the onnx package
+_CONVERSION_TIMEOUT = 300  # seconds
 DEFAULT_DOMAINS = ("", "ai.onnx")
 _MOST = 2**31 - 1  # protobuf's own limit of one message
 
@@ -64,16 +68,33 @@ def _checked(model: onnx.ModelProto, what: str, path: Path | None = None) -> onn
     if "" not in versions and any(n.domain in DEFAULT_DOMAINS for n in model.graph.node):
         raise FrontendError(f"{what} names no opset for its ONNX ops. Export it again.")
     opset, newest = versions.get("", OLDEST_OPSET), onnx.defs.onnx_opset_version()
-    if opset < OLDEST_OPSET:
-        raise FrontendError(
-            f"{what} has opset {opset}; whet reads {OLDEST_OPSET} to {newest}. Convert it: "
-            f"onnx.save(onnx.version_converter.convert_version(onnx.load(path), 13), new_path)."
-        )
+    if opset < OLDEST_OPSET or (opset < _onnx_convert.OPSET and any(n.op_type == "Upsample" for n in model.graph.node)):
+        return _converted(model, what, opset)
     if opset > newest:
         raise FrontendError(
             f"{what} has opset {opset}; onnx {onnx.__version__} reads up to {newest}. Upgrade it, or export with an older one."
         )
     return model
+
+
+def _converted(model: onnx.ModelProto, what: str, opset: int) -> onnx.ModelProto:
+    """The model at opset 9 by the onnx package, in a subprocess, since the converter may abort on damaged models. Raises FrontendError."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", Path(_onnx_convert.__file__).read_text()],
+            input=model.SerializeToString(),
+            capture_output=True,
+            timeout=_CONVERSION_TIMEOUT,
+            check=True,
+        )
+        return onnx.ModelProto.FromString(done.stdout)
+    except (subprocess.SubprocessError, OSError, ValueError, DecodeError) as e:
+        said = getattr(e, "stderr", None) or b""
+        last = said.decode(errors="replace").strip().rpartition("\n")[2] or type(e).__name__
+        raise FrontendError(
+            f"{what} has opset {opset}, and onnx's version converter cannot convert it to opset {_onnx_convert.OPSET} ({last[:200]}). "
+            "Export it with opset 13 or newer."
+        ) from e
 
 
 def opsets(imports, what: str) -> dict[str, int]:

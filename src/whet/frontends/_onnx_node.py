@@ -2,7 +2,8 @@
 
 node.op, node.domain, node.opset      "Conv", "", 17
 node.name, node.outputs               the node's name (generated if absent), names of its outputs ("" for an unused one)
-node.inputs                           tensors of `g` (or of an outer network); None for an absent optional input
+node.inputs                           tensors of `g` (or of an outer network); None for an absent optional input; TensorSequence or NoValue
+                                      only for ops with reads_sequences
 node.attrs                            Python values: int, float, str, tuples of them, np.ndarray for tensors
 node.graphs                           name -> function building that subgraph: graphs["body"](input types) -> region Network;
                                       with strict=True errors are raised also where `check_onnx` collects them
@@ -16,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from whet.errors import UnsupportedError
 from whet.frontends._onnx_advice import unsupported
 from whet.frontends._onnx_tensors import dtype_of_onnx
 from whet.network import DType, Network, Tensor
+from whet.ops import TensorSequence
 
 BuildRegion = Callable[..., Network]  # build(input types or nothing, strict=False) -> Network
 
@@ -39,6 +42,7 @@ class Node:
     outputs: list[str]
     graphs: dict[str, BuildRegion] = field(default_factory=dict)
     inline_graph: Callable[[str, Network, Sequence[Tensor]], list[Tensor]] | None = None
+    lengths: dict[str, list[int | None]] = field(default_factory=dict)  # of a built subgraph: per output None, or its sequence's length
 
     def input(self, i: int) -> Tensor | None:
         """Input `i`, or None when it is absent or not given."""
@@ -52,6 +56,11 @@ class Node:
             trimmed.pop()
         layer = g.add_layer(op, trimmed, attrs, name=self.name, outputs=self.outputs, regions=regions, sources=(self.name,))
         return layer.outputs[0] if len(layer.outputs) == 1 else layer.outputs
+
+    def grouped(self, key: str, outputs: Sequence[Tensor]) -> list[Tensor | TensorSequence]:
+        """The tensors `outputs` of a layer with the built subgraph `key`, with its sequences put together again."""
+        tensors = iter(outputs)
+        return [next(tensors) if n is None else TensorSequence(tuple(islice(tensors, n))) for n in self.lengths[key]]
 
     def inline(self, key: str, g: Network, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
         """Adds the layers of subgraph `key` to `g`, with `inputs` as its inputs; returns its output tensors."""

@@ -9,7 +9,7 @@ import onnx
 
 from whet.errors import FrontendError
 from whet.frontends._onnx_advice import DAMAGED
-from whet.frontends._onnx_graph import GraphReader, Scope, mark_output
+from whet.frontends._onnx_graph import GraphReader, Scope, mark_value
 from whet.frontends._onnx_load import load_model, opsets
 from whet.frontends._onnx_shapes import SymbolTable, UserShapes, apply_user_shapes, plain_names, value_type
 from whet.network import Network, TensorType, verify
@@ -23,7 +23,7 @@ def network_from_onnx(source: Source, *, shapes: UserShapes | None = None, folde
 
     `shapes` maps inputs to shapes: an int sets a symbolic size, a name renames it, None keeps it. `folder` has the external data
     (default: the model's folder). Names of nodes and tensors are kept; Constant nodes and small constant chains become constants;
-    functions are inlined.
+    functions are inlined. Sequences of tensors are resolved; an output that is one becomes the outputs `name_0`, `name_1`, ...
     Raises FrontendError for an unreadable model, UnsupportedError for an unsupported one; both name the node.
     """
     model, home = load_model(source)
@@ -48,7 +48,7 @@ def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes |
     if len(outputs) != len(names):
         return net  # read with on_problem: an output was not reached
     for t, name in zip(outputs, names, strict=True):
-        mark_output(net, t, name)
+        mark_value(net, t, name)
     return verify(net, types=False)
 
 

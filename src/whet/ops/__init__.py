@@ -5,6 +5,7 @@ from whet.ops._folding import FoldBudget
 from whet.ops._images import Axes, NotPerImage, follow, fused_layers, fused_results
 from whet.ops._interpret import bind_layer, bind_symbols, run_layer, run_network, run_regions, widened
 from whet.ops._samples import sample_arrays, sample_layer
+from whet.ops._sequences import NoValue, ReadValue, TensorSequence
 from whet.ops._touching import batch_symbol, why_samples_touch
 from whet.ops._types import axis_of, broadcast, same_as_input, same_axes
 from whet.registry import load_folder
@@ -15,9 +16,12 @@ __all__ = [
     "Axes",
     "Couple",
     "FoldBudget",
+    "NoValue",
     "NotPerImage",
     "Op",
+    "ReadValue",
     "Sample",
+    "TensorSequence",
     "axis_of",
     "batch_symbol",
     "bind_layer",

@@ -125,6 +125,7 @@ class Op:
     `to_onnx` writes the layer if that is not one node with the same attributes.
     `zeros`: a unit of an output is zero if all inputs coupled to it are; lists the added inputs (a bias), which must be coupled too.
     None: false or unknown. Not needed for pointwise ops, which are evaluated.
+    `reads_sequences`: the reader also takes values that are no tensors (see _sequences.py).
     `pointwise` marks an op that computes each element from the elements at the same (broadcast) index.
     """
 
@@ -143,6 +144,7 @@ class Op:
     zeros: tuple[int, ...] | None = None
     pointwise: bool = False
     pure: bool = True
+    reads_sequences: bool = False
 
 
 OPS: dict[str, Op] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.network import Network, Tensor
+from whet.network import F32, Network, Tensor
 from whet.ops._qlinear import DOMAIN
 from whet.ops._refused import read_as_others
 
@@ -35,6 +35,11 @@ def adder(node, g: Network) -> Callable[..., Any]:
 def scalar(node, g: Network, value: float, like: Tensor, what: str) -> Tensor:
     """A constant scalar of `like`'s type."""
     return g.constant(np.array(value, like.dtype.numpy), f"{node.name}.{what}")
+
+
+def integer_product(add: Callable[..., Any], a: Tensor, b: Tensor, a_scale, b_scale, a_zero, b_zero) -> Tensor:
+    """The product of 8-bit matrices as f32, times both scales."""
+    return add("Mul", add("Cast", add("MatMulInteger", a, b, a_zero, b_zero), to=F32), add("Mul", a_scale, b_scale))
 
 
 def activated(node, g: Network, y: Tensor, parameters: tuple[float, ...]) -> Tensor:

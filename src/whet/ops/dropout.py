@@ -9,7 +9,10 @@ from whet.ops._types import same_as_input, same_axes
 
 def read(node, g):
     mode = node.inputs[2] if len(node.inputs) > 2 else None
-    if mode is not None and known_values(mode) != (0,):
+    if mode is not None and known_values(mode) is None:
+        raise node.unsupported("whether it drops values (training_mode) is computed at run time; export the model in evaluation mode")
+    ratio = node.input(1)
+    if mode is not None and known_values(mode) != (0,) and not (ratio is not None and known_values(ratio) == (0,)):
         raise node.unsupported("it drops values (training_mode is set); export the model in evaluation mode")
     x = node.inputs[0]
     if len(node.outputs) < 2 or not node.outputs[1]:

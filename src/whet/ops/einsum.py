@@ -60,12 +60,46 @@ def couples(layer):
     return result
 
 
+def read(node, g):
+    """A subscript that one input repeats takes a diagonal: a Gather from the merged axes."""
+    left, arrow, right = "".join(node.attrs["equation"].split()).partition("->")
+    terms, inputs = left.split(","), list(node.inputs)
+    if not arrow:  # the implied output: "..." and the subscripts that occur once
+        right = "..." * ("..." in left) + "".join(sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1))
+    for i, (term, x) in enumerate(zip(terms, inputs, strict=False)):
+        while (c := next((c for c in term if c.isalpha() and term.count(c) > 1), None)) is not None:
+            term, x = _diagonal(node, g, term, x, c)
+        terms[i], inputs[i] = term, x
+    equation = node.attrs["equation"] if terms == left.split(",") else f"{','.join(terms)}->{right}"
+    return node.add(g, "Einsum", *inputs, equation=equation)
+
+
+def _diagonal(node, g, term, x, c):
+    """The term and the tensor with the first two axes of subscript `c` replaced by their diagonal."""
+    rest = x.type.rank - len(term.replace("...", ""))
+    if rest < 0 or (rest and "..." not in term):
+        raise NetworkError(f"Einsum '{node.name}': {term!r} does not match {x.type}")
+    subscripts = list(term.replace("...", "." * rest))
+    a, b = [i for i, s in enumerate(subscripts) if s == c][:2]
+    n = x.shape[a]
+    if not isinstance(n, int) or x.shape[b] != n:
+        raise node.unsupported(f"{term!r} selects the diagonal of axes of {x.shape[a]} and {x.shape[b]} entries, which must be equal and static")
+    kept = [i for i in range(len(subscripts)) if i not in (a, b)]
+    flat = g.add("Transpose", x, perm=(a, b, *kept), name=f"{node.name}_front", sources=(node.name,))
+    flat = g.add("Reshape", flat, shape=(n * n, *(x.shape[i] for i in kept)), name=f"{node.name}_flat", sources=(node.name,))
+    at = g.constant(np.arange(n, dtype=np.int64) * (n + 1), f"{node.name}.diagonal")
+    diagonal = g.add("Gather", flat, at, axis=0, name=f"{node.name}_diagonal", sources=(node.name,))
+    others = "".join(subscripts[i] for i in kept)
+    return c + others.replace("." * rest, "...") if rest else c + others, diagonal
+
+
 op(
     "Einsum",
     infer,
     lambda layer, *xs: np.einsum(layer.attrs["equation"].replace(" ", ""), *xs, optimize=True),
     attrs={"equation": NEEDS_STRING},
     couples=couples,
+    onnx=read,
     zeros=(),
     samples=[
         (["f32[3,4]", "f32[4,5]"], {"equation": "ij,jk->ik"}),

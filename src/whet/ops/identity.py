@@ -1,7 +1,14 @@
 """Identity: y = x."""
 
+from whet.network import Tensor
 from whet.ops._base import op, unchanged
 from whet.ops._types import same_as_input, same_axes
+
+
+def read(node, g):
+    x = node.inputs[0]
+    return node.add(g, "Identity", x) if isinstance(x, Tensor) else x
+
 
 op(
     "Identity",
@@ -11,4 +18,6 @@ op(
     couples=lambda layer: same_axes(layer.inputs[0], layer.output),
     shape_value=unchanged,
     pointwise=True,
+    onnx=read,
+    reads_sequences=True,
 )

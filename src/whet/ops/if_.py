@@ -6,7 +6,7 @@ graph; lowering turns captured values into inputs).
 """
 
 from whet.errors import FrontendError, NetworkError, UnsupportedError
-from whet.network import BOOL, F32, Network
+from whet.network import BOOL, F32, Network, Tensor
 from whet.ops._base import Sample, known_values, op
 from whet.ops._regions import check_feeds
 
@@ -45,7 +45,11 @@ def read(node, g):
                 f"The {refused} was refused: {reason}"
             )
             return node.inline(kept, g)
-    return node.add(g, "If", *node.inputs, regions={k: regions[k] if k in regions and not misfits else node.graphs[k]() for k in _BRANCHES})
+    regions = {k: regions[k] if k in regions and not misfits else node.graphs[k]() for k in _BRANCHES}
+    made = node.add(g, "If", *node.inputs, regions=regions)
+    if node.lengths["then_branch"] != node.lengths["else_branch"]:
+        raise node.unsupported("its branches return sequences of different lengths, and its condition is computed at run time")
+    return node.grouped("then_branch", [made] if isinstance(made, Tensor) else made)
 
 
 def _sample() -> dict[str, Network]:

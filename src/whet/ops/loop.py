@@ -86,6 +86,8 @@ def _nothing(t) -> np.ndarray:
 
 def read(node, g):
     inputs = [*node.inputs, *[None] * (2 - len(node.inputs))]
+    if not all(t is None or isinstance(t, Tensor) for t in inputs):
+        return _unrolled(node, g, inputs, "it carries a sequence of tensors")
     try:
         region = node.graphs["body"]([None, None, *(t.type for t in inputs[2:])])
     except UnsupportedError as e:  # e.g. if a slice depends on the iteration
@@ -143,6 +145,7 @@ op(
     reference,
     attrs={"states": INT},
     onnx=read,
+    reads_sequences=True,
     samples=[
         Sample([np.array(3), np.array(True), "f32[2,3]"], {}, _sample(True)),
         Sample([np.array(0), None, "f32[2,3]"], {}, _sample(False)),

@@ -1,8 +1,11 @@
-"""NonZero: indices of nonzero elements. Refused: its output shape depends on the data."""
+"""NonZero: indices of nonzero elements [rank, n]. Its output shape depends on the data, so only known data are read."""
 
-from whet.ops._refused import refused
+import numpy as np
 
-refused(
+from whet.ops._refused import known_or_refused
+
+known_or_refused(
     "NonZero",
     "its output size depends on the data, but an engine needs shapes in advance; export with a mask (Where, Mul) instead",
+    lambda node, x: [np.array(np.nonzero(np.atleast_1d(x)), np.int64)],
 )

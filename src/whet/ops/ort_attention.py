@@ -1,10 +1,10 @@
-"""Attention and MultiHeadAttention (ONNX Runtime): read as products, masks and Softmax, which passes recognize as attention."""
+"""Attention, QAttention and MultiHeadAttention (ONNX Runtime): read as products, masks and Softmax, which passes recognize as attention."""
 
 import math
 
 import numpy as np
 
-from whet.ops._ort import adder, fused, scalar
+from whet.ops._ort import adder, fused, integer_product, scalar
 
 
 def _heads(add, x, heads):
@@ -57,13 +57,26 @@ def _no_cache(node, inputs, outputs=(1, 2)):
 def read_attention(node, g):
     """Inputs: x [B, S, D], weights [D, q + k + v], bias, mask, past, attention bias."""
     _no_cache(node, (4,), (1,))
+    add = adder(node, g)
+    x, weights, bias, mask, extra = (node.input(i) for i in (0, 1, 2, 3, 5))
+    packed = add("MatMul", x, weights)
+    return _attend_packed(node, g, packed if bias is None else add("Add", packed, bias), mask, extra)
+
+
+def read_q_attention(node, g):
+    """Inputs: x (8 bits), weights (8 bits), bias, their scales, mask, their zero points, past."""
+    _no_cache(node, (8,), (1,))
+    x, weights, bias, x_scale, weight_scale, mask, x_zero, weight_zero = (node.input(i) for i in range(8))
+    packed = integer_product(adder(node, g), x, weights, x_scale, weight_scale, x_zero, weight_zero)
+    return _attend_packed(node, g, adder(node, g)("Add", packed, bias), mask, None)
+
+
+def _attend_packed(node, g, packed, mask, extra):
+    """Attention of queries, keys and values that are one tensor [B, S, q + k + v]."""
     if node.attrs.get("do_rotary", 0):
         raise node.unsupported("it rotates queries and keys (do_rotary=1). Export the model without ONNX Runtime's attention fusion")
     add, heads = adder(node, g), node.attrs["num_heads"]
-    x, weights, bias, mask, extra = (node.input(i) for i in (0, 1, 2, 3, 5))
-    packed = add("MatMul", x, weights)
-    packed = packed if bias is None else add("Add", packed, bias)
-    sizes = node.attrs.get("qkv_hidden_sizes") or (int(weights.shape[1]) // 3,) * 3
+    sizes = node.attrs.get("qkv_hidden_sizes") or (int(packed.shape[-1]) // 3,) * 3
     q, k, v = (_heads(add, t, heads) for t in add("Split", packed, axis=-1, split=tuple(sizes)))
     masks = [] if mask is None else [_mask(node, g, mask, q, k.shape[2])]
     return _attend(node, g, q, k, v, [*masks, *(() if extra is None else (extra,))])
@@ -86,4 +99,5 @@ def read_multi_head_attention(node, g):
 
 
 fused("Attention", read_attention, "MatMul and Softmax")
+fused("QAttention", read_q_attention, "MatMulInteger and Softmax")
 fused("MultiHeadAttention", read_multi_head_attention, "MatMul and Softmax")

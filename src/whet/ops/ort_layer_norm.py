@@ -4,6 +4,7 @@ import numpy as np
 
 from whet.network import I32
 from whet.ops._ort import adder, fused
+from whet.ops._refused import read_as_others
 
 
 def read_skip(node, g):
@@ -47,6 +48,14 @@ def read_embed(node, g):
     return y, add("Cast", add("ReduceSum", counted, axes=(1,), keepdims=0), to=I32), total
 
 
+def read_simplified(node, g):
+    """Inputs: x, gamma. ONNX Runtime writes this op in ONNX's own domain."""
+    if any(node.outputs[1:]):
+        raise node.unsupported("its output 1 (the deviation) serves training. Save the model for inference")
+    return node.add(g, "RMSNormalization", *node.inputs, axis=node.attrs.get("axis", -1), epsilon=node.attrs.get("epsilon", 1e-5))
+
+
+read_as_others("SimplifiedLayerNormalization", read_simplified, "RMSNormalization")
 fused("SkipLayerNormalization", read_skip, "Add and LayerNormalization")
 fused("SkipSimplifiedLayerNormalization", read_skip_simplified, "Add and RMSNormalization")
 fused("EmbedLayerNormalization", read_embed, "Gather, Add and LayerNormalization")

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from whet.network import F32, U8
-from whet.ops._ort import adder, fused, scalar
+from whet.network import U8
+from whet.ops._ort import adder, fused, integer_product, scalar
 
 
 def read_integer_to_float(node, g):
@@ -26,12 +26,8 @@ def read_dynamic(node, g):
 
 
 def _product(node, g, a, b, a_scale, b_scale, a_zero, b_zero, bias):
-    add = adder(node, g)
-    y = add("Cast", add("MatMulInteger", a, b, a_zero, b_zero), to=F32)
-    factor = add("Mul", a_scale, b_scale)
-    if bias is None:
-        return node.add(g, "Mul", y, factor)
-    return node.add(g, "Add", add("Mul", y, factor), bias)
+    y = integer_product(adder(node, g), a, b, a_scale, b_scale, a_zero, b_zero)
+    return node.add(g, "Identity", y) if bias is None else node.add(g, "Add", y, bias)
 
 
 def read_n_bits(node, g):

@@ -7,7 +7,7 @@ sorts. The driver commits after each pass (when it verifies: after each firing).
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -144,6 +144,25 @@ class Graph:
             if new.weight is not None and self.net.constants.pop(new.name, None) is not None:
                 self.net.constants[old.name] = new
             old.name, new.name = new.name, old.name
+
+    def replace_all(self, replacements: Mapping[Tensor, Tensor]) -> None:
+        """`replace` for many tensors that are no outputs of the network, none of which replaces another. A layer that reads many of them gets its
+        inputs once."""
+        changed: dict[Layer, list[Tensor | None]] = {}
+        for old, new in replacements.items():
+            self._ordered.pop(old, None)
+            self._ordered.pop(new, None)
+            for reader, slots in self._readers.pop(old, {}).items():
+                inputs = changed.setdefault(reader, [])
+                if not inputs:
+                    inputs.extend(reader.inputs)
+                for i in slots:
+                    inputs[i] = new
+                for region in reader.regions.values():
+                    region.replace(old, new)
+                self._readers.setdefault(new, {}).setdefault(reader, []).extend(slots)
+        for reader, inputs in changed.items():
+            reader.inputs = tuple(inputs)
 
     def find_dead(self, seeds: Iterable[Layer], keep: Iterable[Tensor] = ()) -> list[Layer]:
         """The layers that are dead once `seeds` are removed (seeds included), in execution order; `keep` tensors stay live."""

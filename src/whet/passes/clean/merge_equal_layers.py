@@ -13,24 +13,38 @@ from whet.rewrite.rules import Fired, Phase, network_pass
 @network_pass(phase=Phase.CLEAN, after=["cancel_reshapes", "cancel_transposes", "drop_no_ops", "merge_equal_weights"])
 def merge_equal_layers(g: Graph) -> list[Fired]:
     seen: dict[tuple, list[Layer]] = {}
+    merged: dict[Tensor, Tensor] = {}  # applied at the end: a Concat may read 100,000 of them
+    sources: dict[Layer, list[str]] = {}
+    outputs = set(g.net.outputs)
     fired = []
+
+    def inputs_of(layer: Layer) -> list[Tensor | None]:
+        return [None if t is None else merged.get(t, t) for t in layer.inputs]
+
     for layer in g.layers:
         if layer.regions or not get_op(layer.op).pure or (layer.op == "Identity" and g.is_output(layer.output)):
             continue
+        inputs = inputs_of(layer)
         attrs = tuple((k, value_text(v)) for k, v in sorted(layer.attrs.items()))
-        candidates = seen.setdefault((layer.op, attrs, len(layer.outputs), tuple(map(_key, layer.inputs))), [])
-        first = next((x for x in candidates if all(a is b or equal_weights(a, b) for a, b in zip(x.inputs, layer.inputs, strict=True))), None)
+        candidates = seen.setdefault((layer.op, attrs, len(layer.outputs), tuple(map(_key, inputs))), [])
+        first = next((x for x in candidates if all(a is b or equal_weights(a, b) for a, b in zip(inputs_of(x), inputs, strict=True))), None)
         if first is None:
             candidates.append(layer)
             continue
-        for kept, removed in zip(first.inputs, layer.inputs, strict=True):
+        for kept, removed in zip(inputs_of(first), inputs, strict=True):
             if kept is not removed and kept is not None and removed is not None:
                 assume_equal(kept, removed)
         for old, new in zip(layer.outputs, first.outputs, strict=True):
-            g.replace(old, new, g.position(layer))
+            if old in outputs:
+                g.replace(old, new, g.position(layer))
+            else:
+                merged[old] = new
         g.remove([layer])
-        first.sources = tuple(dict.fromkeys((*first.sources, *layer.sources)))
+        sources.setdefault(first, []).extend(layer.sources)
         fired.append(Fired(f"computes the same as '{first.name}'", layer.name))
+    g.replace_all(merged)
+    for first, further in sources.items():
+        first.sources = tuple(dict.fromkeys((*first.sources, *further)))
     return fired
 
 
