@@ -1,0 +1,47 @@
+"""`whet sparsity`: dense and sparse times per layer, reasons, the share of removed magnitude, and the verdict."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from whet import BuildConfig
+from whet.cli.sparsity import command
+from whet.errors import UsageError
+from whet.network import parse_network
+from whet.pruning.sparsity_advice import advise_sparsity
+
+
+def run(*args):
+    done = CliRunner().invoke(command, [str(a) for a in args], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_a_backend_without_sparse_tactics_says_so(model, tmp_path):
+    flags = (model / "m.onnx", "--backend=null", "--timingCacheFile", tmp_path / "c.sqlite")
+    data = json.loads(run(*flags, "--json").stdout)
+    assert not data["has_sparse_tactics"]
+    assert data["saved_ms"] == 0 < data["total_ms"]
+    assert len(data["layers"]) == 4
+    shares = [x["removed_magnitude"] for x in data["layers"]]
+    assert all(0.15 < s < 0.25 for s in shares[1:])  # normally distributed weights: the two smallest of four have 0.2 of the magnitude
+    text = run(*flags).stdout
+    assert "backend 'null' has no tactic that computes with 2:4 weights" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_batch_for_fixed_shapes_is_refused(model):
+    with pytest.raises(UsageError, match="fixed shapes"):
+        CliRunner().invoke(command, [str(model / "m.onnx"), "--batch=2", "--backend=null"], catch_exceptions=False)
+
+
+@pytest.mark.gpu
+def test_a_gpu_times_sparse_and_dense_tactics():
+    net = parse_network(
+        "network n source\nin %x: f16[2048,1024]\nconst %w: f16[1024,1024] = seed(3)\n%y = MatMul(%x, %w)\nout %y\n"
+    )
+    (layer,) = advise_sparsity(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")).layers
+    assert layer.dense_ms > 0
+    assert layer.sparse_ms > 0
+    assert layer.sparse_tactic == "cuda/sparse_gemm"
