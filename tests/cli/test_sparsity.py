@@ -25,10 +25,19 @@ def test_a_backend_without_sparse_tactics_says_so(model, tmp_path):
     assert data["saved_ms"] == 0 < data["total_ms"]
     assert len(data["layers"]) == 4
     shares = [x["removed_magnitude"] for x in data["layers"]]
-    assert all(0.15 < s < 0.25 for s in shares[1:])  # normally distributed weights: the two smallest of four have 0.2 of the magnitude
+    assert shares[0] is None  # three input channels
+    assert "alignment: 3 input channels" in data["layers"][0]["reason"]
+    assert shares[1:3] == pytest.approx([0.256, 0.256], abs=0.01)  # the two smallest of four normally distributed values
     text = run(*flags).stdout
     assert "backend 'null' has no tactic that computes with 2:4 weights" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_depthwise_layer_has_no_groups_of_four():
+    net = parse_network("network n source\nin %x: f32[1,8,4,4]\nconst %w: f32[8,1,1,1] = seed(3)\n%y = Conv(%x, %w, group=8)\nout %y\n")
+    (layer,) = advise_sparsity(net, BuildConfig(backend="null", timing_cache="")).layers
+    assert layer.reason == "alignment: 1 input channels per group are no multiple of 4"
+    assert layer.removed_magnitude is None
 
 
 def test_a_batch_for_fixed_shapes_is_refused(model):

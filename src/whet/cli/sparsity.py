@@ -21,7 +21,7 @@ def command(model: str, as_json: bool, batch: int | None, **build: Any) -> None:
 
     2:4 means that two of every four weights along the input channels are zero. Each layer is timed on this machine with its dense and its
     sparse tactics, as if its weights were pruned. `removed` is the share of the weights' magnitude that pruning would take: the larger it
-    is, the more fine-tuning has to repair (random normal weights: about 0.2). The gain depends on the batch: try --batch=1 and --batch=128.
+    is, the more fine-tuning has to repair (normally distributed weights: 26 %). The gain depends on the batch: try --batch=1 and --batch=128.
     Then `whet exec --sparsity=force` times the whole engine, and `whet finetune` trains 2:4 weights.
     """
     from whet.cli._model import network_for

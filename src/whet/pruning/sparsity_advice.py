@@ -75,7 +75,8 @@ class SparsityAdvice:
         if not self.saved_ms:
             return "Do not fine-tune for 2:4: no layer is faster with a sparse tactic. whet prune --latency=0.7x removes whole channels."
         count = sum(x.saved_ms > 0 for x in self.layers)
-        return f"2:4 saves {self.saved_ms:.4f} of {self.total_ms:.4f} ms ({self.saved_ms / self.total_ms:.1%}) in {count} of {len(self.layers)} layers."
+        share = self.saved_ms / self.total_ms
+        return f"2:4 saves {self.saved_ms:.4f} of {self.total_ms:.4f} ms ({share:.1%}) in {count} of {len(self.layers)} layers with weights."
 
     def to_json(self) -> dict[str, Any]:
         """JSON data; times in milliseconds."""
