@@ -73,6 +73,24 @@ def test_a_view_may_be_live_together_with_its_source():
     check_plan(plan)
 
 
+def test_a_transpose_may_be_live_together_with_its_source_only_if_the_formats_keep_the_bytes():
+    net = Network("views", "lowered")
+    a = net.add("Relu", net.add_input("x", parse_type("f32[1,4,3,2]")), name="a")
+    v = net.add("Transpose", a, perm=(0, 2, 3, 1), name="v")
+    net.mark_output(net.add("Relu", v, name="y"))
+    net.mark_output(net.add("Relu", a, name="z"))
+    plan = make_plan(net)
+    in_place(plan, "v")
+    plan.arenas[0].offsets["v"] = plan.arenas[0].offsets["a"]
+    with pytest.raises(EngineError, match="%a and %v overlap in the arena while both are live"):
+        check_plan(plan)
+    last = ("nhwc", "f32")
+    plan.choices["a"] = dataclasses.replace(plan.choices["a"], outputs=(last,))
+    plan.choices["v"] = dataclasses.replace(plan.choices["v"], inputs=(last,))
+    plan.choices["z"] = dataclasses.replace(plan.choices["z"], inputs=(last,))
+    check_plan(plan)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

@@ -10,6 +10,7 @@ from whet.engine.intersections import Rectangle, intersections
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan
 from whet.errors import EngineError, WhetError
 from whet.network import BF16, DTYPES, F16, F32, FORMATS, Layer, Network, Tensor, TensorType, evaluate, format_bytes, format_fits, static_shape
+from whet.network.formats import same_bytes
 from whet.ops import bind_symbols, why_samples_touch
 
 #: ops that change no byte in place, so that input and output may both be live
@@ -159,12 +160,12 @@ def _check_arena(plan: EnginePlan, arena: ArenaPlan, stored: dict[str, tuple[str
             raise EngineError(f"%{name} is at {arena.offsets[name]}, outside of the arena of {arena.total} bytes")
     if arena.scratch_offset + arena.scratch_bytes > arena.total:
         raise EngineError("the scratch is outside of the arena")
-    _check_overlaps(plan.network, plan.choices, arena, sizes)
+    _check_overlaps(plan.network, plan.choices, arena, sizes, env)
 
 
-def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, sizes: dict[str, int]) -> None:
+def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, sizes: dict[str, int], env: dict[str, int]) -> None:
     lives = [life for life in _lives(net, arena, sizes) if life.end > life.at]
-    shared = _views(net, choices)
+    shared = _views(net, choices, env)
     pairs = {
         (layer.needs(i).name, layer.outputs[j].name): k
         for k, layer in enumerate(net.layers)
@@ -202,7 +203,7 @@ def _lives(net: Network, arena: ArenaPlan, sizes: dict[str, int]) -> list[Rectan
     return [Rectangle(n, arena.offsets[n], arena.offsets[n] + s, first[n], last[n]) for n, s in sizes.items()]
 
 
-def _views(net: Network, choices: dict[str, Choice]) -> dict[str, str]:
+def _views(net: Network, choices: dict[str, Choice], env: dict[str, int]) -> dict[str, str]:
     """Tensors that are views of the same bytes -> one of them."""
     root: dict[str, str] = {}
 
@@ -213,7 +214,16 @@ def _views(net: Network, choices: dict[str, Choice]) -> dict[str, str]:
         return n
 
     for layer in net.layers:
-        if layer.op in _VIEWS:
+        if layer.op in _VIEWS and _keeps_bytes(layer, choices[layer.name], env):
             for i, j in choices[layer.name].inplace:
                 root[find(layer.outputs[j].name)] = find(layer.needs(i).name)
     return {n: find(n) for n in list(root)}
+
+
+def _keeps_bytes(layer: Layer, choice: Choice, env: dict[str, int]) -> bool:
+    """True unless a Transpose moves elements in the formats of its choice."""
+    source, target = choice.inputs[0], choice.outputs[0]
+    if layer.op != "Transpose":
+        return True
+    shape = tuple(evaluate(d, env) for d in layer.needs(0).shape)
+    return source is not None and target is not None and same_bytes(source[0], target[0], shape, layer.attrs["perm"])
