@@ -60,7 +60,7 @@ def test_candidates_that_are_not_retimed_are_scaled_by_the_drift_factor(drift, m
 
     monkeypatch.setattr(whole_engine, "refine_in_network", lambda *_: refined)
     monkeypatch.setattr(whole_engine, "profile_layers", lambda *_: {})
-    log = SimpleNamespace(phase=lambda name: None, step=lambda what: None)
+    log = SimpleNamespace(stage=lambda name, total: None, phase=lambda name: None, step=lambda what: None)
     config = SimpleNamespace(optimization_level=3, in_network=True)
     harness = SimpleNamespace(measure=measure, bind=lambda e: SimpleNamespace(run_timed=None))
     history = SimpleNamespace(read_times=lambda engines: None, write_times=lambda engines: None)

@@ -46,6 +46,7 @@ def run(net, case):
     for feeds, wants in case.data_sets:
         arrays = [as_array(v) for v in feeds]
         got = run_network(net, dict(zip((t.name for t in net.inputs), arrays, strict=True)))
+        wants = [w for want in wants for w in (want if isinstance(want, list) else [want])]  # a sequence is read as one output per element
         for name, g, w in zip(got, got.values(), wants, strict=True):
             eps = {"float16": 2e-3, "bfloat16": 2e-2}.get(str(g.dtype), 1e-4)  # a few units in the last place: the order of accumulation differs
             problem = same(g, as_array(w), max(case.rtol, eps), max(case.atol, eps / 10))

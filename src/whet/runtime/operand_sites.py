@@ -37,7 +37,7 @@ class OperandSites:
                     self._calls.setdefault(t.name, []).extend((call, kind, index) for call in unrestricted)
             for call in calls:
                 for used_kind, index in call.operands or ():
-                    t = tensors[index] if used_kind == kind else None
+                    t = tensors[index] if used_kind == kind and index < len(tensors) else None
                     if t is not None and operands[index] is not None and not t.is_constant:
                         self._calls[t.name].append((call, kind, index))
         if calls:  # outputs written over an input; views record and write nothing
