@@ -153,6 +153,16 @@ def test_a_batch_for_fixed_shapes_is_refused(model):
         CliRunner().invoke(command, [str(model / "m.onnx"), "--batch=2", "--backend=null"], catch_exceptions=False)
 
 
+def test_the_cuda_backend_has_sparse_tactics_in_sixteen_bits_only(standin_gpu):
+    net = parse_network("network n source\nin %x: f32[128,64]\nconst %w: f32[64,64] = seed(3)\n%y = MatMul(%x, %w)\nout %y\n")
+    half = advise_sparsity(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
+    assert half.layers[0].sparse_tactic == "cuda/sparse_gemm"
+    assert half.saved_ms > 0
+    single = advise_sparsity(net, BuildConfig(backend="cuda", timing_cache=""))
+    assert not single.has_sparse_tactics
+    assert "sparse" in single.verdict
+
+
 @pytest.mark.gpu
 def test_a_gpu_times_sparse_and_dense_tactics():
     net = parse_network("network n source\nin %x: f16[2048,1024]\nconst %w: f16[1024,1024] = seed(3)\n%y = MatMul(%x, %w)\nout %y\n")

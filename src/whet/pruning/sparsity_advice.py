@@ -11,11 +11,10 @@ import numpy as np
 from whet.backends import Backend
 from whet.builder.batching.profiles import OPT, resolve_profiles
 from whet.builder.candidates.compile_ahead import start_compiling
-from whet.builder.candidates.enumerate import list_candidates, macs
+from whet.builder.candidates.enumerate import Candidates, list_candidates, macs
 from whet.builder.config import BuildConfig
 from whet.errors import PruneError
 from whet.measure.option import Option
-from whet.measure.timing_key import layer_text
 from whet.network import Layer, Network, parse_type
 from whet.pruning.latency_cost import static_layers
 from whet.pruning.latency_table import LatencyTable
@@ -181,11 +180,13 @@ def advise_sparsity(net: Network, config: BuildConfig, progress: Progress | None
     nodes = {x.name for x in net.layers if reduction_axis(x) is not None}
     timed, other_ms = [], 0.0
     with Meter(config, LatencyTable(), layers) as meter:
+        listed = {name: _list(layer, meter) for name, layer in layers.items() if reduction_axis(layer) is not None}
+        meter.announce(layer for name, layer in layers.items() if name not in listed)
         for i, (name, layer) in enumerate(layers.items()):
             if progress is not None:
                 progress(i, len(layers), name)
-            if reduction_axis(layer) is not None:
-                timed.append(_time(layer, meter))
+            if name in listed:
+                timed.append(_time(listed.pop(name), meter))
                 continue
             try:
                 other_ms += meter.ms(layer)
@@ -209,19 +210,24 @@ def advise_sparsity(net: Network, config: BuildConfig, progress: Progress | None
     return replace(advice, engine=EngineTimes(dense.ms, sparse.ms, len(picked_layers(sparse.plan))))
 
 
-def _time(layer: Layer, meter: Meter) -> _Timed:
+def _list(layer: Layer, meter: Meter) -> Candidates:
+    """The candidates of a layer; starts compiling those without a cached time."""
     listed = list_candidates(layer, meter.tactics, meter.backend, meter.permissions)
+    listed.options = _limit(listed.options)
+    if meter.backend.capabilities.compiles_ahead and not meter.timer.is_cached(listed.options, listed.text):
+        start_compiling(listed.options, meter.backend)
+    return listed
+
+
+def _time(listed: Candidates, meter: Meter) -> _Timed:
+    layer, options, timer = listed.layer, listed.options, meter.timer
     refused = [c.reason for c in listed.refused if is_sparse(c.tactic, c.config) and not c.reason.startswith("computes ")]
-    if layer.op == "Fused" and all(o.tactic.fallback for o in listed.options):
+    if layer.op == "Fused" and all(o.tactic.fallback for o in options):
         return _Timed(layer, None, None, refused, meter.ms(layer))  # the build runs its parts
-    options = _limit(listed.options)
-    timer = meter.timer
-    if meter.backend.capabilities.compiles_ahead and not timer.is_cached(options, listed.text):
-        start_compiling(options, meter.backend)
-    timer.time(layer, layer_text(layer), options, keep=True)
+    timer.time(layer, listed.text, options, keep=True)
     dense, sparse = ([o for o in options if o.ms is not None and _is_sparse(o) == kind] for kind in (False, True))
     finalists = [o for group in (dense, sparse) for o in sorted(group, key=lambda o: o.cost)[:_FINALISTS]]
-    timer.time_cold(layer, layer_text(layer), sorted(finalists, key=lambda o: o.rank))
+    timer.time_cold(layer, listed.text, sorted(finalists, key=lambda o: o.rank))
     return _Timed(
         layer,
         min((o for o in finalists if not _is_sparse(o)), key=lambda o: o.cost, default=None),

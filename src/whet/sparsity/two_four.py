@@ -20,9 +20,14 @@ def two_four(w: np.ndarray, axis: int) -> np.ndarray:
         raise ValueError(f"axis {axis} has {w.shape[axis]} elements, not a multiple of 4")
     moved = np.moveaxis(w, axis, -1)
     fours = moved.reshape(*moved.shape[:-1], -1, 4)
-    order = np.argsort(-np.abs(fours.astype(np.float32)), axis=-1, kind="stable")
-    keep = np.zeros(fours.shape, bool)
-    np.put_along_axis(keep, order[..., :2], True, axis=-1)
+    size = np.nan_to_num(np.abs(fours.astype(np.float32)), nan=-1.0, posinf=np.inf)
+    larger = np.zeros(fours.shape, np.int8)  # of the other three: those that are kept rather than this one
+    for i in range(4):
+        for j in range(i):
+            first = size[..., j] >= size[..., i]
+            larger[..., i] += first
+            larger[..., j] += ~first
+    keep = larger < 2
     out = np.where(keep, fours, np.zeros((), w.dtype)).reshape(moved.shape)
     return np.ascontiguousarray(np.moveaxis(out, -1, axis))
 
@@ -58,20 +63,27 @@ def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
     return w, w.type.rank - 2
 
 
+def why_not_eligible(layer: Layer) -> str | None:
+    """Why the weights of a layer are not 2:4; None if they are, or if `reduction_axis` finds no weights."""
+    found = reduction_axis(layer)
+    if found is None:
+        return None
+    w, axis = found
+    if w.shape[axis] % 4:
+        return f"its reduction axis has {w.shape[axis]} elements, no multiple of 4"
+    return None if is_two_four(w.array(), axis) else "its weights are not 2:4"
+
+
 def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
     """Names of layers with 2:4 weights, and the reason for each other weighted layer."""
     yes, no = [], {}
     for layer in net.layers:
-        found = reduction_axis(layer)
-        if found is None:
+        if reduction_axis(layer) is None:
             continue
-        w, axis = found
-        if w.shape[axis] % 4:
-            no[layer.name] = f"its reduction axis has {w.shape[axis]} elements, no multiple of 4"
-        elif is_two_four(w.array(), axis):
+        if (reason := why_not_eligible(layer)) is None:
             yes.append(layer.name)
         else:
-            no[layer.name] = "its weights are not 2:4"
+            no[layer.name] = reason
     return yes, no
 
 
