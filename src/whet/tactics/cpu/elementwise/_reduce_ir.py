@@ -153,7 +153,8 @@ def _inner_kept(f: Function, kind: _Kind, at: Pointer, out: Pointer, axes: Seque
                 outer.carry(*(kind.combine(a, b) for a, b in zip(outer.values, loop.results, strict=True)))
             return outer.results
 
-        totals = _nest(f, axes[:-1], at, [kind.initial(lanes) for _, lanes in groups], blocks)
+        initial = [kind.initial(lanes) for _, lanes in groups]
+        totals = _nest(f, axes[:-1], at, initial, blocks) if axes else body(at, initial)
         for total, (first, _) in zip(totals, groups, strict=True):
             out.store(kind.result(total), first)
 
