@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "runtime": "network ops engine backends tactics measure inspector",  # the last two only inside functions: Engine.benchmark and explain
     "measure": "network ops backends tactics engine runtime",
     "builder": "network ops passes composites precision sparsity backends tactics engine runtime measure",
-    "inspector": "network ops composites engine tactics",
+    "inspector": "network ops composites sparsity engine tactics",
     "pruning": "network ops sparsity measure builder backends engine runtime",  # latencies are measured by the builder's timer and on built engines
     "training": "network ops passes precision sparsity pruning",  # pruning is imported for the order of steps
     "search": "network ops passes precision sparsity backends engine runtime measure builder inspector pruning frontends training report",

@@ -135,3 +135,15 @@ out %b
     assert (found.scattered, found.channels) == (0.0, 3 + 2 + 1)
     assert found.channel_share == pytest.approx((3 * 72 + 13 * 18 + 9) / (w.size + d.size))
     assert describe_zero_channels(net).startswith("6 of 40 input and output channels of weights are wholly zero")
+
+
+def test_ties_and_nan_are_ordered_as_by_a_stable_sort():
+    rng = np.random.default_rng(0)
+    w = rng.integers(-2, 3, (64, 32)).astype(np.float32)
+    w[rng.random(w.shape) < 0.1] = np.nan
+    w[rng.random(w.shape) < 0.1] = np.inf
+    fours = w.reshape(64, 8, 4)
+    order = np.argsort(-np.abs(fours), axis=-1, kind="stable")
+    keep = np.zeros(fours.shape, bool)
+    np.put_along_axis(keep, order[..., :2], True, axis=-1)
+    np.testing.assert_array_equal(two_four(w, 1), np.where(keep, fours, 0).reshape(w.shape))

@@ -235,6 +235,7 @@ def _sparsity(log: Log, net, config):
 
 
 def _sparse_lines(log: Log, plan) -> None:
+    from whet.inspector import sparsity_lines, sparsity_rows
     from whet.sparsity import eligible_layers
     from whet.sparsity.report import picked_layers, why_dense
 
@@ -244,6 +245,8 @@ def _sparse_lines(log: Log, plan) -> None:
     log.info(f"(Sparsity) TRT inference plan picked sparse implementation for layers: {', '.join(picked)}")
     if len(picked) < len(eligible):
         log.info(f"(Sparsity) {len(eligible) - len(picked)} of {len(eligible)} eligible layers run dense: {why_dense(plan)}")
+    for line in sparsity_lines(sparsity_rows(plan)):
+        log.info(line)
 
 
 def _print_layers(o: Options, log: Log, engine) -> None:

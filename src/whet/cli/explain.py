@@ -143,6 +143,8 @@ def _layer(console: Any, d: dict[str, Any], top: int) -> None:
     work = f"{d['flops'] / 1e6:.1f} MFLOP, {d['bytes'] / 1e3:.1f} kB moved, bound by {d['bound'] or 'unknown'}"
     console.print(styled("runs on ", (d["tactic"], "green"), f" ({d['kernel']}): {_ms(d['ms'])} ms in the engine, {work}"))
     console.print(d["why"])
+    if d["sparsity"]:
+        console.print(d["sparsity"]["Text"])
     if d["candidates"]:
         cold = [">cold"] if any(c["cold_ms"] is not None for c in d["candidates"]) else []
         columns = [">ms", ">spread", *cold, "tactic", "kernel", "formats", "why not"]

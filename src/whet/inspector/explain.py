@@ -11,6 +11,7 @@ from whet.engine.report import SelectionRecord
 from whet.engine.schema import encode
 from whet.engine.time_check import find_contradiction
 from whet.inspector.facts import LayerFacts, find_layer, layer_facts
+from whet.inspector.sparse_layers import layer_sparsity
 from whet.inspector.words import layer_type
 
 
@@ -100,6 +101,7 @@ def _layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
     timed = sorted((c for c in f.candidates if c.ms is not None), key=lambda c: c.ms or 0.0)
     runner = f.runner_up
     described = composite_of(f.layer)
+    sparsity = layer_sparsity(f)
     return {
         **_summary(f, sum(plan.report.layer_ms.values())),
         "op": f.layer.op,
@@ -116,6 +118,7 @@ def _layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
         "chosen": _candidate(f, f.chosen) if f.chosen else None,
         "runner_up": _candidate(f, runner) if runner else None,
         "why": _why(f),
+        "sparsity": None if sparsity is None else {**sparsity.to_json(), "Text": sparsity.sentence()},
         "candidates": [_candidate(f, c) for c in timed],
         "refused": [asdict(c) for c in f.refused],
         "passes_fired": [{"pass": p, "layer": x, "what": what} for p, x, what in passes.fired if x in names],

@@ -10,6 +10,7 @@ import numpy as np
 from whet.engine import Candidate
 from whet.errors import BuildError
 from whet.inspector.facts import LayerFacts
+from whet.inspector.sparse_layers import layer_sparsity
 from whet.inspector.words import format_words, head_op, layer_type, type_word
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics import epilogue, is_quantized, outer_input, root_layer, unquantized
@@ -57,8 +58,9 @@ def _tensor(t: Tensor, o: tuple[str, str] | None) -> dict[str, Any]:
 
 
 def _additional_keys(f: LayerFacts) -> dict[str, Any]:
-    """Keys that TensorRT's inspector lacks: time, memory traffic, operations, bound, runner-up and refusals."""
+    """Keys that TensorRT's inspector lacks: time, memory traffic, operations, bound, 2:4 sparsity, runner-up and refusals."""
     runner = f.runner_up
+    sparsity = layer_sparsity(f)
     return {
         "Tactic": f.choice.tactic,
         "TacticConfig": {k: v for k, v in f.choice.config},
@@ -67,6 +69,7 @@ def _additional_keys(f: LayerFacts) -> dict[str, Any]:
         "WeightBytes": f.weight_bytes,
         "FLOPs": f.flops,
         "Bound": f.bound,
+        "Sparsity": None if sparsity is None else sparsity.to_json(),
         "RunnerUp": None if runner is None else _candidate(f, runner),
         "ChosenAloneMs": f.chosen.ms if f.chosen else None,
         "ChosenColdWeightsMs": f.cold(f.chosen),

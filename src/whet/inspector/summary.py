@@ -95,7 +95,7 @@ def _layer_lines(d: dict[str, Any]) -> list[str]:
     timed = d["candidates"]
     rows = [[f"{c['ms']:.4f}", shorten(c["tactic"], _TACTIC), shorten(c["implementation"], 20), shorten(c["reason"] or "", 40)] for c in timed]
     lines = [short_name(d["name"], 60), f"computes {', '.join(d['sources']) or 'no node of the model: added by the builder'}"]
-    lines += [f"runs on {d['tactic']} ({d['kernel']})", d["why"]]
+    lines += [f"runs on {d['tactic']} ({d['kernel']})", d["why"], *([d["sparsity"]["Text"]] if d["sparsity"] else [])]
     if rows:
         lines += ["", *format_table((">ms", "tactic", "kernel", "why not"), rows)]
     refused, others = relevant_refusals(d)

@@ -9,12 +9,15 @@ from whet.pruning.importance import Samples, choose, importance
 from whet.pruning.prune import PruneConfig, Pruned, prune
 from whet.pruning.recipe import Recipe, apply_recipe, load_recipe, recipe_of, save_recipe, save_weights
 from whet.pruning.recovery import RecoveryConfig, recover, reestimate_batch_norms
+from whet.pruning.sparsity_advice import EngineTimes, LayerAdvice, SparsityAdvice, advise_sparsity
+from whet.pruning.sparsity_plot import SpeedupPoint, points_of, speedup_svg, write_speedup_plot
 from whet.pruning.target import Target
 from whet.pruning.unstructured import matrices, zero_smallest, zeros
 
 __all__ = [
-    "Branch", "Comparison", "Facts", "Group", "PruneConfig", "Pruned", "Recipe", "RecoveryConfig", "Samples", "Target", "apply_recipe",
-    "branches", "choose", "compare", "count_flops", "count_params", "cut", "find_group", "groups", "importance", "load_recipe", "matrices",
-    "prune", "recipe_of", "recover", "reestimate_batch_norms", "remove_branches", "save_recipe", "save_weights", "silenced", "zero_smallest",
+    "Branch", "Comparison", "EngineTimes", "Facts", "Group", "LayerAdvice", "PruneConfig", "Pruned", "Recipe", "RecoveryConfig", "Samples",
+    "SparsityAdvice", "SpeedupPoint", "Target", "advise_sparsity", "apply_recipe", "branches", "choose", "compare", "count_flops", "count_params",
+    "cut", "find_group", "groups", "importance", "load_recipe", "matrices", "points_of", "prune", "recipe_of", "recover",
+    "reestimate_batch_norms", "remove_branches", "save_recipe", "save_weights", "silenced", "speedup_svg", "write_speedup_plot", "zero_smallest",
     "zeroed", "zeros",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +12,21 @@ from whet.sparsity.two_four import eligible_layers, is_two_four, reduction_axis
 WORTH_A_WORD = 0.2  # reporting threshold: trained weights have no zeros, quantized ones a few per cent
 
 
+def is_sparse(tactic: str, config: Iterable[tuple[str, int | str]]) -> bool:
+    """True for a tactic that computes with 2:4 weights, by its name, and for a config that does, by its field `sparse`."""
+    return "sparse" in tactic or bool(dict(config).get("sparse"))
+
+
 def picked_layers(plan: Any) -> list[str]:
     """Names of an engine plan's layers with a sparse (2:4) tactic."""
-    return [n for n, c in plan.choices.items() if "sparse" in c.tactic or any(k == "sparse" and v for k, v in c.config)]
+    return [n for n, c in plan.choices.items() if is_sparse(c.tactic, c.config)]
 
 
 def why_dense(plan: Any) -> str:
     """The reason why eligible layers run dense, with the number of timed sparse tactics."""
     eligible, _ = eligible_layers(plan.network)
     seen = [c for name in eligible for c in plan.report.candidates.get(name, [])]
-    sparse = [c for c in seen if "sparse" in c.tactic or dict(c.config).get("sparse")]
+    sparse = [c for c in seen if is_sparse(c.tactic, c.config)]
     timed = [c for c in sparse if c.ms is not None]
     if not sparse:
         return f"no tactic of backend '{plan.backend}' computes with 2:4 weights, so zeros are multiplied like other values"

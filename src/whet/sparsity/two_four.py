@@ -10,6 +10,9 @@ import numpy as np
 
 from whet.network import Layer, Network, Origin, Tensor, Weight
 
+_FEW_ROWS = 4
+_MANY_ZEROS = 0.4  # share of zeros from which weights were meant to be 2:4, so that the group that is not is named
+
 
 def two_four(w: np.ndarray, axis: int) -> np.ndarray:
     """`w` with the two smallest magnitudes of each aligned group of four along `axis` set to zero (ties: the later one).
@@ -20,9 +23,14 @@ def two_four(w: np.ndarray, axis: int) -> np.ndarray:
         raise ValueError(f"axis {axis} has {w.shape[axis]} elements, not a multiple of 4")
     moved = np.moveaxis(w, axis, -1)
     fours = moved.reshape(*moved.shape[:-1], -1, 4)
-    order = np.argsort(-np.abs(fours.astype(np.float32)), axis=-1, kind="stable")
-    keep = np.zeros(fours.shape, bool)
-    np.put_along_axis(keep, order[..., :2], True, axis=-1)
+    size = np.nan_to_num(np.abs(fours.astype(np.float32)), nan=-1.0, posinf=np.inf)
+    larger = np.zeros(fours.shape, np.int8)  # of the other three: those that are kept rather than this one
+    for i in range(4):
+        for j in range(i):
+            first = size[..., j] >= size[..., i]
+            larger[..., i] += first
+            larger[..., j] += ~first
+    keep = larger < 2
     out = np.where(keep, fours, np.zeros((), w.dtype)).reshape(moved.shape)
     return np.ascontiguousarray(np.moveaxis(out, -1, axis))
 
@@ -32,7 +40,36 @@ def is_two_four(w: np.ndarray, axis: int) -> bool:
     if w.shape[axis] % 4 or w.size == 0:
         return False
     moved = np.moveaxis(w, axis, -1)
-    return bool(((moved.reshape(*moved.shape[:-1], -1, 4) != 0).sum(-1) <= 2).all())
+    if not _at_most_two(moved[:_FEW_ROWS]):  # most weights are dense: a few rows tell
+        return False
+    return _at_most_two(moved)
+
+
+def _at_most_two(w: np.ndarray) -> bool:
+    return bool(((w.reshape(*w.shape[:-1], -1, 4) != 0).sum(-1) <= 2).all())
+
+
+def first_violation(w: np.ndarray, axis: int) -> str:
+    """The first aligned group of four along `axis` with more than two nonzeros, or that holds a NaN, in words; "" if there is none.
+
+    The other axes are searched in their order; of a convolution's weights [K, C, *kernel] and a matrix product's [K, N] the output channel is
+    named as such.
+    """
+    if w.shape[axis] % 4:
+        return f"{w.shape[axis]} input channels have no whole groups of four"
+    moved = np.moveaxis(w, axis, -1)
+    fours = moved.reshape(*moved.shape[:-1], -1, 4)
+    nan = (fours != fours).any(-1)
+    bad = ((fours != 0).sum(-1) > 2) | nan
+    if not bad.any():
+        return ""
+    *others, group = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
+    outputs = 0 if axis == 1 else len(others) - 1
+    rest = [i for k, i in enumerate(others) if k != outputs]
+    at = f"output channel {others[outputs]}, inputs {4 * group}-{4 * group + 3}" + (f" at {tuple(rest)}" if rest else "")
+    if nan[(*others, group)]:
+        return f"{at} hold a NaN"
+    return f"{at} have {int(np.count_nonzero(fours[(*others, group)]))} nonzeros"
 
 
 def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
@@ -58,20 +95,31 @@ def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
     return w, w.type.rank - 2
 
 
+def why_not_eligible(layer: Layer) -> str | None:
+    """Why the weights of a layer are not 2:4; None if they are, or if `reduction_axis` finds no weights."""
+    found = reduction_axis(layer)
+    if found is None:
+        return None
+    w, axis = found
+    if w.shape[axis] % 4:
+        return f"its reduction axis has {w.shape[axis]} elements, no multiple of 4"
+    array = w.array()
+    if is_two_four(array, axis):
+        return None
+    pruned = np.count_nonzero(array == 0) > _MANY_ZEROS * array.size
+    return "its weights are not 2:4" + (f": {first_violation(array, axis)}" if pruned else "")
+
+
 def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
     """Names of layers with 2:4 weights, and the reason for each other weighted layer."""
     yes, no = [], {}
     for layer in net.layers:
-        found = reduction_axis(layer)
-        if found is None:
+        if reduction_axis(layer) is None:
             continue
-        w, axis = found
-        if w.shape[axis] % 4:
-            no[layer.name] = f"its reduction axis has {w.shape[axis]} elements, no multiple of 4"
-        elif is_two_four(w.array(), axis):
+        if (reason := why_not_eligible(layer)) is None:
             yes.append(layer.name)
         else:
-            no[layer.name] = "its weights are not 2:4"
+            no[layer.name] = reason
     return yes, no
 
 

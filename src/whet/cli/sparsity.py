@@ -1,0 +1,150 @@
+"""`whet sparsity`: times dense against 2:4 sparse tactics of each layer, before anyone fine-tunes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whet.cli._console import Bar, console, print_table
+from whet.cli._output_files import check_writable
+from whet.cli._prune_flags import build_config, build_flags
+
+_SIXTEEN = ("fp16", "bf16")
+
+
+@click.command()
+@click.argument("model", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="JSON output, times in milliseconds.")
+@click.option("--batch", help="Batches to time, as 1,8,128: the first axis of every input that has a free one.")
+@click.option("--noEngines", "no_engines", is_flag=True, help="Predict from single layers only; build no engines.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write a plot of the speed-up over the channels: FILE.html or FILE.svg.")
+@build_flags
+def command(model: str, as_json: bool, batch: str | None, no_engines: bool, plot: str | None, **build: Any) -> None:
+    """Say which layers of MODEL would be faster with 2:4 sparse weights, before any fine-tuning.
+
+    2:4 means that two of every four weights along the input channels are zero. Each layer is timed on this machine with its dense and its
+    sparse tactics, as if its weights were pruned. `removed` is the share of the weights' magnitude that pruning would take: the larger it
+    is, the more fine-tuning has to repair (normally distributed weights: 26 %). The gain depends on the batch and the precision: each batch
+    of --batch is timed with each of --fp16, --bf16 and --int8 (then layers without INT8 kernels may use the 16-bit types that are given).
+    Where a layer gains, the engine is also built with and without forced 2:4 weights, and its measured times stand next to the prediction.
+    """
+    from whet.pruning import advise_sparsity, points_of, write_speedup_plot
+    from whet.pruning.sparsity_plot import check_plot_path
+
+    if plot:
+        check_plot_path(plot)
+        check_writable(model, plot=plot)
+    advices = []
+    for net, flags in _settings(model, batch, build):
+        config = build_config(**flags)
+        with Bar("timing") as bar:
+            advices.append(advise_sparsity(net, config, bar.update, engines=not no_engines))
+    if plot:
+        write_speedup_plot(plot, points_of(advices), f"{Path(model).name}: speed-up of 2:4 sparse kernels on {advices[0].backend}")
+    if as_json:
+        click.echo(json.dumps({"model": model, "settings": [a.to_json() for a in advices]}, indent=1))
+        return
+    out = console()
+    out.width = min(out.width, 100)
+    if len(advices) == 1:
+        _print_layers(out, advices[0])
+    else:
+        _print_speedups(out, advices)
+        _print_settings(out, advices)
+    labels: dict[str, list[str]] = {}
+    for a in advices:
+        labels.setdefault(a.verdict, []).append(a.label)
+    for verdict, settings in labels.items():
+        out.print(f"{'; '.join(settings)}: {verdict}" if 1 < len(advices) and len(settings) < len(advices) else verdict)
+    if plot:
+        click.echo(f"Wrote {plot}")
+
+
+def _settings(model: str, batch: str | None, build: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """A network and build flags for each precision and batch. Raises UsageError for batches that the model does not have."""
+    from whet.cli._model import network_for
+
+    given = [p for p in (*_SIXTEEN, "int8") if build[p]]
+    precisions = [{p: p == x or (x == "int8" and build[p]) for p in (*_SIXTEEN, "int8")} for x in given] or [{}]
+    shapes = [build["shapes"]] if batch is None else [_shapes(model, n, build["shapes"]) for n in _batches(batch)]
+    nets = [(network_for(model, text)[0], text) for text in shapes]
+    return [(net, {**build, **precision, "shapes": text}) for precision in precisions for net, text in nets]
+
+
+def _batches(text: str) -> list[int]:
+    """Parses 1,8,128. Raises UsageError."""
+    from whet.errors import UsageError
+
+    words = text.split(",")
+    if not all(w.isdecimal() and int(w) > 0 for w in words):
+        raise UsageError(f"--batch={text}: write positive numbers with commas, as --batch=1,8,128")
+    return list(dict.fromkeys(map(int, words)))
+
+
+def _shapes(model: str, batch: int, given: str | None) -> str:
+    """Shapes in the syntax of --shapes with this batch as the first axis of inputs whose first axis is free; the other axes from `given`, or 1."""
+    from whet.cli import _exec_values as values
+    from whet.cli._model import network_for
+    from whet.errors import UsageError
+    from whet.network import evaluate, symbols
+
+    shapes = values.shapes(given, "shapes") if given else {}
+    inputs = network_for(model, None)[0].inputs
+    free = [t for t in inputs if t.type.rank and not isinstance(t.shape[0], int)]
+    if not free:
+        raise UsageError(f"--batch={batch}: the inputs of {model} have fixed shapes. Export it with a dynamic batch, or leave out --batch.")
+    for t in inputs:
+        if not t.type.static:
+            named = shapes.get(t.name) or tuple(d if isinstance(d, int) else evaluate(d, dict.fromkeys(symbols(d), 1)) for d in t.shape)
+            shapes[t.name] = (batch, *named[1:]) if t in free else named
+    return ",".join(f"{n}:{values.shape_text(s)}" for n, s in shapes.items())
+
+
+def _print_layers(out: Any, advice: Any) -> None:
+    """Prints the layers of one setting: times, saving, removed magnitude, and the reason or the tactic."""
+    rows = [[_ms(x.dense_ms), _ms(x.sparse_ms), _ms(x.saved_ms), _percent(x.removed_magnitude), x.layer, x.reason or x.sparse_tactic]
+            for x in advice.layers]  # fmt: skip
+    print_table(out, [">dense ms", ">sparse ms", ">saved", ">removed", "layer", "result"], rows, below=("layer", "result"))
+
+
+def _print_speedups(out: Any, advices: Sequence[Any]) -> None:
+    """Prints dense over sparse time of each layer in each setting; a minus marks a layer that gains nothing."""
+    nodes = list(dict.fromkeys(x.node for a in advices for x in a.layers))
+    by_node = [{x.node: x for x in a.layers} for a in advices]
+    rows = []
+    for node in nodes:
+        found = [layers.get(node) for layers in by_node]
+        first = next(x for x in found if x is not None)
+        reasons = dict.fromkeys(x.reason.partition(" (")[0] for x in found if x is not None and x.reason)
+        rows.append([*map(_gain, found), _percent(first.removed_magnitude), first.kind, f"{first.in_channels}-{first.out_channels}", node,
+                     "; ".join(reasons)])  # fmt: skip
+    columns = [*(f">{a.label}" for a in advices), ">removed", "kernel", "channels", "layer", "result"]
+    print_table(out, columns, rows, "Dense over sparse time", below=("layer", "result"))
+    out.print("- after a factor: slower, or equal within the noise")
+
+
+def _print_settings(out: Any, advices: Sequence[Any]) -> None:
+    """Prints the prediction and the measured engines of each setting."""
+    rows = [[a.label, _ms(a.total_ms + a.other_ms), _ms(a.saved_ms), f"{a.predicted_share:.1%}",
+             *(("-",) * 3 if a.engine is None else (_ms(a.engine.dense_ms), _ms(a.engine.sparse_ms), f"{a.measured_share:+.1%}"))]
+            for a in advices]  # fmt: skip
+    columns = ["setting", ">dense ms", ">saved", ">predicted", ">engine ms", ">2:4 engine", ">measured"]
+    print_table(out, columns, rows, "Sum of the layers, and whole engines")
+
+
+def _gain(x: Any) -> str:
+    if x is None or x.speedup is None:
+        return "-"
+    return f"{x.speedup:.2f}x" + ("-" if x.reason else "")
+
+
+def _percent(v: float | None) -> str:
+    return "-" if v is None else f"{v:.0%}"
+
+
+def _ms(v: float | None) -> str:
+    return "-" if v is None else f"{v:.4f}"

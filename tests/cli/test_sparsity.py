@@ -1,0 +1,172 @@
+"""`whet sparsity`: dense and sparse times per layer, reasons, the share of removed magnitude, whole engines, the verdict and the plot."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from whet import BuildConfig
+from whet.cli.sparsity import command
+from whet.errors import UsageError
+from whet.frontends import network_from_onnx
+from whet.frontends.onnx_writer import save_onnx
+from whet.network import parse_network
+from whet.pruning import EngineTimes, LayerAdvice, SparsityAdvice, advise_sparsity, points_of, speedup_svg
+from whet.sparsity import is_two_four, reduction_axis
+from whet.tactics import TACTICS, load_tactics, tactic
+from whet.tactics.null._cost import NullKernel, product_macs
+
+
+def run(*args):
+    done = CliRunner().invoke(command, [str(a) for a in args], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_a_backend_without_sparse_tactics_says_so(model, tmp_path):
+    flags = (model / "m.onnx", "--backend=null", "--timingCacheFile", tmp_path / "c.sqlite")
+    (data,) = json.loads(run(*flags, "--json").stdout)["settings"]
+    assert not data["has_sparse_tactics"]
+    assert data["saved_ms"] == 0 < data["total_ms"]
+    assert len(data["layers"]) == 4
+    shares = [x["removed_magnitude"] for x in data["layers"]]
+    assert shares[0] is None  # three input channels
+    assert "alignment: 3 input channels" in data["layers"][0]["reason"]
+    assert shares[1:3] == pytest.approx([0.256, 0.256], abs=0.01)  # the two smallest of four normally distributed values
+    text = run(*flags).stdout
+    assert "backend 'null' has no tactic that computes with 2:4 weights" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.fixture
+def sparse_null():
+    """A tactic of the null backend for products of 2:4 weights whose cost counts half the multiply-adds; it needs 64 input channels or more."""
+    load_tactics("null")
+    dense = type(TACTICS["null/product"])
+
+    @tactic
+    class SparseProduct(dense):
+        __module__ = "whet.tactics.null.sparse_product"
+        ops = ("Gemm", "MatMul")
+
+        def why_not(self, layer):
+            found = reduction_axis(layer)
+            if found is None or not is_two_four(found[0].array(), found[1]):
+                return "weights are not 2:4"
+            return super().why_not(layer)
+
+        def refuses(self, layer, signature, backend):
+            return "needs 64 channels" if reduction_axis(layer)[0].shape[0] < 64 else super().refuses(layer, signature, backend)
+
+        def plan(self, layer, signature, config, backend):
+            return NullKernel(layer, signature, "null_sparse_product", product_macs(layer) // 2)
+
+    yield
+    del TACTICS["null/sparse_product"]
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory):
+    """Two matrix products of 256 and of 32 input channels, the first one with a large share of the work; a free batch and a free length."""
+    net = parse_network(
+        "network n source\nin %x: f32[N,L,256]\nconst %w: f32[256,32] = seed(3)\nconst %v: f32[32,8] = seed(4)\n%y = MatMul(%x, %w)\n"
+        "%z = Relu(%y)\n%u = MatMul(%z, %v)\nout %u\n"
+    )
+    path = tmp_path_factory.mktemp("products") / "m.onnx"
+    save_onnx(net, path)
+    return path
+
+
+def test_a_gain_is_predicted_at_each_batch_and_precision(products, sparse_null, tmp_path):
+    flags = (products, "--backend=null", "--batch=1,64", "--fp16", "--bf16", "--shapes=x:9x100x256", "--noEngines", "--timingCacheFile",
+             tmp_path / "c.sqlite")  # fmt: skip
+    plot = tmp_path / "p.html"
+    settings = json.loads(run(*flags, "--json", "--plot", plot).stdout)["settings"]
+    assert [(s["precision"], s["batch"]) for s in settings] == [("fp16", 1), ("fp16", 64), ("bf16", 1), ("bf16", 64)]
+    for s in settings:
+        wide, narrow = s["layers"]
+        assert (wide["kind"], wide["in_channels"], wide["out_channels"]) == ("linear", 256, 32)
+        assert wide["speedup"] == pytest.approx(wide["dense_ms"] / wide["sparse_ms"])
+        assert wide["speedup"] > 1.1
+        assert narrow["sparse_ms"] is None
+        assert narrow["reason"] == "needs 64 channels"
+        assert s["saved_ms"] == pytest.approx(wide["dense_ms"] - wide["sparse_ms"])
+        assert s["predicted_share"] == pytest.approx(s["saved_ms"] / (s["total_ms"] + s["other_ms"]))
+    assert settings[1]["total_ms"] > 20 * settings[0]["total_ms"]
+    page = plot.read_text()
+    assert page.count("<circle") == 1 + 4  # the legend, and the wide layer at each setting
+    for label in ("fp16, batch 1", "bf16, batch 64", "linear", "256"):
+        assert label in page
+    text = run(*flags).stdout
+    assert len(re.findall(r"[\d.]+x ", text)) == 4
+    assert re.search(r"fp16, batch 64 +[\d.]+ +[\d.]+ +\d+\.\d% +- +- +-\n", text)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_engine_with_forced_weights_is_measured_next_to_the_prediction(products, sparse_null):
+    net = network_from_onnx(products)
+    shape = {"x": (4, 8, 256)}
+    advice = advise_sparsity(net, BuildConfig(backend="null", timing_cache="", profiles=((shape,) * 3,)), engines=True)
+    assert advice.batch == 4
+    assert advice.engine.sparse_layers == 1
+    assert advice.measured_share == 1 - advice.engine.sparse_ms / advice.engine.dense_ms  # the null backend's launches take no time
+    assert "with forced 2:4 weights" in advice.verdict
+    assert "measured; 1 layers run sparse" in advice.verdict
+    assert advice.to_json()["engine"]["measured_share"] == advice.measured_share
+
+
+def test_a_small_measured_gain_is_not_recommended():
+    layer = LayerAdvice("a", "a", "3x3", 64, 64, 1.0, 0.5, "dense", "sparse", 0.26, "")
+    advice = SparsityAdvice("cuda", "fp16", 8, "", 1.0, (layer,), EngineTimes(2.0, 1.99, 1))
+    assert advice.predicted_share == 0.25
+    assert advice.verdict.startswith("Do not fine-tune for 2:4: the gain is below 2%. 2:4 saves 0.5000 of 2.0000 ms (25.0%")
+    assert SparsityAdvice("cuda", "fp16", 8, "", 1.0, (layer,), EngineTimes(2.0, 1.5, 1)).verdict.startswith("2:4 saves")
+
+
+def test_the_plot_has_a_panel_per_setting_and_says_if_nothing_was_timed():
+    layer = LayerAdvice("a<b", "a<b", "3x3", 64, 64, 1.0, 0.5, "dense", "sparse", 0.26, "")
+    other = LayerAdvice("c", "c", "linear", 2048, 8, 1.0, 2.0, "dense", "sparse", 0.26, "slower")
+    advices = [SparsityAdvice("cuda", "fp16", b, "", 0.0, (layer, other)) for b in (1, 8, 32, 128)]
+    svg = speedup_svg(points_of(advices), "t")
+    assert [p.speedup for p in points_of(advices[:1])] == [2.0, 0.5]
+    assert svg.count("input channels</text>") == 4
+    assert "a&lt;b: 2.00x at 64 input channels" in svg
+    assert "No layer has both" in speedup_svg([], "t")
+
+
+@pytest.mark.parametrize(("flag", "message"), [("--batch=1,x", "positive numbers"), ("--plot=p.png", "written as .svg or .html")])
+def test_bad_flags(products, flag, message):
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(command, [str(products), flag, "--backend=null"], catch_exceptions=False)
+
+
+def test_a_depthwise_layer_has_no_groups_of_four():
+    net = parse_network("network n source\nin %x: f32[1,8,4,4]\nconst %w: f32[8,1,1,1] = seed(3)\n%y = Conv(%x, %w, group=8)\nout %y\n")
+    (layer,) = advise_sparsity(net, BuildConfig(backend="null", timing_cache="")).layers
+    assert layer.reason == "alignment: 1 input channels per group are no multiple of 4"
+    assert layer.removed_magnitude is None
+
+
+def test_a_batch_for_fixed_shapes_is_refused(model):
+    with pytest.raises(UsageError, match="fixed shapes"):
+        CliRunner().invoke(command, [str(model / "m.onnx"), "--batch=2", "--backend=null"], catch_exceptions=False)
+
+
+def test_the_cuda_backend_has_sparse_tactics_in_sixteen_bits_only(standin_gpu):
+    net = parse_network("network n source\nin %x: f32[128,64]\nconst %w: f32[64,64] = seed(3)\n%y = MatMul(%x, %w)\nout %y\n")
+    half = advise_sparsity(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
+    assert half.layers[0].sparse_tactic == "cuda/sparse_gemm"
+    assert half.saved_ms > 0
+    single = advise_sparsity(net, BuildConfig(backend="cuda", timing_cache=""))
+    assert not single.has_sparse_tactics
+    assert "sparse" in single.verdict
+
+
+@pytest.mark.gpu
+def test_a_gpu_times_sparse_and_dense_tactics():
+    net = parse_network("network n source\nin %x: f16[2048,1024]\nconst %w: f16[1024,1024] = seed(3)\n%y = MatMul(%x, %w)\nout %y\n")
+    (layer,) = advise_sparsity(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")).layers
+    assert layer.dense_ms > 0
+    assert layer.sparse_ms > 0
+    assert layer.sparse_tactic == "cuda/sparse_gemm"
