@@ -29,7 +29,7 @@ def why_dense(plan: Any) -> str:
     sparse = [c for c in seen if is_sparse(c.tactic, c.config)]
     timed = [c for c in sparse if c.ms is not None]
     if not sparse:
-        return f"no tactic of backend '{plan.backend}' computes with 2:4 weights, so zeros are multiplied like other values"
+        return f"no tactic of backend '{plan.backend}' computes these layers with 2:4 weights, so zeros are multiplied like other values"
     if not timed:
         return f"the sparse tactics refused: {sparse[0].reason}"
     return f"{len(timed)} sparse tactics were timed and lost to dense ones (whet explain shows both times)"
