@@ -35,6 +35,13 @@ def two_four(w: np.ndarray, axis: int) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(out, -1, axis))
 
 
+def _first_two(w: np.ndarray, axis: int) -> np.ndarray:
+    """`w` with the last two of each aligned group of four along `axis` set to zero."""
+    made = w.copy()
+    made[(slice(None),) * axis + (np.arange(w.shape[axis]) % 4 > 1,)] = 0
+    return made
+
+
 def is_two_four(w: np.ndarray, axis: int) -> bool:
     """True if every aligned group of four along `axis` has at most two nonzero elements; False if the axis is not a multiple of 4."""
     if w.shape[axis] % 4 or w.size == 0:
@@ -123,10 +130,10 @@ def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
     return yes, no
 
 
-def force_two_four(net: Network) -> tuple[Network, list[str], dict[str, str]]:
+def force_two_four(net: Network, *, positional: bool = False) -> tuple[Network, list[str], dict[str, str]]:
     """A copy of `net` with 2:4 weights if the shape allows it; the names of changed layers, and the reasons for the others.
 
-    trtexec's `--sparsity=force` keeps the first two of every four; this keeps the two of largest magnitude. Either way
+    `positional` keeps the first two of every four, as trtexec's `--sparsity=force` does; else the two of largest magnitude stay. Either way
     fine-tuning is needed to restore accuracy.
     """
     made = net.clone()
@@ -143,7 +150,7 @@ def force_two_four(net: Network) -> tuple[Network, list[str], dict[str, str]]:
         if found not in renewed and is_two_four(w.array(), axis):
             continue
         if found not in renewed:
-            array = two_four(w.array(), axis)
+            array = _first_two(w.array(), axis) if positional else two_four(w.array(), axis)
             name = made.fresh(f"{w.name}.two_four")
             renewed[found] = Tensor(name, w.type, weight=Weight(array, Origin("source", name)))
             made.constants[name] = renewed[found]
