@@ -153,12 +153,12 @@ def fastest(calls: list[Calls]) -> Calls:
     return min(calls, key=lambda c: times[id(c)])
 
 
-def measure(case: Case, backend: CpuBackend, rounds: int) -> dict[str, Any]:
-    """A row of the table, times in microseconds."""
+def measure(case: Case, backend: CpuBackend, rounds: int) -> list[dict[str, Any]]:
+    """The rows of a case, hot and cold, with times in microseconds."""
     layer = case.layer()
     nbytes = int(np.prod(static_shape(layer.needs(1).shape))) * 4
-    row: dict[str, Any] = {"case": case.name, "weight_bytes": nbytes}
-    for kind, copies in (("hot", 1), ("cold", max(2, min(24, COLD_BYTES // nbytes)))):
+    rows: list[dict[str, Any]] = []
+    for caches, copies in (("hot", 1), ("cold", max(2, min(24, COLD_BYTES // nbytes)))):
         both = {
             "dense": fastest(candidates(layer, backend, lambda t: t.name != SPARSE, copies)),
             "sparse": fastest(candidates(layer, backend, lambda t: t.name == SPARSE, copies)),
@@ -168,13 +168,11 @@ def measure(case: Case, backend: CpuBackend, rounds: int) -> dict[str, Any]:
             for i in range(rounds):
                 for name in list(both)[:: 1 if i % 2 else -1]:
                     times[name].append(both[name].block())
-        row[kind] = {n: round(median(t) * 1e6, 2) for n, t in times.items()} | {
-            "dense_tactic": both["dense"].name,
-            "sparse_tactic": both["sparse"].name,
-            "gain": round(median(d / s for d, s in zip(times["dense"], times["sparse"], strict=True)), 3),
-        }
-        row[kind]["others"] = round(load.others or 0.0, 2)
-    return row
+        gain = median(d / s for d, s in zip(times["dense"], times["sparse"], strict=True))
+        us = {f"{n}_us": round(median(t) * 1e6, 1) for n, t in times.items()}
+        tactics = {f"{n}_tactic": c.name for n, c in both.items()}
+        rows.append({"case": case.name, "caches": caches, **us, "speedup": round(gain, 2), **tactics, "others": round(load.others or 0.0, 2)})
+    return rows
 
 
 def main() -> None:
@@ -184,17 +182,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
-    backend, rows = CpuBackend(threads=args.threads), []
+    backend = CpuBackend(threads=args.threads)
+    rows: list[dict[str, Any]] = []
     backend.activate()
     print(f"{'case':28} {'':4} {'dense us':>9} {'2:4 us':>9} {'gain':>6}  fastest dense; fastest 2:4")
     for case in all_cases():
         if args.cases and not any(text in case.name for text in args.cases.split(",")):
             continue
-        rows.append(measure(case, backend, args.rounds))
-        for kind in ("hot", "cold"):
-            r = rows[-1][kind]
-            times = f"{r['dense']:9.1f} {r['sparse']:9.1f} {r['gain']:6.2f}"
-            print(f"{case.name:28} {kind:4} {times}  {r['dense_tactic']}; {r['sparse_tactic']}", flush=True)
+        for r in measure(case, backend, args.rounds):
+            rows.append(r)
+            times = f"{r['dense_us']:9.1f} {r['sparse_us']:9.1f} {r['speedup']:6.2f}"
+            print(f"{r['case']:28} {r['caches']:4} {times}  {r['dense_tactic']}; {r['sparse_tactic']}", flush=True)
     data = provenance(["numpy", "llvmlite"]) | {"cpu": cpuinfo().get("model name"), "threads": args.threads, "floor": round(FLOOR, 3), "rows": rows}
     args.out.write_text(json.dumps(data, indent=1) + "\n")
 

@@ -23,9 +23,9 @@ def picked_layers(plan: Any) -> list[str]:
 
 
 def why_dense(plan: Any) -> str:
-    """The reason why eligible layers run dense, with the number of timed sparse tactics."""
-    eligible, _ = eligible_layers(plan.network)
-    seen = [c for name in eligible for c in plan.report.candidates.get(name, [])]
+    """The reason why eligible layers run dense, with the number of sparse tactics that were timed for them."""
+    eligible, picked = eligible_layers(plan.network)[0], picked_layers(plan)
+    seen = [c for name in eligible if name not in picked for c in plan.report.candidates.get(name, [])]
     sparse = [c for c in seen if is_sparse(c.tactic, c.config)]
     timed = [c for c in sparse if c.ms is not None]
     if not sparse:
