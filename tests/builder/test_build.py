@@ -157,9 +157,9 @@ def test_memory_limits():
 
 
 def test_tactic_sources():
-    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-VIEW")))
+    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-ELEMENTWISE", "-VIEW")))
     assert {c.tactic for c in plan.choices.values()} == {"cpu/numpy_reference"}
-    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-VIEW", "+cpu/onednn_conv")))
+    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-ELEMENTWISE", "-VIEW", "+cpu/onednn_conv")))
     assert {"cpu/onednn_conv", "cpu/numpy_reference"} <= {c.tactic for c in plan.choices.values()}
     with pytest.raises(UsageError, match="CUDNN"):
         build(residual(), dataclasses.replace(QUICK, tactic_sources=("-CUDNN",)))
@@ -167,7 +167,7 @@ def test_tactic_sources():
 
 def test_a_layer_without_a_tactic_is_refused_with_the_reasons_of_its_ops_tactics():
     with pytest.raises(NoTacticError, match=r"(?s)computes Conv '.*depthwise_conv: takes convolutions with SiLU.*\d tactics are for other ops") as e:
-        build(residual(), dataclasses.replace(QUICK, tactic_sources=("-NUMPY", "-ONEDNN", "-DIRECT", "+cpu/onednn_eltwise")))
+        build(residual(), dataclasses.replace(QUICK, tactic_sources=("-NUMPY", "-ONEDNN", "-DIRECT", "-ELEMENTWISE", "+cpu/onednn_eltwise")))
     assert ", not Conv" not in str(e.value)
 
 

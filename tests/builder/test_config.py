@@ -13,7 +13,7 @@ from whet.errors import UsageError
         ({"precisions": ("fp61",)}, "'fp61' is none of fp32, .* Did you mean 'fp16'"),
         ({"passes": "-fuse_silu"}, "a tuple of names"),
         ({"precision_constraints": "obay"}, "Did you mean 'obey'"),
-        ({"sparsity": "on"}, "none of disable, enable, force"),
+        ({"sparsity": "on"}, "none of disable, enable, force, force:positional"),
         ({"profiling_verbosity": "verbose"}, "none of layer_names_only"),
         ({"optimization_level": -1}, "the least is 0"),
         ({"avg_timing": 0}, "the least is 1"),

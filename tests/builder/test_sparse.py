@@ -95,3 +95,14 @@ def test_a_lock_keeps_sparsity(net, tmp_path):
     assert build(net, locked).model_digest == plan.model_digest
     with pytest.raises(LockError, match="sparsity"):
         build(net, dataclasses.replace(locked, sparsity="disable"))
+
+
+def test_the_positional_rule_keeps_the_first_two_of_four(net, x):
+    sparse, (said,) = apply_sparsity(net, dataclasses.replace(FORCE, sparsity="force:positional"))
+    assert "sparsity=force:positional wrote 2:4 weights into 2 layers (the first two of every four" in said
+    before, after = (n.layers[0].inputs[1].array() for n in (net, sparse))
+    kept = np.arange(8) % 4 < 2
+    np.testing.assert_array_equal(after[:, kept], before[:, kept])
+    assert not after[:, ~kept].any()
+    plan = build(net, dataclasses.replace(FORCE, sparsity="force:positional"))
+    assert len(eligible_layers(plan.network)[0]) == 2

@@ -23,7 +23,7 @@ def scale_first(call):
 
 
 def only(*names):
-    return dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-POINTWISE", "-VIEW", *names))
+    return dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-POINTWISE", "-ELEMENTWISE", "-VIEW", *names))
 
 
 def test_a_wrong_kernel_is_found_named_banned_and_replaced(plant):
@@ -89,7 +89,7 @@ def test_a_kernel_that_fails_at_run_time_is_banned(plant, level):
 def test_without_a_correct_kernel_the_build_fails_and_names_the_layer(plant):
     plant(scale_first, ops=("*",), name="planted_all")
     with pytest.raises(Exception, match=r"failed verification.*'conv") as e:
-        build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-POINTWISE", "-cpu/numpy_reference")))
+        build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-POINTWISE", "-ELEMENTWISE", "-cpu/numpy_reference")))
     assert type(e.value).__name__ == "NoTacticError"
 
 

@@ -130,19 +130,24 @@ def dense(seed: int, wide: bool = False) -> Network:
     return net
 
 
+def check_two_runs(net: Network, plan: EnginePlan) -> None:
+    """Compares both of two runs with the reference: the second one overwrites the values of the first."""
+    feed = inputs(net)
+    bound = bind(plan, CPU)
+    for _ in range(2):
+        bound.feed(feed)
+        bound.run()
+        for (name, want), got in zip(run_network(net, feed, widen=True).items(), bound.fetch().values(), strict=True):
+            assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max(), name
+
+
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("seed", range(14))
 def test_random_networks_of_views_keep_their_results(seed, level):
     net = dense(seed)
     plan = build(net, dataclasses.replace(QUICK, optimization_level=level))
     check_plan(plan)
-    feed = inputs(net)
-    bound = bind(plan, CPU)
-    for _ in range(2):  # the second run overwrites the values of the first
-        bound.feed(feed)
-        bound.run()
-        for (name, want), got in zip(run_network(net, feed, widen=True).items(), bound.fetch().values(), strict=True):
-            assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max(), name
+    check_two_runs(net, plan)
 
 
 def test_views_are_used_if_possible_and_copies_on_conflict():
@@ -202,11 +207,5 @@ def test_transposes_to_and_from_channels_last_cost_nothing():
         plan = build(net, dataclasses.replace(QUICK, optimization_level=0, verify=False))
         check_plan(plan)
         views += sum(bool(plan.choices[x.name].inplace) for x in plan.network.layers if x.op == "Transpose")
-        feed = inputs(net)
-        bound = bind(plan, CPU)
-        for _ in range(2):  # the second run overwrites the values of the first
-            bound.feed(feed)
-            bound.run()
-            for (name, want), got in zip(run_network(net, feed, widen=True).items(), bound.fetch().values(), strict=True):
-                assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max(), name
+        check_two_runs(net, plan)
     assert views >= 6

@@ -40,7 +40,7 @@ def test_a_trtexec_command_line(tmp_path):
     )
     said = whet("exec", *command.split(), cwd=tmp_path)
     assert "&&&& PASSED" in said
-    for wanted in ("--fp16 is permitted but used by 0 of", "eligible layers run dense: no tactic of backend 'cpu' computes with 2:4"):
+    for wanted in ("--fp16 is permitted but used by 0 of", "20 eligible layers run dense: ", "cpu/sparse_linear refuses: takes 1x"):
         assert wanted in said
     for line in ("=== Performance summary ===", "Throughput: ", "Latency: min = ", "Engine built in", "Seconds by phase: ", "images/s"):
         assert line in said

@@ -66,3 +66,6 @@ def test_prune_and_latency_table(folder):
     pruned = output("prune", model, "-o", folder / "small.onnx", "--ratio=0.3", "--json")
     assert pruned["channels"][1] < pruned["channels"][0]
     assert pruned["parameters"][1] < pruned["parameters"][0]
+    patterned = output("prune", model, "-o", folder / "zeros.onnx", "--pattern=2:4", "--noEngines", "--json")
+    assert patterned["pattern"] == "2:4"
+    assert patterned["removed_magnitude"]

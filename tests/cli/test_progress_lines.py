@@ -97,7 +97,7 @@ def test_a_search_names_its_phase_and_running_jobs(folder, tmp_path, monkeypatch
     def search(recipe, *, watcher, **_):
         watcher.phase("scouts", 9)
         watcher.begun(job, "half of the channels")
-        time.sleep(0.1)
+        time.sleep(0.1)  # several intervals of the lines
         raise whet.errors.BuildError("this search ends here")
 
     monkeypatch.setattr("whet.search.search", search)

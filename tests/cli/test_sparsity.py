@@ -170,3 +170,27 @@ def test_a_gpu_times_sparse_and_dense_tactics():
     assert layer.dense_ms > 0
     assert layer.sparse_ms > 0
     assert layer.sparse_tactic == "cuda/sparse_gemm"
+
+
+def test_the_reason_of_a_slow_sparse_tactic_names_the_bound(sparse_null, monkeypatch):
+    """The planted tactic at three times its cost: the network's best rates tell which bound holds for each layer."""
+    plan = type(TACTICS["null/sparse_product"]).plan
+
+    def slow(self, layer, signature, config, backend):
+        kernel = plan(self, layer, signature, config, backend)
+        kernel.cost *= 3
+        return kernel
+
+    monkeypatch.setattr(type(TACTICS["null/sparse_product"]), "plan", slow)
+    net = parse_network(
+        "network n source\nin %x: f32[4096,512]\nin %y: f32[1,4096]\nin %z: f32[1,64]\nconst %w: f32[512,512] = seed(3)\n"
+        "const %v: f32[4096,512] = seed(4)\nconst %u: f32[64,4] = seed(5)\n%a = MatMul(%x, %w)\n%b = MatMul(%y, %v)\n%c = MatMul(%z, %u)\n"
+        "out %a\nout %b\nout %c\n"
+    )
+    advice = advise_sparsity(net, BuildConfig(backend="null", timing_cache=""))
+    many_rows, one_row, tiny = (x.reason for x in advice.layers)
+    assert many_rows.startswith("slower or equal: compute bound (")
+    assert many_rows.endswith("the sparse kernels of this backend save bytes, not multiply-adds")
+    assert one_row.startswith("slower or equal: memory bound (")
+    assert tiny.startswith("slower or equal: too little work for the device (")
+    assert "Do not fine-tune for 2:4: no layer is faster" in advice.verdict

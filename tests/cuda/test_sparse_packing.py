@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from whet.sparsity import two_four
-from whet.tactics.cuda.sparse._compress import compress, decompress, find_violation, pair_rows, register_metadata
+from whet.tactics._two_four import compress, decompress, find_violation
+from whet.tactics.cuda.sparse._compress import pair_rows, register_metadata
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn, np.float32]
 _rng = np.random.default_rng(24)

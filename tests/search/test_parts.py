@@ -169,7 +169,7 @@ def test_the_space_reports_omissions_and_recognizes_equal_points(case, tmp_path)
     net = whet.network_from_onnx(case / "model.onnx")
     space = search_space(net, recipe_with(case, tmp_path, space={"precision": ["fp32"], "width": {"step": 0.01}}))
     left = dict(space.left_out)
-    assert "skips zeros" in left["2:4"]
+    assert "not searched by default" in left["2:4"]
     a, b = (space.candidate({"96 inner": share, "64 inner": 0.0}) for share in (0.5, 0.51))
     assert a != b
     assert space.kept(a) == {"w0": 48}

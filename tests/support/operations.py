@@ -15,16 +15,10 @@ def count_opcodes(run: Callable[[], Any]) -> int:
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        if event == "opcode":
-            count += 1
+        count += event == "opcode"
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    finally:
-        sys.settrace(before)
+    _run_with(trace, sys.gettrace(), sys.settrace, run)
     return count
 
 
@@ -36,10 +30,14 @@ def count_calls(run: Callable[[], Any]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    before = sys.getprofile()
-    sys.setprofile(profile)
+    _run_with(profile, sys.getprofile(), sys.setprofile, run)
+    return count
+
+
+def _run_with(hook: Any, before: Any, install: Callable[[Any], None], run: Callable[[], Any]) -> None:
+    """Runs with a hook of sys.settrace or sys.setprofile, and installs the one of before again."""
+    install(hook)
     try:
         run()
     finally:
-        sys.setprofile(before)
-    return count
+        install(before)

@@ -97,7 +97,7 @@ def _build_engine(
     except EngineError as e:
         raise BuildError(f"no engine can hold this network: {e}") from e
     log.step("done")
-    log.note_all(widening_note(passes, config))
+    log.note_all([*widening_note(passes, config), *passes.notes])
     log.note_all(text for key, text in net.metadata.items() if key.startswith("assumed."))
     profiles, notes = resolve_profiles(lowered, config)
     log.note_all(notes)

@@ -14,7 +14,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 _ONE_OF = {
     "precision_constraints": ("none", "prefer", "obey"),
-    "sparsity": ("disable", "enable", "force"),
+    "sparsity": ("disable", "enable", "force", "force:positional"),
     "samples": ("auto", "together", "apart", "turns"),
     "profiling_verbosity": ("layer_names_only", "detailed", "none"),
 }
@@ -37,7 +37,7 @@ class BuildConfig:
     precision_constraints: str = "none"  # none | prefer | obey
     layer_precisions: tuple[tuple[str, str], ...] = ()  # (layer or source node name, precision); `*` as a wildcard
     layer_output_types: tuple[tuple[str, str], ...] = ()
-    sparsity: str = "disable"  # disable | enable (kernels for weights that are 2:4 already) | force (weights are overwritten)
+    sparsity: str = "disable"  # disable | enable (kernels for weights that are 2:4 already) | force (weights are overwritten) | force:positional
     profiles: tuple[tuple[Shapes, Shapes, Shapes], ...] = ()  # (min, opt, max) shapes by input
     samples: str = "auto"  # auto | together | apart | turns: threads share a batch, run one sample each, or share one sample at a time
     optimization_level: int = 3  # 0..5: how many tactics are timed, from 3 on kernels in the network, from 4 on threads (docs/design/choice.md)

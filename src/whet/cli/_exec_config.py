@@ -68,7 +68,7 @@ def build_config(o: Options, log: Log, net) -> Any:
         precision_constraints=constraints,
         layer_precisions=_layer_types(o, log, net, "layerPrecisions"),
         layer_output_types=_layer_types(o, log, net, "layerOutputTypes"),
-        sparsity=values.one_of(o.get("sparsity", "disable"), "sparsity", ("disable", "enable", "force")),
+        sparsity=values.one_of(o.get("sparsity", "disable"), "sparsity", ("disable", "enable", "force", "force:positional")),
         profiles=tuple(profiles),
         samples=values.one_of(o.get("samples", "auto"), "samples", ("auto", "together", "apart", "turns")),
         optimization_level=min(o.number("builderOptimizationLevel"), MOST_EFFORT),

@@ -105,7 +105,8 @@ def _flags() -> list[Flag]:
     ])  # fmt: skip
     missing("Precision (permissions in addition to FP32, as in TensorRT 10)", "int4", "no INT4 kernels yet")
     missing("Precision (permissions in addition to FP32, as in TensorRT 10)", "calibProfile minShapesCalib optShapesCalib maxShapesCalib", "calibration runs each sample in its own shape", "SPEC")
-    add("Sparsity", [("sparsity", "disable|enable|force", "2:4 weights: consider where present (enable), or write them (force) (disable)")])
+    text = "2:4 weights: consider where present (enable), or write them: the two largest of four (force), the first two (force:positional) (disable)"
+    add("Sparsity", [("sparsity", "disable|enable|force|force:positional", text)])
     add("Timing cache", [
         ("timingCacheFile", "FILE", "timing cache to use (default: the user's cache folder)"),
         ("noBuilderCache", "", "ignore the timing cache: time everything, store nothing"),

@@ -234,7 +234,7 @@ def _sparsity(log: Log, net, config):
     from whet.sparsity.report import describe_zeros
 
     net, notes = apply_sparsity(net, config)
-    if config.sparsity != "force" and (text := describe_zeros(net)) is not None:
+    if not config.sparsity.startswith("force") and (text := describe_zeros(net)) is not None:
         notes.append(text)
     for note in notes:
         log.warn(note)

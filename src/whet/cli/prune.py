@@ -29,6 +29,7 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 @click.option("--flops", help="Prune to at most this many FLOPs: 0.5x, or a number.")
 @click.option("--params", help="Prune to at most this many parameters: 0.5x, or a number.")
 @click.option("--channels", help="Prune to this share of the channels: 0.6x. Like --ratio, but selected like the other targets.")
+@click.option("--pattern", help="Set weights to zero in a pattern instead of removing channels: 2:4, N:M, block:4x1 (with --ratio), template:FILE.")
 @click.option("--depth/--noDepth", "depth", default=None,
               help="With a target: whole residual branches may be removed.  [default: if the importance is measured on data]")
 @click.option("--importance", default="auto", show_default=True,
@@ -64,6 +65,7 @@ def command(
     recipe_in: str | None,
     list_only: bool,
     weights: str | None,
+    pattern: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -72,7 +74,11 @@ def command(
     With --latency or --throughput each layer is timed over its widths on this machine, widths are chosen at the steps of the latency, and the
     engine is built and timed to compare with the prediction. Layers timed under external load are re-timed.
     Without --calibData nothing is recovered: fine-tune the result, or expect a large loss of accuracy.
+
+    --pattern keeps the shapes and sets weights to zero, by magnitude; with --calibData by the energy of the inputs too, and the kept weights are
+    refitted. 2:4 and patterns that contain it run on 2:4 kernels; other zeros are multiplied like other values, and the times say so.
     """
+    from whet.cli._prune_pattern import prune_to_pattern
     from whet.frontends import network_from_onnx, save_onnx
     from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, recover, save_recipe, save_weights
     from whet.pruning.order import note
@@ -89,11 +95,16 @@ def command(
     check_writable(model, recipe_in, data, labels, output=target, recipe=recipe_out, weights=weights, latencyTable=options["table"])
     if weights:
         must_have_safetensors()
-    if recipe_in is None:
+    if recipe_in is None and pattern is None:
         check_effective_flags(target=next((t for t in _TARGETS if options[t] is not None), None), data=data, importance=options["importance"])
-    config = _config(options)
+    config = _config(dict(options))
     feeds = load_unlabelled(data, net, samples, preprocess) if data else None
-    if recipe_in:
+    if pattern is not None:
+        pruned, masks, facts = prune_to_pattern(net, pattern, feeds, options, say)
+        if recipe_out:
+            check_writable(model, output=target, weights=weights, recipe=str(Path(recipe_out).with_suffix(".safetensors")))
+            say(f"recipe: {save_recipe(masks, recipe_out)}")
+    elif recipe_in:
         _check_recipe_flags()
         recipe = load_recipe(recipe_in)
         if recipe.masks and recipe_out:

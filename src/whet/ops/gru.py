@@ -30,5 +30,9 @@ recurrent(
             ["f32[4,2,3]", "const f32[1,15,3]", "const f32[1,15,5]", "const f32[1,30]", None, "f32[1,2,5]"],
             {"hidden_size": 5, "linear_before_reset": 1},
         ),
+        (
+            ["f32[6,3,18]", "const f32[2,99,18]", "const f32[2,99,33]", "const f32[2,198]", None, "f32[2,3,33]"],
+            {"linear_before_reset": 1, "direction": "bidirectional"},
+        ),
     ],
 )

@@ -33,6 +33,11 @@ recurrent(
         (["f32[1,1,6]", "const f32[1,8,6]", "const f32[1,8,2]", None, None, "f32[1,1,2]", "f32[1,1,2]"], {"direction": "reverse"}),
         (["f32[5,3,2]", "const f32[1,8,2]", "const f32[1,8,2]", "const f32[1,16]", np.array([5, 2, 3], np.int32)], {"hidden_size": 2}),
         (["f32[3,2,2]", "const f32[1,8,2]", "const f32[1,8,2]", "const f32[1,16]", None, None, None, "const f32[1,6]"], {"hidden_size": 2}),
+        (
+            ["f32[9,2,21]", "const f32[2,76,21]", "const f32[2,76,19]", "const f32[2,152]", None, np.zeros((2, 2, 19), np.float32), "f32[2,2,19]"],
+            {"direction": "bidirectional"},
+        ),
+        (["f32[2,7,5]", "const f32[1,80,5]", "const f32[1,80,20]", "const f32[1,160]", None, "f32[2,1,20]"], {"layout": 1, "direction": "reverse"}),
         (["extreme f32[2,2,16]", "const f32[1,8,16]", "const f32[1,8,2]"], {"hidden_size": 2}),
     ],
 )

@@ -31,5 +31,8 @@ op(
         (["extreme u8[3,17]", "extreme i8[17,5]", np.array(128, np.uint8)], {}),
         (["i8[2,3,8]", "i8[8,4]", None, np.array([1, -2, 3, 0], np.int8)], {}),
         (["u8[4,6]", "u8[6,4]"], {}),
+        (["extreme u8[2,7,33]", "const extreme i8[33,45]", "u8[]"], {}),
+        (["extreme i8[5,64]", "const extreme u8[64,32]", np.array(-3, np.int8), np.arange(32, dtype=np.uint8) * 8], {}),
+        (["extreme u8[1,30]", "const extreme i8[30,9]"], {}),
     ],
 )

@@ -24,6 +24,7 @@ def lower(
     forbids: Callable[[Layer], str | None] | None = None,
     channel_alignment: int = 1,
     widened: Collection[DType] = (),
+    watch: Callable[[str, Network], None] | None = None,
 ) -> tuple[Network, PassLog]:
     """A lowered copy of the `source` network `net` (which stays unchanged), and the log of the passes.
 
@@ -33,6 +34,7 @@ def lower(
     that every backend computes are created. `forbids(fused layer)` may give a reason why the user does not want it (--layerPrecisions).
     `channel_alignment` is the number of bytes of a pixel's channels that the machine's fast kernels read at once; other numbers of channels
     are padded (pad_channels). `widened` are the 16-bit float types that the machine has no arithmetic for: their layers compute in f32.
+    `watch(pass name, network)` is called after each pass that fired.
     Raises UsageError for an unknown pass or node, NetworkError for a network that is lowered already.
     """
     if net.stage != "source":
@@ -41,7 +43,10 @@ def lower(
     keep = _keep(lowered, no_fuse) if no_fuse else None
     useless = refuses or unsupported_reason
     unwanted = useless if forbids is None else lambda layer: forbids(layer) or useless(layer)
-    log = run_passes(lowered, select(level, switches), check=check, keep=keep, refuses=unwanted, channel_alignment=channel_alignment)
+    log = run_passes(
+        lowered, select(level, switches), check=check, keep=keep, refuses=unwanted, channel_alignment=channel_alignment,
+        watch=None if watch is None else lambda name: watch(name, lowered),
+    )  # fmt: skip
     log.widened = count
     return lowered, log
 

@@ -6,6 +6,7 @@ from whet.pruning.coupling import Group, find_group, groups
 from whet.pruning.cut import cut, zeroed
 from whet.pruning.depth import Branch, branches, remove_branches, silenced
 from whet.pruning.importance import Samples, choose, importance
+from whet.pruning.patterned import Patterned, apply_pattern
 from whet.pruning.prune import PruneConfig, Pruned, prune
 from whet.pruning.recipe import Recipe, apply_recipe, load_recipe, recipe_of, save_recipe, save_weights
 from whet.pruning.recovery import RecoveryConfig, recover, reestimate_batch_norms
@@ -15,9 +16,9 @@ from whet.pruning.target import Target
 from whet.pruning.unstructured import matrices, zero_smallest, zeros
 
 __all__ = [
-    "Branch", "Comparison", "EngineTimes", "Facts", "Group", "LayerAdvice", "PruneConfig", "Pruned", "Recipe", "RecoveryConfig", "Samples",
-    "SparsityAdvice", "SpeedupPoint", "Target", "advise_sparsity", "apply_recipe", "branches", "choose", "compare", "count_flops", "count_params",
-    "cut", "find_group", "groups", "importance", "load_recipe", "matrices", "points_of", "prune", "recipe_of", "recover",
-    "reestimate_batch_norms", "remove_branches", "save_recipe", "save_weights", "silenced", "speedup_svg", "write_speedup_plot", "zero_smallest",
-    "zeroed", "zeros",
+    "Branch", "Comparison", "EngineTimes", "Facts", "Group", "LayerAdvice", "Patterned", "PruneConfig", "Pruned", "Recipe", "RecoveryConfig",
+    "Samples", "SparsityAdvice", "SpeedupPoint", "Target", "advise_sparsity", "apply_pattern", "apply_recipe", "branches", "choose", "compare",
+    "count_flops", "count_params", "cut", "find_group", "groups", "importance", "load_recipe", "matrices", "points_of", "prune", "recipe_of",
+    "recover", "reestimate_batch_norms", "remove_branches", "save_recipe", "save_weights", "silenced", "speedup_svg", "write_speedup_plot",
+    "zero_smallest", "zeroed", "zeros",
 ]  # fmt: skip

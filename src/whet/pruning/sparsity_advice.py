@@ -15,7 +15,7 @@ from whet.builder.candidates.enumerate import Candidates, list_candidates, macs
 from whet.builder.config import BuildConfig
 from whet.errors import PruneError
 from whet.measure.option import Option
-from whet.network import Layer, Network, parse_type
+from whet.network import Layer, Network, evaluate, parse_type
 from whet.pruning.latency_cost import static_layers
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
@@ -283,20 +283,23 @@ def _probe() -> Network:
 
 @dataclass(frozen=True)
 class _Rates:
-    """Peak bytes and multiply-adds per ms: declared by the device, else (`declared` is empty) the highest rates of this network's layers."""
+    """Peak bytes and multiply-adds per ms: declared by the device, else (`declared` is empty) the highest rates of this network's layers.
+    `sparse_arithmetic`: the device multiplies 2:4 weights at a higher rate than dense ones."""
 
     bytes_per_ms: float
     macs_per_ms: float
     declared: Mapping[str, float]
+    sparse_arithmetic: bool
 
     @staticmethod
     def of(backend: Backend, timed: list[_Timed]) -> _Rates:
         best = [(x.layer, x.dense) for x in timed if x.dense is not None and x.dense.ms]
         peaks = backend.peaks()
         return _Rates(
-            peaks["bytes"] / 1e3 if peaks else max((_traffic(o) / o.cost for _, o in best), default=0.0),
+            peaks["bytes"] / 1e3 if peaks else max((_traffic(layer, o) / o.cost for layer, o in best), default=0.0),
             max((macs(layer) / o.cost for layer, o in best), default=0.0),
             peaks,
+            "wgmma" in backend.capabilities.features,
         )
 
     def floors_ms(self, layer: Layer, o: Option) -> tuple[float, float]:
@@ -304,12 +307,14 @@ class _Rates:
         stored = next((s.dtype.name for s in o.signature.inputs if s is not None), "f32")
         kind = {"u8": "i8"}.get(stored, "f8" if stored.startswith("f8") else stored)
         peak = self.declared.get(kind, 0.0) / 2e3 or self.macs_per_ms
-        return _traffic(o) / self.bytes_per_ms if self.bytes_per_ms else 0.0, macs(layer) / peak if peak else 0.0
+        return _traffic(layer, o) / self.bytes_per_ms if self.bytes_per_ms else 0.0, macs(layer) / peak if peak else 0.0
 
 
-def _traffic(o: Option) -> int:
-    """Bytes that a kernel reads and writes, packed weights included."""
-    return sum(o.kernel.inputs) + sum(o.kernel.outputs) + sum(p.nbytes for p in o.kernel.packed)
+def _traffic(layer: Layer, o: Option) -> int:
+    """Bytes that a kernel reads and writes, weights included: as packed, else as they are in the network."""
+    constants = [t for t, s in zip(layer.inputs, o.signature.inputs, strict=True) if t is not None and t.is_constant and s is None]
+    weights = sum(p.nbytes for p in o.kernel.packed) or sum(evaluate(t.type.nbytes, {}) for t in constants)
+    return sum(o.kernel.inputs) + sum(o.kernel.outputs) + weights
 
 
 def _advice(x: _Timed, nodes: set[str], removed: Mapping[str, float], rates: _Rates) -> LayerAdvice:
@@ -346,11 +351,13 @@ def _why_not(x: _Timed, rates: _Rates) -> str:
     if x.dense is None or x.sparse.cost + max(x.sparse.noise_ms, x.dense.noise_ms) < x.dense.cost:
         return ""
     memory, compute = rates.floors_ms(x.layer, x.dense)
-    floors = f"its bytes take {memory:.4f} ms and its multiply-adds {compute:.4f} ms at the {'device' if rates.declared else 'network'}'s peak rates"
+    floors = f"{memory:.4f} ms for its bytes, {compute:.4f} ms for its multiply-adds at the {'device' if rates.declared else 'network'}'s peak rates"
     if max(memory, compute) < _IDLE * x.dense.cost:
         return f"slower or equal: too little work for the device ({floors}); a larger batch may help"
-    if memory >= compute:
+    if memory > compute:
         return f"slower or equal: memory bound ({floors}), and 2:4 halves the weights' bytes only"
+    if not rates.sparse_arithmetic:
+        return f"slower or equal: compute bound ({floors}), and the sparse kernels of this backend save bytes, not multiply-adds"
     return f"slower or equal: too few rows or channels fill the sparse kernel's tiles ({floors}); a larger batch may help"
 
 

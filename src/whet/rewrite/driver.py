@@ -26,6 +26,7 @@ class PassLog:
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     widened: int = 0
+    notes: list[str] = field(default_factory=list)  # what a user should know about the passes
 
     def counts(self) -> dict[str, int]:
         """Firings per pass, in execution order."""
@@ -62,19 +63,21 @@ def run_passes(
     keep: Objection | None = None,
     refuses: Objection | None = None,
     channel_alignment: int = 1,
+    watch: Callable[[str], None] | None = None,
 ) -> PassLog:
     """Runs `passes` (default: all of level 3) on `net` in place, and on the regions of its If, Loop and Scan layers.
 
     `check` verifies the network after each firing and names the pass in the error. `keep(layer)` may give a reason why a layer must not be
     fused (`--noFuse`), and `refuses(layer)` why a new fused layer is useless (no tactic computes it): such a firing is undone and recorded
-    as a skip. `channel_alignment` is the number of bytes of a pixel's channels that the machine's kernels read at once.
+    as a skip. `channel_alignment` is the number of bytes of a pixel's channels that the machine's kernels read at once. `watch(pass name)` is
+    called after each pass that fired.
     Raises NetworkError when a pass breaks the network or passes do not converge, MemoryLimitError for constants beyond the model's budget.
     """
     chosen = list(passes) if passes is not None else select()
     log = PassLog(order=[p.name for p in chosen])
     budget = FoldBudget.of(net)
     for part in (*_regions(net), net):
-        _Run(part, net, log, check, keep, refuses, channel_alignment, budget).run_phases(chosen)
+        _Run(part, net, log, check, keep, refuses, channel_alignment, budget, watch).run_phases(chosen)
     return log
 
 
@@ -88,11 +91,11 @@ class _Run:
 
     def __init__(
         self, net: Network, root: Network, log: PassLog, check: bool, keep: Objection | None, refuses: Objection | None, channel_alignment: int,
-        budget: FoldBudget,
+        budget: FoldBudget, watch: Callable[[str], None] | None = None,
     ):  # fmt: skip
         self.graph, self.log = Graph(net, root, channel_alignment, budget), log
         self.check = root if check else None
-        self.keep, self.refuses = keep, refuses
+        self.keep, self.refuses, self.watch = keep, refuses, watch
         self.skips: dict[tuple[str, Layer | str], str] = {}
 
     def run_phases(self, chosen: Sequence[Pass]) -> None:
@@ -126,7 +129,10 @@ class _Run:
             raise NetworkError(f"pass {p.name}: {e}") from e
         except MemoryError as e:
             raise MemoryLimitError(f"pass {p.name} needs more memory than this machine has: {e or 'MemoryError'}. Lower the shapes.") from e
-        return len(self.log.fired) > before
+        fired = len(self.log.fired) > before
+        if fired and self.watch is not None:
+            self.watch(p.name)
+        return fired
 
     def run_network_pass(self, p: Pass) -> None:
         for note in p.run(self.graph):

@@ -23,13 +23,13 @@ def picked_layers(plan: Any) -> list[str]:
 
 
 def why_dense(plan: Any) -> str:
-    """The reason why eligible layers run dense, with the number of timed sparse tactics."""
-    eligible, _ = eligible_layers(plan.network)
-    seen = [c for name in eligible for c in plan.report.candidates.get(name, [])]
+    """The reason why eligible layers run dense, with the number of sparse tactics that were timed for them."""
+    eligible, picked = eligible_layers(plan.network)[0], picked_layers(plan)
+    seen = [c for name in eligible if name not in picked for c in plan.report.candidates.get(name, [])]
     sparse = [c for c in seen if is_sparse(c.tactic, c.config)]
     timed = [c for c in sparse if c.ms is not None]
     if not sparse:
-        return f"no tactic of backend '{plan.backend}' computes with 2:4 weights, so zeros are multiplied like other values"
+        return f"no tactic of backend '{plan.backend}' computes these layers with 2:4 weights, so zeros are multiplied like other values"
     if not timed:
         return f"the sparse tactics refused: {sparse[0].reason}"
     return f"{len(timed)} sparse tactics were timed and lost to dense ones (whet explain shows both times)"

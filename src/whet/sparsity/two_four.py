@@ -10,6 +10,9 @@ import numpy as np
 
 from whet.network import Layer, Network, Origin, Tensor, Weight
 
+_FEW_ROWS = 4
+_MANY_ZEROS = 0.4  # share of zeros from which weights were meant to be 2:4, so that the group that is not is named
+
 
 def two_four(w: np.ndarray, axis: int) -> np.ndarray:
     """`w` with the two smallest magnitudes of each aligned group of four along `axis` set to zero (ties: the later one).
@@ -32,12 +35,48 @@ def two_four(w: np.ndarray, axis: int) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(out, -1, axis))
 
 
+def _first_two(w: np.ndarray, axis: int) -> np.ndarray:
+    """`w` with the last two of each aligned group of four along `axis` set to zero."""
+    made = w.copy()
+    made[(slice(None),) * axis + (np.arange(w.shape[axis]) % 4 > 1,)] = 0
+    return made
+
+
 def is_two_four(w: np.ndarray, axis: int) -> bool:
     """True if every aligned group of four along `axis` has at most two nonzero elements; False if the axis is not a multiple of 4."""
     if w.shape[axis] % 4 or w.size == 0:
         return False
     moved = np.moveaxis(w, axis, -1)
-    return bool(((moved.reshape(*moved.shape[:-1], -1, 4) != 0).sum(-1) <= 2).all())
+    if not _at_most_two(moved[:_FEW_ROWS]):  # most weights are dense: a few rows tell
+        return False
+    return _at_most_two(moved)
+
+
+def _at_most_two(w: np.ndarray) -> bool:
+    return bool(((w.reshape(*w.shape[:-1], -1, 4) != 0).sum(-1) <= 2).all())
+
+
+def first_violation(w: np.ndarray, axis: int) -> str:
+    """The first aligned group of four along `axis` with more than two nonzeros, or that holds a NaN, in words; "" if there is none.
+
+    The other axes are searched in their order; of a convolution's weights [K, C, *kernel] and a matrix product's [K, N] the output channel is
+    named as such.
+    """
+    if w.shape[axis] % 4:
+        return f"{w.shape[axis]} input channels have no whole groups of four"
+    moved = np.moveaxis(w, axis, -1)
+    fours = moved.reshape(*moved.shape[:-1], -1, 4)
+    nan = (fours != fours).any(-1)
+    bad = ((fours != 0).sum(-1) > 2) | nan
+    if not bad.any():
+        return ""
+    *others, group = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
+    outputs = 0 if axis == 1 else len(others) - 1
+    rest = [i for k, i in enumerate(others) if k != outputs]
+    at = f"output channel {others[outputs]}, inputs {4 * group}-{4 * group + 3}" + (f" at {tuple(rest)}" if rest else "")
+    if nan[(*others, group)]:
+        return f"{at} hold a NaN"
+    return f"{at} have {int(np.count_nonzero(fours[(*others, group)]))} nonzeros"
 
 
 def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
@@ -71,7 +110,11 @@ def why_not_eligible(layer: Layer) -> str | None:
     w, axis = found
     if w.shape[axis] % 4:
         return f"its reduction axis has {w.shape[axis]} elements, no multiple of 4"
-    return None if is_two_four(w.array(), axis) else "its weights are not 2:4"
+    array = w.array()
+    if is_two_four(array, axis):
+        return None
+    pruned = np.count_nonzero(array == 0) > _MANY_ZEROS * array.size
+    return "its weights are not 2:4" + (f": {first_violation(array, axis)}" if pruned else "")
 
 
 def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
@@ -87,10 +130,10 @@ def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
     return yes, no
 
 
-def force_two_four(net: Network) -> tuple[Network, list[str], dict[str, str]]:
+def force_two_four(net: Network, *, positional: bool = False) -> tuple[Network, list[str], dict[str, str]]:
     """A copy of `net` with 2:4 weights if the shape allows it; the names of changed layers, and the reasons for the others.
 
-    trtexec's `--sparsity=force` keeps the first two of every four; this keeps the two of largest magnitude. Either way
+    `positional` keeps the first two of every four, as trtexec's `--sparsity=force` does; else the two of largest magnitude stay. Either way
     fine-tuning is needed to restore accuracy.
     """
     made = net.clone()
@@ -107,7 +150,7 @@ def force_two_four(net: Network) -> tuple[Network, list[str], dict[str, str]]:
         if found not in renewed and is_two_four(w.array(), axis):
             continue
         if found not in renewed:
-            array = two_four(w.array(), axis)
+            array = _first_two(w.array(), axis) if positional else two_four(w.array(), axis)
             name = made.fresh(f"{w.name}.two_four")
             renewed[found] = Tensor(name, w.type, weight=Weight(array, Origin("source", name)))
             made.constants[name] = renewed[found]

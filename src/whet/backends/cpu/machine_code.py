@@ -45,4 +45,4 @@ def address(ir: str, name: str) -> int:
 
 def _opaque(ir: str) -> str:
     """Converts typed pointers to LLVM 17's opaque pointers."""
-    return re.sub(r"(<\d+ x (i\d+|float)>|(i\d+|void) \([^()]*\)|i\d+|float)\*", "ptr", re.sub(r"\.p0v\d+f32\b", ".p0", ir))
+    return re.sub(r"(<\d+ x (i\d+|float|half)>|(i\d+|void) \([^()]*\)|i\d+|float|half)\*", "ptr", re.sub(r"\.p0v\d+f32\b", ".p0", ir))

@@ -36,6 +36,7 @@ from whet.network import Layer, Network
 from whet.precision import Ranges, find_quantization_sites, quantize
 from whet.precision.budget import Budget
 from whet.precision.tables import TABLE, insert_tables
+from whet.sparsity import TwoFourGuard
 from whet.tactics import tactics_of
 
 _LOOKED_UP = ", activations looked up"
@@ -71,9 +72,16 @@ def build_int8(
     with _times_shared(config) as sharing:
         plan = build_verified(lambda c: _search_int8(net, c, calibration, budget, log, inputs), source, without_sample_mode(sharing), log, inputs)
         plan = apply_sample_mode(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=log), log, inputs)
-    plan.report.notes = [*said, *plan.report.notes]
+    plan.report.notes = [*said, *plan.report.notes, *_broken_two_four(net, plan, config)]
     plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, log.seconds()  # of all the engines
     return record_request(plan, config)
+
+
+def _broken_two_four(net: Network, plan: EnginePlan, config: BuildConfig) -> list[str]:
+    """A note per layer whose 2:4 weights quantization changed (weights with a zero point, or rounded away from zero)."""
+    noted = "\n".join(plan.report.notes)
+    broken = TwoFourGuard(net).check(plan.network) if config.verify else []
+    return [f"Quantization breaks the 2:4 weights of {x}: no sparse kernel can run it." for x in broken if f"'{x.layer}'" not in noted]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""SiLU, the sigmoid and ReLU of 16 floats in registers, for kernels that apply them to accumulators before storing.
+"""SiLU, the sigmoid, GELU and ReLU of floats in registers, for kernels that apply them to accumulators before storing.
 
 With AVX-512 (F and DQ) SiLU and the sigmoid use k(a) = 1 / (1 + e^a) with a = min(|x|, 16) and k(16) = 0. k is a polynomial of degree four in each of
 sixteen intervals (weighted least squares of the error of a k(a)). The exponent of 0.937 a + 1 and its two highest mantissa bits are the index of the
@@ -18,6 +18,9 @@ from whet.tactics.cpu._llvm.builder import FLOAT, INT16, INT32, LANES, Function,
 
 _EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1)
 _END, _SCALE = 16.0, 0.9372711  # k(_END) = 0; a * _SCALE + 1 is in [1, 16), in sixteen intervals of length 1/4 to 2
+_LOG2E = 1.44269504088896341
+_ERF_P = 0.3275911 * 0.70710678118654752  # of 7.1.26, for x / sqrt 2
+_ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)  # highest degree first
 _SMALLER_MAGNITUDE = 10  # operand of vrangeps: minimum of the absolute values; the number if the other operand is NaN
 # Tables of vfixupimmps: negative numbers and zeros become 0, -inf NaN, others are kept; or negative numbers become 0, others 1
 _POSITIVE_PART, _SIDE = 0x08030820, 0xA8A8AA22 - (1 << 32)
@@ -48,20 +51,23 @@ _COEFFICIENTS = (
 
 
 class Activations:
-    """SiLU, sigmoid and ReLU in one function. Create it at the start of the function, since it loads constants into registers.
+    """SiLU, sigmoid, GELU and ReLU in one function. Create it at the start of the function, since it loads constants into registers.
 
-    `has_avx512dq`: the CPU has AVX-512 F and DQ.
+    `has_avx512dq`: the CPU has AVX-512 F and DQ, and `lanes`, those of all values, are 16. `has_gelu`: GELU is computed too.
     """
 
-    def __init__(self, f: Function, has_avx512dq: bool) -> None:
+    def __init__(self, f: Function, has_avx512dq: bool, lanes: int = LANES, has_gelu: bool = False) -> None:
         self._f, self._has_avx512dq = f, has_avx512dq
 
         def spread(number: float) -> Value:
-            return f.value(number, FLOAT).broadcast()
+            return f.value(number, FLOAT).broadcast(lanes)
 
         self.zero, self._one = spread(0.0), spread(1.0)
-        if not has_avx512dq:
-            self._minus_log2e, self._lowest_exponent, self._magic, self._least = map(spread, (-1.44269504088896341, -126.0, 12582912.0, -87.3))
+        if has_gelu:
+            self._half, self._p, self._square_scale = spread(0.5), spread(_ERF_P), spread(-0.5 * _LOG2E)
+            self._erf = [spread(c) for c in _ERF]
+        if has_gelu or not has_avx512dq:
+            self._minus_log2e, self._lowest_exponent, self._magic, self._least = map(spread, (-_LOG2E, -126.0, 12582912.0, -87.3))
             self._exp2 = [spread(c) for c in _EXP2]
 
     @property
@@ -78,6 +84,16 @@ class Activations:
             return x * self._sigmoid_by_exp2(x)
         magnitude, k = self._minus_k(x)
         return self._f.fma(magnitude, k, self._fixed_up(x, _POSITIVE_PART))
+
+    def gelu(self, x: Value) -> Value:
+        """x (1 + erf(x / sqrt 2)) / 2; erf by Abramowitz and Stegun, formula 7.1.26 (absolute error 1.5e-7)."""
+        f = self._f
+        t = self._one / f.fma(f.math("fabs", x), self._p, self._one)
+        tail = self._erf[0]
+        for c in self._erf[1:]:
+            tail = f.fma(tail, t, c)
+        tail = tail * t * self._half * self._exp2_of(x * x * self._square_scale)
+        return x * f.select(x < self.zero, tail, self._one - tail)
 
     def sigmoid(self, x: Value) -> Value:
         if not self._has_avx512dq:

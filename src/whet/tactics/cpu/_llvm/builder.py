@@ -16,13 +16,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 LANES = 16  # floats per vector, and channels per block of the format nChw16c
-_BYTES = {"i8": 1, "i32": 4, "float": 4, "i64": 8}
+_BYTES = {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8}
 _ORDERED = {"<": "olt", ">": "ogt", ">=": "oge", "==": "oeq", "!=": "one"}
 _SIGNED = {"<": "slt", ">": "sgt", ">=": "sge", "==": "eq", "!=": "ne"}
 
 
 class Type(NamedTuple):
-    """`lanes` values of an element type ("float", "i1", "i8", "i16", "i32", "i64"); one lane is a scalar."""
+    """`lanes` values of an element type ("float", "half", "i1", "i8", "i16", "i32", "i64"); one lane is a scalar."""
 
     element: str
     lanes: int = 1
@@ -31,7 +31,7 @@ class Type(NamedTuple):
         return self.element if self.lanes == 1 else f"<{self.lanes} x {self.element}>"
 
 
-FLOAT, INT8, INT16, INT32, INT64 = (Type(element) for element in ("float", "i8", "i16", "i32", "i64"))
+FLOAT, HALF, BIT, INT8, INT16, INT32, INT64 = (Type(element) for element in ("float", "half", "i1", "i8", "i16", "i32", "i64"))
 
 
 def literal(numbers: Sequence[float], element: str) -> str:
@@ -95,8 +95,14 @@ class Value:
         """Logical shift."""
         return self._binary("lshr", other)
 
-    def __or__(self, other: Value) -> Value:
+    def __or__(self, other: Value | int) -> Value:
         return self._binary("or", other)
+
+    def __and__(self, other: Value | int) -> Value:
+        return self._binary("and", other)
+
+    def __xor__(self, other: Value | int) -> Value:
+        return self._binary("xor", other)
 
     def __neg__(self) -> Value:
         """Floats only."""
@@ -334,7 +340,7 @@ class Function:
         return self.math("fma", x, y, z)
 
     def math(self, name: str, *operands: Value) -> Value:
-        """Calls LLVM's f32 intrinsic `name`: fma, fabs, sqrt, rint."""
+        """Calls LLVM's f32 intrinsic `name`: fma, fabs, copysign, floor, ceil, sqrt, rint."""
         lanes = operands[0].lanes
         return self.call_external(f"llvm.{name}.{f'v{lanes}' if lanes > 1 else ''}f32", operands[0].type, *operands)
 
@@ -368,6 +374,17 @@ class Function:
             types = ", ".join(f"{x.type}*" if isinstance(x, Pointer) else str(x.type) for x in operands)
             self.module.declarations[name] = f"declare {returned} @{name}({types})"
         return self.emit(result, f"call {returned} @{name}({', '.join(map(str, operands))})", *operands)
+
+    def call_per_lane(self, name: str, x: Value) -> Value:
+        """Calls the C function `float name(float)` for each lane."""
+        if x.lanes == 1:
+            return self.call_external(name, x.type, x)
+        result = self.undefined(x.type)
+        for lane in range(x.lanes):
+            one = self.emit(Type(x.type.element), f"extractelement {x}, i32 {lane}", x)
+            y = self.call_external(name, one.type, one)
+            result = self.emit(x.type, f"insertelement {result}, {y}, i32 {lane}", result, y)
+        return result
 
     def call(self, function: Function, *operands: Value | int) -> None:
         values = [self.value(x) for x in operands]

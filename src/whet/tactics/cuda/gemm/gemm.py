@@ -11,7 +11,8 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, epilogue, outer_input, root_layer, source_index
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._matrix_product import gemm_reason
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, all_static, float_types, machine_has, match_epilogue, packed_array, same
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
@@ -98,25 +99,6 @@ def product_reason(layer: Layer) -> str | None:
     """Why kernels for all three cannot compute a Conv, Gemm or MatMul, or None: they need constant weights and an epilogue that is a chain."""
     head = root_layer(layer)
     return gemm_reason(layer) if head.op != "Conv" else conv_reason(layer, head)
-
-
-def gemm_reason(layer: Layer) -> str | None:
-    """Why a Gemm or MatMul is no product with a constant matrix on the right, or None."""
-    head = root_layer(layer)
-    x, w = head.needs(0), head.needs(1)
-    i = outer_input(layer, w)
-    if i is None or not layer.needs(i).is_constant or w.type.rank != 2:
-        return "the second matrix is computed at run time, or has batch axes"
-    if head.attrs.get("transA") or x.type.rank < 2:
-        return "the first matrix is transposed, or is a vector"
-    if head.op == "Gemm" and head.attrs.get("alpha", 1.0) != 1.0:
-        return "alpha is not 1"
-    b = head.input(2)
-    if b is not None:
-        j = outer_input(layer, b)
-        if head.attrs.get("beta", 1.0) != 1.0 or j is None or not layer.needs(j).is_constant or prod(static_shape(b.shape)) != _columns(head):
-            return "C is not a constant row, or beta is not 1"
-    return None if epilogue(layer) is not None else "its fused operations do not form a chain"
 
 
 def _columns(head: Layer) -> int:

@@ -13,105 +13,12 @@ one 32-bit metadata register of the threads that the sparsity selector names:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import numpy as np
 
 STEP_BYTES = 128  # of a row of B in a K step of the kernels
 ROWS = 64  # of A that one instruction takes
 THREADS = 128
 EMPTY = 0b0100  # metadata of a group of zeros: positions 0 and 1
-_BLOCK_OF_ROWS = 1 << 22  # elements that are examined at once: bounds temporary memory
-
-
-@dataclass(frozen=True)
-class Compressed:
-    """`values` [rows, K / 2] in the dtype of the weights, and `metadata` [rows, K / 4] of uint8, four bits used."""
-
-    values: np.ndarray
-    metadata: np.ndarray
-
-
-@dataclass(frozen=True)
-class Group:
-    """A group of four with more than two non-zeros, or with a NaN: row and first column of the matrix."""
-
-    row: int
-    column: int
-    nonzeros: int
-    nan: bool
-
-
-def find_violation(matrix: np.ndarray, block_elements: int = _BLOCK_OF_ROWS) -> Group | None:
-    """The first group of four along the last axis that is not 2:4 or holds a NaN, or None. -0.0 is a zero.
-
-    matrix: [rows, K] of any float or integer type, examined in parts of `block_elements`. Raises ValueError if K is no multiple of 4.
-    """
-    if matrix.shape[1] % 4:
-        raise ValueError(f"rows of {matrix.shape[1]} elements have no whole groups of four")
-    for start, block in _row_blocks(matrix, block_elements):
-        bad = _COUNT[_nonzero_mask(block)] > 2
-        nan = (block != block).reshape(*bad.shape, 4).any(-1)
-        bad |= nan
-        if bad.any():
-            row, group = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
-            nonzeros = np.count_nonzero(block[row, 4 * group : 4 * group + 4] != 0)
-            return Group(start + row, 4 * group, int(nonzeros), bool(nan[row, group]))
-    return None
-
-
-def compress(matrix: np.ndarray) -> Compressed:
-    """The two values and the metadata of every group of four along the last axis.
-
-    A group with fewer than two non-zeros keeps zeros at the lowest free positions. matrix: [rows, K], any float or integer type.
-    Raises ValueError if K is no multiple of 4, and for the first group that is not 2:4 or holds a NaN.
-    """
-    bad = find_violation(matrix)
-    if bad is not None:
-        where = f"row {bad.row}, columns {bad.column}-{bad.column + 3}"
-        raise ValueError(f"{where} hold a NaN" if bad.nan else f"{where} have {bad.nonzeros} non-zeros; 2:4 weights have at most two")
-    rows, columns = matrix.shape
-    values, metadata = np.empty((rows, columns // 2), matrix.dtype), np.empty((rows, columns // 4), np.uint8)
-    for start, block in _row_blocks(matrix, _BLOCK_OF_ROWS):
-        positions = _POSITIONS[_nonzero_mask(block)]
-        kept = np.take_along_axis(block.reshape(*positions.shape[:2], 4), positions, axis=-1)
-        values[start : start + len(block)] = kept.reshape(len(block), -1)
-        metadata[start : start + len(block)] = positions[..., 0] | positions[..., 1] << 2
-    return Compressed(values, metadata)
-
-
-def _row_blocks(matrix: np.ndarray, elements: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, rows) of parts of a matrix of at most `elements` elements, or one row."""
-    rows = max(1, elements // max(1, matrix.shape[1]))
-    for start in range(0, len(matrix), rows):
-        yield start, matrix[start : start + rows]
-
-
-def _nonzero_mask(block: np.ndarray) -> np.ndarray:
-    """[rows, K / 4]: bit i is set if element i of the group is not zero."""
-    bits = np.packbits(block != 0, axis=-1, bitorder="little")  # eight elements per byte
-    return np.stack([bits & 15, bits >> 4], axis=-1).reshape(len(block), -1)[:, : block.shape[1] // 4]
-
-
-def _kept_positions(mask: int) -> list[int]:
-    """The two positions that a group with these non-zeros keeps: non-zeros, then zeros, each from the lowest."""
-    return sorted(sorted(range(4), key=lambda i: (not mask >> i & 1, i))[:2])
-
-
-_COUNT = np.array([mask.bit_count() for mask in range(16)], np.uint8)
-_POSITIONS = np.array([_kept_positions(mask) for mask in range(16)], np.int64)
-
-
-def decompress(compressed: Compressed) -> np.ndarray:
-    """The matrix [rows, K] before `compress`."""
-    rows, count = compressed.metadata.shape
-    out = np.zeros((rows, count, 4), compressed.values.dtype)
-    pairs = compressed.values.reshape(rows, count, 2)
-    for i in range(2):
-        position = (compressed.metadata >> 2 * i & 3).astype(np.int64)
-        np.put_along_axis(out, position[..., None], pairs[..., i : i + 1], axis=-1)
-    return out.reshape(rows, count * 4)
 
 
 def register_metadata(metadata: np.ndarray, size: int) -> np.ndarray:

@@ -11,10 +11,11 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import Kernel, Launch, Module
+from whet.tactics._two_four import compress
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, TensorMap
 from whet.tactics.cuda._device.source import ACTIVATIONS
 from whet.tactics.cuda.conv._conv import NO_POST_OPS, TYPES, ConvShape, PostOps, View, pack_weights
-from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES, compress, pair_rows, register_metadata
+from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES, pair_rows, register_metadata
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._tile import SparseTile
 

@@ -1,4 +1,4 @@
-"""Shared by the tactics of layers with 2:4 weights: reasons to refuse weights, tiles, packed operands and launches."""
+"""Shared by the tactics of layers with 2:4 weights: tiles, packed operands and launches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import Layer, Tensor
+from whet.network import Layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused
 from whet.tactics.cuda._device.kernel import Epilogue, ahead, packed_array, packed_table
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, View
-from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES, find_violation
+from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._launch import (
     Packed24,
@@ -27,33 +27,6 @@ from whet.tactics.cuda.sparse._launch import (
 from whet.tactics.cuda.sparse._tile import SparseTile, candidate_tiles, varied_tiles
 
 MAX_CONFIGS = 14
-_reasons: dict[tuple[str, str], str | None] = {}  # by digest and order of the axes: each candidate asks, and large weights take a tenth of a second
-
-
-def why_not_two_four(weights: Tensor, order: str, filters: Callable[[], np.ndarray]) -> str | None:
-    """Why constant weights are not 2:4 along the input channels, or None.
-
-    filters: gives them as [output channel, input channel, height, width]; `order`: everything that this depends on besides the values.
-    """
-    assert weights.weight is not None
-    key = (weights.weight.digest, order)
-    if key not in _reasons:
-        _reasons[key] = _examine(filters())
-    return _reasons[key]
-
-
-def _examine(filters: np.ndarray) -> str | None:
-    k, c, r, s = filters.shape
-    if c % 4:
-        return f"weights are not 2:4: {c} input channels have no whole groups of four"
-    if not filters.size:
-        return "weights are empty"
-    found = find_violation(filters.transpose(0, 2, 3, 1).reshape(k, -1))
-    if found is None:
-        return None
-    tap, first = divmod(found.column, c)
-    where = f"output channel {found.row}, inputs {first}-{first + 3}" + (f" of filter tap ({tap // s}, {tap % s})" if r * s > 1 else "")
-    return f"weights hold a NaN: {where}" if found.nan else f"weights are not 2:4: {where} have {found.nonzeros} non-zeros"
 
 
 def unfit_shape(shape: ConvShape, types: Types) -> str | None:

@@ -12,11 +12,12 @@ from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._two_four import why_not_two_four
 from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, all_static, machine_has, match_epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_reason, conv_shape, conv_signatures
 from whet.tactics.cuda.sparse._launch import Types
-from whet.tactics.cuda.sparse._two_four_layer import launch_of, packed_sparse, sparse_configs, tile_of, unfit_shape, why_not_two_four
+from whet.tactics.cuda.sparse._two_four_layer import launch_of, packed_sparse, sparse_configs, tile_of, unfit_shape
 
 
 class SparseTactic(Tactic):

@@ -8,8 +8,9 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Signature, get_tactic, tactic
 from whet.tactics._fused import constants_of, root_layer
+from whet.tactics._matrix_product import gemm_reason
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.gemm.gemm import gemm_reason, gemm_shape
+from whet.tactics.cuda.gemm.gemm import gemm_shape
 from whet.tactics.cuda.sparse.sparse_conv import SparseTactic
 
 

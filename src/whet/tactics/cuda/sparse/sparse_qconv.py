@@ -12,6 +12,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import FLOAT8, Parts
+from whet.tactics._two_four import why_not_two_four
 from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, machine_has
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized._quantized import (
@@ -33,7 +34,7 @@ from whet.tactics.cuda.quantized._quantized import (
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 from whet.tactics.cuda.quantized.qconv import conv_channels, kinds_of, unfit_float8
 from whet.tactics.cuda.sparse._launch import Scales, Types
-from whet.tactics.cuda.sparse._two_four_layer import launch_of, packed_sparse, sparse_configs, tile_of, unfit_shape, why_not_two_four
+from whet.tactics.cuda.sparse._two_four_layer import launch_of, packed_sparse, sparse_configs, tile_of, unfit_shape
 
 
 class SparseQuantizedTactic(QuantizedTactic):

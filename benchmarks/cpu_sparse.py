@@ -1,0 +1,201 @@
+"""2:4 sparse against dense on the CPU: linear layers and 1x1 convolutions with few rows, every candidate of the builder, synthetic weights.
+
+    python benchmarks/cpu_sparse.py [--cases TEXT,...] [--rounds N] [--threads N] [--out FILE]       results/cpu/sparse.json, and a table
+
+A case is a layer in FP32 with 2:4 weights. Dense: the fastest of oneDNN's and whet's own dense tactics over all signatures and configs. Sparse: the
+fastest config of `cpu/sparse_linear`. Each candidate is first timed by itself; the fastest of each kind are then interleaved, and a row has the
+medians of those rounds. "hot": the same operands in each call, so that weights stay in the caches if they fit. "cold": several copies of the
+weights, together larger than the caches, in turn, as in a network. `others`: load of other processes in
+CPUs. `floor`: dense over sparse weight bytes, 1.88, an upper bound of the gain of layers whose time is that of reading weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+import numpy as np
+from _record import provenance
+
+from whet.backends import Call
+from whet.backends.cpu import CpuBackend
+from whet.backends.cpu.info import cpuinfo
+from whet.backends.cpu.load import watch
+from whet.network import Layer, Network, parse_type, static_shape
+from whet.sparsity import two_four
+from whet.tactics import Args, Tactic, tactics_of
+from whet.tactics._base import PlanRefused, Signature
+
+RESULT = Path(__file__).parent / "results" / "cpu" / "sparse.json"
+SPARSE = "cpu/sparse_linear"
+COLD_BYTES = 160 << 20
+FLOOR = 16 / 8.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer: rows of `inputs` by `channels`; a convolution if it has a spatial size."""
+
+    inputs: int
+    channels: int
+    rows: int
+    side: int = 0
+
+    @property
+    def name(self) -> str:
+        kind = f"conv 1x1 {self.side}x{self.side}" if self.side else f"linear M={self.rows}"
+        return f"{kind} {self.inputs}-{self.channels}"
+
+    def layer(self) -> Layer:
+        """The layer, with random 2:4 weights."""
+        rng, net = np.random.default_rng(24), Network("case", "lowered")
+        w = two_four(rng.standard_normal((self.channels, self.inputs)).astype(np.float32) / np.float32(np.sqrt(self.inputs)), 1)
+        if self.side:
+            x = net.add_input("x", parse_type(f"f32[1,{self.inputs},{self.side},{self.side}]"))
+            y = net.add("Conv", x, net.constant(w[:, :, None, None], "w"))
+        else:
+            x = net.add_input("x", parse_type(f"f32[{self.rows},{self.inputs}]"))
+            y = net.add("MatMul", x, net.constant(np.ascontiguousarray(w.T), "w"))
+        net.mark_output(y)
+        return net.layers[0]
+
+
+def all_cases() -> list[Case]:
+    """Linear layers with one and eight rows, and 1x1 convolutions at batch 1."""
+    shapes = [(768, 768), (768, 3072), (3072, 768), (2048, 1000), (4096, 4096)]
+    cases = [Case(k, n, rows) for rows in (1, 8) for k, n in shapes]
+    cases += [Case(c, k, side * side, side) for side in (1, 7) for c, k in ((512, 512), (512, 2048), (1024, 1024), (2048, 512), (2048, 2048))]
+    return cases
+
+
+class Calls:
+    """A planned candidate with operands: call `i` uses the i-th copy of the weights."""
+
+    def __init__(self, layer: Layer, tactic: Tactic, signature: Signature, config: Any, backend: CpuBackend, copies: int) -> None:
+        kernel = tactic.plan(layer, signature, config, backend)
+        self.name = f"{tactic.name} {' '.join(f'{k}={v}' for k, v in config)}".strip()
+        rng = np.random.default_rng(7)
+        self.arrays: list[np.ndarray] = [rng.standard_normal(max(16, n) // 4 + 16).astype(np.float32) for n in (*kernel.inputs, *kernel.outputs)]
+        at = [_aligned(a) for a in self.arrays]
+        inputs = tuple(a if n else 0 for a, n in zip(at, kernel.inputs, strict=False))
+        outputs, scratch = tuple(at[len(kernel.inputs) :]), np.zeros(kernel.scratch + 64, np.uint8)
+        self.arrays.append(scratch)
+        self.calls: list[list[Call]] = []
+        first = [p.make() for p in kernel.packed]
+        for _ in range(copies):
+            packed = [_copy(p) for p in first]
+            self.arrays += [p for p, _ in packed]
+            recorded: list[Call] = []
+
+            class Recorder:
+                def record(self, call: Call, recorded: list[Call] = recorded) -> None:
+                    recorded.append(call)
+
+            kernel.enqueue(Args(inputs, outputs, tuple(a for _, a in packed), _aligned(scratch)), Recorder())
+            self.calls.append(recorded)
+        self.kernel = kernel
+        self.at = 0
+
+    def block(self, seconds: float = 0.004) -> float:
+        """Seconds of a call: the mean over calls for at least `seconds`."""
+        count, start = 0, time.perf_counter()
+        while True:
+            for _ in range(4):
+                for call in self.calls[self.at]:
+                    call.run()
+                self.at = (self.at + 1) % len(self.calls)
+            count += 4
+            if (spent := time.perf_counter() - start) > seconds:
+                return spent / count
+
+
+def _aligned(a: np.ndarray) -> int:
+    return -(-a.ctypes.data // 64) * 64
+
+
+def _copy(packed: np.ndarray) -> tuple[np.ndarray, int]:
+    """A copy of a packed operand at a 64-byte boundary, and its address."""
+    memory = np.empty(packed.nbytes + 64, np.uint8)
+    at = _aligned(memory)
+    memory[at - memory.ctypes.data :][: packed.nbytes] = packed
+    return memory, at
+
+
+def candidates(layer: Layer, backend: CpuBackend, wanted: Callable[[Tactic], bool], copies: int) -> list[Calls]:
+    """All planned candidates of the tactics that `wanted` accepts."""
+    found = []
+    for tactic in tactics_of("cpu"):
+        if tactic.fallback or not wanted(tactic) or tactic.unavailable() or tactic.why_not(layer):
+            continue
+        for signature in tactic.signatures(layer, backend):
+            if signature.inplace or tactic.refuses(layer, signature, backend):
+                continue
+            for config in tactic.configs(layer, signature, backend):
+                try:
+                    found.append(Calls(layer, tactic, signature, config, backend, copies))
+                except PlanRefused:
+                    continue
+    return found
+
+
+def fastest(calls: list[Calls]) -> Calls:
+    """The candidate with the smallest minimum of five blocks."""
+    times = {id(c): min(c.block() for _ in range(5)) for c in calls}
+    return min(calls, key=lambda c: times[id(c)])
+
+
+def measure(case: Case, backend: CpuBackend, rounds: int) -> list[dict[str, Any]]:
+    """The rows of a case, hot and cold, with times in microseconds."""
+    layer = case.layer()
+    nbytes = int(np.prod(static_shape(layer.needs(1).shape))) * 4
+    rows: list[dict[str, Any]] = []
+    for caches, copies in (("hot", 1), ("cold", max(2, min(24, COLD_BYTES // nbytes)))):
+        both = {
+            "dense": fastest(candidates(layer, backend, lambda t: t.name != SPARSE, copies)),
+            "sparse": fastest(candidates(layer, backend, lambda t: t.name == SPARSE, copies)),
+        }
+        times: dict[str, list[float]] = {n: [] for n in both}
+        with watch() as load:
+            for i in range(rounds):
+                for name in list(both)[:: 1 if i % 2 else -1]:
+                    times[name].append(both[name].block())
+        gain = median(d / s for d, s in zip(times["dense"], times["sparse"], strict=True))
+        us = {f"{n}_us": round(median(t) * 1e6, 1) for n, t in times.items()}
+        tactics = {f"{n}_tactic": c.name for n, c in both.items()}
+        rows.append({"case": case.name, "caches": caches, **us, "speedup": round(gain, 2), **tactics, "others": round(load.others or 0.0, 2)})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default="", help="names of cases, or parts of names")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args()
+    backend = CpuBackend(threads=args.threads)
+    rows: list[dict[str, Any]] = []
+    backend.activate()
+    print(f"{'case':28} {'':4} {'dense us':>9} {'2:4 us':>9} {'gain':>6}  fastest dense; fastest 2:4")
+    for case in all_cases():
+        if args.cases and not any(text in case.name for text in args.cases.split(",")):
+            continue
+        for r in measure(case, backend, args.rounds):
+            rows.append(r)
+            times = f"{r['dense_us']:9.1f} {r['sparse_us']:9.1f} {r['speedup']:6.2f}"
+            print(f"{r['case']:28} {r['caches']:4} {times}  {r['dense_tactic']}; {r['sparse_tactic']}", flush=True)
+    data = provenance(["numpy", "llvmlite"]) | {"cpu": cpuinfo().get("model name"), "threads": args.threads, "floor": round(FLOOR, 3), "rows": rows}
+    args.out.write_text(json.dumps(data, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

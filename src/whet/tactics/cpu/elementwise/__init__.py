@@ -1,0 +1,1 @@
+"""Elementwise layers and reductions in own kernels, generated for each layer."""

@@ -1,0 +1,284 @@
+"""Elementwise ops as LLVM IR: one function per op, of values with any number of lanes.
+
+Values in registers are f32, i32 (also for integers of 8 and 16 bits, which are stored truncated), i64, and i1 for booleans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whet.network import DType, Layer
+from whet.tactics.cpu._llvm.builder import BIT, FLOAT, HALF, INT8, INT16, INT32, INT64, Function, Type, Value
+from whet.tactics.cpu._llvm.math import Math
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How an element type is stored and computed: the type in memory, the one in registers, the conversions to and from registers."""
+
+    memory: Type
+    register: Type
+    load: str = ""
+    store: str = ""
+
+
+STORAGES = {
+    "f32": Storage(FLOAT, FLOAT),
+    "f16": Storage(HALF, FLOAT, "fpext", "fptrunc"),
+    "i64": Storage(INT64, INT64),
+    "i32": Storage(INT32, INT32),
+    "i16": Storage(INT16, INT32, "sext", "trunc"),
+    "u16": Storage(INT16, INT32, "zext", "trunc"),
+    "i8": Storage(INT8, INT32, "sext", "trunc"),
+    "u8": Storage(INT8, INT32, "zext", "trunc"),
+    "bool": Storage(INT8, BIT, "bool", "zext"),
+}
+_BOUNDS = {"i8": (-128, 127), "u8": (0, 255), "i16": (-32768, 32767), "u16": (0, 65535)}
+
+Attrs = Mapping[str, Any]
+Emit = Callable[["Emitter", Attrs, list[Any]], Value]
+
+
+class Emitter:
+    """Emits elementwise ops into a function."""
+
+    def __init__(self, f: Function) -> None:
+        self.f, self.math = f, Math(f)
+
+    def number(self, x: Value, number: float) -> Value:
+        return self.f.value(number, x.type)
+
+    def loaded(self, value: Value, dtype: str) -> Value:
+        """A value as it is in memory, converted for registers."""
+        storage = STORAGES[dtype]
+        if storage.load == "bool":
+            return value.differs(0)
+        return value.convert(storage.load, storage.register) if storage.load else value
+
+    def stored(self, value: Value, dtype: str) -> Value:
+        storage = STORAGES[dtype]
+        return value.convert(storage.store, storage.memory) if storage.store else value
+
+    def cast(self, x: Value, to: str) -> Value:
+        """As NumPy converts: floats are truncated, nonzero values and NaN are true."""
+        f, source, target = self.f, x.type.element, STORAGES[to].register
+        if to == "bool":
+            if source == "float":
+                return f.emit(Type("i1", x.lanes), f"fcmp une {x}, {self.number(x, 0.0).name}", x)
+            return x if source == "i1" else x.differs(0)
+        if target == FLOAT:
+            return x if source == "float" else x.convert("uitofp" if source == "i1" else "sitofp", FLOAT)
+        if source == "float":
+            x = x.convert("fptosi", INT64 if target == INT64 else INT32)
+        elif source != target.element:
+            opcode = "zext" if source == "i1" else "sext" if target == INT64 else "trunc"
+            x = x.convert(opcode, target)
+        storage = STORAGES[to]
+        return x.convert("trunc", storage.memory).convert(storage.load, INT32) if storage.store else x  # wraps like the type
+
+    def quantized(self, x: Value, scale: Value, zero: Value | None, to: str) -> Value:
+        """round(x / scale) + zero point, saturated; NaN gives 0."""
+        f, (low, high) = self.f, _BOUNDS[to]
+        y = f.math("rint", x / scale)
+        if zero is not None:
+            y = y + zero.convert("sitofp", FLOAT)
+        y = f.select(y.is_nan(), self.number(y, 0.0), y)
+        y = f.select(y < float(low), self.number(y, float(low)), y)
+        return f.select(y > float(high), self.number(y, float(high)), y).convert("fptosi", INT32)
+
+
+def _compare(relation: Callable[[Value, Value], Value]) -> Emit:
+    return lambda e, a, v: relation(v[0], v[1])
+
+
+def _clip(e: Emitter, attrs: Attrs, v: list[Any]) -> Value:
+    x: Value = v[0]
+    for bound, limit in zip(v[1:], (e.math.maximum, e.math.minimum), strict=False):
+        x = x if bound is None else limit(x, bound)
+    return x
+
+
+def _fold(combine: Callable[[Emitter, Value, Value], Value]) -> Emit:
+    def emit(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+        y = v[0]
+        for x in v[1:]:
+            y = combine(e, y, x)
+        return y
+
+    return emit
+
+
+def _gelu(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+    (x,) = v
+    if attrs.get("approximate", "none") == "tanh":
+        inner = (x + x * x * x * 0.044715) * 0.7978845608028654
+        return x * 0.5 * (e.math.tanh(inner) + 1.0)
+    return x * 0.5 * (e.math.erf(x * 0.7071067811865476) + 1.0)
+
+
+def _sign(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+    (x,) = v
+    one, minus = (e.number(x, -n if x.type.element != "float" else -float(n)) for n in (-1, 1))
+    return e.f.select(x > 0, one, e.f.select(x < 0, minus, x))
+
+
+def _abs(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+    (x,) = v
+    return e.f.math("fabs", x) if x.type.element == "float" else e.f.select(x < 0, 0 - x, x)
+
+
+def _pow(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+    x, exponent = v[0], attrs["exponent"]
+    if abs(exponent) == 0.5:
+        y = e.f.math("sqrt", x)
+    else:
+        y = e.math.power(x, int(abs(exponent)))
+    return e.number(x, 1.0) / y if exponent < 0 else y
+
+
+def _per_lane(name: str) -> Emit:
+    return lambda e, a, v: e.f.call_per_lane(name, v[0])
+
+
+def _is_inf(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+    (x,) = v
+    signs = [s for s, key in ((float("inf"), "detect_positive"), (float("-inf"), "detect_negative")) if attrs[key]]
+    found = [x.equals(e.number(x, s)) for s in signs] or [x.differs(x)]
+    return found[0] if len(found) == 1 else found[0] | found[1]
+
+
+OPERATIONS: dict[str, Emit] = {
+    "Abs": _abs,
+    "Add": lambda e, a, v: v[0] + v[1],
+    "And": lambda e, a, v: v[0] & v[1],
+    "Cast": lambda e, a, v: e.cast(v[0], a["to"]),
+    "Ceil": lambda e, a, v: e.f.math("ceil", v[0]),
+    "Celu": lambda e, a, v: e.f.select(v[0] < 0.0, e.math.expm1(v[0] / a["alpha"]) * a["alpha"], v[0]),
+    "Clip": _clip,
+    "Cos": _per_lane("cosf"),
+    "Div": lambda e, a, v: v[0] / v[1],
+    "Elu": lambda e, a, v: e.f.select(v[0] < 0.0, e.math.expm1(v[0]) * a["alpha"], v[0]),
+    "Equal": _compare(lambda x, y: x.equals(y)),
+    "Erf": lambda e, a, v: e.math.erf(v[0]),
+    "Exp": lambda e, a, v: e.math.exp(v[0]),
+    "Expand": lambda e, a, v: v[0],
+    "Floor": lambda e, a, v: e.f.math("floor", v[0]),
+    "Gelu": _gelu,
+    "Greater": _compare(lambda x, y: x > y),
+    "GreaterOrEqual": _compare(lambda x, y: x >= y),
+    "HardSigmoid": lambda e, a, v: e.math.maximum(e.math.minimum(v[0] * a["alpha"] + a["beta"], e.number(v[0], 1.0)), e.number(v[0], 0.0)),
+    "HardSwish": lambda e, a, v: (
+        v[0] * e.math.maximum(e.math.minimum(v[0] * (1 / 6) + 0.5, e.number(v[0], 1.0)), e.number(v[0], 0.0))
+    ),
+    "IsInf": _is_inf,
+    "IsNaN": lambda e, a, v: v[0].is_nan(),
+    "LeakyRelu": lambda e, a, v: e.f.select(v[0] < 0.0, v[0] * a["alpha"], v[0]),
+    "Less": _compare(lambda x, y: x < y),
+    "LessOrEqual": _compare(lambda x, y: y >= x),
+    "Log": lambda e, a, v: e.math.log(v[0]),
+    "Max": _fold(lambda e, x, y: e.math.maximum(x, y)),
+    "Mean": lambda e, a, v: _fold(lambda e, x, y: x + y)(e, a, v) / float(len(v)),
+    "Min": _fold(lambda e, x, y: e.math.minimum(x, y)),
+    "Mish": lambda e, a, v: v[0] * e.math.tanh(e.math.softplus(v[0])),
+    "Mul": lambda e, a, v: v[0] * v[1],
+    "Neg": lambda e, a, v: -v[0] if v[0].type.element == "float" else 0 - v[0],
+    "Not": lambda e, a, v: v[0] ^ 1,
+    "Or": lambda e, a, v: v[0] | v[1],
+    "PRelu": lambda e, a, v: e.f.select(v[0] >= 0.0, v[0], v[0] * v[1]),
+    "Pow": _pow,
+    "Reciprocal": lambda e, a, v: e.number(v[0], 1.0) / v[0],
+    "Relu": lambda e, a, v: e.f.select(v[0] < e.number(v[0], 0), e.number(v[0], 0), v[0]),
+    "Round": lambda e, a, v: e.f.math("rint", v[0]),
+    "Selu": lambda e, a, v: e.f.select(v[0] < 0.0, e.math.expm1(v[0]) * (a["alpha"] * a["gamma"]), v[0] * a["gamma"]),
+    "Sigmoid": lambda e, a, v: e.math.sigmoid(v[0]),
+    "Sign": _sign,
+    "Sin": _per_lane("sinf"),
+    "Softplus": lambda e, a, v: e.math.softplus(v[0]),
+    "Softsign": lambda e, a, v: v[0] / (e.f.math("fabs", v[0]) + 1.0),
+    "Sqrt": lambda e, a, v: e.f.math("sqrt", v[0]),
+    "Sub": lambda e, a, v: v[0] - v[1],
+    "Sum": _fold(lambda e, x, y: x + y),
+    "Swish": lambda e, a, v: v[0] * e.math.sigmoid(v[0] * a["alpha"]),
+    "Tanh": lambda e, a, v: e.math.tanh(v[0]),
+    "ThresholdedRelu": lambda e, a, v: e.f.select(v[0] > a["alpha"], v[0], e.number(v[0], 0.0)),
+    "Where": lambda e, a, v: e.f.select(v[0], v[1], v[2]),
+    "Xor": lambda e, a, v: v[0] ^ v[1],
+    "QuantizeLinear": lambda e, a, v: e.quantized(v[0], v[1], v[2] if len(v) > 2 else None, a["to"]),
+    "DequantizeLinear": lambda e, a, v: (v[0] if len(v) < 3 else v[0] - v[2]).convert("sitofp", FLOAT) * v[1],
+}
+_INTEGERS = {
+    "Abs", "Add", "Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Neg", "Relu", "Sign", "Sub", "Sum",
+}  # fmt: skip
+_ANY = {"Cast", "Where", "Expand"}
+_BOOLEANS = {"And", "Or", "Xor", "Not", "Equal"}
+_MAX_POWER = 8
+
+
+def refusal(layer: Layer) -> str | None:
+    """The reason why an elementwise layer cannot be emitted, or None."""
+    if layer.op not in OPERATIONS:
+        return f"computes elementwise ops, not {layer.op}"
+    tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
+    if layer.op == "Expand":
+        tensors = [layer.needs(0), layer.outputs[0]]
+    if other := next((t.dtype for t in tensors if t.dtype.name not in STORAGES), None):
+        return f"has no kernel for {other}"
+    x = layer.needs(0).dtype
+    if layer.op in ("QuantizeLinear", "DequantizeLinear"):
+        return _quantize_refusal(layer)
+    if layer.op == "Pow":
+        return None if power_of(layer) is not None else "takes powers of constant exponents: whole numbers up to 8, and 1/2"
+    if x.name == "f16" and layer.op != "Cast":
+        return "computes in f32"
+    if layer.op == "Cast" and not layer.attrs.get("saturate", 1):
+        return None
+    if layer.op in _ANY or (x.name == "bool" and layer.op in _BOOLEANS):
+        return None
+    if x.name == "f32":
+        return f"{layer.op} takes booleans" if layer.op in _BOOLEANS - {"Equal"} else None
+    return None if layer.op in _INTEGERS and x.name != "bool" else f"computes {layer.op} in f32, not {x}"
+
+
+def _quantize_refusal(layer: Layer) -> str | None:
+    if layer.attrs["block_size"]:
+        return "takes one scale, or one per entry of an axis"
+    integers = layer.outputs[0].dtype if layer.op == "QuantizeLinear" else layer.needs(0).dtype
+    floats = layer.needs(0).dtype if layer.op == "QuantizeLinear" else layer.outputs[0].dtype
+    if floats.name != "f32" or layer.needs(1).dtype.name != "f32":
+        return f"computes in f32, not {floats}"
+    if integers.name not in _BOUNDS and (layer.op == "QuantizeLinear" or integers.name != "i32"):
+        return f"has no kernel for {integers}"
+    return None
+
+
+def power_of(layer: Layer) -> float | None:
+    """The constant exponent of a Pow if the kernel computes it."""
+    exponent = layer.needs(1)
+    if layer.needs(0).dtype.name != "f32" or not exponent.is_constant or exponent.array().size != 1 or exponent.type.rank > layer.needs(0).type.rank:
+        return None
+    value = float(exponent.array().reshape(()))
+    if value == 0.5 or (value == int(value) and value != 0 and abs(value) <= _MAX_POWER):
+        return value
+    return None
+
+
+def attributes(layer: Layer) -> tuple[tuple[str, Any], ...]:
+    """The attributes that `OPERATIONS` reads, hashable."""
+    if layer.op == "Pow":
+        return (("exponent", power_of(layer)),)
+    if layer.op in ("Cast", "QuantizeLinear"):
+        return (("to", layer.outputs[0].dtype.name),)
+    return tuple(sorted((k, v) for k, v in layer.attrs.items() if isinstance(v, int | float | str)))
+
+
+def operand_indices(layer: Layer) -> Sequence[int]:
+    """The inputs that the kernel reads."""
+    if layer.op in ("Expand", "Pow"):
+        return (0,)
+    return range(len(layer.inputs))
+
+
+def register_type(dtype: DType) -> Type:
+    return STORAGES[dtype.name].register

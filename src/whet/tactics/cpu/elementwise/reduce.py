@@ -1,0 +1,84 @@
+"""Reductions of f32 over any axes, in row-major and channels-last tensors."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from whet.backends import Backend
+from whet.network import F32, Layer, static_shape
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, tactic
+from whet.tactics.cpu._llvm.builder import LANES
+from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
+from whet.tactics.cpu.elementwise._memory_axes import candidate_formats, memory_shape, merged
+from whet.tactics.cpu.elementwise._reduce_ir import KINDS, VECTORS, reduce_ir
+from whet.tactics.cpu.onednn._axes import reduced_axes
+from whet.tactics.cpu.onednn._kernel import static
+
+_CHUNK = VECTORS * LANES
+
+
+class ReduceKernel(CompiledKernel):
+    """A planned launch."""
+
+    serial_work = 1 << 14  # elements
+    rtol = 1e-5
+
+    def __init__(self, layer: Layer, signature: Signature, axes: tuple[int, ...], count: int) -> None:
+        shape, form = static_shape(layer.needs(0).shape), signature.needs(0).format
+        sizes = memory_shape(form, shape)
+        assert sizes is not None
+        super().__init__(layer, signature, prod(sizes), count)
+        order = [0, *range(2, len(shape)), 1] if form == "nhwc" else list(range(len(shape)))
+        if len(sizes) > len(shape):  # blocked channels
+            order = [*range(len(shape)), 1]
+        marks = [axis in axes for axis in order]
+        dense = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
+        merged_sizes, (strides,), reduced = merged(sizes, [dense], marks)
+        self.op, self.inner_reduced, self.width = layer.op, bool(reduced[-1]), merged_sizes[-1]
+        pairs = list(zip(merged_sizes, strides, reduced, strict=True))[:-1]
+        self.kept, self.reduced = [(n, s) for n, s, r in pairs if not r], [(n, s) for n, s, r in pairs if r]
+        self.count = prod(n for n, _, r in zip(merged_sizes, strides, reduced, strict=True) if r)
+        factor = np.array([1 / self.count], np.float32)
+        self.packed = (Packed(f"factor|{self.count}", 4, lambda: factor.view(np.uint8)),)
+        self.implementation = "reduced rows" if self.inner_reduced else "kept rows"
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        rows = prod(n for n, _ in self.kept)
+        chunks = 1 if self.inner_reduced else -(-self.width // _CHUNK)
+        tail = self.width % (LANES if self.inner_reduced else _CHUNK)
+        words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), rows * chunks, self.width, chunks]
+        words += [w for axis in (*self.kept, *self.reduced) for w in axis]
+        ir = reduce_ir(self.op, len(self.kept), len(self.reduced), self.inner_reduced, tail)
+        self.launch(stream, ir, "reduce", args, words, rows * chunks)
+
+
+@tactic
+class Reduce(CompiledTactic):
+    ops = KINDS
+
+    def why_not(self, layer: Layer) -> str | None:
+        if said := super().why_not(layer):
+            return said
+        if layer.op == "Fused":
+            return "takes single layers, not fused ones"
+        if layer.needs(0).dtype != F32:
+            return f"computes in f32, not {layer.needs(0).dtype}"
+        if layer.needs(0).is_constant:
+            return "its input is constant"
+        return None if reduced_axes(layer) else "there are no axes, or they are known only at run time"
+
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        shape = static_shape(layer.needs(0).shape)
+        axes = reduced_axes(layer) or ()
+        forms = ["linear"]
+        if layer.outputs[0].type.rank == len(shape):
+            forms = [f for f in candidate_formats(shape) if not f.startswith("nChw") or 1 not in axes]
+        rest = (None,) * (len(layer.inputs) - 1)
+        return [Signature((Operand(f, F32), *rest), (Operand(f, F32),)) for f in forms]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ReduceKernel:
+        return ReduceKernel(layer, signature, reduced_axes(layer) or (), backend.threads)

@@ -1,0 +1,1 @@
+"""Recurrent layers in own kernels."""

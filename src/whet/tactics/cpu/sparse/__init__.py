@@ -1,0 +1,1 @@
+"""Layers with 2:4 weights in own kernels."""

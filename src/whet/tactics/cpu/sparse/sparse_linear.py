@@ -1,0 +1,151 @@
+"""Gemm, MatMul and 1x1 convolutions (channels last) with constant 2:4 weights, f32: with few rows their time is that of reading the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from whet.backends import Backend
+from whet.network import F32, Layer, format_fits, static_shape
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
+from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._two_four import compress, why_not_two_four
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
+from whet.tactics.cpu.onednn._kernel import activations, f32_of, static
+from whet.tactics.cpu.sparse._linear_layer import Epilogue, match_epilogue, matrix_of, sizes_of, skip_zero_weights, why_not_linear
+from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, Variant, context_words, item_words, lanes_of, sparse_linear_ir
+
+_TILES = {8: ((4, 2), (2, 4)), 16: ((4, 4), (2, 8))}  # by lanes: blocks and rows of tiles whose accumulators fit the registers
+_ONE_ROW = ((4, 1), (2, 1))
+
+
+class SparseLinearKernel(CompiledKernel):
+    """A planned launch; its packed operand is described in _sparse_linear_ir.py."""
+
+    serial_work, rtol = 1 << 17, 1e-5
+
+    def __init__(self, layer: Layer, signature: Signature, blocks: int, rows: int, lanes: int, count: int) -> None:
+        end = match_epilogue(layer, epilogue(layer))
+        assert isinstance(end, Epilogue)
+        self.rows, self.inputs_of_row, self.channels = sizes_of(layer)
+        super().__init__(layer, signature, self.rows * self.inputs_of_row * self.channels // KEPT, count)
+        groups, unit = self.inputs_of_row // GROUP, lanes * blocks
+        self.chunks, rest_groups = divmod(groups, CHUNK // GROUP)
+        self.tiles, rest_rows = divmod(self.rows, rows)
+        self.items = -(-self.channels // unit)
+        has_avx512dq = lanes == 16 and jit.has("avx512dq")
+        self.variant = Variant(lanes, blocks, rows, rest_rows, rest_groups, self.channels % unit, tuple(end.steps), has_avx512dq)
+        self.x, self.residual = source_index(layer), end.residual
+        weights, bias = constants_of(layer)
+        biases = [t for t in (bias, *end.biases) if t is not None]
+        channels = self.channels
+
+        def pack() -> np.ndarray:
+            total = sum((f32_of(t).reshape(-1) for t in biases), np.zeros(channels, np.float32))
+            return pack_weights(matrix_of(layer, f32_of(weights)), total, lanes, blocks).view(np.uint8)
+
+        digests = "|".join(t.constant().digest for t in (weights, *biases))
+        transposed = root_layer(layer).op != "Conv" and not root_layer(layer).attrs.get("transB")
+        key = f"{digests}|sparse linear {transposed} {lanes} {blocks}"
+        # storable: a position selects one of four inputs in a register, whatever its bits
+        self.packed = (Packed(key, 4 * self.items * item_words(self.inputs_of_row, unit), pack, storable=True),)
+        self.implementation = f"{unit} channels x {rows} rows"
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        operands: dict[str, tuple[str, int] | int] = {
+            "x": ("input", self.x), "y": ("output", 0), "inputs": self.inputs_of_row, "channels": self.channels,
+            "tiles": self.tiles, "chunks": self.chunks, "items": self.items,
+        }  # fmt: skip
+        if self.residual is not None:
+            operands["added"] = ("input", self.residual)
+        words = [operands[name] for name in context_words(self.variant.steps)[:-2]]
+        self.launch(stream, sparse_linear_ir(self.variant), "sparse_linear", args, words, self.items)
+
+
+@tactic
+class SparseLinear(CompiledTactic):
+    """Weights are 2:4 along the inputs. NaN or infinity in an input is not multiplied by a weight of zero; a dense product gives NaN there."""
+
+    ops = ("Gemm", "MatMul", "Conv")
+
+    def unavailable(self) -> str | None:
+        return jit.available() or (None if jit.has("avx2") and jit.has("fma") else "needs AVX2 and FMA")
+
+    def why_not(self, layer: Layer) -> str | None:
+        if reason := super().why_not(layer) or why_not_linear(layer):
+            return reason
+        if any(t.dtype != F32 for t in activations(layer)):
+            return "computes in 32-bit floating point"
+        end = match_epilogue(layer, epilogue(layer))
+        if isinstance(end, str):
+            return end
+        return why_not_two_four(constants_of(layer)[0], f"{self.name} {_order(layer)}", lambda: _filters(layer))
+
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        if self.why_not(layer) or not static(layer) or 0 in static_shape(layer.outputs[0].shape):
+            return []
+        end = match_epilogue(layer, epilogue(layer))
+        assert isinstance(end, Epilogue)
+        name = "nhwc" if root_layer(layer).op == "Conv" else "linear"
+        if not format_fits(name, layer.outputs[0].type.rank):
+            return []
+        stored = Operand(name, F32)
+        return [Signature(tuple(stored if i in (source_index(layer), end.residual) else None for i in range(len(layer.inputs))), (stored,))]
+
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        return self.unavailable()
+
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
+        rows, _, channels = sizes_of(layer)
+        lanes = vector_lanes()
+        tiles = _ONE_ROW if rows == 1 else _TILES[lanes]
+        fitting = [t for t in tiles if t[0] == 2 or t[0] * lanes <= channels]
+        return [(("blocks", blocks), ("rows", n)) for blocks, n in fitting]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> SparseLinearKernel:
+        sizes, lanes = {name: int(value) for name, value in config}, vector_lanes()
+        tile = sizes["blocks"], sizes["rows"]
+        if tile not in (*_ONE_ROW, *_TILES[lanes]):
+            raise PlanRefused(f"a tile of {tile[0]} vectors by {tile[1]} rows does not fit the registers")
+        return SparseLinearKernel(layer, signature, *tile, lanes, backend.threads)
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Callable]]:
+        return [{root_layer(layer).op: skip_zero_weights}]
+
+
+def vector_lanes() -> int:
+    """Floats of this CPU's longest vector."""
+    return lanes_of(jit.has("avx512f"))
+
+
+def _order(layer: Layer) -> str:
+    head = root_layer(layer)
+    return f"{head.op} {head.attrs.get('transB')}"
+
+
+def _filters(layer: Layer) -> np.ndarray:
+    return matrix_of(layer, constants_of(layer)[0].array())[:, :, None, None]
+
+
+def pack_weights(matrix: np.ndarray, bias: np.ndarray, lanes: int, blocks: int) -> np.ndarray:
+    """The packed operand of 2:4 weights [channel, input] and biases [channel] in f32, flat: see _sparse_linear_ir.py. Absent channels are zeros."""
+    channels, inputs = matrix.shape
+    unit, per_chunk = lanes * blocks, CHUNK // GROUP
+    items, groups = -(-channels // unit), inputs // GROUP
+    chunks = -(-groups // per_chunk)
+    made = compress(matrix)
+    values = np.zeros((items * unit, groups * KEPT), np.float32)
+    values[:channels] = made.values
+    positions = np.zeros((items * unit, chunks * per_chunk), np.uint32)
+    positions[:channels, :groups] = made.metadata
+    words = np.bitwise_or.reduce(positions.reshape(-1, chunks, per_chunk) << (np.arange(per_chunk, dtype=np.uint32) * 4), axis=-1)
+    biases = np.zeros(items * unit, np.float32)
+    biases[:channels] = bias
+    parts = [biases.reshape(items, unit)]
+    for c in range(chunks):
+        parts.append(words[:, c].astype(np.uint32).view(np.float32).reshape(items, unit))
+        chunk = values[:, c * per_chunk * KEPT : (c + 1) * per_chunk * KEPT]
+        parts.append(chunk.reshape(items, unit, -1).transpose(0, 2, 1).reshape(items, -1))
+    return np.ascontiguousarray(np.concatenate(parts, axis=1)).reshape(-1)

@@ -1,0 +1,169 @@
+"""Rows times 2:4 matrices by whet's CPU kernel: sizes, epilogues, threads, AVX-512 code, positions with arbitrary bits, refusals, builds."""
+
+import numpy as np
+import pytest
+from test_compiled_kernels import JIT
+from test_onednn_tactics import CPU, Listed, compute, fused, place
+
+from whet.backends.cpu import CpuBackend
+from whet.backends.cpu.machine_code import _opaque
+from whet.builder import BuildConfig, build
+from whet.composites._two_four_samples import conv, matmul, two_four_weights
+from whet.network import Network, parse_type
+from whet.ops import run_regions, sample_layer
+from whet.sparsity.report import picked_layers
+from whet.tactics import Args, get_tactic
+from whet.tactics._base import PlanRefused
+from whet.tactics._two_four import compress
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.sparse import sparse_linear
+from whet.tactics.cpu.sparse._sparse_linear_ir import Variant, sparse_linear_ir
+
+NAME = "cpu/sparse_linear"
+TACTIC = get_tactic(NAME)
+AVX2 = pytest.mark.skipif(TACTIC.unavailable() is not None, reason=str(TACTIC.unavailable()))
+
+
+def judge(layer, arrays, configs=None):
+    """Every config against the reference in f64."""
+    (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
+    (signature,) = TACTIC.signatures(layer, CPU)
+    for config in configs or TACTIC.configs(layer, signature, CPU):
+        _, got, _ = compute(layer, arrays, TACTIC, signature, config)
+        np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=2e-6 * np.abs(want).max(), err_msg=str(config))
+
+
+@AVX2
+@pytest.mark.parametrize("lanes", [8, pytest.param(16, marks=pytest.mark.skipif(not jit.has("avx512f"), reason="no AVX-512"))])
+def test_random_sizes(lanes, monkeypatch):
+    """Rows, inputs and channels that are and are not multiples of tiles, chunks and vectors, down to 1 channel and 4 inputs."""
+    monkeypatch.setattr(sparse_linear, "vector_lanes", lambda: lanes)
+    rng = np.random.default_rng(lanes)
+    for rows, inputs, channels in [(1, 4, 1), (1, 32, 64), (9, 36, 33), *rng.integers(1, 80, (12, 3)).tolist()]:
+        inputs = -(-inputs // 4) * 4
+        _, layer, arrays = sample_layer("Fused", matmul(f"f32[{rows},{inputs}]", channels, ("Relu", "Gelu")[rows % 2]))
+        judge(layer, arrays)
+
+
+@AVX2
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_share_the_channels(threads):
+    _, layer, arrays = sample_layer("Fused", matmul("f32[3,512]", 1000, "Relu"))
+    (want,), machine = run_regions(layer, arrays), CpuBackend(threads=threads)
+    (signature,) = TACTIC.signatures(layer, machine)
+    for config in TACTIC.configs(layer, signature, machine):
+        kernel = TACTIC.plan(layer, signature, config, machine)
+        assert kernel.threads == threads
+        packed, x, out, stream = kernel.packed[0].make(), place(arrays[0], signature.inputs[0]), dnn.aligned(kernel.outputs[0]), Listed()
+        kernel.enqueue(Args((x.ctypes.data, 0, 0), (out.ctypes.data,), (packed.ctypes.data,), 0), stream)
+        stream.calls[0].run()
+        np.testing.assert_allclose(out.view(np.float32).reshape(want.shape), want, rtol=1e-4, atol=1e-4)
+    CPU.activate()
+
+
+@AVX2
+@pytest.mark.parametrize("added", ["before", "behind"])
+@pytest.mark.parametrize("channels", [40, 37])
+def test_residuals_and_convolutions(added, channels):
+    _, layer, arrays = sample_layer("Fused", conv("f32[2,52,3,3]", channels, 1, added=added))
+    judge(layer, arrays)
+
+
+@AVX2
+def test_epilogues():
+    x, w = "f32[2,40]", two_four_weights(40, 24, axis=0)
+    swish = {"Silu": lambda body, y: body.add("Mul", y, body.add("Sigmoid", y)), "Gelu": lambda body, y: body.add("Gelu", y)}
+    for build_step in (*swish.values(), lambda body, y: body.add("Relu", body.add("Gelu", y))):
+        layer, arrays = fused("MatMul", [(x, False), (w, True)], lambda body, *t, step=build_step: step(body, body.add("MatMul", *t)))
+        judge(layer, arrays)
+    for op, attrs in (("Tanh", {}), ("Gelu", {"approximate": "tanh"})):
+        layer, _ = fused("MatMul", [(x, False), (w, True)], lambda body, *t, op=op, attrs=attrs: body.add(op, body.add("MatMul", *t), **attrs))
+        assert TACTIC.why_not(layer) == f"computes no {op} in its epilogue"
+
+
+@AVX2
+def test_gelu_of_large_inputs():
+    """Both tails, infinities, NaN and values whose squares overflow."""
+    w = np.zeros((4, 8), np.float32)
+    w[0] = 1
+    layer, arrays = fused("MatMul", [("f32[12,4]", False), (w, True)], lambda body, *t: body.add("Gelu", body.add("MatMul", *t)))
+    arrays[0][:, 0] = [-1e30, -40, -9, -5.5, -1e-3, 0, 1e-3, 5.5, 9, 40, 1e30, np.inf]
+    (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
+    (signature,) = TACTIC.signatures(layer, CPU)
+    _, got, _ = compute(layer, arrays, TACTIC, signature, TACTIC.configs(layer, signature, CPU)[0])
+    np.testing.assert_allclose(got[0], want, rtol=1e-6, atol=1e-6)
+
+
+@JIT
+def test_avx512_code_selects_with_one_instruction():
+    """16 lanes are compiled for a CPU with AVX-512, whether or not this one has it."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
+    for variant, register in ((Variant(16, 4, 4, 1, 3, 5, ("Add", "Silu"), True), "zmm"), (Variant(8, 4, 2, 1, 3, 5, ("Gelu",)), "ymm")):
+        machine = target.create_target_machine(cpu="skylake-avx512" if register == "zmm" else "haswell", opt=3)
+        text = sparse_linear_ir(variant)
+        module = llvm.parse_assembly(text if llvm.llvm_version_info[0] < 17 else _opaque(text))
+        selections = [line for line in machine.emit_assembly(module).splitlines() if "vpermilps" in line and f"%{register}" in line]
+        chunk = 16 + 6  # kept weights of a chunk and of three groups
+        assert len(selections) == chunk * variant.blocks * (variant.rows + variant.rest_rows)
+
+
+@AVX2
+def test_positions_with_arbitrary_bits_read_nothing_else():
+    """An engine file may hold any packed bytes: the result is a sum of the row's own inputs, whatever the positions."""
+    _, layer, arrays = sample_layer("Fused", matmul("f32[1,64]", 32, "Relu"))
+    arrays[0][:] = 1
+    (signature,) = TACTIC.signatures(layer, CPU)
+    kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, CPU)[0], CPU)
+    assert kernel.packed[0].storable
+    packed, results = kernel.packed[0].make(), []
+    matrix = layer.inputs[1].array().T
+    made = compress(matrix)
+    words = np.flatnonzero(np.isin(packed.view(np.uint32), _words(made.metadata)))
+    assert len(words) >= 64
+    for _ in range(2):
+        x, out, stream = place(arrays[0], signature.inputs[0]), dnn.aligned(kernel.outputs[0]), Listed()
+        kernel.enqueue(Args((x.ctypes.data, 0, 0), (out.ctypes.data,), (packed.ctypes.data,), 0), stream)
+        stream.calls[0].run()
+        results.append(out.view(np.float32).copy())
+        packed.view(np.uint32)[words] = np.random.default_rng(1).integers(0, 1 << 32, len(words), np.uint32)
+    np.testing.assert_array_equal(*results)  # all inputs are equal, so that the selection does not matter
+
+
+def _words(metadata):
+    shifts = np.arange(8, dtype=np.uint32) * 4
+    return np.bitwise_or.reduce(metadata.reshape(len(metadata), -1, 8).astype(np.uint32) << shifts, axis=-1)
+
+
+@AVX2
+def test_refusals():
+    dense = two_four_weights(16, 8, axis=0)
+    dense[4:7, 3] = 1
+    layer, _ = fused("MatMul", [("f32[2,16]", False), (dense, True)], lambda body, *t: body.add("Relu", body.add("MatMul", *t)))
+    assert TACTIC.why_not(layer) == "weights are not 2:4: output channel 3, inputs 4-7 have 3 non-zeros"
+    _, layer, _ = sample_layer("Fused", conv("f32[1,16,5,5]", 8, 3, pads=(1, 1, 1, 1)))
+    assert TACTIC.why_not(layer) == "takes 1x1 convolutions with one group, no strides, no pads"
+    _, layer, _ = sample_layer("Fused", matmul("f32[1,64]", 32, "Relu"))
+    with pytest.raises(PlanRefused, match="does not fit the registers"):
+        TACTIC.plan(layer, TACTIC.signatures(layer, CPU)[0], (("blocks", 9), ("rows", 9)), CPU)
+
+
+@AVX2
+def test_a_build_times_both_and_chooses_the_faster(tmp_path):
+    """A layer bound by weight bytes: the report holds times of dense and sparse tactics; the report of sparsity names the choice."""
+    net = Network("linear")
+    x = net.add_input("x", parse_type("f32[1,512]"))
+    w = two_four_weights(512, 512, axis=0)
+    net.mark_output(net.add("MatMul", x, net.constant(w, "w")))
+    plan = build(net, BuildConfig(sparsity="enable", timing_cache="", threads=1))
+    (candidates,) = plan.report.candidates.values()
+    timed = {c.tactic for c in candidates if c.ms is not None}
+    assert NAME in timed
+    assert len(timed) > 1
+    (choice,) = plan.choices.values()
+    assert choice.tactic in timed
+    assert bool(picked_layers(plan)) == (choice.tactic == NAME)
