@@ -17,7 +17,9 @@ _USED = {
 
 
 def prune_to_pattern(net: Any, text: str, feeds: Any, options: dict[str, Any], say: Callable[[str], None]) -> tuple[Any, Any, dict[str, Any]]:
-    """The network with the pattern, its recipe (masks), and facts for --json. `say` prints what was pruned, and for patterns that no kernel exploits the measured times.
+    """The network with the pattern, its recipe (masks), and facts for --json.
+
+    `say` prints what was pruned, and for patterns that no kernel exploits the measured times.
 
     Raises UsageError for flags that select channels, and for an invalid pattern; PruneError if it fits no layer.
     """
