@@ -26,7 +26,8 @@ def command(engine: str, layer: str | None, top: int, layers: bool, profile: int
     """
     from whet.engine import read_engine
     from whet.errors import UsageError
-    from whet.inspector import explain, layer_rows
+    from whet.inspector import explain, layer_facts, layer_rows
+    from whet.inspector.summary import WIDTH
 
     if (path := Path(engine)).suffix == ".onnx":
         target = path.with_suffix(".engine").name
@@ -41,6 +42,7 @@ def command(engine: str, layer: str | None, top: int, layers: bool, profile: int
         click.echo(json.dumps({**data, "layer_table": layer_rows(plan)} if layers else data, indent=1, default=str))
         return
     console = make_console()
+    console.width = min(console.width, WIDTH)
     if several:
         console.print(several)
     if layer is not None:
@@ -48,7 +50,7 @@ def command(engine: str, layer: str | None, top: int, layers: bool, profile: int
     else:
         _engine(console, data, top)
         if layers:
-            print_layers(console, layer_rows(plan))
+            print_layers(console, layer_facts(plan))
 
 
 def _profiles(plan: Any, shown: int) -> str:
@@ -64,12 +66,11 @@ def _x(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def print_layers(console: Any, rows: list[dict[str, str]]) -> None:
-    """Prints the layer table in execution order."""
-    from whet.inspector import COLUMNS
+def print_layers(console: Any, facts: list[Any]) -> None:
+    """Prints the layer table in execution order, one line a layer."""
+    from whet.inspector.summary import COLUMNS, layer_table
 
-    columns = [c if c not in ("ms", "share", "GFLOP/s", "MB") else f">{c}" for c in COLUMNS]
-    print_table(console, columns, [[r[c] for c in COLUMNS] for r in rows], "Layers", below=("type", "layer", "formats", "runner-up"))
+    print_table(console, COLUMNS, layer_table(facts, sum(f.ms or 0.0 for f in facts)), "Layers")
 
 
 def _ms(v: float | None) -> str:
@@ -81,6 +82,8 @@ def _share(row: dict[str, Any]) -> str:
 
 
 def _engine(console: Any, d: dict[str, Any], top: int) -> None:
+    from whet.inspector.summary import fit
+
     arena = ", ".join(f"{b / 2**20:.1f} MiB" for b in d["arena_bytes"])
     model = d["machine"].get("model", "?")
     console.print(styled((d["network"], "bold"), f" on {d['backend']} ({model}), {d['threads']} thread(s)"))
@@ -102,11 +105,11 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
         console.print("Choice of formats and tactics: " + ", ".join(shown))
     for e in d["engines"]:
         console.print(f"  whole engine timed: {_ms(e.get('ms'))} ms  {e.get('what', '')}")
-    columns = [">ms", ">share", "layer", "type", "tactic", "kernel", "bound"]
-    rows = [[_ms(r["ms"]), _share(r), r["name"], r["type"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
+    columns = [">ms", ">share", "layer", "tactic", "kernel", "bound"]
+    rows = [[_ms(r["ms"]), _share(r), r["name"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
     if d["disturbed"]:
         console.print(styled(("note", "yellow"), f" {d['disturbed']}"))
-    print_table(console, columns, rows, f"Slowest {min(top, d['layers'])} layers", below=("type", "layer"))
+    print_table(console, columns, fit(columns, rows), f"Slowest {min(top, d['layers'])} layers")
     rows = [[_ms(r["ms"]), _share(r), str(r["layers"]), r["tactic"]] for r in d["by_tactic"]]
     print_table(console, [">ms", ">share", ">layers", "tactic"], rows, "By tactic")
     fired = ", ".join(f"{n} x{k}" for n, k in d["passes_fired"].items() if k)

@@ -134,7 +134,11 @@ def _with_bounds(rows: list[LayerFacts], plan: EnginePlan) -> list[LayerFacts]:
 
 
 def find_layer(rows: list[LayerFacts], wanted: str) -> LayerFacts:
-    """The layer with a display name, layer name, source node or output of this name. Raises UsageError with the nearest name."""
+    """The layer with a display name, short name (as tables show it), layer name, source node or output of this name.
+
+    Raises UsageError for an unknown name, with the nearest one, and for a short name of several layers.
+    """
+    from whet.inspector.summary import is_short_name
     for match in (
         lambda r: wanted in (r.name, r.layer.name),
         lambda r: wanted in r.layer.sources,
@@ -143,5 +147,10 @@ def find_layer(rows: list[LayerFacts], wanted: str) -> LayerFacts:
         hits = [r for r in rows if match(r)]
         if hits:
             return hits[0]
+    hits = [r for r in rows if is_short_name(wanted, r.name)]
+    if len(hits) > 1:
+        raise UsageError(f"'{wanted}' is short for {len(hits)} layers: {', '.join(r.name for r in hits[:4])}{', ...' if len(hits) > 4 else ''}")
+    if hits:
+        return hits[0]
     names = {r.name for r in rows} | {r.layer.name for r in rows} | {s for r in rows for s in r.layer.sources}
     raise UsageError(f"the engine has no layer '{wanted}'.{nearest(wanted, names)} `whet explain ENGINE` lists them.")

@@ -11,7 +11,7 @@ from whet.inspector.explain import explain
 from whet.inspector.facts import LayerFacts, layer_facts
 
 WIDTH = 100
-_NAME, _TACTIC, _KERNEL = 34, 26, 14  # characters
+_NAME, _TACTIC, _KERNEL, _LEAST = 34, 26, 14, 12  # characters
 _NUMBERED = re.compile(r" \(\d+\)$")
 
 
@@ -23,12 +23,34 @@ def short_name(name: str, most: int = _NAME) -> str:
     hidden = next((int(p.split()[1]) - 1 for p in parts if p.startswith("... ")), 0)
     others = len(parts) - 1 + hidden
     suffix = (f" +{others}" if others else "") + (numbered[0] if numbered else "")
-    return shorten(parts[0], most - len(suffix)) + suffix
+    return shorten(parts[0], max(most - len(suffix), 3)) + suffix
+
+
+def is_short_name(text: str, name: str) -> bool:
+    """True if `text` is `short_name(name, n)` for some n: an ellipsis in it stands for any characters."""
+    head, ellipsis, tail = text.partition("…")
+    whole = short_name(name, len(name) + 8)
+    return whole.startswith(head) and whole.endswith(tail) and len(head) + len(tail) < len(whole) if ellipsis else text == whole
 
 
 def shorten(text: str, most: int) -> str:
     """`text` with its middle replaced by an ellipsis if it is longer than `most`."""
     return text if len(text) <= most else f"{text[: (most - 1) // 2]}…{text[len(text) - most // 2 :]}"
+
+
+def fit(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH, gap: int = 2) -> list[list[str]]:
+    """The rows with shorter cells in the columns `layer`, `tactic` and `kernel`, so that a line has at most `width` characters.
+
+    The longest of these columns is shortened first, to no less than 12 characters.
+    """
+    names = [c.lstrip(">") for c in columns]
+    widths = [max([len(n), *(len(r[i]) for r in rows)]) for i, n in enumerate(names)]
+    flexible = [i for i, n in enumerate(names) if n in ("layer", "tactic", "kernel")]
+    while sum(widths) + gap * (len(widths) - 1) > width and any(widths[i] > _LEAST for i in flexible):
+        widths[max(flexible, key=lambda i: widths[i])] -= 1
+    return [
+        [short_name(c, widths[i]) if names[i] == "layer" else shorten(c, widths[i]) if i in flexible else c for i, c in enumerate(r)] for r in rows
+    ]
 
 
 def storage_types(f: LayerFacts) -> str:
@@ -42,12 +64,13 @@ COLUMNS = (">ms", ">share", "layer", "types", "tactic", "kernel", "bound")
 
 
 def layer_table(facts: Sequence[LayerFacts], total: float) -> list[list[str]]:
-    """Rows of the table with COLUMNS (`>`: right-justified), one line a layer. `total` is the sum of all layers' times in ms."""
-    return [
+    """Rows of the table with COLUMNS (`>`: right-justified), one line of at most WIDTH characters a layer. `total` is the sum of all layers'
+    times in ms."""
+    rows = [
         [
             "-" if f.ms is None else f"{f.ms:.4f}",
             f"{100 * f.ms / total:.1f}%" if f.ms is not None and total else "",
-            short_name(f.name),
+            f.name,
             shorten(storage_types(f), 12),
             shorten(f.choice.tactic, _TACTIC),
             shorten(f.choice.implementation, _KERNEL),
@@ -55,6 +78,7 @@ def layer_table(facts: Sequence[LayerFacts], total: float) -> list[list[str]]:
         ]
         for f in facts
     ]
+    return fit(COLUMNS, rows)
 
 
 def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
