@@ -158,7 +158,7 @@ def measure(case: Case, backend: CpuBackend, rounds: int) -> list[dict[str, Any]
     layer = case.layer()
     nbytes = int(np.prod(static_shape(layer.needs(1).shape))) * 4
     rows: list[dict[str, Any]] = []
-    for caches, copies in (("hot", 1), ("cold", max(2, min(24, COLD_BYTES // nbytes)))):
+    for caches, copies in (("hot", 1), ("cold", max(2, COLD_BYTES // nbytes))):
         both = {
             "dense": fastest(candidates(layer, backend, lambda t: t.name != SPARSE, copies)),
             "sparse": fastest(candidates(layer, backend, lambda t: t.name == SPARSE, copies)),
