@@ -92,4 +92,5 @@ SAMPLES = [
     matmul("f32[1,232]", 84, "Gelu"),  # one row; neither inputs nor outputs are whole vectors
     matmul("f32[7,64]", 37, "Relu"),
     conv("f32[1,72,1,1]", 96, 1, activation="Relu"),
+    qgemm("u8[1,104]", 11, 48, (0.03, 4, "u8")),
 ]
