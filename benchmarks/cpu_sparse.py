@@ -2,13 +2,12 @@
 
     python benchmarks/cpu_sparse.py [--cases TEXT,...] [--rounds N] [--threads N] [--out FILE]       results/cpu/sparse.json, and a table
 
-A case is a layer in FP32 or INT8 with 2:4 weights. Dense: the fastest of oneDNN's and whet's own dense tactics over all signatures and configs; for INT8
-on a CPU without VNNI, where oneDNN has no exact products, the fastest in FP32. Sparse: the fastest config of `cpu/sparse_linear` or
-`cpu/sparse_qlinear`. Each candidate is first timed by itself; the fastest of each kind are then interleaved, and a row has the
-medians of those rounds. "hot": the same operands in each call, so that weights stay in the caches if they fit. "cold": several copies of the
-weights, together larger than the caches, in turn, as in a network. `others`: load of other processes in
-CPUs. `floor`: dense over sparse weight bytes, 1.88, an upper bound of the gain of FP32 layers whose time is
-that of reading weights (INT8: 1.6).
+A case is a layer in FP32 or INT8 with 2:4 weights. Dense: the fastest of oneDNN's and whet's own dense tactics over all signatures and configs; for
+INT8 on a CPU without VNNI, where oneDNN has no exact products, the fastest in FP32. Sparse: the fastest config of `cpu/sparse_linear` or
+`cpu/sparse_qlinear`. Each candidate is first timed by itself; the fastest of each kind are then interleaved, and a row has the medians of those
+rounds. "hot": the same operands in each call, so that weights stay in the caches if they fit. "cold": copies of the weights in turn, together
+160 MB (at least two copies), as in a network larger than the caches. `others`: load of other processes in CPUs. `floor`: dense over sparse weight
+bytes of FP32, 1.88: the gain of a layer whose time is proportional to its weight bytes.
 """
 
 from __future__ import annotations
@@ -181,7 +180,9 @@ def measure(case: Case, backend: CpuBackend, rounds: int) -> list[dict[str, Any]
     rows: list[dict[str, Any]] = []
     for caches, copies in (("hot", 1), ("cold", max(2, COLD_BYTES // nbytes))):
         dense = candidates(layer, backend, lambda t: t.name not in SPARSE, copies)
-        dense = dense or candidates(replace(case, kind="f32").layer(), backend, lambda t: t.name not in SPARSE, max(1, copies // 4))
+        if not dense:
+            fewer = max(2, copies // 4) if copies > 1 else 1
+            dense = candidates(replace(case, kind="f32").layer(), backend, lambda t: t.name not in SPARSE, fewer)
         both = {"dense": fastest(dense), "sparse": fastest(candidates(layer, backend, lambda t: t.name in SPARSE, copies))}
         times: dict[str, list[float]] = {n: [] for n in both}
         with watch() as load:

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import numpy as np
 from _record import alone, provenance
 
+from whet.backends import get_backend
 from whet.builder import BuildConfig
 from whet.network import Network, parse_type
 from whet.pruning import SparsityAdvice, SpeedupPoint, advise_sparsity, write_speedup_plot
@@ -94,7 +95,7 @@ def measure(o: argparse.Namespace, until: float) -> bool:
         rows = rows_of(advice, precision, batch)
         if len(rows) != len(kinds):
             raise SystemExit(f"{len(rows)} layers with weights were lowered from {len(kinds)}: {[r['kind'] for r in rows]}")
-        add(o.output, rows)
+        add(o, rows)
         print(
             f"{precision}, batch {batch}, {channels} channels: " + ", ".join(f"{r['kind']} {r['speedup'] or r['reason']}" for r in rows), flush=True
         )
@@ -128,7 +129,7 @@ def measure_networks(o: argparse.Namespace, until: float) -> bool:
                 "wins": int((advice.measured_share or 0.0) > 0),
                 "predicted": round(1 / (1 - advice.predicted_share), 3), "reason": advice.verdict,
             }  # fmt: skip
-            add(o.output, [whole, *rows])
+            add(o, [whole, *rows])
             print(f"{name} {advice.label}: {advice.verdict}", flush=True)
     return True
 
@@ -138,12 +139,12 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {"rows": []}
 
 
-def add(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Adds rows to the result file, with the provenance of this run."""
-    with alone(path):
-        data = {**read(path), **provenance(["numpy"])}
+def add(o: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Adds rows to the result file, with the device and the provenance of this run."""
+    with alone(o.output):
+        data = {**read(o.output), **provenance(["numpy"]), "device": str(get_backend(o.backend).describe().get("model", o.backend))}
         data["rows"] = [*data["rows"], *rows]
-        path.write_text(json.dumps(data, indent=1) + "\n")
+        o.output.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def merge(parts: list[Path], output: Path) -> None:

@@ -19,10 +19,10 @@ KINDS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "Red
 Body = Callable[[Pointer, list[Value]], list[Value]]
 
 
-class _Kind:
-    """What one reduction does to values and accumulators."""
+class Reduction:
+    """What one reduction does to values and accumulators. `factor`: the address of a mean's factor."""
 
-    def __init__(self, f: Function, op: str, factor: Pointer) -> None:
+    def __init__(self, f: Function, op: str, factor: Pointer | None = None) -> None:
         self._f, self._math, self._op, self._factor = f, Math(f), op, factor
 
     def initial(self, lanes: int) -> Value:
@@ -45,6 +45,7 @@ class _Kind:
 
     def result(self, a: Value) -> Value:
         if self._op == "ReduceMean":
+            assert self._factor is not None
             factor = self._factor.load()
             return a * (factor.broadcast(a.lanes) if a.lanes > 1 else factor)
         return self._f.math("sqrt", a) if self._op == "ReduceL2" else a
@@ -75,7 +76,7 @@ def reduce_ir(op: str, kept: int, reduced: int, inner_reduced: bool, tail: int) 
     module = Module()
     with parallel_kernel(module, "reduce", words_of(kept, reduced), "items") as (f, w):
         words = vars(w)
-        kind = _Kind(f, op, w.factor.as_pointer(FLOAT))
+        kind = Reduction(f, op, w.factor.as_pointer(FLOAT))
         source, target = w.x.as_pointer(FLOAT), w.y.as_pointer(FLOAT)
         with f.loop(w.begin, w.end) as items:
             position: Value = items.index if inner_reduced else items.index // w.chunks
@@ -88,14 +89,14 @@ def reduce_ir(op: str, kept: int, reduced: int, inner_reduced: bool, tail: int) 
             at = source.at(offset)
             axes = [(words[f"reduced{k}_size"], words[f"reduced{k}_stride"]) for k in range(reduced)]
             if inner_reduced:
-                target.store(kind.result(_inner_reduced(f, kind, at, axes, w.width, tail)), items.index)
+                target.store(kind.result(reduce_rows(f, kind, at, axes, w.width, tail)), items.index)
             else:
                 start = items.index % w.chunks * (VECTORS * LANES)
                 _inner_kept(f, kind, at.at(start), target.at(row * w.width + start), axes, w.width - start, tail)
     return str(module)
 
 
-def _inner_reduced(f: Function, kind: _Kind, at: Pointer, axes: Sequence[tuple[Value, Value]], width: Value, tail: int) -> Value:
+def reduce_rows(f: Function, kind: Reduction, at: Pointer, axes: Sequence[tuple[Value, Value]], width: Value, tail: int) -> Value:
     """The result of one item, whose innermost axis is reduced: blocks of it have accumulators of their own."""
     whole = width - tail if tail else width
     widths = [lanes for lanes in (8, 4, 2, 1) if tail & lanes]
@@ -134,7 +135,7 @@ def _nest(f: Function, axes: Sequence[tuple[Value, Value]], at: Pointer, totals:
     return loop.results
 
 
-def _inner_kept(f: Function, kind: _Kind, at: Pointer, out: Pointer, axes: Sequence[tuple[Value, Value]], left: Value, tail: int) -> None:
+def _inner_kept(f: Function, kind: Reduction, at: Pointer, out: Pointer, axes: Sequence[tuple[Value, Value]], left: Value, tail: int) -> None:
     """The results of one chunk of the innermost axis, which is kept; `left`: elements from the chunk's start on."""
 
     def columns(groups: Sequence[tuple[int, int]]) -> None:
