@@ -1,10 +1,12 @@
-"""Terminal output: tables as wide as the terminal (140 columns in a file or a pipe), and progress bars."""
+"""Terminal output: tables as wide as the terminal (140 columns in a file or a pipe), JSON, and progress bars."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from whet.progress_lines import ProgressLines, Steps
@@ -35,6 +37,21 @@ def styled(*parts: str | tuple[str, str]) -> Text:
     from rich.text import Text
 
     return Text.assemble(*parts)
+
+
+def print_json(data: Any) -> None:
+    """Prints `data` as JSON to standard output: infinite values and NaNs as null, paths and other objects as text."""
+    import click
+
+    click.echo(json.dumps(_finite(data), indent=1, default=str))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {k: _finite(v) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(v) for v in data]
+    return None if isinstance(data, float) and not isfinite(data) else data
 
 
 def progress_bar() -> Progress:

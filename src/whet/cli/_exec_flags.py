@@ -152,6 +152,7 @@ def _flags() -> list[Flag]:
     missing("Tuning", "saveAllEngines dryRun continue helpBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single passes")
     add("Reporting", [
         ("verbose", "", "log every decision"),
+        ("json", "", "print the build, the performance and the warnings as JSON; the log goes to standard error"),
         ("avgRuns", "N", "runs per trace average (10)"),
         ("percentile", "P1,P2,...", "percentiles to report (90,95,99)"),
         ("dumpProfile", "", "print time per layer"),

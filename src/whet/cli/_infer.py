@@ -55,7 +55,8 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         percentiles=values.percentiles(o.get("percentile", "90,95,99")),
         avg_runs=o.number("avgRuns"),
     )
-    log.info(f"Peak memory: {engine.memory(context)}")
+    log.facts["peak_memory"] = str(engine.memory(context))
+    log.info(f"Peak memory: {log.facts['peak_memory']}")
     _profile(o, log, context, feed, median(t.compute for t in result.traces))
     _outputs(o, log, context, feed)
     if "exportTimes" in o:
@@ -119,6 +120,7 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray], engine
 
     rows = context.profile(feed, iterations=max(o.number("iterations"), 10))
     records = profile_records(rows)
+    log.facts["profile"] = records[1:]
     if "exportProfile" in o:
         _write(Path(o.get("exportProfile")), records, log)
     if "dumpProfile" in o:

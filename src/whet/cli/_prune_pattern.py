@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -10,13 +11,15 @@ from whet.cli._console import Bar
 from whet.cli._prune_flags import build_config
 
 _USED = {
-    "model", "output", "pattern", "ratio", "skip", "data", "preprocess", "samples", "recipe_out", "weights", "no_engines",
+    "model", "output", "pattern", "ratio", "skip", "data", "preprocess", "samples", "recipe_out", "weights", "no_engines", "as_json",
     "backend", "threads", "shapes", "fp16", "bf16", "int8", "timing_cache",
 }  # fmt: skip
 
 
-def prune_to_pattern(net: Any, text: str, feeds: Any, options: dict[str, Any]) -> tuple[Any, Any]:
-    """The network with the pattern and its recipe (masks). Prints what was pruned, and for patterns that no kernel exploits the measured times.
+def prune_to_pattern(net: Any, text: str, feeds: Any, options: dict[str, Any], say: Callable[[str], None]) -> tuple[Any, Any, dict[str, Any]]:
+    """The network with the pattern, its recipe (masks), and facts for --json.
+
+    `say` prints what was pruned, and for patterns that no kernel exploits the measured times.
 
     Raises UsageError for flags that select channels, and for an invalid pattern; PruneError if it fits no layer.
     """
@@ -30,16 +33,17 @@ def prune_to_pattern(net: Any, text: str, feeds: Any, options: dict[str, Any]) -
         done = apply_pattern(net, pattern, feeds, skip=options["skip"], progress=bar.update)
     removed = sum(done.removed.values()) / len(done.removed)
     by = "magnitude and the energy of the inputs" if feeds is not None else "magnitude"
-    click.echo(f"{pattern.name} by {by} in {len(done.removed)} layers; on average {removed:.0%} of the weights' magnitude was removed")
+    say(f"{pattern.name} by {by} in {len(done.removed)} layers; on average {removed:.0%} of the weights' magnitude was removed")
     if done.refitted:
-        click.echo(f"the kept weights of {len(done.refitted)} layers were refitted by least squares, without labels")
+        say(f"the kept weights of {len(done.refitted)} layers were refitted by least squares, without labels")
     for name, why in done.left.items():
-        click.echo(f"left out: {name}: {why}")
+        say(f"left out: {name}: {why}")
     if why := unusable(pattern, done):
-        click.echo(f"{why}{_times(net, done.network, options)}. whet prune --latency=0.7x removes whole channels.")
+        say(f"{why}{_times(net, done.network, options)}. whet prune --latency=0.7x removes whole channels.")
     else:
-        click.echo("All these layers are 2:4: `whet sparsity` says which of them run faster, `whet finetune --masks=2:4` restores the accuracy.")
-    return done.network, Recipe({}, {"pattern": pattern.name}, masks=done.masks)
+        say("All these layers are 2:4: `whet sparsity` says which of them run faster, `whet finetune --masks=2:4` restores the accuracy.")
+    facts = {"pattern": pattern.name, "removed_magnitude": dict(done.removed), "refitted": list(done.refitted), "left_out": dict(done.left)}
+    return done.network, Recipe({}, {"pattern": pattern.name}, masks=done.masks), facts
 
 
 def _times(net: Any, pruned: Any, options: dict[str, Any]) -> str:

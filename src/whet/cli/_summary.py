@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import statistics
+from typing import Any
 
 import click
 
@@ -11,20 +12,28 @@ from whet.measure.queries import Measured, percentile
 
 
 class Log:
-    """Prints `[MM/DD/YYYY-HH:MM:SS] [I] text` lines to standard output."""
+    """Prints `[MM/DD/YYYY-HH:MM:SS] [I] text` lines to standard output, or with `as_json` to standard error.
 
-    def __init__(self, verbose: bool = False):
-        self.verbose = verbose
+    `facts` is the content of the JSON that `whet exec --json` prints.
+    """
+
+    def __init__(self, verbose: bool = False, as_json: bool = False):
+        self.verbose, self.as_json = verbose, as_json
+        self.facts: dict[str, Any] = {}
+
+    def echo(self, text: str) -> None:
+        click.echo(text, err=self.as_json)
 
     def line(self, level: str, text: str) -> None:
         stamp = datetime.datetime.now().strftime("%m/%d/%Y-%H:%M:%S")
         for part in text.splitlines() or [""]:
-            click.echo(f"[{stamp}] [{level}] {part}")
+            self.echo(f"[{stamp}] [{level}] {part}")
 
     def info(self, text: str) -> None:
         self.line("I", text)
 
     def warn(self, text: str) -> None:
+        self.facts.setdefault("warnings", []).append(text)
         self.line("W", text)
 
     def error(self, text: str) -> None:
@@ -61,6 +70,7 @@ def print_summary(log: Log, m: Measured, *, batch: int, percentiles: list[float]
     log.info(f"Images: {queries * batch:.6g} images/s (batch {batch})")
     summary = {"qps": queries, "images_per_s": queries * batch}
     parts = {"Latency": _latency, "Enqueue Time": _enqueue, "H2D Latency": _h2d, "GPU Compute Time": _compute, "D2H Latency": _d2h}
+    times: dict[str, dict[str, float]] = {}
     for title, f in parts.items():
         values = [f(t) for t in m.traces]
         tail = ", ".join(f"percentile({p:g}%) = {percentile(values, p):.6g} ms" for p in percentiles)
@@ -68,6 +78,9 @@ def print_summary(log: Log, m: Measured, *, batch: int, percentiles: list[float]
         spread = f"min = {min(values):.6g} ms, max = {max(values):.6g} ms, mean = {statistics.fmean(values):.6g} ms"
         log.info(f"{title}: {spread}, median = {median:.6g} ms" + (f", {tail}" if tail else ""))
         summary[f"{title} median ms"] = median
+        tails = {f"percentile_{p:g}": percentile(values, p) for p in percentiles}
+        times[title] = {"min": min(values), "max": max(values), "mean": statistics.fmean(values), "median": median, **tails}
+    log.facts["performance"] = {"qps": queries, "images_per_s": queries * batch, "batch": batch, "queries": len(m.traces), "ms": times}
     total = statistics.fmean(_compute(t) for t in m.traces) * len(m.traces) / 1000
     log.info(f"Total Host Walltime: {m.wall:.6g} s")
     log.info(f"Total GPU Compute Time: {total:.6g} s")

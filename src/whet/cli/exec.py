@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from whet.cli._console import print_json
 from whet.cli._exec_checks import check_against, check_files, check_values, unused
 from whet.cli._exec_config import Options, build_config, threads
 from whet.cli._exec_flags import FLAGS, help_text, parse
@@ -42,11 +43,11 @@ def command(ctx: click.Context) -> None:
         click.echo(help_text())
         ctx.exit(0 if argv else 2)
     o = Options(*parse(argv))
-    log = Log("verbose" in o)
+    log = Log("verbose" in o, "json" in o)
     from whet import __version__
 
     line = "whet exec " + " ".join(argv)
-    click.echo(f"&&&& RUNNING whet.exec [whet v{__version__}] # {line}")
+    log.echo(f"&&&& RUNNING whet.exec [whet v{__version__}] # {line}")
     try:
         _run(o, log)
     except BrokenPipeError:
@@ -54,9 +55,11 @@ def command(ctx: click.Context) -> None:
     except (WhetError, OSError, MemoryError) as e:
         text, code = failure_text(e)
         log.error(text)
-        click.echo(f"&&&& FAILED whet.exec [whet v{__version__}] # {line}")
+        log.echo(f"&&&& FAILED whet.exec [whet v{__version__}] # {line}")
         ctx.exit(code)
-    click.echo(f"&&&& PASSED whet.exec [whet v{__version__}] # {line}")
+    if log.as_json:
+        print_json(log.facts)
+    log.echo(f"&&&& PASSED whet.exec [whet v{__version__}] # {line}")
 
 
 def _run(o: Options, log: Log) -> None:
@@ -70,7 +73,8 @@ def _run(o: Options, log: Log) -> None:
 
         if "loadEngine" not in o:
             raise UsageError("--getPlanVersionOnly needs --loadEngine=FILE")
-        log.info(f"Engine versions: {engine_versions(o.get('loadEngine'))}")
+        log.facts["versions"] = engine_versions(o.get("loadEngine"))
+        log.info(f"Engine versions: {log.facts['versions']}")
         return
     if ("onnx" in o) + ("deploy" in o) + ("loadEngine" in o) != 1:
         uff = " UFF files cannot be read: convert the TensorFlow model itself to ONNX with tf2onnx." if "uff" in o.unavailable else ""
@@ -89,6 +93,8 @@ def _run(o: Options, log: Log) -> None:
     engine = _load(o, log) if "loadEngine" in o else _build(o, log)
     if "timeDeserialize" in o:
         return
+    plan = engine.plan
+    log.facts |= {"engine": o.get("saveEngine") or o.get("loadEngine") or None, "backend": plan.backend, "layers": len(plan.network.layers)}
     _print_layers(o, log, engine)
     if "skipInference" in o or "buildOnly" in o:
         return
@@ -161,6 +167,7 @@ def _build(o: Options, log: Log):
     if "saveLock" in o:
         save_lock(plan, o.get("saveLock"))
         log.info(f"Lock written to {o.get('saveLock')}: --lock={o.get('saveLock')} builds this engine again")
+    log.facts |= {"build_seconds": seconds, "passes_fired": fired, "notes": list(plan.report.notes), "found": list(plan.report.info)}
     log.info(f"Engine built in {seconds:.4g} sec.")
     spent = {name: s for name, s in plan.report.phase_seconds.items() if s >= 0.005}
     log.info("Seconds by phase: " + ", ".join(f"{name} {s:.2f}" for name, s in spent.items()))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from whet.cli._console import Bar
+from whet.cli._console import Bar, print_json
 from whet.cli._output_files import check_writable
 from whet.training.config import LOSSES, MASKS, OPTIMIZERS, PRECISIONS, FinetuneConfig
 
@@ -53,6 +54,7 @@ def _setting(flag: str, field: str, text: str, **how: Any) -> Any:
 @click.option("--compile", "compile", is_flag=True, help="Fuse steps with torch.compile: pays off in long trainings on a GPU.")
 @click.option("--freezeBatchNorm", "freeze_batch_norm", is_flag=True, help="Keep the batch-norm statistics fixed.")
 @click.option("--freeze", multiple=True, help="Pattern of weights to keep fixed (repeatable).")
+@click.option("--json", "as_json", is_flag=True, help="JSON output; messages go to standard error.")
 def command(
     model: str,
     data_source: str,
@@ -65,6 +67,7 @@ def command(
     recipe: str | None,
     insist: bool,
     freeze: tuple[str, ...],
+    as_json: bool,
     **settings: Any,
 ) -> None:
     """Train a model after pruning, on whet's own graph; needs the extra whet[train].
@@ -80,6 +83,7 @@ def command(
         raise UsageError("--train is for floating point; with --qat whet's own loop trains")
     if recipe and not settings["masks"]:
         raise UsageError("--recipe stores the masks of --masks: give --masks=2:4 or --masks=zeros")
+    say = partial(click.echo, err=as_json)
     target = output or str(Path(model).with_suffix(".tuned.onnx"))
     check_writable(model, teacher, data_source, test_source, output=target, recipe=recipe, checkpoint=settings["checkpoint"] or None)
     net = network_from_onnx(model)
@@ -97,17 +101,21 @@ def command(
             trained = done.network
     for h in done.history:
         accuracy = f", accuracy {h['accuracy']:.2%}" if "accuracy" in h else ""
-        click.echo(f"epoch {h['epoch']:.0f}: loss {h['loss']:.4f}{accuracy}, {h['seconds']:.1f} s")
+        say(f"epoch {h['epoch']:.0f}: loss {h['loss']:.4f}{accuracy}, {h['seconds']:.1f} s")
     if done.resumed_at:
-        click.echo(f"continued from step {done.resumed_at} of {config.checkpoint}")
+        say(f"continued from step {done.resumed_at} of {config.checkpoint}")
     if done.held:
-        click.echo(f"zeros of {done.held} weights were kept ({config.masks})")
+        say(f"zeros of {done.held} weights were kept ({config.masks})")
     if recipe:
-        click.echo(f"recipe: {_with_masks(recipe, done.masks)}, {len(done.masks)} masks")
+        say(f"recipe: {_with_masks(recipe, done.masks)}, {len(done.masks)} masks")
     save_onnx(trained, target)
+    if as_json:
+        facts = {"steps": done.steps, "seconds": done.seconds, "resumed_at": done.resumed_at, "masks": done.held, "accuracy": done.accuracy}
+        print_json({"model": target, "history": done.history, **facts, "trained_by": user_loop, "recipe": recipe})
+        return
     accuracy = f"; accuracy {done.accuracy:.2%} on {len(test)} samples" if done.accuracy is not None and test is not None else ""
     by = f"trained by {user_loop}" if user_loop else f"{done.steps} steps"
-    click.echo(f"{target}: {by} in {done.seconds:.1f} s{accuracy}")
+    say(f"{target}: {by} in {done.seconds:.1f} s{accuracy}")
 
 
 def _with_masks(path: str, masks: Any) -> Path:

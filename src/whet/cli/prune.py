@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from whet.cli._console import Bar
+from whet.cli._console import Bar, print_json
 from whet.cli._output_files import check_writable
 from whet.cli._prune_flags import build_config, build_flags, check_effective_flags
 
@@ -51,6 +52,7 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 @click.option("--applyRecipe", "recipe_in", type=click.Path(dir_okay=False), help="Apply this recipe; with --calibData, also recover.")
 @click.option("--weights", type=click.Path(dir_okay=False), help="Also write the weights as safetensors, under their names in the model.")
 @click.option("--insist", is_flag=True, help="Prune although the model is already quantized.")
+@click.option("--json", "as_json", is_flag=True, help="JSON output; messages go to standard error.")
 @build_flags
 def command(
     model: str,
@@ -64,6 +66,7 @@ def command(
     list_only: bool,
     weights: str | None,
     pattern: str | None,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Remove whole channels, heads and residual branches, with all layers coupled to them, so that every kernel does less work.
@@ -84,8 +87,10 @@ def command(
 
     net = network_from_onnx(model)
     if list_only:
-        click.echo("\n".join(_group_lines(net)))
+        print_json(_group_facts(net)) if as_json else click.echo("\n".join(_group_lines(net)))
         return
+    say = partial(click.echo, err=as_json)
+    facts: dict[str, Any] = {}
     target = output or str(Path(model).with_suffix(".pruned.onnx"))
     check_writable(model, recipe_in, data, labels, output=target, recipe=recipe_out, weights=weights, latencyTable=options["table"])
     if weights:
@@ -95,10 +100,10 @@ def command(
     config = _config(dict(options))
     feeds = load_unlabelled(data, net, samples, preprocess) if data else None
     if pattern is not None:
-        pruned, masks = prune_to_pattern(net, pattern, feeds, options)
+        pruned, masks, facts = prune_to_pattern(net, pattern, feeds, options, say)
         if recipe_out:
             check_writable(model, output=target, weights=weights, recipe=str(Path(recipe_out).with_suffix(".safetensors")))
-            click.echo(f"recipe: {save_recipe(masks, recipe_out)}")
+            say(f"recipe: {save_recipe(masks, recipe_out)}")
     elif recipe_in:
         _check_recipe_flags()
         recipe = load_recipe(recipe_in)
@@ -110,33 +115,38 @@ def command(
                 pruned = recover(pruned, net, recipe.kept(), feeds, config.recovery, bar.update, insist=config.insist)
             note(pruned, "recover")
         if recipe_out:
-            click.echo(f"recipe: {save_recipe(recipe, recipe_out)}")
+            say(f"recipe: {save_recipe(recipe, recipe_out)}")
     else:
         with Bar("pruning") as bar:
             done = prune(net, config, feeds, bar.update, labels=_labels(labels, data, samples))
         pruned = done.network
+        facts = _facts(done)
         scope, by = "to the target" if config.target else config.scope, done.recipe.about["importance"]
-        click.echo(f"removed {done.channels[0] - done.channels[1]} of {done.channels[0]} channels ({done.share:.0%}) by {by}, {scope}")
+        say(f"removed {done.channels[0] - done.channels[1]} of {done.channels[0]} channels ({done.share:.0%}) by {by}, {scope}")
         if done.recipe.removed:
-            click.echo(f"removed {len(done.recipe.removed)} residual branches: {', '.join(done.recipe.removed)}")
+            say(f"removed {len(done.recipe.removed)} residual branches: {', '.join(done.recipe.removed)}")
         for line in done.report.lines():
-            click.echo(line)
+            say(line)
         if config.target and config.target.ratio and done.report.engine_ms:
             before, after = done.report.engine_ms
             if after > _NEAR * config.target.ratio * before:
-                click.echo(f"The target is missed: {after / before:.2f}x of the time, not {config.target.ratio:.2f}x. {_MISSED}")
+                say(f"The target is missed: {after / before:.2f}x of the time, not {config.target.ratio:.2f}x. {_MISSED}")
         if recipe_out:
-            click.echo(f"recipe: {save_recipe(done.recipe, recipe_out)}")
+            say(f"recipe: {save_recipe(done.recipe, recipe_out)}")
         if feeds is not None:
-            click.echo(f"recovered without labels on {len(next(iter(feeds.values())))} samples")
+            say(f"recovered without labels on {len(next(iter(feeds.values())))} samples")
         else:
-            click.echo("nothing was recovered: give --calibData (no labels needed), or fine-tune")
+            say("nothing was recovered: give --calibData (no labels needed), or fine-tune")
     save_onnx(pruned, target)
     if weights:
-        click.echo(f"weights: {save_weights(pruned, weights)}")
+        say(f"weights: {save_weights(pruned, weights)}")
     before, after = (count_params(n) for n in (net, pruned))
     flops = [_flops(count_flops, n) for n in (net, pruned)]
-    click.echo(f"{target}: parameters {before:,} -> {after:,}" + (f", FLOPs {flops[0]:,} -> {flops[1]:,}" if all(flops) else ""))
+    if as_json:
+        sizes = {"parameters": [before, after], "flops": flops if all(flops) else None}
+        print_json({"model": target, **sizes, **facts, "recipe": recipe_out, "weights": weights, "recovered": feeds is not None})
+        return
+    say(f"{target}: parameters {before:,} -> {after:,}" + (f", FLOPs {flops[0]:,} -> {flops[1]:,}" if all(flops) else ""))
 
 
 def _check_recipe_flags() -> None:
@@ -162,6 +172,24 @@ def _group_lines(net: Any) -> list[str]:
     lines.append(f"{len(blocks)} removable residual branches: name, layers")
     lines += [f"  {b.name}: {len(b.layers)} layers, {b.layers[0]} to {b.layers[-1]}" for b in blocks]
     return lines
+
+
+def _group_facts(net: Any) -> dict[str, Any]:
+    """Groups and branches in execution order, for --json."""
+    from whet.pruning import branches, groups
+
+    prunable = [{"name": g.name, "units": g.size, "channels_per_unit": g.block, "layers": list(g.layers)} for g in groups(net)]
+    return {"groups": prunable, "branches": [{"name": b.name, "layers": list(b.layers)} for b in branches(net)]}
+
+
+def _facts(pruned: Any) -> dict[str, Any]:
+    """What was removed, what was predicted and what was measured, for --json."""
+    report = pruned.report
+    return {
+        "channels": list(pruned.channels), "importance": pruned.recipe.about["importance"], "branches_removed": list(pruned.recipe.removed),
+        "predicted": report.predicted, "predicted_unit": report.unit, "engine_ms": report.engine_ms, "optimality_gap": report.gap,
+        "doubtful_times": report.doubtful,
+    }  # fmt: skip
 
 
 def _config(o: dict[str, Any]) -> Any:

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
-from whet.cli._console import Bar
+from whet.cli._console import Bar, print_json
 
 
 @click.command(short_help="Rebuild the engine of a whet auto deploy folder from the original model and its data.")
 @click.argument("deploy", type=click.Path(file_okay=False))
 @click.option("-o", "--out", type=click.Path(file_okay=False), help="New output folder (default: DEPLOY.again next to it).")
 @click.option("--project", type=click.Path(file_okay=False), help="Folder of the search's recipe, if it was moved.")
-def command(deploy: str, out: str | None, project: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="JSON output; messages go to standard error.")
+def command(deploy: str, out: str | None, project: str | None, as_json: bool) -> None:
     """Prune, recover and train the original model exactly as the search that wrote DEPLOY, and build it under the folder's lock.
 
     Nothing is searched or timed. The folder records the removed channels and the training; weights are recomputed from the same data. If they
@@ -25,4 +26,7 @@ def command(deploy: str, out: str | None, project: str | None) -> None:
     folder = Path(deploy).resolve()
     with Bar("rebuilding") as bar:
         rebuilt = rebuild(folder, out or folder.with_name(folder.name + ".again"), project=project, progress=lambda stage: bar.update(0, 1, stage))
+    if as_json:
+        print_json({"engine": rebuilt.folder / "model.engine", "digest": rebuilt.digest, "seconds": rebuilt.seconds})
+        return
     click.echo(f"{rebuilt.folder / 'model.engine'}: the lock's engine, digest {rebuilt.digest[:16]}, in {rebuilt.seconds:.1f} s")

@@ -9,11 +9,16 @@ def step(layer, from_x, r, rb, states, functions, extra=None):
     h, c = states
     f, g, k = functions
     i, o, forget, new = np.split(from_x + h @ r.T + rb, 4, axis=1)
-    pi, po, pf = (0, 0, 0) if extra is None else np.split(extra[0], 3)
-    i = f(clipped(layer, i + pi * c))
-    forget = 1 - i if layer.attrs["input_forget"] else f(clipped(layer, forget + pf * c))
+    peepholes = (None,) * 3 if extra is None else np.split(extra[0], 3)
+
+    def gate(x, peephole, cell):
+        """Without a peephole an infinite cell must not become NaN, as 0 times infinity is."""
+        return f(clipped(layer, x if peephole is None else x + peephole * cell))
+
+    i = gate(i, peepholes[0], c)
+    forget = 1 - i if layer.attrs["input_forget"] else gate(forget, peepholes[2], c)
     c = forget * c + i * g(clipped(layer, new))
-    o = f(clipped(layer, o + po * c))
+    o = gate(o, peepholes[1], c)
     return o * k(c), c
 
 
