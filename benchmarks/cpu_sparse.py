@@ -2,11 +2,12 @@
 
     python benchmarks/cpu_sparse.py [--cases TEXT,...] [--rounds N] [--threads N] [--out FILE]       results/cpu/sparse.json, and a table
 
-A case is a layer in FP32 with 2:4 weights. Dense: the fastest of oneDNN's and whet's own dense tactics over all signatures and configs. Sparse: the
-fastest config of `cpu/sparse_linear`. Each candidate is first timed by itself; the fastest of each kind are then interleaved, and a row has the
-medians of those rounds. "hot": the same operands in each call, so that weights stay in the caches if they fit. "cold": several copies of the
-weights, together larger than the caches, in turn, as in a network. `others`: load of other processes in
-CPUs. `floor`: dense over sparse weight bytes, 1.88, an upper bound of the gain of layers whose time is that of reading weights.
+A case is a layer in FP32 or INT8 with 2:4 weights. Dense: the fastest of oneDNN's and whet's own dense tactics over all signatures and configs; for
+INT8 on a CPU without VNNI, where oneDNN has no exact products, the fastest in FP32. Sparse: the fastest config of `cpu/sparse_linear` or
+`cpu/sparse_qlinear`. Each candidate is first timed by itself; the fastest of each kind are then interleaved, and a row has the medians of those
+rounds. "hot": the same operands in each call, so that weights stay in the caches if they fit. "cold": copies of the weights in turn, together
+160 MB (at least two copies), as in a network larger than the caches. `others`: load of other processes in CPUs. `floor`: dense over sparse weight
+bytes of FP32, 1.88: the gain of a layer whose time is proportional to its weight bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,13 +31,15 @@ from whet.backends import Call
 from whet.backends.cpu import CpuBackend
 from whet.backends.cpu.info import cpuinfo
 from whet.backends.cpu.load import watch
-from whet.network import Layer, Network, parse_type, static_shape
+from whet.composites.quantized import conv_body, op_body, quantized_sample
+from whet.network import Layer, Network, parse_type
+from whet.ops import sample_layer
 from whet.sparsity import two_four
 from whet.tactics import Args, Tactic, tactics_of
 from whet.tactics._base import PlanRefused, Signature
 
 RESULT = Path(__file__).parent / "results" / "cpu" / "sparse.json"
-SPARSE = "cpu/sparse_linear"
+SPARSE = ("cpu/sparse_linear", "cpu/sparse_qlinear")
 COLD_BYTES = 160 << 20
 FLOOR = 16 / 8.5
 
@@ -49,14 +52,31 @@ class Case:
     channels: int
     rows: int
     side: int = 0
+    kind: str = "f32"
 
     @property
     def name(self) -> str:
         kind = f"conv 1x1 {self.side}x{self.side}" if self.side else f"linear M={self.rows}"
-        return f"{kind} {self.inputs}-{self.channels}"
+        return f"{kind} {self.inputs}-{self.channels} {self.kind}"
 
     def layer(self) -> Layer:
         """The layer, with random 2:4 weights."""
+        return self._integer_layer() if self.kind == "i8" else self._float_layer()
+
+    def _integer_layer(self) -> Layer:
+        """u8 by i8, with u8 results."""
+        rng = np.random.default_rng(24)
+        w = two_four(rng.integers(-127, 128, (self.channels, self.inputs)).astype(np.float32), 1).astype(np.int8)
+        scale, bias = np.full(self.channels, 1e-4, np.float32), np.zeros(self.channels, np.float32)
+        if self.side:
+            x, body = f"full u8[1,{self.inputs},{self.side},{self.side}]", conv_body("Relu")
+            sample = quantized_sample("Conv", [(x, 0.02, 0, 1), (w[:, :, None, None], scale, None, 0), bias], body, (0.03, 0, "u8"))
+        else:
+            data: list[Any] = [(f"full u8[{self.rows},{self.inputs}]", 0.02, 0, 1), (w, scale, None, 0), bias]
+            sample = quantized_sample("Gemm", data, op_body("Gemm", transB=1), (0.03, 0, "u8"))
+        return sample_layer("Fused", sample)[1]
+
+    def _float_layer(self) -> Layer:
         rng, net = np.random.default_rng(24), Network("case", "lowered")
         w = two_four(rng.standard_normal((self.channels, self.inputs)).astype(np.float32) / np.float32(np.sqrt(self.inputs)), 1)
         if self.side:
@@ -74,7 +94,7 @@ def all_cases() -> list[Case]:
     shapes = [(768, 768), (768, 3072), (3072, 768), (2048, 1000), (4096, 4096)]
     cases = [Case(k, n, rows) for rows in (1, 8) for k, n in shapes]
     cases += [Case(c, k, side * side, side) for side in (1, 7) for c, k in ((512, 512), (512, 2048), (1024, 1024), (2048, 512), (2048, 2048))]
-    return cases
+    return [*cases, *(replace(c, kind="i8") for c in cases)]
 
 
 class Calls:
@@ -156,13 +176,14 @@ def fastest(calls: list[Calls]) -> Calls:
 def measure(case: Case, backend: CpuBackend, rounds: int) -> list[dict[str, Any]]:
     """The rows of a case, hot and cold, with times in microseconds."""
     layer = case.layer()
-    nbytes = int(np.prod(static_shape(layer.needs(1).shape))) * 4
+    nbytes = case.inputs * case.channels * (4 if case.kind == "f32" else 1)
     rows: list[dict[str, Any]] = []
-    for caches, copies in (("hot", 1), ("cold", max(2, min(24, COLD_BYTES // nbytes)))):
-        both = {
-            "dense": fastest(candidates(layer, backend, lambda t: t.name != SPARSE, copies)),
-            "sparse": fastest(candidates(layer, backend, lambda t: t.name == SPARSE, copies)),
-        }
+    for caches, copies in (("hot", 1), ("cold", max(2, COLD_BYTES // nbytes))):
+        dense = candidates(layer, backend, lambda t: t.name not in SPARSE, copies)
+        if not dense:
+            fewer = max(2, copies // 4) if copies > 1 else 1
+            dense = candidates(replace(case, kind="f32").layer(), backend, lambda t: t.name not in SPARSE, fewer)
+        both = {"dense": fastest(dense), "sparse": fastest(candidates(layer, backend, lambda t: t.name in SPARSE, copies))}
         times: dict[str, list[float]] = {n: [] for n in both}
         with watch() as load:
             for i in range(rounds):

@@ -1,14 +1,15 @@
-"""Rows times 2:4 matrices by whet's CPU kernel: sizes, epilogues, threads, AVX-512 code, positions with arbitrary bits, refusals, builds."""
+"""Rows times 2:4 matrices by whet's CPU kernels: sizes, epilogues, threads, AVX-512 code, positions with arbitrary bits, refusals, builds."""
 
 import numpy as np
 import pytest
 from test_compiled_kernels import JIT
-from test_onednn_tactics import CPU, Listed, compute, fused, place
+from test_onednn_tactics import CPU, Listed, check, compute, fused, place
 
 from whet.backends.cpu import CpuBackend
 from whet.backends.cpu.machine_code import _opaque
 from whet.builder import BuildConfig, build
-from whet.composites._two_four_samples import conv, matmul, two_four_weights
+from whet.composites._two_four_samples import conv, integer_weights, matmul, qconv, two_four_weights
+from whet.composites.quantized import op_body, quantized_sample
 from whet.network import Network, parse_type
 from whet.ops import run_regions, sample_layer
 from whet.sparsity.report import picked_layers
@@ -17,8 +18,9 @@ from whet.tactics._base import PlanRefused
 from whet.tactics._two_four import compress
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.sparse import sparse_linear
+from whet.tactics.cpu.sparse import sparse_linear, sparse_qlinear
 from whet.tactics.cpu.sparse._sparse_linear_ir import Variant, sparse_linear_ir
+from whet.tactics.cpu.sparse._sparse_qlinear_ir import QVariant, sparse_qlinear_ir
 
 NAME = "cpu/sparse_linear"
 TACTIC = get_tactic(NAME)
@@ -103,13 +105,18 @@ def test_avx512_code_selects_with_one_instruction():
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
-    for variant, register in ((Variant(16, 4, 4, 1, 3, 5, ("Add", "Silu"), True), "zmm"), (Variant(8, 4, 2, 1, 3, 5, ("Gelu",)), "ymm")):
+    for variant, register in (
+        (Variant(16, 4, 4, 1, 3, 5, ("Add", "Silu"), True), "zmm"), (Variant(8, 4, 2, 1, 3, 5, ("Gelu",)), "ymm"),
+        (QVariant(16, 4, 4, 1, 3, 5, True, True, ("Silu",), True), "zmm"), (QVariant(8, 2, 4, 3, 7, 5, False, False, ("Gelu",)), "ymm"),
+    ):  # fmt: skip
         machine = target.create_target_machine(cpu="skylake-avx512" if register == "zmm" else "haswell", opt=3)
-        text = sparse_linear_ir(variant)
+        integers = isinstance(variant, QVariant)
+        text = sparse_qlinear_ir(variant) if integers else sparse_linear_ir(variant)
+        instruction, per_group = ("vpmaddwd", 1) if integers else ("vpermilps", 2)
         module = llvm.parse_assembly(text if llvm.llvm_version_info[0] < 17 else _opaque(text))
-        selections = [line for line in machine.emit_assembly(module).splitlines() if "vpermilps" in line and f"%{register}" in line]
-        chunk = 16 + 6  # kept weights of a chunk and of three groups
-        assert len(selections) == chunk * variant.blocks * (variant.rows + variant.rest_rows)
+        selections = [line for line in machine.emit_assembly(module).splitlines() if instruction in line and f"%{register}" in line]
+        groups = 8 + variant.rest_groups
+        assert len(selections) == groups * per_group * variant.blocks * (variant.rows + variant.rest_rows)
 
 
 @AVX2
@@ -167,3 +174,52 @@ def test_a_build_times_both_and_chooses_the_faster(tmp_path):
     (choice,) = plan.choices.values()
     assert choice.tactic in timed
     assert bool(picked_layers(plan)) == (choice.tactic == NAME)
+
+
+def quantized(rows, inputs, channels, dtype, zero, store, scale=None):
+    """A Gemm of random integers; `scale` of the weights per channel, or one."""
+    rng = np.random.default_rng(rows)
+    scale = rng.uniform(0.5, 2, channels).astype(np.float32) / np.float32(40 * np.sqrt(inputs)) if scale is None else scale
+    data = [(f"full {dtype}[{rows},{inputs}]", 0.02, zero, 1), (integer_weights(channels, inputs), scale, None, 0)]
+    return quantized_sample("Gemm", [*data, rng.standard_normal(channels).astype(np.float32)], op_body("Gemm", transB=1), store)
+
+
+@AVX2
+@pytest.mark.parametrize("lanes", [8, pytest.param(16, marks=pytest.mark.skipif(not jit.has("avx512bw"), reason="no AVX-512"))])
+@pytest.mark.parametrize(("dtype", "zero"), [("u8", 0), ("u8", 131), ("i8", 0), ("i8", -7)])
+def test_integers_of_random_sizes(lanes, dtype, zero, monkeypatch):
+    """Signed and unsigned, with and without zero point, integer and float results."""
+    monkeypatch.setattr(sparse_qlinear, "qvector_lanes", lambda: lanes)
+    tactic, rng = get_tactic("cpu/sparse_qlinear"), np.random.default_rng(zero + 9)
+    for rows, inputs, channels in [(1, 4, 1), (1, 96, 70), (9, 36, 33), *rng.integers(1, 70, (4, 3)).tolist()]:
+        for store in (None, (0.03, 4, "i8"), (0.02, 120, "u8")):
+            _, layer, arrays = sample_layer("Fused", quantized(rows, -(-inputs // 4) * 4, channels, dtype, zero, store))
+            assert tactic.why_not(layer) is None
+            assert check(layer, arrays, [tactic]) >= 1
+
+
+@AVX2
+def test_largest_integers_do_not_saturate():
+    """255 by 127 in both kept weights: vpmaddubsw, which adds both products in 16 bits, would saturate."""
+    weights = np.zeros((24, 64), np.int8)
+    weights[:, ::4] = weights[:, 3::4] = 127
+    weights[1::2] *= -1
+    data = [("full u8[3,64]", 1.0, 0, 1), (weights, np.float32(1), None, 0), np.zeros(24, np.float32)]
+    _, layer, arrays = sample_layer("Fused", quantized_sample("Gemm", data, op_body("Gemm", transB=1), None))
+    arrays[0][:] = 255
+    tactic = get_tactic("cpu/sparse_qlinear")
+    (signature,) = tactic.signatures(layer, CPU)
+    for config in tactic.configs(layer, signature, CPU):
+        _, got, _ = compute(layer, arrays, tactic, signature, config)
+        np.testing.assert_array_equal(got[0], np.broadcast_to(np.where(np.arange(24) % 2, -1, 1) * (255 * 127 * 32), (3, 24)))
+
+
+@AVX2
+def test_quantized_refusals():
+    tactic = get_tactic("cpu/sparse_qlinear")
+    _, layer, _ = sample_layer("Fused", qconv("u8[2,64,9,9]", 0, 16, 1, (0.03, 0, "u8"), ("full u8[2,16,9,9]", 0.02, 5, 1)))
+    assert tactic.why_not(layer) == "adds no residual"
+    _, layer, _ = sample_layer("Fused", qconv("u8[2,64,9,9]", 0, 16, 3, (0.03, 0, "u8"), pads=(1, 1, 1, 1)))
+    assert tactic.why_not(layer) == "takes 1x1 convolutions with one group, no strides, no pads"
+    _, layer, _ = sample_layer("Fused", matmul("f32[1,64]", 32, "Relu"))
+    assert tactic.why_not(layer) == "computes in integers, the layer is not quantized"

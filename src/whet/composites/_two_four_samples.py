@@ -89,7 +89,10 @@ SAMPLES = [
     qconv("i8[2,80,9,9]", 7, 48, 1, None),
     qconv("f8e4m3[2,64,11,9]", None, 48, 3, (0.5, None, "f8e4m3"), **PAD),
     qgemm("i8[50,208]", -3, 144, (0.03, 4, "i8")),
+]
+FEW_ROWS = [  # sizes that are no multiples of a GPU's units
     matmul("f32[1,232]", 84, "Gelu"),  # one row; neither inputs nor outputs are whole vectors
     matmul("f32[7,64]", 37, "Relu"),
     conv("f32[1,72,1,1]", 96, 1, activation="Relu"),
+    qgemm("u8[1,104]", 11, 48, (0.03, 4, "u8")),
 ]

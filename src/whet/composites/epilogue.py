@@ -9,6 +9,7 @@ from typing import Any
 
 from whet.composites._base import composite
 from whet.composites._samples import Regions, activate, new_body
+from whet.composites._two_four_samples import FEW_ROWS
 from whet.composites._two_four_samples import SAMPLES as TWO_FOUR
 from whet.network import Layer, Tensor
 from whet.ops import Sample
@@ -68,6 +69,7 @@ EPILOGUE = composite(
         conv_sample("f32[8,64,22,18]", "f32[40,64,3,3]", "Relu", after="f32[8,40,22,18]", **_PADDED),
         conv_sample("f32[3,64,43,56]", "f32[64,64,3,3]", "Relu", **_PADDED),
         *TWO_FOUR,
+        *FEW_ROWS,
     ],
 )
 

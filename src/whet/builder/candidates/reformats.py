@@ -60,7 +60,9 @@ class Reformats:
         layer.outputs = (Tensor("y", t.type, layer),)
         found = list_candidates(layer, self.tactics, self.backend, _ANY)
         allowed = [o for o in found.options if o.ident not in self._bans]
-        options = [o for o in allowed if not o.tactic.fallback] or allowed
+        options = [o for o in allowed if not o.tactic.fallback]
+        if all(o.signature.inplace for o in options):  # a value that is read again must not be overwritten
+            options = allowed
         if self.timer is not None and options:
             self.timer.time(layer, found.text, options)
             options = [o for o in options if o.ms is not None] or options
