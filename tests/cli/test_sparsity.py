@@ -163,15 +163,6 @@ def test_the_cuda_backend_has_sparse_tactics_in_sixteen_bits_only(standin_gpu):
     assert "sparse" in single.verdict
 
 
-@pytest.mark.gpu
-def test_a_gpu_times_sparse_and_dense_tactics():
-    net = parse_network("network n source\nin %x: f16[2048,1024]\nconst %w: f16[1024,1024] = seed(3)\n%y = MatMul(%x, %w)\nout %y\n")
-    (layer,) = advise_sparsity(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")).layers
-    assert layer.dense_ms > 0
-    assert layer.sparse_ms > 0
-    assert layer.sparse_tactic == "cuda/sparse_gemm"
-
-
 def test_the_reason_of_a_slow_sparse_tactic_names_the_bound(sparse_null, monkeypatch):
     """The planted tactic at three times its cost: the network's best rates tell which bound holds for each layer."""
     plan = type(TACTICS["null/sparse_product"]).plan

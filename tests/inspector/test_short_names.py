@@ -27,7 +27,8 @@ def engine(plan, tmp_path_factory):
     return str(path)
 
 
-def test_explain_prints_a_layer_per_line_in_100_columns(plan, engine):
+def test_explain_prints_a_layer_per_line_in_100_columns(plan, engine, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist may set a narrower terminal
     done = CliRunner().invoke(command, [engine, "--layers"], catch_exceptions=False)
     lines = done.output.splitlines()
     assert max(map(len, lines)) <= 100
@@ -35,7 +36,8 @@ def test_explain_prints_a_layer_per_line_in_100_columns(plan, engine):
     assert len(table) == len(plan.network.layers)
 
 
-def test_the_shown_names_are_accepted(plan, engine):
+def test_the_shown_names_are_accepted(plan, engine, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     facts = layer_facts(plan)
     shown = [row[COLUMNS.index("layer")] for row in layer_table(facts, 0.0)]
     assert any(" +" in name for name in shown)

@@ -11,16 +11,18 @@ from whet.composites.quantized import conv_body, op_body, quantized_sample
 from whet.network import F8E4M3
 from whet.ops import Sample
 
-_rng = np.random.default_rng(24)
-
 
 def two_four_weights(*shape: int, axis: int = 1) -> np.ndarray:
-    """float32 weights with two non-zeros at random positions of each group of four along `axis`; in some groups one of them is -0.0."""
+    """float32 weights with two non-zeros at random positions of each group of four along `axis`; in some groups one of them is -0.0.
+
+    Equal sizes give equal weights, whatever was asked before.
+    """
+    rng = np.random.default_rng((axis, *shape))
     lengths = [n for i, n in enumerate(shape) if i != axis]
-    groups = _rng.standard_normal((*lengths, shape[axis] // 4, 4)).astype(np.float32)
-    order = _rng.permuted(np.broadcast_to(np.arange(4), groups.shape), axis=-1)
+    groups = rng.standard_normal((*lengths, shape[axis] // 4, 4)).astype(np.float32)
+    order = rng.permuted(np.broadcast_to(np.arange(4), groups.shape), axis=-1)
     groups[order >= 2] = 0
-    groups[(order == 1) & (_rng.random(groups.shape) < 0.1)] = -0.0
+    groups[(order == 1) & (rng.random(groups.shape) < 0.1)] = -0.0
     return np.ascontiguousarray(np.moveaxis(groups.reshape(*lengths, shape[axis]), -1, axis))
 
 
@@ -64,17 +66,19 @@ def qconv(x: str, zero: int | None, k: int, r: int, store: tuple | None, residua
     """A quantized convolution of `x` with a bias, a residual and Relu; float8 has no zero point."""
     c = dims_of(x)[1]
     weights = two_four_weights(k, c, r, r).astype(F8E4M3.numpy) if zero is None else integer_weights(k, c, r, r)
-    scale = (_rng.uniform(0.5, 2, k) / (np.sqrt(c * r * r) * (1 if zero is None else 40))).astype(np.float32)
+    rng = np.random.default_rng((c, k, r))
+    scale = (rng.uniform(0.5, 2, k) / (np.sqrt(c * r * r) * (1 if zero is None else 40))).astype(np.float32)
     data: list[Any] = [(x if zero is None else f"full {x}", 0.5 if zero is None else 0.02, zero, 1), (weights, scale, None, 0)]
-    data.append(_rng.standard_normal(k).astype(np.float32))
+    data.append(rng.standard_normal(k).astype(np.float32))
     return quantized_sample("Conv", [*data, *([] if residual is None else [residual])], conv_body("Relu", **attrs), store)
 
 
 def qgemm(x: str, zero: int, columns: int, store: tuple | None) -> Sample:
     """A quantized Gemm."""
     inner = dims_of(x)[-1]
-    scale = (_rng.uniform(0.5, 2, columns) / (np.sqrt(inner) * 40)).astype(np.float32)
-    data = [(f"full {x}", 0.02, zero, 1), (integer_weights(columns, inner), scale, None, 0), _rng.standard_normal(columns).astype(np.float32)]
+    rng = np.random.default_rng((columns, inner))
+    scale = (rng.uniform(0.5, 2, columns) / (np.sqrt(inner) * 40)).astype(np.float32)
+    data = [(f"full {x}", 0.02, zero, 1), (integer_weights(columns, inner), scale, None, 0), rng.standard_normal(columns).astype(np.float32)]
     return quantized_sample("Gemm", data, op_body("Gemm", transB=1), store)
 
 
