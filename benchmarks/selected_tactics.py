@@ -4,8 +4,8 @@
     python benchmarks/selected_tactics.py --report cpu|cuda
 
 A row is NETWORK:BATCH:PRECISION: a network of the zoo with random weights, or an ONNX file of the data folder (WHET_DATA), built at level 3 with
-cold caches. A precision is fp32, fp16, bf16, int8, fp8, best, or one of them with `-sparse` (2:4 weights by magnitude). 8-bit types are calibrated
-on two random samples. Each row is a process of its own; `--jobs` of them run at once, which makes the measurements coarser: a close race may
+cold caches, without verification. A precision is fp32, fp16, bf16, int8, fp8, best, or one of them with `-sparse` (2:4 weights by magnitude). On a
+GPU 8-bit types compete with FP16, with `-fp32` (as of `whet exec --int8` alone) with FP32. 8-bit types are calibrated on two random samples. Each row is a process of its own; `--jobs` of them run at once, which makes the measurements coarser: a close race may
 select another tactic than on an idle machine. Rows are added to benchmarks/results/<device>/selected_tactics.json; a row that exists is built
 again only with `--again`. Without `--rows` the default rows of the backend are built.
 
@@ -55,7 +55,9 @@ _DEFAULT = {
         *(f"{n}:1:int8" for n in _DATA),
         "resnet50:128:fp16", "resnet18:128:fp16", "yolov5s:8:fp16", "vit_b_16:32:fp16", "convnext_tiny:32:fp16", "bert_base:32:fp16",
         "resnet50:8:int8", "resnet50:1:fp8", "vit_b_16:1:fp8", "bert_base:1:bf16", "resnet50:32:fp16-sparse", "resnet50:8:int8-sparse",
-        "bert_base:32:fp16-sparse", "unet:1:fp32", "unet:1:int8", "densenet121:1:int8", "resnext50_32x4d:1:int8", "vit_b_16:1:fp32",
+        *(f"{n}:1:int8-fp32" for n in (*_CONVOLUTIONAL, *_DATA)),
+        *(f"{n}:1:fp32" for n in ("vit_b_16", "bert_base", "swin_t", "convnext_tiny", "densenet121")),
+        "bert_base:32:fp16-sparse", "unet:1:fp32", "unet:1:int8", "densenet121:1:int8", "resnext50_32x4d:1:int8",
     ],
 }  # fmt: skip
 
@@ -95,16 +97,16 @@ def count_tactics(name: str, batch: int, precision: str, backend: str) -> dict[s
                 sample[value.name] = (rng.standard_normal(shape) * 0.5).astype(dtype)
             else:
                 sample[value.name] = rng.integers(0, 2, shape).astype(dtype)
-    kind, _, sparse = precision.partition("-")
-    options: dict[str, Any] = {"sparsity": "force"} if sparse else {}
+    kind, *features = precision.split("-")
+    options: dict[str, Any] = {"sparsity": "force"} if "sparse" in features else {}
     if kind in ("fp16", "bf16"):
         options[kind] = True
     elif kind in ("int8", "fp8", "best"):
-        options |= {kind: samples, "fp16": backend == "cuda"}
-    elif kind != "fp32":
-        raise SystemExit(f"unknown precision {precision!r}: fp32, fp16, bf16, int8, fp8, best, with or without -sparse")
+        options |= {kind: samples, "fp16": backend == "cuda" and "fp32" not in features}
+    if kind not in ("fp32", "fp16", "bf16", "int8", "fp8", "best") or set(features) - {"sparse", "fp32"}:
+        raise SystemExit(f"unknown precision {precision!r}: fp32, fp16, bf16, int8, fp8, best, with or without -sparse and -fp32")
     begun = time.perf_counter()
-    engine = whet.build(model.SerializeToString(), shapes=shapes, backend=backend, timing_cache="", **options)
+    engine = whet.build(model.SerializeToString(), shapes=shapes, backend=backend, timing_cache="", verify=False, **options)
     chosen = Counter(c.tactic for c in engine.plan.choices.values())
     return {"build_s": round(time.perf_counter() - begun, 1), "tactics": dict(sorted(chosen.items()))}
 
