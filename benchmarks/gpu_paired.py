@@ -86,7 +86,8 @@ def measure_rows(old: Path, caches: Path, cases: list[str], processes: int, seco
             shutil.copyfile(kept, times)
         begun = time.monotonic()
         try:
-            in_tree(trees[side], BUILD, name, batch, caches / side / f"{name}.json", times, work / f"{side}-{name}-{batch}.engine", seconds=end - 15 - begun)
+            engine, cache = work / f"{side}-{name}-{batch}.engine", caches / side / f"{name}.json"
+            in_tree(trees[side], BUILD, name, batch, cache, times, engine, seconds=end - 15 - begun)
             said = "built"
         except subprocess.SubprocessError as error:
             said = str(error)[-600:]
@@ -136,7 +137,8 @@ def main() -> None:
     rows = [r for part in given.words for r in json.loads(Path(part).read_text())]
     old, new = given.commits
     record = {
-        "date": given.date, "commit": new, "old_commit": old, "device": given.device, "command": "python benchmarks/gpu_paired.py run OLD_TREE CACHES ...",
+        "date": given.date, "commit": new, "old_commit": old, "device": given.device,
+        "command": f"python benchmarks/gpu_paired.py run OLD_TREE CACHES {' '.join(r['case'].replace(' INT8 batch ', ':') for r in rows)}",
         "rows": rows,
     }  # fmt: skip
     RESULT.write_text(json.dumps(record, indent=1) + "\n")

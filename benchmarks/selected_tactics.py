@@ -5,7 +5,8 @@
 
 A row is NETWORK:BATCH:PRECISION: a network of the zoo with random weights, or an ONNX file of the data folder (WHET_DATA), built at level 3 with
 cold caches, without verification. A precision is fp32, fp16, bf16, int8, fp8, best, or one of them with `-sparse` (2:4 weights by magnitude). On a
-GPU 8-bit types compete with FP16, with `-fp32` (as of `whet exec --int8` alone) with FP32. 8-bit types are calibrated on two random samples. Each row is a process of its own; `--jobs` of them run at once, which makes the measurements coarser: a close race may
+GPU 8-bit types compete with FP16, with `-fp32` (as of `whet exec --int8` alone) with FP32. 8-bit types are calibrated on two random samples.
+Each row is a process of its own; `--jobs` of them run at once, which makes the measurements coarser: a close race may
 select another tactic than on an idle machine. Rows are added to benchmarks/results/<device>/selected_tactics.json; a row that exists is built
 again only with `--again`. Without `--rows` the default rows of the backend are built.
 

@@ -170,6 +170,7 @@ def main() -> int:
     parser.add_argument("--map-seconds", type=float, default=1e9, help="how long the run may take that records which functions tests enter")
     parser.add_argument("--least", type=float, default=90, help="percent of the mutants that must be killed (default 90)")
     parser.add_argument("--resume", type=Path, help="folder of an earlier run that was interrupted")
+    parser.add_argument("--trees", type=Path, help="folder for the workers' copies of the tree (default: the run's folder)")
     parser.add_argument("--draw", type=Path, help="write the drawn mutants to a file and stop")
     parser.add_argument("--plan", type=Path, help="run the mutants of such a file")
     parser.add_argument("--out", type=Path, help="write the counts and survivors as JSON")
@@ -186,13 +187,13 @@ def main() -> int:
     mutants = [m for m in from_data(json.loads(plan.read_text())) if m.package in packages]
     trees: Queue[Path] = Queue()
     for k in range(options.workers):
-        tree = folder / f"tree{k}"
+        tree = (options.trees or folder) / f"tree{k}"
         shutil.rmtree(tree, ignore_errors=True)
         trees.put(copy_tree(tree))
     touched = None
     if sys.version_info >= (3, 12):
         if not (folder / "touched").exists():
-            record_tests(folder / "tree0", packages, folder / "touched", options.workers, options.map_seconds)
+            record_tests((options.trees or folder) / "tree0", packages, folder / "touched", options.workers, options.map_seconds)
         touched = read_touched(folder / "touched")
         print(f"{len(touched)} functions and files entered by tests, after {time.monotonic() - begun:.0f} s", flush=True)
     outcomes = folder / "outcomes.jsonl"
