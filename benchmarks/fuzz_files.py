@@ -41,12 +41,13 @@ REAL = ("mnist/lenet_mnist.onnx", "cifar10/resnet8_mlperftiny.onnx", "audio/sile
 class Targets:
     """One method per target: writes the mutated files to `folder`, reads them, and returns "read"; whet's errors pass through."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, infer_types: bool = True):
+        """`infer_types`: the check of a model also runs ONNX's type inference, in a process of its own."""
         import test_onnx_fuzz
 
         from whet import zoo
 
-        self.folder = folder
+        self.folder, self.infer_types = folder, infer_types
         self.models = [*test_onnx_fuzz.seeds(), zoo.build("lenet5")]
         self.real = [(DATA / name).read_bytes() for name in REAL if (DATA / name).is_file()]
         self._small_files(folder.parent / "good")
@@ -105,7 +106,7 @@ class Targets:
         data = mutate_bytes(rng, model.SerializeToString()) if rng.randrange(4) == 0 else mutate_message(rng, model).SerializeToString()
         path = self._write("model.onnx", data)
         if rng.randrange(8) == 0:
-            check_onnx(path)
+            check_onnx(path, infer_types=self.infer_types)
         net = network_from_onnx(path)
         onnx_from_network(net)
         lowered, _ = lower(net, level=rng.randrange(6))
