@@ -1,4 +1,4 @@
-"""Mutation testing: how many small breaks of the source the tests notice. Mutants are drawn with Cosmic Ray (plan.py).
+"""Mutation testing: how many small breaks of the source the tests notice. Mutants are drawn with Cosmic Ray (mutation_plan.py).
 
 `make mutants` or `python tests/mutation/run.py [--packages pruning,engine] [--sample 40] [--seed 1] [--workers N] [--resume FOLDER] [--out FILE]`
 
@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from plan import Mutant, draw, from_data, to_data
+from mutation_plan import Mutant, draw, from_data, to_data
 
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
@@ -114,6 +114,7 @@ def run_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> 
     """Applies a mutant in a copy of the tree, runs the tests and takes it back. `outcome`: killed, survived, timeout or no tests."""
     path = tree / mutant.module
     source = path.read_text()
+    mutated = mutant.apply(source)
     record = {"name": mutant.name, "package": mutant.package, "module": mutant.module, "line": mutant.line, "operator": mutant.operator}
     record["difference"] = mutant.difference(source)
     if not tests:
@@ -122,7 +123,7 @@ def run_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> 
     arguments.write_text("\n".join(tests) + "\n")
     modified = path.stat().st_mtime
     try:
-        path.write_text(mutant.apply(source))
+        path.write_text(mutated)
         _touch(path, modified)
         command = [sys.executable, "-m", "pytest", "-x", *PYTEST, f"@{arguments}"]
         code = subprocess.run(command, cwd=tree, env=environment(tree), timeout=timeout, capture_output=True, check=False).returncode
@@ -195,6 +196,8 @@ def main() -> int:
         if not (folder / "touched").exists():
             record_tests((options.trees or folder) / "tree0", packages, folder / "touched", options.workers, options.map_seconds)
         touched = read_touched(folder / "touched")
+        if not touched:
+            raise SystemExit(f"no test passed or none was recorded, see {folder / 'touched' / 'log'}")
         print(f"{len(touched)} functions and files entered by tests, after {time.monotonic() - begun:.0f} s", flush=True)
     outcomes = folder / "outcomes.jsonl"
     known = {r["name"]: r for r in map(json.loads, outcomes.read_text().splitlines())} if outcomes.exists() else {}
@@ -205,6 +208,9 @@ def main() -> int:
         tree = trees.get()
         try:
             record = run_mutant(mutant, tree, choose_tests(mutant, tree, touched), options.timeout)
+        except ValueError as e:
+            print(e, flush=True)  # the file has changed since the mutants were drawn
+            return
         finally:
             trees.put(tree)
         known[mutant.name] = record
