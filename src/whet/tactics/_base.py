@@ -186,6 +186,10 @@ class Tactic(ABC):
         """Reason why its library cannot be loaded here: builds then leave the tactic out and say so. None if it is loaded or needs none."""
         return None
 
+    def source_modules(self) -> tuple[str, ...]:
+        """Modules whose source its kernels depend on, with those that they import from the same package; for timing keys and locks."""
+        return (type(self).__module__,)
+
     def library_version(self) -> str:
         """Version of its library, for timing keys and locks; "" without a library."""
         return ""
