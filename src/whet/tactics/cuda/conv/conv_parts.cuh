@@ -6,7 +6,7 @@ DEV float finish(const Args& p, float v, float r) {
 }
 // Converts two of them to 16-bit floats.
 DEV u32 finish_two(const Args& p, float x, float y, float2 r) {
-    if (ACT != 1) return pack(finish(p, x, r.x), finish(p, y, r.y));
+    if (ACT != 1 && ACT != 3 && ACT != 8) return pack(finish(p, x, r.x), finish(p, y, r.y));
     x = p.has_residual == 1 ? x + r.x : x;
     y = p.has_residual == 1 ? y + r.y : y;
     activate_two<ACT>(x, y, p.act);
