@@ -1,12 +1,14 @@
 """Networks exported by PyTorch itself, unprepared, on one GPU: whet's FP16 engine against torch eager and torch.compile, interleaved.
 
     python benchmarks/gpu_networks.py [--rows bert_base_128:1,vit_b_16:32,...] [--exporter torchscript|dynamo] [--peers eager,compile]
-                                      [--budget SECONDS] [--limit SECONDS A ROW]
+                                      [--budget SECONDS] [--limit SECONDS A ROW] [--layers] [--without PASS,...]
 
 Each row is a process of its own: the network with random weights (seed 0) is exported to ONNX at a fixed batch, built at FP16 with verification
 (cold caches), and timed in rounds that alternate between whet's engine, torch eager in FP16 (channels last for images) and torch.compile
 (max-autotune); all are GPU times of isolated replays of a CUDA graph. `error` is the greatest difference from torch in FP32 on the CPU,
 relative to the greatest output; `build_s` includes verification. A row that fails states the error. Results: $OUT/gpu_networks.json.
+--layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
+--without times a second engine, built without these passes, interleaved with the others.
 Needs torch, torchvision and transformers.
 """
 
@@ -158,7 +160,19 @@ NETWORKS: dict[str, Maker] = {
 }  # fmt: skip
 
 
-def row_of(name: str, batch: int, exporter: str, peers: list[str]) -> dict[str, Any]:
+def layer_times(plan: Any, bound: Any) -> list[tuple[str, str, float, str, str]]:
+    """Kind, name, us, kernel and result shape of each layer, with launches."""
+    rounds = [bound.run_timed() for _ in range(5)]
+    rows = []
+    for i, layer in enumerate(plan.network.layers):
+        us = statistics.median(r[i] for r in rounds) * 1e6
+        if us:
+            kernel, shape = plan.choices[layer.name].implementation, "x".join(map(str, layer.outputs[0].shape))
+            rows.append((layer.composite or layer.op, layer.name[-60:], round(us, 2), kernel, shape))
+    return rows
+
+
+def row_of(name: str, batch: int, exporter: str, peers: list[str], layers: bool = False, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """The result of one network; runs in a process of its own."""
     import numpy as np
     import torch
@@ -194,7 +208,19 @@ def row_of(name: str, batch: int, exporter: str, peers: list[str]) -> dict[str, 
         row["error"] = float(f"{np.abs(got.astype(np.float32) - want).max() / max(float(np.abs(want).max()), 1e-9):.2g}")
         bound = bind(plan, get_backend("cuda"))
         bound.run()
-    sides: dict[str, Callable[[int], float]] = {"whet": lambda count: statistics.median(bound.seconds(count)) * 1e3}
+        if layers:
+            row["layer_us"] = layer_times(plan, bound)
+        sides: dict[str, Callable[[int], float]] = {"whet": lambda count: statistics.median(bound.seconds(count)) * 1e3}
+        if without:
+            other = build(
+                network_from_onnx(path), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", passes=tuple(f"-{n}" for n in without))
+            )
+            other_bound = bind(other, get_backend("cuda"))
+            other_bound.run()
+            row["without"], row["without_layers"] = without, len(other.network.layers)
+            if layers:
+                row["without_layer_us"] = layer_times(other, other_bound)
+            sides["without"] = lambda count: statistics.median(other_bound.seconds(count)) * 1e3
     device = [v.cuda().half() if v.is_floating_point() else v.cuda() for v in values]
     images = device[0].dim() == 4
     with torch.no_grad():
@@ -231,11 +257,16 @@ def main() -> None:
     p.add_argument("--peers", default="eager", help="eager, compile or both")
     p.add_argument("--budget", type=float, default=1e9, help="no row begins after this many seconds")
     p.add_argument("--limit", type=float, default=420, help="seconds after which a row is stopped")
+    p.add_argument("--layers", action="store_true", help="the time of each layer, too")
+    p.add_argument("--without", default="", help="passes, separated by commas, that a second engine is built without")
     p.add_argument("--one", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.one:
         name, batch = args.one.split(":")
-        print("ROW " + json.dumps(row_of(name, int(batch), args.exporter, [q for q in args.peers.split(",") if q])), flush=True)
+        row = row_of(
+            name, int(batch), args.exporter, [q for q in args.peers.split(",") if q], args.layers, tuple(q for q in args.without.split(",") if q)
+        )
+        print("ROW " + json.dumps(row), flush=True)
         return
     from _record import provenance
 
@@ -245,6 +276,7 @@ def main() -> None:
             print("left out:", asked, flush=True)
             continue
         command = [sys.executable, __file__, "--one", asked, "--exporter", args.exporter, "--peers", args.peers]
+        command += ["--without", args.without] + ["--layers"] * args.layers
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=args.limit)
             lines = [line[4:] for line in ended.stdout.splitlines() if line.startswith("ROW ")]
@@ -253,7 +285,7 @@ def main() -> None:
             row = {"failed": f"stopped after {args.limit:.0f} s"}
         name, batch = asked.split(":")
         rows.append({"network": name, "batch": int(batch), **row})
-        print(json.dumps(rows[-1]), flush=True)
+        print(json.dumps({k: v for k, v in rows[-1].items() if k not in ("layer_us", "without_layer_us")}), flush=True)
         folder = Path(os.environ.get("OUT", "."))
         record = {**provenance(("numpy", "torch", "torchvision", "transformers")), "rows": rows}
         (folder / "gpu_networks.json").write_text(json.dumps(record, indent=1) + "\n")
