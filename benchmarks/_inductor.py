@@ -42,7 +42,7 @@ class Turn:
 #: the settings of `compiled`, for the note of result files
 SETTINGS = (
     "torch.compile: mode max-autotune-no-cudagraphs, captured in a CUDA graph by the benchmark; 1x1 convolutions as products, other convolutions by "
-    "cuDNN (ATEN); no freezing; module and inputs on the GPU, eval, inference mode"
+    "cuDNN (ATEN); no freezing; FP16 modules in eval mode without gradients"
 )
 
 
