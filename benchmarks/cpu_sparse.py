@@ -214,8 +214,9 @@ def main() -> None:
             rows.append(r)
             times = f"{r['dense_us']:9.1f} {r['sparse_us']:9.1f} {r['speedup']:6.2f}"
             print(f"{r['case']:28} {r['caches']:4} {times}  {r['dense_tactic']}; {r['sparse_tactic']}", flush=True)
-    data = provenance(["numpy", "llvmlite"]) | {"cpu": cpuinfo().get("model name"), "threads": args.threads, "floor": round(FLOOR, 3), "rows": rows}
-    args.out.write_text(json.dumps(data, indent=1) + "\n")
+        head = {"cpu": cpuinfo().get("model name"), "threads": args.threads, "floor": round(FLOOR, 3)}
+        data = provenance(["numpy", "llvmlite"]) | head | {"rows": rows}
+        args.out.write_text(json.dumps(data, indent=1) + "\n")  # after each case: a run may be ended early
 
 
 if __name__ == "__main__":
