@@ -1,20 +1,23 @@
 """Networks exported by PyTorch itself, unprepared, on one GPU: whet's FP16 engine against torch eager and torch.compile, interleaved.
 
     python benchmarks/gpu_networks.py [--rows bert_base_128:1,vit_b_16:32,...] [--exporter torchscript|dynamo] [--peers eager,compile]
-                                      [--budget SECONDS] [--limit SECONDS A ROW] [--layers] [--without PASS,...]
+                                      [--budget SECONDS] [--limit SECONDS A ROW] [--layers] [--without PASS,...] [--lock FILE]
 
 Each row is a process of its own: the network with random weights (seed 0) is exported to ONNX at a fixed batch, built at FP16 with verification
 (cold caches), and timed in rounds that alternate between whet's engine, torch eager in FP16 (channels last for images) and torch.compile
 (max-autotune); all are GPU times of isolated replays of a CUDA graph. `error` is the greatest difference from torch in FP32 on the CPU,
 relative to the greatest output; `build_s` includes verification. A row that fails states the error. Results: $OUT/gpu_networks.json.
 --layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
---without times a second engine, built without these passes, interleaved with the others.
+--without times a second engine, built without these passes, interleaved with the others. --lock makes commands that run at once take turns from
+the build on, so that one exports while another uses the GPU.
 Needs torch, torchvision and transformers.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import statistics
@@ -160,6 +163,22 @@ NETWORKS: dict[str, Maker] = {
 }  # fmt: skip
 
 
+class Stages:
+    """Prints each stage of a build with its time on standard error, for rows that are stopped; collects the notes."""
+
+    def __init__(self) -> None:
+        self.begun, self.notes = time.perf_counter(), list[str]()
+
+    def stage(self, name: str, total: int) -> None:
+        print(f"{time.perf_counter() - self.begun:.1f} s: {name} ({total})", file=sys.stderr, flush=True)
+
+    def step(self, what: str, done: int = 1) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 def layer_times(plan: Any, bound: Any) -> list[tuple[str, str, float, str, str]]:
     """Kind, name, us, kernel and result shape of each layer, with launches."""
     rounds = [bound.run_timed() for _ in range(5)]
@@ -172,7 +191,9 @@ def layer_times(plan: Any, bound: Any) -> list[tuple[str, str, float, str, str]]
     return rows
 
 
-def row_of(name: str, batch: int, exporter: str, peers: list[str], layers: bool = False, without: tuple[str, ...] = ()) -> dict[str, Any]:
+def row_of(
+    name: str, batch: int, exporter: str, peers: list[str], layers: bool = False, without: tuple[str, ...] = (), lock: str = ""
+) -> dict[str, Any]:
     """The result of one network; runs in a process of its own."""
     import numpy as np
     import torch
@@ -197,9 +218,15 @@ def row_of(name: str, batch: int, exporter: str, peers: list[str], layers: bool 
         begun = time.perf_counter()
         torch.onnx.export(net, values, path, input_names=list(named), output_names=["output"], dynamo=exporter == "dynamo", opset_version=18)
         row["export_s"] = round(time.perf_counter() - begun, 1)
+        turn = contextlib.ExitStack()
+        if lock:
+            fcntl.flock(turn.enter_context(open(lock, "w")), fcntl.LOCK_EX)
         begun = time.perf_counter()
-        plan = build(network_from_onnx(path), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
+        stages = Stages()
+        plan = build(network_from_onnx(path), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""), progress=stages)
         row["build_s"] = round(time.perf_counter() - begun, 1)
+        row["phase_s"] = {phase: round(s, 1) for phase, s in plan.report.phase_seconds.items() if s >= 0.1}
+        row["notes"] = [n for n in stages.notes if "ban" in n or "wrong" in n]
         row["layers"] = len(plan.network.layers)
         row["layer_kinds"] = _count(layer.composite or layer.op for layer in plan.network.layers)
         write_engine(plan, f"{folder}/model.engine")
@@ -259,13 +286,13 @@ def main() -> None:
     p.add_argument("--limit", type=float, default=420, help="seconds after which a row is stopped")
     p.add_argument("--layers", action="store_true", help="the time of each layer, too")
     p.add_argument("--without", default="", help="passes, separated by commas, that a second engine is built without")
+    p.add_argument("--lock", default="", help="a file that processes lock while they build and measure")
     p.add_argument("--one", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.one:
         name, batch = args.one.split(":")
-        row = row_of(
-            name, int(batch), args.exporter, [q for q in args.peers.split(",") if q], args.layers, tuple(q for q in args.without.split(",") if q)
-        )
+        peers, without = ([q for q in words.split(",") if q] for words in (args.peers, args.without))
+        row = row_of(name, int(batch), args.exporter, peers, args.layers, tuple(without), args.lock)
         print("ROW " + json.dumps(row), flush=True)
         return
     from _record import provenance
@@ -276,13 +303,14 @@ def main() -> None:
             print("left out:", asked, flush=True)
             continue
         command = [sys.executable, __file__, "--one", asked, "--exporter", args.exporter, "--peers", args.peers]
-        command += ["--without", args.without] + ["--layers"] * args.layers
+        command += ["--without", args.without, "--lock", args.lock] + ["--layers"] * args.layers
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=args.limit)
             lines = [line[4:] for line in ended.stdout.splitlines() if line.startswith("ROW ")]
             row = json.loads(lines[0]) if lines else {"failed": ended.stderr.strip()[-600:]}
-        except subprocess.TimeoutExpired:
-            row = {"failed": f"stopped after {args.limit:.0f} s"}
+        except subprocess.TimeoutExpired as stopped:
+            reached = (stopped.stderr or b"").decode(errors="replace").strip()[-400:]
+            row = {"failed": f"stopped after {args.limit:.0f} s; stages: {reached}"}
         name, batch = asked.split(":")
         rows.append({"network": name, "batch": int(batch), **row})
         print(json.dumps({k: v for k, v in rows[-1].items() if k not in ("layer_us", "without_layer_us")}), flush=True)
