@@ -93,7 +93,10 @@ class LayerKinds:
             limit = self.config.memory_limit.get("workspace")
 
             def listed(permissions: Permissions) -> Candidates:
-                return list_candidates(bound, self.tactics, self.backend, permissions, deterministic=self.config.deterministic, workspace=limit)
+                c = self.config
+                return list_candidates(
+                    bound, self.tactics, self.backend, permissions, deterministic=c.deterministic, strict_numerics=c.strict_numerics, workspace=limit
+                )
 
             self.kinds[kind] = found = listed(self.permissions)
             if not found.options and self.permissions.is_demanded_by_wildcard(bound):
@@ -134,7 +137,8 @@ class LayerKinds:
         permissions = self.permissions.without_wildcards() if relaxed else self.permissions
         tactics = [t for t in self.tactics if not t.fallback and t.name not in banned]
         for part in list_parts(layer).layers:
-            whole = list_candidates(bind_layer(part, self.env), tactics, self.backend, permissions).options
+            strict = self.config.strict_numerics
+            whole = list_candidates(bind_layer(part, self.env), tactics, self.backend, permissions, strict_numerics=strict).options
             yield bool(whole) or (part.op == "Fused" and any(self._have_kernels(part, banned, relaxed=relaxed)))
 
 
