@@ -48,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "data, least squares": {"data": True},
     "permutation, data, least squares": {"data": True, "permute_seconds": 30.0},
 }
-TRAINING = {
+TRAINING: dict[str, Any] = {
     "optimizer": "adamw", "lr": 5e-4, "clip": 1.0, "batch": 128, "weight_decay": 1e-4,
     "distill": 1.0, "augment": "crop:4,flip,cutmix:50", "masks": "2:4",
 }  # fmt: skip

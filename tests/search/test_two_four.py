@@ -17,15 +17,15 @@ def net():
     """Two products behind each other."""
     rng = np.random.default_rng(0)
     made = Network("n", "source")
-    x = made.add_input("x", parse_type("f16[1024,1024]"))
-    wide = made.add("MatMul", x, made.constant(rng.standard_normal((1024, 1024)).astype("f2"), "w"), name="wide")
-    made.mark_output(made.add("MatMul", wide, made.constant(rng.standard_normal((1024, 16)).astype("f2"), "v"), name="narrow"), "y")
+    x = made.add_input("x", parse_type("f16[128,64]"))
+    wide = made.add("MatMul", x, made.constant(rng.standard_normal((64, 64)).astype("f2"), "w"), name="wide")
+    made.mark_output(made.add("MatMul", wide, made.constant(rng.standard_normal((64, 16)).astype("f2"), "v"), name="narrow"), "y")
     return made
 
 
 @pytest.fixture
 def data():
-    return {"x": np.random.default_rng(1).standard_normal((1024, 1024)).astype("f2")}
+    return {"x": np.random.default_rng(1).standard_normal((128, 64)).astype("f2")}
 
 
 def test_only_the_layers_that_gain_are_2_4(net, data):

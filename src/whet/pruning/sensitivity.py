@@ -117,8 +117,8 @@ def _weight_gradients(layer: Layer, inputs: list, cotangent: np.ndarray, samples
         if len(x) != samples:
             return None
         rows, targets = conv_rows(layer, x, w, np.arange(places)), conv_outputs(cotangent, groups, np.arange(places))
-        a, b = (m.reshape(groups, samples, places // samples, -1) for m in (rows, targets))
-        by_group = sum((np.abs(np.matmul(b[:, n].transpose(0, 2, 1), a[:, n])) for n in range(samples)), np.zeros(()))
+        read, wanted = (m.reshape(groups, samples, places // samples, -1) for m in (rows, targets))
+        by_group = sum((np.abs(np.matmul(wanted[:, n].transpose(0, 2, 1), read[:, n])) for n in range(samples)), np.zeros(()))
         return by_group.reshape(w.shape)  # [groups, outputs, inputs] until here
     if w.ndim != 2 or layer.attrs.get("transA") or x.ndim < 2 or x.shape[0] % samples:
         return None
