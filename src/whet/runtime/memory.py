@@ -53,6 +53,19 @@ def write_bytes(backend: Backend, buffer: Buffer, offset: int, data: np.ndarray)
         backend.write(buffer, offset, flat)
 
 
+def _rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """The array in a storage type. Finite values beyond its range become its largest: masks of -3.4e38 must not make rows of NaN in F16."""
+    if array.dtype == dtype.numpy:
+        return array
+    with np.errstate(over="ignore"):
+        rounded = array.astype(dtype.numpy)
+    if dtype.is_float and array.dtype.kind == "f":
+        beyond = np.isinf(rounded.astype(np.float32)) & np.isfinite(array)
+        if beyond.any():
+            rounded[beyond] = np.where(array[beyond] > 0, 1, -1) * float(ml_dtypes.finfo(dtype.numpy).max)
+    return rounded
+
+
 class Shared:
     """A buffer that is freed with its last user: contexts hold references, the store a weak one."""
 
@@ -98,7 +111,7 @@ class WeightStore:
         shape = static_shape(stored_shape(operand.format, weight.array.shape))
 
         def create() -> np.ndarray:
-            return to_stored(weight.array.astype(operand.dtype.numpy, copy=False), operand.format)
+            return to_stored(_rounded(weight.array, operand.dtype), operand.format)
 
         return self._get(f"constant {weight.digest} {operand}", prod(shape) * operand.dtype.numpy.itemsize, create)
 
