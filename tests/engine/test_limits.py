@@ -74,12 +74,11 @@ def test_sections_are_read_back_with_their_digests():
     assert read_sections(data, KNOWN | {"a": 100}, frozenset())
 
 
-@pytest.mark.parametrize(
-    ("begins", "is_onnx"),
-    [
-        (b"\x08\x07\x12", True), (b"\x08\x03\x3a", True), (b"\x08\x02\x12", False), (b"\x08\x20\x12", False), (b"\x07\x07\x12", False), (b"\x08\x07", False),
-    ],  # fmt: skip
-)
+ONNX = [b"\x08\x07\x12", b"\x08\x03\x3a"]
+NO_ONNX = [b"\x08\x02\x12", b"\x08\x20\x12", b"\x07\x07\x12", b"\x08\x07"]
+
+
+@pytest.mark.parametrize(("begins", "is_onnx"), [*((b, True) for b in ONNX), *((b, False) for b in NO_ONNX)])
 def test_an_onnx_model_is_named_as_one(begins, is_onnx):
     with pytest.raises(EngineError) as e:
         read_sections(memoryview(begins), KNOWN, frozenset())
