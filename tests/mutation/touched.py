@@ -1,6 +1,7 @@
 """A pytest plugin that writes which functions each passing test enters: `-p touched`, with WHET_TOUCHED naming a folder. Needs Python 3.12.
 
-One JSON line per test in a file per process: its name, its seconds, and the entered functions of src/whet as FILE:LINE.
+One JSON line per test in a file per process: its name, its seconds, and the entered functions of src/whet as FILE:QUALIFIED NAME, which
+later commits keep.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Touched:
     def _start(self, code: CodeType, offset: int) -> Any:
         _, found, module = code.co_filename.rpartition("src/whet/")
         if found:
-            self.entered.add(f"{found}{module}:{code.co_firstlineno}")
+            self.entered.add(f"{found}{module}:{code.co_qualname}")
         return self.monitoring.DISABLE
 
     @pytest.hookimpl(wrapper=True)
