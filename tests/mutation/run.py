@@ -14,6 +14,7 @@ Ray is not installed, and starts no further mutant after `--seconds`. The exit c
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -137,13 +138,13 @@ def run_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> 
     return {**record, "outcome": outcome, "seconds": round(time.monotonic() - begun, 1), "tests": len(tests)}
 
 
+_changes = itertools.count(1)
+
+
 def _touch(path: Path, after: float) -> None:
     """A modification time that no bytecode file of an earlier content can have."""
-    _touch.count += 1  # type: ignore[attr-defined]
-    os.utime(path, (after + 2 * _touch.count, after + 2 * _touch.count))  # type: ignore[attr-defined]
-
-
-_touch.count = 0  # type: ignore[attr-defined]
+    moment = after + 2 * next(_changes)
+    os.utime(path, (moment, moment))
 
 
 def summarize(records: list[dict[str, Any]], equivalent: set[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Touched:
         self.out = open(folder / f"{os.getpid()}.jsonl", "a")
         self.entered: set[str] = set()
         self.failed = False
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        monitoring: Any = vars(sys)["monitoring"]
         monitoring.use_tool_id(_TOOL, "whet-touched")
         monitoring.register_callback(_TOOL, monitoring.events.PY_START, self._start)
         monitoring.set_events(_TOOL, monitoring.events.PY_START)
