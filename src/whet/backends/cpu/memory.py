@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+from math import prod
 
 import numpy as np
 
@@ -12,6 +14,14 @@ from whet.errors import BackendError
 
 _MAPPED = 1 << 20  # from this size on each buffer has its own mapping, so that freed memory returns to the system
 _HUGE = 1 << 21  # bytes of a huge page on x86-64, and on AArch64 with pages of 4 KiB
+
+
+def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The array of `shape` at a host address; the caller keeps the memory alive."""
+    nbytes = prod(shape) * dtype.itemsize
+    if nbytes == 0:
+        return np.empty(shape, dtype)
+    return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), dtype).reshape(shape)
 
 
 def allocate(nbytes: int, alignment: int = 64) -> Buffer:
