@@ -66,6 +66,7 @@ def _flags() -> list[Flag]:
         ("saveLock", "FILE", "write the tactic lock: the same lock gives the same engine"),
         ("lock", "FILE", "build exactly the locked engine, or fail and list the differences"),
         ("deterministic", "", "only tactics with reproducible results"),
+        ("strictNumerics", "", "no Winograd, and no kernel that loses NaN or infinities"),
         ("noVerify", "", "do not compare the engine with the reference after the build"),
         ("markDebug", "NAMES", "values of the model that become outputs of the engine, for --saveDebugTensors (* matches any text; they are not fused)"),
         ("strict", "", "refuse, instead of reporting, permissions and flags that cannot be used"),
