@@ -22,12 +22,16 @@ RECIPES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 def test_every_recipe_is_read(text, tmp_path):
     from whet.search import load_recipe
 
+    for name in ("model.onnx", "m.onnx", "c.npz", "s.npz", "score.npz", "judge.npz", "train.npz", "images/a.npz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
     base = "" if text.startswith("model:") else "model: m.onnx\ndata: {calibrate: c.npz, score: s.npz}\ntarget: {latency: 0.5x}\n"
     (tmp_path / "r.yaml").write_text(base + text)
     recipe = load_recipe(tmp_path / "r.yaml")
     assert recipe.target.latency is not None
     if "threshold" in text:
-        assert recipe.qat["threshold"] == 0.3
+        assert recipe.qat is not None
+        assert (recipe.qat["threshold"], recipe.qat["lr"]) == (0.3, 1e-4)
 
 
 @pytest.mark.slow
