@@ -25,7 +25,7 @@ def print_parts(log: Log, context: Any, records: list[dict[str, Any]], shapes: M
     log.requested("")
     log.requested("=== Fused layers and their operations alone ===")
     log.requested("   Fused(ms)    Alone(ms)   Saved(ms)   Layer and operations")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for f, r in zip(facts, records, strict=True):
         parts = times.get(f.layer.name)
         if not parts:
@@ -39,8 +39,8 @@ def print_parts(log: Log, context: Any, records: list[dict[str, Any]], shapes: M
         rows.append({"name": f.name, "fusedMs": own, "aloneMs": alone, "savedMs": saved,
                      "parts": [{"op": p.op, "node": p.node, "ms": p.ms, "why": p.why} for p in parts]})  # fmt: skip
     log.facts["fusions"] = rows
-    known = [x for x in rows if x["savedMs"] is not None]
-    saved = sum(x["savedMs"] for x in known)
+    known = [float(x["savedMs"]) for x in rows if x["savedMs"] is not None]
+    saved = sum(known)
     log.requested(f"Fusion saves {saved:.4f} ms in {len(known)} of {len(rows)} fused layers, reformats between operations not counted.")
 
 

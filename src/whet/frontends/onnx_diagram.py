@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +123,8 @@ class _DiagramWriter(Writer):
         graph = inner.graph(body, "body")
         nodes = [_constant_node(t) for t in graph.initializer] + list(graph.node)
         imports = [helper.make_opsetid("", self.opset), helper.make_opsetid(DOMAIN, 1)]
-        names: Sequence[str] = [x.name for x in graph.input], [x.name for x in graph.output]
-        function = helper.make_function(DOMAIN, "body", *names, nodes, imports)
+        inputs, outputs = ([x.name for x in ends] for ends in (graph.input, graph.output))
+        function = helper.make_function(DOMAIN, "body", inputs, outputs, nodes, imports)
         key = function.SerializeToString(deterministic=True)
         if key not in self.functions:
             ops = "+".join(x.op for x in body.layers if x.op not in ("Reshape", "Identity"))
