@@ -144,7 +144,8 @@ def _time_by_type(d: EngineData, colors: dict[str, str]) -> Figure:
     ordered = sorted(groups, key=lambda t: -_ms(groups[t]))
     total = _ms(d.layers) or 1.0
     values = [_ms(groups[t]) for t in ordered]
-    shown = [f"{v:.4g} ms, {100 * v / total:.1f} %, {len(groups[t])} layers" for t, v in zip(ordered, values, strict=True)]
+    counts = [f"{n} layer{'s' * (n != 1)}" for n in (len(groups[t]) for t in ordered)]
+    shown = [f"{v:.4g} ms, {100 * v / total:.1f} %, {n}" for v, n in zip(values, counts, strict=True)]
     hover = [lines(t, text) for t, text in zip(ordered, shown, strict=True)]
     return horizontal_bars(ordered, values, hover, title="ms", shown=shown, colors=[colors[t] for t in ordered])
 
@@ -213,8 +214,8 @@ def _roofline(d: EngineData) -> Figure:
         traces,
         showlegend=True,
         margin={"t": 50},
-        xaxis={"type": "log", "title": {"text": "operations per byte"}},
-        yaxis={"type": "log", "title": {"text": "GFLOP/s"}},
+        xaxis={"type": "log", "dtick": 1, "title": {"text": "operations per byte"}},
+        yaxis={"type": "log", "dtick": 1, "title": {"text": "GFLOP/s"}},
     )
 
 
