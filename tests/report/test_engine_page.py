@@ -87,6 +87,12 @@ def test_tensors_do_not_overlap_in_space_and_time(engine, page):
     assert clashes == [] or inplace
 
 
+def test_bytes_in_use_never_exceed_the_arena(engine, page):
+    plan = whet.read_engine(engine)
+    live = chart_data(page)["figures"]["memory"]["data"][1]["y"]
+    assert 0 < max(live) * 2**20 <= plan.arenas[0].total
+
+
 def test_an_engine_without_times_has_a_page_that_says_so(tmp_path):
     model = whet.save_onnx(parse_network(NET), tmp_path / "n.onnx")
     whet.build(model, optimization_level=0, timing_cache="").save(tmp_path / "n.engine")
