@@ -18,7 +18,7 @@ PAGES_ELSEWHERE = {
 RUN = ("sh", "python")
 STANDIN = ROOT / "tests" / "support" / "standin_model.py"
 NEEDS = {  # the second word of a block -> its imports
-    "gpu": [], "polygraphy": ["polygraphy", "onnxruntime"], "torch": ["torch"], "search": ["optuna", "yaml"],
+    "gpu": [], "polygraphy": ["polygraphy", "onnxruntime"], "torch": ["torch", "onnxscript", "sklearn"], "search": ["optuna", "yaml"],
 }  # fmt: skip
 
 
