@@ -32,7 +32,7 @@ HERE = [p for p in PAGES if str(p.relative_to(ROOT)) not in PAGES_ELSEWHERE and 
 
 def run_blocks(found: list[tuple[str, str, str]], folder: Path) -> None:
     """Runs the blocks in order in one folder and one Python process: a block may use names of those before it. Shell blocks stop at the first
-    command that fails. A small network stands in for ResNet-18."""
+    command that fails. A small network replaces ResNet-18."""
     lines = ["import subprocess"]
     for k, (language, needs, code) in enumerate(found):
         if language not in RUN or needs == "gpu" or not all(map(importlib.util.find_spec, NEEDS.get(needs, []))):

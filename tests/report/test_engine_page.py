@@ -1,6 +1,7 @@
 """The page of an engine: its content, and what a real browser shows of it by mouse, keyboard, in both themes and from 390 to 1920 pixels."""
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -8,8 +9,10 @@ from click.testing import CliRunner
 import whet
 from report.page_parser import chart_data, check_page, parsed
 from whet.cli import group
+from whet.errors import UsageError
 from whet.network import parse_network
 from whet.report import engine_page
+from whet.report._html import Html
 from whet.report._lanes import assign_lanes
 
 NET = """network n source
@@ -144,6 +147,16 @@ def test_other_files_are_refused_with_advice(name, content, message, tmp_path):
 def test_wrong_options_are_refused(engine, arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert isinstance(CliRunner().invoke(group, ["report", str(engine), *arguments]).exception, whet.WhetError)
+
+
+def test_without_plotly_the_extra_is_named(monkeypatch):
+    from whet.report import _page
+
+    _page._library.cache_clear()
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(UsageError, match=r"pip install 'whet\[report\]'"):
+        _page.make_page("t", Html(""), {"a": {}})
+    _page._library.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A small network that stands in for ResNet-18 where pages of the documentation run: its first layer has the same name, and channels can be cut.
+"""A small network that replaces ResNet-18 in tests of the documentation: its first layer has the same name, and channels can be cut.
 
     python tests/support/standin_model.py FILE.onnx
 """

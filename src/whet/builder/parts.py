@@ -1,4 +1,4 @@
-"""The cost of the operations in fused layers when each runs as a layer of its own: what fusion saves."""
+"""The cost of the operations in fused layers when each runs as a layer of its own, for comparison with the fused layer."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def time_parts(plan: EnginePlan, layers: Sequence[Layer], *, timing_cache: str |
 
 
 def _operations(layer: Layer, outer: Mapping[Tensor, Tensor | None]) -> Iterator[tuple[Layer, list[Tensor | None]]]:
-    """The layers of a fused layer's body, those of nested fused layers included, each with its inputs, where the body's inputs are replaced by
-    the fused layer's (its weights are constants only there). `outer` replaces inputs of `layer`."""
+    """The layers of a fused layer's body, those of nested fused layers included, each with its inputs. Inputs of the body are replaced by
+    those of the fused layer, since its weights are constants only there. `outer` replaces inputs of `layer`."""
     body = layer.regions["body"]
     given = {inner: None if t is None else outer.get(t, t) for inner, t in zip(body.inputs, layer.inputs, strict=True)}
     for x in body.layers:

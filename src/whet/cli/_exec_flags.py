@@ -161,7 +161,7 @@ def _flags() -> list[Flag]:
         ("avgRuns", "N", "runs per trace average (10)"),
         ("percentile", "P1,P2,...", "percentiles to report (90,95,99)"),
         ("dumpProfile", "", "print time per layer"),
-        ("splitFusions", "", "also build and time the operations of each fused layer alone, and print what fusion saves"),
+        ("splitFusions", "", "also build and time the operations of each fused layer alone, and print the time that fusion saves"),
         ("dumpLayerInfo", "", "print the layers"),
         ("dumpOutput", "", "print the outputs"),
         ("dumpRawBindingsToFile", "", "write outputs as raw files"),

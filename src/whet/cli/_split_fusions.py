@@ -11,7 +11,7 @@ from whet.inspector.summary import short_name
 
 
 def print_parts(log: Log, context: Any, records: list[dict[str, Any]], shapes: Mapping[str, tuple[int, ...]], timing_cache: str | None) -> None:
-    """Prints each fused layer's time alone as the build measured it, those of its operations, and what fusion saves; adds them to the facts.
+    """Prints each fused layer's time alone as the build measured it, those of its operations, and the difference; adds them to the facts.
 
     `records`: the rows of the profile in the order of the layers; their median replaces a time that the build did not measure.
     """

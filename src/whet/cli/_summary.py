@@ -67,8 +67,8 @@ class Log:
 
 
 def print_summary(log: Log, m: Measured, *, batch: int, percentiles: list[float], avg_runs: int, device: str) -> dict[str, float]:
-    """Prints trace averages and the performance summary; returns throughput and median times by name. `device`: "GPU", or "" for a CPU, whose
-    compute is called latency."""
+    """Prints trace averages and the performance summary; returns throughput and median times by name. `device`: "GPU", or "" for a CPU: its
+    lines say "latency" and "Compute Time"."""
     log.info(f"Warmup completed {m.warmup_queries} queries over the warm-up")
     log.info(f"Timing trace has {len(m.traces)} queries over {m.wall:.4g} s")
     log.info("")

@@ -19,7 +19,7 @@ from whet.cli._prune_flags import build_config, build_flags
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")
 @build_flags
 def command(model: str | None, level: int, switches: str, dump: str | None, as_json: bool, **build: Any) -> None:
-    """List the graph passes in execution order, or write what each pass makes of MODEL: whet passes model.onnx --dump=DIR.
+    """List the graph passes in execution order, or write MODEL as each pass changes it: whet passes model.onnx --dump=DIR.
 
     Switch single passes of a build with --passes=-fuse_conv_add,+name or all with --passes=none. --dump writes the network before the passes, after
     each pass that fired, and lowered. The ONNX files are for viewers such as Netron: a fused layer is a function that can be opened, and all files
