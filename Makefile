@@ -130,9 +130,10 @@ package-test: $(BIN)/python
 	$(PACKAGE)/env/bin/pip install --quiet --disable-pip-version-check build
 	$(PACKAGE)/env/bin/python -m build --outdir $(PACKAGE)/dist . >$(PACKAGE)/log 2>&1 || { tail -20 $(PACKAGE)/log; exit 1; }
 	$(PACKAGE)/env/bin/python tests/support/package.py $(PACKAGE)/dist
-	$(PACKAGE)/env/bin/pip install --quiet --disable-pip-version-check $(PACKAGE)/dist/*.whl
+	$(PACKAGE)/env/bin/pip install --quiet --disable-pip-version-check "$$(ls $(PACKAGE)/dist/*.whl)[report]"
 	cd $(PACKAGE) && env/bin/python -m whet --version && env/bin/whet zoo lenet5 -o lenet5.onnx && \
-	  env/bin/whet exec --onnx=lenet5.onnx --builderOptimizationLevel=1 --duration=0.1 >exec.log
+	  env/bin/whet exec --onnx=lenet5.onnx --builderOptimizationLevel=1 --duration=0.1 --saveEngine=l.engine >exec.log && \
+	  env/bin/whet report l.engine
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist src/*.egg-info

@@ -165,6 +165,8 @@ def load(path: str | os.PathLike | bytes, *, backend: str | None = None, threads
     """
     from whet.runtime import Runtime
 
+    if not isinstance(path, str | os.PathLike | bytes | bytearray | memoryview):
+        raise UsageError(f"path: the name of an engine file, or its bytes, not {path!r}")
     if isinstance(path, str | os.PathLike) and (name := os.fspath(path)).endswith(_MODEL_SUFFIXES):
         raise UsageError(f"path: {name} is a model, not an engine: whet.build({name!r}) makes an engine of it")
     return Runtime(backend=backend, threads=threads).load(path, require_same_hardware=require_same_hardware)

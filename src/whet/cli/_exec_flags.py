@@ -68,6 +68,7 @@ def _flags() -> list[Flag]:
         ("deterministic", "", "only tactics with reproducible results"),
         ("strictNumerics", "", "no Winograd, and no kernel that loses NaN or infinities"),
         ("noVerify", "", "do not compare the engine with the reference after the build"),
+        ("markDebug", "NAMES", "values of the model that become outputs of the engine, for --saveDebugTensors (* matches any text; they are not fused)"),
         ("strict", "", "refuse, instead of reporting, permissions and flags that cannot be used"),
         ("monitorMemory", "", "report memory while building"),
     ])  # fmt: skip
@@ -78,7 +79,7 @@ def _flags() -> list[Flag]:
     missing("Build", "useRuntime leanDLLPath runtimePlatform", "engines here are data: there is one runtime, in Python", "VALUE")
     missing("Build", "hardwareCompatibilityLevel", "an engine opens on other hardware with safe tactics and a warning; --requireSameHardware refuses", "LEVEL")
     missing("Build", "maxAuxStreams tilingOptimizationLevel l2LimitForTiling", gpu, "N")
-    missing("Build", "preview remoteAutoTuningConfig decomposableAttentions markDebug tempdir tempfileControls", "features of TensorRT's builder without a counterpart here", "SPEC")
+    missing("Build", "preview remoteAutoTuningConfig decomposableAttentions tempdir tempfileControls", "features of TensorRT's builder without a counterpart here", "SPEC")
     missing("Build", "allowWeightStreaming markUnfusedTensorsAsDebugTensors safe consistency dumpKernelText restricted cpuOnly directIO pluginInstanceNorm pi enablePluginOverride", "a feature of TensorRT's builder without a counterpart here")
     missing("Build", "minTiming", "--avgTiming sets how often a tactic is timed; candidates within the noise of each other are re-timed", "M")
     missing("Build", "heuristic", "--builderOptimizationLevel sets how many candidates are timed")
@@ -129,6 +130,8 @@ def _flags() -> list[Flag]:
         ("threads", "", "one host thread per stream (always with --infStreams)"),
         ("separateProfileRun", "", "profile in a separate run (always)"),
         ("useProfile", "N", "optimization profile to run (default: the one tuned for the nearest shapes)"),
+        ("saveDebugTensors", "SPEC", "NAME:FILE,... outputs to write: .npy, else raw bytes"),
+        ("saveAllDebugTensors", "summary|numpy|string|raw", "write all tensors of --markDebug in these formats (comma separated)"),
         ("loadInputs", "SPEC", "name:file,... raw binary, .npy or .npz; else random, seeded"),
         ("timeDeserialize", "", "time loading the engine and stop"),
         ("numThreads", "N", "CPU threads of the engine (0: all usable; auto: the fastest count, by timing whole engines)"),
@@ -145,18 +148,20 @@ def _flags() -> list[Flag]:
     missing("Inference", "useManagedMemory", gpu)
     missing("Inference", "persistentCacheRatio", gpu, "R")
     missing("Inference", "timeRefit", "refit is not built yet")
-    missing("Inference", "weightStreamingBudget saveDebugTensors saveAllDebugTensors", "a feature of TensorRT without a counterpart here", "V")
+    missing("Inference", "weightStreamingBudget", "a feature of TensorRT without a counterpart here", "V")
     missing("Inference", "allocationStrategy", "the arena is planned per profile", "V")
     missing("Inference", "batch maxBatch", "TensorRT 10 removed implicit batch; give --shapes", "N")
     missing("Inference", "loadRefOutputs refPair accuracyAlgorithm atol rtol accuracyThreshold", "every build is verified against the reference instead (--noVerify turns it off)", "V")
     missing("Tuning", "tuneBuildRoutes tuneBuildRouteFile tuningSearch tuningCacheFile tuningTimeOut setBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single passes", "V")
     missing("Tuning", "saveAllEngines dryRun continue helpBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single passes")
     add("Reporting", [
-        ("verbose", "", "log every decision"),
+        ("verbose", "", "trtexec's whole log, with every decision"),
+        ("quiet", "", "the six-line summary, warnings and errors only"),
         ("json", "", "print the build, the performance and the warnings as JSON; the log goes to standard error"),
         ("avgRuns", "N", "runs per trace average (10)"),
         ("percentile", "P1,P2,...", "percentiles to report (90,95,99)"),
         ("dumpProfile", "", "print time per layer"),
+        ("splitFusions", "", "also build and time the operations of each fused layer alone, and print the time that fusion saves"),
         ("dumpLayerInfo", "", "print the layers"),
         ("dumpOutput", "", "print the outputs"),
         ("dumpRawBindingsToFile", "", "write outputs as raw files"),

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from whet.cli._console import print_json
+from whet.cli._debug_tensors import check_debug_flags, mark_debug_tensors
 from whet.cli._exec_checks import check_against, check_files, check_values, unused
 from whet.cli._exec_config import Options, build_config, threads
 from whet.cli._exec_flags import FLAGS, help_text, parse
@@ -43,11 +44,11 @@ def command(ctx: click.Context) -> None:
         click.echo(help_text())
         ctx.exit(0 if argv else 2)
     o = Options(*parse(argv))
-    log = Log("verbose" in o, "json" in o)
+    log = Log("verbose" in o, "json" in o, "quiet" in o)
     from whet import __version__
 
     line = "whet exec " + " ".join(argv)
-    log.echo(f"&&&& RUNNING whet.exec [whet v{__version__}] # {line}")
+    log.frame(f"&&&& RUNNING whet.exec [whet v{__version__}] # {line}")
     try:
         _run(o, log)
     except BrokenPipeError:
@@ -59,7 +60,7 @@ def command(ctx: click.Context) -> None:
         ctx.exit(code)
     if log.as_json:
         print_json(log.facts)
-    log.echo(f"&&&& PASSED whet.exec [whet v{__version__}] # {line}")
+    log.frame(f"&&&& PASSED whet.exec [whet v{__version__}] # {line}")
 
 
 def _run(o: Options, log: Log) -> None:
@@ -74,7 +75,7 @@ def _run(o: Options, log: Log) -> None:
         if "loadEngine" not in o:
             raise UsageError("--getPlanVersionOnly needs --loadEngine=FILE")
         log.facts["versions"] = engine_versions(o.get("loadEngine"))
-        log.info(f"Engine versions: {log.facts['versions']}")
+        log.requested(f"Engine versions: {log.facts['versions']}")
         return
     if ("onnx" in o) + ("deploy" in o) + ("loadEngine" in o) != 1:
         uff = " UFF files cannot be read: convert the TensorFlow model itself to ONNX with tf2onnx." if "uff" in o.unavailable else ""
@@ -83,6 +84,7 @@ def _run(o: Options, log: Log) -> None:
         raise UsageError(f"{', '.join(lost)} belongs to a Caffe model: give --deploy=FILE, its prototxt")
     check_values(o)
     check_files(o)
+    check_debug_flags(o)
     for text in unused(o):
         log.warn(text)
     if "device" in o:
@@ -97,6 +99,9 @@ def _run(o: Options, log: Log) -> None:
     log.facts |= {"engine": o.get("saveEngine") or o.get("loadEngine") or None, "backend": plan.backend, "layers": len(plan.network.layers)}
     _print_layers(o, log, engine)
     if "skipInference" in o or "buildOnly" in o:
+        from whet.cli._exec_summary import print_engine_summary
+
+        print_engine_summary(log, engine)
         return
     from whet.cli._infer import infer
 
@@ -138,6 +143,10 @@ def _build(o: Options, log: Log):
         log.info("The model can be built for fixed shapes only: those of --shapes.")
     log.info(f"Read {source}: {len(net.layers)} layers, {len(net.constants)} weights in {time.perf_counter() - start:.2f} s")
     check_against(o, {t.name: t.shape for t in net.inputs})
+    if "markDebug" in o:
+        marked = mark_debug_tensors(net, o.get("markDebug"))
+        log.facts["debug_tensors"] = marked
+        log.result(f"Debug tensors are outputs of the engine, and layers are not fused across them: {', '.join(marked)}")
     config = build_config(o, log, net)
     net = _sparsity(log, net, config)
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
@@ -145,7 +154,7 @@ def _build(o: Options, log: Log):
     for note in plan.report.notes:
         log.warn(note)
     for text in plan.report.info:
-        log.info(text)
+        log.result(text)
     _copies_to_host(log, plan)
     passes = plan.report.passes
     fired: dict[str, int] = {}
@@ -166,7 +175,7 @@ def _build(o: Options, log: Log):
         log.info(f"Created engine with size: {os.path.getsize(o.get('saveEngine')) / 2**20:.4g} MiB")
     if "saveLock" in o:
         save_lock(plan, o.get("saveLock"))
-        log.info(f"Lock written to {o.get('saveLock')}: --lock={o.get('saveLock')} builds this engine again")
+        log.result(f"Lock written to {o.get('saveLock')}: --lock={o.get('saveLock')} builds this engine again")
     log.facts |= {"build_seconds": seconds, "passes_fired": fired, "notes": list(plan.report.notes), "found": list(plan.report.info)}
     log.info(f"Engine built in {seconds:.4g} sec.")
     spent = {name: s for name, s in plan.report.phase_seconds.items() if s >= 0.005}
@@ -248,12 +257,12 @@ def _sparse_lines(log: Log, plan) -> None:
 
     eligible, _ = eligible_layers(plan.network)
     picked = picked_layers(plan)
-    log.info(f"(Sparsity) Layers eligible for sparse math: {', '.join(eligible)}")
-    log.info(f"(Sparsity) TRT inference plan picked sparse implementation for layers: {', '.join(picked)}")
+    log.result(f"(Sparsity) Layers eligible for sparse math: {', '.join(eligible)}")
+    log.result(f"(Sparsity) TRT inference plan picked sparse implementation for layers: {', '.join(picked)}")
     if len(picked) < len(eligible):
-        log.info(f"(Sparsity) {len(eligible) - len(picked)} of {len(eligible)} eligible layers run dense: {why_dense(plan)}")
+        log.result(f"(Sparsity) {len(eligible) - len(picked)} of {len(eligible)} eligible layers run dense: {why_dense(plan)}")
     for line in sparsity_lines(sparsity_rows(plan)):
-        log.info(line)
+        log.result(line)
 
 
 def _print_layers(o: Options, log: Log, engine) -> None:
@@ -261,12 +270,12 @@ def _print_layers(o: Options, log: Log, engine) -> None:
 
     verbosity = engine.plan.options.get("profiling_verbosity", "layer_names_only")
     if "dumpLayerInfo" in o:
-        log.info("Layer Information:")
+        log.requested("Layer Information:")
         for k, part in enumerate(engine.plan.by_profile()):
             if k:
-                log.info(f"Layers of profile {k}:")
+                log.requested(f"Layers of profile {k}:")
             for text in layer_lines(part, verbosity):
-                log.info(text)
+                log.requested(text)
     if "exportLayerInfo" in o:
         import json
 
@@ -280,7 +289,7 @@ def _print_layers(o: Options, log: Log, engine) -> None:
     if "dumpOptimizationProfile" in o:
         for k, p in enumerate(engine.plan.profiles):
             for name, (lo, opt, hi) in p.shapes.items():
-                log.info(f"Profile {k}: {name} min {_x(lo)} opt {_x(opt)} max {_x(hi)}")
+                log.requested(f"Profile {k}: {name} min {_x(lo)} opt {_x(opt)} max {_x(hi)}")
 
 
 def _write(path: Path, text: str, log: Log) -> None:
@@ -289,7 +298,7 @@ def _write(path: Path, text: str, log: Log) -> None:
             part.write_text(text)
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
-    log.info(f"Wrote {path}")
+    log.result(f"Wrote {path}")
 
 
 def _x(shape) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from whet.backends import Backend, get_backend
 from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
-from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError, WhetWarning
+from whet.errors import BackendError, ContextError, EngineError, ShapeError, UsageError, WhetError, WhetWarning
 from whet.forks import new_lock
 from whet.network import DType, TensorType
 from whet.plugin_packages import version_changes
@@ -258,6 +258,8 @@ class Engine:
         """
         from whet.inspector.summary import explanation
 
+        if not isinstance(layer, str | None):
+            raise UsageError(f"layer: the name of a layer or of a node of the model, not {layer!r}")
         return explanation(self.plan, layer)
 
     def save(self, path: str | os.PathLike, *, packed_weights: bool = False) -> Path:
@@ -265,6 +267,8 @@ class Engine:
         this machine. Raises EngineError if it cannot be written."""
         from whet.engine import write_engine
 
+        if not isinstance(path, str | os.PathLike):
+            raise UsageError(f"path: the name of a file, not {path!r}")
         write_engine(self.plan, path, packed_weights=self.packed_weights() if packed_weights else None)
         return Path(path)
 
