@@ -15,6 +15,7 @@ import numpy as np
 from whet.backends import Backend, get_backend
 from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
+from whet.engine.file import release_pages
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, UsageError, WhetError, WhetWarning
 from whet.forks import new_lock
 from whet.network import DType, TensorType
@@ -141,6 +142,7 @@ class Engine:
             advice = "Its packed weights may be damaged: build it again, or write it without packed weights, which are then packed at load."
             self._run_probe("with its packed weights", advice)
         self._store.forget_prepacked()
+        release_pages(plan)
 
     def __repr__(self) -> str:
         ins, outs = (", ".join(f"{n}: {t}" for n, t in ts.items()) for ts in (self.inputs, self.outputs))
