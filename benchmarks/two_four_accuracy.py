@@ -19,7 +19,8 @@ import json
 import math
 import sys
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from whet.frontends import network_from_onnx, save_onnx
 from whet.network import Network
 from whet.pruning import apply_pattern
 from whet.runtime import Runtime
-from whet.sparsity import parse_pattern
+from whet.sparsity import eligible_layers, parse_pattern
 from whet.sparsity.report import is_sparse, picked_layers
 from whet.tactics import tactics_of
 
@@ -47,7 +48,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "data, least squares": {"data": True},
     "permutation, data, least squares": {"data": True, "permute_seconds": 30.0},
 }
-TRAINING = {"lr": 0.005, "batch": 128, "distill": 1.0, "augment": "crop:4,flip,cutmix:50", "weight_decay": 1e-4, "masks": "2:4"}
+TRAINING: dict[str, Any] = {
+    "optimizer": "adamw", "lr": 5e-4, "clip": 1.0, "batch": 128, "weight_decay": 1e-4,
+    "distill": 1.0, "augment": "crop:4,flip,cutmix:50", "masks": "2:4",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,24 +67,28 @@ def normalized(images: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(((images.astype(np.float32) / 255 - MEAN) / STD).transpose(0, 3, 1, 2))
 
 
-def hits(net: Network, images: Images, backend: str, precision: str, calibration: np.ndarray) -> tuple[np.ndarray, int]:
-    """True for each correctly classified image, and the number of layers that run sparse."""
+def hits(net: Network, images: Images, backend: str, precision: str, calibration: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
+    """True for each correctly classified image, and the number of layers by sparse tactic."""
     name = net.inputs[0].name
     shapes = {name: (BATCH, *images.x.shape[1:])}
     sources: tuple[str, ...] = ("-TF32",) if backend == "cuda" else ()
-    if backend == "cuda" and precision != "fp32":
+    if backend == "cuda" and precision != "fp32" and eligible_layers(net)[0]:
         dense = [t.name for t in tactics_of("cuda") if {"Conv", "Gemm", "MatMul"} & {*t.ops} and not is_sparse(t.name, ()) and not t.fallback]
         sources = tuple(f"-{n}" for n in dense)
-    precisions = {"fp32": (), "fp16": ("fp16",), "int8": ("int8", "fp16") if backend == "cuda" else ("int8",)}[precision]
-    quick = {"optimization_level": 1, "timing_cache": "", "verify": backend != "cuda"}  # accuracy does not depend on the selection
-    config = BuildConfig(backend=backend, precisions=precisions, profiles=((shapes,) * 3,), tactic_sources=sources, **quick)
+    precisions = () if precision == "fp32" else (precision,)
+    quick: dict[str, Any] = {"optimization_level": 1, "timing_cache": "", "verify": backend != "cuda"}  # the selection does not affect accuracy
+    profiles = ((shapes,) * 3,)
+    config = BuildConfig(backend=backend, precisions=precisions, profiles=profiles, sparsity="enable", tactic_sources=sources, **quick)
+    if precision == "int8":
+        config = replace(config, precision_constraints="prefer", layer_precisions=(("*", "int8"),))
     if precision == "int8":
         plan = build_int8(net, config, Calibration(samples=lambda: [{name: calibration[i : i + 1]} for i in range(min(64, len(calibration)))]))
     else:
         plan = build(net, config)
     with Runtime(backend).load(plan) as engine, engine.create_context() as context:
         found = [next(iter(context.run({name: images.x[i : i + BATCH]}).values())).argmax(1) for i in range(0, len(images.x), BATCH)]
-    return np.concatenate(found) == images.y, len(picked_layers(plan))
+    picked = Counter(plan.choices[n].tactic for n in picked_layers(plan))
+    return np.concatenate(found) == images.y, dict(picked)
 
 
 def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
@@ -115,7 +123,8 @@ class Table:
             row = {
                 "model": model, "pattern": "dense" if how == "dense" else "2:4", "how": how, "precision": precision,
                 "accuracy": round(100 * float(right.mean()), 2), "low": round(low, 2), "high": round(high, 2),
-                "difference_points": difference[0], "difference_interval": difference[1:], "sparse_layers": sparse,
+                "difference_points": difference[0], "difference_interval": difference[1:], "sparse_layers": sum(sparse.values()),
+                "sparse_tactics": sparse,
             }  # fmt: skip
             self.rows.append(row | more)
             print(self.rows[-1], flush=True)

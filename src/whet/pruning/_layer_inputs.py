@@ -50,7 +50,10 @@ def gather_inputs(net: Network, layers: Mapping[str, Layer], data: Mapping[str, 
     batch = fixed[0] if fixed else min(count, 16)
     batches = max(count // batch, 1)
     for start in range(0, count - batch + 1, batch):
-        run_network(net, {n: a[start : start + batch] for n, a in data.items()}, watch=watch)
+        chunk = {n: a[start : start + batch] for n, a in data.items()}
+        for t in net.inputs:
+            watch(t, np.asarray(chunk[t.name]))
+        run_network(net, chunk, watch=watch)
     return found
 
 

@@ -117,13 +117,13 @@ def _weight_gradients(layer: Layer, inputs: list, cotangent: np.ndarray, samples
         if len(x) != samples:
             return None
         rows, targets = conv_rows(layer, x, w, np.arange(places)), conv_outputs(cotangent, groups, np.arange(places))
-        a, b = (m.reshape(groups, samples, places // samples, -1) for m in (rows, targets))
-        total = sum(np.abs(np.matmul(b[:, n].transpose(0, 2, 1), a[:, n])) for n in range(samples))  # [groups, outputs, inputs]
-        return np.asarray(total).reshape(w.shape)
+        read, wanted = (m.reshape(groups, samples, places // samples, -1) for m in (rows, targets))
+        by_group = sum((np.abs(np.matmul(wanted[:, n].transpose(0, 2, 1), read[:, n])) for n in range(samples)), np.zeros(()))
+        return by_group.reshape(w.shape)  # [groups, outputs, inputs] until here
     if w.ndim != 2 or layer.attrs.get("transA") or x.ndim < 2 or x.shape[0] % samples:
         return None
     a, b = x.reshape(samples, -1, x.shape[-1]).astype(np.float64), cotangent.reshape(samples, -1, cotangent.shape[-1]).astype(np.float64)
-    total = np.asarray(sum(np.abs(a[n].T @ b[n]) for n in range(samples))) * abs(layer.attrs.get("alpha", 1.0))
+    total = sum((np.abs(a[n].T @ b[n]) for n in range(samples)), np.zeros(())) * abs(layer.attrs.get("alpha", 1.0))
     return total.T if layer.attrs.get("transB") else total
 
 
@@ -207,11 +207,11 @@ class _Run:
             if not any(differentiable(layer, i) for i in range(len(layer.inputs))):
                 continue
             for i, c in enumerate(_back(layer, self.sizes, inputs, outs, full)):
-                t = layer.inputs[i]
-                if c is None or t is None:
+                t, value = layer.inputs[i], inputs[i]
+                if c is None or t is None or value is None:
                     continue
                 if read is not None:
-                    read(layer, i, inputs[i], c)
+                    read(layer, i, value, c)
                 g[t] = g[t] + c if t in g else c
 
 

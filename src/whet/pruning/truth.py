@@ -43,16 +43,17 @@ def measure_latencies(nets: Sequence[Network], config: BuildConfig, *, seconds: 
 
 def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1.0, progress: Progress | None = None) -> list[Measured]:
     """Builds an engine of each network and times its computation at the opt shapes on random inputs, by the device's clock: on a GPU without
-    the transfer of inputs and outputs.
+    the transfer of inputs and outputs. Weights that are 2:4 may run on sparse kernels, unless `config.sparsity` overwrites all weights anyway.
 
     All engines are built first and timed interleaved for about `seconds` each, so that external load affects all alike. They are not
     verified: the build of the final engine does that. Raises BuildError and its subclasses.
     """
+    config = replace(config, verify=False, sparsity="enable" if config.sparsity == "disable" else config.sparsity)
     plans = []
     for n, net in enumerate(nets):
         if progress is not None:
             progress(n, len(nets), "building an engine")
-        plans.append(_plan(net, replace(config, verify=False)))
+        plans.append(_plan(net, config))
     runtime = Runtime(config.backend, threads=config.threads)
     engines = [runtime.load(p) for p in plans]
     contexts = [e.create_context() for e in engines]

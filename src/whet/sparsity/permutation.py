@@ -63,7 +63,7 @@ def best_order(scores: np.ndarray, seconds: float, tick: Callable[[], None] | No
             both = np.concatenate([order[4 * a : 4 * a + 4], order[4 * b : 4 * b + 4]])
             order[4 * a : 4 * a + 4], order[4 * b : 4 * b + 4] = both[_FIRST[choices[a, b]]], both[_SECOND[choices[a, b]]]
             free[[a, b]] = False
-        for s in np.flatnonzero(~free):
+        for s in map(int, np.flatnonzero(~free)):
             gains[s, :] = gains[:, s] = 0
             stale |= {(min(s, o), max(s, o)) for o in range(stripes) if o != s}
         if ended:
