@@ -162,7 +162,9 @@ class Loop:
         references = [by_name[f"fp32-b{self._batch_of(r['folder'])}"] for r in rows]
         ratio = {r["folder"]: r["latency"]["ratio"] for r in rows}
         for r, reference in zip(rows, references, strict=True):
-            r["latency"] = {**r["latency"], "ratio": ratio[r["folder"]] / ratio[reference["folder"]]}
+            by, own = ratio[reference["folder"]], r["latency"]
+            intervals = {k: [v / by for v in own[k]] for k in ("ratio_quartiles", "ratio_interval") if k in own}
+            r["latency"] = {**own, "ratio": ratio[r["folder"]] / by, **intervals}
         return references
 
     # inside
