@@ -118,7 +118,7 @@ def with_once(config: ConvConfig, steps: int, touched: int = 0) -> ConvConfig:
     return replace(config, once=each) if own and (config.sk > 1 or config.direct) else config
 
 
-def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+def small_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for few pixels: small tiles, K split over a cluster, about one block per multiprocessor."""
     found = set()
     for wgs in (1, 2):
@@ -168,7 +168,7 @@ LARGE_TILES = (
 )  # warpgroups, 64-row tiles of each, channels
 
 
-def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+def large_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for many pixels: large tiles, persistent blocks, as many of them as fit."""
     found = set()
     for wgs, mi, bn in LARGE_TILES:
@@ -191,7 +191,7 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
     return sorted(found)
 
 
-def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors: int = 132) -> float:
+def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors: int) -> float:
     """A rough time in us of a convolution on an H200, which only orders candidates.
 
     A multiprocessor reads about 83 bytes/ns, all together about 8000; the tensor cores do 6 TFLOP/s each, less for tiles of few channels.
@@ -234,13 +234,13 @@ def step_channels(c: int, size: int) -> int:
     return (64 if c * size > 64 else 32 if c * size > 32 else 16) * 2 // size
 
 
-def configs_for(m: int, k: int, c: int, taps: int, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+def configs_for(m: int, k: int, c: int, taps: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for m pixels, k output and c input channels (of `size` bytes) of `taps` filter taps, the most promising first."""
     bk = step_channels(c, size)
     return configs_of_steps(m, k, taps * -(-c // bk), bk, multiprocessors, size)
 
 
-def configs_of_steps(m: int, k: int, steps: int, bk: int, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+def configs_of_steps(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for m pixels, k output channels and `steps` K steps of `bk` channels (of `size` bytes), the most promising first."""
     found: set[ConvConfig] = set()
     if m <= 30000:
