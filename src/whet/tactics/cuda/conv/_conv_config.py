@@ -197,8 +197,8 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: in
     if size == 2 and -(-m // 64) * -(-k // 128) > 2 * multiprocessors:
         for mi, bn in ((2, 128), (1, 256), (1, 192), (2, 96), (1, 128), (2, 64)):
             rings = (ConvConfig(2, mi, bn, bk, stages, alternate=1, size=size) for stages in (8, 6, 5, 4, 3))
-            if bn < 2 * k and (config := next((c for c in rings if c.valid()), None)) is not None:
-                found.add(config)
+            if bn < 2 * k:
+                found.update([c for c in rings if c.valid()][:1])
     return sorted(found)
 
 
