@@ -26,7 +26,7 @@ def why_dense(plan: Any) -> str:
     """The reason why eligible layers run dense, with the number of sparse tactics that were timed for them."""
     eligible, picked = eligible_layers(plan.network)[0], picked_layers(plan)
     seen = [c for name in eligible if name not in picked for c in plan.report.candidates.get(name, [])]
-    sparse = [c for c in seen if is_sparse(c.tactic, c.config)]
+    sparse = [c for c in seen if is_sparse(c.tactic, c.config) and not c.reason.startswith("computes ")]  # those for other ops say nothing
     timed = [c for c in sparse if c.ms is not None]
     if not sparse:
         return f"no tactic of backend '{plan.backend}' computes these layers with 2:4 weights, so zeros are multiplied like other values"
