@@ -1,17 +1,18 @@
 """Networks exported by PyTorch itself, unprepared, on one GPU: whet's FP16 engine against torch eager and torch.compile, interleaved.
 
     python benchmarks/gpu_networks.py [--rows bert_base_128:1,vit_b_16:32,...] [--exporter torchscript|dynamo] [--attention sdpa|eager]
-                                      [--opset N] [--peers eager,compile] [--jobs N] [--budget SECONDS] [--limit SECONDS A BUILD]
+                                      [--opset N] [--peers eager,compile] [--ahead N] [--budget SECONDS] [--limit SECONDS A BUILD]
                                       [--layers] [--without PASS,...]
 
 Each row is a process of its own: the network with random weights (seed 0) is exported to ONNX at a fixed batch (by the other exporter if the
 first fails; the row says which), built at FP16 with verification (cold caches), and timed in rounds that alternate between whet's engine, torch
 eager in FP16 (channels last for images) and torch.compile (max-autotune); all are GPU times of isolated replays of a CUDA graph. `error` is the
 greatest difference from torch in FP32 on the CPU, relative to the greatest output; `build_s` includes verification, `stages_s` are its longest
-stages. `--jobs` rows are built at once, which makes selection coarser and builds longer, and timed one after the other when all of them are built.
+stages. Rows are built and timed one after the other, while the networks of the next ones are made and exported by `--ahead` processes. A row that
+fails states the error, a row that is stopped the stages that it has reached.
 --layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
---without times a second engine, built without these passes, interleaved with the others.
-A row that fails states the error. Results: $OUT/gpu_networks.json. Needs torch, torchvision, timm and transformers.
+--without times a second engine, built without these passes, interleaved with the others. Results: $OUT/gpu_networks.json.
+Needs torch, torchvision, timm and transformers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,22 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 ROUNDS, REPLAYS = 7, 30
 
 
+class Stages:
+    """A build's progress that prints the seconds since the start at the beginning of each stage."""
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+
+    def stage(self, name: str, total: int) -> None:
+        print(f"STAGE {name} ({total}) from {time.perf_counter() - self.begun:.1f} s", flush=True)
+
+    def step(self, what: str, done: int = 1) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
 def layer_times(plan: Any, bound: Any) -> list[tuple[str, str, float, str, str]]:
     """Kind, name, us, kernel and result shape of each layer, with launches."""
     rounds = [bound.run_timed() for _ in range(5)]
@@ -48,7 +65,7 @@ def layer_times(plan: Any, bound: Any) -> list[tuple[str, str, float, str, str]]
 
 
 def measure_row(args: argparse.Namespace) -> dict[str, Any]:
-    """The result of one network; runs in a process of its own, which waits for a line of standard input before it times."""
+    """The result of one network; runs in a process of its own, which waits for a line of standard input before it builds."""
     import numpy as np
     import torch
     from _inductor import compiled
@@ -73,8 +90,10 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         begun = time.perf_counter()
         row: dict[str, Any] = {"exporter": export(net, named, path, tuple(sorted(EXPORTERS, key=lambda e: e != args.exporter)), args.opset)}
         row["export_s"] = round(time.perf_counter() - begun, 1)
+        print("EXPORTED", flush=True)
+        sys.stdin.readline()
         begun = time.perf_counter()
-        plan = build(network_from_onnx(path), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
+        plan = build(network_from_onnx(path), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""), progress=Stages())
         row["build_s"] = round(time.perf_counter() - begun, 1)
         row["stages_s"] = {k: round(s, 1) for k, s in sorted(plan.report.phase_seconds.items(), key=lambda x: -x[1])[:5]}
         row["layers"] = len(plan.network.layers)
@@ -99,8 +118,6 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
                 row["without_layer_us"] = layer_times(other, other_bound)
             sides["without"] = lambda count: statistics.median(other_bound.seconds(count)) * 1e3
     device = [v.cuda().half() if v.is_floating_point() else v.cuda() for v in values]
-    print("BUILT", flush=True)
-    sys.stdin.readline()
     with torch.no_grad():
         fast = net.half().cuda()
         if device[0].dim() == 4:
@@ -127,7 +144,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class Worker:
-    """The process of one row. It is stopped `limit` seconds after its start, or after it was told to time."""
+    """The process of one row: exports, and waits until it may build and time. It is stopped `limit` seconds after the start of either."""
 
     def __init__(self, asked: str, args: argparse.Namespace) -> None:
         self.asked, self.limit = asked, args.limit
@@ -136,37 +153,37 @@ class Worker:
         pipe = subprocess.PIPE
         command = [sys.executable, __file__, "--one", asked, *options]
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
-        self._guard()
+        self.stages: list[str] = []
 
-    def _guard(self) -> None:
-        self.timer = threading.Timer(self.limit, self.process.kill)
-        self.timer.start()
-
-    def wait_for(self, *words: str) -> str:
-        """The next line of output that begins with one of the words; empty at the end of the output."""
+    def _next(self, *words: str) -> str:
+        """The next line of output that begins with one of the words; empty at the end of the output, or after the limit."""
         assert self.process.stdout is not None
-        line = next((line for line in self.process.stdout if line.startswith(words)), "")
-        self.timer.cancel()
-        return line
+        timer = threading.Timer(self.limit, self.process.kill)
+        timer.start()
+        try:
+            for line in self.process.stdout:
+                if line.startswith(words):
+                    return line
+                if line.startswith("STAGE "):
+                    self.stages.append(line[6:].strip())
+            return ""
+        finally:
+            timer.cancel()
 
-    def finish_build(self) -> None:
-        self.built = self.wait_for("BUILT", "FAILED")
-
-    def time(self) -> dict[str, Any]:
-        """The row, after its build."""
-        line = self.built
-        if line.startswith("BUILT"):
+    def row(self) -> dict[str, Any]:
+        """The row: waits for the export, lets the process build and time."""
+        line = self._next("EXPORTED", "FAILED")
+        if line.startswith("EXPORTED"):
             assert self.process.stdin is not None
-            self._guard()
             print(file=self.process.stdin, flush=True)
-            line = self.wait_for("ROW", "FAILED")
+            line = self._next("ROW", "FAILED")
         self.process.kill()
-        self.process.wait()
+        code = self.process.wait()
         word, _, text = line.partition(" ")
         if word in ("ROW", "FAILED"):
             return json.loads(text)
         self.errors.seek(0)
-        return {"failed": self.errors.read().strip()[-300:] or f"stopped after {self.limit:.0f} s"}
+        return {"failed": f"stopped after {self.limit:.0f} s, or ended by {code}", "stages": self.stages, "errors": self.errors.read().strip()[-300:]}
 
 
 def run_one(args: argparse.Namespace) -> None:
@@ -187,9 +204,9 @@ def main() -> None:
     p.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="the attention that transformers' models compute")
     p.add_argument("--opset", type=int, default=18)
     p.add_argument("--peers", default="eager", help="eager, compile or both")
-    p.add_argument("--jobs", type=int, default=1, help="rows that are built at once")
+    p.add_argument("--ahead", type=int, default=2, help="rows that are exported while another one is built")
     p.add_argument("--budget", type=float, default=1e9, help="no row begins after this many seconds")
-    p.add_argument("--limit", type=float, default=420, help="seconds after which a row's build, or its timing, is stopped")
+    p.add_argument("--limit", type=float, default=420, help="seconds after which a row is stopped: its export, then its build and timing")
     p.add_argument("--layers", action="store_true", help="the time of each layer, too")
     p.add_argument("--without", default="", help="passes, separated by commas, that a second engine is built without")
     p.add_argument("--one", help=argparse.SUPPRESS)
@@ -198,21 +215,23 @@ def main() -> None:
         return run_one(args)
     from _record import provenance
 
-    begun, rows, asked = time.perf_counter(), [], args.rows.split(",")
-    for wave in (asked[i : i + args.jobs] for i in range(0, len(asked), args.jobs)):
+    begun, rows, waiting = time.perf_counter(), [], args.rows.split(",")
+    workers: list[Worker] = []
+    while waiting or workers:
         if time.perf_counter() - begun > args.budget:
-            print("left out:", *wave, flush=True)
-            continue
-        workers = [Worker(row, args) for row in wave]
-        for worker in workers:
-            worker.finish_build()
-        for worker in workers:
-            name, batch = worker.asked.split(":")
-            rows.append({"network": name, "batch": int(batch), **worker.time()})
-            print(json.dumps({k: v for k, v in rows[-1].items() if k not in ("layer_us", "without_layer_us")}), flush=True)
-            folder = Path(os.environ.get("OUT", "."))
-            record = {**provenance(("numpy", "torch", "torchvision", "timm", "transformers")), "rows": rows}
-            (folder / "gpu_networks.json").write_text(json.dumps(record, indent=1) + "\n")
+            print("left out:", *[w.asked for w in workers], *waiting, flush=True)
+            for worker in workers:
+                worker.process.kill()
+            break
+        while waiting and len(workers) <= args.ahead:
+            workers.append(Worker(waiting.pop(0), args))
+        worker = workers.pop(0)
+        name, batch = worker.asked.split(":")
+        rows.append({"network": name, "batch": int(batch), **worker.row()})
+        print(json.dumps({k: v for k, v in rows[-1].items() if k not in ("layer_us", "without_layer_us")}), flush=True)
+        folder = Path(os.environ.get("OUT", "."))
+        record = {**provenance(("numpy", "torch", "torchvision", "timm", "transformers")), "rows": rows}
+        (folder / "gpu_networks.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

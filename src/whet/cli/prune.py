@@ -47,6 +47,7 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 @click.option("--latencyTable", "table", type=click.Path(dir_okay=False), help="Latency table to use and extend.")
 @click.option("--retime", is_flag=True, help="With --latency: time all layers again; ignore the table and the timing cache.")
 @click.option("--noEngines", "no_engines", is_flag=True, help="With --latency: trust the table, build no engines.")
+@click.option("--noFloor", "no_floor", is_flag=True, help="With a target and --calibData: do not compare with uniform cuts at the same cost.")
 @click.option("--calibData", "data", help="Unlabelled recovery data: DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION.")
 @click.option("--calibPreprocess", "preprocess", help="Preprocessing of images, as for whet exec.")
 @click.option("--samples", type=click.IntRange(1), default=256, show_default=True, help="Number of recovery samples.")
@@ -195,7 +196,8 @@ def _facts(pruned: Any) -> dict[str, Any]:
     report = pruned.report
     return {
         "channels": list(pruned.channels), "importance": pruned.recipe.about["importance"], "branches_removed": list(pruned.recipe.removed),
-        "predicted": report.predicted, "predicted_unit": report.unit, "engine_ms": report.engine_ms, "optimality_gap": report.gap,
+        "predicted": report.predicted, "predicted_unit": report.unit, "engine_ms": report.engine_ms, "optimality_gap": report.known_gap,
+        "output_errors": None if report.floor is None else {"selected": report.floor.chosen, "uniform": report.floor.uniform},
         "doubtful_times": report.doubtful,
     }  # fmt: skip
 
@@ -210,8 +212,9 @@ def _config(o: dict[str, Any]) -> Any:
     if len(targets) > 1:
         raise UsageError(f"one target at a time: --{targets[0].kind} and --{targets[1].kind} are given")
     fields = {k: o.pop(k) for k in ("ratio", "depth", "importance", "scope", "multiple", "table", "retime", "insist")}
-    skip, engines, widths = o.pop("skip"), not o.pop("no_engines"), _widths(o.pop("width"))
-    return PruneConfig(**fields, skip=skip, widths=widths, engines=engines, target=targets[0] if targets else None, build=build_config(**o))
+    skip, engines, floor, widths = o.pop("skip"), not o.pop("no_engines"), not o.pop("no_floor"), _widths(o.pop("width"))
+    target = targets[0] if targets else None
+    return PruneConfig(**fields, skip=skip, widths=widths, engines=engines, floor=floor, target=target, build=build_config(**o))
 
 
 def _widths(given: tuple[str, ...]) -> dict[str, int]:

@@ -36,7 +36,8 @@ class FoldBudget:
         """The reason why a layer with static shapes is not folded; None if it is, and then its operations are spent."""
         added = sum(_nbytes(t) for t in layer.outputs)
         if added > max(self.bytes, _SMALL):
-            return f"the constants that passes compute would exceed {FOLDED_BYTES_PER_BYTE} times the model's weights ({self.weight_bytes} bytes) + 256 MiB"
+            limit = f"{FOLDED_BYTES_PER_BYTE} times the model's weights ({self.weight_bytes} bytes) + 256 MiB"
+            return f"the constants that passes compute would exceed {limit}"
         work = _work(layer)
         if work > self.work:
             return "computing the model's constants would take too many operations at build time"

@@ -24,7 +24,7 @@ from whet.training.feeding import Feeder
 from whet.training.loss import outputs_of
 from whet.training.module import NetworkModule, arrayed
 
-FILTER_NORM = 4.0
+FILTER_NORM = 2.0
 SMALLEST_BATCH = 16  # with fewer samples per step the statistics are too noisy
 _SAMPLES = 1024  # samples that the initial statistics are measured on
 _EPSILON = 1e-5

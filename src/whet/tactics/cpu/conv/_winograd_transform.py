@@ -1,7 +1,7 @@
 """Winograd's minimal filtering F(m, 3): transforms of inputs, weights and results for a set of interpolation points, as matrices and as LLVM IR.
 
-The points are 0, pairs +p and -p, and infinity. For m = 4 the pairs 3/4 and 3/2 instead of 1 and 2 have a quarter of the error, and their coefficients
-are still exact in binary. Rows of a pair share their even and odd parts: 12 operations instead of 18 for six values.
+The points are 0, pairs +p and -p, and infinity. For m = 4 the pairs 3/4 and 3/2 instead of 1 and 2 have a quarter of the error, and their
+coefficients are still exact in binary. Rows of a pair share their even and odd parts: 12 operations instead of 18 for six values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """3x3 convolutions without strides by Winograd's F(2, 3) and F(4, 3), f32: 2.25 and 4 times fewer multiplications than a direct convolution.
 
 Direct convolutions of oneDNN, OpenVINO and ONNX Runtime are at the peak of the multipliers, so that only fewer multiplications are faster. Packed
-weights are 1.8 and 4 times as large. The error is a few times that of a direct convolution: it is relative to the largest value of a tile, and NaN and
-infinities reach all results of their tiles. `strict_numerics` leaves the tactic out.
+weights are 1.8 and 4 times as large. The error is a few times that of a direct convolution: it is relative to the largest value of a tile, and NaN
+and infinities reach all results of their tiles. `strict_numerics` leaves the tactic out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from whet.network import F32, Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics._fused import constants_of, root_layer, source_index
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu.conv._blocked_conv import ConvTactic, steps_of
+from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, steps_of
 from whet.tactics.cpu.conv._winograd_ir import Form, context_words, winograd_ir
 from whet.tactics.cpu.conv._winograd_transform import TAPS, side, transformed_weights
 from whet.tactics.cpu.onednn._kernel import f32_of, static
@@ -131,12 +131,8 @@ class WinogradKernel:
 
 
 @tactic
-class Winograd(ConvTactic):
-    needs_avx512 = False
-    epilogues = "SiLU, ReLU or no epilogue, and at most one residual"
-
-    def takes(self, steps: tuple[str, ...]) -> bool:
-        return super().takes(tuple(s for s in steps if s != "Add")) and steps.count("Add") <= 1
+class Winograd(FloatConvTactic):
+    takes_residual = True
 
     def rejects(self, head: Layer) -> str | None:
         a = head.attrs
@@ -166,8 +162,8 @@ class Winograd(ConvTactic):
         return self.unavailable()
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        """Blocks of two and four times the tiles that are multiplied at once. The split form is left out if all weights fit L2, the other form if they
-        are read from memory, and F(2, 3) or F(4, 3) if it is clearly slower: borders of small images waste less of F(2, 3)'s tiles."""
+        """Blocks of two and four times the tiles that are multiplied at once. Left out are the split form if all weights fit L2, the other form if
+        they are read from memory, and F(2, 3) or F(4, 3) if it is clearly slower: borders of small images waste less of F(2, 3)'s tiles."""
         samples, channels, rows, columns = static_shape(layer.outputs[0].shape)
         products = channels * static_shape(root_layer(layer).needs(0).shape)[1]
         costs = {m: _cost(m, samples * -(-rows // m) * -(-columns // m), products) for m in _RTOL}
@@ -180,9 +176,6 @@ class Winograd(ConvTactic):
                 if (weights > _SECOND_CACHE if split else weights < _MEMORY):
                     found += [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for n, strips in ((2, 4), (4, 1))]
         return found
-
-    def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
-        return True
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> WinogradKernel:
         sizes = {name: int(value) for name, value in config}
