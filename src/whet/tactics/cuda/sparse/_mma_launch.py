@@ -1,4 +1,4 @@
-"""Tiles, arguments and launches of sparse_mma.cu, the 2:4 kernel for GPUs before Hopper and for few pixels; packed operands are those of sparse.cu."""
+"""Tiles, arguments and launches of sparse_mma.cu, the 2:4 kernel for GPUs before Hopper and few pixels; packed operands are those of sparse.cu."""
 
 from __future__ import annotations
 
