@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import numpy as np
 from _record import provenance
 
+from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.precision.calibration import Calibration
 from whet.builder.precision.int8 import build_int8
@@ -128,7 +129,8 @@ class Table:
             }  # fmt: skip
             self.rows.append(row | more)
             print(self.rows[-1], flush=True)
-            self.path.write_text(json.dumps({**provenance(["numpy"]), "backend": self.backend, "rows": self.rows}, indent=1) + "\n")
+            machine = str(get_backend(self.backend).describe().get("model", self.backend))
+            self.path.write_text(json.dumps({**provenance(["numpy"]), "machine": machine, "rows": self.rows}, indent=1) + "\n")
 
 
 def tuned(net: Network, teacher: Network, images: np.ndarray, epochs: float) -> tuple[Network, float]:
