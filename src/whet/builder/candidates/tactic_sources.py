@@ -9,7 +9,8 @@ from whet.registry import nearest
 from whet.tactics import Tactic, tactics_of
 
 TF32 = "TF32"  # a family across libraries and whet's kernels: `--noTF32` switches it off
-LIBRARIES = {"CUBLASLT", "CUDNN", "HOST", "NUMPY", "ONEDNN"}  # first words of the names of tactics that call other code than whet's kernels
+#: first words of the names of tactics that call other code than whet's kernels
+LIBRARIES = {"CUBLASLT", "CUDNN", "CUSPARSELT", "HOST", "NUMPY", "ONEDNN"}
 OWN = "OWN"  # the family of whet's kernels
 
 
