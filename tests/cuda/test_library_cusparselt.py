@@ -59,7 +59,8 @@ def test_its_products_match_the_reference(gpu, name):
             try:
                 got, fed = compute(gpu, layer, arrays, signature, kernel)
             except BackendError as e:
-                assert "has no algorithm" in str(e)
+                if "has no algorithm" not in str(e):
+                    raise
                 continue
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
             ran += 1

@@ -1,4 +1,4 @@
-"""2:4 weights with mma.sp (sparse_mma.cu): machine code for GPUs before Hopper, plans, splits of K, refusals; on a GPU each tile against the reference."""
+"""2:4 weights with mma.sp (sparse_mma.cu): machine code for GPUs before Hopper, plans, splits of K, refusals; on a GPU the results of all tiles."""
 
 import re
 from dataclasses import replace
