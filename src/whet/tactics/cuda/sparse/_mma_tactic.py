@@ -17,6 +17,7 @@ from whet.tactics.cuda.sparse._two_four_layer import packed_sparse, unfit_shape
 from whet.tactics.cuda.sparse.sparse_conv import SparseTactic
 
 FEW_PIXELS = 1024  # on Hopper; its wgmma kernels do not split K
+MAX_CONFIGS = 8
 _CAPABILITIES = ("sm_80", "sm_86", "sm_87", "sm_89")
 
 
@@ -36,7 +37,7 @@ class SparseMmaTactic(SparseTactic):
         end = self.match_epilogue(layer)
         if isinstance(end, str):
             return []
-        tiles = tiles_for(self.shape(layer), backend.capabilities.multiprocessors, shared_limit(backend))
+        tiles = tiles_for(self.shape(layer), backend.capabilities.multiprocessors, shared_limit(backend))[:MAX_CONFIGS]
         post_ops = end.post_ops if end.residual is not None else PostOps(end.post_ops.activation)
         ahead(backend, [source("sparse_mma.cu", mma_constants(t, signature.outputs[0].dtype.name, post_ops)) for t in tiles])
         return [t.config for t in tiles]
