@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "frontends": "network ops",
     "rewrite": "network ops",
     "composites": "network ops rewrite",
-    "passes": "network ops rewrite composites",
+    "passes": "network ops rewrite composites sparsity",  # 2:4 weights, which a pass keeps
     "precision": "network ops",
     "sparsity": "network ops",
     "backends": "",

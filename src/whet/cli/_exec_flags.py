@@ -56,7 +56,7 @@ def _flags() -> list[Flag]:
         ("avgTiming", "M", "timed rounds averaged per tactic (8)"),
         ("builderOptimizationLevel", "0..5", "effort of the search (3)"),
         ("maxTactics", "N", "cap on tactics timed per layer (-1: by level)"),
-        ("tacticSources", "SPEC", "+name,-name: switch tactics on or off (cpu/onednn_conv, ONEDNN, CUBLAS_LT, +CUDNN, +cublaslt_half, ...)"),
+        ("tacticSources", "SPEC", "+name,-name: switch tactics on or off (cpu/onednn_conv, ONEDNN, CUBLAS_LT, +CUDNN, +CUSPARSELT, +cublaslt_half, ...)"),
         ("allowFallback", "", "layers without a kernel on the GPU run on the host; each is reported with the bytes copied for it"),
         ("pure", "", "whet's kernels only: no library kernels on the GPU"),
         ("skipInference", "", "stop after the build"),

@@ -238,12 +238,14 @@ def _copies_to_host(log: Log, plan) -> None:
 
 
 def _sparsity(log: Log, net, config):
-    """Applies --sparsity to the weights (before calibration); warns about zeros that no kernel skips."""
+    """Applies --sparsity to the weights (before calibration); warns about zeros that no kernel skips, and about 2:4 weights without their kernels."""
     from whet.builder.candidates.sparse_weights import apply_sparsity
-    from whet.sparsity.report import describe_zeros
+    from whet.sparsity.report import describe_two_four, describe_zeros
 
     net, notes = apply_sparsity(net, config)
     if not config.sparsity.startswith("force") and (text := describe_zeros(net)) is not None:
+        notes.append(text)
+    if config.sparsity == "disable" and (text := describe_two_four(net)) is not None:
         notes.append(text)
     for note in notes:
         log.warn(note)
