@@ -8,12 +8,13 @@ from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
 
+import ml_dtypes
 import numpy as np
 
 from whet.backends import Backend, Buffer
 from whet.errors import BackendError
 from whet.forks import new_lock
-from whet.network import Weight, static_shape, stored_shape, to_stored
+from whet.network import DType, Weight, static_shape, stored_shape, to_stored
 from whet.tactics import Operand, Packed
 
 ALIGNMENT = 64  # bytes; a cache line, and the alignment of vector loads and stores
