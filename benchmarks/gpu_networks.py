@@ -2,13 +2,16 @@
 
     python benchmarks/gpu_networks.py [--rows bert_base_128:1,vit_b_16:32,...] [--exporter torchscript|dynamo] [--attention sdpa|eager]
                                       [--opset N] [--peers eager,compile] [--ahead N] [--budget SECONDS] [--limit SECONDS A BUILD]
+                                      [--layers] [--without PASS,...]
 
 Each row is a process of its own: the network with random weights (seed 0) is exported to ONNX at a fixed batch (by the other exporter if the
 first fails; the row says which), built at FP16 with verification (cold caches), and timed in rounds that alternate between whet's engine, torch
 eager in FP16 (channels last for images) and torch.compile (max-autotune); all are GPU times of isolated replays of a CUDA graph. `error` is the
 greatest difference from torch in FP32 on the CPU, relative to the greatest output; `build_s` includes verification, `stages_s` are its longest
 stages. Rows are built and timed one after the other, while the networks of the next ones are made and exported by `--ahead` processes. A row that
-fails states the error, a row that is stopped the stages that it has reached. Results: $OUT/gpu_networks.json.
+fails states the error, a row that is stopped the stages that it has reached.
+--layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
+--without times a second engine, built without these passes, interleaved with the others. Results: $OUT/gpu_networks.json.
 Needs torch, torchvision, timm and transformers.
 """
 
@@ -47,6 +50,18 @@ class Stages:
 
     def note(self, text: str) -> None:
         pass
+
+
+def layer_times(plan: Any, bound: Any) -> list[tuple[str, str, float, str, str]]:
+    """Kind, name, us, kernel and result shape of each layer, with launches."""
+    rounds = [bound.run_timed() for _ in range(5)]
+    rows = []
+    for i, layer in enumerate(plan.network.layers):
+        us = statistics.median(r[i] for r in rounds) * 1e6
+        if us:
+            kernel, shape = plan.choices[layer.name].implementation, "x".join(map(str, layer.outputs[0].shape))
+            rows.append((layer.composite or layer.op, layer.name[-60:], round(us, 2), kernel, shape))
+    return rows
 
 
 def measure_row(args: argparse.Namespace) -> dict[str, Any]:
@@ -89,7 +104,19 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         row["error"] = float(f"{np.abs(got.astype(np.float32) - want).max() / max(float(np.abs(want).max()), 1e-9):.2g}")
         bound = bind(plan, get_backend("cuda"))
         bound.run()
-    sides: dict[str, Callable[[int], float]] = {"whet": lambda count: statistics.median(bound.seconds(count)) * 1e3}
+        if args.layers:
+            row["layer_us"] = layer_times(plan, bound)
+        sides: dict[str, Callable[[int], float]] = {"whet": lambda count: statistics.median(bound.seconds(count)) * 1e3}
+        if args.without:
+            row["without"] = args.without.split(",")
+            config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", passes=tuple(f"-{n}" for n in row["without"]))
+            other = build(network_from_onnx(path), config)
+            other_bound = bind(other, get_backend("cuda"))
+            other_bound.run()
+            row["without_layers"] = len(other.network.layers)
+            if args.layers:
+                row["without_layer_us"] = layer_times(other, other_bound)
+            sides["without"] = lambda count: statistics.median(other_bound.seconds(count)) * 1e3
     device = [v.cuda().half() if v.is_floating_point() else v.cuda() for v in values]
     with torch.no_grad():
         fast = net.half().cuda()
@@ -121,7 +148,7 @@ class Worker:
 
     def __init__(self, asked: str, args: argparse.Namespace) -> None:
         self.asked, self.limit = asked, args.limit
-        options = [f"--{n}={getattr(args, n)}" for n in ("exporter", "attention", "opset", "peers")]
+        options = [f"--{n}={getattr(args, n)}" for n in ("exporter", "attention", "opset", "peers", "without")] + ["--layers"] * args.layers
         self.errors = tempfile.TemporaryFile("w+")
         pipe = subprocess.PIPE
         command = [sys.executable, __file__, "--one", asked, *options]
@@ -180,6 +207,8 @@ def main() -> None:
     p.add_argument("--ahead", type=int, default=2, help="rows that are exported while another one is built")
     p.add_argument("--budget", type=float, default=1e9, help="no row begins after this many seconds")
     p.add_argument("--limit", type=float, default=420, help="seconds after which a row is stopped: its export, then its build and timing")
+    p.add_argument("--layers", action="store_true", help="the time of each layer, too")
+    p.add_argument("--without", default="", help="passes, separated by commas, that a second engine is built without")
     p.add_argument("--one", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.one:
@@ -199,7 +228,7 @@ def main() -> None:
         worker = workers.pop(0)
         name, batch = worker.asked.split(":")
         rows.append({"network": name, "batch": int(batch), **worker.row()})
-        print(json.dumps(rows[-1]), flush=True)
+        print(json.dumps({k: v for k, v in rows[-1].items() if k not in ("layer_us", "without_layer_us")}), flush=True)
         folder = Path(os.environ.get("OUT", "."))
         record = {**provenance(("numpy", "torch", "torchvision", "timm", "transformers")), "rows": rows}
         (folder / "gpu_networks.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from whet import option_names as option_names
     from whet import ort as ort
     from whet import passes as passes
+    from whet import plugin_packages as plugin_packages
+    from whet import plugins as plugins
     from whet import precision as precision
     from whet import progress_lines as progress_lines
     from whet import pruning as pruning
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from whet.frontends import network_from_onnx as network_from_onnx
     from whet.frontends import save_onnx as save_onnx
     from whet.frontends.torch import from_torch as from_torch
+    from whet.plugins.registration import register as register
     from whet.runtime import Engine as Engine
     from whet.runtime import Runtime as Runtime
     from whet.torch_compile import compile as compile
@@ -89,6 +92,7 @@ _HOME = {
     "network_from_caffe": "whet.frontends",
     "network_from_onnx": "whet.frontends",
     "read_engine": "whet.engine",
+    "register": "whet.plugins.registration",
     "save_onnx": "whet.frontends",
     "write_engine": "whet.engine",
     "zoo": "whet.zoo",

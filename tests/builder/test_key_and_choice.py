@@ -116,7 +116,7 @@ def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_pa
     def digest():
         for kept in (keys._digest, keys._content, keys._imports):
             kept.cache_clear()
-        return keys._digest("whet.tactics.zz.mine")
+        return keys._digest(("whet.tactics.zz.mine",))
 
     try:
         assert {m.rpartition(".")[2] for m in transitive_modules("whet.tactics.zz.mine")} >= {"mine", "_help", "_deep"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from whet.backends import Backend
 from whet.builder.batching.profiles import MAX, bound_layers, environment
@@ -13,6 +13,7 @@ from whet.builder.memory.planner import Use, plan_memory
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan, Profile
 from whet.measure.option import Option
 from whet.network import Layer, Network, network_text, substitute
+from whet.plugin_packages import packages_of
 from whet.runtime.kernels import libraries, plan_layer
 from whet.tactics import Operand, operand_bytes, view_shifts
 
@@ -34,7 +35,16 @@ def assemble(
         threads=backend.threads,
         model_digest=model_digest(source),
         source_weights={n: t.array() for n, t in source.constants.items()},
+        plugins=packages_of(_ops(net), (c.tactic for c in choices.values())),
     )
+
+
+def _ops(net: Network) -> Iterator[str]:
+    """The ops of all layers, those of regions included."""
+    for layer in net.layers:
+        yield layer.op
+        for region in layer.regions.values():
+            yield from _ops(region)
 
 
 def make_sample_parallel(one: EnginePlan, profiles: Sequence[Profile], backend: Backend, concurrent_samples: int | None = None) -> EnginePlan:

@@ -31,6 +31,7 @@ from whet.engine.weights import collect, constants_of, plain_sources, read_weigh
 from whet.errors import EngineError, NetworkError, WhetError
 from whet.network import network_text
 from whet.network.text import VERSION as TEXT_VERSION
+from whet.plugin_packages import require
 
 Source = str | os.PathLike | bytes | bytearray | memoryview
 
@@ -157,9 +158,13 @@ def _read(data: memoryview) -> EnginePlan:
     digests = table_digests(data)
     if digests["weights"][1] != hashlib.sha256(parts["index"]).digest():
         raise EngineError("section 'weights' is damaged: its digest does not match")
-    header = Reader(from_json(parts["header"], "header"), "header").object(*_HEADER)
+    header = Reader(from_json(parts["header"], "header"), "header")
+    has_plugins = "plugins" in header.object().value
+    header.object(*_HEADER, *(["plugins"] if has_plugins else []))
+    plugins = {k: v.text(200) for k, v in header["plugins"].items()} if has_plugins else {}
     if header["text_version"].integer() != TEXT_VERSION:
         raise EngineError(f"its network text has version {header['text_version'].value}, this whet reads {TEXT_VERSION}: build it again")
+    require(plugins)
     weights, sources = read_weights(Reader(from_json(parts["index"], "index"), "index"), parts["weights"])
     info = Reader(from_json(parts["info"], "info"), "info").object("report", "whet", *(["further"] if "further" in parts else []))
     others = Reader(from_json(parts["further"], "further"), "further") if "further" in parts else None
@@ -181,6 +186,7 @@ def _read(data: memoryview) -> EnginePlan:
         options=header["options"].free(),
         probe=codec.probe_from(header["probe"]),
         report=report_from_data(info["report"]),
+        plugins=plugins,
     )
     if others is not None:
         plan.others = profile_plans.from_data(others, plan, weights[own:], info["further"].rows())
@@ -234,6 +240,7 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
         "options": {k: v for k, v in plan.options.items() if k not in _PATHS},
         "probe": plan.probe,
         "profiles": codec.profiles_to_data(plan.profiles),
+        **({"plugins": plan.plugins} if plan.plugins else {}),
     }
     pool = collect([plan.network, *(p.network for p in plan.others)], plan.source_weights)
     index = to_json(pool.index())

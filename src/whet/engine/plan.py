@@ -72,6 +72,7 @@ class EnginePlan:
     origins that it contains are stored, constants computed from them by exact ops are stored as expressions, all others by value.
     `probe` is created by `whet.engine.make_probe` and run at first load on another machine.
     `options` is JSON data: the BuildConfig's fields. `report` is outside the digest.
+    `plugins` are the packages outside whet whose ops and tactics it uses: name -> version.
     """
 
     network: Network
@@ -89,6 +90,7 @@ class EnginePlan:
     report: BuildReport = field(default_factory=BuildReport)
     packed: dict[str, Any] = field(default_factory=dict)  # Packed.key -> bytes (uint8), from the engine file
     others: list[EnginePlan] = field(default_factory=list)
+    plugins: dict[str, str] = field(default_factory=dict)
 
     def part(self, profile: int) -> tuple[EnginePlan, int]:
         """The plan whose network and choices run a profile, and the profile's number in that plan."""

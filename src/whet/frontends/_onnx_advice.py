@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnx import defs
 
 from whet.errors import UnsupportedError
+from whet.plugin_packages import advice
 from whet.registry import nearest
 
 DAMAGED = "The model is damaged: copy it again, or export it again."
@@ -50,7 +51,8 @@ def no_reader(domain: str, op: str, known, before: tuple[str, ...]) -> str:
     """The reason and workaround for an op without a reader."""
     if domain:
         return _DOMAINS.get(
-            domain, f"the domain {domain!r} is not ONNX's own; export with standard ops, or with the op as an ONNX function"
+            domain,
+            f"the domain {domain!r} is not ONNX's own.{advice()} Or export with standard ops, or with the op as an ONNX function",
         )
     if op in _OPS:
         return f"whet has no such op; {_OPS[op]}"

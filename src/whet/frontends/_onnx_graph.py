@@ -21,6 +21,7 @@ from whet.frontends._onnx_shapes import SymbolTable, value_type
 from whet.frontends._onnx_tensors import array_of, dtype_of_onnx
 from whet.network import Network, Origin, Tensor, TensorType, Weight
 from whet.ops import OPS, FoldBudget, NoValue, Op, ReadValue, TensorSequence
+from whet.plugin_packages import load_installed
 
 _DEEPEST = 32  # nesting depth of functions and subgraphs; real models have 3
 _MOST_NODES = 300_000  # after inlining; nested functions could expand exponentially
@@ -30,6 +31,7 @@ _BAD_VALUES = (IndexError, AttributeError, TypeError, KeyError, ValueError, Over
 
 def onnx_readers() -> dict[str, Op]:
     """Maps an ONNX op (other domains: `domain.op`) to the op that reads it."""
+    load_installed()
     found: dict[str, Op] = {}
     for o in OPS.values():
         for name in o.onnx_ops:

@@ -34,12 +34,19 @@ def onnx_from_network(net: Network, opset: int = OPSET) -> onnx.ModelProto:
         if opset < (first := _FIRST_OPSET.get(t.dtype.name, 0)):
             raise UnsupportedError(f"%{t.name} has the element type {t.dtype}, which is not available in opset {opset}; write opset {first} or newer")
     graph = Writer(opset, {}, set()).graph(net, net.name or "network")
-    imports = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, opset_imports=imports, producer_name="whet", ir_version=helper.find_min_ir_version_for(imports))
+    own = helper.make_opsetid("", opset)
+    imports = [own, *(helper.make_opsetid(domain, 1) for domain in sorted(_domains(graph)))]
+    model = helper.make_model(graph, opset_imports=imports, producer_name="whet", ir_version=helper.find_min_ir_version_for([own]))
     for key, value in net.metadata.items():
         if key.startswith("prop."):
             model.metadata_props.add(key=key[5:], value=value)
     return model
+
+
+def _domains(graph: GraphProto) -> set[str]:
+    """Domains of the graph's nodes besides ONNX's own, those of subgraphs included."""
+    found = {node.domain for node in graph.node if node.domain}
+    return found.union(*(_domains(a.g) for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH))
 
 
 def save_onnx(net: Network, path: str | os.PathLike, opset: int = OPSET) -> Path:

@@ -108,15 +108,15 @@ def timing_key(tactic: Tactic, layer: str, signature: Signature, config: Config,
 
 
 def source_digest(tactic: Tactic) -> str:
-    """SHA-256 over the source files of a tactic: its module, the modules it imports from whet.tactics and whet.backends, and the kernel
-    sources (.cu, .cuh) in the folders of these modules."""
-    return _digest(type(tactic).__module__)
+    """SHA-256 over the source files of a tactic: its module, the modules it imports from whet.tactics and whet.backends (a plugin's: from its own
+    package too), and the kernel sources (.cu, .cuh) in the folders of these modules."""
+    return _digest(tactic.source_modules())
 
 
 @cache
-def _digest(module: str) -> str:
+def _digest(modules: tuple[str, ...]) -> str:
     h, folders = hashlib.sha256(), set()
-    for name in sorted(transitive_modules(module)):
+    for name in sorted({name for module in modules for name in transitive_modules(module)}):
         path = _file(name)
         if path is not None:
             h.update(f"{name} {_content(path)}\0".encode())
@@ -132,7 +132,7 @@ def _content(path: Path) -> str:
 
 
 def transitive_modules(module: str) -> set[str]:
-    """`module` and the modules under whet.tactics and whet.backends that it imports, directly or indirectly."""
+    """`module` and the modules under whet.tactics, whet.backends and, outside whet, its own package that it imports, directly or indirectly."""
     found: set[str] = set()
     waiting = [module]
     while waiting:
@@ -141,13 +141,14 @@ def transitive_modules(module: str) -> set[str]:
         if name in found or path is None:
             continue
         found.add(name)
-        waiting.extend(_imports(path))
+        waiting.extend(_imports(path, name.partition(".")[0]))
     return found
 
 
 @cache
-def _imports(path: Path) -> tuple[str, ...]:
-    """The names under whet.tactics and whet.backends imported by a source file: modules, and attributes that may be modules."""
+def _imports(path: Path, package: str) -> tuple[str, ...]:
+    """The names under whet.tactics, whet.backends and (if it is not whet) `package` imported by a source file: modules, and attributes that may be
+    modules."""
     found: list[str] = []
     waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while waiting:  # visits statements only: expressions import nothing
@@ -159,13 +160,18 @@ def _imports(path: Path) -> tuple[str, ...]:
         for part in ("body", "orelse", "finalbody", "handlers", "cases"):
             inner = getattr(node, part, None)
             waiting += inner if isinstance(inner, list) else ()
-    return tuple(n for n in found if n.startswith(("whet.tactics.", "whet.backends.")))
+    own = () if package == "whet" else (f"{package}.",)
+    return tuple(n for n in found if n.startswith(("whet.tactics.", "whet.backends.", *own)))
 
 
 def _file(module: str) -> Path | None:
-    """The source file of a module, without importing it; None if there is none."""
-    root = Path(sys.modules["whet"].__path__[0])
-    path = root.joinpath(*module.split(".")[1:])
+    """The source file of a module, without importing it; None if there is none. A module outside a package (a script) has its own file."""
+    top, *rest = module.split(".")
+    package = sys.modules.get(top)
+    if package is None or not hasattr(package, "__path__"):
+        source = getattr(package, "__file__", None)
+        return Path(source) if source and not rest else None
+    path = Path(next(iter(package.__path__))).joinpath(*rest)
     if path.with_suffix(".py").is_file():
         return path.with_suffix(".py")
     return path / "__init__.py" if (path / "__init__.py").is_file() else None

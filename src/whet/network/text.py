@@ -191,7 +191,7 @@ def _read_layer(net: Network, s: _Scanner, lines: deque, known: ChainMap[str, Te
         if not s.maybe(","):
             break
     s.take("=")
-    op = s.word()
+    op = s.match(r"\w+(\.\w+)*", "an op")  # ops of plugins are <domain>.<op>
     s.take("(")
     inputs: list[Tensor | None] = []
     attrs: dict[str, Any] = {}

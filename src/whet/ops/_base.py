@@ -10,6 +10,7 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Dim, DType, Expr, Layer, Tensor, TensorType, check_size
+from whet.plugin_packages import advice, load_installed
 from whet.registry import nearest
 
 
@@ -162,7 +163,10 @@ def op(name: str, infer: Infer, reference: Reference, *, samples=(), onnx_ops: S
 def get_op(name: str) -> Op:
     """The op called `name`. Raises UnsupportedError with the nearest name."""
     if name not in OPS:
-        raise UnsupportedError(f"unknown op {name}.{nearest(name, OPS)} To add it, write src/whet/ops/<name>.py.")
+        load_installed()
+    if name not in OPS:
+        way = advice() if "." in name else " To add it, register it from a package of your own (whet.register), or write src/whet/ops/<name>.py."
+        raise UnsupportedError(f"unknown op {name}.{nearest(name, OPS)}{way}")
     return OPS[name]
 
 

@@ -18,6 +18,7 @@ from whet.engine.check import check_plan
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError, WhetWarning
 from whet.forks import new_lock
 from whet.network import DType, TensorType
+from whet.plugin_packages import version_changes
 from whet.runtime.calls import ContextPool, call_engine, call_with, inputs_by_name
 from whet.runtime.kernels import ConfigCheck, Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes
@@ -376,6 +377,7 @@ def machine_differences(plan: EnginePlan, backend: Backend) -> list[str]:
     """Descriptions of the differences between this machine and the one of the build; empty if the machine keys are equal."""
     there, here = dict(plan.machine.get("libraries") or {}), {k: v for p in plan.by_profile() for k, v in libraries(p.choices, backend).items()}
     changed = [f"{k}: {v} there, {here.get(k, 'none')} here" for k, v in sorted(there.items()) if here.get(k) != v]
+    changed += version_changes(plan.plugins)
     if plan.machine_key == backend.key():
         return changed
     then, now = _flat({k: v for k, v in plan.machine.items() if k != "libraries"}), _flat(backend.describe())

@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from whet.backends import backend_class
+from whet.plugin_packages import load_installed
 from whet.registry import load_folder
 from whet.tactics._base import (
     TACTICS,
@@ -69,6 +70,7 @@ def load_tactics(backend: str) -> None:
         if find_spec(f".{name}", parent) is not None:
             package = import_module(f"{parent}.{name}")
             load_folder(package.__name__, package.__path__)
+    load_installed()
 
 
 def tactics_of(backend: str) -> list[Tactic]:

@@ -186,6 +186,10 @@ class Tactic(ABC):
         """Reason why its library cannot be loaded here: builds then leave the tactic out and say so. None if it is loaded or needs none."""
         return None
 
+    def source_modules(self) -> tuple[str, ...]:
+        """Modules whose source its kernels depend on, with those that they import from the same package; for timing keys and locks."""
+        return (type(self).__module__,)
+
     def library_version(self) -> str:
         """Version of its library, for timing keys and locks; "" without a library."""
         return ""
@@ -209,6 +213,12 @@ class Tactic(ABC):
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Callable]]:
         """References by op name for kernels that treat NaN and infinities differently from the op's own reference; one table per variant."""
         return [{}]
+
+    def not_strict(self, layer: Layer, implementation: str) -> str | None:
+        """Reason why --strictNumerics leaves the implementation out; None if each result depends on the same values as in the op, NaN and infinities
+        included."""
+        ops = sorted({op for table in self.declares(layer, implementation) for op in table})
+        return f"its {', '.join(ops)} may lose NaN or infinities" if ops else None
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
         """Reason why a new fused layer of its composites should stay unfused; None if it may be fused. Called in lowering: shapes may be symbolic.

@@ -74,7 +74,8 @@ class GpuWork(ABC):
 
 @dataclass
 class Launch(GpuWork):
-    """One kernel launch: everything but the stream. `args` is the kernel's single by-value structure, as bytes."""
+    """One kernel launch: everything but the stream. `args` are the kernel's parameters as bytes, parameter i from `offsets[i]`: whet's kernels take
+    one structure by value."""
 
     kernel: Kernel
     grid: tuple[int, int, int]
@@ -84,6 +85,7 @@ class Launch(GpuWork):
     overlap: bool = True  # may start before the preceding launch ends: the kernel itself waits (griddepcontrol.wait)
     label: str = ""  # the user's name of the layer
     shared: int = -1  # bytes of dynamic shared memory; -1: the size given when the kernel was loaded
+    offsets: tuple[int, ...] = (0,)
     _storage: Any = field(default=None, repr=False)
     _pointers: Any = field(default=None, repr=False)
     _config: Any = field(default=None, repr=False)
@@ -93,7 +95,7 @@ class Launch(GpuWork):
         start = (-ctypes.addressof(raw)) % 64  # tensor maps require 64-byte alignment
         ctypes.memmove(ctypes.addressof(raw) + start, self.args, len(self.args))
         self._storage = raw
-        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(raw) + start)
+        self._pointers = (ctypes.c_void_p * len(self.offsets))(*(ctypes.addressof(raw) + start + offset for offset in self.offsets))
         if self.cluster > 8:
             self.kernel.allow_wide_clusters()
 

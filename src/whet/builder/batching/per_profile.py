@@ -62,6 +62,7 @@ def join_plans(plans: Sequence[EnginePlan]) -> EnginePlan:
         options=options,
         report=report,
         others=[] if equal else [dataclasses.replace(p, machine=described, options=options) for p in rest],
+        plugins={k: v for p in plans for k, v in p.plugins.items()},
     )
 
 

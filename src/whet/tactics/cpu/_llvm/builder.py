@@ -386,9 +386,11 @@ class Function:
             result = self.emit(x.type, f"insertelement {result}, {y}, i32 {lane}", result, y)
         return result
 
-    def call(self, function: Function, *operands: Value | int) -> None:
+    def call(self, function: Function | str, *operands: Value | int) -> None:
+        """Calls a void function of the module, given by name if it is not built here."""
         values = [self.value(x) for x in operands]
-        self.emit(None, f"call void @{function.name}({', '.join(map(str, values))})", *values)
+        name = function if isinstance(function, str) else function.name
+        self.emit(None, f"call void @{name}({', '.join(map(str, values))})", *values)
 
     def call_address(self, address: Value, result: Type | None, *operands: Value) -> Value:
         """Calls the function at an address (i64)."""

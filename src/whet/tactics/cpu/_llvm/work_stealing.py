@@ -31,6 +31,11 @@ def parallel_kernel(module: Module, name: str, words: Sequence[str], items: str)
     """
     with range_function(module, name, words) as (part, values):
         yield part, values
+    share_items(module, name, part.name, words, items)
+
+
+def share_items(module: Module, name: str, part: str, words: Sequence[str], items: str) -> None:
+    """`void name(i64* context)`, which calls `void part(i64* context, i64 begin, i64 end)` for all of the context's `items`, shared among threads."""
     with module.function(name, ["i64*"], internal=False) as f:
         _steal(f, part, words.index(items), words.index("share"))
 
@@ -54,7 +59,7 @@ def thread_count(context: Pointer) -> Value:
     return context.load(_THREADS)
 
 
-def _steal(f: Function, part: Function, items_word: int, share_word: int) -> None:
+def _steal(f: Function, part: str, items_word: int, share_word: int) -> None:
     (context,) = f.arguments
     assert isinstance(context, Pointer)
     threads, items = thread_count(context), context.load(items_word)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -23,7 +24,7 @@ def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarra
 
 
 class NumpyCall(Call):
-    """Runs the reference over memory: not native, so the plan's loop comes back to Python for it."""
+    """Runs a NumPy function over memory: not native, so the plan's loop comes back to Python for it."""
 
     def __init__(self, kernel: NumpyKernel, args: Args):
         self.kernel, self.addresses = kernel, {"input": list(args.inputs), "output": list(args.outputs)}
@@ -48,7 +49,7 @@ class NumpyCall(Call):
 
     def run(self) -> None:
         layer = self.kernel.layer
-        outs = run_regions(layer, self.reads) if layer.regions else run_layer(layer, self.reads)
+        outs = self.kernel.compute(layer, self.reads)
         for target, got in zip(self.writes, outs, strict=True):
             if target.shape != got.shape:
                 raise BackendError(f"{layer.op} '{layer.name}' returned shape {list(got.shape)} instead of the planned {list(target.shape)}")
@@ -59,13 +60,22 @@ class NumpyCall(Call):
         self._views()
 
 
+Compute = Callable[[Layer, list[np.ndarray | None]], Sequence[np.ndarray]]
+"""Computes a layer's outputs from its inputs (None: absent)."""
+
+
+def run_reference(layer: Layer, arrays: list[np.ndarray | None]) -> Sequence[np.ndarray]:
+    """The op's reference, of regions too."""
+    return run_regions(layer, arrays) if layer.regions else run_layer(layer, arrays)
+
+
 class NumpyKernel:
-    """One layer with static shapes."""
+    """One layer with static shapes, computed by a NumPy function: by default the op's reference."""
 
-    scratch, packed, rtol, deterministic, implementation = 0, (), 1e-6, True, "numpy"
+    scratch, packed, deterministic, implementation = 0, (), True, "numpy"
 
-    def __init__(self, layer: Layer, signature: Signature):
-        self.layer, self.signature = layer, signature
+    def __init__(self, layer: Layer, signature: Signature, compute: Compute = run_reference, rtol: float = 1e-6):
+        self.layer, self.signature, self.compute, self.rtol = layer, signature, compute, rtol
         self.inputs, self.outputs = stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
