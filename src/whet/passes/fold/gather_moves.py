@@ -26,7 +26,7 @@ _ROW = 8  # elements: kernels copy shorter rows slowly
 
 @rule(*_COPIES, *_VIEWS, phase=Phase.FOLD, after=["fold_pads"], level=2)
 def gather_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    if not all(t is None or t.type.static for t in (*layer.inputs, layer.output)) or _continues(g, layer.output):
+    if not _is_move(layer) or _continues(g, layer.output):
         return None
     found = _subgraph(g, layer)
     if found is None:
@@ -65,10 +65,7 @@ def _subgraph(g: Graph, last: Layer) -> tuple[Tensor, list[Layer]] | None:
             maker = g.maker(t)
             if t is None or (maker is not None and maker in members):
                 continue
-            moves = maker is not None and maker.op in (_VIEWS | _COPIES)
-            known = maker is not None and (maker.op == "Concat" or all(x is None or x.is_constant for x in maker.inputs[1:]))
-            static = maker is not None and all(x is None or x.type.static for x in (*maker.inputs, maker.output))
-            if maker is None or not (moves and known and static) or g.is_output(t):
+            if maker is None or g.is_output(t) or not _is_move(maker):
                 sources[t] = None
                 continue
             members[maker] = None
@@ -80,6 +77,13 @@ def _subgraph(g: Graph, last: Layer) -> tuple[Tensor, list[Layer]] | None:
     if any(r not in members for m in members if m is not last for r in g.readers(m.output)):
         return None
     return next(iter(sources)), sorted(members, key=g.position)
+
+
+def _is_move(layer: Layer) -> bool:
+    """True for a move between tensors of static shapes with constant parameters."""
+    if layer.op not in (_VIEWS | _COPIES) or not all(t is None or t.type.static for t in (*layer.inputs, layer.output)):
+        return False
+    return layer.op == "Concat" or all(t is None or t.is_constant for t in layer.inputs[1:])
 
 
 def _places(source: Tensor, members: list[Layer], result: Tensor) -> np.ndarray:
