@@ -37,7 +37,7 @@ def command(
     from whet.cli._exec_values import shapes as parse_shapes
     from whet.cli._runners import is_engine
     from whet.errors import UsageError
-    from whet.frontends import network_from_onnx
+    from whet.frontends import network_from_file
     from whet.pruning import compare
 
     at = parse_shapes(build["shapes"], "shapes") if build["shapes"] else None
@@ -57,7 +57,7 @@ def command(
         return
     stems = [Path(m).stem for m in models]
     names = stems if len(set(stems)) == len(stems) else list(models)
-    nets = {name: network_from_onnx(m) for name, m in zip(names, models, strict=True)}
+    nets = {name: network_from_file(m) for name, m in zip(names, models, strict=True)}
     with Bar("building") as bar:
         comparison = compare(nets, None if no_engines else build_config(**build), seconds=seconds, progress=bar.update)
     if as_json:
