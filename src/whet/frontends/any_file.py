@@ -27,11 +27,15 @@ def network_from_file(path: str | os.PathLike, *, shapes: UserShapes | None = No
 
     `shapes` maps inputs to shapes, as for network_from_onnx. Raises FrontendError, UnsupportedError, and BackendError without TensorFlow's packages.
     """
-    readers = {"caffe": network_from_caffe, "tensorflow": network_from_tensorflow, "onnx": network_from_onnx}
-    return readers[model_kind(path)](path, shapes=shapes)
+    kind = model_kind(path)
+    if kind == "caffe":
+        return network_from_caffe(path, shapes=shapes)
+    return network_from_tensorflow(path, shapes=shapes) if kind == "tensorflow" else network_from_onnx(path, shapes=shapes)
 
 
 def check_file(path: str | os.PathLike, *, shapes: UserShapes | None = None) -> Report:
     """What of such a file is supported, node by node, before any other work."""
-    checkers = {"caffe": check_caffe, "tensorflow": check_tensorflow, "onnx": check_onnx}
-    return checkers[model_kind(path)](path, shapes=shapes)
+    kind = model_kind(path)
+    if kind == "caffe":
+        return check_caffe(path, shapes=shapes)
+    return check_tensorflow(path, shapes=shapes) if kind == "tensorflow" else check_onnx(path, shapes=shapes)
