@@ -16,7 +16,7 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")
 @click.pass_context
 def command(ctx: click.Context, model: str, shapes: str, every: bool, as_json: bool) -> None:
-    """Try every node of an ONNX or TensorFlow model, or layer of a Caffe model, and list the unsupported ones, with the reason and the nearest workaround.
+    """Try every node of a model (ONNX, TensorFlow, Caffe), and list the unsupported ones, with the reason and the nearest workaround.
 
     Exit code 0 if every node is supported, else 1.
     """

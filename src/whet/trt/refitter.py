@@ -83,7 +83,7 @@ class Refitter(Handle):
         return TensorLocation.HOST
 
     def refit_cuda_engine(self) -> bool:
-        """Puts the new values into the engine; False, with the reason in the log, if one is missing or cannot be used: the engine is unchanged then."""
+        """Puts the new values into the engine; False, with the reason in the log, if one is missing or cannot be used: it is unchanged then."""
         try:
             self.engine.engine = refit(self.engine.engine, self._new, like=self._model)
         except WhetError as e:
