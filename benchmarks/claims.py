@@ -384,8 +384,6 @@ def latency_or_flops(b: Bench) -> Row:
 OF_NETWORKS = ("order", "criteria")  # only accuracies, independent of the machine
 
 OPEN = (
-    ("2:4 sparsity is 1.5 to 2 times as fast", "kernels alone were measured on an H200 (docs/design/cuda.md)"),
-    ("2:4 pays only from 256 channels on", "not measured yet: the study over channels comes later"),
     ("The same claims on Jetson, T4 and under TensorRT itself", "could not be run: neither the devices nor the library are here"),
 )  # fmt: skip
 

@@ -2,9 +2,10 @@
 
     python benchmarks/cpu_sparse.py [--cases TEXT,...] [--rounds N] [--threads N] [--out FILE]       results/cpu/sparse.json, and a table
 
-A case is a layer in FP32 or INT8 with 2:4 weights. Dense: the fastest of oneDNN's and whet's own dense tactics over all signatures and configs; for
-INT8 on a CPU without VNNI, where oneDNN has no exact products, the fastest in FP32. Sparse: the fastest config of `cpu/sparse_linear` or
-`cpu/sparse_qlinear`. Each candidate is first timed by itself; the fastest of each kind are then interleaved, and a row has the medians of those
+A case is a layer in FP32, BF16 (on a CPU with its instructions) or INT8 with 2:4 weights. Dense: the fastest of oneDNN's and whet's own dense
+tactics over all signatures and configs; for INT8 on a CPU without VNNI, where oneDNN has no exact products, the fastest in FP32. Sparse: the fastest
+config of `cpu/sparse_linear` or `cpu/sparse_qlinear`. Each candidate is first timed by itself; the fastest of each kind are then interleaved, and a
+row has the medians of those
 rounds. "hot": the same operands in each call, so that weights stay in the caches if they fit. "cold": copies of the weights in turn, together
 160 MB (at least two copies), as in a network larger than the caches. `others`: load of other processes in CPUs. `floor`: dense over sparse weight
 bytes of FP32, 1.88: the gain of a layer whose time is proportional to its weight bytes.
@@ -32,7 +33,7 @@ from whet.backends.cpu import CpuBackend
 from whet.backends.cpu.info import cpuinfo
 from whet.backends.cpu.load import watch
 from whet.composites.quantized import conv_body, op_body, quantized_sample
-from whet.network import Layer, Network, parse_type
+from whet.network import BF16, Layer, Network, parse_type
 from whet.ops import sample_layer
 from whet.sparsity import two_four
 from whet.tactics import Args, Tactic, tactics_of
@@ -52,7 +53,7 @@ class Case:
     channels: int
     rows: int
     side: int = 0
-    kind: str = "f32"
+    kind: str = "f32"  # or "bf16", the storage type of an f32 layer, or "i8"
 
     @property
     def name(self) -> str:
@@ -94,7 +95,7 @@ def all_cases() -> list[Case]:
     shapes = [(768, 768), (768, 3072), (3072, 768), (2048, 1000), (4096, 4096)]
     cases = [Case(k, n, rows) for rows in (1, 8) for k, n in shapes]
     cases += [Case(c, k, side * side, side) for side in (1, 7) for c, k in ((512, 512), (512, 2048), (1024, 1024), (2048, 512), (2048, 2048))]
-    return [*cases, *(replace(c, kind="i8") for c in cases)]
+    return [*cases, *(replace(c, kind=kind) for kind in ("bf16", "i8") for c in cases)]
 
 
 class Calls:
@@ -104,7 +105,11 @@ class Calls:
         kernel = tactic.plan(layer, signature, config, backend)
         self.name = f"{tactic.name} {' '.join(f'{k}={v}' for k, v in config)}".strip()
         rng = np.random.default_rng(7)
-        self.arrays: list[np.ndarray] = [rng.standard_normal(max(16, n) // 4 + 16).astype(np.float32) for n in (*kernel.inputs, *kernel.outputs)]
+        stored = BF16.numpy if signature.outputs[0].dtype == BF16 else np.float32
+        count = 4 // np.dtype(stored).itemsize
+        self.arrays: list[np.ndarray] = [
+            rng.standard_normal(count * (max(16, n) // 4 + 16)).astype(stored) for n in (*kernel.inputs, *kernel.outputs)
+        ]
         at = [_aligned(a) for a in self.arrays]
         inputs = tuple(a if n else 0 for a, n in zip(at, kernel.inputs, strict=False))
         outputs, scratch = tuple(at[len(kernel.inputs) :]), np.zeros(kernel.scratch + 64, np.uint8)
@@ -150,14 +155,14 @@ def _copy(packed: np.ndarray) -> tuple[np.ndarray, int]:
     return memory, at
 
 
-def candidates(layer: Layer, backend: CpuBackend, wanted: Callable[[Tactic], bool], copies: int) -> list[Calls]:
-    """All planned candidates of the tactics that `wanted` accepts."""
+def candidates(layer: Layer, kind: str, backend: CpuBackend, wanted: Callable[[Tactic], bool], copies: int) -> list[Calls]:
+    """All planned candidates of the tactics that `wanted` accepts; of f32 layers those that store "f32" or "bf16"."""
     found = []
     for tactic in tactics_of("cpu"):
         if tactic.fallback or not wanted(tactic) or tactic.unavailable() or tactic.why_not(layer):
             continue
         for signature in tactic.signatures(layer, backend):
-            if signature.inplace or tactic.refuses(layer, signature, backend):
+            if signature.inplace or (kind != "i8" and signature.outputs[0].dtype.name != kind) or tactic.refuses(layer, signature, backend):
                 continue
             for config in tactic.configs(layer, signature, backend):
                 try:
@@ -176,14 +181,17 @@ def fastest(calls: list[Calls]) -> Calls:
 def measure(case: Case, backend: CpuBackend, rounds: int) -> list[dict[str, Any]]:
     """The rows of a case, hot and cold, with times in microseconds."""
     layer = case.layer()
-    nbytes = case.inputs * case.channels * (4 if case.kind == "f32" else 1)
+    nbytes = case.inputs * case.channels * {"f32": 4, "bf16": 2, "i8": 1}[case.kind]
     rows: list[dict[str, Any]] = []
     for caches, copies in (("hot", 1), ("cold", max(2, COLD_BYTES // nbytes))):
-        dense = candidates(layer, backend, lambda t: t.name not in SPARSE, copies)
+        sparse = candidates(layer, case.kind, backend, lambda t: t.name in SPARSE, copies)
+        if not sparse:
+            return []  # BF16 without its instructions
+        dense = candidates(layer, case.kind, backend, lambda t: t.name not in SPARSE, copies)
         if not dense:
             fewer = max(2, copies // 4) if copies > 1 else 1
-            dense = candidates(replace(case, kind="f32").layer(), backend, lambda t: t.name not in SPARSE, fewer)
-        both = {"dense": fastest(dense), "sparse": fastest(candidates(layer, backend, lambda t: t.name in SPARSE, copies))}
+            dense = candidates(replace(case, kind="f32").layer(), "f32", backend, lambda t: t.name not in SPARSE, fewer)
+        both = {"dense": fastest(dense), "sparse": fastest(sparse)}
         times: dict[str, list[float]] = {n: [] for n in both}
         with watch() as load:
             for i in range(rounds):
@@ -214,8 +222,9 @@ def main() -> None:
             rows.append(r)
             times = f"{r['dense_us']:9.1f} {r['sparse_us']:9.1f} {r['speedup']:6.2f}"
             print(f"{r['case']:28} {r['caches']:4} {times}  {r['dense_tactic']}; {r['sparse_tactic']}", flush=True)
-    data = provenance(["numpy", "llvmlite"]) | {"cpu": cpuinfo().get("model name"), "threads": args.threads, "floor": round(FLOOR, 3), "rows": rows}
-    args.out.write_text(json.dumps(data, indent=1) + "\n")
+        head = {"cpu": cpuinfo().get("model name"), "threads": args.threads, "floor": round(FLOOR, 3)}
+        data = provenance(["numpy", "llvmlite"]) | head | {"rows": rows}
+        args.out.write_text(json.dumps(data, indent=1) + "\n")  # after each case: a run may be ended early
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ left network and weights alone. No crash, hang or flood of memory.
 The corpus (tests/engine/corpus.py, trial.py) has engines of whole networks and of tactics of every family of both backends, CUDA's on a simulated
 device. Workers are processes that open one file at a time; a watchdog ends one that takes longer than the limit. Files come from seeds
 (tests/engine/mutants.py), so that a finding is repeated with --seed N --files 1. With --resume outcomes are appended to a file, and seeds in it are
-not repeated. Results: benchmarks/results/cpu/fuzz_engine.json.
+not repeated. --merge PART... adds the counts of several results, of other seeds, to --output. Results: benchmarks/results/cpu/fuzz_engine.json.
 """
 
 from __future__ import annotations
@@ -120,10 +120,13 @@ def main() -> int:
     parser.add_argument("--resume", help="file of outcomes, one JSON line per seed: seeds in it are not repeated")
     parser.add_argument("--retry", action="store_true", help="open the bad ones of the results file again, and note what came out")
     parser.add_argument("--output", default=str(ROOT / "benchmarks/results/cpu/fuzz_engine.json"))
+    parser.add_argument("--merge", nargs="+", metavar="PART", help="add these results of other seeds to the output file")
     options = parser.parse_args()
     if options.worker:
         worker()
         return 0
+    if options.merge:
+        return merge_files(Path(options.output), [Path(p) for p in options.merge])
     if options.retry:
         return retry(Path(options.output))
     results = run(options.files, options.seed, options.workers, Path(options.resume) if options.resume else None, seconds=options.seconds)
@@ -134,6 +137,41 @@ def main() -> int:
         result = {**provenance(("numpy", "onednn-cpu-gomp")), "workers": options.workers, **summary}
         Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
     return 1 if summary["bad"] else 0
+
+
+def merge_files(output: Path, parts: list[Path]) -> int:
+    """Adds the counts of results of other seeds to a result file; each is listed under `runs` with its date, commit and command."""
+    merged = merge_summaries([json.loads(p.read_text()) for p in ([output] if output.exists() else []) + parts])
+    output.write_text(json.dumps(merged, indent=1) + "\n")
+    print(f"{merged['files']} files in {len(merged['runs'])} runs, {len(merged['bad'])} bad")
+    return 1 if merged["bad"] else 0
+
+
+def merge_summaries(summaries: list[dict]) -> dict:
+    """One summary of several, by `runs`; raises ValueError if a run is there twice. Reasons are counted among the commonest of each alone."""
+    about = ("date", "commit", "command", "versions", "workers", "files", "seconds")
+    runs = [run for s in summaries for run in s.get("runs", [{k: s[k] for k in about if k in s}])]
+    if len({json.dumps(run, sort_keys=True) for run in runs}) < len(runs):
+        raise ValueError("one of the runs is in the results already: its seeds would count twice")
+    kinds: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    reasons: collections.Counter = collections.Counter()
+    for s in summaries:
+        for kind, counts in s["by_kind"].items():
+            kinds[kind].update(counts)
+        reasons.update(dict(s["commonest_reasons"]))
+    latest = max(runs, key=lambda run: run["date"])
+    return {
+        **{k: latest[k] for k in ("date", "commit", "command", "versions") if k in latest},
+        "files": sum(s["files"] for s in summaries),
+        "bad": [r for s in summaries for r in s["bad"]],
+        "by_kind": {k: dict(v) for k, v in sorted(kinds.items())},
+        "different_reasons": max(s["different_reasons"] for s in summaries),
+        "commonest_reasons": [list(r) for r in reasons.most_common(25)],
+        "slowest": sorted((r for s in summaries for r in s["slowest"]), key=lambda r: -r["seconds"])[:3],
+        "largest_growth_mib": max(s["largest_growth_mib"] for s in summaries),
+        "seconds": sum(s["seconds"] for s in summaries),
+        "runs": runs,
+    }
 
 
 def retry(path: Path) -> int:

@@ -6,7 +6,7 @@ Targets: ONNX models (read, checked, written again; small ones lowered and built
 locks (read, and a build with them), recipes of pruning and of whet auto, latency tables, calibration caches. Mutations
 (tests/support/mutations.py) are structured (fields of protobuf messages, JSON values, lines) or of bytes. Worker processes have limits of
 time and memory and open one file at a time; the files of a bad outcome are kept in --crashes. A seed gives the same mutation again
-(--seed N --files 1), with --resume outcomes are appended to a file and its seeds are not repeated.
+(--seed N --files 1), with --resume outcomes are appended to a file and its seeds are not repeated; --merge PART... adds results of other seeds.
 Engine files: benchmarks/fuzz_engine.py. Results: benchmarks/results/cpu/fuzz_files.json.
 """
 
@@ -27,7 +27,7 @@ from math import prod
 from pathlib import Path
 
 from _record import provenance
-from fuzz_engine import ADDRESS_SPACE, GROWTH, Pool, _peak, run, summarize
+from fuzz_engine import ADDRESS_SPACE, GROWTH, Pool, _peak, merge_files, run, summarize
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("WHET_DATA") or ROOT.parent / "shared" / "data")
@@ -41,12 +41,13 @@ REAL = ("mnist/lenet_mnist.onnx", "cifar10/resnet8_mlperftiny.onnx", "audio/sile
 class Targets:
     """One method per target: writes the mutated files to `folder`, reads them, and returns "read"; whet's errors pass through."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, infer_types: bool = True):
+        """`infer_types`: the check of a model also runs ONNX's type inference, in a process of its own."""
         import test_onnx_fuzz
 
         from whet import zoo
 
-        self.folder = folder
+        self.folder, self.infer_types = folder, infer_types
         self.models = [*test_onnx_fuzz.seeds(), zoo.build("lenet5")]
         self.real = [(DATA / name).read_bytes() for name in REAL if (DATA / name).is_file()]
         self._small_files(folder.parent / "good")
@@ -105,7 +106,7 @@ class Targets:
         data = mutate_bytes(rng, model.SerializeToString()) if rng.randrange(4) == 0 else mutate_message(rng, model).SerializeToString()
         path = self._write("model.onnx", data)
         if rng.randrange(8) == 0:
-            check_onnx(path)
+            check_onnx(path, infer_types=self.infer_types)
         net = network_from_onnx(path)
         onnx_from_network(net)
         lowered, _ = lower(net, level=rng.randrange(6))
@@ -244,7 +245,10 @@ def main() -> int:
     parser.add_argument("--resume", help="file of outcomes, one JSON line per seed: seeds in it are not repeated")
     parser.add_argument("--crashes", default=str(ROOT / "build/fuzz/crashes"), help="folder for the files of bad outcomes")
     parser.add_argument("--output", default=str(ROOT / "benchmarks/results/cpu/fuzz_files.json"))
+    parser.add_argument("--merge", nargs="+", metavar="PART", help="add these results of other seeds to the output file")
     options = parser.parse_args()
+    if options.merge:
+        return merge_files(Path(options.output), [Path(p) for p in options.merge])
     if options.worker:
         worker(Path(options.worker))
         return 0

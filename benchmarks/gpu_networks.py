@@ -1,13 +1,18 @@
 """Networks exported by PyTorch itself, unprepared, on one GPU: whet's FP16 engine against torch eager and torch.compile, interleaved.
 
-    python benchmarks/gpu_networks.py [--rows bert_base_128:1,vit_b_16:32,...] [--exporter torchscript|dynamo] [--peers eager,compile]
-                                      [--budget SECONDS] [--limit SECONDS A ROW]
+    python benchmarks/gpu_networks.py [--rows bert_base_128:1,vit_b_16:32,...] [--exporter torchscript|dynamo] [--attention sdpa|eager]
+                                      [--opset N] [--peers eager,compile] [--ahead N] [--budget SECONDS] [--limit SECONDS A BUILD]
+                                      [--layers] [--without PASS,...]
 
-Each row is a process of its own: the network with random weights (seed 0) is exported to ONNX at a fixed batch, built at FP16 with verification
-(cold caches), and timed in rounds that alternate between whet's engine, torch eager in FP16 (channels last for images) and torch.compile
-(max-autotune); all are GPU times of isolated replays of a CUDA graph. `error` is the greatest difference from torch in FP32 on the CPU,
-relative to the greatest output; `build_s` includes verification. A row that fails states the error. Results: $OUT/gpu_networks.json.
-Needs torch, torchvision and transformers.
+Each row is a process of its own: the network with random weights (seed 0) is exported to ONNX at a fixed batch (by the other exporter if the
+first fails; the row says which), built at FP16 with verification (cold caches), and timed in rounds that alternate between whet's engine, torch
+eager in FP16 (channels last for images) and torch.compile (max-autotune); all are GPU times of isolated replays of a CUDA graph. `error` is the
+greatest difference from torch in FP32 on the CPU, relative to the greatest output; `build_s` includes verification, `stages_s` are its longest
+stages. Rows are built and timed one after the other, while the networks of the next ones are made and exported by `--ahead` processes. A row that
+fails states the error, a row that is stopped the stages that it has reached.
+--layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
+--without times a second engine, built without these passes, interleaved with the others. Results: $OUT/gpu_networks.json.
+Needs torch, torchvision, timm and transformers.
 """
 
 from __future__ import annotations
@@ -19,150 +24,52 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
-#: makes (module with one output, named inputs) for a batch
-Maker = Callable[[int], tuple[Any, dict[str, Any]]]
 ROUNDS, REPLAYS = 7, 30
-DEFAULT = (
-    "bert_base_128:1", "vit_b_16:1", "convnext_tiny:1", "swin_t:1", "bert_base_128:32", "vit_b_16:32", "convnext_tiny:32", "bert_base_384:1",
-    "gpt2_512:1", "llama_block_512:1", "distilbert_128:1", "t5_small_encoder_128:1", "clip_image:1", "clip_text:1", "whisper_tiny_encoder:1",
-    "regnet_y_800mf:1", "efficientnet_b0:1", "densenet121:1", "mobilenet_v3_large:1", "shufflenet_v2_x1_0:1", "inception_v3:1",
-    "resnext50_32x4d:1", "segformer_b0:1",
-)  # fmt: skip
 
 
-def text(batch: int, length: int, vocabulary: int) -> Any:
-    import torch
+class Stages:
+    """A build's progress that prints the seconds since the start at the beginning of each stage."""
 
-    return torch.randint(1, vocabulary, (batch, length))
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
 
+    def stage(self, name: str, total: int) -> None:
+        print(f"STAGE {name} ({total}) from {time.perf_counter() - self.begun:.1f} s", flush=True)
 
-def hugging_face(config: str, model: str, inputs: Callable[[Any, int], dict[str, Any]], **options: Any) -> Maker:
-    """A maker of (module with one output, named inputs) of a transformers model with its default attention implementation."""
+    def step(self, what: str, done: int = 1) -> None:
+        pass
 
-    def make(batch: int) -> tuple[Any, dict[str, Any]]:
-        import torch
-        import transformers
-
-        settings = getattr(transformers, config)(**options)
-        net = getattr(transformers, model)(settings)
-        named = inputs(settings, batch)
-
-        class First(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.net = net
-
-            def forward(self, *values: Any) -> Any:
-                return self.net(**dict(zip(named, values, strict=True)), **CALL.get(model, {}))[0]
-
-        return First(), named
-
-    return make
+    def note(self, text: str) -> None:
+        pass
 
 
-CALL: dict[str, dict[str, Any]] = {"GPT2Model": {"use_cache": False}, "LlamaModel": {"use_cache": False}}
+def layer_times(plan: Any, bound: Any) -> list[tuple[str, str, float, str, str]]:
+    """Kind, name, us, kernel and result shape of each layer, with launches."""
+    rounds = [bound.run_timed() for _ in range(5)]
+    rows = []
+    for i, layer in enumerate(plan.network.layers):
+        us = statistics.median(r[i] for r in rounds) * 1e6
+        if us:
+            kernel, shape = plan.choices[layer.name].implementation, "x".join(map(str, layer.outputs[0].shape))
+            rows.append((layer.composite or layer.op, layer.name[-60:], round(us, 2), kernel, shape))
+    return rows
 
 
-def ids(length: int, mask: bool = False) -> Callable[[Any, int], dict[str, Any]]:
-    def inputs(settings: Any, batch: int) -> dict[str, Any]:
-        import torch
-
-        named = {"input_ids": text(batch, length, settings.vocab_size)}
-        if mask:
-            named["attention_mask"] = (torch.arange(length)[None] < length - 5 * torch.arange(1, batch + 1)[:, None] % 40).long()
-        return named
-
-    return inputs
-
-
-def pixels(name: str, size: int, channels: int = 3) -> Callable[[Any, int], dict[str, Any]]:
-    def inputs(settings: Any, batch: int) -> dict[str, Any]:
-        import torch
-
-        return {name: torch.randn(batch, channels, size, size)}
-
-    return inputs
-
-
-def sound(settings: Any, batch: int) -> dict[str, Any]:
-    import torch
-
-    return {"input_features": torch.randn(batch, settings.num_mel_bins, 2 * settings.max_source_positions)}
-
-
-def torchvision_network(name: str, size: int = 224) -> Maker:
-    """A maker of a torchvision classifier; batch norms are calibrated on random images so that values keep their scale."""
-
-    def make(batch: int) -> tuple[Any, dict[str, Any]]:
-        import torch
-        import torchvision
-
-        options = {"init_weights": False, "aux_logits": True} if name == "inception_v3" else {}
-        net = getattr(torchvision.models, name)(weights=None, **options)
-        net.train()
-        for part in net.modules():
-            if isinstance(part, torch.nn.Linear) and not part.weight.any():
-                torch.nn.init.normal_(part.weight, std=0.02)  # some heads begin with zeros, which would hide every error
-            if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
-                part.momentum = None
-            if isinstance(part, torch.nn.Dropout):
-                part.p = 0.0
-        with torch.no_grad():
-            net(torch.randn(4, 3, size, size))
-        return net, {"x": torch.randn(batch, 3, size, size)}
-
-    return make
-
-
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-LLAMA = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "intermediate_size": 2816,
-    "vocab_size": 8000,
-}
-NETWORKS: dict[str, Maker] = {
-    "bert_base_128": hugging_face("BertConfig", "BertModel", ids(128)),
-    "bert_base_128_mask": hugging_face("BertConfig", "BertModel", ids(128, mask=True)),
-    "bert_base_384": hugging_face("BertConfig", "BertModel", ids(384)),
-    "bert_large_384": hugging_face("BertConfig", "BertModel", ids(384), **LARGE),
-    "distilbert_128": hugging_face("DistilBertConfig", "DistilBertModel", ids(128)),
-    "roberta_128_mask": hugging_face("RobertaConfig", "RobertaModel", ids(128, mask=True)),
-    "gpt2_512": hugging_face("GPT2Config", "GPT2Model", ids(512)),
-    "t5_small_encoder_128": hugging_face("T5Config", "T5EncoderModel", ids(128)),
-    "llama_block_512": hugging_face("LlamaConfig", "LlamaModel", ids(512), **LLAMA),
-    "clip_image": hugging_face("CLIPVisionConfig", "CLIPVisionModel", pixels("pixel_values", 224)),
-    "clip_text": hugging_face("CLIPTextConfig", "CLIPTextModel", ids(77)),
-    "whisper_tiny_encoder": hugging_face("WhisperConfig", "WhisperEncoder", sound, d_model=384, encoder_layers=4, encoder_attention_heads=6),
-    "segformer_b0": hugging_face("SegformerConfig", "SegformerModel", pixels("pixel_values", 512)),
-    "deit_s": hugging_face(
-        "DeiTConfig", "DeiTModel", pixels("pixel_values", 224), hidden_size=384, num_attention_heads=6, intermediate_size=1536
-    ),
-    **{
-        name: torchvision_network(name)
-        for name in (
-            "vit_b_16", "swin_t", "convnext_tiny", "regnet_y_800mf", "efficientnet_b0", "efficientnet_b4", "densenet121", "mobilenet_v3_large",
-            "shufflenet_v2_x1_0", "resnext50_32x4d", "resnet50",
-        )
-    },
-    "inception_v3": torchvision_network("inception_v3", 299),
-}  # fmt: skip
-
-
-def row_of(name: str, batch: int, exporter: str, peers: list[str]) -> dict[str, Any]:
-    """The result of one network; runs in a process of its own."""
+def measure_row(args: argparse.Namespace) -> dict[str, Any]:
+    """The result of one network; runs in a process of its own, which waits for a line of standard input before it builds."""
     import numpy as np
     import torch
     from _inductor import compiled
+    from _networks import ATTENTION, EXPORTERS, NETWORKS, export
     from gpu_peers import by_events, graphed
 
     from whet.backends import get_backend
@@ -172,39 +79,57 @@ def row_of(name: str, batch: int, exporter: str, peers: list[str]) -> dict[str, 
     from whet.runtime import Runtime, bind
 
     torch.manual_seed(0)
-    net, named = NETWORKS[name](batch)
+    ATTENTION["implementation"] = args.attention
+    name, batch = args.one.split(":")
+    net, named = NETWORKS[name](int(batch))
     net.eval()
-    row: dict[str, Any] = {"network": name, "batch": batch, "exporter": exporter}
     values = tuple(named.values())
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        want = net(*values)
-        want = want.float().numpy()
+        want = net(*values).float().numpy()
         path = f"{folder}/model.onnx"
         begun = time.perf_counter()
-        torch.onnx.export(net, values, path, input_names=list(named), output_names=["output"], dynamo=exporter == "dynamo", opset_version=18)
+        row: dict[str, Any] = {"exporter": export(net, named, path, tuple(sorted(EXPORTERS, key=lambda e: e != args.exporter)), args.opset)}
         row["export_s"] = round(time.perf_counter() - begun, 1)
+        print("EXPORTED", flush=True)
+        sys.stdin.readline()
         begun = time.perf_counter()
-        plan = build(network_from_onnx(path), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
+        plan = build(network_from_onnx(path), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""), progress=Stages())
         row["build_s"] = round(time.perf_counter() - begun, 1)
+        row["stages_s"] = {k: round(s, 1) for k, s in sorted(plan.report.phase_seconds.items(), key=lambda x: -x[1])[:5]}
         row["layers"] = len(plan.network.layers)
-        row["layer_kinds"] = _count(layer.composite or layer.op for layer in plan.network.layers)
+        row["layer_kinds"] = dict(Counter(layer.composite or layer.op for layer in plan.network.layers).most_common(12))
         write_engine(plan, f"{folder}/model.engine")
         with Runtime().load(f"{folder}/model.engine") as engine:
             got = next(iter(engine.create_context().run({n: v.numpy() for n, v in named.items()}).values()))
         row["error"] = float(f"{np.abs(got.astype(np.float32) - want).max() / max(float(np.abs(want).max()), 1e-9):.2g}")
         bound = bind(plan, get_backend("cuda"))
         bound.run()
-    sides: dict[str, Callable[[int], float]] = {"whet": lambda count: statistics.median(bound.seconds(count)) * 1e3}
+        if args.layers:
+            row["layer_us"] = layer_times(plan, bound)
+        sides: dict[str, Callable[[int], float]] = {"whet": lambda count: statistics.median(bound.seconds(count)) * 1e3}
+        if args.without:
+            row["without"] = args.without.split(",")
+            config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", passes=tuple(f"-{n}" for n in row["without"]))
+            other = build(network_from_onnx(path), config)
+            other_bound = bind(other, get_backend("cuda"))
+            other_bound.run()
+            row["without_layers"] = len(other.network.layers)
+            if args.layers:
+                row["without_layer_us"] = layer_times(other, other_bound)
+            sides["without"] = lambda count: statistics.median(other_bound.seconds(count)) * 1e3
     device = [v.cuda().half() if v.is_floating_point() else v.cuda() for v in values]
-    images = device[0].dim() == 4
     with torch.no_grad():
         fast = net.half().cuda()
-        if images:
+        if device[0].dim() == 4:
             fast, device = fast.to(memory_format=torch.channels_last), [v.to(memory_format=torch.channels_last) for v in device]
-        for peer in peers:
+        for peer in (p for p in args.peers.split(",") if p):
             begun = time.perf_counter()
             run = fast if peer == "eager" else compiled(fast)
-            replay = graphed(lambda run=run: run(*device))
+            try:
+                replay = graphed(lambda run=run: run(*device))
+            except Exception as e:  # noqa: BLE001 - a peer that fails leaves the row of whet; torch raises exceptions of many classes
+                row[f"{peer}_failed"] = f"{type(e).__name__}: {e}"[:200]
+                continue
             row[f"{peer}_prepare_s"] = round(time.perf_counter() - begun, 1)
             sides[peer] = lambda count, replay=replay: by_events(replay, count)
         times: dict[str, list[float]] = {s: [] for s in sides}
@@ -218,44 +143,94 @@ def row_of(name: str, batch: int, exporter: str, peers: list[str]) -> dict[str, 
     return row
 
 
-def _count(kinds: Any) -> dict[str, int]:
-    from collections import Counter
+class Worker:
+    """The process of one row: exports, and waits until it may build and time. It is stopped `limit` seconds after the start of either."""
 
-    return dict(Counter(kinds).most_common(12))
+    def __init__(self, asked: str, args: argparse.Namespace) -> None:
+        self.asked, self.limit = asked, args.limit
+        options = [f"--{n}={getattr(args, n)}" for n in ("exporter", "attention", "opset", "peers", "without")] + ["--layers"] * args.layers
+        self.errors = tempfile.TemporaryFile("w+")
+        pipe = subprocess.PIPE
+        command = [sys.executable, __file__, "--one", asked, *options]
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
+        self.stages: list[str] = []
+
+    def _next(self, *words: str) -> str:
+        """The next line of output that begins with one of the words; empty at the end of the output, or after the limit."""
+        assert self.process.stdout is not None
+        timer = threading.Timer(self.limit, self.process.kill)
+        timer.start()
+        try:
+            for line in self.process.stdout:
+                if line.startswith(words):
+                    return line
+                if line.startswith("STAGE "):
+                    self.stages.append(line[6:].strip())
+            return ""
+        finally:
+            timer.cancel()
+
+    def row(self) -> dict[str, Any]:
+        """The row: waits for the export, lets the process build and time."""
+        line = self._next("EXPORTED", "FAILED")
+        if line.startswith("EXPORTED"):
+            assert self.process.stdin is not None
+            print(file=self.process.stdin, flush=True)
+            line = self._next("ROW", "FAILED")
+        self.process.kill()
+        code = self.process.wait()
+        word, _, text = line.partition(" ")
+        if word in ("ROW", "FAILED"):
+            return json.loads(text)
+        self.errors.seek(0)
+        return {"failed": f"stopped after {self.limit:.0f} s, or ended by {code}", "stages": self.stages, "errors": self.errors.read().strip()[-300:]}
+
+
+def run_one(args: argparse.Namespace) -> None:
+    """Prints the row of one network, or its error in brief."""
+    try:
+        print("ROW " + json.dumps(measure_row(args)), flush=True)
+    except Exception as e:  # noqa: BLE001 - any class: the row states what failed
+        text = f"{type(e).__name__}: {e}"
+        print("FAILED " + json.dumps({"failed": text if len(text) < 700 else f"{text[:350]} ... {text[-350:]}"}), flush=True)
 
 
 def main() -> None:
+    from _networks import EXPORTERS, NETWORKS
+
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--rows", default=",".join(DEFAULT), help="NETWORK:BATCH, separated by commas")
-    p.add_argument("--exporter", choices=("torchscript", "dynamo"), default="torchscript", help="torch.onnx.export's two exporters")
+    p.add_argument("--rows", default=",".join(f"{n}:1" for n in NETWORKS), help="NETWORK:BATCH, separated by commas")
+    p.add_argument("--exporter", choices=EXPORTERS, default=EXPORTERS[0], help="which of torch.onnx.export's two exporters is tried first")
+    p.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="the attention that transformers' models compute")
+    p.add_argument("--opset", type=int, default=18)
     p.add_argument("--peers", default="eager", help="eager, compile or both")
+    p.add_argument("--ahead", type=int, default=2, help="rows that are exported while another one is built")
     p.add_argument("--budget", type=float, default=1e9, help="no row begins after this many seconds")
-    p.add_argument("--limit", type=float, default=420, help="seconds after which a row is stopped")
+    p.add_argument("--limit", type=float, default=420, help="seconds after which a row is stopped: its export, then its build and timing")
+    p.add_argument("--layers", action="store_true", help="the time of each layer, too")
+    p.add_argument("--without", default="", help="passes, separated by commas, that a second engine is built without")
     p.add_argument("--one", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.one:
-        name, batch = args.one.split(":")
-        print("ROW " + json.dumps(row_of(name, int(batch), args.exporter, [q for q in args.peers.split(",") if q])), flush=True)
-        return
+        return run_one(args)
     from _record import provenance
 
-    begun, rows = time.perf_counter(), []
-    for asked in args.rows.split(","):
+    begun, rows, waiting = time.perf_counter(), [], args.rows.split(",")
+    workers: list[Worker] = []
+    while waiting or workers:
         if time.perf_counter() - begun > args.budget:
-            print("left out:", asked, flush=True)
-            continue
-        command = [sys.executable, __file__, "--one", asked, "--exporter", args.exporter, "--peers", args.peers]
-        try:
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=args.limit)
-            lines = [line[4:] for line in ended.stdout.splitlines() if line.startswith("ROW ")]
-            row = json.loads(lines[0]) if lines else {"failed": ended.stderr.strip()[-600:]}
-        except subprocess.TimeoutExpired:
-            row = {"failed": f"stopped after {args.limit:.0f} s"}
-        name, batch = asked.split(":")
-        rows.append({"network": name, "batch": int(batch), **row})
-        print(json.dumps(rows[-1]), flush=True)
+            print("left out:", *[w.asked for w in workers], *waiting, flush=True)
+            for worker in workers:
+                worker.process.kill()
+            break
+        while waiting and len(workers) <= args.ahead:
+            workers.append(Worker(waiting.pop(0), args))
+        worker = workers.pop(0)
+        name, batch = worker.asked.split(":")
+        rows.append({"network": name, "batch": int(batch), **worker.row()})
+        print(json.dumps({k: v for k, v in rows[-1].items() if k not in ("layer_us", "without_layer_us")}), flush=True)
         folder = Path(os.environ.get("OUT", "."))
-        record = {**provenance(("numpy", "torch", "torchvision", "transformers")), "rows": rows}
+        record = {**provenance(("numpy", "torch", "torchvision", "timm", "transformers")), "rows": rows}
         (folder / "gpu_networks.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -1,18 +1,20 @@
 """2:4 sparse against dense on one GPU: matrix products and convolutions as single kernels, with synthetic weights.
 
     python benchmarks/gpu_sparse.py [--cases TEXT,...] [--seconds N] [--tiles N]       $OUT/sparse.json, and a table
-    python benchmarks/gpu_sparse.py --networks resnet34:128,resnet50:128               $OUT/sparse_networks.json
-    python benchmarks/gpu_sparse.py --merge PART...                                    results/h200/sparse.json
+    python benchmarks/gpu_sparse.py --networks resnet34:128:int8,bert_large_linear:32  $OUT/sparse_networks.json
+    python benchmarks/gpu_sparse.py --merge PART... [--networks any]                   results/h200/sparse.json or sparse_networks.json
 
 A case is a shape in one precision. Dense: the fastest of whet's own tensor-core convolution over its candidate tiles, of cuBLASLt through torch
-for products of 16-bit floats and FP8, and of cuDNN through torch for convolutions of floats (torch has no fast INT8 layer). Sparse: the
-fastest tile of the sparse kernel. Each candidate is timed by itself; the fastest of each kind are then interleaved, and a row has the medians of
+for products (INT8 with INT32 results, the only ones that torch offers), and of cuDNN through torch for convolutions of floats (torch has no INT8
+convolution). Sparse: the fastest tile of the sparse kernel. For comparison, `cusparselt_us` is the best of cuSPARSELt's algorithms for the same
+product, which is no dense time. Each candidate is timed by itself; the fastest of each kind are then interleaved, and a row has the medians of
 those rounds. A time is that of one launch in a CUDA graph of several on different operands that together exceed the L2 cache.
 Operands are random: zeros are faster than real data. `floor_us`: the larger of bytes over 4.25 TB/s and of multiplications over the sparse
 peak (1979 T/s for 16 bits, 3958 for 8), a lower bound for every sparse kernel.
 
-A network is built twice in FP16: unchanged, and with 2:4 weights by magnitude (`force_two_four`); both engines are interleaved. Its weights are
-the zoo's, random: times are real, accuracy is not measured here.
+A network is built twice, with its weights and with 2:4 weights by magnitude (`force_two_four`), in FP16 or INT8 (with placeholder ranges, which
+affect no time); both engines are interleaved and timed on the GPU, without transfers. Weights are random: times are real, accuracy is not
+measured here. `bert_large_linear` are the 144 linear layers of the encoder of BERT-large with 384 tokens per sample, one after the other.
 """
 
 from __future__ import annotations
@@ -178,11 +180,15 @@ def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:
 def torch_dense(case: Case) -> tuple[str, Callable[[], Any]] | None:
     """(library, function) of torch's dense layer: cuBLASLt for products, cuDNN for convolutions of floats; None if torch has no fast one."""
     s = case.shape
-    if case.kind == "i8" or (case.kind == "f8e4m3" and not s.plain):
+    if not s.plain and case.size == 1:
         return None
     import torch
 
     torch.backends.cudnn.benchmark = True
+    if case.kind == "i8":
+        x, w = (torch.randint(-127, 128, (n, s.c), device="cuda", dtype=torch.int8) for n in (s.m, s.k))
+        result = torch.empty(s.m, s.k, device="cuda", dtype=torch.int32)
+        return "cublaslt", lambda: torch._int_mm(x, w.t(), out=result)
     if case.kind == "f8e4m3":
         x = torch.randn(s.m, s.c, device="cuda").to(torch.float8_e4m3fn)
         w = torch.randn(s.k, s.c, device="cuda").to(torch.float8_e4m3fn)
@@ -198,6 +204,33 @@ def torch_dense(case: Case) -> tuple[str, Callable[[], Any]] | None:
         for size in ((s.n, s.c, s.h, s.w), (s.k, s.c, s.r, s.s))
     )
     return "cudnn", lambda: torch.nn.functional.conv2d(image, filters, stride=s.stride, padding=s.pad[:2])
+
+
+def torch_sparse(case: Case) -> Callable[[], Any] | None:
+    """The product by cuSPARSELt through torch, with the library's fastest algorithm; None for other layers, or if torch refuses the type."""
+    s = case.shape
+    if not s.plain:
+        return None
+    import torch
+
+    kind = {"f16": torch.half, "bf16": torch.bfloat16, "i8": torch.int8, "f8e4m3": torch.float8_e4m3fn}[case.kind]
+    pairs = torch.tensor([1, 1, 0, 0], device="cuda").repeat(s.c // 4)
+    if case.kind == "i8":
+        x, w = (torch.randint(-127, 128, (n, s.c), device="cuda", dtype=torch.int8) for n in (s.m, s.k))
+        w = w * pairs.to(torch.int8)
+    else:
+        x, w = (torch.randn(n, s.c, device="cuda") / 16 for n in (s.m, s.k))
+        x, w = x.to(kind), (w * pairs).to(kind)
+    out = torch.half if case.size == 1 else kind
+    try:
+        compressed = torch._cslt_compress(w)
+        best = torch._cslt_sparse_mm_search(compressed, x.t(), out_dtype=out if case.size == 1 else None)
+        run = lambda: torch._cslt_sparse_mm(compressed, x.t(), out_dtype=out if case.size == 1 else None, alg_id=best)  # noqa: E731
+        run()
+    except RuntimeError as e:
+        print(f"cuSPARSELt refuses {case.name}: {str(e).splitlines()[0][:120]}", flush=True)
+        return None
+    return run
 
 
 class Timed:
@@ -270,12 +303,14 @@ def measure(case: Case, memory: Memory, stream: Stream, tiles: int, rounds: int,
     }
     library = torch_dense(case)
     runs = {k: v[1] for k, v in found.items() if v is not None} | ({} if library is None else {library[0]: TimedTorch(library[1])})
+    if (other := torch_sparse(case)) is not None:
+        runs["cusparselt"] = TimedTorch(other)
     times: dict[str, list[float]] = {k: [] for k in runs}
     for _ in range(rounds):
         for k, run in runs.items():
             times[k].append(run.us())
     us = {k: statistics.median(v) for k, v in times.items()}
-    best = min(v for k, v in us.items() if k != "sparse")
+    best = min(v for k, v in us.items() if k not in ("sparse", "cusparselt"))
     nbytes = size * (s.n * s.h * s.w * s.c + s.k * s.r * s.s * s.c * (0.5 + 0.125 / size) + s.m * s.k)
     return {
         "case": case.name, **{f"{k}_us": round(v, 2) for k, v in us.items()}, "speedup": round(best / us["sparse"], 3),
@@ -311,68 +346,85 @@ def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[
         assert memory is not None
         row = measure(case, memory, stream, tiles, rounds, max(4.0, (until - time.time()) / 3))
         rows.append(row)
-        told = " ".join(f"{k} {row[f'{k}_us']}" for k in ("dense", "cublaslt", "cudnn", "sparse") if f"{k}_us" in row)
+        told = " ".join(f"{k} {row[f'{k}_us']}" for k in ("dense", "cublaslt", "cudnn", "cusparselt", "sparse") if f"{k}_us" in row)
         print(f"{case.name}: {told} us, {row['speedup']}x, {row['sparse_tflops']} T/s, floor {row['floor_us']}; {row['tiles']}", flush=True)
         out = Path(os.environ.get("OUT", ".")) / "sparse.json"
-        out.write_text(json.dumps({**provenance(["numpy", "cuda-bindings"]), "rows": rows}, indent=1))
+        out.write_text(json.dumps({**provenance(["numpy", "cuda-bindings"]), **_machine(), "rows": rows}, indent=1))
     return rows
 
 
-def measure_network(name: str, batch: int, verify: bool) -> dict[str, Any]:
+def bert_large_linear(batch: int, tokens: int = 384, layers: int = 24) -> Any:
+    """The linear layers of BERT-large's encoder (four of 1024 to 1024 and two of the feed-forward part per block) as a chain, in FP16."""
+    from whet.network import Network, parse_type
+
+    rng, net = np.random.default_rng(24), Network("bert_large_linear", "source")
+    x = net.add_input("x", parse_type(f"f16[{batch * tokens},1024]"))
+    for block in range(layers):
+        for k, (inputs, outputs) in enumerate([(1024, 1024)] * 4 + [(1024, 4096), (4096, 1024)]):
+            w = (rng.standard_normal((inputs, outputs), np.float32) / np.sqrt(inputs)).astype(np.float16)
+            x = net.add("MatMul", x, net.constant(w, f"w{block}_{k}"))
+            x = net.add("Add", x, net.constant(np.full(outputs, 0.01, np.float16), f"b{block}_{k}"))
+    net.mark_output(x, "y")
+    return net
+
+
+def measure_network(name: str, batch: int, precision: str, level: int) -> dict[str, Any]:
     """The row of a network: milliseconds of the dense and of the sparse engine, and the layers that run sparse."""
     from _half import half
-    from gpu_int8 import in_blocks
 
     from whet import zoo
-    from whet.backends import get_backend
-    from whet.builder import BuildConfig, build
-    from whet.engine.schema import encode
+    from whet.builder import BuildConfig
     from whet.frontends.onnx import network_from_onnx
-    from whet.runtime import WeightStore, bind
+    from whet.pruning.truth import measure_engines
     from whet.sparsity import force_two_four
     from whet.sparsity.report import picked_layers
 
-    net = network_from_onnx(half(zoo.build(name, batch=batch)))
-    times = Path(os.environ.get("OUT", ".")) / "times.sqlite"
-    backend = get_backend("cuda")
-    store, bounds, plans = WeightStore(backend), [], []
-    for network in (net, force_two_four(net)[0]):
-        begun = time.time()
-        plans.append(build(network, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=str(times), verify=verify)))
-        print(f"{name} batch {batch} built in {time.time() - begun:.1f} s", flush=True)
-        bounds.append(bind(plans[-1], backend, store=store))
-        bounds[-1].run()
-    dense, sparse = (statistics.median(t) for t in in_blocks(bounds))
-    picked, plan = picked_layers(plans[1]), plans[1]
-    slowest = sorted(zip(bounds[1].run_timed(), plan.network.layers, strict=True), key=lambda x: -x[0])[:12]
+    if name == "bert_large_linear":
+        net = bert_large_linear(batch)
+    else:
+        model = zoo.build(name, batch=batch)
+        net = network_from_onnx(half(model) if precision == "fp16" else model)
+    times = os.environ.get("WHET_TIMES", str(Path(os.environ.get("OUT", ".")) / "times.sqlite"))
+    precisions = ("fp16",) if precision == "fp16" else ("int8", "fp16")
+    config = BuildConfig(backend="cuda", precisions=precisions, timing_cache=times, optimization_level=level)
+    begun = time.time()
+    dense, sparse = measure_engines([net, force_two_four(net)[0]], config, seconds=1.0)
+    low, high = (round(1 / r, 3) for r in reversed(sparse.ratio_interval))
     return {
-        "case": f"{name} batch {batch} f16", "dense_ms": round(dense, 4), "sparse_ms": round(sparse, 4), "speedup": round(dense / sparse, 3),
-        "sparse_layers": len(picked), "layers": len(plan.network.layers), "banned": encode(plan.report.banned),
-        "verified": encode(plan.report.verification) if verify else None,
-        "slowest_us": [[x.name, plan.choices[x.name].tactic, plan.choices[x.name].implementation, round(1e6 * s, 2)] for s, x in slowest],
+        "case": f"{name} batch {batch} {precision}", "dense_ms": round(dense.ms, 4), "sparse_ms": round(sparse.ms, 4),
+        "speedup": round(1 / sparse.ratio, 3), "speedup_interval": [low, high], "sparse_layers": len(picked_layers(sparse.plan)),
+        "layers": len(sparse.plan.network.layers), "level": level, "built_s": round(time.time() - begun, 1),
+        "picks": [[x.name, sparse.plan.choices[x.name].tactic] for x in sparse.plan.network.layers],
     }  # fmt: skip
 
 
-def run_networks(names: list[str], verify: bool) -> None:
+def run_networks(names: list[str], level: int) -> None:
     """Rows of networks, written after each."""
     rows = []
-    for name in names:
-        rows.append(measure_network(name.split(":")[0], int(name.split(":")[1]), verify))
-        print(json.dumps(rows[-1]), flush=True)
+    for text in names:
+        name, batch, precision = (*text.split(":"), "fp16")[:3]
+        rows.append(measure_network(name, int(batch), precision, level))
+        print(json.dumps({k: v for k, v in rows[-1].items() if k != "picks"}), flush=True)
         out = Path(os.environ.get("OUT", ".")) / "sparse_networks.json"
-        out.write_text(json.dumps({**provenance(["numpy", "cuda-bindings"]), "rows": rows}, indent=1))
+        out.write_text(json.dumps({**provenance(["numpy", "cuda-bindings"]), **_machine(), "rows": rows}, indent=1))
 
 
-def merge(parts: list[str]) -> None:
-    """Merges rows of several runs into the result file, later ones replacing earlier ones."""
+def _machine() -> dict[str, Any]:
+    from whet.backends import get_backend
+
+    return {"machine": str(get_backend("cuda").describe().get("model", ""))}
+
+
+def merge(parts: list[str], result: Path) -> None:
+    """Merges rows of several runs into a result file, later ones replacing earlier ones."""
     rows: dict[str, Any] = {}
     head: dict[str, Any] = {}
-    for part in [str(RESULT)] * RESULT.exists() + parts:
+    for part in [str(result)] * result.exists() + parts:
         told = json.loads(Path(part).read_text())
         rows |= {r["case"]: r for r in told.pop("rows")}
         head = told
     order = {c.name: i for i, c in enumerate(all_cases())}
-    RESULT.write_text(json.dumps({**head, "rows": sorted(rows.values(), key=lambda r: order.get(r["case"], 99))}, indent=1) + "\n")
+    result.write_text(json.dumps({**head, "rows": sorted(rows.values(), key=lambda r: order.get(r["case"], 99))}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -381,14 +433,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--tiles", type=int, default=10, help="candidates of each kind")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--networks", default="", help="networks of the zoo with their batch, as resnet50:128,...")
-    parser.add_argument("--verify", action="store_true", help="compare the engines of --networks with the reference")
+    parser.add_argument("--networks", default="", help="networks with batch and precision, as resnet50:128:int8,bert_large_linear:32")
+    parser.add_argument("--level", type=int, default=3, help="optimization level of the builds of --networks")
     parser.add_argument("--merge", nargs="+", help="result files to join")
     given = parser.parse_args()
     if given.merge:
-        merge(given.merge)
+        merge(given.merge, RESULT.with_name("sparse_networks.json") if given.networks else RESULT)
     elif given.networks:
-        run_networks(given.networks.split(","), given.verify)
+        run_networks(given.networks.split(","), given.level)
     else:
         run([n for n in given.cases.split(",") if n], given.seconds, given.tiles, given.rounds)
 

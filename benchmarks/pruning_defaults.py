@@ -2,6 +2,7 @@
 test images.
 
     python benchmarks/pruning_defaults.py --data FOLDER --out benchmarks/results/cpu/pruning_defaults.json
+        [--importance auto l1 fpgm taylor2 random --depth auto on off] [--workers N]
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import argparse
 import json
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from whet.frontends import network_from_onnx, save_onnx
 from whet.pruning import PruneConfig, Target, prune
 
 IMAGES = 128
+DEPTH: dict[str, bool | None] = {"auto": None, "on": True, "off": False}
 
 
 def normalized(images: np.ndarray) -> np.ndarray:
@@ -38,6 +42,25 @@ def top1(net, images: np.ndarray, labels: np.ndarray) -> float:
     return float(100 * np.mean(logits.argmax(1) == labels))
 
 
+def measure(case: tuple) -> dict:
+    """The row of one cut."""
+    data, model, share, seed, multiple, importance, depth = case
+    arrays = np.load(data / "cifar10" / "cifar10_lossless.npz")
+    images, labels, pool = normalized(arrays["x_test"]), arrays["y_test"], arrays["x_train"]
+    net = network_from_onnx(data / "cifar10" / f"{model}_cifar10.onnx")
+    some = np.random.default_rng(seed).choice(len(pool), IMAGES, replace=False)
+    config = PruneConfig(target=Target("flops", ratio=share), importance=importance, multiple=multiple, seed=seed, depth=DEPTH[depth])
+    start = time.perf_counter()
+    pruned = prune(net, config, {net.inputs[0].name: normalized(pool[some])})
+    seconds = round(time.perf_counter() - start, 1)
+    before, after = pruned.report.flops or (1, 1)
+    floor = pruned.report.floor
+    errors = {} if floor is None else {"output_error": round(floor.chosen, 4), "uniform_error": round(floor.uniform, 4)}
+    return {"model": model, "target": share, "seed": seed, "multiple": multiple, "flops": round(after / before, 4),
+            "importance": pruned.recipe.about["importance"], "depth": depth, "branches_removed": len(pruned.recipe.removed), **errors,
+            "top1": round(top1(pruned.network, images, labels), 2), "seconds": seconds}  # fmt: skip
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -46,28 +69,22 @@ def main() -> None:
     parser.add_argument("--shares", nargs="+", type=float, default=[0.6, 0.4], help="FLOPs to keep")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="one calibration set each")
     parser.add_argument("--multiple", type=int, help="kept channels are a multiple of this (default: that of prune)")
-    parser.add_argument("--importance", default="auto")
+    parser.add_argument("--importance", nargs="+", default=["auto"])
+    parser.add_argument("--depth", nargs="+", default=["auto"], choices=list(DEPTH), help="removal of residual branches")
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    arrays = np.load(args.data / "cifar10" / "cifar10_lossless.npz")
-    images, labels, pool = normalized(arrays["x_test"]), arrays["y_test"], arrays["x_train"]
+    cases = [
+        (args.data, model, share, seed, args.multiple, importance, depth)
+        for model in args.models for share in args.shares for importance in args.importance for depth in args.depth for seed in args.seeds
+    ]  # fmt: skip
     rows = []
-    for model in args.models:
-        net = network_from_onnx(args.data / "cifar10" / f"{model}_cifar10.onnx")
-        for share in args.shares:
-            for seed in args.seeds:
-                some = np.random.default_rng(seed).choice(len(pool), IMAGES, replace=False)
-                config = PruneConfig(target=Target("flops", ratio=share), importance=args.importance, multiple=args.multiple)
-                start = time.perf_counter()
-                pruned = prune(net, config, {net.inputs[0].name: normalized(pool[some])})
-                seconds = round(time.perf_counter() - start, 1)
-                before, after = pruned.report.flops or (1, 1)
-                rows.append({"model": model, "target": share, "seed": seed, "multiple": args.multiple, "flops": round(after / before, 4),
-                             "importance": pruned.recipe.about["importance"], "branches_removed": len(pruned.recipe.removed),
-                             "top1": round(top1(pruned.network, images, labels), 2), "seconds": seconds})  # fmt: skip
-                print(rows[-1], flush=True)
-                if args.out:
-                    args.out.write_text(json.dumps({**provenance(("whet", "numpy", "onnxruntime")), "rows": rows}, indent=1) + "\n")
+    with ProcessPoolExecutor(args.workers, get_context("spawn")) as workers:
+        for row in workers.map(measure, cases):
+            rows.append(row)
+            print(row, flush=True)
+            if args.out:
+                args.out.write_text(json.dumps({**provenance(("whet", "numpy", "onnxruntime")), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@
     python benchmarks/selected_tactics.py --report cpu|cuda
 
 A row is NETWORK:BATCH:PRECISION: a network of the zoo with random weights, or an ONNX file of the data folder (WHET_DATA), built at level 3 with
-cold caches. A precision is fp32, fp16, bf16, int8, fp8, best, or one of them with `-sparse` (2:4 weights by magnitude). 8-bit types are calibrated
-on two random samples. Each row is a process of its own; `--jobs` of them run at once, which makes the measurements coarser: a close race may
+cold caches, without verification. A precision is fp32, fp16, bf16, int8, fp8, best, or one of them with `-sparse` (2:4 weights by magnitude). On a
+GPU 8-bit types compete with FP16, with `-fp32` (as of `whet exec --int8` alone) with FP32. 8-bit types are calibrated on two random samples.
+Each row is a process of its own; `--jobs` of them run at once, which makes the measurements coarser: a close race may
 select another tactic than on an idle machine. Rows are added to benchmarks/results/<device>/selected_tactics.json; a row that exists is built
 again only with `--again`. Without `--rows` the default rows of the backend are built.
 
-The report lists for each tactic the rows that select it. For a tactic without rows it lists the samples of ops that no other tactic computes (the
-reference and the library of last resort aside): that tactic is needed for coverage. What remains has no evidence.
+The report lists for each tactic the rows that select it. For a tactic without rows it lists the samples of ops and fused layers that no other tactic
+computes: that tactic is needed for coverage. What remains has no evidence.
 """
 
 from __future__ import annotations
@@ -55,9 +56,14 @@ _DEFAULT = {
         *(f"{n}:1:int8" for n in _DATA),
         "resnet50:128:fp16", "resnet18:128:fp16", "yolov5s:8:fp16", "vit_b_16:32:fp16", "convnext_tiny:32:fp16", "bert_base:32:fp16",
         "resnet50:8:int8", "resnet50:1:fp8", "vit_b_16:1:fp8", "bert_base:1:bf16", "resnet50:32:fp16-sparse", "resnet50:8:int8-sparse",
-        "bert_base:32:fp16-sparse", "unet:1:fp32", "unet:1:int8", "densenet121:1:int8", "resnext50_32x4d:1:int8", "vit_b_16:1:fp32",
+        *(f"{n}:1:int8-fp32" for n in (*_CONVOLUTIONAL, *_DATA)),
+        *(f"{n}:1:fp32" for n in ("vit_b_16", "bert_base", "swin_t", "convnext_tiny", "densenet121")),
+        "bert_base:32:fp16-sparse", "unet:1:fp32", "unet:1:int8", "densenet121:1:int8", "resnext50_32x4d:1:int8",
     ],
 }  # fmt: skip
+
+
+_IN_PARTS = ("cuda/decomposed", "cpu/numpy_reference")  # compute every layer, part by part or by the reference
 
 
 def load_model(name: str, batch: int) -> Any:
@@ -95,16 +101,16 @@ def count_tactics(name: str, batch: int, precision: str, backend: str) -> dict[s
                 sample[value.name] = (rng.standard_normal(shape) * 0.5).astype(dtype)
             else:
                 sample[value.name] = rng.integers(0, 2, shape).astype(dtype)
-    kind, _, sparse = precision.partition("-")
-    options: dict[str, Any] = {"sparsity": "force"} if sparse else {}
+    kind, *features = precision.split("-")
+    options: dict[str, Any] = {"sparsity": "force"} if "sparse" in features else {}
     if kind in ("fp16", "bf16"):
         options[kind] = True
     elif kind in ("int8", "fp8", "best"):
-        options |= {kind: samples, "fp16": backend == "cuda"}
-    elif kind != "fp32":
-        raise SystemExit(f"unknown precision {precision!r}: fp32, fp16, bf16, int8, fp8, best, with or without -sparse")
+        options |= {kind: samples, "fp16": backend == "cuda" and "fp32" not in features}
+    if kind not in ("fp32", "fp16", "bf16", "int8", "fp8", "best") or set(features) - {"sparse", "fp32"}:
+        raise SystemExit(f"unknown precision {precision!r}: fp32, fp16, bf16, int8, fp8, best, with or without -sparse and -fp32")
     begun = time.perf_counter()
-    engine = whet.build(model.SerializeToString(), shapes=shapes, backend=backend, timing_cache="", **options)
+    engine = whet.build(model.SerializeToString(), shapes=shapes, backend=backend, timing_cache="", verify=False, **options)
     chosen = Counter(c.tactic for c in engine.plan.choices.values())
     return {"build_s": round(time.perf_counter() - begun, 1), "tactics": dict(sorted(chosen.items()))}
 
@@ -141,29 +147,28 @@ def build_rows(rows: list[str], backend: str, path: Path, jobs: int, budget: flo
 
 
 def list_coverage(backend: str) -> dict[str, list[str]]:
-    """The samples of ops that exactly one tactic computes, by tactic; references are not counted. CUDA tactics are asked without a GPU."""
+    """The samples of ops and fused layers that exactly one tactic computes on a device, by tactic.
+
+    References, tactics that are used by name only, and those that run a fused layer in parts are not counted. CUDA tactics are asked without a GPU,
+    for Hopper and for the GPUs before it.
+    """
+    import whet.composites  # noqa: F401  (their samples)
     from whet.backends import get_backend
+    from whet.backends.cuda.compile_only import CompileOnlyGpu
     from whet.ops import OPS, sample_layer
     from whet.tactics import tactics_of
 
-    if backend == "cuda":
-        from whet.backends.cuda.compile_only import CompileOnlyGpu
-
-        device: Any = CompileOnlyGpu()
-    else:
-        device = get_backend(backend)
-    fallback = {"cuda/host_reference", "cpu/numpy_reference"}
+    devices: list[Any] = [CompileOnlyGpu("sm_90"), CompileOnlyGpu("sm_80")] if backend == "cuda" else [get_backend(backend)]
+    counted = [t for t in tactics_of(backend) if not t.opt_in and t.name not in _IN_PARTS]
     only: dict[str, list[str]] = {}
     for op in sorted(OPS):
         for i, sample in enumerate(OPS[op].samples):
             _, layer, _ = sample_layer(op, sample)
-            able = [
-                t.name
-                for t in tactics_of(backend)
-                if t.name not in fallback and not t.why_not(layer) and any(not t.refuses(layer, s, device) for s in t.signatures(layer, device))
-            ]
-            if len(able) == 1:
-                only.setdefault(able[0], []).append(f"{op}-{i}")
+            for device in devices:
+                able = [t.name for t in counted if not t.why_not(layer) and any(not t.refuses(layer, s, device) for s in t.signatures(layer, device))]
+                if len(able) == 1:
+                    where = f" on {device.architecture}" if device is not devices[0] else ""
+                    only.setdefault(able[0], []).append(f"{op}-{i}{where}")
     return only
 
 
@@ -173,6 +178,7 @@ def print_report(backend: str, path: Path) -> int:
 
     rows = {row: v["tactics"] for row, v in json.loads(path.read_text())["rows"].items() if "tactics" in v}
     coverage, without = list_coverage(backend), 0
+    by_name = {t.name for t in tactics_of(backend) if t.opt_in}
     print(f"{len(rows)} engines")
     for name in sorted(t.name for t in tactics_of(backend)):
         selecting = [row for row, tactics in rows.items() if name in tactics]
@@ -180,6 +186,8 @@ def print_report(backend: str, path: Path) -> int:
             print(f"{name:36} {sum(rows[r][name] for r in selecting):5} layers of {len(selecting):3} engines: {', '.join(selecting[:3])}")
         elif name in coverage:
             print(f"{name:36} coverage: the only tactic for {len(coverage[name])} samples, such as {', '.join(coverage[name][:3])}")
+        elif name in by_name or name in _IN_PARTS:
+            print(f"{name:36} {'used by name only (--tacticSources, --allowFallback)' if name in by_name else 'computes every layer in parts'}")
         else:
             without += 1
             print(f"{name:36} NO EVIDENCE")

@@ -1,6 +1,6 @@
 """Generates the README's and the docs' tables from benchmarks/results: between `<!-- table: NAME -->` and `<!-- end -->`.
 
-`<!-- table: NAME columns: a,b.c -->` shows only those columns; b.c is the value c of the row's b.
+`<!-- table: NAME columns: a,b.c -->` shows only those columns; b.c is the value c of the row's b. Numbers in prose: see references.py.
 
     python benchmarks/tables.py          writes them
     python benchmarks/tables.py --check  exits with 1 if one is out of date
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from _record import neutral
+from references import UnknownValue, update
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").rglob("README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -96,7 +97,10 @@ def main() -> None:
         if not page.exists():
             continue
         old = page.read_text()
-        new = BLOCK.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], old)
+        try:
+            new = update(BLOCK.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], old))
+        except UnknownValue as e:
+            sys.exit(f"{page.relative_to(ROOT)}: {e}")
         if new != old:
             stale.append(page.name)
             if "--check" not in sys.argv:

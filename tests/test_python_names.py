@@ -50,6 +50,11 @@ def test_a_dynamic_batch_that_is_pinned_is_a_warning():
         whet.builder.build(net, whet.BuildConfig(**QUICK, profiles=((shape,) * 3,)))
 
 
+def test_the_function_for_users_names_its_own_parameter():
+    with pytest.warns(BuildWarning, match=r"the engine is built for \[1, 4, 8, 8\]. Use shapes="):
+        whet.build(parse_network(CONV), **QUICK)
+
+
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_eight_bits_without_ranges_are_refused(precision):
     with pytest.raises(UsageError, match=r"needs ranges, and the network has no Q/DQ nodes: call whet\.builder\.build_\w+\(net, config, Calibration"):

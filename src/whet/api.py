@@ -146,7 +146,7 @@ def build(
     else:
         plan = build_permitted(net, config, calibration, budget=budget, progress=progress)
     for note in plan.report.notes:
-        warnings.warn(python_names(note), BuildWarning, stacklevel=2)
+        warnings.warn(python_names(note).replace("Use profiles=", "Use shapes="), BuildWarning, stacklevel=2)  # this function's parameter
     return Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan)
 
 

@@ -157,17 +157,19 @@ def test_memory_limits():
 
 
 def test_tactic_sources():
-    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-ELEMENTWISE", "-VIEW")))
+    left_out = ("-ONEDNN", "-DIRECT", "-WINOGRAD", "-ELEMENTWISE", "-VIEW")
+    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=left_out))
     assert {c.tactic for c in plan.choices.values()} == {"cpu/numpy_reference"}
-    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-ELEMENTWISE", "-VIEW", "+cpu/onednn_conv")))
+    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=(*left_out, "+cpu/onednn_conv")))
     assert {"cpu/onednn_conv", "cpu/numpy_reference"} <= {c.tactic for c in plan.choices.values()}
     with pytest.raises(UsageError, match="CUDNN"):
         build(residual(), dataclasses.replace(QUICK, tactic_sources=("-CUDNN",)))
 
 
 def test_a_layer_without_a_tactic_is_refused_with_the_reasons_of_its_ops_tactics():
+    sources = ("-NUMPY", "-ONEDNN", "-DIRECT", "-WINOGRAD", "-ELEMENTWISE", "+cpu/onednn_eltwise")
     with pytest.raises(NoTacticError, match=r"(?s)computes Conv '.*depthwise_conv: takes convolutions with SiLU.*\d tactics are for other ops") as e:
-        build(residual(), dataclasses.replace(QUICK, tactic_sources=("-NUMPY", "-ONEDNN", "-DIRECT", "-ELEMENTWISE", "+cpu/onednn_eltwise")))
+        build(residual(), dataclasses.replace(QUICK, tactic_sources=sources))
     assert ", not Conv" not in str(e.value)
 
 
@@ -196,7 +198,7 @@ def test_a_fused_layer_without_a_kernel_is_unfused():
         """
     )
     plan = build(net, QUICK)
-    assert {"cpu/onednn_conv", "cpu/direct_conv"} & {c.tactic for c in plan.choices.values()}
+    assert {"cpu/onednn_conv", "cpu/direct_conv", "cpu/winograd_conv"} & {c.tactic for c in plan.choices.values()}
 
 
 def test_bf16_is_a_permission():

@@ -18,7 +18,7 @@ from whet.errors import LockError
 from whet.runtime import Runtime, bind
 
 # : without the kernel that may be faster than oneDNN's convolutions: these tests edit the oneDNN entries of locks
-QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, tactic_sources=("-DIRECT",))
+QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, tactic_sources=("-DIRECT", "-WINOGRAD"))
 
 
 @pytest.fixture(scope="module")

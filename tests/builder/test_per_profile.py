@@ -36,7 +36,7 @@ def at(n):
 PROFILES = ((at(1), at(1), at(1)), (at(2), at(4), at(8)))
 # : without the kernel that may be faster than oneDNN's convolutions, or be selected by estimates at one batch and not at another
 QUICK = BuildConfig(
-    timing_cache="", avg_timing=1, whole_engines=1, optimization_level=1, profiles=PROFILES, threads=1, tactic_sources=("-DIRECT",)
+    timing_cache="", avg_timing=1, whole_engines=1, optimization_level=1, profiles=PROFILES, threads=1, tactic_sources=("-DIRECT", "-WINOGRAD")
 )
 
 

@@ -45,7 +45,7 @@ def test_too_little_memory_fails_as_trtexec_does(monkeypatch):
     def nothing_left(*_):
         raise MemoryError("Unable to allocate 44.7 TiB")
 
-    monkeypatch.setattr("whet.cli.exec._build", nothing_left)
+    monkeypatch.setattr("whet.cli._model.network_for", nothing_left)
     done = CliRunner().invoke(exec_command, ["--onnx=x.onnx"])
     assert done.exit_code == 1
     assert "44.7 TiB" in done.output

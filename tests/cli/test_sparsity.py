@@ -110,18 +110,43 @@ def test_the_engine_with_forced_weights_is_measured_next_to_the_prediction(produ
     advice = advise_sparsity(net, BuildConfig(backend="null", timing_cache="", profiles=((shape,) * 3,)), engines=True)
     assert advice.batch == 4
     assert advice.engine.sparse_layers == 1
-    assert advice.measured_share == 1 - advice.engine.sparse_ms / advice.engine.dense_ms  # the null backend's launches take no time
+    assert advice.measured_share == pytest.approx(advice.predicted_share)  # the null backend's clock adds the costs of the kernels
+    assert advice.engine.saved_interval == pytest.approx((advice.measured_share,) * 2)
     assert "with forced 2:4 weights" in advice.verdict
-    assert "measured; 1 layers run sparse" in advice.verdict
+    assert "+9.2% saved, measured, 95 % interval +9.2% to +9.2%; 1 layers run sparse" in advice.verdict
     assert advice.to_json()["engine"]["measured_share"] == advice.measured_share
 
 
 def test_a_small_measured_gain_is_not_recommended():
     layer = LayerAdvice("a", "a", "3x3", 64, 64, 1.0, 0.5, "dense", "sparse", 0.26, "")
-    advice = SparsityAdvice("cuda", "fp16", 8, "", 1.0, (layer,), EngineTimes(2.0, 1.99, 1))
+    advice = SparsityAdvice("cuda", "fp16", 8, "", 1.0, (layer,), EngineTimes(2.0, 1.99, 1, (0.004, 0.006)))
     assert advice.predicted_share == 0.25
     assert advice.verdict.startswith("Do not fine-tune for 2:4: the gain is below 2%. 2:4 saves 0.5000 of 2.0000 ms (25.0%")
-    assert SparsityAdvice("cuda", "fp16", 8, "", 1.0, (layer,), EngineTimes(2.0, 1.5, 1)).verdict.startswith("2:4 saves")
+    assert SparsityAdvice("cuda", "fp16", 8, "", 1.0, (layer,), EngineTimes(2.0, 1.5, 1, (0.2, 0.3))).verdict.startswith("2:4 saves")
+
+
+def test_an_engine_whose_gain_is_noise_is_not_recommended():
+    layer = LayerAdvice("a", "a", "3x3", 64, 64, 1.0, 0.5, "dense", "sparse", 0.26, "")
+    advice = SparsityAdvice("cpu", "fp32", 8, "", 1.0, (layer,), EngineTimes(2.0, 1.8, 1, (-0.02, 0.22)))
+    assert advice.verdict.startswith("Do not fine-tune for 2:4: the measured difference is noise.")
+    assert "95 % interval -2.0% to +22.0%" in advice.verdict
+
+
+@pytest.mark.parametrize(("factor", "wins"), [(0.99, False), (0.97, True)])
+def test_a_difference_that_repeated_measurements_have_too_is_no_gain(sparse_null, monkeypatch, factor, wins):
+    def scaled(self, layer, signature, config, backend):
+        kernel = super(type(self), self).plan(layer, signature, config, backend)
+        kernel.cost *= factor
+        return kernel
+
+    monkeypatch.setattr(type(TACTICS["null/sparse_product"]), "plan", scaled)
+    net = parse_network("network n source\nin %x: f32[512,512]\nconst %w: f32[512,512] = seed(3)\n%y = MatMul(%x, %w)\nout %y\n")
+    advice = advise_sparsity(net, BuildConfig(backend="null", timing_cache=""))
+    (layer,) = advice.layers
+    assert layer.sparse_ms < layer.dense_ms
+    assert layer.noise_ms == pytest.approx(0.02 * layer.dense_ms)
+    assert (advice.saved_ms > 0) == wins
+    assert layer.reason.startswith("slower or equal") != wins
 
 
 def test_the_plot_has_a_panel_per_setting_and_says_if_nothing_was_timed():

@@ -19,7 +19,7 @@ from whet.tactics._base import PlanRefused
 from whet.tactics.cuda.library import _cublaslt
 
 HOPPER = CompileOnlyGpu()
-LIBRARY = {"cuda/cublaslt_f32", "cuda/cublaslt_older", "cuda/cublaslt_patches", "cuda/cublaslt_tf32"}
+LIBRARY = {"cuda/cublaslt_f32", "cuda/cublaslt_older", "cuda/cublaslt_tf32"}
 
 
 def names(*switches):
@@ -95,19 +95,3 @@ def test_f32_networks_run_through_the_library(back, math, bound):
     error = np.abs(got - want).max() / np.abs(want).max()
     assert error < bound
     assert (error > 2e-6) == (math == "tf32"), "TF32 rounds measurably"
-
-
-@pytest.mark.gpu
-def test_patches_of_a_transformer_run_through_the_library():
-    if driver.available():
-        pytest.skip(driver.available())
-    if _cublaslt.library() is None:
-        pytest.skip("libcublasLt is not installed")
-    rng = np.random.default_rng(0)
-    net = Network("patches")
-    x = net.add_input("x", parse_type("f16[5,3,48,32]"))
-    w, b = ((rng.standard_normal(s) / 28).astype(np.float16) for s in ((40, 3, 16, 16), (40,)))
-    net.mark_output(net.add("Conv", x, net.constant(w), net.constant(b), strides=(16, 16)), "y")
-    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-conv_generic", "-patch_embedding")))
-    assert "cuda/cublaslt_patches" in {c.tactic for c in plan.choices.values()}
-    assert plan.report.verification.failures == []

@@ -147,9 +147,9 @@ def test_the_pack_is_off_by_default_and_switched_as_a_family():
 @pytest.mark.parametrize(
     ("flags", "packs"),
     [
-        ([], {"cublaslt_f32", "cublaslt_older", "cublaslt_patches", "cublaslt_tf32"}),
+        ([], {"cublaslt_f32", "cublaslt_older", "cublaslt_tf32"}),
         (["--tacticSources=+CUDNN,-CUBLAS_LT"], {"cudnn_f32", "cudnn_half", "cudnn_tf32"}),
-        (["--tacticSources=+CUDNN", "--noTF32"], {"cublaslt_f32", "cublaslt_older", "cublaslt_patches", "cudnn_f32", "cudnn_half"}),
+        (["--tacticSources=+CUDNN", "--noTF32"], {"cublaslt_f32", "cublaslt_older", "cudnn_f32", "cudnn_half"}),
         (["--tacticSources=+CUDNN,+cublaslt_half", "--pure"], set()),
     ],
 )

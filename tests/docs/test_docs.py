@@ -1,5 +1,6 @@
 """Runs every shell command of the tutorial and every Python block of the README; checks links, tables and numbers of the docs."""
 
+import json
 import os
 import re
 import subprocess
@@ -90,20 +91,44 @@ def test_a_bar_is_met_only_by_the_lower_end_of_the_interval(monkeypatch, low, hi
     assert f"| 1: {verdict} |" in tables.ratios({"rows": [row]})
 
 
-def test_numbers_of_the_prose_equal_the_results():
+def test_numbers_of_the_prose_refer_to_the_results():
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "prose.py")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_stale_number_is_found(tmp_path, monkeypatch):
+def test_a_number_without_a_reference_is_found(tmp_path, monkeypatch):
+    """Also one that a result file has: a value at another place proves nothing."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import prose
 
-    monkeypatch.setattr(prose, "RESULTS", tmp_path)
-    (tmp_path / "a.json").write_text('{"rows": [{"ms": 0.40481, "low": -0.1844, "note": "took 7.25 s"}]}')
     page = tmp_path / "page.md"
-    page.write_text("# Old\n9.99\n# Now\n<!-- no file: 1.43: before -->\nresults/a.json: 0.405 ms (1.43), 404.8 us, 0.18 points, 7.25 s, not 0.407\n")
-    assert [text.partition(":")[0] for text in prose.unknown(page)] == ["0.407"]
+    page.write_text(
+        "# Old\n9.99\n# Now\n<!-- no file: 1.43: before -->\nresults/a.json: <!-- value: a ms as .3f -->0.405<!-- end --> ms (1.43), `0.123`, 0.405, "
+        "Python 3.11, torch 2.13.0\n"
+    )
+    assert [text.partition(":")[0] for text in prose.unknown(page)] == ["9.99", "0.405"]
+
+
+def test_references_are_updated_from_the_file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import references
+
+    rows = [{"case": "a M=1 f32", "ms": 0.40481}, {"case": "b M=1 f32", "ms": 0.2}, {"case": "b M=1 i8", "ms": 0.1, "inner": {"x": 3}}]
+    (tmp_path / "a.json").write_text(json.dumps({"rows": rows, "floor": 1.882}))
+    (tmp_path / "b.json").write_text(json.dumps([{"date": "2026-11-22T01:48:46+00:00", "rows": rows}]))
+
+    def value(expression, file="a", form=".3f"):
+        return references.update(f"<!-- value: {file} {expression} as {form} -->old<!-- end -->", tmp_path).split("-->")[1].split("<")[0]
+
+    assert value("rows[case=a M=1 f32].ms") == value("rows[0].ms") == "0.405"
+    assert value("runs[date=2026-11-22T01:48:46+00:00].rows[case~i8].ms", "b") == "0.100"
+    assert value("min rows[case~M=1; case~f32].ms") == "0.200"
+    assert value("rows[0].ms over rows[1].ms", form=".2f") == "2.02"
+    assert value("floor over 0.01", form=".1f") == "188.2"
+    assert value("rows[case~i8].inner.x", form=".0f") == "3"
+    for wrong in ("rows[case~M=1].ms", "rows[case=c].ms", "rows[0].s", "rows[0].case", "rows[9].ms", "rows[case].ms", "floor."):
+        with pytest.raises(references.UnknownValue, match=r"a\.json"):
+            value(wrong)
 
 
 SOURCES = {str(p.relative_to(ROOT)) for d in ("src", "tests", "benchmarks", "examples", "docs") for p in (ROOT / d).rglob("*.*")}

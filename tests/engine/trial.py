@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 from mutants import MARK
 
-from whet.errors import EngineError, WhetError
+from whet.errors import BackendError, EngineError, WhetError
 from whet.inspector import engine_information, explain
 from whet.network import Network, parse_network, parse_type
 from whet.ops._cost import network_operations
@@ -34,7 +34,7 @@ def attempt(data: bytes, answers: dict[str, np.ndarray] | None = None) -> str:
             if answers is not None and outcome == "opened and ran" and (why := _other_answers(engine, answers)):
                 return f"BAD other answers than the unmodified engine: {why}"
             return outcome
-    except EngineError as e:
+    except (EngineError, BackendError) as e:  # the latter: a tactic of a library that this machine does not have
         return f"BAD MemoryError: {e}" if "MemoryError" in str(e) else f"refused: {e}"
     except Exception as e:  # noqa: BLE001 - any other exception is what is looked for
         return f"BAD {type(e).__name__}: {e}"

@@ -185,8 +185,8 @@ def test_one_folding_budget_for_the_model():
 
 
 def test_folding_has_a_budget_of_operations(monkeypatch):
-    monkeypatch.setattr("whet.ops._folding._WORK", 2_000_000)
-    monkeypatch.setattr("whet.ops._folding._WORK_PER_BYTE", 0)
+    monkeypatch.setattr("whet.ops._folding.FOLDING_WORK", 2_000_000)
+    monkeypatch.setattr("whet.ops._folding.FOLDING_WORK_PER_BYTE", 0)
     nodes = [helper.make_node("MatMul", ["w" if k == 0 else f"p{k - 1}", "w"], [f"p{k}"]) for k in range(5)]
     net = network_from_onnx(model(*nodes, node("MatMul", ["x", "p4"]), inputs=[("x", [1, 64])], weights={"w": np.eye(64, dtype=np.float32)}))
     lowered, log = lower(net)
@@ -204,7 +204,7 @@ def per_layer(count, channels):
 
 def test_rewritten_weights_have_a_budget(monkeypatch):
     """A weight shared by convolutions with batch norms of their own is folded into one weight for each."""
-    monkeypatch.setattr("whet.ops._folding._BYTES", 1 << 12)
+    monkeypatch.setattr("whet.ops._folding.FOLDED_BYTES", 1 << 12)
     nodes = []
     for k in range(60):
         nodes += [helper.make_node("Mul", ["x", f"k{k}"], [f"a{k}"]), helper.make_node("Conv", [f"a{k}", "w"], [f"c{k}"])]

@@ -341,6 +341,11 @@ class _Maker:
         if x.type.rank != 4 or not all(isinstance(d, int) for d in x.shape[1:]):
             return None
         root = self.number(int(x.shape[-1]) ** -0.25)
+        if self.rng.random() < 0.3:  # projections of one value
+            n = int(x.shape[-1])
+            q, k, v = (self.net.add("Add", self.net.add("MatMul", x, self.weight(n, n)), self.weight(n)) for _ in range(3))
+            scores = self.net.add("MatMul", q, self.net.add("Transpose", k, perm=(0, 1, 3, 2)))
+            return self.net.add("MatMul", self.net.add("Softmax", scores, axis=-1), v)
         q = self.net.add("Mul", x, root) if self.rng.random() < 0.5 else x
         k = self.net.add("Transpose", x, perm=(0, 1, 3, 2))
         scores = self.net.add("MatMul", q, self.net.add("Mul", k, root))

@@ -132,6 +132,16 @@ def test_heads_of_a_fused_projection(name):
     assert small.constants[heads.name.removesuffix("@1")].shape[1] == 3 * (heads.size - 1) * width.size // 2
 
 
+def test_the_ratio_holds_for_groups_times_channels():
+    """Both factors of a grouped convolution's channels were cut by the ratio: 0.142 of the parameters were kept at 0.5."""
+    shares = {}
+    for name in ("resnext50_32x4d", "resnet50"):
+        net = network(name)
+        found = groups(net)
+        shares[name] = count_params(cut(net, choose(found, importance(found), 0.5), found)) / count_params(net)
+    assert shares["resnext50_32x4d"] == pytest.approx(shares["resnet50"], abs=0.03)
+
+
 def test_grouped_convolutions_lose_groups_or_channels_of_each():
     net = network("resnext50_32x4d")
     first = [g for g in groups(net) if g.name.startswith("layer1.0.conv")][:3]

@@ -2,64 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from html.parser import HTMLParser
-
 import pytest
 
+from report.page_parser import chart_data, check_page, parsed
 from report.sample import HOSTILE, sample
-from support import browser
 from whet.report import search_page
 from whet.report._html import number
-from whet.report._plot import pareto_plot
-
-VOID = {"meta", "link", "input", "br"}
+from whet.report._pareto import pareto_figure
 
 
-class Wellformed(HTMLParser):
-    """Collects scripts, addresses and text; every element must be closed, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.scripts = 0
-        self.addresses: list[str] = []
-        self.words: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in VOID:
-            self.open.append(tag)
-        self.scripts += tag == "script"
-        self.addresses += [v or "" for k, v in attrs if k in ("src", "href", "action", "data", "srcset")]
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-
-def parsed(page: str) -> Wellformed:
-    p = Wellformed()
-    p.feed(page)
-    p.close()
-    return p
-
-
-def test_external_text_does_not_become_markup():
+def test_external_text_does_not_become_markup_and_nothing_is_requested():
     page = search_page(sample())
-    p = parsed(page)
-    assert p.open == []
-    assert p.scripts == 1
+    check_page(page)
     assert "<script>alert" not in page
-    assert "".join(p.words).count(HOSTILE) >= 5
-
-
-def test_no_network_access():
-    page = search_page(sample())
-    assert parsed(page).addresses == ["data:,"]
-    assert not re.findall(r"(?:https?:)?//[a-z]|url\(|@import|fetch\(|XMLHttpRequest|WebSocket", page.replace("http-equiv", ""))
-    assert "default-src 'none'" in page
+    assert "".join(parsed(page).words).count(HOSTILE) >= 5
 
 
 def test_all_trials_are_listed():
@@ -93,7 +49,8 @@ def test_measured_energy_is_shown_gross_and_net():
     assert "16.5" in words
     assert "7.25 → 5.25 mJ" in words
     assert "net of 120 W at rest" in words
-    assert "3.50 mJ a sample, net -" in page, "the tooltip of a trial"
+    trials = chart_data(page)["figures"]["pareto"]["data"][1]["hovertext"]
+    assert "3.50 mJ a sample, net -" in trials[0]
 
 
 @pytest.mark.parametrize(
@@ -103,126 +60,95 @@ def test_numbers(value, shown):
     assert number(value) == shown
 
 
-def test_a_plot_of_one_point_or_of_none():
-    assert "No trial" in pareto_plot([], x_name="x", y_name="y", limit_x=None, limit_y=None)
-    one = [{"x": 1.0, "y": 99.0, "kind": "scout", "name": "a", "lines": []}]
-    assert pareto_plot(one, x_name="x", y_name="y", limit_x=None, limit_y=None).count('class="pt scout"') == 1
+def _points(*places: tuple[float, float]) -> list[dict]:
+    return [{"x": x, "y": y, "kind": "scout", "name": f"n{i}", "lines": []} for i, (x, y) in enumerate(places)]
+
+
+def test_a_plot_of_one_point():
+    shown = pareto_figure(_points((1.0, 99.0)), x_name="x", y_name="y", limit_x=None, limit_y=None)
+    assert [len(t["x"]) for t in shown["data"]] == [0, 1, 0, 0]
 
 
 def test_a_point_far_below_does_not_flatten_the_rest():
-    def height(svg: str, name: str) -> float:
-        return float(re.search(rf'class="pt scout" data-tip="{name}[^>]*><(?:circle cx="[\d.]+" cy="|path d="M[\d.]+,)([\d.]+)', svg)[1])
-
-    points = [{"x": 1.0 + i, "y": y, "kind": "scout", "name": f"n{i}", "lines": []} for i, y in enumerate((99.6, 99.0, 12.0))]
-    svg = pareto_plot(points, x_name="x", y_name="y", limit_x=None, limit_y=98.6)
-    assert height(svg, "n1") - height(svg, "n0") > 40
+    shown = pareto_figure(_points((1.0, 99.6), (2.0, 99.0), (3.0, 12.0)), x_name="x", y_name="y", limit_x=None, limit_y=98.6)
+    low, high = shown["layout"]["yaxis"]["range"]
+    trials = shown["data"][1]
+    assert (99.6 - 99.0) / (high - low) > 0.1
+    assert trials["y"][2] == low
+    assert trials["marker"]["symbol"] == ["circle", "circle", "triangle-down"]
 
 
 def test_a_limit_far_beyond_all_points_does_not_flatten_them():
-    points = [{"x": x, "y": 99.0, "kind": "scout", "name": f"n{x}", "lines": []} for x in (0.5, 1.0)]
-    places = {}
+    ranges = {}
     for limit in (None, 0.8, 10.0):
-        svg = pareto_plot(points, x_name="x", y_name="y", limit_x=limit, limit_y=None)
-        places[limit] = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', svg)]
-        assert ("meets the target" in svg) == (limit is not None)
-    assert places[10.0] == places[0.8] == places[None]
+        shown = pareto_figure(_points((0.5, 99.0), (1.0, 99.0)), x_name="x", y_name="y", limit_x=limit, limit_y=None)
+        ranges[limit] = shown["layout"]["xaxis"]["range"]
+        assert bool(shown["layout"]["shapes"]) == (limit is not None)
+    assert ranges[10.0] == ranges[0.8] == ranges[None]
+
+
+def test_a_trial_names_those_beneath_its_mark():
+    shown = pareto_figure(_points(*[(0.4, 99.0)] * 100, (0.9, 97.0)), x_name="x", y_name="y", limit_x=None, limit_y=None)
+    texts = shown["data"][1]["hovertext"]
+    assert texts[0].startswith("n0<br>99 more here<br>n1: ")
+    assert texts[0].count("<br>") == 8
+    assert "more here" not in texts[100]
+
+
+def test_bars_end_at_the_99th_percentile_and_steps_are_a_waterfall():
+    figures = chart_data(search_page(sample()))["figures"]
+    bars = figures["latency"]["data"][0]
+    assert bars["x"] == pytest.approx([2.0, 0.9, 0.6])
+    assert [x + e for x, e in zip(bars["x"], bars["error_x"]["array"], strict=True)] == pytest.approx([3.0, 1.35, 0.9])
+    steps = figures["step-params"]["data"][0]
+    assert steps["measure"] == ["absolute", "relative", "relative", "total"]
+    assert steps["y"] == pytest.approx([0.615162, 0.2 - 0.615162, 0.0, 0.2])
+    assert figures["step-metric"]["data"][0]["increasing"]["marker"]["color"] == "--accent", "a higher metric is better"
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory):
-    executable = browser.find()
-    if executable is None:
-        pytest.skip("no Chromium: apt-get install chromium (or WHET_CHROMIUM=path) shows the page to a real browser")
-    folder = tmp_path_factory.mktemp("page")
-    (folder / "report.html").write_text(search_page(sample()), encoding="utf-8")
-    with browser.browser(executable, folder / "profile") as page:
-        page.open(folder / "report.html", 1100, 900)
-        yield page, folder
+def shown(chromium, tmp_path_factory):
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    file.write_text(search_page(sample()), encoding="utf-8")
+    chromium.open_report(file, 1100, 900)
+    return chromium
 
 
-def test_a_browser_shows_it_without_errors_or_requests(shown):
-    page, folder = shown
-    assert page.run("document.querySelectorAll('.pt').length") == 6
-    assert page.run("document.documentElement.scrollWidth <= window.innerWidth")
-    assert page.run("document.querySelector('svg').getBoundingClientRect().height") > 200
-    page.picture(folder / "report.png")
-    assert (folder / "report.png").stat().st_size > 20_000
-    asked = [e["params"]["request"]["url"] for e in page.events if e.get("method") == "Network.requestWillBeSent"]
-    assert [u for u in asked if not u.startswith(("file:", "data:"))] == []
-    wrong = [e for e in page.events if e.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening")]
-    assert wrong == []
+def test_a_browser_shows_it_without_errors_or_requests(shown, tmp_path):
+    assert shown.run("document.querySelectorAll('.chart .main-svg').length") >= 5
+    assert shown.run("document.documentElement.scrollWidth <= window.innerWidth")
+    shown.picture(tmp_path / "report.png")
+    assert (tmp_path / "report.png").stat().st_size > 20_000
+    assert shown.problems() == []
 
 
-def test_pointing_at_a_trial_describes_it(shown):
-    page, _ = shown
-
-    def middle(of: str) -> list[float]:
-        box = page.run(f"document.querySelector('{of}').getBoundingClientRect().toJSON()")
-        return [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
-
-    page.point_at(*middle(".pt.chosen path"))
-    text = page.run("document.getElementById('tip').textContent")
-    assert text.startswith("trial 1\n")
-    assert "0.300x the original's time" in text
-    assert HOSTILE in text
-    tip, plot = (page.run(f"document.querySelector('{of}').getBoundingClientRect().toJSON()") for of in ("#tip", ".plot"))
-    assert tip["width"] > 50
-    assert tip["left"] >= plot["left"]
-    assert tip["right"] <= plot["right"]
-    assert tip["top"] >= plot["top"]
-    assert tip["bottom"] <= plot["bottom"]
-    page.point_at(5, 5)
-    assert page.run("document.getElementById('tip').style.display") == "none"
+def test_arrow_keys_tell_every_point(shown):
+    shown.run("document.getElementById('pareto').focus()")
+    told = []
+    for _ in range(6):
+        shown.key("ArrowRight")
+        told.append(shown.run("document.getElementById('spoken').textContent"))
+    assert len(set(told)) == 6
+    assert told[0].startswith("trial 2, ")
+    assert any(HOSTILE in text for text in told)
 
 
 def test_the_filter_keeps_matching_trials(shown):
-    page, _ = shown
     rows = "Array.from(document.querySelectorAll('#trials tbody tr')).filter(r => r.style.display !== 'none').length"
-    assert page.run(rows) == 5
-    page.run("(function(){var f = document.getElementById('filter'); f.value = 'rejected'; f.dispatchEvent(new Event('input'))})()")
-    assert page.run(rows) == 1
+    assert shown.run(rows) == 5
+    shown.run("(function(){var f = document.getElementById('filter'); f.value = 'rejected'; f.dispatchEvent(new Event('input'))})()")
+    assert shown.run(rows) == 1
 
 
-@pytest.fixture(scope="module")
-def crowded(shown):
-    """A page with 300 trials at three positions."""
-    page, folder = shown
+def test_a_page_of_many_trials_is_no_longer_than_one_of_few(chromium, tmp_path):
     d = sample()
     first = d["trials"][0]
     places = ((0.4, 99.0), (0.401, 99.0), (0.8, 97.0))
     d["trials"] = [
         first | {"number": k, "cost": places[k % 3][0], "metric": {**first["metric"], "value": places[k % 3][1]}, "kept": False} for k in range(300)
     ]
-    (folder / "crowded.html").write_text(search_page(d), encoding="utf-8")
-    page.events.clear()
-    page.open(folder / "crowded.html", 390, 844)
-    return page
-
-
-def test_pointing_at_many_trials_names_those_beneath(crowded):
-    place = "Array.from(document.querySelectorAll('.pt.scout')).pop().getBoundingClientRect().toJSON()"
-    crowded.run("document.querySelector('.plot').scrollIntoView()")
-    box = crowded.run(place)
-    crowded.point_at(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    text = crowded.run("document.getElementById('tip').textContent")
-    assert re.match(r"trial \d+\n", text)
-    assert "99 more here\n" in text
-    assert text.count("trial ") == 7
-
-
-def test_the_plot_has_one_tab_stop_and_arrow_keys(crowded):
-    assert crowded.run("document.querySelectorAll('.pt[tabindex=\"0\"]').length") == 1
-    crowded.run("document.querySelector('.pt[tabindex=\"0\"]').focus()")
-    told = [crowded.run("document.getElementById('tip').textContent")]
-    for key in ("ArrowRight", "ArrowLeft"):
-        crowded.run(f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}', bubbles: true, cancelable: true}}))")
-        told.append(crowded.run("document.getElementById('tip').textContent"))
-    assert told[0] == told[2] != told[1]
-    assert crowded.run("document.activeElement.classList.contains('pt')")
-    assert crowded.run("document.querySelectorAll('.pt[tabindex=\"0\"]').length") == 1
-
-
-def test_a_page_of_many_trials_is_no_longer_than_one_of_few(crowded):
-    assert crowded.run("document.documentElement.scrollHeight") < 6000
-    assert crowded.run("document.documentElement.scrollWidth <= window.innerWidth")
-    assert crowded.run("document.querySelectorAll('#trials tbody tr').length") == 300
+    (tmp_path / "crowded.html").write_text(search_page(d), encoding="utf-8")
+    chromium.open_report(tmp_path / "crowded.html", 390, 844)
+    assert chromium.run("document.documentElement.scrollHeight") < 6000
+    assert chromium.run("document.documentElement.scrollWidth <= window.innerWidth")
+    assert chromium.run("document.querySelectorAll('#trials tbody tr').length") == 300

@@ -72,11 +72,19 @@ def test_the_pass_that_breaks_the_pattern_is_named_with_the_group(breaking_pass)
     assert lower_network(net, dataclasses.replace(CONFIG, passes=("-fill_zeros",)))[1].notes == []
 
 
-def test_cutting_zero_channels_moves_weights_into_other_groups():
-    _, log = lower_network(network(zero_channels=range(0, 16, 2)), CONFIG)
+def test_zero_channels_stay_where_their_removal_would_move_weights_into_other_groups():
+    lowered, log = lower_network(network(zero_channels=range(0, 16, 2)), CONFIG)
+    assert log.notes == []
+    assert log.counts().get("remove_zero_channels", 0) == 0
+    assert len(eligible_layers(lowered)[0]) == 3
+
+
+def test_groups_of_four_zero_channels_are_removed_and_the_pattern_stays():
+    lowered, log = lower_network(network(zero_channels=range(4, 12)), CONFIG)
     assert log.counts()["remove_zero_channels"] == 1
-    (note,) = log.notes
-    assert note.startswith("The pass remove_zero_channels breaks the 2:4 weights of 'second'")
+    assert log.notes == []
+    assert len(eligible_layers(lowered)[0]) == 3
+    assert [t.shape for t in lowered.constants.values() if t.type.rank == 4 and t.shape[1] == 8]
 
 
 def test_dense_weights_are_not_guarded():

@@ -70,6 +70,39 @@ class Page:
             raise RuntimeError(str(got["exceptionDetails"])[:400])
         return got["result"].get("value")
 
+    def wait(self, condition: str, seconds: float = 60) -> None:
+        """Waits until an expression is true. Raises RuntimeError with the browser's errors if it stays false."""
+        deadline = time.monotonic() + seconds
+        while not self.run(condition):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{condition} stayed false: {[e for e in self.events if e.get('method') == 'Runtime.exceptionThrown']}"[:900])
+            time.sleep(0.05)
+
+    def open_report(self, path: Path, width: int, height: int) -> None:
+        """Opens a report page and waits until its charts are drawn."""
+        self.events.clear()
+        self.open(path, width, height)
+        self.wait("document.documentElement.dataset.ready === 'yes'")
+
+    def problems(self) -> list[Any]:
+        """Errors, messages and requests beyond the file itself since the last `open_report`."""
+        wrong = [e for e in self.events if e.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening")]
+        asked = [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
+        return wrong + [u for u in asked if not u.startswith(("file:", "data:", "blob:"))]
+
+    def key(self, name: str) -> None:
+        """Presses a key at the focused element."""
+        code = {"Enter": 13, "ArrowDown": 40, "ArrowRight": 39, "ArrowLeft": 37, "Tab": 9}.get(name, ord(name[0].upper()))
+        text = {"Enter": "\r"}.get(name, name if len(name) == 1 else "")
+        self.send("Input.dispatchKeyEvent", type="keyDown", key=name, windowsVirtualKeyCode=code, text=text)
+        self.send("Input.dispatchKeyEvent", type="keyUp", key=name, windowsVirtualKeyCode=code)
+
+    def click(self, x: float, y: float) -> None:
+        """Clicks at a point."""
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            more = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
     def point_at(self, x: float, y: float) -> None:
         """Moves the mouse to a point."""
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

@@ -93,6 +93,7 @@ class Counted:
     """A pool that records its settings, from Python and from a compiled loop."""
 
     name = "counted"
+    survives_fork = True
 
     def __init__(self):
         self.seen = []
@@ -103,8 +104,7 @@ class Counted:
         self.seen.append(count)
 
 
-def test_every_run_sets_the_joined_pools(monkeypatch):
-    monkeypatch.setattr(threads, "_joined", [])
+def test_every_run_sets_the_joined_pools():
     before, pool = threads.get_threads(), Counted()
     threads.join(pool)
     threads.set_threads(2)

@@ -10,7 +10,7 @@ from whet.backends.cpu.machine_code import _opaque
 from whet.builder import BuildConfig, build
 from whet.composites._two_four_samples import conv, integer_weights, matmul, qconv, two_four_weights
 from whet.composites.quantized import op_body, quantized_sample
-from whet.network import Network, parse_type
+from whet.network import BF16, Network, parse_type
 from whet.ops import run_regions, sample_layer
 from whet.sparsity.report import picked_layers
 from whet.tactics import Args, get_tactic
@@ -47,6 +47,42 @@ def test_random_sizes(lanes, monkeypatch):
         inputs = -(-inputs // 4) * 4
         _, layer, arrays = sample_layer("Fused", matmul(f"f32[{rows},{inputs}]", channels, ("Relu", "Gelu")[rows % 2]))
         judge(layer, arrays)
+
+
+@AVX2
+@pytest.mark.parametrize("lanes", [8, pytest.param(16, marks=pytest.mark.skipif(not jit.has("avx512f"), reason="no AVX-512"))])
+def test_bf16_of_random_sizes(lanes, monkeypatch):
+    """Inputs, weights, addend and results in bf16, sums in f32: the result is that of exact arithmetic, rounded once."""
+    monkeypatch.setattr(sparse_linear, "vector_lanes", lambda: lanes)
+    rng = np.random.default_rng(lanes)
+    for rows, inputs, channels in [(1, 4, 1), (1, 32, 64), (9, 36, 33), *rng.integers(1, 80, (8, 3)).tolist()]:
+        w = two_four_weights(-(-inputs // 4) * 4, channels, axis=0).astype(BF16.numpy)
+        added = f"bf16[{rows},{channels}]"
+        layer, arrays = fused("MatMul", [(f"bf16[{rows},{len(w)}]", False), (w, True), (added, False)], lambda body, x, w, a:
+                              body.add("Relu", body.add("Add", body.add("MatMul", x, w), a)))  # fmt: skip
+        assert TACTIC.why_not(layer) is None
+        (signature,) = TACTIC.signatures(layer, CPU)
+        assert signature.outputs[0].dtype == BF16
+        exact = np.maximum(arrays[0].astype("f8") @ w.astype("f8") + arrays[2].astype("f8"), 0)
+        size = np.abs(arrays[0].astype("f8")) @ np.abs(w.astype("f8")) + 1
+        for config in TACTIC.configs(layer, signature, CPU):
+            _, got, _ = compute(layer, arrays, TACTIC, signature, config)
+            error = np.abs(got[0].astype("f8") - exact)
+            assert (error <= 2**-8 * exact + 1e-6 * size).all(), (config, error.max())
+
+
+@AVX2
+def test_bf16_results_are_rounded_to_nearest_even_and_keep_nan():
+    w = np.zeros((4, 8), BF16.numpy)
+    w[0], w[1] = 1, 1
+    layer, arrays = fused("MatMul", [("bf16[6,4]", False), (w, True)], lambda body, *t: body.add("Relu", body.add("MatMul", *t)))
+    arrays[0][:] = 0
+    arrays[0][:, 0] = [1, 1, 1, 3e38, np.nan, np.inf]
+    arrays[0][:, 1] = [2**-8, 3 * 2**-8, 2**-8 + 2**-15, 3e38, 0, 1]
+    (signature,) = TACTIC.signatures(layer, CPU)
+    _, got, _ = compute(layer, arrays, TACTIC, signature, TACTIC.configs(layer, signature, CPU)[0])
+    column = got[0][:, 0].astype("f4")
+    np.testing.assert_array_equal(column, np.array([1, 1 + 2**-6, 1 + 2**-7, np.inf, np.nan, np.inf], "f4"))
 
 
 @AVX2
@@ -108,6 +144,7 @@ def test_avx512_code_selects_with_one_instruction():
     target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
     for variant, register in (
         (Variant(16, 4, 4, 1, 3, 5, ("Add", "Silu"), True), "zmm"), (Variant(8, 4, 2, 1, 3, 5, ("Gelu",)), "ymm"),
+        (Variant(16, 4, 4, 1, 3, 5, ("Add",), True, True), "zmm"), (Variant(8, 4, 2, 1, 3, 5, ("Add",), False, True), "ymm"),
         (QVariant(16, 4, 4, 1, 3, 5, True, True, ("Silu",), True), "zmm"), (QVariant(8, 2, 4, 3, 7, 5, False, False, ("Gelu",)), "ymm"),
     ):  # fmt: skip
         machine = target.create_target_machine(cpu="skylake-avx512" if register == "zmm" else "haswell", opt=3)

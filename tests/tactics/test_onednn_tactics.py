@@ -209,7 +209,7 @@ SAMPLES = [(n, i) for n in sorted(OPS) for i, _ in enumerate(OPS[n].samples) if 
 
 
 def fused(composite, inputs, build):
-    """A Fused layer: `inputs` are ("f32[...]", constant?) or arrays; `build(body, *tensors)` returns the result."""
+    """A Fused layer: `inputs` are ("f32[...]" or another type, constant?) or arrays; `build(body, *tensors)` returns the result."""
     rng = np.random.default_rng(3)
     body, net, outer, arrays = Network("body", "lowered"), Network("net", "lowered"), [], []
     inner = []
@@ -218,7 +218,8 @@ def fused(composite, inputs, build):
         if isinstance(text, np.ndarray | np.generic):
             a, constant = np.asarray(text), True
         else:
-            a = rng.standard_normal(static_shape(parse_type(text).shape)).astype(np.float32)
+            type_ = parse_type(text)
+            a = rng.standard_normal(static_shape(type_.shape)).astype(type_.dtype.numpy)
         arrays.append(a)
         type_ = net.constant(a).type
         outer.append(net.constant(a, f"c{i}") if constant else net.add_input(f"x{i}", type_))

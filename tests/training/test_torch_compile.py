@@ -370,7 +370,7 @@ def test_torch_finds_the_backend_by_its_entry_point():
 def test_without_torch_the_error_names_the_extra(monkeypatch):
     import whet.torch_compile
 
-    monkeypatch.setattr(whet.torch_compile, "_has_torch", lambda: False)
+    monkeypatch.setattr(whet.torch_compile, "find_spec", lambda name: None)
     with pytest.raises(BackendError, match=r"pip install 'whet\[export\]'"):
         whet.torch_compile.compile(nn.ReLU(), (torch.ones(2),))
 

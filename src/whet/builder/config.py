@@ -21,7 +21,7 @@ _ONE_OF = {
 _LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS}
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("threads", "optimization_level", "avg_timing", "max_tactics", "whole_engines", "seed"), (Integral, "an int")),
-    **dict.fromkeys(("strict", "error_on_cache_miss", "verify", "deterministic", "in_network"), (bool, "True or False")),
+    **dict.fromkeys(("strict", "error_on_cache_miss", "verify", "deterministic", "strict_numerics", "in_network"), (bool, "True or False")),
     "backend": (str, "the name of a backend, such as 'cpu' or 'cuda'"),
 }
 
@@ -51,6 +51,7 @@ class BuildConfig:
     memory_limit: dict[str, int] = field(default_factory=dict)  # bytes by pool: "workspace", "arena"
     verify: bool = True
     deterministic: bool = False
+    strict_numerics: bool = False  # no Winograd, and no kernel that loses NaN or infinities
     lock: str | None = None  # a lock file to obey
     profiling_verbosity: str = "layer_names_only"  # layer_names_only | detailed | none
     whole_engines: int = 4  # the number of different whole engines that are timed

@@ -14,7 +14,7 @@ import click
 from whet.cli._console import Bar
 
 
-def compare_files(paths: tuple[str, ...], config: Any, shapes: Any, seconds: float, top: int, as_json: bool) -> None:
+def compare_files(paths: tuple[str, ...], config: Any, shapes: Any, seconds: float, top: int, as_json: bool, html: str | None = None) -> None:
     """Compares engines and models; models are built with `config`."""
     from whet.builder.build import build
     from whet.cli._model import network_for
@@ -28,10 +28,10 @@ def compare_files(paths: tuple[str, ...], config: Any, shapes: Any, seconds: flo
         for k, (name, path) in enumerate(zip(names, paths, strict=True)):
             bar.update(k, len(paths), name)
             plans[name] = read_engine(path) if is_engine(path) else build(network_for(path, None)[0], config)
-    _report(plans, shapes, seconds, top, as_json)
+    _report(plans, shapes, seconds, top, as_json, html)
 
 
-def compare_builds(path: str, config: Any, shapes: Any, seconds: float, top: int, as_json: bool, *, ablate: bool) -> None:
+def compare_builds(path: str, config: Any, shapes: Any, seconds: float, top: int, as_json: bool, html: str | None = None, *, ablate: bool) -> None:
     """Compares builds of one model: all optimization levels and a build without passes, or with `ablate` the build without each pass that fired."""
     from whet.builder.build import build
     from whet.cli._model import network_for
@@ -50,10 +50,12 @@ def compare_builds(path: str, config: Any, shapes: Any, seconds: float, top: int
             for k, (name, changes) in enumerate(variants.items()):
                 bar.update(k, len(variants), name)
                 plans[name] = build(net, dataclasses.replace(config, **changes))
-    _report(plans, shapes, seconds, top, as_json, per_layer=False)
+    _report(plans, shapes, seconds, top, as_json, html, per_layer=False)
 
 
-def _report(plans: Mapping[str, Any], shapes: Any, seconds: float, top: int, as_json: bool, *, per_layer: bool = True) -> None:
+def _report(
+    plans: Mapping[str, Any], shapes: Any, seconds: float, top: int, as_json: bool, html: str | None, *, per_layer: bool = True
+) -> None:  # fmt: skip
     from whet.cli._console import console, print_table
     from whet.inspector import layer_facts
     from whet.inspector.alignment import align_layers
@@ -65,9 +67,11 @@ def _report(plans: Mapping[str, Any], shapes: Any, seconds: float, top: int, as_
     facts = {n: layer_facts(p) for n, p in plans.items()}
     moved = {n: sum(f.bytes for f in fs) / 1e6 for n, fs in facts.items()}
     launches = {n: sum(not f.choice.tactic.endswith("view") for f in fs) for n, fs in facts.items()}
+    built = {n: {"build_seconds": p.report.build_seconds, "layers": launches[n], "mb_moved": moved[n]} for n, p in plans.items()}
+    data = {"engines": [r | built[r["name"]] for r in comparison_records(rows)], "layers": [a.to_dict() for a in aligned]}
+    if html is not None:
+        _write_page(Path(html), data, plans)
     if as_json:
-        built = {n: {"build_seconds": p.report.build_seconds, "layers": launches[n], "mb_moved": moved[n]} for n, p in plans.items()}
-        data = {"engines": [r | built[r["name"]] for r in comparison_records(rows)], "layers": [a.to_dict() for a in aligned]}
         click.echo(json.dumps(data, indent=1))
         return
     out = console()
@@ -83,6 +87,18 @@ def _report(plans: Mapping[str, Any], shapes: Any, seconds: float, top: int, as_
         out.print(f"{r.name}: {r.verdict}; outputs differ by at most {r.max_error:.3g}" if r.max_error is not None else f"{r.name}: {r.verdict}")
     if per_layer:
         print_aligned(out, list(plans), [a for a in aligned if not a.same_choices][:top])
+
+
+def _write_page(path: Path, data: Mapping[str, Any], plans: Mapping[str, Any]) -> None:
+    from whet.files import replacing
+    from whet.report import comparison_page
+
+    first = next(iter(plans.values()))
+    about = f"{first.backend}, {first.threads} thread(s), {first.machine.get('model') or first.machine.get('name') or ''}"
+    page = comparison_page(data, title=f"{first.network.name or 'engines'}: {' / '.join(plans)}", about=about)
+    with replacing(path) as part:
+        part.write_text(page, encoding="utf-8")
+    click.echo(f"Wrote {path}", err=True)
 
 
 def _decibels(snr: float | None) -> str:

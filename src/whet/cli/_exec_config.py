@@ -82,6 +82,7 @@ def build_config(o: Options, log: Log, net) -> Any:
         tactic_sources=_sources(o),
         verify="noVerify" not in o,
         deterministic="deterministic" in o,
+        strict_numerics="strictNumerics" in o,
         lock=o.get("lock") or None,
         profiling_verbosity=values.one_of(
             o.get("profilingVerbosity", "layer_names_only"), "profilingVerbosity", ("layer_names_only", "detailed", "none")

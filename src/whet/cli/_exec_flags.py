@@ -67,6 +67,7 @@ def _flags() -> list[Flag]:
         ("saveLock", "FILE", "write the tactic lock: the same lock gives the same engine"),
         ("lock", "FILE", "build exactly the locked engine, or fail and list the differences"),
         ("deterministic", "", "only tactics with reproducible results"),
+        ("strictNumerics", "", "no Winograd, and no kernel that loses NaN or infinities"),
         ("noVerify", "", "do not compare the engine with the reference after the build"),
         ("strict", "", "refuse, instead of reporting, permissions and flags that cannot be used"),
         ("monitorMemory", "", "report memory while building"),

@@ -12,12 +12,22 @@ from whet.cli._prune_flags import build_config
 
 _USED = {
     "model", "output", "pattern", "ratio", "skip", "data", "preprocess", "samples", "recipe_out", "weights", "no_engines", "as_json",
-    "backend", "threads", "shapes", "fp16", "bf16", "int8", "timing_cache",
+    "backend", "threads", "shapes", "fp16", "bf16", "int8", "timing_cache", "importance", "labels", "permute",
 }  # fmt: skip
 
 
-def prune_to_pattern(net: Any, text: str, feeds: Any, options: dict[str, Any], say: Callable[[str], None]) -> tuple[Any, Any, dict[str, Any]]:
-    """The network with the pattern, its recipe (masks), and facts for --json.
+_WORDS = {
+    "l1": "magnitude",
+    "activation": "magnitude and the energy of the inputs",
+    "second_order": "the increase of the output error (second order)",
+    "taylor1": "the change of the loss (Taylor)",
+}
+
+
+def prune_to_pattern(
+    net: Any, text: str, feeds: Any, options: dict[str, Any], say: Callable[[str], None], labels: Any = None
+) -> tuple[Any, Any, dict[str, Any]]:
+    """The network with the pattern, its recipe (masks, orders of channels), and facts for --json.
 
     `say` prints what was pruned, and for patterns that no kernel exploits the measured times.
 
@@ -30,9 +40,12 @@ def prune_to_pattern(net: Any, text: str, feeds: Any, options: dict[str, Any], s
     pattern = parse_pattern(text, options["ratio"])
     _check_flags(isinstance(pattern, Blocks))
     with Bar("pruning") as bar:
-        done = apply_pattern(net, pattern, feeds, skip=options["skip"], progress=bar.update)
+        done = apply_pattern(net, pattern, feeds, importance=options["importance"], labels=labels, permute_seconds=options["permute"],
+                             skip=options["skip"], progress=bar.update)  # fmt: skip
     removed = sum(done.removed.values()) / len(done.removed)
-    by = "magnitude and the energy of the inputs" if feeds is not None else "magnitude"
+    by = _WORDS[options["importance"] if options["importance"] != "auto" else "l1" if feeds is None else "activation"]
+    if done.orders:
+        say(f"{len(done.orders)} groups of channels were reordered throughout the network, so that more of the scores stay")
     say(f"{pattern.name} by {by} in {len(done.removed)} layers; on average {removed:.0%} of the weights' magnitude was removed")
     if done.refitted:
         say(f"the kept weights of {len(done.refitted)} layers were refitted by least squares, without labels")
@@ -43,7 +56,9 @@ def prune_to_pattern(net: Any, text: str, feeds: Any, options: dict[str, Any], s
     else:
         say("All these layers are 2:4: `whet sparsity` says which of them run faster, `whet finetune --masks=2:4` restores the accuracy.")
     facts = {"pattern": pattern.name, "removed_magnitude": dict(done.removed), "refitted": list(done.refitted), "left_out": dict(done.left)}
-    return done.network, Recipe({}, {"pattern": pattern.name}, masks=done.masks), facts
+    orders = {name: tuple(map(int, order)) for name, order in done.orders.items()}
+    facts["reordered"] = list(orders)
+    return done.network, Recipe({}, {"pattern": pattern.name}, masks=done.masks, orders=orders), facts
 
 
 def _times(net: Any, pruned: Any, options: dict[str, Any]) -> str:

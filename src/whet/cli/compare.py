@@ -19,10 +19,11 @@ from whet.cli._prune_flags import build_config, build_flags
 @click.option("--levels", is_flag=True, help="One model: build all optimization levels and one engine without passes, and compare these.")
 @click.option("--ablate", is_flag=True, help="One model: switch off each pass that fired, one at a time, and show what it is worth.")
 @click.option("--top", type=click.IntRange(1), default=12, show_default=True, help="Engines: number of differing layers to show.")
+@click.option("--html", type=click.Path(), help="Engines, --levels, --ablate: write an HTML page of the comparison.")
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")
 @build_flags
 def command(
-    models: tuple[str, ...], no_engines: bool, seconds: float, levels: bool, ablate: bool, top: int, as_json: bool, **build: Any
+    models: tuple[str, ...], no_engines: bool, seconds: float, levels: bool, ablate: bool, top: int, html: str | None, as_json: bool, **build: Any
 ) -> None:  # fmt: skip
     """Compare engines, or ORIGINAL.onnx with pruned models from any tool: whet, Torch-Pruning, ASP, ModelOpt, your own masks.
 
@@ -35,16 +36,18 @@ def command(
     from whet.cli._compare_engines import compare_builds, compare_files
     from whet.cli._console import console, print_table
     from whet.cli._exec_values import shapes as parse_shapes
+    from whet.cli._output_files import check_writable
     from whet.cli._runners import is_engine
     from whet.errors import UsageError
     from whet.frontends import network_from_file
     from whet.pruning import compare
 
+    check_writable(*models, html=html)
     at = parse_shapes(build["shapes"], "shapes") if build["shapes"] else None
     if levels or ablate:
         if (levels and ablate) or len(models) != 1 or is_engine(models[0]):
             raise UsageError("--levels or --ablate takes one model")
-        compare_builds(models[0], build_config(**build), at, seconds, top, as_json, ablate=ablate)
+        compare_builds(models[0], build_config(**build), at, seconds, top, as_json, html, ablate=ablate)
         return
     if len(models) < 2:
         raise UsageError("whet compare takes at least two models: the original and a changed one")
@@ -53,8 +56,10 @@ def command(
     if any(map(is_engine, models)):
         if no_engines:
             raise UsageError("--noEngines counts models only; leave it out to compare engines")
-        compare_files(models, build_config(**build), at, seconds, top, as_json)
+        compare_files(models, build_config(**build), at, seconds, top, as_json, html)
         return
+    if html is not None:
+        raise UsageError("--html shows engines: give at least one engine file, or --levels or --ablate with one model")
     stems = [Path(m).stem for m in models]
     names = stems if len(set(stems)) == len(stems) else list(models)
     nets = {name: network_from_file(m) for name, m in zip(names, models, strict=True)}

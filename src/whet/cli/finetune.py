@@ -10,7 +10,7 @@ import click
 
 from whet.cli._console import Bar, print_json
 from whet.cli._output_files import check_writable
-from whet.training.config import LOSSES, MASKS, OPTIMIZERS, PRECISIONS, FinetuneConfig
+from whet.training.config import BATCH_NORMS, LOSSES, MASKS, OPTIMIZERS, PRECISIONS, FinetuneConfig
 
 _FIELDS = {f.name: f.default for f in FinetuneConfig.__dataclass_fields__.values()}
 
@@ -36,14 +36,21 @@ def _setting(flag: str, field: str, text: str, **how: Any) -> Any:
 @_setting("batch", "batch", "Samples per step.", type=int)
 @_setting("lr", "lr", "Peak learning rate.", type=float)
 @_setting("warmup", "warmup", "Share of the steps with a rising learning rate.", type=float)
+@_setting("lastLr", "last_lr", "Final learning rate as a share of --lr.", type=float)
 @_setting("optimizer", "optimizer", "Optimizer.", type=click.Choice(OPTIMIZERS))
+@_setting("momentum", "momentum", "Momentum of SGD; first moment decay of AdamW.", type=float)
 @_setting("weightDecay", "weight_decay", "Weight decay of matrices; vectors have none.", type=float)
 @_setting("clip", "clip", "Maximum gradient norm; 0: no clipping.", type=float)
+@_setting("accumulate", "accumulate", "Batches whose gradients are added before a step.", type=int)
+@_setting("ema", "ema", "Decay of a moving average of the weights, which becomes the result; 0: none.", type=float)
+@_setting("holdout", "holdout", "Share of the samples that the best epoch is selected on; 0: keep the last.", type=float)
+@_setting("batchNorms", "batch_norms", "Insert batch norms for the training where an export has none, or not.", type=click.Choice(BATCH_NORMS))
 @_setting("precision", "precision", "Compute precision; weights stay FP32.", type=click.Choice(PRECISIONS))
 @_setting("loss", "loss", f"{', '.join(LOSSES)}, or python:MODULE:FUNCTION(outputs, labels).")
 @_setting("labelSmoothing", "label_smoothing", "Label smoothing of the cross entropy.", type=float)
 @_setting("distill", "distill", "Weight of the distance to the teacher in the loss; 1 needs no labels.", type=float)
 @_setting("temperature", "temperature", "Distillation temperature of classifiers.", type=float)
+@_setting("features", "features", "Weight of the distance to the teacher's features in the loss.", type=float)
 @_setting("views", "views", "Augmented views per sample, used in rotation, with one teacher output each. 0: always new views.", type=int)
 @_setting("masks", "masks", "Zeros to keep: 2:4, or the present ones.", type=click.Choice(MASKS))
 @_setting("augment", "augment", "crop:N, flip, cutmix:PERCENT (with --distill=1), separated by commas.")
@@ -51,8 +58,12 @@ def _setting(flag: str, field: str, text: str, **how: Any) -> Any:
 @_setting("seed", "seed", "Seed of sample order and augmentation.", type=int)
 @_setting("checkpoint", "checkpoint", "Checkpoint file; an interrupted training continues from it.")
 @_setting("checkpointSeconds", "checkpoint_seconds", "Seconds between two checkpoints.", type=float)
+@_setting("log", "log", "FILE.csv, or a folder for TensorBoard: loss, rate, errors per epoch.")
 @click.option("--compile", "compile", is_flag=True, help="Fuse steps with torch.compile: pays off in long trainings on a GPU.")
 @click.option("--freezeBatchNorm", "freeze_batch_norm", is_flag=True, help="Keep the batch-norm statistics fixed.")
+@click.option("--channelsLast/--noChannelsLast", "channels_last", default=None, help="Memory layout of images (default: channels last on CUDA).")
+@click.option("--graph/--noGraph", "graph", default=None, help="One CUDA graph per step (default: where possible).")
+@click.option("--trainAlso", "train_also", multiple=True, help="Pattern of further constants to train (repeatable).")
 @click.option("--freeze", multiple=True, help="Pattern of weights to keep fixed (repeatable).")
 @click.option("--json", "as_json", is_flag=True, help="JSON output; messages go to standard error.")
 def command(
@@ -67,6 +78,7 @@ def command(
     recipe: str | None,
     insist: bool,
     freeze: tuple[str, ...],
+    train_also: tuple[str, ...],
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -91,7 +103,7 @@ def command(
     preprocessing = Preprocessing.parse(preprocess) if preprocess else None
     data = training_data(data_source, net, preprocessing)
     test = training_data(test_source, net, preprocessing) if test_source else None
-    config = FinetuneConfig(**settings, freeze=freeze)
+    config = FinetuneConfig(**settings, freeze=freeze, train=train_also)
     with Bar("training") as bar:
         if qat:
             aware = quantization_aware(net, data, config, teacher=original, test=test, progress=bar.update, insist=insist)
@@ -100,17 +112,25 @@ def command(
             done = finetune(net, data, config, teacher=original, test=test, progress=bar.update, train=user_loop, insist=insist)
             trained = done.network
     for h in done.history:
-        accuracy = f", accuracy {h['accuracy']:.2%}" if "accuracy" in h else ""
-        say(f"epoch {h['epoch']:.0f}: loss {h['loss']:.4f}{accuracy}, {h['seconds']:.1f} s")
+        words = [f"{what} {h[key]:.4f}" for key, what in (("loss", "loss"), ("held_out", "held-out error")) if key in h]
+        words += [f"accuracy {h['accuracy']:.2%}"] if "accuracy" in h else []
+        say(f"epoch {h['epoch']:.0f}: {', '.join(words)}, {h['seconds']:.1f} s")
     if done.resumed_at:
         say(f"continued from step {done.resumed_at} of {config.checkpoint}")
+    if done.inserted:
+        say(f"{done.inserted} batch norms were inserted for the training and folded again (--batchNorms=keep: not)")
+    if done.kept_epoch == 0:
+        say("no epoch has a smaller held-out error than the network before the training, which is written. Try a lower --lr or more --epochs.")
+    elif done.kept_epoch is not None and done.kept_epoch < len(done.history):
+        say(f"epoch {done.kept_epoch} has the smallest held-out error and is written")
     if done.held:
         say(f"zeros of {done.held} weights were kept ({config.masks})")
     if recipe:
         say(f"recipe: {_with_masks(recipe, done.masks)}, {len(done.masks)} masks")
     save_onnx(trained, target)
     if as_json:
-        facts = {"steps": done.steps, "seconds": done.seconds, "resumed_at": done.resumed_at, "masks": done.held, "accuracy": done.accuracy}
+        facts = {"steps": done.steps, "seconds": done.seconds, "resumed_at": done.resumed_at, "masks": done.held, "accuracy": done.accuracy,
+                 "kept_epoch": done.kept_epoch, "inserted_batch_norms": done.inserted}  # fmt: skip
         print_json({"model": target, "history": done.history, **facts, "trained_by": user_loop, "recipe": recipe})
         return
     accuracy = f"; accuracy {done.accuracy:.2%} on {len(test)} samples" if done.accuracy is not None and test is not None else ""

@@ -30,11 +30,14 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 @click.option("--params", help="Prune to at most this many parameters: 0.5x, or a number.")
 @click.option("--channels", help="Prune to this share of the channels: 0.6x. Like --ratio, but selected like the other targets.")
 @click.option("--pattern", help="Set weights to zero in a pattern instead of removing channels: 2:4, N:M, block:4x1 (with --ratio), template:FILE.")
+@click.option("--permute", type=click.FloatRange(0), default=0.0, metavar="SECONDS",
+              help="With --pattern=2:4: search for an order of the channels that keeps more, for at most so long; the function stays the same.")
 @click.option("--depth/--noDepth", "depth", default=None,
               help="With a target: whole residual branches may be removed.  [default: if the importance is measured on data]")
 @click.option("--importance", default="auto", show_default=True,
               help="auto (with a target and --calibData reconstruction, else l1), reconstruction, "
-                   "l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION.")
+                   "l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION. "
+                   "With --pattern: auto (activation with --calibData, else l1), l1, activation, second_order, taylor1.")
 @click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Rank over all groups, or per group.")
 @click.option("--multiple", type=click.IntRange(1), help="Keep a multiple of this many channels per group "
               "(default: 8; with --flops, --params or --channels eighths of narrow groups).")  # fmt: skip
@@ -44,6 +47,7 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 @click.option("--latencyTable", "table", type=click.Path(dir_okay=False), help="Latency table to use and extend.")
 @click.option("--retime", is_flag=True, help="With --latency: time all layers again; ignore the table and the timing cache.")
 @click.option("--noEngines", "no_engines", is_flag=True, help="With --latency: trust the table, build no engines.")
+@click.option("--noFloor", "no_floor", is_flag=True, help="With a target and --calibData: do not compare with uniform cuts at the same cost.")
 @click.option("--calibData", "data", help="Unlabelled recovery data: DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION.")
 @click.option("--calibPreprocess", "preprocess", help="Preprocessing of images, as for whet exec.")
 @click.option("--samples", type=click.IntRange(1), default=256, show_default=True, help="Number of recovery samples.")
@@ -75,10 +79,12 @@ def command(
     engine is built and timed to compare with the prediction. Layers timed under external load are re-timed.
     Without --calibData nothing is recovered: fine-tune the result, or expect a large loss of accuracy.
 
-    --pattern keeps the shapes and sets weights to zero, by magnitude; with --calibData by the energy of the inputs too, and the kept weights are
-    refitted. 2:4 and patterns that contain it run on 2:4 kernels; other zeros are multiplied like other values, and the times say so.
+    --pattern keeps the shapes and sets weights to zero, by magnitude or another --importance; with --calibData by the energy of the inputs too, and
+    the kept weights are refitted. --permute=30 first reorders coupled channels throughout the network. 2:4 and patterns that contain it run on
+    2:4 kernels; other zeros are multiplied like other values, and the times say so.
     """
     from whet.cli._prune_pattern import prune_to_pattern
+    from whet.errors import UsageError
     from whet.frontends import network_from_file, save_onnx
     from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, recover, save_recipe, save_weights
     from whet.pruning.order import note
@@ -97,10 +103,13 @@ def command(
         must_have_safetensors()
     if recipe_in is None and pattern is None:
         check_effective_flags(target=next((t for t in _TARGETS if options[t] is not None), None), data=data, importance=options["importance"])
+    permute = options.pop("permute")
+    if permute and pattern is None:
+        raise UsageError("--permute has no effect without --pattern=2:4: it orders channels so that this pattern keeps more")
     config = _config(dict(options))
     feeds = load_unlabelled(data, net, samples, preprocess) if data else None
     if pattern is not None:
-        pruned, masks, facts = prune_to_pattern(net, pattern, feeds, options, say)
+        pruned, masks, facts = prune_to_pattern(net, pattern, feeds, {**options, "permute": permute}, say, _labels(labels, data, samples))
         if recipe_out:
             check_writable(model, output=target, weights=weights, recipe=str(Path(recipe_out).with_suffix(".safetensors")))
             say(f"recipe: {save_recipe(masks, recipe_out)}")
@@ -187,7 +196,8 @@ def _facts(pruned: Any) -> dict[str, Any]:
     report = pruned.report
     return {
         "channels": list(pruned.channels), "importance": pruned.recipe.about["importance"], "branches_removed": list(pruned.recipe.removed),
-        "predicted": report.predicted, "predicted_unit": report.unit, "engine_ms": report.engine_ms, "optimality_gap": report.gap,
+        "predicted": report.predicted, "predicted_unit": report.unit, "engine_ms": report.engine_ms, "optimality_gap": report.known_gap,
+        "output_errors": None if report.floor is None else {"selected": report.floor.chosen, "uniform": report.floor.uniform},
         "doubtful_times": report.doubtful,
     }  # fmt: skip
 
@@ -202,8 +212,9 @@ def _config(o: dict[str, Any]) -> Any:
     if len(targets) > 1:
         raise UsageError(f"one target at a time: --{targets[0].kind} and --{targets[1].kind} are given")
     fields = {k: o.pop(k) for k in ("ratio", "depth", "importance", "scope", "multiple", "table", "retime", "insist")}
-    skip, engines, widths = o.pop("skip"), not o.pop("no_engines"), _widths(o.pop("width"))
-    return PruneConfig(**fields, skip=skip, widths=widths, engines=engines, target=targets[0] if targets else None, build=build_config(**o))
+    skip, engines, floor, widths = o.pop("skip"), not o.pop("no_engines"), not o.pop("no_floor"), _widths(o.pop("width"))
+    target = targets[0] if targets else None
+    return PruneConfig(**fields, skip=skip, widths=widths, engines=engines, floor=floor, target=target, build=build_config(**o))
 
 
 def _widths(given: tuple[str, ...]) -> dict[str, int]:

@@ -42,14 +42,16 @@ def attention_sample(
     repeats: int = 1,
 ) -> Sample:
     """softmax(q @ k^T / sqrt(size) + mask) @ v. `layout`: "heads" (q, k, v as the MatMuls read them), "rows" (heads within a row, as a
-    projection writes them; the body has the transposes, the result's too), "stacked" (q, k and v in one tensor of rows). `causal`: the mask is
-    a constant that adds this value to the keys after the row (the last row sees all keys). `group` ("rows" only): heads of q that share a head of
-    k and v, which the body expands. `guard`: the first row of the constant mask hides every key, and rows of probabilities become 0: those of NaN
-    ("nan"), or those of which the mask hides every key ("hidden"). `repeats`: the mask repeats along the batch."""
+    projection writes them; the body has the transposes, the result's too), "stacked" (q, k and v in one tensor of rows), "merged" (the result of
+    one projection, which the body splits). `causal`: the mask is a constant that adds this value to the keys after the row (the last row sees all
+    keys). `group` ("rows" only): heads of q that share a head of k and v, which the body expands. `guard`: the first row of the constant mask hides
+    every key, and rows of probabilities become 0: those of NaN ("nan"), or those of which the mask hides every key ("hidden"). `repeats`: the mask
+    repeats along the batch."""
     stacked: list[str | np.ndarray] = [f"f32[{batch},{rows},3,{heads},{size}]", np.array(0), np.array(1), np.array(2)]
     separate: list[str | np.ndarray] = [f"f32[{batch},{n},{h},{size}]" for n, h in ((rows, heads), (keys, heads // group), (keys, heads // group))]
     plain: list[str | np.ndarray] = [f"f32[{batch},{heads},{a},{b}]" for a, b in ((rows, size), (size, keys), (keys, size))]
-    inputs: list[str | np.ndarray | None] = [*{"heads": plain, "rows": separate, "stacked": stacked}[layout]]
+    projected: list[str | np.ndarray] = [f"f32[{batch},{rows},{3 * heads * size}]", np.array([batch, rows, heads, size])]
+    inputs: list[str | np.ndarray | None] = [*{"heads": plain, "rows": separate, "stacked": stacked, "merged": projected}[layout]]
     factor = size**0.5 if scale == "Div" else size**-0.5
     inputs += [np.array(factor, np.float32)] if scale else []
     inputs += [f"{'const ' if constant else ''}f32[{','.join(map(str, mask))}]"] if mask else []
@@ -65,7 +67,7 @@ def attention_sample(
 
     def regions() -> Regions:
         body, own = new_body(inputs)
-        rest = own[4 if layout == "stacked" else 3 :]
+        rest = own[{"stacked": 4, "merged": 2}.get(layout, 3) :]
         if layout == "heads":
             q, k, v = own[:3]
         elif layout == "rows":
@@ -77,6 +79,11 @@ def attention_sample(
                 axis, expanded, merged = own[-3:]
                 k, v = (body.add("Reshape", body.add("Expand", body.add("Unsqueeze", t, axis), expanded), merged) for t in (k, v))
                 k = body.add("Transpose", k, perm=(0, 1, 3, 2))
+        elif layout == "merged":
+            own[1].shape_value = (batch, rows, heads, size)
+            parts = body.add("Split", own[0], axis=-1, split=(heads * size,) * 3)
+            order = ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3))
+            q, k, v = (body.add("Transpose", body.add("Reshape", t, own[1]), perm=perm) for t, perm in zip(parts, order, strict=True))
         else:
             x = body.add("Transpose", own[0], perm=(2, 0, 3, 1, 4))
             q, k, v = (body.add("Gather", x, i, axis=0) for i in own[1:4])
@@ -110,6 +117,7 @@ ATTENTION = composite(
         attention_sample(1, 2, 33, 33, 64, layout="rows", scale="Mul", mask=(1, 1, 33, 33)),
         attention_sample(2, 2, 50, 50, 32, layout="stacked", scale="Mul"),
         attention_sample(4, 3, 49, 49, 32, layout="stacked", mask=(1, 3, 49, 49), constant=True),
+        attention_sample(2, 3, 40, 40, 64, layout="merged", scale="Mul"),
         attention_sample(1, 2, 20, 150, 80, layout="rows", scale=""),
         attention_sample(1, 1, 70, 9, 128, layout="rows", mask=(9,)),
         attention_sample(1, 2, 90, 150, 64, layout="rows"),

@@ -62,6 +62,8 @@ EPILOGUE = composite(
         conv_silu_sample("f32[2,16,5,6]", "f32[64,16,1,1]", bias=False),
         conv_silu_sample("f32[1,32,11,15]", "f32[32,1,3,3]", group=32, **_PADDED),
         conv_silu_sample("f32[2,16,14,13]", "f32[16,1,5,5]", bias=False, group=16, pads=(2, 2, 2, 2), strides=(2, 2)),
+        conv_sample("f32[2,48,17,19]", "f32[48,1,7,7]", "Relu", group=48, pads=(3, 3, 3, 3)),
+        conv_silu_sample("f32[1,32,30,13]", "f32[32,1,9,9]", group=32, pads=(4, 4, 4, 4), strides=(2, 2)),
         conv_silu_sample("f32[2,20,9,11]", "f32[40,20,3,3]", after="f32[2,40,9,11]", **_PADDED),
         conv_silu_sample("f32[1,3,18,26]", "f32[16,3,6,6]", pads=(2, 2, 2, 2), strides=(2, 2)),
         # 64 channels over more pixels than a GPU's multiprocessors take in one wave

@@ -24,7 +24,7 @@ def explain(plan: EnginePlan, layer: str | None = None) -> dict[str, Any]:
     facts = layer_facts(plan)
     if layer is None:
         return _engine(plan, facts)
-    return _layer(plan, find_layer(facts, layer))
+    return explain_layer(plan, find_layer(facts, layer))
 
 
 def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
@@ -93,7 +93,8 @@ def _group_by_tactic(facts: list[LayerFacts], total: float) -> list[dict[str, An
     return sorted(rows, key=lambda r: -(r["ms"] or 0.0))
 
 
-def _layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
+def explain_layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
+    """Data of one layer: `explain(plan, layer)` for facts that are at hand."""
     passes = plan.report.passes
     names = {f.layer.name, *f.layer.sources, *(t.name for t in f.layer.outputs)}
     if f.layer.op == "Fused":

@@ -114,11 +114,9 @@ def _with_bounds(rows: list[LayerFacts], plan: EnginePlan) -> list[LayerFacts]:
     """Adds each layer's bound (compute, memory or launch) by the machine's peak rates, or by the highest rates among the engine's layers."""
     from dataclasses import replace
 
-    timed = [r for r in rows if r.ms]
-    if not timed:
+    flops, moved, _ = rates(rows, plan)
+    if flops is None or moved is None:
         return rows
-    flops = plan.machine.get("peak_flops_per_s") or max(r.flops / r.ms for r in timed if r.ms) * 1e3 or 1.0
-    moved = plan.machine.get("bytes_per_s") or max(r.bytes / r.ms for r in timed if r.ms) * 1e3 or 1.0
     bounded = []
     for r in rows:
         if not r.ms:
@@ -131,6 +129,22 @@ def _with_bounds(rows: list[LayerFacts], plan: EnginePlan) -> list[LayerFacts]:
             bound = "compute" if compute >= memory else "memory"
         bounded.append(replace(r, bound=bound))
     return bounded
+
+
+def rates(rows: list[LayerFacts], plan: EnginePlan) -> tuple[float | None, float | None, str]:
+    """(operations a second, bytes a second, their source): the machine's peak rates, else the highest rates among the engine's layers.
+
+    None if no layer was timed and the machine's rates are unknown.
+    """
+    flops, moved = plan.machine.get("peak_flops_per_s"), plan.machine.get("bytes_per_s")
+    if flops and moved:
+        return flops, moved, "peak rates of the machine"
+    timed = [r for r in rows if r.ms]
+    if not timed:
+        return flops, moved, "peak rates of the machine"
+    flops = flops or max(r.flops / r.ms for r in timed if r.ms) * 1e3 or 1.0
+    moved = moved or max(r.bytes / r.ms for r in timed if r.ms) * 1e3 or 1.0
+    return flops, moved, "highest rates among the engine's layers"
 
 
 def find_layer(rows: list[LayerFacts], wanted: str) -> LayerFacts:

@@ -11,10 +11,10 @@ from whet.errors import MemoryLimitError, NetworkError
 from whet.network import Layer, Network, Tensor
 from whet.ops._cost import operations
 
-_BYTES = 1 << 28  # that any model may fold, in addition to _BYTES_PER_BYTE for each byte of its weights
-_BYTES_PER_BYTE = 16  # a chain of casts, transposes and products per weight
-_WORK = 1 << 36  # operations of any model, in addition to _WORK_PER_BYTE: up to a few minutes
-_WORK_PER_BYTE = 512
+FOLDED_BYTES = 1 << 28  # that any model may fold, in addition to FOLDED_BYTES_PER_BYTE for each byte of its weights
+FOLDED_BYTES_PER_BYTE = 16  # a chain of casts, transposes and products per weight
+FOLDING_WORK = 1 << 36  # operations of any model, in addition to FOLDING_WORK_PER_BYTE: up to a few minutes
+FOLDING_WORK_PER_BYTE = 512
 _PER_ELEMENT = 16  # operations that an element of an input or output counts as
 _SMALL = 1 << 16  # bytes of a constant that always fits
 
@@ -24,8 +24,8 @@ class FoldBudget:
 
     def __init__(self, weight_bytes: int):
         self.weight_bytes = weight_bytes
-        self.bytes = _BYTES + _BYTES_PER_BYTE * weight_bytes
-        self.work = _WORK + _WORK_PER_BYTE * weight_bytes
+        self.bytes = FOLDED_BYTES + FOLDED_BYTES_PER_BYTE * weight_bytes
+        self.work = FOLDING_WORK + FOLDING_WORK_PER_BYTE * weight_bytes
 
     @classmethod
     def of(cls, net: Network) -> FoldBudget:
@@ -36,7 +36,8 @@ class FoldBudget:
         """The reason why a layer with static shapes is not folded; None if it is, and then its operations are spent."""
         added = sum(_nbytes(t) for t in layer.outputs)
         if added > max(self.bytes, _SMALL):
-            return f"the constants that passes compute would exceed {_BYTES_PER_BYTE} times the model's weights ({self.weight_bytes} bytes) + 256 MiB"
+            limit = f"{FOLDED_BYTES_PER_BYTE} times the model's weights ({self.weight_bytes} bytes) + 256 MiB"
+            return f"the constants that passes compute would exceed {limit}"
         work = _work(layer)
         if work > self.work:
             return "computing the model's constants would take too many operations at build time"
@@ -46,7 +47,7 @@ class FoldBudget:
     def spend(self, nbytes: int) -> None:
         """Counts a new constant. Raises MemoryLimitError if it exceeds twice the budget: rewrites of weights count, but are not skipped."""
         self.bytes -= nbytes
-        if self.bytes < -(_BYTES + _BYTES_PER_BYTE * self.weight_bytes):
+        if self.bytes < -(FOLDED_BYTES + FOLDED_BYTES_PER_BYTE * self.weight_bytes):
             raise MemoryLimitError(
                 f"passes would compute far more constants than the model has weights ({self.weight_bytes} bytes). Build with --passes=none."
             )

@@ -9,7 +9,7 @@ from whet.ops._base import INTS, given, numbers, op
 from whet.ops._types import may_equal, numeric_input
 
 
-def _inferred(layer, sizes):
+def inferred_sizes(layer, sizes):
     r, a = len(sizes) - 2, layer.attrs
     kernel, strides, pads = a["kernel_shape"], a.get("strides") or (1,) * r, a.get("pads") or (0,) * 2 * r
     return (*sizes[:2], *((sizes[2 + i] - 1) * strides[i] - pads[i] - pads[r + i] + kernel[i] for i in range(r)))
@@ -21,11 +21,11 @@ def infer(layer):
     if not may_equal(indices.shape, t.shape) or indices.dtype.kind != "int" or len(layer.attrs.get("kernel_shape") or ()) != t.rank - 2:
         raise NetworkError(f"takes indices of the shape of {t} and a kernel_shape of its spatial rank, not {indices.type}")
     shape = given(layer, "output_shape", 2)
-    return t.with_shape(_inferred(layer, t.shape) if shape is None else shape)
+    return t.with_shape(inferred_sizes(layer, t.shape) if shape is None else shape)
 
 
 def reference(layer, x, indices, shape=None):
-    sizes = _inferred(layer, x.shape)
+    sizes = inferred_sizes(layer, x.shape)
     y = np.zeros(prod(sizes), x.dtype)
     y[indices.reshape(-1)] = x.reshape(-1)
     y = y.reshape(sizes)

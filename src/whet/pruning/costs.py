@@ -29,12 +29,14 @@ class Costs:
         added: Mapping[str, float] | None = None,
         measured: bool = False,
         expect: Callable[[Iterable[tuple[str, Widths]]], None] | None = None,
+        unneeded: frozenset[str] = frozenset(),
     ):
         """`added` is the cost a removed branch leaves in the network: layers that were fused with it. `measured` costs are noisy and expensive;
-        `expect` receives the upcoming queries (items at widths), so that it can prepare several at once."""
+        `expect` receives the upcoming queries (items at widths), so that it can prepare several at once. `unneeded` items, which no output
+        needs, leave with the first removed branch."""
         self.measured = measured
         self.unit, self._price, self._expect, self.groups_of, self.gone = unit, price, expect, groups_of, gone
-        self.added = dict(added or {})
+        self.added, self._unneeded = dict(added or {}), unneeded
         self.items_of: dict[str, list[str]] = {}
         for item, names in groups_of.items():
             for name in names:
@@ -58,7 +60,8 @@ class Costs:
 
     def left(self, removed: Iterable[str]) -> list[str]:
         """Items that remain."""
-        out = set().union(*(self.gone.get(b, frozenset()) for b in removed))
+        removed = tuple(removed)
+        out = set().union(*(self.gone.get(b, frozenset()) for b in removed), self._unneeded if removed else ())
         return [i for i in self.groups_of if i not in out]
 
     def total(self, widths: Widths, removed: Iterable[str] = ()) -> float:
@@ -80,9 +83,9 @@ def parameter_costs(net: Network, found: Sequence[Group], blocks: Sequence[Branc
     """Parameters as count_params counts them."""
     counted = {t.name: t for t in trained(net)}
     shape, touching = _shapes(found)
-    after = {b.name: set(remove_branches(net, [b.name]).constants) for b in blocks}
-    gone = {name: frozenset(n for n in counted if n not in left) for name, left in after.items()}
-    return Costs("parameters", lambda n, w: prod(shape(counted[n], w)), {n: touching([t]) for n, t in counted.items()}, gone)
+    gone, unneeded = removed_with(net, blocks, lambda n: set(n.constants))
+    groups_of = {n: touching([t]) for n, t in counted.items()}
+    return Costs("parameters", lambda n, w: prod(shape(counted[n], w)), groups_of, gone, unneeded=unneeded)
 
 
 def flop_costs(net: Network, found: Sequence[Group], blocks: Sequence[Branch], env: Mapping[str, int] | None = None) -> Costs:
@@ -95,9 +98,14 @@ def flop_costs(net: Network, found: Sequence[Group], blocks: Sequence[Branch], e
         layer = layers[name]
         return operations(resize_layer(layer, {t: shape(t, w) for t in _tensors(layer)}), values)
 
-    after = {b.name: {x.name for x in remove_branches(net, [b.name]).layers} for b in blocks}
-    gone = {name: frozenset(n for n in layers if n not in left) for name, left in after.items()}
-    return Costs("FLOPs", price, {n: touching(_tensors(x)) for n, x in layers.items()}, gone)
+    gone, unneeded = removed_with(net, blocks, lambda n: {x.name for x in n.layers})
+    return Costs("FLOPs", price, {n: touching(_tensors(x)) for n, x in layers.items()}, gone, unneeded=unneeded)
+
+
+def removed_with(net: Network, blocks: Sequence[Branch], items: Callable[[Network], set[str]]) -> tuple[dict[str, frozenset[str]], frozenset[str]]:
+    """The items that leave with each branch, and those that no output needs: these would depend on every branch."""
+    needed = items(remove_branches(net, ()))
+    return {b.name: frozenset(needed - items(remove_branches(net, [b.name]))) for b in blocks}, frozenset(items(net) - needed)
 
 
 def _tensors(layer: Layer) -> list[Tensor]:

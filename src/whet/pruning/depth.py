@@ -6,8 +6,10 @@ Blocks whose shortcut changes the shape have no removable branch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from whet.errors import PruneError
 from whet.network import Layer, Network, Tensor, verify
@@ -84,6 +86,33 @@ def _shape_readers(t: Tensor, users) -> set[str]:
     return {x.name for x, _ in users.get(t, []) if x.op in ("Shape", "Size")}
 
 
+def innermost(found: Sequence[Branch], most: int = 8) -> list[Branch]:
+    """Of nested branches the smallest ones, so that no layer is inside more than `most`: the tables of a choice have an axis for each of them."""
+    inside: dict[str, int] = {}
+    kept = set()
+    for b in sorted(found, key=lambda b: len(b.layers)):
+        if all(inside.get(name, 0) < most for name in b.layers):
+            kept.add(b.name)
+            inside.update((name, inside.get(name, 0) + 1) for name in b.layers)
+    return [b for b in found if b.name in kept]
+
+
+def removable(net: Network, blocks: Sequence[Branch], scores: Mapping[str, np.ndarray]) -> list[Branch]:
+    """The half, rounded up, of each stage's branches that lose least: sums of single losses understate what a stage without branches loses.
+
+    A stage are branches of the same ops whose sums have the same shape.
+    """
+    layers = {x.name: x for x in net.layers}
+    stages: dict[tuple, list[Branch]] = {}
+    for b in blocks:
+        stages.setdefault((tuple(layers[b.name].output.shape), tuple(sorted(layers[n].op for n in b.layers))), []).append(b)
+    allowed = set()
+    for stage in stages.values():
+        ranked = sorted(stage, key=lambda b: float(scores[b.name].sum()))
+        allowed |= {b.name for b in ranked[: -(-len(stage) // 2)]}
+    return [b for b in blocks if b.name in allowed]
+
+
 def find_branches(found: Sequence[Branch], names: Iterable[str]) -> list[Branch]:
     """The branches of these names. Raises PruneError with the nearest name."""
     known = {b.name: b for b in found}
@@ -119,8 +148,6 @@ def remove_branches(net: Network, names: Iterable[str]) -> Network:
 
 def silenced(net: Network, names: Iterable[str]) -> Network:
     """`net` at full depth with the output of the named branches multiplied by zero: equivalent to `remove_branches`."""
-    import numpy as np
-
     made = net.clone()
     layers = {x.name: x for x in made.layers}
     for b in find_branches(branches(net), names):

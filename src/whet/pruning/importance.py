@@ -25,6 +25,7 @@ from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
 from whet.pruning.reconstruction import reconstruction_scores
 from whet.pruning.sensitivity import Gates, Progress, gates
+from whet.pruning.sizes import factor_counts
 from whet.registry import PYTHON_PREFIX, nearest, user_function
 
 KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "reconstruction", "random")
@@ -179,7 +180,8 @@ def choose(
 
     `scope` "group" cuts the same share of every group, "global" the least important units over all groups. Kept counts are rounded to a
     `multiple` of channels (as kernels prefer) with at least `least` units (default: one multiple). Groups in `widths` keep exactly that many
-    units. Raises PruneError for an invalid ratio, scope or width.
+    units. Of an axis that is a product (heads and their width, groups of a convolution and their channels) each of k factors keeps the k-th root of
+    the share, so that the axis keeps the share. Raises PruneError for an invalid ratio, scope or width.
     """
     if not 0 <= ratio < 1:
         raise PruneError(f"the share of channels to cut must be in [0, 1), not {ratio}")
@@ -193,6 +195,8 @@ def choose(
         every = np.sort(np.concatenate([scores[g.name] for g in found]))
         threshold = every[int(len(every) * ratio)]
         share = {g.name: float(np.mean(scores[g.name] >= threshold)) for g in found}
+    factors = factor_counts(found)
+    share = {name: s ** (1 / factors[name]) for name, s in share.items()}
     kept = {}
     for g in found:
         step = step_of(g, multiple)

@@ -1,31 +1,28 @@
-"""Sparsity patterns for the weights of a network, by magnitude or, with data, by the energy of the inputs and with a least-squares update.
+"""Sparsity patterns for the weights of a network, by the scores of weight_scores.py; with data also a least-squares update.
 
-With data a weight's score is |w| times the root mean square of its input over the samples: the increase of the layer's squared output error if
-the weight is removed and inputs are uncorrelated (the diagonal of the Hessian; LeCun et al., Optimal Brain Damage, 1989; Sun et al.,
-arXiv:2306.11695). The kept weights are then refitted: those of each output channel minimize the squared error of the layer's output over
-sampled positions (Frantar and Alistarh, arXiv:2301.00774, solve the same problem approximately).
+With data the kept weights are refitted: those of each output channel minimize the squared error of the layer's output over sampled positions
+(Frantar and Alistarh, arXiv:2301.00774, solve the same problem approximately). Patterns of N:M may first reorder coupled channels (permute.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from whet.errors import PruneError
-from whet.network import Layer, Network, Origin, Tensor, Weight
-from whet.ops import run_network
+from whet.network import Layer, Network, Origin, Weight
 from whet.pruning._data import check_data
-from whet.pruning._least_squares import conv_rows
+from whet.pruning._layer_inputs import LayerInputs
 from whet.pruning.order import note
+from whet.pruning.permute import permute_channels
 from whet.pruning.sensitivity import Progress
+from whet.pruning.weight_scores import WeightScores
 from whet.registry import nearest
 from whet.sparsity import first_violation, is_two_four, reduction_axis
-from whet.sparsity.patterns import Pattern
+from whet.sparsity.patterns import NOfM, Pattern
 
-_ROWS = 4096  # sampled positions of a layer's input
-_WIDEST = 2304  # inputs of an output channel above which weights are not refitted
 _FLOPS = 2e11  # of the solutions of a layer at most
 _RIDGE = 1e-3  # relative to the mean diagonal of the Gram matrix, as in the recovery
 
@@ -41,14 +38,7 @@ class Patterned:
     left: Mapping[str, str]
     refitted: tuple[str, ...] = ()
     two_four: tuple[str, ...] = ()  # layers whose weights are now 2:4
-
-
-@dataclass
-class _Inputs:
-    """Gram matrix float64 [groups, k, k] of a layer's inputs (k: input channel and kernel position, as in its weights), and the rows in it."""
-
-    gram: np.ndarray
-    rows: int = 0
+    orders: Mapping[str, np.ndarray] = field(default_factory=dict)  # by group: the old index of each channel, if channels were reordered
 
 
 def apply_pattern(
@@ -56,14 +46,20 @@ def apply_pattern(
     pattern: Pattern,
     data: Mapping[str, np.ndarray] | None = None,
     *,
+    importance: str = "auto",
+    labels: np.ndarray | None = None,
+    permute_seconds: float = 0.0,
     skip: Collection[str] = (),
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Patterned:
     """A copy of `net` (source stage) with `pattern` in the weights of each Conv, Gemm and MatMul that it fits.
 
-    data: unlabelled inputs by name, samples along axis 0. Raises PruneError for a quantized network, weights that hold a NaN, an unknown layer in
-    `skip`, and if the pattern fits no layer.
+    data: inputs by name, samples along axis 0. `importance`: one of weight_scores.KINDS; "auto" is "activation" with data, else "l1".
+    `permute_seconds`: time limit of the search for an order of the channels in which the pattern keeps the highest scores (0: none).
+
+    Raises PruneError for a quantized network, weights that hold a NaN, an unknown layer in `skip`, an importance that is unknown or lacks data, a
+    permutation for another pattern than 2:4, and if the pattern fits no layer.
     """
     if any(x.op in ("QuantizeLinear", "DequantizeLinear") for x in net.layers):
         raise PruneError("the network is quantized (Q/DQ nodes): apply the pattern to the floating-point model, fine-tune, then calibrate")
@@ -72,8 +68,17 @@ def apply_pattern(
         raise PruneError(f"no layer with weights is named {unknown[0]!r}.{nearest(unknown[0], weighted)}")
     wanted = {n: x for n, x in weighted.items() if n not in skip}
     if data is not None:
-        check_data(data)
-    inputs = {} if data is None else _gather(net, wanted, data, seed)
+        check_data(data, labels)
+    _must_be_finite(wanted.values())
+    orders: Mapping[str, np.ndarray] = {}
+    if permute_seconds > 0:
+        if not (isinstance(pattern, NOfM) and (pattern.n, pattern.m) == (2, 4)):
+            raise PruneError(f"the order of the channels is searched for 2:4, not for {pattern.name}: leave out the permutation")
+        scores = WeightScores.of(net, wanted, importance, None if importance == "l1" else data, labels, seed)
+        permuted = permute_channels(net, permute_seconds, scores, skip=skip, progress=progress)
+        net, orders = permuted.network, permuted.orders
+    scores = WeightScores.of(net, wanted, importance, data, labels, seed)
+    inputs = scores.inputs
     made = net.clone()
     done: dict[str, np.ndarray] = {}
     found = _Found({n: "it is skipped" for n in skip})
@@ -87,10 +92,8 @@ def apply_pattern(
             found.left[layer.name] = f"it shares its weights with another layer ('{w.name}')"
             continue
         array = w.array()
-        if np.isnan(np.asarray(array, np.float32)).any():
-            raise PruneError(f"the weights of '{layer.name}' hold a NaN ({_where_nan(array)}): correct the model first")
         try:
-            mask = _mask(layer, array, axis, pattern, inputs.get(layer.name))
+            mask = _mask(scores(layer.name, array, axis), axis, pattern)
         except ValueError as e:
             found.left[layer.name] = str(e)
             continue
@@ -108,7 +111,7 @@ def apply_pattern(
         reasons = "; ".join(f"{n}: {why}" for n, why in list(found.left.items())[:3])
         raise PruneError(f"the pattern {pattern.name} fits no layer of '{net.name}': {reasons or 'it has no constant weights'}")
     note(made, "prune", pattern=pattern.name)
-    return Patterned(made, done, found.removed, found.left, tuple(found.refitted), tuple(found.two_four))
+    return Patterned(made, done, found.removed, found.left, tuple(found.refitted), tuple(found.two_four), orders)
 
 
 @dataclass
@@ -119,9 +122,12 @@ class _Found:
     two_four: list[str] = field(default_factory=list)
 
 
-def _where_nan(array: np.ndarray) -> str:
-    at = np.unravel_index(int(np.isnan(np.asarray(array, np.float32)).argmax()), array.shape)
-    return f"at {tuple(int(i) for i in at)}"
+def _must_be_finite(layers: Iterable[Layer]) -> None:
+    for layer in layers:
+        array = np.asarray((reduction_axis(layer) or (layer.needs(1), 0))[0].array(), np.float32)
+        if np.isnan(array).any():
+            at = np.unravel_index(int(np.isnan(array).argmax()), array.shape)
+            raise PruneError(f"the weights of '{layer.name}' hold a NaN (at {tuple(int(i) for i in at)}): correct the model first")
 
 
 def _matrix(array: np.ndarray, axis: int) -> np.ndarray:
@@ -131,70 +137,14 @@ def _matrix(array: np.ndarray, axis: int) -> np.ndarray:
     return array if axis == array.ndim - 1 else array.swapaxes(-1, -2)
 
 
-def _mask(layer: Layer, array: np.ndarray, axis: int, pattern: Pattern, inputs: _Inputs | None) -> np.ndarray:
+def _mask(scores: np.ndarray, axis: int, pattern: Pattern) -> np.ndarray:
     """The mask in the weights' layout. Raises ValueError if the weights do not hold whole tiles."""
-    scores = np.abs(np.asarray(array, np.float64))
-    if inputs is not None:
-        scores = scores * np.sqrt(_diagonal(layer, array, axis, inputs))
-    mask = np.empty(array.shape, bool)
+    mask = np.empty(scores.shape, bool)
     _matrix(mask, axis)[...] = pattern.mask(_matrix(scores, axis))
     return mask
 
 
-def _diagonal(layer: Layer, array: np.ndarray, axis: int, inputs: _Inputs) -> np.ndarray:
-    """Mean square of each weight's input, in the weights' layout (broadcast)."""
-    energy = np.diagonal(inputs.gram, axis1=1, axis2=2) / max(inputs.rows, 1)  # [groups, k]
-    if layer.op == "Conv":
-        groups = len(energy)
-        return np.repeat(energy.reshape(groups, *array.shape[1:]), array.shape[0] // groups, axis=0)
-    return energy[0].reshape(1, -1) if axis == array.ndim - 1 else energy[0].reshape(-1, 1)
-
-
-def _gather(net: Network, layers: Mapping[str, Layer], data: Mapping[str, np.ndarray], seed: int) -> dict[str, _Inputs]:
-    """Gram matrices of the layers' inputs over the samples; none for a layer with too many inputs, or with computed transposes."""
-    readers: dict[Tensor, list[Layer]] = {}
-    for layer in layers.values():
-        w, axis = reduction_axis(layer) or (None, 0)
-        assert w is not None
-        size = int(np.prod(w.shape[1:])) if layer.op == "Conv" else int(w.shape[axis])
-        if size <= _WIDEST and not layer.attrs.get("transA") and (layer.op == "Conv" or w.type.rank == 2) and layer.input(0) is not None:
-            readers.setdefault(layer.needs(0), []).append(layer)
-    found: dict[str, _Inputs] = {}
-    rng = np.random.default_rng(seed)
-
-    def watch(tensor: Tensor, array: np.ndarray) -> None:
-        for layer in readers.get(tensor, ()):
-            rows = _rows(layer, array, rng, most=max(64, _ROWS // batches))
-            gram = rows.transpose(0, 2, 1) @ rows
-            known = found.setdefault(layer.name, _Inputs(np.zeros_like(gram)))
-            known.gram += gram
-            known.rows += rows.shape[1]
-
-    count = len(next(iter(data.values())))
-    fixed = [t.shape[0] for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)]
-    batch = fixed[0] if fixed else min(count, 16)
-    batches = max(count // batch, 1)
-    for start in range(0, count - batch + 1, batch):
-        run_network(net, {n: a[start : start + batch] for n, a in data.items()}, watch=watch)
-    return found
-
-
-def _rows(layer: Layer, x: np.ndarray, rng: np.random.Generator, most: int) -> np.ndarray:
-    """Sampled rows of a layer's input, float64 [groups, rows, k]."""
-    if layer.op != "Conv":
-        flat = x.reshape(-1, x.shape[-1])
-        return flat[rng.permutation(len(flat))[:most]].astype(np.float64)[None]
-    place = reduction_axis(layer)
-    assert place is not None
-    out = layer.outputs[0]
-    spatial = [int(d) for d in out.shape[2:]] if all(isinstance(d, int) for d in out.shape[2:]) else []
-    if not spatial:
-        raise PruneError(f"'{layer.name}' has symbolic pixels: fix the model's height and width for --calibData")
-    positions = len(x) * int(np.prod(spatial))
-    return conv_rows(layer, x, place[0].array(), rng.permutation(positions)[:most])
-
-
-def _refit(layer: Layer, array: np.ndarray, axis: int, mask: np.ndarray, inputs: _Inputs) -> np.ndarray | None:
+def _refit(layer: Layer, array: np.ndarray, axis: int, mask: np.ndarray, inputs: LayerInputs) -> np.ndarray | None:
     """The weights whose kept ones minimize ||x W - x W'||^2 + ridge ||W - W'||^2 per output channel; None if that takes too long."""
     groups, k = inputs.gram.shape[:2]
     is_conv = layer.op == "Conv"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from math import isfinite
 
 import numpy as np
 
@@ -16,7 +15,8 @@ from whet.pruning.costs import Costs, channel_costs, flop_costs, parameter_costs
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
-from whet.pruning.depth import Branch, branches
+from whet.pruning.depth import Branch, branches, innermost, removable
+from whet.pruning.floor import Floor, compare_with_uniform, uniform_choice
 from whet.pruning.importance import COMPARABLE, NEED_DATA, Own, Samples, choose, importance, name_of
 from whet.pruning.knapsack import Choice, choose_within, per_layer
 from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
@@ -32,6 +32,7 @@ from whet.pruning.truth import measure_latencies
 _MULTIPLE = 8  # channels: kernels compute multiples of it without remainder
 _TRIES, _CLOSE = 3, 1.02  # selections until the engine meets a latency target; tolerance of the target
 _AGAIN = 2  # repeated selections after timings were measured again
+_TELLING = 0.5  # largest optimality gap that is reported: a larger one says nothing
 _OFF = 0.1  # prediction error, relative to the original time, from which a remark is added
 
 
@@ -57,6 +58,7 @@ class PruneConfig:
     table: str | None = None  # file of a latency table to use and extend
     retime: bool = False  # ignore existing entries of latency table and timing cache
     engines: bool = True  # with a latency target: build both engines and time them
+    floor: bool = True  # with a target and data: compare with uniform cuts at the same cost on held-out samples and keep the better
     recovery: RecoveryConfig | None = field(default_factory=RecoveryConfig)  # None: data are used for importance only
 
 
@@ -72,6 +74,12 @@ class Report:
     params: tuple[int, int] = (0, 0)
     doubtful: tuple[int, int, float] = (0, 0, 0.0)  # layer times measured under external load, total number, largest load in CPUs
     gap: float | None = None  # relative optimality gap of the importance lost; inf if unknown
+    floor: Floor | None = None  # output errors on held-out samples of the selection and of uniform cuts at the same cost
+
+    @property
+    def known_gap(self) -> float | None:
+        """The optimality gap if it says something; None without a bound, or with one that is far from the importance lost."""
+        return self.gap if self.gap is not None and self.gap <= _TELLING else None
 
     def lines(self) -> list[str]:
         """Summary lines: "FLOPs -61 %, parameters -55 %, latency -48 %, predicted -50 %", and the optimality gap."""
@@ -82,7 +90,11 @@ class Report:
             words.append(f"latency {_change(before, after)} ({before:.3f} -> {after:.3f} ms)")
         if self.predicted is not None and self.unit == "ms":
             words.append(f"predicted {_change(*self.predicted)}")
-        more = [_quality(self.gap, self.unit)] if self.gap is not None else []
+        more = [_quality(self.known_gap, self.unit)] if self.known_gap is not None else []
+        if self.floor is not None:
+            kept = "; uniform cuts are kept" if self.floor.fails else ""
+            errors = f"{100 * self.floor.chosen:.2g} %, with uniform cuts at the same cost {100 * self.floor.uniform:.2g} %"
+            more.append(f"change of the outputs on held-out samples: {errors}{kept}")
         if self.doubtful[0]:
             busy, times, others = self.doubtful
             who = f"other processes or virtual machines used up to {others:.1f} CPUs"
@@ -95,8 +107,6 @@ class Report:
 def _quality(gap: float, unit: str) -> str:
     """The optimality gap as text."""
     of = "the layers' times as measured" if unit == "ms" else f"{unit} as counted"
-    if gap == float("inf"):
-        return f"importance lost: optimality gap unknown (by {of})"
     return f"importance lost: {f'at most {100 * gap:.2g} % above the optimum' if gap > 1e-5 else 'optimal'} for the target, by {of}"
 
 
@@ -162,7 +172,9 @@ def prune(
         kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple or _MULTIPLE, widths=config.widths)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
     else:
-        choice, report = _towards(net, config, found, blocks, scores, config.target, progress)
+        choice, report, uniform = _towards(net, config, found, blocks, scores, config.target, progress)
+        if uniform is not None and data is not None and config.recovery is not None and config.floor:
+            choice, report = _with_floor(net, config, found, choice, report, uniform, data, progress)
     small = cut(net, choice.kept, found, removed=choice.removed)
     note(small, "prune", **_about(config))
     made = small
@@ -173,7 +185,7 @@ def prune(
     before = sum(g.size for g in found)
     after = sum(0 if g.name in gone else len(choice.kept[g.name]) if g.name in choice.kept else g.size for g in found)
     report = replace(report, flops=_flops(net, small), params=(count_params(net), count_params(small)))
-    known = {"gap": round(report.gap, 5)} if report.gap is not None and isfinite(report.gap) else {}
+    known = {"gap": round(report.known_gap, 5)} if report.known_gap is not None else {}
     recipe = recipe_of(net, choice.kept, about={**_about(config), **known}, found=found, removed=choice.removed)
     return Pruned(made, small, recipe, (before, after), report)
 
@@ -184,7 +196,7 @@ def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Bra
     found = [g for g in groups(net) if g.name not in whole]
     if not found:
         raise PruneError(f"'{net.name}' has no prunable channels: each is coupled to an input, an output or an op that needs its full size")
-    blocks = branches(net) if _with_branches(config) else []
+    blocks = innermost(branches(net)) if _with_branches(config) else []
     return found, [b for b in blocks if b.name not in whole]
 
 
@@ -225,8 +237,10 @@ def _towards(
     scores: Mapping[str, np.ndarray],
     target: Target,
     progress: Progress | None,
-) -> tuple[Choice, Report]:
-    """The selection for a target and its report."""
+) -> tuple[Choice, Report, Choice | None]:
+    """The selection for a target, its report, and uniform cuts at the same cost (None: there are none)."""
+    if config.importance in COMPARABLE:
+        blocks = removable(net, blocks, scores)
     weights = per_layer(found, blocks, scores) if config.importance not in COMPARABLE else scores
 
     # a narrower width that kernels pad to the next multiple takes as long as that: it is not worth timing
@@ -235,14 +249,18 @@ def _towards(
     def within(costs: Costs, share: float) -> Choice:
         return choose_within(found, blocks, weights, costs, share * costs.total({}), multiple=multiple, progress=progress)
 
+    def uniform(costs: Costs, share: float) -> Choice | None:
+        return uniform_choice(found, weights, costs, share * costs.total({}), multiple)
+
     if target.kind not in TIMED:
         costs = {"flops": flop_costs, "params": parameter_costs}.get(target.kind, lambda n, f, b: channel_costs(f, b))(net, found, blocks)
-        choice = within(costs, target.of(costs.total({})))
-        return choice, Report(costs.unit, (choice.before, choice.after), gap=choice.gap)
+        share = target.of(costs.total({}))
+        choice = within(costs, share)
+        return choice, Report(costs.unit, (choice.before, choice.after), gap=choice.gap), uniform(costs, share)
     with ExitStack() as stack:
         base = static_layers(net, config.build)
         meter = stack.enter_context(Meter(config.build, LatencyTable(config.table), base, retime=config.retime))
-        return _timed(net, config, target, found, lambda: latency_costs(net, found, blocks, meter, base, progress), meter, within, progress)
+        return _timed(net, config, target, found, lambda: latency_costs(net, found, blocks, meter, base, progress), meter, within, uniform, progress)
 
 
 def _timed(
@@ -253,8 +271,9 @@ def _timed(
     priced: Callable[[], Costs],
     meter: Meter,
     within: Callable[[Costs, float], Choice],
+    uniform: Callable[[Costs, float], Choice | None],
     progress: Progress | None,
-) -> tuple[Choice, Report]:
+) -> tuple[Choice, Report, Choice | None]:
     """A selection whose engine (without engines: sum of layer times) meets the target. Timings taken under external load are repeated when the
     load has ended."""
     costs = priced()
@@ -289,7 +308,27 @@ def _timed(
             break
         asked *= share * before / after
     assert choice is not None
-    return choice, Report("ms", (choice.before, choice.after), summed, times, doubtful=meter.doubtful(), gap=choice.gap)
+    report = Report("ms", (choice.before, choice.after), summed, times, doubtful=meter.doubtful(), gap=choice.gap)
+    return choice, report, uniform(costs, asked)
+
+
+def _with_floor(
+    net: Network, config: PruneConfig, found: Sequence[Group], choice: Choice, report: Report, uniform: Choice,
+    data: Mapping[str, np.ndarray], progress: Progress | None,
+) -> tuple[Choice, Report]:  # fmt: skip
+    """The better of the selection and of uniform cuts by the outputs on held-out samples. With a latency target uniform cuts replace a selection only
+    if their engine is as fast."""
+    assert config.recovery is not None
+    floor = compare_with_uniform(net, found, choice, uniform, data, config.recovery, progress)
+    if floor is None or not floor.fails:
+        return choice, replace(report, floor=floor)
+    times = report.engine_ms
+    if times is not None:
+        before, after = measure_latencies([net, cut(net, uniform.kept, found)], config.build, progress=progress)
+        if after / before > times[1] / times[0] * _CLOSE:
+            return choice, report
+        times = (before, after)
+    return uniform, replace(report, predicted=(uniform.before, uniform.after), summed=None, engine_ms=times, gap=None, floor=floor)
 
 
 def batch_of(net: Network, config: BuildConfig) -> int:

@@ -21,8 +21,9 @@ from whet.network import Network, Origin, Weight
 from whet.pruning.coupling import Group, find_group, groups
 from whet.pruning.cut import Kept, cut
 from whet.pruning.order import check_order, note
+from whet.pruning.permute import reorder
 
-FORMAT, VERSION = "whet.pruning.recipe", 2  # 1 had no branches and no masks; it is read
+FORMAT, VERSION = "whet.pruning.recipe", 3  # 1 had no branches and no masks, 2 no orders; both are read, and 2 is written without orders
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,15 @@ class Entry:
 class Recipe:
     """Kept channels by group name and removed branches; `about` is free-form data on their selection.
 
-    `masks` are bool arrays by weight name with the shapes after the cut: False for a fixed zero.
+    `masks` are bool arrays by weight name with the shapes after the cut: False for a fixed zero. `orders` are permutations of groups (the old
+    index of each channel), to be made after the cut and before the masks.
     """
 
     groups: Mapping[str, Entry]
     about: Mapping[str, Any] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def kept(self) -> dict[str, np.ndarray]:
         """The argument for cut()."""
@@ -54,7 +57,9 @@ class Recipe:
         """JSON data."""
         entries = [{"name": n, "size": e.size, "layers": list(e.layers), "kept": list(e.kept)} for n, e in self.groups.items()]
         masks = {name: list(m.shape) for name, m in self.masks.items()}
-        data = {"format": FORMAT, "version": VERSION, "about": dict(self.about), "groups": entries, "removed": list(self.removed)}
+        orders = {"orders": {name: list(order) for name, order in self.orders.items()}} if self.orders else {}
+        version = VERSION if orders else 2
+        data = {"format": FORMAT, "version": version, "about": dict(self.about), "groups": entries, "removed": list(self.removed), **orders}
         return {**data, "masks": masks} if masks else data
 
 
@@ -89,10 +94,21 @@ def apply_recipe(net: Network, recipe: Recipe, *, insist: bool = False, name: st
             raise PruneError(
                 f"group {name!r} has {g.size} channels here, {e.size} in the recipe: it was made for another width. Choose again."
             )
-    made = _masked(cut(net, recipe.kept(), known, removed=recipe.removed), recipe.masks)
+    made = _masked(_reordered(cut(net, recipe.kept(), known, removed=recipe.removed), recipe.orders), recipe.masks)
     if recipe.groups or recipe.removed:
         note(made, "prune", **({"recipe": name} if name else {}), about=dict(recipe.about))
     return made
+
+
+def _reordered(net: Network, orders: Mapping[str, tuple[int, ...]]) -> Network:
+    """`net` with its channels in the recipe's orders."""
+    if not orders:
+        return net
+    known = groups(net)
+    for name, order in orders.items():
+        if (size := find_group(known, name).size) != len(order):
+            raise PruneError(f"group {name!r} has {size} channels here, {len(order)} in the recipe's order: it was made for another width")
+    return reorder(net, {name: np.array(order, np.int64) for name, order in orders.items()}, known)
 
 
 def _masked(net: Network, masks: Mapping[str, np.ndarray]) -> Network:
@@ -110,8 +126,8 @@ def recipe_from_json(data: Any) -> Recipe:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         other = " (in the folder that whet auto deploys it is pruning.json)" if isinstance(data, dict) and "pruning" in data else ""
         raise PruneError(f"this is not a pruning recipe: its 'format' is not {FORMAT!r}{other}")
-    if data.get("version") not in (1, VERSION):
-        raise PruneError(f"the recipe has version {data.get('version')!r}; this whet reads versions 1 and {VERSION}")
+    if data.get("version") not in range(1, VERSION + 1):
+        raise PruneError(f"the recipe has version {data.get('version')!r}; this whet reads versions 1 to {VERSION}")
     groups, entries = data.get("groups", []), {}
     if not isinstance(groups, list):
         raise PruneError("'groups' of the recipe must be a list: 'name', 'size' and 'kept' of each")
@@ -129,10 +145,17 @@ def recipe_from_json(data: Any) -> Recipe:
     removed = data.get("removed", [])
     if not isinstance(removed, list) or not all(isinstance(n, str) for n in removed):
         raise PruneError("'removed' of the recipe must be a list of branch names")
+    orders = data.get("orders", {})
+    if not isinstance(orders, dict) or not all(isinstance(o, list) and _is_permutation(o) for o in orders.values()):
+        raise PruneError("'orders' of the recipe must have a permutation of 0 to size - 1 for each group")
     about = data.get("about") or {}
     if not isinstance(about, dict):
         raise PruneError("'about' of the recipe must be an object")
-    return Recipe(entries, about, tuple(removed))
+    return Recipe(entries, about, tuple(removed), orders={name: tuple(order) for name, order in orders.items()})
+
+
+def _is_permutation(order: list[Any]) -> bool:
+    return all(isinstance(i, int) and not isinstance(i, bool) for i in order) and sorted(order) == list(range(len(order)))
 
 
 def save_recipe(recipe: Recipe, path: str | os.PathLike) -> Path:

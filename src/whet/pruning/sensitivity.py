@@ -19,6 +19,7 @@ from whet.errors import PruneError, UnsupportedError
 from whet.network import Layer, Network, Tensor
 from whet.ops import bind_layer, bind_symbols, run_network
 from whet.pruning._data import check_data
+from whet.pruning._least_squares import conv_outputs, conv_rows
 from whet.pruning._vjp import backward, differentiable
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
@@ -80,6 +81,52 @@ def gates(
     return Gates({k: np.concatenate(v) for k, v in z.items()}, {k: np.mean(v, 0) for k, v in energy.items()}, labels is not None)
 
 
+def mean_absolute_gradients(
+    net: Network, layers: Mapping[str, Layer], data: Mapping[str, np.ndarray], labels: np.ndarray | None = None, *, batch: int = 16, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """By layer (of `layers`): the mean over samples of the absolute gradient of each weight, float64 in the layout of the weights.
+
+    Without a result for layers of stacked matrices, with transposed inputs, or whose input does not have the samples outermost. Raises as `gates`.
+    """
+    check_data(data, labels)
+    count = len(next(iter(data.values())))
+    fixed = [t.shape[0] for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)]
+    size = min(batch, count) if not fixed else int(fixed[0])
+    rng = np.random.default_rng(seed)
+    total: dict[str, np.ndarray] = {}
+    done = 0
+    for start in range(0, count - size + 1 if fixed else count, size):
+        chunk = {k: v[start : start + size] for k, v in data.items()}
+        samples = len(next(iter(chunk.values())))
+        run = _forward(net, chunk)
+
+        def visit(layer: Layer, inputs: list, cotangents: list[np.ndarray], samples: int = samples) -> None:
+            if layer.name in layers and (found := _weight_gradients(layer, inputs, cotangents[0], samples)) is not None:
+                total[layer.name] = total.get(layer.name, 0) + found
+
+        run.backward(_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
+        done += samples
+    return {name: g / max(done, 1) for name, g in total.items()}
+
+
+def _weight_gradients(layer: Layer, inputs: list, cotangent: np.ndarray, samples: int) -> np.ndarray | None:
+    """The sum over samples of the absolute gradient of a layer's weights, or None."""
+    x, w = inputs[0], inputs[1]
+    if layer.op == "Conv":
+        groups, places = layer.attrs["group"], int(np.prod((len(x), *cotangent.shape[2:])))
+        if len(x) != samples:
+            return None
+        rows, targets = conv_rows(layer, x, w, np.arange(places)), conv_outputs(cotangent, groups, np.arange(places))
+        read, wanted = (m.reshape(groups, samples, places // samples, -1) for m in (rows, targets))
+        by_group = sum((np.abs(np.matmul(wanted[:, n].transpose(0, 2, 1), read[:, n])) for n in range(samples)), np.zeros(()))
+        return by_group.reshape(w.shape)  # [groups, outputs, inputs] until here
+    if w.ndim != 2 or layer.attrs.get("transA") or x.ndim < 2 or x.shape[0] % samples:
+        return None
+    a, b = x.reshape(samples, -1, x.shape[-1]).astype(np.float64), cotangent.reshape(samples, -1, cotangent.shape[-1]).astype(np.float64)
+    total = sum((np.abs(a[n].T @ b[n]) for n in range(samples)), np.zeros(())) * abs(layer.attrs.get("alpha", 1.0))
+    return total.T if layer.attrs.get("transB") else total
+
+
 _Edge = tuple[str, int, np.ndarray]  # group or branch; axis, -1 for a whole branch; indices [units, elements per unit]
 
 
@@ -107,41 +154,72 @@ def _run_batch(
     net: Network, edges: Mapping[tuple[str, int], list[_Edge]], data: Mapping[str, np.ndarray], labels, rng, backwards: bool
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """z [samples, units] and mean squares [units] by gate, for one batch."""
-    values: dict[Tensor, np.ndarray] = {}
-    outputs = run_network(net, data, watch=values.__setitem__)
-    values.update({t: np.asarray(data[t.name]) for t in net.inputs})
-    env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in data.items()})
+    run = _forward(net, data)
     n = len(next(iter(data.values())))
-
-    def value(t: Tensor | None) -> np.ndarray | None:
-        return None if t is None else t.array() if t.weight is not None else values[t]
-
     z: dict[str, np.ndarray] = {}
     energy: dict[str, np.ndarray] = {}
     for layer in net.layers:
         for i, t in enumerate(layer.inputs):
             for name, axis, indices in edges.get((layer.name, i), ()):
-                a = value(t)
+                a = run.value(t)
                 assert a is not None
                 energy[name] = energy.get(name, 0) + (_sum_units(a * a, axis, indices, 1)[0] / a.shape[0] if axis >= 0 else np.mean(a * a)[None])
     if not backwards:
         return z, energy
-    g: dict[Tensor, np.ndarray] = _seeds(net, outputs, labels, rng)
-    for layer in reversed(net.layers):
-        mine = [g.pop(t, None) for t in layer.outputs]
-        if all(m is None for m in mine) or not any(differentiable(layer, i) for i in range(len(layer.inputs))):
-            continue
-        outs = [values[t] for t in layer.outputs]
-        full = [np.zeros_like(o) if m is None else m for m, o in zip(mine, outs, strict=True)]
-        inputs = [value(t) for t in layer.inputs]
-        for i, c in enumerate(_back(layer, env, inputs, outs, full)):
-            read = layer.inputs[i]
-            if c is None or read is None:
-                continue
-            for name, axis, indices in edges.get((layer.name, i), ()):
-                z[name] = z.get(name, 0) + _sum_units(inputs[i] * c, axis, indices, n)
-            g[read] = g[read] + c if read in g else c
+
+    def close(layer: Layer, i: int, value: np.ndarray, cotangent: np.ndarray) -> None:
+        for name, axis, indices in edges.get((layer.name, i), ()):
+            z[name] = z.get(name, 0) + _sum_units(value * cotangent, axis, indices, n)
+
+    run.backward(_seeds(net, run.outputs, labels, rng), read=close)
     return z, energy
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The values of one forward pass."""
+
+    net: Network
+    values: Mapping[Tensor, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+    sizes: Mapping[str, int]  # of the symbols
+
+    def value(self, t: Tensor | None) -> np.ndarray | None:
+        return None if t is None else t.array() if t.weight is not None else self.values[t]
+
+    def backward(
+        self,
+        g: dict[Tensor, np.ndarray],
+        visit: Callable[[Layer, list, list[np.ndarray]], None] | None = None,
+        read: Callable[[Layer, int, np.ndarray, np.ndarray], None] | None = None,
+    ) -> None:
+        """Propagates the cotangents `g` of the outputs. `visit` gets each layer with its inputs and the cotangents of its outputs, `read` each
+        computed input of a layer with its cotangent."""
+        for layer in reversed(self.net.layers):
+            mine = [g.pop(t, None) for t in layer.outputs]
+            if all(m is None for m in mine):
+                continue
+            outs = [self.values[t] for t in layer.outputs]
+            full = [np.zeros_like(o) if m is None else m for m, o in zip(mine, outs, strict=True)]
+            inputs = [self.value(t) for t in layer.inputs]
+            if visit is not None:
+                visit(layer, inputs, full)
+            if not any(differentiable(layer, i) for i in range(len(layer.inputs))):
+                continue
+            for i, c in enumerate(_back(layer, self.sizes, inputs, outs, full)):
+                t, value = layer.inputs[i], inputs[i]
+                if c is None or t is None or value is None:
+                    continue
+                if read is not None:
+                    read(layer, i, value, c)
+                g[t] = g[t] + c if t in g else c
+
+
+def _forward(net: Network, data: Mapping[str, np.ndarray]) -> _Run:
+    values: dict[Tensor, np.ndarray] = {}
+    outputs = run_network(net, data, watch=values.__setitem__)
+    values.update({t: np.asarray(data[t.name]) for t in net.inputs})
+    return _Run(net, values, outputs, bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in data.items()}))
 
 
 def _back(layer: Layer, env, inputs, outs, full):

@@ -57,6 +57,19 @@ class Overlaps:
         return size
 
 
+def factor_counts(found: Sequence[Group]) -> dict[str, int]:
+    """For each group the largest number of groups, itself included, whose units share elements of one axis: the factors of a product axis."""
+    most = {g.name: 1 for g in found}
+    on: dict[Axis, list[tuple[str, np.ndarray]]] = {}
+    for g in found:
+        for axis, at in g.members.items():
+            on.setdefault(axis, []).append((g.name, at))
+    for here in on.values():
+        for a, at in here if len(here) > 1 else ():
+            most[a] = max(most[a], sum(a == b or bool(np.intersect1d(at, bt).size) for b, bt in here))
+    return most
+
+
 def source_parts(found: Sequence[Group]) -> dict[Axis, list[Part]]:
     """The groups' parts of each prunable axis of the source network."""
     parts: dict[Axis, list[Part]] = {}

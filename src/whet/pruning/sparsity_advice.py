@@ -25,7 +25,8 @@ from whet.sparsity.report import is_sparse, picked_layers
 
 _CONFIGS = 8  # configs timed per tactic and signature
 _FINALISTS = 3  # dense and as many sparse options that are timed with cold weights too
-_SMALL = 0.02  # share of the time that repeated measurements of one engine differ by; a smaller gain does not pay for fine-tuning
+_SMALL = 0.02  # share of a network's time; a smaller gain does not pay for fine-tuning
+_REPEATS = 0.02  # share by which the times of the fastest options of a layer differ between two measurements
 _IDLE = 0.35  # a layer whose floor at the peak rates is below this share of its time is bound by neither bytes nor arithmetic
 _PROBE = 256  # channels of the layers that tell if the device has sparse tactics
 
@@ -35,7 +36,7 @@ Progress = Callable[[int, int, str], None]
 @dataclass(frozen=True)
 class LayerAdvice:
     """Dense and sparse time of a layer in ms (None: not timed), the share (0..1) of the weights' magnitude that 2:4 removes, and the reason
-    why 2:4 does not pay ("" if it does).
+    why 2:4 does not pay ("" if it does). A difference of at most `noise_ms` does not count.
 
     `node` is the node of the model that has the weights. `kind` is "linear" or the extent of the filters ("3x3"); `in_channels` are those of
     one group.
@@ -52,6 +53,7 @@ class LayerAdvice:
     sparse_tactic: str
     removed_magnitude: float | None
     reason: str
+    noise_ms: float = 0.0
 
     @property
     def saved_ms(self) -> float:
@@ -68,12 +70,22 @@ class LayerAdvice:
 
 @dataclass(frozen=True)
 class EngineTimes:
-    """Measured times in ms of the engine with the model's weights and of the one with forced 2:4 weights, timed interleaved, and the number of
-    layers that run a sparse tactic in the latter."""
+    """Measured times in ms of the engine with the model's weights and of the one with forced 2:4 weights, timed interleaved, the number of
+    layers that run a sparse tactic in the latter, and the 95 % interval of the share (0..1) of the time that it saves.
+
+    Times are those of the computation: on a GPU they exclude the transfer of inputs and outputs.
+    """
 
     dense_ms: float
     sparse_ms: float
     sparse_layers: int
+    saved_interval: tuple[float, float]
+
+    @property
+    def is_noise(self) -> bool:
+        """True if the measurement does not show a difference."""
+        low, high = self.saved_interval
+        return low <= 0 <= high
 
 
 @dataclass(frozen=True)
@@ -140,8 +152,11 @@ class SparsityAdvice:
         if self.engine is not None and self.measured_share is not None:
             text += (
                 f" The whole engine takes {self.engine.dense_ms:.4f} ms dense and {self.engine.sparse_ms:.4f} ms with forced 2:4 weights "
-                f"({self.measured_share:+.1%} saved, measured; {self.engine.sparse_layers} layers run sparse)."
+                f"({self.measured_share:+.1%} saved, measured, 95 % interval {self.engine.saved_interval[0]:+.1%} to "
+                f"{self.engine.saved_interval[1]:+.1%}; {self.engine.sparse_layers} layers run sparse)."
             )
+            if self.engine.is_noise:
+                return f"Do not fine-tune for 2:4: the measured difference is noise. {text} {other}"
         share = self.predicted_share if self.measured_share is None else self.measured_share
         return text if share >= _SMALL else f"Do not fine-tune for 2:4: the gain is below {_SMALL:.0%}. {text} {other}"
 
@@ -207,7 +222,8 @@ def advise_sparsity(net: Network, config: BuildConfig, progress: Progress | None
     if not engines or not advice.saved_ms:
         return advice
     dense, sparse = measure_engines([net, force_two_four(net)[0]], config, progress=progress)
-    return replace(advice, engine=EngineTimes(dense.ms, sparse.ms, len(picked_layers(sparse.plan))))
+    low, high = sparse.ratio_interval
+    return replace(advice, engine=EngineTimes(dense.ms, sparse.ms, len(picked_layers(sparse.plan)), (1 - high, 1 - low)))
 
 
 def _list(layer: Layer, meter: Meter) -> Candidates:
@@ -336,7 +352,16 @@ def _advice(x: _Timed, nodes: set[str], removed: Mapping[str, float], rates: _Ra
         x.sparse.tactic.name if x.sparse else "",
         removed.get(node),
         _why_not(x, rates),
+        _noise_ms(x),
     )
+
+
+def _noise_ms(x: _Timed) -> float:
+    """The largest difference in ms of the dense and the sparse time that does not count: the spread of both, and at least what two measurements of
+    the same layer differ by."""
+    if x.dense is None or x.sparse is None:
+        return 0.0
+    return max(x.sparse.noise_ms, x.dense.noise_ms, _REPEATS * x.dense.cost)
 
 
 def _why_not(x: _Timed, rates: _Rates) -> str:
@@ -348,7 +373,7 @@ def _why_not(x: _Timed, rates: _Rates) -> str:
         return f"alignment: {w.shape[axis]} input channels per group are no multiple of 4"
     if x.sparse is None:
         return x.refused[0] if x.refused else "no sparse tactic for this layer"
-    if x.dense is None or x.sparse.cost + max(x.sparse.noise_ms, x.dense.noise_ms) < x.dense.cost:
+    if x.dense is None or x.sparse.cost + _noise_ms(x) < x.dense.cost:
         return ""
     memory, compute = rates.floors_ms(x.layer, x.dense)
     floors = f"{memory:.4f} ms for its bytes, {compute:.4f} ms for its multiply-adds at the {'device' if rates.declared else 'network'}'s peak rates"

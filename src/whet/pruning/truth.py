@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 from whet.builder.batching.profiles import OPT, resolve_profiles
@@ -12,22 +13,27 @@ from whet.builder.config import BuildConfig
 from whet.builder.precision.calibration import Calibration, is_explicit
 from whet.builder.precision.int8 import build_int8
 from whet.engine.plan import EnginePlan
-from whet.measure.compare import compare, time_calls
+from whet.measure.benchmark import random_inputs
+from whet.measure.compare import compare
 from whet.measure.policy import PRUNED
+from whet.measure.statistics import confidence_interval
 from whet.network import Network
-from whet.runtime import Runtime
+from whet.runtime import BoundEngine, Runtime
 
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of an engine: median ms per run, peak bytes (arena, scratch, weights), bytes of its packed weights, and its plan."""
+    """Measurements of an engine: ms per run, peak bytes (arena, scratch, weights), bytes of its packed weights, and its plan. `ratio` is its time
+    over that of the first engine, with a 95 % confidence interval; external load, which slows both, cancels."""
 
     ms: float
     peak_bytes: int
     weight_bytes: int
     plan: EnginePlan
+    ratio: float = 1.0
+    ratio_interval: tuple[float, float] = (1.0, 1.0)
 
 
 def measure_latencies(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1.0, progress: Progress | None = None) -> list[float]:
@@ -36,32 +42,38 @@ def measure_latencies(nets: Sequence[Network], config: BuildConfig, *, seconds: 
 
 
 def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1.0, progress: Progress | None = None) -> list[Measured]:
-    """Builds an engine of each network and times it at the opt shapes with bound input and output buffers.
+    """Builds an engine of each network and times its computation at the opt shapes on random inputs, by the device's clock: on a GPU without
+    the transfer of inputs and outputs. Weights that are 2:4 may run on sparse kernels, unless `config.sparsity` overwrites all weights anyway.
 
     All engines are built first and timed interleaved for about `seconds` each, so that external load affects all alike. They are not
     verified: the build of the final engine does that. Raises BuildError and its subclasses.
     """
+    config = replace(config, verify=False, sparsity="enable" if config.sparsity == "disable" else config.sparsity)
     plans = []
     for n, net in enumerate(nets):
         if progress is not None:
             progress(n, len(nets), "building an engine")
-        plans.append(_plan(net, replace(config, verify=False)))
+        plans.append(_plan(net, config))
     runtime = Runtime(config.backend, threads=config.threads)
     engines = [runtime.load(p) for p in plans]
     contexts = [e.create_context() for e in engines]
     try:
-        for net, c in zip(nets, contexts, strict=True):
-            for name, shapes in resolve_profiles(net, config)[0][0].shapes.items():
-                c.set_input_shape(name, shapes[OPT])
-            for name in c.input_names:
-                a = c.input_array(name)
-                a[...] = 0
-                c.bind(name, a)
-            for name in c.output_names:
-                c.bind(name, c.output_array(name))
-        times = _compare(contexts, seconds)
-        used = [e.memory(c) for e, c in zip(engines, contexts, strict=True)]
-        return [Measured(ms, m.peak, m.packed or m.weights, plan) for ms, m, plan in zip(times, used, plans, strict=True)]
+        bounds = []
+        for net, engine, c in zip(nets, engines, contexts, strict=True):
+            shapes = {name: shape[OPT] for name, shape in resolve_profiles(net, config)[0][0].shapes.items()}
+            for name, shape in shapes.items():
+                c.set_input_shape(name, shape)
+            bound = c.launches()
+            bound.feed(random_inputs(engine, c.input_shapes(shapes)))
+            bounds.append(bound)
+        ranking = compare([partial(_seconds, b) for b in bounds], PRUNED.with_seconds(seconds))
+        first = 1e3 * ranking.seconds(0)
+        measured = []
+        for i, (engine, c, plan) in enumerate(zip(engines, contexts, plans, strict=True)):
+            ratios, memory = ranking.ratios(i), engine.memory(c)
+            ratio, interval = (median(ratios), confidence_interval(ratios)) if i else (1.0, (1.0, 1.0))
+            measured.append(Measured(first * ratio, memory.peak, memory.packed or memory.weights, plan, ratio, interval))
+        return measured
     finally:
         for c in contexts:
             c.close()
@@ -69,16 +81,12 @@ def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: fl
             e.close()
 
 
+def _seconds(bound: BoundEngine) -> float:
+    return bound.seconds(1)[0]
+
+
 def _plan(net: Network, config: BuildConfig) -> EnginePlan:
     """The engine; in INT8 with placeholder ranges (they do not affect the latency), unless the network has Q/DQ layers."""
     if "int8" not in config.precisions or is_explicit(net):
         return build(net, config)
     return build_int8(net, config, Calibration())
-
-
-def _compare(contexts: Sequence, seconds: float) -> list[float]:
-    """Latencies in ms: the median of the first; for the others this times the median of their per-round ratios to it, which external load
-    affects less than their own medians."""
-    ranking = compare([time_calls(c.execute) for c in contexts], PRUNED.with_seconds(seconds))
-    first = 1e3 * ranking.seconds(0)
-    return [first * median(ranking.ratios(i)) for i in range(len(contexts))]

@@ -28,14 +28,15 @@ def tag(name: str, *children: Any, **attributes: Any) -> Html:
     return Html(f"<{name}{shown}>{''.join(h(c) for c in children)}</{name}>")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = (), classes: Sequence[str | None] | None = None) -> Html:
-    """A table; columns in `right` are right-aligned; `classes` are optional CSS classes per row."""
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = (), classes: Sequence[str | None] | None = None,
+          keys: Sequence[str] | None = None) -> Html:  # fmt: skip
+    """A table; columns in `right` are right-aligned; `classes` are optional CSS classes per row, `keys` make the rows selectable (page.js)."""
     numbers = set(right)
 
     def cells(kind: str, row: Sequence[Any]) -> Html:
         return Html("".join(tag(kind, c, class_="n" if i in numbers else None) for i, c in enumerate(row)))
 
-    body = [tag("tr", cells("td", r), class_=classes[k] if classes else None) for k, r in enumerate(rows)]
+    body = [tag("tr", cells("td", r), class_=classes[k] if classes else None, data_key=keys[k] if keys else None) for k, r in enumerate(rows)]
     made = tag("table", tag("thead", tag("tr", cells("th", head))), tag("tbody", Html("\n".join(body))))
     return tag("div", made, class_="wide")
 

@@ -1,17 +1,19 @@
-"""The page of a search: the verdict, the Pareto plot, compared engines, results of each step, layers before and after, all trials.
+"""The page of a search: the verdict, the Pareto plot, compared engines with p99, a waterfall of the steps, layers before and after, all trials.
 
 It is rendered from the plain data in report.json (written by search/outcome/summary.py) and can be regenerated from that file.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from importlib.resources import files
-from string import Template
 from typing import Any
 
+from whet.inspector.summary import shorten
+from whet.report._figures import Figure, horizontal_bars, lines, waterfall
 from whet.report._html import Html, bar, h, number, table, tag
-from whet.report._plot import pareto_plot
+from whet.report._page import chart, make_page
+from whet.report._pareto import pareto_figure
 
 Data = Mapping[str, Any]
 _MIB = 2.0**20
@@ -19,12 +21,17 @@ _MIB = 2.0**20
 
 def search_page(data: Data) -> str:
     """The page as self-contained HTML without external requests, enforced by its content security policy."""
-    title = f"whet auto: {data['model']}"
-    parts = [
-        _head(data), _plot(data), _compared(data), _steps(data), _layers(data), _trials(data), _about(data),
-    ]  # fmt: skip
-    template = Template(files("whet.report").joinpath("search_page.html").read_text(encoding="utf-8"))
-    return template.substitute(title=h(title), body=Html("\n".join(parts)))
+    parts = [_head(data), _plot(data), _compared(data), _steps(data), _layers(data), _trials(data), _about(data)]
+    figures: dict[str, Figure] = {"latency": _latency(data)}
+    if points := _points(data):
+        figures["pareto"] = pareto_figure(
+            points, x_name=data["cost_name"], y_name=data["metric"], limit_x=data["limits"]["cost"], limit_y=data["limits"]["metric"],
+            higher=data["higher_is_better"],
+        )  # fmt: skip
+    if len(data["steps"]) > 1:
+        figures |= {name: waterfall(*_step_totals(data, name), title=title, more_is_better=name == "step-metric" and data["higher_is_better"])
+                    for name, title in _waterfalls(data).items()}  # fmt: skip
+    return make_page(f"whet auto: {data['model']}", Html("\n".join(parts)), figures)
 
 
 def _head(d: Data) -> Html:
@@ -66,27 +73,60 @@ def _tile(value: str, what: str) -> Html:
     return tag("div", tag("b", value), tag("span", what), class_="tile")
 
 
-def _plot(d: Data) -> Html:
+def _points(d: Data) -> list[dict[str, Any]]:
+    """The points of the Pareto plot: trials, then the compared engines."""
     points = []
     for t in d["trials"]:
         if t["state"] == "done" and t["same_as"] is None:
             points.append({"x": t["cost"], "y": t["metric"]["value"], "kind": "scout", "front": t["front"], "name": f"trial {t['number']}",
                            "lines": [t["what"], *_lines(t, d), t["verdict"]]})  # fmt: skip
     for i, r in enumerate(d["rows"]):
-        lines = [r["what"], *_lines(r, d), "chosen" if i == d["chosen"] else ""]
-        points.append({"x": r["cost"], "y": r["metric"]["value"], "kind": r["kind"], "chosen": i == d["chosen"], "name": r["name"],
-                       "lines": [x for x in lines if x]})  # fmt: skip
-    limit = d["limits"]
-    names = {"x_name": d["cost_name"], "y_name": d["metric"]}
-    plot = pareto_plot(points, **names, limit_x=limit["cost"], limit_y=limit["metric"], higher=d["higher_is_better"])
-    kinds = (("trial (short recovery)", None), ("original", "o"), ("survivor (full recovery)", "s"))
-    drawn = tag("span", "ring: chosen · line: Pareto set of the trials · ▾: below the plot · darker: several at one place")
-    key = tag("div", *(tag("span", tag("i"), what, class_=c) for what, c in kinds), drawn, class_="key")
-    note = ""
+        chosen = i == d["chosen"]
+        points.append({"x": r["cost"], "y": r["metric"]["value"], "kind": r["kind"], "chosen": chosen, "name": r["name"],
+                       "lines": [x for x in (r["what"], *_lines(r, d), "chosen" if chosen else "") if x]})  # fmt: skip
+    return points
+
+
+def _plot(d: Data) -> Html:
+    if not any(t["state"] == "done" for t in d["trials"]) and not d["rows"]:
+        return tag("p", "No trial finished.")
+    note = "Ring: chosen. Line: Pareto set of the trials. Triangle: below the plot."
     if d["scored_on"] == "judge":
-        note = "Trials are scored on other data than originals and survivors, which were judged last: heights of the two kinds differ by chance too."
-    shown = tag("div", plot, tag("div", id="tip"), class_="plot")
-    return Html(tag("h2", f"Time against {d['metric']}") + shown + key + (tag("p", note, class_="dim") if note else ""))
+        note += " Trials are scored on other data than originals and survivors, which were judged last: their heights differ by chance too."
+    plot = chart("pareto", f"{d['metric']} against {d['cost_name']}", 440)
+    return Html(tag("h2", f"Time against {d['metric']}") + plot + tag("p", note, class_="dim"))
+
+
+def _latency(d: Data) -> Figure:
+    """Medians of the compared engines; the whiskers end at p99."""
+    rows = d["rows"]
+    ms = [r["latency"] for r in rows]
+    hover = [lines(r["name"], r["what"], f"median {number(m['median_ms'])} ms, p99 {number(m['p99_ms'])} ms") for r, m in zip(rows, ms, strict=True)]
+    return horizontal_bars(
+        [shorten(r["name"], 24) for r in rows], [m["median_ms"] for m in ms], hover, title="ms",
+        shown=[f"{number(m['median_ms'])} ms" for m in ms], error=[max(m["p99_ms"] - m["median_ms"], 0.0) for m in ms],
+        colors=["--accent" if i == d["chosen"] else "--grey" for i in range(len(rows))],
+    )  # fmt: skip
+
+
+def _waterfalls(d: Data) -> dict[str, str]:
+    """The figures of what each step brought, with the titles of their axes; only quantities that every shown step has."""
+    wanted = {"step-params": "million parameters", "step-flops": "MFLOPs", "step-metric": d["metric"]}
+    return {name: title for name, title in wanted.items() if len(_step_totals(d, name)[1]) > 1}
+
+
+def _step_totals(d: Data, name: str) -> tuple[list[str], list[float], list[str]]:
+    """(names, values, hover texts) of the steps that have a quantity."""
+
+    def value(s: Data) -> float | None:
+        if name == "step-metric":
+            return s["metric"]["value"] if s.get("metric") else None
+        return s["params"] / 1e6 if name == "step-params" else s["flops"] / 1e6 if s["flops"] else None
+
+    kept = [(s["step"], v) for s in d["steps"] if (v := value(s)) is not None]
+    changes = [0.0, *(b - a for (_, a), (_, b) in itertools.pairwise(kept))]
+    hover = [lines(step, f"{number(v, 4)}" + (f" ({c:+.4g})" if k else "")) for k, ((step, v), c) in enumerate(zip(kept, changes, strict=True))]
+    return [shorten(step, 28) for step, _ in kept], [v for _, v in kept], hover
 
 
 def _lines(r: Data, d: Data) -> list[str]:
@@ -124,7 +164,8 @@ def _compared(d: Data) -> Html:
         care = ", so times are to be read with care" if load["disturbed"] else ""
         about += f" Others (processes, or guests of the same host) took {load['other_cpus']:.2f} CPUs meanwhile{care}."
     shown = tag("div", table(head, rows, right=range(3, len(head)), classes=classes), id="compared")
-    return Html(tag("h2", "The engines compared") + shown + tag("p", about, class_="dim"))
+    bars = chart("latency", "Median time of each engine, with p99", 90 + 34 * len(rows)) + tag("p", "Medians; the whiskers end at p99.", class_="dim")
+    return Html(tag("h2", "The engines compared") + bars + shown + tag("p", about, class_="dim"))
 
 
 def _joined(text: str) -> Html:
@@ -152,7 +193,8 @@ def _steps(d: Data) -> Html:
                      number(m["value"], 4) if m else "-", number(s.get("ms")), _took(s["seconds"])))  # fmt: skip
     head = ("step", "", "parameters", "MFLOPs", d["metric"], "ms", "took s")
     note = "Scored on the trials' data. Steps without ms were scored with an FP32 engine in which nothing was timed."
-    return Html(tag("h2", "What each step gave") + table(head, rows, right=range(2, 7)) + tag("p", note, class_="dim"))
+    falls = "".join(chart(name, f"{title} after each step", 260) for name, title in _waterfalls(d).items()) if len(steps) > 1 else ""
+    return Html(tag("h2", "What each step gave") + falls + table(head, rows, right=range(2, 7)) + tag("p", note, class_="dim"))
 
 
 def _layers(d: Data) -> Html:
@@ -183,9 +225,10 @@ def _trials(d: Data) -> Html:
         classes.append("failed" if not ok else "chosen" if t["kept"] else "rejected" if t["same_as"] is not None or not t["met"] else None)
     left = [tag("li", tag("b", what), ": ", why) for what, why in d["left_out"]]
     more = tag("p", "Not searched over:") + tag("ul", *left) if left else ""
-    return tag("section", tag("h2", "Tried, kept and rejected"), tag("p", tag("input", id="filter", placeholder="show only trials with…")),
-               table(("trial", "what", "x original", "median ms", d["metric"], "took s", "what became of it"), rows, right=(0, 2, 3, 4, 5),
-                     classes=classes), Html(more), id="trials")  # fmt: skip
+    field = tag("input", id="filter", data_table="trials", placeholder="show only trials with…", aria_label="filter the trials")
+    return tag("section", tag("h2", "Tried, kept and rejected"), tag("p", field),
+               tag("div", table(("trial", "what", "x original", "median ms", d["metric"], "took s", "what became of it"), rows, right=(0, 2, 3, 4, 5),
+                                classes=classes), class_="limited"), Html(more), id="trials")  # fmt: skip
 
 
 def _about(d: Data) -> Html:

@@ -8,12 +8,13 @@ from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
 
+import ml_dtypes
 import numpy as np
 
 from whet.backends import Backend, Buffer
 from whet.errors import BackendError
 from whet.forks import new_lock
-from whet.network import Weight, static_shape, stored_shape, to_stored
+from whet.network import DType, Weight, static_shape, stored_shape, to_stored
 from whet.tactics import Operand, Packed
 
 ALIGNMENT = 64  # bytes; a cache line, and the alignment of vector loads and stores
@@ -51,6 +52,19 @@ def write_bytes(backend: Backend, buffer: Buffer, offset: int, data: np.ndarray)
         buffer.array.reshape(-1).view(np.uint8)[offset : offset + flat.nbytes] = flat
     else:
         backend.write(buffer, offset, flat)
+
+
+def _rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """The array in a storage type. Finite values beyond its range become its largest: masks of -3.4e38 must not make rows of NaN in F16."""
+    if array.dtype == dtype.numpy:
+        return array
+    with np.errstate(over="ignore"):
+        rounded = array.astype(dtype.numpy)
+    if dtype.is_float and array.dtype.kind == "f":
+        beyond = np.isinf(rounded.astype(np.float32)) & np.isfinite(array)
+        if beyond.any():
+            rounded[beyond] = np.where(array[beyond] > 0, 1, -1) * float(ml_dtypes.finfo(dtype.numpy).max)
+    return rounded
 
 
 class Shared:
@@ -98,7 +112,7 @@ class WeightStore:
         shape = static_shape(stored_shape(operand.format, weight.array.shape))
 
         def create() -> np.ndarray:
-            return to_stored(weight.array.astype(operand.dtype.numpy, copy=False), operand.format)
+            return to_stored(_rounded(weight.array, operand.dtype), operand.format)
 
         return self._get(f"constant {weight.digest} {operand}", prod(shape) * operand.dtype.numpy.itemsize, create)
 

@@ -214,6 +214,12 @@ class Tactic(ABC):
         """References by op name for kernels that treat NaN and infinities differently from the op's own reference; one table per variant."""
         return [{}]
 
+    def not_strict(self, layer: Layer, implementation: str) -> str | None:
+        """Reason why --strictNumerics leaves the implementation out; None if each result depends on the same values as in the op, NaN and infinities
+        included."""
+        ops = sorted({op for table in self.declares(layer, implementation) for op in table})
+        return f"its {', '.join(ops)} may lose NaN or infinities" if ops else None
+
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
         """Reason why a new fused layer of its composites should stay unfused; None if it may be fused. Called in lowering: shapes may be symbolic.
         `permitted` are the storage types that the build may use besides a tensor's own."""

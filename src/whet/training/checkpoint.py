@@ -20,12 +20,21 @@ from whet.files import replacing
 from whet.training.config import FinetuneConfig
 from whet.training.module import NetworkModule
 
-FORMAT, VERSION = "whet.training.checkpoint", 1
+FORMAT, VERSION = "whet.training.checkpoint", 2
 
 
-def save_checkpoint(path: str | os.PathLike[str], module: NetworkModule, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Writes the checkpoint. `state` is JSON data. Raises TrainingError when the file cannot be written."""
-    tensors = {f"module.{n}": t.detach().cpu().contiguous() for n, t in module.state_dict().items()}
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    module: NetworkModule,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    copies: Mapping[str, Mapping[str, torch.Tensor]],
+) -> None:
+    """Writes the checkpoint. `state` is JSON data, `copies` are further states of the module by name ("best", "average").
+
+    Raises TrainingError when the file cannot be written."""
+    tensors = {f"{what}.{n}": t.detach().cpu().contiguous() for what, copy in copies.items() for n, t in copy.items()}
+    tensors |= {f"module.{n}": t.detach().cpu().contiguous() for n, t in module.state_dict().items()}
     plain: dict[str, dict[str, Any]] = {}
     for i, values in optimizer.state_dict()["state"].items():
         for key, v in values.items():
@@ -57,8 +66,13 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     return state
 
 
-def load_checkpoint(path: str | os.PathLike[str], module: NetworkModule, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Restores the tensors and returns the state. Raises TrainingError for a damaged file or one of another network."""
+def load_checkpoint(
+    path: str | os.PathLike[str], module: NetworkModule, optimizer: torch.optim.Optimizer, copies: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+    """Restores the tensors; returns the state and the `copies`, further states of the module by name.
+
+    Raises TrainingError for a damaged file or one of another network.
+    """
     state = read_state(path)
     with safe_open(str(path), "pt") as f:
         tensors = {n: f.get_tensor(n) for n in f.keys()}
@@ -72,7 +86,7 @@ def load_checkpoint(path: str | os.PathLike[str], module: NetworkModule, optimiz
             _, i, key = name.split(".", 2)
             found.setdefault(int(i), {})[key] = t
     optimizer.load_state_dict({"state": found, "param_groups": optimizer.state_dict()["param_groups"]})
-    return state
+    return state, {what: {n[len(what) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{what}.")} for what in copies}
 
 
 def must_match(path: str | os.PathLike[str], state: Mapping[str, Any], now: Mapping[str, Any]) -> None:

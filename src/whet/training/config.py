@@ -10,6 +10,7 @@ from whet.errors import UsageError
 PRECISIONS = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("sgd", "adamw")
 MASKS = ("", "2:4", "zeros")
+BATCH_NORMS = ("insert", "keep")
 LOSSES = ("auto", "cross_entropy", "mse")
 
 
@@ -35,6 +36,12 @@ class FinetuneConfig:
     views: int = 0  # number of augmented views per sample, used cyclically with cached teacher outputs; 0: a new view at every step
     masks: str = ""  # fixed zeros: "" none, 2:4 (by magnitude where there is no pattern), zeros (the existing ones)
     freeze_batch_norm: bool = False  # do not update batch-norm statistics
+    batch_norms: str = "insert"  # insert (after convolutions of exports without them; folded after the training) | keep
+    holdout: float = 0.05  # share of the samples (48 to 2,048, else none) that the best epoch is selected on; 0: the last one is kept
+    ema: float = 0.0  # decay of an exponential moving average of the weights, which is the result; 0: none
+    accumulate: int = 1  # batches whose gradients are added before a step of the optimizer
+    features: float = 0.0  # weight of the distance to the teacher's features: sums of residual branches with equal shape
+    log: str = ""  # FILE.csv, or a folder for TensorBoard: one row per epoch
     augment: str = ""  # comma-separated: crop:N (pad by N, random crop), flip (horizontal), cutmix:PERCENT (with distill=1)
     device: str = "auto"  # auto | cpu | cuda | cuda:1 ...
     channels_last: bool | None = None  # None: on CUDA for 4-dimensional inputs
@@ -47,19 +54,25 @@ class FinetuneConfig:
     train: tuple[str, ...] = ()  # name patterns of additional constants to train
 
     def __post_init__(self) -> None:
-        for name, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("masks", MASKS)):
+        for name, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("masks", MASKS), ("batch_norms", BATCH_NORMS)):
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} is one of {', '.join(k or '(none)' for k in known)}, not {getattr(self, name)!r}")
         if self.loss not in LOSSES and not self.loss.startswith("python:"):
             raise UsageError(f"loss is one of {', '.join(LOSSES)} or python:MODULE:FUNCTION, not {self.loss!r}")
-        for name, low, high in (("distill", 0, 1), ("warmup", 0, 1), ("last_lr", 0, 1), ("label_smoothing", 0, 1), ("momentum", 0, 1)):
-            if not low <= getattr(self, name) <= high:
-                raise UsageError(f"{name} is from {low} to {high}, not {getattr(self, name)}")
+        for name in ("distill", "warmup", "last_lr", "label_smoothing", "momentum", "holdout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} is from 0 to 1, not {getattr(self, name)}")
         for name in ("lr", "temperature", "batch"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is above 0, not {getattr(self, name)}")
         if "cutmix" in self.augment and self.distill < 1:
             raise UsageError("CutMix images have no label: cutmix needs distill=1, where only the teacher's outputs are used")
+        if not 0 <= self.ema < 1:
+            raise UsageError(f"ema is from 0 to below 1, not {self.ema}")
+        if self.accumulate < 1:
+            raise UsageError(f"accumulate is 1 or more, not {self.accumulate}")
+        if self.features < 0:
+            raise UsageError(f"features is 0 or more, not {self.features}")
         if self.views < 0:
             raise UsageError(f"views is 0 or more, not {self.views}")
         if not self.epochs > 0:
@@ -68,6 +81,6 @@ class FinetuneConfig:
     def settings(self) -> dict[str, Any]:
         """The options that determine the result (not checkpoint paths or time limits)."""
         kept = asdict(self)
-        for name in ("checkpoint", "checkpoint_seconds", "device", "graph"):
+        for name in ("checkpoint", "checkpoint_seconds", "device", "graph", "log"):
             kept.pop(name)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,11 @@ class TrainingData:
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
+
+    def part(self, samples: np.ndarray) -> TrainingData:
+        """The samples at these indices."""
+        inputs = {name: a[samples] for name, a in self.inputs.items()}
+        return replace(self, inputs=inputs, labels=None if self.labels is None else self.labels[samples])
 
     def must_be_classes_of(self, outputs: Any) -> None:
         """Raises TrainingError when labels are not class indices of the first output, whose type is given."""

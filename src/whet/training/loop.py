@@ -7,18 +7,22 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from whet.errors import TrainingError
 from whet.training.answers import Answers
+from whet.training.average import Average
+from whet.training.best_state import BestState, must_hold_out, split
 from whet.training.checkpoint import load_checkpoint, must_match, save_checkpoint
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
 from whet.training.evaluate import accuracy
 from whet.training.feeding import Feeder
 from whet.training.graphed import GraphedStep, can_be_graphed
+from whet.training.log import open_log
 from whet.training.loss import Loss, outputs_of
 from whet.training.module import NetworkModule
 
@@ -51,6 +55,17 @@ def optimizer_of(module: NetworkModule, config: FinetuneConfig, graphed: bool = 
     return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=config.momentum > 0, **({"fused": True} if graphed else {}))
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """History per epoch, steps, the step of the checkpoint that was resumed (0: none), and the epochs of the returned state (0: the state before
+    the training; None: nothing was held out, it is the last one)."""
+
+    history: list[dict[str, float]]
+    steps: int
+    resumed_at: int
+    kept_epoch: int | None
+
+
 def fit(
     module: NetworkModule,
     data: TrainingData | Batches,
@@ -60,8 +75,9 @@ def fit(
     test: TrainingData | Batches | None = None,
     progress: Progress | None = None,
     digest: str = "",
-) -> tuple[list[dict[str, float]], int, int]:
-    """Trains the module in place; returns (history, steps, step resumed from). Raises TrainingError."""
+    outputs: int | None = None,
+) -> Fitted:
+    """Trains the module in place; outputs after the first `outputs` are features. Raises TrainingError."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     optimizer = optimizer_of(module, config, can_be_graphed(config, device))
     last = config.channels_last if config.channels_last is not None else device.type == "cuda"
@@ -69,25 +85,32 @@ def fit(
         module.to(memory_format=torch.channels_last)
         if teacher is not None:
             teacher.to(memory_format=torch.channels_last)
+    log = open_log(config.log)
+    must_hold_out(data, config)
+    now = {"model": digest, "data": data.describe(), "settings": config.settings()}
+    data, held = split(data, config)
     feeder = Feeder(module.network, data, batch=config.batch, device=device, augment=config.augment, seed=config.seed, channels_last=last,
                     views=config.views)  # fmt: skip
-    run = _Run(module, config, optimizer, feeder, teacher, device)
+    loss_of = Loss(config, outputs)
+    best = None if held is None else BestState(module, held, config, loss_of, teacher, last)
+    run = _Run(module, config, optimizer, feeder, teacher, device, loss_of, best)
     kept = None if teacher is None or not config.views else Answers(teacher, feeder, run.autocast)
-    now = {"model": digest, "data": data.describe(), "settings": config.settings()}
     if config.checkpoint and os.path.exists(config.checkpoint):
         try:
-            state = load_checkpoint(config.checkpoint, module, run.optimizer)
+            state, copies = load_checkpoint(config.checkpoint, module, run.optimizer, ("best", "average"))
             must_match(config.checkpoint, state, now)
-            run.restore(state)
+            run.restore(state, copies)
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as e:
             why = f"{type(e).__name__}: {str(e)[:200]}"
             raise TrainingError(f"the checkpoint {config.checkpoint} is damaged ({why}). Delete it to start over.") from e
+    elif best is not None:
+        best.offer(0)
     resumed = run.step
     saved = time.perf_counter()
 
     def save() -> None:
         if config.checkpoint:
-            save_checkpoint(config.checkpoint, module, run.optimizer, {**now, **run.state()})
+            save_checkpoint(config.checkpoint, module, run.optimizer, {**now, **run.state()}, run.copies())
 
     while not run.over():
         epoch, start = divmod(run.step, feeder.steps)
@@ -97,27 +120,33 @@ def fit(
                 progress(run.step, run.total, f"epoch {epoch + 1}, loss {run.loss():.3f}")
             if run.over():
                 break
-            if config.checkpoint and time.perf_counter() - saved >= config.checkpoint_seconds:
+            if config.checkpoint and not run.accumulated and time.perf_counter() - saved >= config.checkpoint_seconds:
                 save()
                 saved = time.perf_counter()
         run.close_epoch(epoch, None if test is None else lambda: accuracy(module, test, batch=config.batch))
+        if log is not None:
+            log(run.history)
         save()
-    return run.history, run.step, resumed
+    run.finish()
+    return Fitted(run.history, run.step, resumed, None if best is None else best.epoch)
 
 
 class _Run:
     """The mutable state of a training run, and its part in a checkpoint."""
 
     def __init__(self, module: NetworkModule, config: FinetuneConfig, optimizer: torch.optim.Optimizer, feeder: Feeder,
-                 teacher: NetworkModule | None, device: torch.device):  # fmt: skip
+                 teacher: NetworkModule | None, device: torch.device, loss_of: Loss, best: BestState | None):  # fmt: skip
         self.module, self.config, self.optimizer, self.feeder, self.teacher, self.device = module, config, optimizer, feeder, teacher, device
-        self.loss_of = Loss(config)
+        self.loss_of, self.best = loss_of, best
+        self.average = Average(module, config.ema) if config.ema else None
+        self.accumulated = 0  # batches whose gradients wait for a step of the optimizer
         self.total = max(round(config.epochs * feeder.steps), 1)
         self.step = 0
         self.spent = 0.0
         self.history: list[dict[str, float]] = []
         self._began = time.perf_counter()
         self._sum, self._count = torch.zeros((), device=device), 0
+        self._moves = True  # the present batch ends with a step of the optimizer
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self._student: Callable[..., Any] = module
         self._moved = GraphedStep(self._move) if can_be_graphed(config, device) else self._move
@@ -146,9 +175,14 @@ class _Run:
                 group["lr"].fill_(now)
             else:
                 group["lr"] = now
+        last = (self.step + 1) % self.feeder.steps == 0 or self.step + 1 >= self.total
+        self._moves = last or self.accumulated + 1 == self.config.accumulate
         self._sum += self._moved(feeds, labels, answers)
         self.step += 1
         self._count += 1
+        self.accumulated = 0 if self._moves else self.accumulated + 1
+        if self.average is not None and self._moves:
+            self.average.update(self.step)
         if self.step % _LOOK == 0 or self.step == 1:
             self.loss()
 
@@ -162,8 +196,11 @@ class _Run:
             if self.config.compile and self._student is self.module:  # the first step has bound the shapes
                 self._student = torch.compile(self.module, dynamic=False)
         loss = self.loss_of(outputs, labels, answers or None)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
+        if not self.accumulated:
+            self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss / self.config.accumulate).backward()
+        if not self._moves:
+            return loss.detach()
         if self.config.clip:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.config.clip)
@@ -188,26 +225,44 @@ class _Run:
         return found
 
     def close_epoch(self, epoch: int, judge: Callable[[], float] | None) -> None:
-        """Appends the epoch to the history."""
-        line = {"epoch": epoch + 1, "step": self.step, "loss": self.loss(), "seconds": self.elapsed()}
-        if judge is not None:
-            line["accuracy"] = judge()
+        """Judges the state (the average, if there is one) and appends the epoch to the history."""
+        line = {"epoch": epoch + 1, "step": self.step, "loss": self.loss(), "lr": rate(self.config, self.share()), "seconds": self.elapsed()}
+        with nullcontext() if self.average is None else self.average.applied():
+            if self.best is not None:
+                line["held_out"] = self.best.offer(epoch + 1)
+            if judge is not None:
+                line["accuracy"] = judge()
         self.history.append(line)
         self._sum, self._count = torch.zeros((), device=self.device), 0
+
+    def finish(self) -> None:
+        """Copies the resulting state into the module: the best one, or the average."""
+        if self.best is not None:
+            self.best.restore()
+        elif self.average is not None:
+            self.module.load_state_dict(self.average.state)
+
+    def copies(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The further states of the module that a checkpoint stores."""
+        return {**({} if self.best is None else {"best": self.best.state}), **({} if self.average is None else {"average": self.average.state})}
 
     def state(self) -> dict[str, Any]:
         """The state that a checkpoint stores in addition to tensors."""
         return {
             "step": self.step, "seconds": self.elapsed(), "history": self.history, "scaler": self.scaler.state_dict(),
-            "loss": [float(self._sum), self._count],
+            "loss": [float(self._sum), self._count], "best": None if self.best is None else self.best.to_json(),
         }  # fmt: skip
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of state(). Raises ValueError, TypeError or LookupError for values that state() does not give."""
+    def restore(self, state: dict[str, Any], copies: dict[str, dict[str, torch.Tensor]]) -> None:
+        """The inverse of state() and copies(). Raises ValueError, TypeError or LookupError for values that state() does not give."""
         self.step, self.spent, self.history = int(state["step"]), float(state["seconds"]), [dict(line) for line in state["history"]]
         numbers = [self.step, self.spent, *(v for line in self.history for v in line.values())]
         if self.step < 0 or not all(isinstance(v, int | float) and math.isfinite(v) for v in numbers):
             raise ValueError("step, seconds or history are no finite numbers from 0")
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
+        if self.best is not None:
+            self.best.read(state["best"], copies["best"])
+        if self.average is not None:
+            self.average.read(copies["average"])
         self._sum, self._count = torch.tensor(state["loss"][0], device=self.device), int(state["loss"][1])

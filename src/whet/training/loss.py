@@ -21,16 +21,23 @@ class Loss:
     """loss(outputs, labels, teacher outputs) = (1 - distill) * hard + distill * soft.
 
     hard: cross entropy for integer labels and logits [N, classes], otherwise mean squared error. soft (Hinton et al., arXiv:1503.02531):
-    T^2 * KL divergence of the softened logits; for other outputs the mean squared error divided by the teacher's variance.
+    T^2 * KL divergence of the softened logits; for other outputs the mean squared error divided by the teacher's variance. The outputs after the
+    first `outputs` are features (Romero et al., arXiv:1412.6550): `features` times the mean of their errors, each relative to its variance.
     """
 
-    def __init__(self, config: FinetuneConfig):
-        self.config = config
+    def __init__(self, config: FinetuneConfig, outputs: int | None = None):
+        self.config, self.outputs = config, outputs
         self.own = user_function(config.loss, "--loss") if config.loss.startswith("python:") else None
 
     def __call__(self, outputs: tuple[torch.Tensor, ...], labels: torch.Tensor | None, teacher: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
         share = self.config.distill
         total = torch.zeros((), device=outputs[0].device)
+        outputs, features = outputs[: self.outputs], outputs[len(outputs[: self.outputs]) :]
+        if features:
+            assert teacher is not None
+            teacher, wanted = teacher[: len(outputs)], teacher[len(outputs) :]
+            distances = [self.relative(a.float(), b.float()) for a, b in zip(features, wanted, strict=True)]
+            total = total + self.config.features * sum(distances) / len(distances)
         if share < 1:
             if labels is None:
                 raise TrainingError("there are no labels: give them with the data, or distill from the original alone (distill=1)")
@@ -64,4 +71,9 @@ class Loss:
         if y.ndim == 2 and self.config.loss != "mse":
             t = self.config.temperature
             return F.kl_div(F.log_softmax(y / t, 1), F.log_softmax(want / t, 1), reduction="batchmean", log_target=True) * t * t
+        return self.relative(y, want)
+
+    @staticmethod
+    def relative(y: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+        """The mean squared error divided by the variance of `want`."""
         return F.mse_loss(y, want) / want.var().clamp_min(1e-8)

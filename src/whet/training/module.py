@@ -249,17 +249,26 @@ def to_torch(net: Network, *, freeze: Iterable[str] = (), train: Iterable[str] =
 
 
 def from_module(net: Network, module: NetworkModule, *, about: str = "") -> Network:
-    """A copy of `net` with the module's weights. A changed weight becomes a source weight: it no longer derives from the
-    weights it was cut or folded from. `about` is stored in the metadata as prop.whet.training.
+    """A copy of `net` with the module's weights. `about` is stored in the metadata as prop.whet.training.
 
     Raises NetworkError for a weight that is missing, has another shape or is not finite.
     """
+    return with_weights(net, {name: arrayed(value) for name, value in module.weights().items()}, about=about)
+
+
+def arrayed(value: torch.Tensor) -> np.ndarray:
+    """A parameter as a float32 array."""
+    return value.detach().to("cpu", torch.float32).contiguous().numpy()
+
+
+def with_weights(net: Network, weights: Mapping[str, np.ndarray], *, about: str = "") -> Network:
+    """As from_module, for float32 arrays by weight name. A changed weight becomes a source weight: it no longer derives from the weights it was
+    cut or folded from."""
     made = net.clone()
-    for name, value in module.weights().items():
+    for name, array in weights.items():
         t = made.constants.get(name)
         if t is None or t.weight is None:
             raise NetworkError(f"the module's weight {name!r} is not in '{net.name}': it was made from another network")
-        array = value.detach().to("cpu", torch.float32).contiguous().numpy()
         if array.shape != t.array().shape:
             raise NetworkError(f"the weight {name!r} is {list(array.shape)} in the module, {list(t.array().shape)} in '{net.name}'")
         if not np.isfinite(array).all():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +17,14 @@ from whet.network import Network
 from whet.passes import Phase, run_passes, select
 from whet.pruning.order import check_order, note
 from whet.registry import user_function
+from whet.training.batch_norms import InsertedBatchNorm, folded_weights, insert_batch_norms
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
 from whet.training.evaluate import accuracy
-from whet.training.loop import Progress, fit
+from whet.training.features import mark_features
+from whet.training.loop import Fitted, Progress, fit
 from whet.training.masks import hold, masks_of, reapply
-from whet.training.module import NetworkModule, from_module
+from whet.training.module import NetworkModule, with_weights
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Finetuned:
     resumed_at: int = 0  # step of the checkpoint that was resumed; 0: none
     accuracy: float | None = None  # of the returned network on `test`
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)  # fixed zeros: bool by weight name, False for a zero
+    kept_epoch: int | None = None  # epochs of the returned state; 0: none was better than the network before; None: nothing was held out
+    inserted: int = 0  # batch norms that were inserted for the training
 
     @property
     def held(self) -> int:
@@ -57,20 +61,27 @@ def finetune(
     """Trains a copy of `net` (source stage; batch norms not folded, best).
 
     `teacher` is the network for the distillation loss, usually the one before pruning. A final Softmax is removed during training, so that
-    losses see logits. `train` is a user function (or python:module:function) called as train(module, data, config) instead of whet's loop;
-    masks are kept in any case. `insist` trains although the network is quantized.
+    losses see logits; batch norms that the exporter has folded are inserted for the training and folded again. `train` is a user function (or
+    python:module:function) called as train(module, data, config) instead of whet's loop; masks are kept in any case. `insist` trains although the
+    network is quantized.
     Raises TrainingError, UnsupportedError (an op that cannot be trained), UsageError (settings), PruneError (the order of steps).
     """
     config = config or FinetuneConfig()
     check_order(net, "finetune", insist)
     device = device_of(config.device)
     student, answers = without_softmax(net), None
-    if config.distill > 0:
+    inserted: list[InsertedBatchNorm] = []
+    if train is None and config.batch_norms == "insert" and not config.freeze_batch_norm:
+        student, inserted = insert_batch_norms(student, data, batch=config.batch, device=device, freeze=config.freeze)
+    if config.distill > 0 or config.features > 0:
         if teacher is None:
-            raise UsageError("distill is above 0, but there is no teacher: give the network before it was pruned")
-        answers = NetworkModule(folded(without_softmax(teacher))).to(device).eval().requires_grad_(False)
+            raise UsageError("distill or features is above 0, but there is no teacher: give the network before it was pruned")
+        taught = folded(without_softmax(teacher))
+        if config.features > 0:
+            mark_features(student, taught)
+        answers = NetworkModule(taught).to(device).eval().requires_grad_(False)
     module = NetworkModule(student, freeze=config.freeze, train=config.train).to(device)
-    done = trained(net, module, data, config, teacher=answers, test=test, progress=progress, train=train)
+    done = trained(net, module, data, config, teacher=answers, test=test, progress=progress, train=train, inserted=inserted)
     note(done.network, "finetune", steps=done.steps)
     return done
 
@@ -86,26 +97,30 @@ def trained(
     progress: Progress | None = None,
     train: str | Callable[..., Any] | None = None,
     what: str = "fine-tuned",
+    inserted: Sequence[InsertedBatchNorm] = (),
 ) -> Finetuned:
-    """Trains `module` on its device and copies its weights into `net`."""
+    """Trains `module` on its device and copies its weights into `net`, with the `inserted` batch norms folded."""
     masks = masks_of(module.network, config.masks) if config.masks else {}
     hold(module, masks)
     started = time.perf_counter()
-    history: list[dict[str, float]] = []
-    steps = resumed = 0
+    fitted = Fitted([], 0, 0, None)
     if train is not None:
         module.train()
         (user_function(train, "--train") if isinstance(train, str) else train)(module, data, config)
     else:
         if isinstance(data, TrainingData) and config.distill < 1 and config.loss in ("auto", "cross_entropy"):
             data.must_be_classes_of(module.network.outputs[0].type)
-        history, steps, resumed = fit(module, data, config, teacher=teacher, test=test, progress=progress, digest=digest(net))
+        fitted = fit(
+            module, data, config, teacher=teacher, test=test, progress=progress, digest=digest(net), outputs=len(net.outputs)
+        )  # fmt: skip
     reapply(module, masks)
     seconds = time.perf_counter() - started
-    about = {"what": what, "steps": steps, "settings": {k: v for k, v in config.settings().items() if v != getattr(FinetuneConfig(), k)}}
-    made = from_module(net, module, about=json.dumps(about))
-    judged = None if test is None else accuracy(module, test, batch=config.batch)
-    return Finetuned(made, history, steps, seconds, resumed, judged, masks)
+    about = {"what": what, "steps": fitted.steps, "settings": {k: v for k, v in config.settings().items() if v != getattr(FinetuneConfig(), k)}}
+    unchanged = fitted.kept_epoch == 0 and not masks  # without the rounding of inserted batch norms
+    made = with_weights(net, {} if unchanged else folded_weights(module.weights(), inserted), about=json.dumps(about))
+    judge = module if not inserted else NetworkModule(without_softmax(made)).to(next(module.parameters()).device)
+    judged = None if test is None else accuracy(judge, test, batch=config.batch)
+    return Finetuned(made, fitted.history, fitted.steps, seconds, fitted.resumed_at, judged, masks, fitted.kept_epoch, len(inserted))
 
 
 def folded(net: Network) -> Network:

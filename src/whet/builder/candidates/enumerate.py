@@ -33,12 +33,14 @@ def list_candidates(
     permissions: Permissions,
     *,
     deterministic: bool = False,
+    strict_numerics: bool = False,
     workspace: int | None = None,
 ) -> Candidates:
     """Options of `layer` (static shapes) in order: tactics by name, then opt-in tactics (so that they lose ties), then fallbacks; signatures and
     configurations as each tactic lists them.
 
-    `deterministic` refuses nondeterministic kernels, `workspace` kernels that need more scratch (bytes).
+    `deterministic` refuses nondeterministic kernels, `strict_numerics` kernels that mix values or lose NaN (Tactic.not_strict), `workspace` kernels
+    that need more scratch (bytes).
     """
     listed = Candidates(layer, layer_text(layer))
     for t in sorted(tactics, key=lambda t: (t.fallback, t.opt_in, t.name)):
@@ -62,6 +64,8 @@ def list_candidates(
                     listed.refused.append(Candidate(t.name, str(signature), tuple(config), reason=str(e)))
                     continue
                 reason = _kernel_refusal(kernel, deterministic, workspace)
+                if reason is None and strict_numerics and (why := t.not_strict(layer, kernel.implementation)) is not None:
+                    reason = f"{why}, and --strictNumerics is given"
                 if reason is not None:
                     listed.refused.append(Candidate(t.name, str(signature), tuple(config), kernel.implementation, reason=reason))
                     continue

@@ -10,14 +10,14 @@ from whet.builder.batching.profiles import bound_layers
 from whet.builder.candidates.enumerate import Candidates, list_candidates, no_tactic
 from whet.builder.candidates.unfuse import list_parts, unfuse
 from whet.builder.config import BuildConfig
-from whet.builder.precision.permissions import Permissions
+from whet.builder.precision.permissions import Permissions, missing_integer_kernels
 from whet.builder.progress import ProgressLog
 from whet.engine.report import Candidate
 from whet.measure.option import Option
 from whet.measure.timing_key import layer_text
-from whet.network import Dim, Layer, Network
+from whet.network import I8, Dim, Layer, Network
 from whet.ops import bind_layer
-from whet.tactics import Tactic
+from whet.tactics import Tactic, root_layer
 
 _NAMED = 5  # layers that a note names
 
@@ -67,12 +67,23 @@ class LayerKinds:
         self._note_exempt()
 
     def _note_exempt(self) -> None:
-        """Notes the layers of the model that wildcards of --layerPrecisions and --layerOutputTypes do not bind."""
+        """Notes the layers of the model that wildcards of --layerPrecisions and --layerOutputTypes do not bind.
+
+        Convolutions and products that this machine has no 8-bit kernels for have that as the reason; parts of a fused one are named as the whole.
+        """
         reasons: dict[str, list[str]] = {}
+        missing = missing_integer_kernels(self.tactics)
         for layer in self.net.layers:
             if layer.name in self.exempt and layer.op not in ("QuantizeLinear", "DequantizeLinear"):
-                reason = self.exempt[layer.name].replace(f" for '{layer.name}'", "")
-                reasons.setdefault(reason, []).append(f"{layer.name} ({layer.composite or layer.op})")
+                whole = next((name for name, _ in self.unfused if layer.name.startswith(f"{name}.")), None)
+                product = root_layer(layer).op in ("Conv", "Gemm", "MatMul")
+                if missing and (product or whole is not None) and self.permissions.demanded(layer) == I8:
+                    reason, name = f"this machine has no exact 8-bit kernels ({missing})", whole or layer.name
+                else:
+                    reason = self.exempt[layer.name].replace(f" for '{layer.name}'", "")
+                    name = f"{layer.name} ({layer.composite or layer.op})"
+                if name not in (names := reasons.setdefault(reason, [])):
+                    names.append(name)
         for reason, names in reasons.items():
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             self.log.note(f"wildcards leave out {len(names)} layers that cannot obey: {reason}. They are {', '.join(names[:_NAMED])}{more}")
@@ -93,7 +104,10 @@ class LayerKinds:
             limit = self.config.memory_limit.get("workspace")
 
             def listed(permissions: Permissions) -> Candidates:
-                return list_candidates(bound, self.tactics, self.backend, permissions, deterministic=self.config.deterministic, workspace=limit)
+                c = self.config
+                return list_candidates(
+                    bound, self.tactics, self.backend, permissions, deterministic=c.deterministic, strict_numerics=c.strict_numerics, workspace=limit
+                )
 
             self.kinds[kind] = found = listed(self.permissions)
             if not found.options and self.permissions.is_demanded_by_wildcard(bound):
@@ -134,7 +148,8 @@ class LayerKinds:
         permissions = self.permissions.without_wildcards() if relaxed else self.permissions
         tactics = [t for t in self.tactics if not t.fallback and t.name not in banned]
         for part in list_parts(layer).layers:
-            whole = list_candidates(bind_layer(part, self.env), tactics, self.backend, permissions).options
+            strict = self.config.strict_numerics
+            whole = list_candidates(bind_layer(part, self.env), tactics, self.backend, permissions, strict_numerics=strict).options
             yield bool(whole) or (part.op == "Fused" and any(self._have_kernels(part, banned, relaxed=relaxed)))
 
 

@@ -43,6 +43,7 @@ _OPTIONS = (
     "layer_output_types",
     "sparsity",
     "deterministic",
+    "strict_numerics",
 )
 
 

@@ -7,7 +7,7 @@ x:fp32 keeps a layer in floating point that calibration or the model's Q/DQ woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
@@ -16,7 +16,7 @@ from whet.builder.config import BuildConfig
 from whet.engine.report import PermissionUse
 from whet.errors import BackendError, BuildError, UsageError
 from whet.network import BF16, F8E4M3, F16, F32, I8, U8, DType, Layer
-from whet.tactics import Signature, is_quantized, root_layer, tactics_of
+from whet.tactics import Signature, Tactic, is_quantized, root_layer, tactics_of
 
 #: flag -> storage types that it permits for f32 tensors of the network. int8 and fp8 come with Q/DQ in the network or calibration.
 _PERMITS: dict[str, tuple[DType, ...]] = {"fp32": (), "fp16": (F16,), "bf16": (BF16,), "int8": (), "fp8": (), "best": (F16, BF16)}
@@ -252,6 +252,21 @@ def _storage(precision: str) -> DType:
     return _STORAGE[precision]
 
 
+def missing_integer_kernels(tactics: Iterable[Tactic]) -> str | None:
+    """The reasons why this machine cannot run tactics for quantized convolutions and products, or None."""
+    reasons = {t.unavailable() for t in tactics if {"Conv", "Gemm", "MatMul"} & set(t.ops) and t.quantized} - {None}
+    return "; ".join(sorted(filter(None, reasons))) or None
+
+
+def _why_no_integers(config: BuildConfig, signatures: Mapping[str, tuple[Layer, Signature]]) -> str:
+    """The reason why no layer computes on 8-bit integers: the network is not quantized, or this machine has no kernels."""
+    quantized = any(layer.op == "QuantizeLinear" or is_quantized(layer) for layer, _ in signatures.values())
+    missing = missing_integer_kernels(tactics_of(config.backend)) if quantized else None
+    if missing:
+        return f"this machine has no exact 8-bit kernels ({missing}), so that quantized layers compute in floating point"
+    return "INT8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)"
+
+
 def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Signature]]) -> dict[str, PermissionUse]:
     """For each permission: the number of layers that use it, and the reason if none does. Raises BuildError under `strict`."""
     ran = [runs_in(layer, s) for layer, s in signatures.values()]
@@ -269,7 +284,7 @@ def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Si
         little = 2 * integers > len(ran) and any(k.name not in capabilities_of(config.backend).unsupported_types for k in kinds)
         if not used and not little:  # in a mostly quantized network, unused 16-bit types are not worth a note
             reason = {
-                "int8": "INT8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)",
+                "int8": _why_no_integers(config, signatures),
                 "fp8": "FP8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)" if has_float8(config) else _NO_FLOAT8,
                 "fp32": "",
             }.get(p, f"no tactic with {' or '.join(k.name for k in kinds)} storage ran or won on this machine")

@@ -2,7 +2,8 @@
 
 An output channel of a convolution or product with zero weights and bias is zero; it stays zero through activations, pools, sums and
 concatenations until other weights read it. Exact for finite activations (0 times infinity is not 0). A multiple of 8 channels stays a multiple of
-8: other counts run slower than the removed work saves.
+8: other counts run slower than the removed work saves. Where 2:4 weights read the channels, only aligned groups of four are removed, so that the
+weights stay 2:4.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from whet.ops._origin import express, literal
 from whet.passes._channels import BINARY, Units, count, find_zero_channels, is_depthwise, vector_axis
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Fired, Phase, Skip, network_pass
+from whet.sparsity import is_two_four, reduction_axis
 
 _MULTIPLE = 8
 Cut = Callable[[Tensor | None, int, np.ndarray | None], Tensor | None]
@@ -32,8 +34,14 @@ def remove_zero_channels(g: Graph) -> list[Fired | Skip]:
     units = Units()
     units.couple(g.net)
     kept_units = _units_to_keep(units, zero)
-    for t in zero:
-        _keep_multiple(units, t, kept_units)
+    patterned = _read_by_two_four(g, zero)
+    before = -1
+    while len(kept_units) != before:  # keeping a unit for one tensor may split a group of four of another one
+        before = len(kept_units)
+        for t in zero:
+            _keep_multiple(units, t, kept_units)
+        for t in patterned:
+            _keep_fours(units, t, kept_units)
     kept: dict[Tensor, np.ndarray] = {}
     notes: list[Fired | Skip] = []
     for t in zero:
@@ -47,7 +55,7 @@ def remove_zero_channels(g: Graph) -> list[Fired | Skip]:
         if removed:
             notes.append(Fired(f"{removed} of {len(zero[t])} channels are zero and were removed", name))
         else:
-            why = _why_kept(units, t, zero)
+            why = _why_kept(units, t, zero, patterned)
             notes.append(Skip(f"{int(zero[t].sum())} of {len(zero[t])} channels are zero, but {why}", name))
     if kept:
         _cut(g, kept)
@@ -75,7 +83,26 @@ def _keep_multiple(units: Units, t: Tensor, kept_units: set[int]) -> None:
         kept_units.add(units.root(u))
 
 
-def _why_kept(units: Units, t: Tensor, zero: dict[Tensor, np.ndarray]) -> str:
+def _read_by_two_four(g: Graph, zero: dict[Tensor, np.ndarray]) -> list[Tensor]:
+    """The tensors that 2:4 weights read along their channels."""
+    found: dict[Tensor, None] = {}
+    for layer in g.layers:
+        place = reduction_axis(layer) if layer.op in _PRODUCTS and layer.input(0) in zero else None
+        if place is not None and place[0].shape[place[1]] == len(zero[layer.needs(0)]) and is_two_four(place[0].array(), place[1]):
+            found[layer.needs(0)] = None
+    return list(found)
+
+
+def _keep_fours(units: Units, t: Tensor, kept_units: set[int]) -> None:
+    """Keeps all channels of each aligned group of four of which one is kept."""
+    ids = list(units.of(t) or ())
+    for start in range(0, len(ids), 4):
+        four = [units.root(u) for u in ids[start : start + 4]]
+        if not kept_units.isdisjoint(four):
+            kept_units.update(four)
+
+
+def _why_kept(units: Units, t: Tensor, zero: dict[Tensor, np.ndarray], patterned: list[Tensor]) -> str:
     ids = units.of(t)
     if zero[t].all():
         return "one must be kept"
@@ -88,6 +115,8 @@ def _why_kept(units: Units, t: Tensor, zero: dict[Tensor, np.ndarray]) -> str:
         where = {units.root(u): z for u, z in zip(units.of(other) or (), flags, strict=True)}
         if other is not t and all(r in where and not where[r] for r in alone):
             return f"not in %{other.name}, which shares its channels"
+    if any(set(alone) & {units.root(u) for u in units.of(other) or ()} for other in patterned):
+        return "2:4 weights read them, which keep their pattern only if aligned groups of four are zero"
     return f"fewer would not be a multiple of {_MULTIPLE}"
 
 

@@ -24,7 +24,7 @@ from whet.search.stages.build_engine import build_config, predictor, quick_engin
 from whet.search.stages.candidate_engines import ENGINE, PRUNING, first_engine, measure_engines, select_engine, trained_engine
 from whet.search.stages.finetune import fine_tune
 from whet.search.stages.measure import make_run, time_engines
-from whet.search.stages.prepare import flops_of, prepare_candidate, within_budget
+from whet.search.stages.prepare import flops_of, prepare_candidate, two_four_gains, within_budget, write_two_four
 
 SCORES = "scores.npy"
 _CALIBRATE = 64  # samples for INT8 ranges
@@ -61,6 +61,11 @@ def _candidate(w: Worker) -> dict[str, Any]:
                 return w.score(predictor(quick_engine(step, recipe).create_context()), step).to_plain()
 
         pruned = prepare_candidate(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed)
+    if c.two_four:
+        with w.lock.timing():
+            layers = two_four_gains(pruned.network, build_config(pruned.network, recipe, c, w.effort.level), w.say)
+        with w.lock.working():
+            write_two_four(pruned, data, layers, say=w.say, rate=rate)
     if rate is not None:
         with w.lock.training():
             fine_tune(pruned, net, recipe, c, w.folder, say=w.say, rate=rate)

@@ -12,6 +12,7 @@ from whet.builder import BuildConfig
 from whet.builder.lock.lock import plan_digest
 from whet.engine import read_engine
 from whet.errors import BuildError, EngineError, WhetError
+from whet.pruning import load_recipe
 from whet.report import search_page
 from whet.search.jobs import job as j
 from whet.search.outcome.rebuild import RECIPE, recipe_of_deploy
@@ -75,7 +76,8 @@ def commands(result: SearchResult, source: Path) -> list[str]:
 def _made_of(source: Path) -> str:
     """Description of the steps that `whet rebuild` repeats."""
     stored = j.read_result(source) or {}
-    steps = ["cut and recovered"] if (source / PRUNING).is_file() else []
+    recipe = load_recipe(source / PRUNING) if (source / PRUNING).is_file() else None
+    steps = ["cut and recovered"] if recipe is not None and (recipe.groups or recipe.removed) else []
     steps += ["2:4 written"] if stored["candidate"]["two_four"] else []
     steps += ["fine-tuned"] if any(s["step"] == FINETUNED for s in stored["steps"]) else []
     steps += ["trained for INT8"] if locked_model(source) == QUANTIZED else []
@@ -114,7 +116,7 @@ def _readme(result: SearchResult, report: dict[str, Any], source: Path, folder: 
         ENGINE: "the engine, for this machine (`whet retune` tunes it for another)",
         ONNX: "the floating-point model it was built from",
         QUANTIZED: "the same model with the engine's Q/DQ nodes",
-        PRUNING: "the channels kept in each group: `whet prune MODEL --applyRecipe=pruning.json` applies it to the original",
+        PRUNING: "the channels kept in each group (`whet prune MODEL --applyRecipe=pruning.json` cuts the original), and the layers with 2:4 weights",
         CALIBRATION: "the INT8 calibration ranges",
         LOCK: "the tactic lock: a build under it gives the same engine or reports what changed",
         RECIPE: "the recipe of the search and the chosen point",

@@ -37,7 +37,7 @@ from whet.search.recipe.space import Candidate
 from whet.search.stages.build_engine import build_config, rebuild_plan
 from whet.search.stages.candidate_engines import ENGINE, LOCK, ONNX, PRUNING, QUANTIZED, ROUNDINGS
 from whet.search.stages.finetune import FINETUNED, train_network
-from whet.search.stages.prepare import Prepared, prepare_candidate
+from whet.search.stages.prepare import TWO_FOUR, Prepared, prepare_candidate, write_two_four
 from whet.search.stages.qat import train_for_int8
 
 RECIPE = "recipe.json"
@@ -193,7 +193,10 @@ def _prepared(w: Worker, stored: Mapping[str, Any]) -> tuple[Prepared, Network]:
             return Prepared(net), net
         with modules_of(w.recipe.folder):
             data = load_unlabelled(w.recipe.data.calibrate, net, w.effort.samples, w.recipe.data.preprocess)
-        return prepare_candidate(net, w.candidate, {}, data, w.effort, say=w.say, seed=w.recipe.search.seed, decided=decided), net
+        prepared = prepare_candidate(net, w.candidate, {}, data, w.effort, say=w.say, seed=w.recipe.search.seed, decided=decided)
+        if w.candidate.two_four:
+            write_two_four(prepared, data, decided.about.get(TWO_FOUR, ()) if decided is not None else (), say=w.say)
+        return prepared, net
 
 
 def _difference(rebuilt: Network, locked: Network, stored: Mapping[str, Any]) -> str:

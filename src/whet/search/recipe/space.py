@@ -148,7 +148,7 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
     precisions, missing = _precisions(recipe)
     left_out += missing
     if s.two_four == (False,):
-        why = "not searched by default, since only layers with a sparse tactic gain time; `space.two_four: [false, true]` measures it"
+        why = "not searched by default, since it needs fine-tuning; `space.two_four: [false, true]` tries it in the layers that gain time"
         left_out.append(("2:4", why))
     if s.depth and not branches:
         left_out.append(("depth", "no residual branch can be removed: a shortcut that changes the shape needs its branch"))

@@ -14,7 +14,7 @@ from whet.pruning import count_params
 from whet.search.recipe.data import load_labelled
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
-from whet.search.stages.prepare import Prepared, Rate, Say, flops_of
+from whet.search.stages.prepare import Prepared, Rate, Say, flops_of, has_zeros
 from whet.search.stages.training_options import as_config
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def train_network(
     path = folder / CHECKPOINT
     say("tuning")
     data = training_set(recipe, original)
-    config = as_config(recipe.finetune, checkpoint=str(path), masks="2:4" if c.two_four else "")
+    config = as_config(recipe.finetune, checkpoint=str(path), masks="zeros" if c.two_four and has_zeros(net) else "")
     teacher = original if config.distill > 0 else None
     return run_resumable(path, lambda: finetune(net, data, config, teacher=teacher, progress=steps_of(say, "tuning")), notes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -20,6 +20,8 @@ from whet.pruning import (
     Recipe,
     RecoveryConfig,
     Target,
+    advise_sparsity,
+    apply_pattern,
     count_flops,
     count_params,
     cut,
@@ -33,9 +35,11 @@ from whet.pruning.importance import NEED_DATA, Samples
 from whet.pruning.order import check_order, note
 from whet.search.recipe.recipe import AutoRecipe, Effort, Width
 from whet.search.recipe.space import Candidate, stay_whole
+from whet.sparsity import parse_pattern, reduction_axis
 
 Say = Callable[[str], None]
 Rate = Callable[[Network], dict[str, Any]]  # a network -> its metric as plain data
+TWO_FOUR = "two_four"  # key of a recipe's `about`: names of the layers with 2:4 weights
 
 
 @dataclass
@@ -46,6 +50,11 @@ class Prepared:
     recipe: Recipe | None = None
     steps: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def add_step(self, name: str, start: float, rate: Rate | None) -> None:
+        """Adds a row for a step that began at `start` (perf_counter) and gave `network`."""
+        row = {"step": name, "params": count_params(self.network), "flops": flops_of(self.network), "seconds": perf_counter() - start}
+        self.steps.append(row | ({"metric": rate(self.network)} if rate is not None else {}))
 
     @property
     def metric(self) -> dict[str, Any]:
@@ -65,8 +74,7 @@ def prepare_candidate(
     result = Prepared(net)
 
     def step(name: str, start: float) -> None:
-        row = {"step": name, "params": count_params(result.network), "flops": flops_of(result.network), "seconds": perf_counter() - start}
-        result.steps.append(row | ({"metric": rate(result.network)} if rate is not None else {}))
+        result.add_step(name, start, rate)
 
     step("original", perf_counter())
     if candidate.pruned:
@@ -96,14 +104,27 @@ def prepare_candidate(
         result.network = recover(result.network, net, at, data, RecoveryConfig(rows=effort.rows, seed=seed), tell)
         note(result.network, "recover")
         step("recovered without labels", start)
-    if candidate.two_four:
-        from whet.sparsity import force_two_four
-
-        start = perf_counter()
-        result.network, done, left = force_two_four(result.network)
-        result.notes.append(f"2:4 applied to {len(done)} layers; {len(left)} layers cannot be 2:4")
-        step("2:4", start)
     return result
+
+
+def write_two_four(result: Prepared, data: Mapping[str, np.ndarray], layers: Collection[str], *, say: Say, rate: Rate | None = None) -> None:
+    """Writes 2:4 weights into `layers` of `result.network`, with a least-squares update on `data`, and their names into its recipe."""
+    start = perf_counter()
+    say("2:4")
+    weighted = [x.name for x in result.network.layers if reduction_axis(x) is not None]
+    written = [n for n in weighted if n in layers]
+    recipe = result.recipe if result.recipe is not None else Recipe({})
+    result.recipe = dataclasses.replace(recipe, about={**recipe.about, TWO_FOUR: written})
+    result.notes.append(f"2:4 in {len(written)} of {len(weighted)} layers with weights: those that a sparse kernel makes faster here")
+    if written:
+        result.network = apply_pattern(result.network, parse_pattern("2:4", 0.0), data, skip=[n for n in weighted if n not in written]).network
+    result.add_step("2:4", start, rate)
+
+
+def two_four_gains(net: Network, config: BuildConfig, say: Say) -> list[str]:
+    """The layers of `net` that are faster with 2:4 weights than any dense tactic, beyond the noise of the measurement."""
+    advice = advise_sparsity(net, config, lambda done, total, what: say(f"2:4 {done}/{total}"))
+    return [x.node for x in advice.layers if x.saved_ms > 0]
 
 
 def within_budget(
@@ -133,3 +154,8 @@ def flops_of(net: Network) -> int | None:
         return count_flops(net)
     except WhetError:
         return None
+
+
+def has_zeros(net: Network) -> bool:
+    """True if a weight of two or more axes holds zeros, which training with masks keeps."""
+    return any(t.dtype.is_float and t.type.rank >= 2 and not t.array().all() for t in net.constants.values())

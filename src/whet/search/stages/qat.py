@@ -25,7 +25,7 @@ from whet.pruning.order import note
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
 from whet.search.stages.finetune import no_torch, run_resumable, steps_of, training_set
-from whet.search.stages.prepare import Prepared, Say
+from whet.search.stages.prepare import Prepared, Say, has_zeros
 from whet.search.stages.training_options import as_config, qat_settings
 
 CHECKPOINT = "qat.safetensors"  # a killed job resumes from it
@@ -88,7 +88,8 @@ def train_for_int8(
     say("qat")
     ranges, skip, tables = read_recipe(roundings)
     path = folder / CHECKPOINT
-    settings = as_config(qat_settings(recipe.qat, recipe.finetune), checkpoint=str(path), masks="2:4" if c.two_four else "")
+    masks = "zeros" if c.two_four and has_zeros(pruned.network) else ""
+    settings = as_config(qat_settings(recipe.qat, recipe.finetune), checkpoint=str(path), masks=masks)
     data = training_set(recipe, original)
 
     def train() -> Any:

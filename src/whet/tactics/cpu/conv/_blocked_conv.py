@@ -112,12 +112,12 @@ class ConvKernel(ABC):
             stream.record(jit.ParallelCall(run, context + part.sizes, operands, part.threads, self.implementation, shifts))
 
 
-class ConvTactic(CompiledTactic):
-    """A convolution with constant weights. Subclasses define the supported convolutions and epilogues."""
+class FloatConvTactic(CompiledTactic):
+    """A convolution in f32 with constant weights. Subclasses define the supported convolutions and epilogues."""
 
     ops = ("Conv",)
-    needs_avx512 = True
     epilogues = "SiLU, ReLU or no epilogue"
+    takes_residual = False  # besides the activation, before or after it
 
     @abstractmethod
     def rejects(self, head: Layer) -> str | None:
@@ -125,7 +125,28 @@ class ConvTactic(CompiledTactic):
 
     def takes(self, steps: tuple[str, ...]) -> bool:
         """True if the kernel computes this epilogue."""
+        if self.takes_residual and steps.count("Add") == 1:
+            steps = tuple(s for s in steps if s != "Add")
         return steps in ((), ("Silu",), ("Relu",))
+
+    def why_not(self, layer: Layer) -> str | None:
+        if reason := super().why_not(layer):
+            return reason
+        head = root_layer(layer)
+        if any(not layer.needs(i).is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
+            return "the weights are computed at run time"
+        if any(t.dtype != F32 for t in activations(layer)):
+            return "computes in 32-bit floating point"
+        steps = steps_of(layer)
+        if steps is None or not self.takes(steps[0]):
+            return f"takes convolutions with {self.epilogues}{', and at most one residual' if self.takes_residual else ''}"
+        return self.rejects(head)
+
+
+class ConvTactic(FloatConvTactic):
+    """A convolution in blocks of 16 channels."""
+
+    needs_avx512 = True
 
     kernel: type[ConvKernel]
 
@@ -143,19 +164,6 @@ class ConvTactic(CompiledTactic):
         if tiles is None or not all(self.fits(layer, signature, t.blocks, t.pixels) for t in tiles):
             raise PlanRefused(f"a tile of {', '.join(f'{v} {n}' for n, v in sizes.items())} does not fit a result of {layer.outputs[0].shape}")
         return self.kernel(layer, signature, tiles, backend.threads)
-
-    def why_not(self, layer: Layer) -> str | None:
-        if reason := super().why_not(layer):
-            return reason
-        head = root_layer(layer)
-        if any(not layer.needs(i).is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
-            return "the weights are computed at run time"
-        if any(t.dtype != F32 for t in activations(layer)):
-            return "computes in 32-bit floating point"
-        steps = steps_of(layer)
-        if steps is None or not self.takes(steps[0]):
-            return f"takes convolutions with {self.epilogues}"
-        return self.rejects(head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):

@@ -55,10 +55,7 @@ class DirectKernel(ConvKernel):
 @tactic
 class Direct(ConvTactic):
     kernel = DirectKernel
-    epilogues = "SiLU, ReLU or no epilogue, and at most one residual"
-
-    def takes(self, steps: tuple[str, ...]) -> bool:
-        return super().takes(tuple(s for s in steps if s != "Add")) and steps.count("Add") <= 1
+    takes_residual = True
 
     def rejects(self, head: Layer) -> str | None:
         a = head.attrs

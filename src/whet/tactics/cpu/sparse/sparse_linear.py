@@ -1,4 +1,4 @@
-"""Gemm, MatMul and 1x1 convolutions (channels last) with constant 2:4 weights, f32: with few rows their time is that of reading the weights."""
+"""Gemm, MatMul and 1x1 convolutions (channels last) with constant 2:4 weights, f32 or bf16: with few rows the time is that of reading weights."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import F32, Layer, format_fits, static_shape
+from whet.network import BF16, F32, DType, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
 from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics._two_four import compress, why_not_two_four
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.onednn._kernel import activations, f32_of, static
+from whet.tactics.cpu.onednn._kernel import RTOL, activations, f32_of, static
 from whet.tactics.cpu.sparse._linear_layer import Epilogue, match_epilogue, matrix_of, sizes_of, skip_zero_weights, why_not_linear
 from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, Variant, context_words, item_words, lanes_of, sparse_linear_ir
 
@@ -24,7 +24,7 @@ _ONE_ROW = ((4, 1), (2, 1))
 class SparseLinearKernel(CompiledKernel):
     """A planned launch; its packed operand is described in _sparse_linear_ir.py."""
 
-    serial_work, rtol = 1 << 17, 1e-5
+    serial_work = 1 << 17
 
     def __init__(self, layer: Layer, signature: Signature, blocks: int, rows: int, lanes: int, count: int) -> None:
         end = match_epilogue(layer, epilogue(layer))
@@ -35,8 +35,9 @@ class SparseLinearKernel(CompiledKernel):
         self.chunks, rest_groups = divmod(groups, CHUNK // GROUP)
         self.tiles, rest_rows = divmod(self.rows, rows)
         self.items = -(-self.channels // unit)
-        has_avx512dq = lanes == 16 and jit.has("avx512dq")
-        self.variant = Variant(lanes, blocks, rows, rest_rows, rest_groups, self.channels % unit, tuple(end.steps), has_avx512dq)
+        has_avx512dq, stored = lanes == 16 and jit.has("avx512dq"), signature.outputs[0].dtype
+        self.rtol, bf16 = RTOL[stored.name], stored == BF16
+        self.variant = Variant(lanes, blocks, rows, rest_rows, rest_groups, self.channels % unit, tuple(end.steps), has_avx512dq, bf16)
         self.x, self.residual = source_index(layer), end.residual
         weights, bias = constants_of(layer)
         biases = [t for t in (bias, *end.biases) if t is not None]
@@ -44,14 +45,14 @@ class SparseLinearKernel(CompiledKernel):
 
         def pack() -> np.ndarray:
             total = sum((f32_of(t).reshape(-1) for t in biases), np.zeros(channels, np.float32))
-            return pack_weights(matrix_of(layer, f32_of(weights)), total, lanes, blocks).view(np.uint8)
+            return pack_weights(matrix_of(layer, f32_of(weights)), total, lanes, blocks, bf16).view(np.uint8)
 
         digests = "|".join(t.constant().digest for t in (weights, *biases))
         transposed = root_layer(layer).op != "Conv" and not root_layer(layer).attrs.get("transB")
-        key = f"{digests}|sparse linear {transposed} {lanes} {blocks}"
+        key = f"{digests}|sparse linear {transposed} {lanes} {blocks} {stored}"
         # storable: a position selects one of four inputs in a register, whatever its bits
-        self.packed = (Packed(key, 4 * self.items * item_words(self.inputs_of_row, unit), pack, storable=True),)
-        self.implementation = f"{unit} channels x {rows} rows"
+        self.packed = (Packed(key, 4 * self.items * item_words(self.inputs_of_row, unit, bf16), pack, storable=True),)
+        self.implementation = f"{unit} channels x {rows} rows" + (" bf16" if bf16 else "")
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         operands: dict[str, tuple[str, int] | int] = {
@@ -76,8 +77,8 @@ class SparseLinear(CompiledTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer) or why_not_linear(layer):
             return reason
-        if any(t.dtype != F32 for t in activations(layer)):
-            return "computes in 32-bit floating point"
+        if {t.dtype for t in activations(layer)} not in ({F32}, {BF16}):
+            return "computes in 32-bit floating point or bf16"
         end = match_epilogue(layer, epilogue(layer))
         if isinstance(end, str):
             return end
@@ -91,8 +92,9 @@ class SparseLinear(CompiledTactic):
         name = "nhwc" if root_layer(layer).op == "Conv" else "linear"
         if not format_fits(name, layer.outputs[0].type.rank):
             return []
-        stored = Operand(name, F32)
-        return [Signature(tuple(stored if i in (source_index(layer), end.residual) else None for i in range(len(layer.inputs))), (stored,))]
+        operands = [i in (source_index(layer), end.residual) for i in range(len(layer.inputs))]
+        stored = (Operand(name, t) for t in _storage_types(layer, backend))
+        return [Signature(tuple(o if is_read else None for is_read in operands), (o,)) for o in stored]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return self.unavailable()
@@ -115,6 +117,13 @@ class SparseLinear(CompiledTactic):
         return [{root_layer(layer).op: skip_zero_weights}]
 
 
+def _storage_types(layer: Layer, backend: Backend) -> list[DType]:
+    """Types of the activations in memory. For f32 layers bf16 is an option where the other tactics of the CPU have it too."""
+    if activations(layer)[0].dtype == BF16:
+        return [BF16]
+    return [F32, BF16] if "avx512_bf16" in backend.capabilities.features else [F32]
+
+
 def vector_lanes() -> int:
     """Floats of this CPU's longest vector."""
     return lanes_of(jit.has("avx512f"))
@@ -129,8 +138,9 @@ def _filters(layer: Layer) -> np.ndarray:
     return matrix_of(layer, constants_of(layer)[0].array())[:, :, None, None]
 
 
-def pack_weights(matrix: np.ndarray, bias: np.ndarray, lanes: int, blocks: int) -> np.ndarray:
-    """The packed operand of 2:4 weights [channel, input] and biases [channel] in f32, flat: see _sparse_linear_ir.py. Absent channels are zeros."""
+def pack_weights(matrix: np.ndarray, bias: np.ndarray, lanes: int, blocks: int, bf16: bool = False) -> np.ndarray:
+    """The packed operand of 2:4 weights [channel, input] and biases [channel] in f32, as flat 32-bit words: see _sparse_linear_ir.py. Absent channels
+    are zeros; with `bf16` the kept weights are rounded to it."""
     channels, inputs = matrix.shape
     unit, per_chunk = lanes * blocks, CHUNK // GROUP
     items, groups = -(-channels // unit), inputs // GROUP
@@ -147,5 +157,6 @@ def pack_weights(matrix: np.ndarray, bias: np.ndarray, lanes: int, blocks: int) 
     for c in range(chunks):
         parts.append(words[:, c].astype(np.uint32).view(np.float32).reshape(items, unit))
         chunk = values[:, c * per_chunk * KEPT : (c + 1) * per_chunk * KEPT]
-        parts.append(chunk.reshape(items, unit, -1).transpose(0, 2, 1).reshape(items, -1))
+        ordered = np.ascontiguousarray(chunk.reshape(items, unit, -1).transpose(0, 2, 1).reshape(items, -1))
+        parts.append(ordered.astype(BF16.numpy).view(np.float32) if bf16 else ordered)
     return np.ascontiguousarray(np.concatenate(parts, axis=1)).reshape(-1)

@@ -1,4 +1,7 @@
-"""Attention of 16-bit tensors in one launch, on tensor cores (mma.sync): products, softmax, and the transposes around them, which become strides."""
+"""Attention of 16-bit tensors in one launch, on tensor cores (mma.sync): products, softmax, and the transposes around them, which become strides.
+
+For coverage: GPUs before Hopper, and masks and head sizes that attention_fused does not take.
+"""
 
 from __future__ import annotations
 

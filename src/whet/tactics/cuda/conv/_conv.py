@@ -166,6 +166,15 @@ class SecondOutput:
         return next((w for w in (64, 32, 16) if at % w == 0 and config.bn % w == 0), 0)
 
 
+@dataclass(frozen=True)
+class RowNorm:
+    """A normalization of each row of a plain input over its channels; the weights contain its scales, the bias the products of its shifts."""
+
+    kind: int  # 1: layer norm, 2: root mean square
+    column_sums: int  # address: sums of the (rounded) weights of each output channel
+    epsilon: float
+
+
 TYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3, "u8": 4, "f8e4m3": 5}  # codes as in vector.cuh
 
 

@@ -16,6 +16,7 @@ from whet.tactics.cuda._device.arguments import (
     ConstFloatPointer,
     ConstPointer,
     Fields,
+    Float32,
     Int32,
     Pointer,
     TensorMap,
@@ -23,7 +24,19 @@ from whet.tactics.cuda._device.arguments import (
     When,
 )
 from whet.tactics.cuda._device.source import ACTIVATIONS, source
-from whet.tactics.cuda.conv._conv import NO_POST_OPS, Between, ConvShape, EightBitTypes, Groups, PostOps, Scales, SecondInput, SecondOutput, View
+from whet.tactics.cuda.conv._conv import (
+    NO_POST_OPS,
+    Between,
+    ConvShape,
+    EightBitTypes,
+    Groups,
+    PostOps,
+    RowNorm,
+    Scales,
+    SecondInput,
+    SecondOutput,
+    View,
+)
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_tiles import Halo
 
@@ -116,6 +129,15 @@ class SecondOutputFields(Fields):
 
 
 @dataclass(frozen=True)
+class NormFields(Fields):
+    """The normalization of the rows of the input."""
+
+    column_sums: ConstFloatPointer  # [tiles_n * BN]: of the weights
+    per_channel: Float32  # 1 / number of channels
+    epsilon: Float32
+
+
+@dataclass(frozen=True)
 class ConvArguments(Arguments, kernel="conv.cu"):
     """Arguments of conv.cu."""
 
@@ -138,6 +160,7 @@ class ConvArguments(Arguments, kernel="conv.cu"):
     between: Annotated[Between | None, When("BETWEEN")] = None
     depthwise: Annotated[DepthwiseFields | None, When("DW")] = None
     fork: Annotated[SecondOutputFields | None, When("DUAL_OUTPUT")] = None
+    norm: Annotated[NormFields | None, When("NORM")] = None
     trace: Annotated[U64Pointer | None, When("TRACE")] = None  # 16 times of each block
 
 
@@ -155,13 +178,18 @@ class Features:
     pair: int = 0  # a second input: 1 of stride 1, 2 of any stride
     between: bool = False
     fork: int = 0  # channels of a panel of two outputs
+    norm: int = 0  # rows of the input are normalized: 1 layer norm, 2 root mean square
+
+    def shared(self, config: ConvConfig) -> int:
+        """Bytes of dynamic shared memory of an instance without input tiles of all taps."""
+        return config.shared + (config.wgs * config.bn * 4 + (config.bm * 8 if config.sk > 1 else 0) + 16 if self.norm else 0)
 
 
 def conv_source(config: ConvConfig, features: Features) -> str:
     """The kernel's complete text."""
     f = features
     made = config.constants(im2col=f.im2col, act=ACTIVATIONS[f.activation], bf16=f.bf16, out_f32=f.out_f32, odd=f.odd)
-    more = {"GROUPED": int(f.grouped), "SECOND_INPUT": f.pair, "BETWEEN": int(f.between), "DUAL_OUTPUT": f.fork}
+    more = {"GROUPED": int(f.grouped), "SECOND_INPUT": f.pair, "BETWEEN": int(f.between), "DUAL_OUTPUT": f.fork, "NORM": f.norm}
     if f.between:
         made["CHAINS"] = 1  # both accumulators are in registers at once
     return source("conv.cu", {**made, **({} if f.types8 is None else f.types8.constants()), **{k: v for k, v in more.items() if v}})
@@ -171,7 +199,7 @@ def conv_source(config: ConvConfig, features: Features) -> str:
 def conv_kernel(config: ConvConfig, features: Features) -> Kernel:
     """The loaded kernel of `conv_source`; compiled on first use, then kept."""
     code = compile_cubin(conv_source(config, features), name=f"conv_{config}.cu")
-    return Module(code).kernel("conv", MAX_SHARED if config.halo else config.shared)
+    return Module(code).kernel("conv", MAX_SHARED if config.halo else features.shared(config))
 
 
 def window_map(shape: ConvShape, x: View, config: ConvConfig, dtype: str) -> bytes:
@@ -215,6 +243,7 @@ class ConvProblem:
     groups: Groups | None = None  # weights packed by group_conv
     second: SecondInput | None = None
     fork: SecondOutput | None = None  # the last output channels are a second output (1x1, 16-bit floats)
+    norm: RowNorm | None = None  # of the rows of a plain input (16-bit floats)
 
     def features(self, config: ConvConfig) -> Features:
         """The macros of the instance that computes this with a configuration."""
@@ -229,6 +258,7 @@ class ConvProblem:
             pair=0 if self.second is None else SecondInput.kind(self.second.shape),
             between=self.second is not None and self.second.between is not None,
             fork=0 if self.fork is None else SecondOutput.panel(self.fork.at, config),
+            norm=0 if self.norm is None else self.norm.kind,
         )
 
     def steps(self, config: ConvConfig) -> tuple[int, int]:
@@ -267,6 +297,7 @@ def conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: in
         second=None if p.second is None else _second_fields(config, p.second, first_steps, _copied_as(problem)),
         between=None if p.second is None else p.second.between,
         fork=None if p.fork is None else _fork_fields(config, problem, p.fork),
+        norm=None if p.norm is None else NormFields(p.norm.column_sums, 1 / shape.c, p.norm.epsilon),
     )
     grid = tiles * config.sk if config.sk > 1 or config.once else min(tiles, multiprocessors * config.blocks)
     if config.hold:  # a block's tiles have the same output channels

@@ -15,6 +15,8 @@
 // With DW (a stride; needs HALO and a 1x1 product) the product's input is a depthwise convolution of DW_R x DW_S taps that this kernel computes itself: a
 // K step's input tile holds the pixels of all taps, and the multiplying warps make their rows of the operand from it, DW_ROWS a thread, ended by DW_ACT.
 // With DUAL_OUTPUT (floats of 16 bits; how many channels of both results a panel has) the output channels are those of two results: from second_from on, of the second.
+// With NORM (1 layer norm, 2 root mean square) a row of the input is normalized over all its channels, the K of a plain product: the weights contain the scales, and
+// the warps that multiply also read the rows for their mean and deviation, from which the epilogue computes (sum - mean * column_sums[k]) / deviation.
 // OUTS (1 to 3) output tiles are buffered: with more than one, the residual of the next OUTS - 1 tiles is loaded and the last tile stored during the current epilogue.
 // conv_parts.cuh has its functions; of the kernel itself conv_load.cuh has the warp that loads, conv_multiply.cuh the products of a tile,
 // conv_epilogue_16bit.cuh and conv_epilogue_8bit.cuh have the epilogues.
@@ -42,6 +44,9 @@
 #ifndef DUAL_OUTPUT
 #define DUAL_OUTPUT 0
 #endif
+#ifndef NORM
+#define NORM 0
+#endif
 
 constexpr int BM = 64 * MI * WGS, ROW = BK * (IN8 ? 1 : 2);
 constexpr int SIZE = IN8 ? Element<TO>::BYTES : OUT_F32 ? 4 : 2;           // bytes of a result
@@ -53,13 +58,15 @@ constexpr int PITCH = BN + 8;                                              // fl
 constexpr int SLICE = BM / SK;                                             // rows that each block of a cluster finishes
 constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUTS * OUT_BYTES;
 constexpr bool STAGED = SK == 1 && !DIRECT;
-constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * 4;           // biases (IN8: also factors, both double-buffered)
+constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * (NORM ? 8 : 4);  // biases (IN8: also factors, both double-buffered; NORM: column sums)
+constexpr int RELEASES = NORM ? WGS * 4 : WGS;                             // arrivals that give a slot back: NORM: each warp reads its rows
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
 static_assert(!DUAL_OUTPUT || (PW == DUAL_OUTPUT && DUAL_OUTPUT <= 64 && !IN8 && !OUT_F32 && !ODD && !HALO), "two results");
 static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
 static_assert(!ONCE || (ONCE <= STAGES && !STAGED && !HOLD && !DW), "steps with slots of their own");
-constexpr u32 PART_BYTES = BM * BN * 4 / SK * (SK - 1);  // of the accumulators that others send; a block's own stay in it
+static_assert(!NORM || !(IN8 || HALO || IM2COL || DW || DUAL_OUTPUT), "rows are normalized in plain products of 16-bit floats");
+constexpr u32 PART_BYTES = (BM * BN * 4 + (NORM ? BM * 8 : 0)) / SK * (SK - 1);  // of the accumulators that others send; a block's own stay in it
 #if BETWEEN
 static_assert(SK == 1 && !HALO && !ONCE && IN8 && FOLD && ADD >= 3, "two accumulators");
 #endif
@@ -88,6 +95,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     const u32 bias_s = extra + EXTRA_BYTES, bars = bias_s + FACTOR_BYTES;
     const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8, a_full = res_full + WGS * OUTS * 8, a_empty = a_full + HALO * 8;
     const u32 parts = a_empty + HALO * 8, held = parts + 8;
+#if NORM
+    const u32 row_parts = (held + 8 + 15) & ~15u;  // SK > 1: mean and squared deviations of this block's rows in each block's channels
+#endif
 #if DW
     const u32 dw_weights = (held + 8 + 15) & ~15u;
 #endif
@@ -106,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         map_prefetch(&p.second);
 #endif
         if (STAGED) { map_prefetch(&p.d); map_prefetch(&p.r); }
-        for (int i = 0; i < STAGES; ++i) { barrier_init(full + 8 * i, 1); barrier_init(empty + 8 * i, WGS); }
+        for (int i = 0; i < STAGES; ++i) { barrier_init(full + 8 * i, 1); barrier_init(empty + 8 * i, RELEASES); }
         for (int i = 0; i < WGS * OUTS; ++i) barrier_init(res_full + 8 * i, 1);
         for (int i = 0; i < HALO; ++i) { barrier_init(a_full + 8 * i, 1); barrier_init(a_empty + 8 * i, WGS); }
         if (HOLD) barrier_init(held, 1);
@@ -130,6 +140,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         uint4 residual[ITEMS];
 #endif
         float4 bias[ITEMS][2];
+#if NORM
+        float4 column_sum[ITEMS][2];
+#endif
         int target[ITEMS];  // the pixel that an item is stored to, or -1
         if (SK > 1) {  // bias and factors of this block's rows, fetched ahead of time
 #pragma unroll
@@ -146,6 +159,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #endif
                 bias[i][0] = *reinterpret_cast<const float4*>(from + col);
                 bias[i][1] = *reinterpret_cast<const float4*>(from + col + 4);
+#if NORM
+                column_sum[i][0] = *reinterpret_cast<const float4*>(p.column_sums + col);
+                column_sum[i][1] = *reinterpret_cast<const float4*>(p.column_sums + col + 4);
+#endif
             }
             wait_for_previous();
 #pragma unroll
@@ -168,12 +185,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #else
             uint4 res_items[MI][BATCHES];
             float2 bias_pairs[DIRECT ? BN / 8 : 1];
+#if NORM
+            float2 column_pairs[DIRECT ? BN / 8 : 1];
+#endif
 #endif
             int pixel[MI][2];
             if (DIRECT) {
 #if !IN8
 #pragma unroll
-                for (int j = 0; j < BN / 8; ++j) bias_pairs[j] = *reinterpret_cast<const float2*>(p.bias + n0 + j * 8 + lane % 4 * 2);
+                for (int j = 0; j < BN / 8; ++j) {
+                    bias_pairs[j] = *reinterpret_cast<const float2*>(p.bias + n0 + j * 8 + lane % 4 * 2);
+#if NORM
+                    column_pairs[j] = *reinterpret_cast<const float2*>(p.column_sums + n0 + j * 8 + lane % 4 * 2);
+#endif
+                }
 #endif
 #pragma unroll
                 for (int i = 0; i < MI; ++i)
@@ -203,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     }
 #endif
             }
-            [[maybe_unused]] float bias_early[(BN + 127) / 128], factor_early[(BN + 127) / 128];
+            [[maybe_unused]] float bias_early[(BN + 127) / 128], factor_early[(BN + 127) / 128];  // NORM: factor_early are column sums
             const int own_out = OUTS == 3 ? turn % 3 : OUTS == 2 ? turn & 1 : 0;
             const u32 place = extra + own_out * OUT_BYTES, res_bar = res_full + 8 * (group * OUTS + own_out);
             const int res_parity = (OUTS == 3 ? turn / 3 : OUTS == 2 ? turn >> 1 : turn) & 1;
@@ -222,6 +247,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                 for (int i = 0; i < (BN + 127) / 128; ++i) {
                     bias_early[i] = t + i * 128 < BN ? p.bias[n0 + t + i * 128] : 0.f;
+#if NORM
+                    factor_early[i] = t + i * 128 < BN ? p.column_sums[n0 + t + i * 128] : 0.f;
+#endif
 #if IN8
                     factor_early[i] = t + i * 128 < BN ? p.factor[n0 + t + i * 128] : 0.f;
 #endif

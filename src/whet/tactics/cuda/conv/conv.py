@@ -26,7 +26,7 @@ from whet.tactics.cuda._device.kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, bias_count, pack_bias, pack_weights, refuses
+from whet.tactics.cuda.conv._conv import ConvShape, Groups, RowNorm, View, bias_count, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
@@ -115,6 +115,7 @@ def launch_with_epilogue(
     out_f32: bool = False,
     input_map: bytes | None = None,
     groups: Groups | None = None,
+    norm: RowNorm | None = None,
 ) -> Launch:
     """`conv_launch` of 16-bit floats with this epilogue; the first packed operands are weights and biases, the result is the first output."""
     problem = ConvProblem(
@@ -129,6 +130,7 @@ def launch_with_epilogue(
         out_f32=out_f32,
         input_map=input_map,
         groups=groups,
+        norm=norm,
     )
     return conv_launch(tile, problem, multiprocessors=backend.capabilities.multiprocessors, label=label)
 

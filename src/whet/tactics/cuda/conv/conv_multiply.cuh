@@ -1,6 +1,9 @@
 // Part of conv() (conv.cu): the products of one tile, into `acc`, as its K steps come; slots are given back once products have read them.
 Accumulator chain[CHAINS][MI][BN / 2];
 Accumulator(&acc)[MI][BN / 2] = chain[0];
+#if NORM
+RowSums rows[MI] = {};
+#endif
 int previous = 0, left = -1;  // left: the input slot that the step before was the last to read
 int tap = HALO ? k0 % taps : 0, s = HALO ? tap % p.taps_w : 0, shift = HALO ? tap / p.taps_w * p.wide + s : 0;
 if (HOLD && turn == 0) barrier_wait(held, 0);
@@ -17,6 +20,10 @@ for (int i = 0; i < ONCE; ++i) {
 #pragma unroll
         for (int j = 0; j < MI; ++j) wgmma(chain[q % CHAINS][j], a + (j * 64 * ROW >> 4) + q * 2, b + q * 2, i > 0 || q >= CHAINS);
     mma_commit();
+#if NORM
+#pragma unroll
+    for (int j = 0; j < MI; ++j) rows[j].add(ring_a + i * a_bytes + (group * MI + j) * 64 * ROW, t, i == 0);
+#endif
     if (HALO) {
         ++shift;
         if (++s == p.taps_w) { s = 0; shift += p.wide - p.taps_w; }
@@ -51,8 +58,13 @@ for (int accumulators = 0; accumulators <= BETWEEN; ++accumulators) {
 #pragma unroll
             for (int j = 0; j < MI; ++j) wgmma(chain[i % CHAINS][j], a + (j * 64 * ROW >> 4) + i * 2, b + i * 2, k > begin || i >= CHAINS);
         mma_commit();
+#if NORM
+#pragma unroll
+        for (int j = 0; j < MI; ++j) rows[j].add(ring_a + slot * a_bytes + (group * MI + j) * 64 * ROW, t, k == k0);
+        __syncwarp();
+#endif
         mma_wait<1>();
-        if (!(HALO && HOLD) && k > k0 && t == 0) barrier_arrive(empty + 8 * previous);
+        if (!(HALO && HOLD) && k > k0 && (NORM ? lane : t) == 0) barrier_arrive(empty + 8 * previous);
         if (HALO) {
             if (!DW && left >= 0 && t == 0) barrier_arrive(a_empty + 8 * left);
             left = -1;
@@ -82,5 +94,18 @@ for (int c = 1; c < CHAINS; ++c)
     for (int i = 0; i < MI; ++i)
 #pragma unroll
         for (int j = 0; j < BN / 2; ++j) acc[i][j] += chain[c][i][j];
-if (!(HALO && HOLD) && !ONCE && t == 0) barrier_arrive(empty + 8 * previous);
+if (!(HALO && HOLD) && !ONCE && (NORM ? lane : t) == 0) barrier_arrive(empty + 8 * previous);
 if (HALO && !DW && !ONCE && t == 0) barrier_arrive(a_empty + 8 * left);
+#if NORM
+float2 row_norm[MI][2];  // SK == 1: 1 / deviation of a thread's rows, and -mean / deviation
+#pragma unroll
+for (int i = 0; i < MI; ++i) {
+    const float2 moments = rows[i].moments((k1 - k0) * BK / 2);
+    if (SK == 1) {
+        const float by = 1.f / sqrtf(moments.y * p.per_channel + p.epsilon), shift = -by * moments.x;
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            row_norm[i][half] = make_float2(__shfl_sync(~0u, by, lane / 4 * 2 + half * 16), __shfl_sync(~0u, shift, lane / 4 * 2 + half * 16));
+    } else row_norm[i][0] = moments;
+}
+#endif

@@ -6,7 +6,7 @@ DEV float finish(const Args& p, float v, float r) {
 }
 // Converts two of them to 16-bit floats.
 DEV u32 finish_two(const Args& p, float x, float y, float2 r) {
-    if (ACT != 1) return pack(finish(p, x, r.x), finish(p, y, r.y));
+    if (ACT != 1 && ACT != 3 && ACT != 8) return pack(finish(p, x, r.x), finish(p, y, r.y));
     x = p.has_residual == 1 ? x + r.x : x;
     y = p.has_residual == 1 ? y + r.y : y;
     activate_two<ACT>(x, y, p.act);
@@ -26,6 +26,54 @@ DEV void store_panel(const Args& p, u32 from, int col, int m) {
 #endif
     store_box2(&p.d, from, col, m);
 }
+
+#if NORM
+// Sums over the channels of one row of the input that a lane reads: it has half of each K step's, its neighbour the others. They are sums of differences to the
+// first value, so that a mean far from 0 costs no digits.
+struct RowSums {
+    float first, sum, square;
+    DEV void add(u32 tile, int t, bool starts) {
+        const int row = t / 2, part = t % 2 * (ROW / 32), mix = ROW == 128 ? row & 7 : ROW == 64 ? row >> 1 & 3 : row >> 2 & 1;
+#pragma unroll
+        for (int j = 0; j < ROW / 32; ++j) {
+            const float4 piece = load_shared_f4(tile + row * ROW + (((part + j) ^ mix) << 4));
+            const float words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float2 v = unpack(__float_as_uint(words[e]));
+                if (NORM == 1 && starts && j == 0 && e == 0) first = v.x;
+                const float x = NORM == 1 ? v.x - first : v.x, y = NORM == 1 ? v.y - first : v.y;
+                if (NORM == 1) sum += x + y;
+                square = fmaf(x, x, fmaf(y, y, square));
+            }
+        }
+    }
+    // Mean and sum of squared deviations (NORM == 2: 0 and sum of squares) of both lanes, each with `count` values.
+    DEV float2 moments(int count) const {
+        if (NORM == 2) return make_float2(0.f, square + __shfl_xor_sync(~0u, square, 1));
+        const float by = 1.f / count, mean = fmaf(sum, by, first), deviations = fmaf(-sum * by, sum, square);
+        const float other = __shfl_xor_sync(~0u, mean, 1), apart = other - mean;
+        return make_float2(.5f * (mean + other), deviations + __shfl_xor_sync(~0u, deviations, 1) + apart * apart * (.5f * count));
+    }
+};
+// 1 / deviation and -mean / deviation of a row from the moments of SK equal parts of its channels, `stride` bytes from each other.
+DEV float2 row_of_parts(const Args& p, u32 at, int stride, const int (&counts)[SK]) {
+    float mean = 0.f, square = 0.f;
+#pragma unroll
+    for (int q = 0; q < SK; ++q) mean = fmaf(load_shared_f2(at + q * stride).x, counts[q] * p.per_channel, mean);
+#pragma unroll
+    for (int q = 0; q < SK; ++q) {
+        const float2 part = load_shared_f2(at + q * stride);
+        square += fmaf((part.x - mean) * (part.x - mean), NORM == 1 ? counts[q] : 0.f, part.y);
+    }
+    const float by = 1.f / sqrtf(square * p.per_channel + p.epsilon);
+    return make_float2(by, -by * mean);
+}
+DEV float with_bias(float sum, float bias, float column, float2 row) { return fmaf(sum, row.x, fmaf(column, row.y, bias)); }
+#define BIASED(SUM, BIAS, COLUMN, ROW_NORM) with_bias(SUM, BIAS, COLUMN, ROW_NORM)
+#else
+#define BIASED(SUM, BIAS, COLUMN, ROW_NORM) ((SUM) + (BIAS))
+#endif
 
 #if IN8
 // Eight adjacent channels of a pixel: accumulators to real values, residual, activation, and conversion to the stored type.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
@@ -38,7 +38,7 @@ class DepthwiseTileArguments(Arguments, kernel="depthwise_tile.cu"):
 
 @dataclass(frozen=True, order=True)
 class Tile:
-    """rg * th output rows, tw columns and cg channels; a thread computes th rows of `wide` pixels of four channels."""
+    """rg * th output rows, tw columns and cg channels; a thread computes th rows of `wide` pixels of `vec` channels."""
 
     th: int
     rg: int
@@ -47,6 +47,7 @@ class Tile:
     cg: int
     stages: int
     blocks: int
+    vec: int = 4
 
     @property
     def threads(self) -> int:
@@ -56,7 +57,7 @@ class Tile:
     @property
     def used(self) -> int:
         """Threads that have something to do."""
-        return self.cg // 4 * (self.tw // self.wide) * self.rg
+        return self.cg // self.vec * (self.tw // self.wide) * self.rg
 
     def input(self, s: ConvShape) -> tuple[int, int]:
         """Rows and columns of the input under a tile."""
@@ -70,30 +71,42 @@ class Tile:
     def registers(self, s: ConvShape) -> int:
         """An estimate of the registers of a thread."""
         accumulators = -(-s.r // s.stride[0])
-        return 4 * (s.r * s.s + accumulators * self.wide + (self.wide - 1) * s.stride[1] + s.s) + 24
+        return self.vec * (s.r * s.s + accumulators * self.wide + (self.wide - 1) * s.stride[1] + s.s) + 24
 
 
-def refuses(s: ConvShape) -> str | None:
-    """Why the kernel cannot take the shape at all, or None."""
-    return "takes no dilation" if s.dilation != (1, 1) else "takes filters up to 5 x 5" if max(s.r, s.s) > 5 else None
+def refuses(s: ConvShape, size: int) -> str | None:
+    """Why the kernel cannot take the shape with inputs of `size` bytes at all, or None."""
+    most = 81 if size == 2 else 25  # their weights stay in registers: of two channels, of four
+    return "takes no dilation" if s.dilation != (1, 1) else f"takes filters of up to {most} taps" if s.r * s.s > most else None
+
+
+def channels_of_a_thread(s: ConvShape, size: int) -> int:
+    """Four where their weights fit the registers, else two, of 16-bit floats."""
+    return 2 if s.r * s.s > 25 and size == 2 else 4
 
 
 def tiles_for(s: ConvShape, size: int, multiprocessors: int) -> list[Tile]:
     """Candidates, the most promising first; `size` is the bytes of an input element."""
     found: dict[Tile, float] = {}
-    for cg in (32, 48, 64, 72, 80, 96, 120, 128, 144, 192, 240):
-        if s.c % cg or cg * size % 16:
+    vec = channels_of_a_thread(s, size)
+    for cg in (16, 24, 32, 48, 64, 72, 80, 96, 120, 128, 144, 192, 240):
+        if s.c % cg or cg * size % 16 or (vec == 4 and cg < 32):
             continue
-        for wide in (2, 4, 7):
+        for wide in (1, 2, 4, 7) if vec == 2 else (2, 4, 7):
             for parts in (1, 2, 4, 8):
                 tw = -(-s.q // parts // wide) * wide
-                for th in (2, 4, 7):
+                for th in (1, 2, 4, 7, 14, 28) if vec == 2 else (2, 4, 7):
                     for rg in (1, 2, 4):
                         for stages in (1, 2):
-                            best = _fit(s, Tile(th, rg, tw, wide, cg, stages, 1), size)
+                            best = _fit(s, Tile(th, rg, tw, wide, cg, stages, 1, vec), size)
                             if best is not None:
-                                found[best] = _cost(s, best, multiprocessors)
+                                found[best] = _cost(s, best, multiprocessors) if vec == 4 else _many_taps_us(s, best, multiprocessors)
     ranked = sorted(found, key=lambda t: (found[t], t))
+    if vec == 2:  # of a strip's width and a tile's rows two, with one and two stages or the next best channels
+        kinds: dict[tuple[int, int], list[Tile]] = {}
+        for t in ranked:
+            kinds.setdefault((t.wide, t.th), []).append(t)
+        return sorted((t for same in kinds.values() for t in same[:2]), key=lambda t: (found[t], t))[: 2 * MOST]
     return [t for wide in (4, 2, 7) for t in [t for t in ranked if t.wide == wide][:MOST]]
 
 
@@ -105,10 +118,13 @@ def _fit(s: ConvShape, tile: Tile, size: int) -> Tile | None:
     registers = -(-tile.registers(s) // 8) * 8
     if registers > 232:
         return None
-    blocks = min(227 * 1024 // (tile.shared(s, size) + 1024), 65536 // (registers * tile.threads), 16)
+    held = 65536 // (registers * tile.threads)
+    if tile.vec == 2:  # many registers: a quarter of a multiprocessor has only two or three warps
+        held = 4 * (512 // registers) // (tile.threads // 32)
+    blocks = min(227 * 1024 // (tile.shared(s, size) + 1024), held, 16)
     if blocks < 1 or blocks * tile.threads < 128:
         return None
-    return Tile(tile.th, tile.rg, tile.tw, tile.wide, tile.cg, tile.stages, blocks)
+    return replace(tile, blocks=blocks)
 
 
 def _cost(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
@@ -125,6 +141,21 @@ def _cost(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
     reads = ((tile.wide - 1) * s.stride[1] + s.s) / (tile.wide * s.stride[1])
     alone = {1: 1.3, 2: 1.05}.get(tile.blocks * tile.stages, 1.0)  # nothing is loaded while it computes
     return alone * (0.6 + 0.4 * seams) * (0.5 + 0.5 * idle) * (0.7 + 0.3 * uneven) * (1 + 120 / resident) * (0.8 + 0.1 * again * reads)
+
+
+def _many_taps_us(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
+    """A rough time in us for filters of many taps, which are bound by multiplications: a multiprocessor issues four instructions a clock."""
+    rows, columns = tile.input(s)
+    own_rows, span = (tile.th - 1) * s.stride[0] + s.r, (tile.wide - 1) * s.stride[1] + s.s
+    each = tile.th * tile.wide * tile.vec * s.r * s.s + own_rows * (3 * span + 40) + tile.th * tile.wide * 10
+    tiles = s.n * -(-s.p // (tile.rg * tile.th)) * -(-s.q // tile.tw) * (s.c // tile.cg)
+    resident = min(tile.blocks, -(-tiles // multiprocessors))
+    warps = resident * tile.threads // 32
+    busy = min(0.95, 0.25 + 0.075 * warps)  # of the clocks: few warps wait for their own results
+    turns = -(-tiles // (multiprocessors * tile.blocks))
+    compute = turns * warps * each / 4 / busy / 1700
+    read = tiles * rows * columns * tile.cg * 2 / 3.5e6 * (1.0 if tile.stages * resident > 1 else 1.3)
+    return 2 + s.r * s.s * warps / 1700 + max(compute, read) + 0.2 * min(compute, read)
 
 
 def constants(s: ConvShape, tile: Tile, source: int, target: int, activation: str, fold: bool = False) -> dict[str, int]:

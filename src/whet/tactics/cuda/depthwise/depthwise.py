@@ -62,7 +62,7 @@ class DepthwiseArguments(Arguments, kernel="depthwise.cu"):
 
 @tactic
 class Depthwise(Tactic):
-    """As many groups as channels, one filter each; kernels up to 7 x 7."""
+    """As many groups as channels, one filter each; kernels up to 7 x 7, of 16-bit floats up to 9 x 9."""
 
     ops = ("Conv",)
 
@@ -87,11 +87,15 @@ class Depthwise(Tactic):
             return f"{s.c} channels; takes a multiple of 8"
         if s.m * s.c // 8 >= 2**31:
             return "more than 2**31 groups of eight values"
-        return "takes filters up to 7 x 7" if max(s.r, s.s) > 7 else None
+        if max(s.r, s.s) > 7 and not _tiles_fit(layer, signature, s, backend):
+            return "takes filters up to 7 x 7; of 16-bit floats without a residual and dilation up to 81 taps"
+        return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s = conv_shape(layer)
         found: list[Config] = _tiles(layer, signature, s, backend)
+        if max(s.r, s.s) > 7:
+            return found
         for wide, tall in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
             large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
@@ -145,26 +149,34 @@ class Depthwise(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"depthwise {tall}x{wide}", packed=packed)
 
 
+def _tiles_fit(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> bool:
+    """True if the tile kernel takes the layer: 16-bit types, no residual, filters that fit the registers."""
+    made = match_epilogue(layer, epilogue(layer))
+    if isinstance(made, str) or made.residual is not None or signature.outputs[0].dtype == F32:
+        return False
+    return no_tile(s, 2) is None and machine_has(backend, "tma") and bool(tiles_for(s, 2, backend.capabilities.multiprocessors))
+
+
 def _tiles(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> list[Config]:
-    """Configurations of the tile kernel: 16-bit types, no residual, enough pixels to fill the tiles."""
-    made, dtype = match_epilogue(layer, epilogue(layer)), signature.outputs[0].dtype
-    if isinstance(made, str) or made.residual is not None or dtype == F32 or no_tile(s) or not machine_has(backend, "tma"):
+    """Configurations of the tile kernel, where it has enough work to do: large filters, or enough pixels to fill the tiles."""
+    made, kind = match_epilogue(layer, epilogue(layer)), TYPE[signature.outputs[0].dtype.name]
+    if isinstance(made, str) or not _tiles_fit(layer, signature, s, backend):
         return []
-    if s.m * s.c < 8192 * backend.capabilities.multiprocessors:  # a few values a thread: latency counts, not bytes
+    if s.r * s.s <= 25 and s.m * s.c < 8192 * backend.capabilities.multiprocessors:  # a few values a thread: latency counts, not bytes
         return []
-    tiles, kind = tiles_for(s, 2, backend.capabilities.multiprocessors), TYPE[dtype.name]
+    tiles = tiles_for(s, 2, backend.capabilities.multiprocessors)
     ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, made.post_ops.activation[0])) for t in tiles])
     return [tile_config(t) for t in tiles]
 
 
 def tile_config(t: Tile) -> Config:
     """A tile as a tactic's config."""
-    return tuple(asdict(t).items())
+    return tuple((k, v) for k, v in asdict(t).items() if (k, v) != ("vec", 4))
 
 
 def tile_from(config: Config, s: ConvShape, size: int) -> Tile:
     """The tile of a config for inputs of `size` bytes. Raises PlanRefused for one that the kernel or the hardware cannot take."""
-    tile, reason = Tile(**{k: int(v) for k, v in config}), no_tile(s)
+    tile, reason = Tile(**{k: int(v) for k, v in config}), no_tile(s, size)
     if reason or tile.shared(s, size) > MAX_SHARED or s.c % tile.cg or tile.tw % tile.wide:
         raise PlanRefused(reason or f"a multiprocessor cannot hold {tile}")
     return tile

@@ -1,8 +1,8 @@
 // Tiles of a depthwise convolution in shared memory: shared by depthwise_tile.cu (floats) and depthwise_dot.cu (dot products of bytes).
-// A block loads the input of a tile (RG*TH rows, TW columns, CG channels) by one bulk copy while it computes tiles before; a thread has four
-// channels of a band of TH rows and a strip of WIDE columns. Constants: R, S, STRIDE_H, STRIDE_W, TH, RG, TW, WIDE, CG, STAGES;
+// A block loads the input of a tile (RG*TH rows, TW columns, CG channels) by one bulk copy while it computes tiles before; a thread has VEC (2 or 4)
+// channels of a band of TH rows and a strip of WIDE columns. Constants: R, S, STRIDE_H, STRIDE_W, TH, RG, TW, WIDE, CG, VEC, STAGES;
 // The including file defines IN, the bytes of an input.
-constexpr int LANES = CG / 4, STRIPS = TW / WIDE, USED = LANES * STRIPS * RG, THREADS = (USED + 31) / 32 * 32;
+constexpr int LANES = CG / VEC, STRIPS = TW / WIDE, USED = LANES * STRIPS * RG, THREADS = (USED + 31) / 32 * 32;
 constexpr int ROWS = (RG * TH - 1) * STRIDE_H + R, COLUMNS = (TW - 1) * STRIDE_W + S, TILE_BYTES = ROWS * COLUMNS * CG * IN;
 constexpr int SLOT = (TILE_BYTES + 127) / 128 * 128;
 constexpr int SPAN = (WIDE - 1) * STRIDE_W + S, OWN_ROWS = (TH - 1) * STRIDE_H + R;

@@ -136,7 +136,7 @@ def _can_tile(parts: Parts, s: ConvShape, signature: Signature) -> bool:
     """Bulk copies fill padding with the integer 0."""
     x = parts.source_index()
     whole = not any(s.pad)
-    return (parts.reads[x].zero == 0 or whole) and not no_tile(s) and signature.outputs[0].dtype.name != "f32"
+    return (parts.reads[x].zero == 0 or whole) and not no_tile(s, 1) and signature.outputs[0].dtype.name != "f32"
 
 
 def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:

@@ -89,7 +89,7 @@ class QDepthwiseDot(QDepthwise):
         s = conv_shape_of(parts)
         if s.c % 16:
             return f"{s.c} channels; takes a multiple of 16"
-        return no_tile(s)
+        return no_tile(s, 1)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)

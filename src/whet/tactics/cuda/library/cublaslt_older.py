@@ -1,4 +1,7 @@
-"""Convolutions and products in f16 and bf16 by cuBLASLt on GPUs before Hopper, for which whet has no tensor-core kernels."""
+"""Convolutions and products in f16 and bf16 by cuBLASLt on GPUs before Hopper, for which whet has no tensor-core kernels.
+
+For coverage: without it such layers run on one thread per value there.
+"""
 
 from whet.backends import Backend
 from whet.network import Layer

@@ -1,4 +1,7 @@
-"""Fused layers part by part, for GPUs without a kernel for the whole layer, such as another GPU than the engine's."""
+"""Fused layers part by part, for GPUs without a kernel for the whole layer, such as another GPU than the engine's.
+
+For coverage: engines with fused layers run there. No engine selects it on the GPU that it was tuned for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Quantized Add: two operands of integers (or e4m3) with different scales, an activation, a result of integers (or e4m3)."""
+"""Quantized Add: two operands of integers (or e4m3) with different scales, an activation, a result of integers (or e4m3).
+
+For coverage: a sum of two branches that no convolution can add in its epilogue.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Quantized convolutions and products that no other kernel takes (groups, odd channel counts): one thread a value. Slow, always there."""
+"""Quantized convolutions and products that no other kernel takes (groups, odd channel counts): one thread a value.
+
+For coverage: quantized layers keep their meaning on every GPU and for every shape.
+"""
 
 from __future__ import annotations
 

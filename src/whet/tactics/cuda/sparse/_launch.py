@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -93,7 +94,17 @@ class Packed24:
     floats: int
 
 
-def padded_rows(tile: SparseTile, channels: int) -> int:
+class RowTile(Protocol):
+    """What the packed operands depend on: output channels of a tile, and tiles that are computed together."""
+
+    @property
+    def bm(self) -> int: ...
+
+    @property
+    def cluster(self) -> int: ...
+
+
+def padded_rows(tile: RowTile, channels: int) -> int:
     """Channels of all tiles, those beyond the last output channel included."""
     unit = tile.bm * tile.cluster
     return -(-channels // unit) * unit
@@ -104,7 +115,7 @@ def step_elements(in_size: int) -> int:
     return STEP_BYTES // in_size
 
 
-def pack_sparse(weights: np.ndarray, tile: SparseTile, in_size: int, paired: bool) -> tuple[np.ndarray, np.ndarray]:
+def pack_sparse(weights: np.ndarray, tile: RowTile, in_size: int, paired: bool) -> tuple[np.ndarray, np.ndarray]:
     """(values, metadata) of filters [k, c, r, s]; channels of each filter tap are filled up to whole K steps.
 
     `paired`: rows in the order that 8-bit results need. Raises ValueError for weights that are not 2:4 along the input channels.
@@ -122,7 +133,7 @@ def pack_sparse(weights: np.ndarray, tile: SparseTile, in_size: int, paired: boo
     return compressed.values, metadata
 
 
-def pack_floats(tile: SparseTile, bias: np.ndarray, factor: np.ndarray | None = None) -> np.ndarray:
+def pack_floats(tile: RowTile, bias: np.ndarray, factor: np.ndarray | None = None) -> np.ndarray:
     """Biases [k], then factors [k] (ones by default), each filled up to whole tiles, float32."""
     out = np.zeros((2, padded_rows(tile, len(bias))), np.float32)
     out[0, : len(bias)] = bias

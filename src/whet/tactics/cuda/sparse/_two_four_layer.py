@@ -15,6 +15,7 @@ from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._launch import (
     Packed24,
+    RowTile,
     Scales,
     Types,
     pack_floats,
@@ -61,7 +62,7 @@ def tile_of(config: Config, types: Types, residual: bool) -> SparseTile:
 
 def packed_sparse(
     key: str,
-    tile: SparseTile,
+    tile: RowTile,
     shape: ConvShape,
     types: Types,
     filters: Callable[[], np.ndarray],

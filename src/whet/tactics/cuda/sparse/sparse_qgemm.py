@@ -1,4 +1,7 @@
-"""Quantized Gemm and MatMul with constant 2:4 weights on Hopper's sparse tensor cores."""
+"""Quantized Gemm and MatMul with constant 2:4 weights on Hopper's sparse tensor cores.
+
+The counterpart of sparse_gemm for INT8: it reads fewer bytes of weights than qgemm.
+"""
 
 from __future__ import annotations
 

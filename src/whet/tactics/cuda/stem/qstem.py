@@ -1,7 +1,8 @@
 """Quantized stem convolutions (at most 4 input channels) that read an integer image directly, on tensor cores.
 
 Separate from stem.cu's float tactic because products of integers need half the K steps: 89 us instead of 141 for 128 images (predicted 85).
-Covers any stride; `qstem_overlap` is faster for stride 2.
+For coverage: images that are integers already (a model whose first layer is quantized). `qstem_image` and `qstem_overlap` quantize a float image,
+which networks of the zoo have.
 """
 
 from __future__ import annotations

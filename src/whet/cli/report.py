@@ -1,0 +1,78 @@
+"""`whet report`: an engine, a comparison or a search as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whet.cli._console import print_json
+
+
+@click.command(short_help="Write an HTML page about an engine, a comparison or a search.")
+@click.argument("source", type=click.Path())
+@click.option("--html", type=click.Path(), help="File to write (default: the source's name with .html, in the current folder).")
+@click.option("--profile", type=click.IntRange(0), default=0, show_default=True, help="Engine: the optimization profile to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print the path and the size of the page as JSON.")
+def command(source: str, html: str | None, profile: int, as_json: bool) -> None:
+    """Write a page about SOURCE: an engine, the JSON of `whet compare --json`, or the report.json of `whet auto`.
+
+    An engine's page shows its graph with fused groups, time by layer and type, the roofline, precision and sparsity, memory over time, and
+    for a selected layer all candidates with times and refusals with reasons. The page is one file without network access. Nothing is run:
+    times are those that the build recorded.
+    """
+    from whet.cli._output_files import check_writable
+    from whet.errors import UsageError
+    from whet.files import replacing
+
+    path = Path(html) if html is not None else Path(Path(source).stem + ".html")
+    if not Path(source).is_file():
+        raise UsageError(f"there is no file {source}; give an engine, the JSON of `whet compare --json`, or a search's report.json")
+    check_writable(source, html=str(path))
+    page = _page(source, profile)
+    try:
+        with replacing(path) as part:
+            part.write_text(page, encoding="utf-8")
+    except OSError as e:
+        raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
+    if as_json:
+        print_json({"page": str(path), "bytes": path.stat().st_size})
+    else:
+        click.echo(f"Wrote {path} ({path.stat().st_size / 2**20:.1f} MiB): open it in a browser.")
+
+
+def _page(source: str, profile: int) -> str:
+    from whet.cli._runners import is_engine
+    from whet.errors import UsageError
+
+    if is_engine(source):
+        from whet.engine import read_engine
+        from whet.report import engine_page
+
+        plan = read_engine(source)
+        if profile >= max(len(plan.profiles), 1):
+            raise UsageError(f"--profile={profile}: the engine has {max(len(plan.profiles), 1)} profile(s), numbered from 0")
+        return engine_page(plan, title=Path(source).stem, profile=profile)
+    from whet.report import comparison_page, search_page
+
+    data = _json(source)
+    try:
+        if isinstance(data, dict) and {"trials", "rows", "steps"} <= set(data):
+            return search_page(data)
+        if isinstance(data, dict) and {"engines", "layers"} <= set(data):
+            return comparison_page(data, title=Path(source).stem)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as e:
+        raise UsageError(f"{source} lacks what a report needs ({type(e).__name__}: {e}): it was written by another version, or edited") from e
+    raise UsageError(f"{source} is neither an engine nor the JSON of `whet compare --json` or a search's report.json")
+
+
+def _json(source: str) -> Any:
+    import json
+
+    from whet.errors import UsageError
+
+    try:
+        return json.loads(Path(source).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, ValueError) as e:
+        raise UsageError(f"{source} is neither an engine nor JSON ({e}); build an engine with `whet exec --onnx=MODEL --saveEngine=FILE`") from e

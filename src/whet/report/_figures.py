@@ -1,0 +1,85 @@
+"""Plotly figures as plain data. Colours are names of the page's custom properties (`--accent`), which the script resolves for the theme."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from whet.report._html import h
+
+PALETTE = tuple(f"--c{k}" for k in range(1, 9))
+
+Figure = dict[str, Any]
+
+
+def figure(traces: Sequence[dict[str, Any]], **layout: Any) -> Figure:
+    """A figure; the page's script adds theme and margins."""
+    return {"data": list(traces), "layout": {"xaxis": {}, "yaxis": {}, "showlegend": False} | layout}
+
+
+def lines(*texts: str) -> str:
+    """A hover text; plotly reads a subset of HTML in it, so the texts are escaped."""
+    return "<br>".join(str(h(t)) for t in texts if t)
+
+
+def horizontal_bars(
+    names: Sequence[str],
+    values: Sequence[float],
+    hover: Sequence[str],
+    *,
+    title: str,
+    error: Sequence[float] | None = None,
+    shown: Sequence[str] | None = None,
+    colors: Sequence[str] | str = "--accent",
+    keys: Sequence[str] | None = None,
+) -> Figure:
+    """One bar per name, the first on top.
+
+    `error`: lengths of the whiskers to the right; `shown`: texts at the bars, or below the names with `error`.
+    """
+    trace: dict[str, Any] = {
+        "type": "bar",
+        "orientation": "h",
+        "x": list(values),
+        "y": list(range(len(names))),
+        "hovertext": list(hover),
+        "hoverinfo": "text",
+        "marker": {"color": colors if isinstance(colors, str) else list(colors)},
+    }
+    labels = [str(h(n)) for n in names]
+    if shown is not None and error is None:
+        trace |= {"text": list(shown), "textposition": "auto", "cliponaxis": False}
+    if error is not None:  # a whisker would cross a text at the bar
+        labels = [f"{a}<br>{h(b)}" for a, b in zip(labels, shown, strict=True)] if shown is not None else labels
+        trace["error_x"] = {
+            "type": "data",
+            "array": list(error),
+            "symmetric": False,
+            "arrayminus": [0] * len(error),
+            "color": "--fg",
+            "thickness": 1.2,
+        }
+    if keys is not None:
+        trace["customdata"] = list(keys)
+    axis = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": labels, "range": [len(names) - 0.5, -0.5], "showgrid": False}
+    return figure([trace], xaxis={"title": {"text": title}, "rangemode": "tozero"}, yaxis=axis, margin={"t": 8})
+
+
+def waterfall(steps: Sequence[str], totals: Sequence[float], hover: Sequence[str], *, title: str, more_is_better: bool) -> Figure:
+    """The first total as a bar, then the change that each further step brought to it, then the last total."""
+    changes = [b - a for a, b in itertools.pairwise(totals)]
+    up, down = ("--accent", "--warm") if more_is_better else ("--warm", "--accent")
+    trace = {
+        "type": "waterfall",
+        "x": [*(str(h(s)) for s in steps), "result"],
+        "measure": ["absolute", *("relative" for _ in changes), "total"],
+        "y": [*totals[:1], *changes, totals[-1]],
+        "hovertext": [*hover, hover[-1]],
+        "hoverinfo": "text",
+        "totals": {"marker": {"color": "--grey"}},
+        "increasing": {"marker": {"color": up}},
+        "decreasing": {"marker": {"color": down}},
+        "connector": {"line": {"color": "--line"}},
+    }
+    return figure([trace], yaxis={"title": {"text": title}, "rangemode": "tozero"}, xaxis={"type": "category", "showgrid": False})

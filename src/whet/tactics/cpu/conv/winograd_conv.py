@@ -1,0 +1,225 @@
+"""3x3 convolutions without strides by Winograd's F(2, 3) and F(4, 3), f32: 2.25 and 4 times fewer multiplications than a direct convolution.
+
+Direct convolutions of oneDNN, OpenVINO and ONNX Runtime are at the peak of the multipliers, so that only fewer multiplications are faster. Packed
+weights are 1.8 and 4 times as large. The error is a few times that of a direct convolution: it is relative to the largest value of a tile, and NaN
+and infinities reach all results of their tiles. `strict_numerics` leaves the tactic out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.backends import Backend
+from whet.network import F32, Layer, Tensor, static_shape
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
+from whet.tactics._fused import constants_of, root_layer, source_index
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, steps_of
+from whet.tactics.cpu.conv._winograd_ir import Form, context_words, winograd_ir
+from whet.tactics.cpu.conv._winograd_transform import TAPS, side, transformed_weights
+from whet.tactics.cpu.onednn._kernel import f32_of, static
+
+_RTOL = {2: 1e-5, 4: 2e-5}
+_LINE = 16  # floats of a cache line
+_CLEARLY = 1.3
+_READ_COST = 16  # multiplications in the time that reading a weight from memory takes
+_SECOND_CACHE, _MEMORY = 1 << 20, 1 << 25  # bytes
+_GROUP = 8  # blocks of input channels of an item of the split form's input transform
+
+
+def lanes() -> int:
+    """Floats of a vector, and channels per block of the blocked format."""
+    return 16 if jit.has("avx512f") else 8
+
+
+def most_rows() -> int:
+    """Tiles that are multiplied at once: their accumulators for two vectors of output channels fill the registers."""
+    return 14 if jit.has("avx512f") else 6
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image's strides in floats, its blocks of channels, and the channels of the last one that do not fill it (0: they do)."""
+
+    pixel: int
+    row: int
+    block: int
+    sample: int
+    blocks: int
+    tail: int
+
+    @staticmethod
+    def of(tensor: Tensor, stored: str) -> Image:
+        _, channels, height, width = static_shape(tensor.shape)
+        blocks = -(-channels // lanes())
+        if stored == "nhwc":
+            return Image(channels, width * channels, lanes(), height * width * channels, blocks, channels % lanes())
+        plane = height * width * lanes()
+        return Image(lanes(), width * lanes(), plane, blocks * plane, blocks, 0)
+
+    @property
+    def whole_blocks(self) -> int:
+        return self.blocks - (self.tail > 0)
+
+
+class WinogradKernel:
+    """A planned convolution; its packed operand holds the transformed weights and the biases."""
+
+    deterministic, serial_work = True, 1 << 16
+
+    def __init__(self, layer: Layer, signature: Signature, sizes: dict[str, int], count: int) -> None:
+        m, head = sizes["m"], root_layer(layer)
+        fused = steps_of(layer)
+        assert fused is not None, "the tactic takes no other layers"
+        steps, self.added = fused
+        self.x, self.rtol = source_index(layer), _RTOL[m]
+        self.inputs, self.outputs = stored_bytes(layer, signature)
+        x = Image.of(head.needs(0), signature.needs(self.x).format)
+        y = Image.of(layer.outputs[0], signature.outputs[0].format)
+        samples, channels, rows, columns = static_shape(layer.outputs[0].shape)
+        taken, height, width = static_shape(head.needs(0).shape)[1:]
+        down, across = -(-rows // m), -(-columns // m)
+        tiles = samples * down * across
+        is_split = bool(sizes["split"])
+        self.threads = count if tiles * taken * channels * side(m) ** 2 > self.serial_work else 1
+        blocks = -(-tiles // sizes["tiles"])
+        if not is_split:
+            blocks = min(-(-blocks // self.threads) * self.threads, tiles)
+            self.threads = min(self.threads, blocks)
+        counts = {tiles // blocks, -(-tiles // blocks)}
+        capacity = max(counts)
+        row_counts = {size for n in counts for size in _chunk_sizes(n)}
+        form = Form(m, lanes(), tuple(sorted(row_counts)), (x.tail, y.tail), steps, jit.has("avx512dq") and lanes() == 16, is_split)
+        strips = -(-channels // form.width)
+        panel_strips = min(sizes["strips"], strips)
+        panels = -(-strips // panel_strips)
+        matrices = side(m) ** 2
+        v_pitch, m_pitch = _pitch(x.blocks * capacity * form.lanes), _pitch(panel_strips * capacity * form.width)
+        block_floats = v_pitch * matrices
+        thread_floats = _pitch(form.buffer_floats + m_pitch * matrices + (0 if is_split else block_floats))
+        self.scratch = 4 * (self.threads * thread_floats + (blocks * block_floats if is_split else 0))
+        weights, bias = constants_of(layer)
+        u_floats = matrices * strips * x.blocks * form.lanes * form.width
+        digests = "|".join("" if t is None else t.constant().digest for t in (weights, bias))
+        key = f"{digests}|winograd {m} {form.lanes} {panel_strips}"
+        make = _Pack(weights, bias, m, form.lanes, form.width, panel_strips)
+        self.packed = (Packed(key, 4 * (u_floats + strips * form.width), make, storable=True),)
+        top, left = (int(p) for p in (head.attrs.get("pads") or (0, 0))[:2])
+        whole_vectors = channels // form.lanes if y.tail else y.blocks
+        groups = -(-x.blocks // _GROUP)
+        self._sizes = [
+            x.pixel, x.row, x.block, x.sample, height, width, top, left, y.pixel, y.row, y.block, y.sample, rows, columns,
+            across, down * across, tiles, blocks, capacity, x.blocks, x.whole_blocks, strips, panels, panel_strips,
+            whole_vectors, v_pitch, m_pitch, block_floats, thread_floats, u_floats, _GROUP, groups,
+        ]  # fmt: skip
+        self._launches = [("inputs", tiles * groups), ("products", panels * blocks)] if is_split else [("winograd", blocks)]
+        self._form = form
+        self.implementation = f"F({m},3) {capacity} tiles x {panel_strips * form.width} channels{' split' if is_split else ''}"
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        context, operands = [args.inputs[self.x], *args.packed, args.outputs[0], args.scratch], {0: ("input", self.x), 2: ("output", 0)}
+        if self.added is not None:
+            operands[len(context)] = ("input", self.added)
+            context.append(args.inputs[self.added])
+        ir = winograd_ir(self._form)
+        for name, items in self._launches:
+            words = [*context, *self._sizes, items, -(-items // self.threads)]
+            assert len(words) == len(context_words(self._form.steps))
+            stream.record(jit.ParallelCall(jit.address(ir, name), words, operands, self.threads, self.implementation))
+
+
+@tactic
+class Winograd(FloatConvTactic):
+    takes_residual = True
+
+    def rejects(self, head: Layer) -> str | None:
+        a = head.attrs
+        if head.needs(0).type.rank != 4 or a["group"] != 1 or tuple(head.needs(1).shape[2:]) != (TAPS, TAPS):
+            return "takes 3x3 convolutions of images with one group"
+        if set(a.get("strides") or (1,)) != {1} or set(a.get("dilations") or (1,)) != {1} or max(a.get("pads") or (0,)) >= TAPS:
+            return "takes no strides, no dilations, and pads smaller than the window"
+        return None
+
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        x, steps = source_index(layer), steps_of(layer)
+        assert steps is not None
+        found = []
+        for name in ("nhwc", f"nChw{lanes()}c"):
+            image = Operand(name, F32)
+            inputs = tuple(image if i in (x, steps[1]) else None for i in range(len(layer.inputs)))
+            found += [Signature(inputs, (image,), ((steps[1], 0),))] if steps[1] not in (None, x) else []
+            found.append(Signature(inputs, (image,)))
+        return found
+
+    def not_strict(self, layer: Layer, implementation: str) -> str | None:
+        return "Winograd's transforms mix the values of a tile: errors are relative to its largest value, NaN reaches all of its results"
+
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        return self.unavailable()
+
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
+        """Blocks of two and four times the tiles that are multiplied at once. Left out are the split form if all weights fit L2, the other form if
+        they are read from memory, and F(2, 3) or F(4, 3) if it is clearly slower: borders of small images waste less of F(2, 3)'s tiles."""
+        samples, channels, rows, columns = static_shape(layer.outputs[0].shape)
+        products = channels * static_shape(root_layer(layer).needs(0).shape)[1]
+        costs = {m: _cost(m, samples * -(-rows // m) * -(-columns // m), products) for m in _RTOL}
+        found: list[Config] = []
+        for m, cost in costs.items():
+            if cost > _CLEARLY * min(costs.values()):
+                continue
+            weights, most = 4 * products * side(m) ** 2, most_rows()
+            for split in (0, 1):
+                if (weights > _SECOND_CACHE if split else weights < _MEMORY):
+                    found += [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for n, strips in ((2, 4), (4, 1))]
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> WinogradKernel:
+        sizes = {name: int(value) for name, value in config}
+        if sizes.get("m") not in _RTOL or min(sizes.get("tiles", 0), sizes.get("strips", 0)) < 1 or sizes.get("split") not in (0, 1):
+            raise PlanRefused(f"{sizes} is no form of the kernel")
+        return WinogradKernel(layer, signature, sizes, backend.threads)
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """Packs weights and biases: per panel of `strips` strips of `width` output channels the n * n matrices, strip by strip; then the biases."""
+
+    weights: Tensor
+    bias: Tensor | None
+    m: int
+    lanes: int
+    width: int
+    strips: int
+
+    def __call__(self) -> np.ndarray:
+        u = transformed_weights(f32_of(self.weights), self.m)
+        matrices, taken, channels = u.shape
+        padded, count = -(-taken // self.lanes) * self.lanes, -(-channels // self.width)
+        full = np.zeros((matrices, padded, count * self.width), np.float32)
+        full[:, :taken, :channels] = u
+        by_strip = full.reshape(matrices, padded, count, self.width).transpose(2, 0, 1, 3)  # strip, xi, channel, column
+        panels = [by_strip[k : k + self.strips].transpose(1, 0, 2, 3).reshape(-1) for k in range(0, count, self.strips)]
+        biases = np.zeros(count * self.width, np.float32)
+        if self.bias is not None:
+            biases[:channels] = f32_of(self.bias).reshape(-1)
+        return np.concatenate([*panels, biases]).view(np.uint8)
+
+
+def _cost(m: int, tiles: int, products: int) -> float:
+    """Estimated cost of all tiles: multiplications, and reads of the weights, each for `products` pairs of channels."""
+    return float(side(m) ** 2 * products * (tiles + _READ_COST))
+
+
+def _chunk_sizes(count: int) -> set[int]:
+    """The numbers of tiles that are multiplied at once in a block of `count` tiles."""
+    chunks = -(-count // most_rows())
+    return {count // chunks, -(-count // chunks)}
+
+
+def _pitch(floats: int) -> int:
+    """`floats` rounded up to an odd number of cache lines, so that equal offsets in consecutive matrices are in different cache sets."""
+    return (-(-floats // _LINE) | 1) * _LINE

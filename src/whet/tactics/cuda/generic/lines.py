@@ -1,0 +1,152 @@
+"""Ops along one axis whose threads walk over a line of it, or over the other values of a value's line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from whet.network import Layer, static_shape
+from whet.ops._running import running_axis
+from whet.tactics._base import tactic
+from whet.tactics.cuda.generic._per_value import PerValueTactic
+
+Passes = Sequence[tuple[str, int]]
+_ABOVE = "(a != a ? b == b : a {} b)"  # a ranks before b; NaN ranks first, as in NumPy's argmax
+
+
+def _line(layer: Layer, axis: int) -> tuple[int, int, int, str]:
+    """(lines, entries of a line, elements between entries, statements that set `first` to the index of line i's first element)."""
+    shape = static_shape(layer.needs(0).shape)
+    axis %= len(shape)
+    inner, entries = prod(shape[axis + 1 :]), shape[axis]
+    return prod(shape) // entries if entries else 0, entries, inner, f"const long long first = i / {inner} * {inner * entries} + i % {inner};"
+
+
+def _running(layer: Layer) -> Passes:
+    lines, n, step, start = _line(layer, running_axis(layer))
+    total, op = ("(Number)0", "+") if layer.op == "CumSum" else ("(Number)1", "*")
+    at = f"first + (long long)({f'{n - 1} - k' if layer.attrs['reverse'] else 'k'}) * {step}"
+    update = f"total = total {op} in0(at);"
+    store = "put0(at, total);"
+    steps = f"{store} {update}" if layer.attrs["exclusive"] else f"{update} {store}"
+    return [(f"{start} Number total = {total}; for (int k = 0; k < {n}; ++k) {{ const long long at = {at}; {steps} }}", lines)]
+
+
+def _best(layer: Layer, largest: bool, last: bool = False) -> tuple[int, str, int, int]:
+    """(lines, statements that set `best` to the entry of the extreme value of line i, entries, elements between entries)."""
+    lines, n, step, start = _line(layer, layer.attrs["axis"])
+    better = _ABOVE.format((">=" if last else ">") if largest else ("<=" if last else "<"))
+    if last:
+        better = f"({better} || a != a)"
+    text = (
+        f"{start} int best = 0; Number b = in0(first); for (int k = 1; k < {n}; ++k) {{ const Number a = in0(first + (long long)k * {step}); "
+        f"if {better} {{ best = k; b = a; }} }}"
+    )
+    return lines, text, n, step
+
+
+def _arg(layer: Layer) -> Passes:
+    lines, text, _, _ = _best(layer, layer.op == "ArgMax", bool(layer.attrs["select_last_index"]))
+    return [(f"{text} index0(i, best);", lines)]
+
+
+def _hardmax(layer: Layer) -> Passes:
+    lines, text, n, step = _best(layer, True)
+    return [(f"{text} for (int k = 0; k < {n}; ++k) put0(first + (long long)k * {step}, k == best);", lines)]
+
+
+def _lp_normalization(layer: Layer) -> Passes:
+    lines, n, step, start = _line(layer, layer.attrs["axis"])
+    add, norm = ("fabs(a)", "sum") if layer.attrs["p"] == 1 else ("a * a", "sqrt(sum)")
+    each = f"for (int k = 0; k < {n}; ++k)"
+    text = f"{start} Number sum = 0; {each} {{ const Number a = in0(first + (long long)k * {step}); sum += {add}; }} const Number norm = {norm};"
+    return [(f"{text} {each} {{ const long long at = first + (long long)k * {step}; put0(at, norm != 0 ? in0(at) / norm : (Number)0); }}", lines)]
+
+
+def _top_k(layer: Layer) -> Passes:
+    """A thread per entry of x: its rank is the number of entries before it in the order of results."""
+    _, n, step, _ = _line(layer, layer.attrs["axis"])
+    shape, axis = static_shape(layer.needs(0).shape), layer.attrs["axis"] % layer.needs(0).type.rank
+    k = static_shape(layer.outputs[0].shape)[axis]
+    # NaN is the largest of all: first of the largest, last of the smallest
+    before = "(b != b ? 1 : a != a ? 0 : b > a)" if layer.attrs["largest"] else "(a != a ? b == b : b < a)"
+    same = "(a == b || (a != a && b != b))"
+    text = f"""
+        const long long row = i / {step * n} * {step * n} + i % {step}; const int own = (int)(i / {step} % {n}); const Number a = in0(i);
+        int rank = 0;
+        for (int e = 0; e < {n}; ++e) {{
+            const Number b = in0(row + (long long)e * {step});
+            rank += {same} ? e < own : {before};
+        }}
+        if (rank < {k}) {{
+            const long long to = i / {step * n} * {step * k} + (long long)rank * {step} + i % {step};
+            put0(to, a); index1(to, own);
+        }}
+    """
+    return [(text, prod(shape))]
+
+
+def _lrn(layer: Layer) -> Passes:
+    shape, a = static_shape(layer.needs(0).shape), layer.attrs
+    c, inner = shape[1], prod(shape[2:])
+    low, high = (a["size"] - 1) // 2, a["size"] // 2
+    text = f"""
+        const int c = (int)(i / {inner} % {c}); Number sum = 0; const Number x = in0(i);
+        for (int k = c > {low} ? c - {low} : 0; k <= c + {high} && k < {c}; ++k) {{
+            const Number v = in0(i + (long long)(k - c) * {inner}); sum += v * v;
+        }}
+        put0(i, x / pow((Number){a["bias"]!r} + (Number){a["alpha"] / a["size"]!r} * sum, (Number){a["beta"]!r}));
+    """
+    return [(text, prod(shape))]
+
+
+def _mean_variance(layer: Layer) -> Passes:
+    """A thread per line of the reduced axes."""
+    shape = static_shape(layer.needs(0).shape)
+    over = {x % len(shape) for x in layer.attrs["axes"]}
+    kept = [d for d in range(len(shape)) if d not in over]
+    strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+
+    def index(name: str, axes: Sequence[int]) -> str:
+        terms, rest = [], 1
+        for d in reversed(axes):
+            terms.append(f"({name} / {rest} % {shape[d]}) * {strides[d]}ll")
+            rest *= shape[d]
+        return " + ".join(terms) or "0"
+
+    n = prod(shape[d] for d in over)
+    each = f"for (long long k = 0; k < {n}; ++k)"
+    at = f"first + {index('k', sorted(over))}"
+    text = f"""
+        const long long first = {index("i", kept)}; Number mean = 0, square = 0;
+        {each} mean += in0({at});
+        mean /= {n};
+        {each} {{ const Number d = in0({at}) - mean; square += d * d; }}
+        const Number scale = 1 / (sqrt(square / {n}) + (Number)1e-9);
+        {each} put0({at}, (in0({at}) - mean) * scale);
+    """
+    return [(text, prod(shape) // n if n else 0)]
+
+
+_PASSES: dict[str, Callable[[Layer], Passes]] = {
+    "CumSum": _running, "CumProd": _running, "ArgMax": _arg, "ArgMin": _arg, "Hardmax": _hardmax, "LpNormalization": _lp_normalization,
+    "TopK": _top_k, "LRN": _lrn, "MeanVarianceNormalization": _mean_variance,
+}  # fmt: skip
+_PARAMETERS = {"CumSum": (1,), "CumProd": (1,), "TopK": (1,)}
+_ORDERED = frozenset({"ArgMax", "ArgMin", "Hardmax", "TopK"})
+
+
+@tactic
+class Lines(PerValueTactic):
+    """Row-major; accumulators are f32, f64 for f64. Rounded operands could have another order, so that ops that compare take their own type."""
+
+    ops = tuple(_PASSES)
+
+    def parameters(self, layer: Layer) -> tuple[int, ...]:
+        return _PARAMETERS.get(layer.op, ())
+
+    def narrows(self, layer: Layer) -> bool:
+        return layer.op not in _ORDERED
+
+    def passes(self, layer: Layer) -> Passes:
+        return _PASSES[layer.op](layer)

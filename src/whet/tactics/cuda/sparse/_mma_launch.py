@@ -1,0 +1,151 @@
+"""Tiles, arguments and launches of sparse_mma.cu, the 2:4 kernel of GPUs before Hopper; its packed operands are those of sparse.cu."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from whet.backends.cuda.launch import Launch
+from whet.tactics._base import Config, PlanRefused
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Pointer
+from whet.tactics.cuda._device.kernel import TYPE, launch
+from whet.tactics.cuda._device.source import ACTIVATIONS
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, View
+from whet.tactics.cuda.sparse._compress import ROWS
+from whet.tactics.cuda.sparse._launch import Packed24, step_elements
+
+BK = step_elements(2)
+
+
+@dataclass(frozen=True, order=True)
+class MmaTile:
+    """One instance: warps along channels and pixels, tiles of 16 channels and of 8 pixels per warp, stages of the pipeline."""
+
+    wm: int
+    wn: int
+    mi: int
+    ni: int
+    stages: int
+
+    @property
+    def bm(self) -> int:
+        """Channels of a tile; a multiple of the 64 rows of packed metadata."""
+        return self.wm * self.mi * 16
+
+    @property
+    def bn(self) -> int:
+        """Pixels of a tile."""
+        return self.wn * self.ni * 8
+
+    @property
+    def cluster(self) -> int:
+        """Tiles that share an input tile; see SparseTile."""
+        return 1
+
+    @property
+    def threads(self) -> int:
+        return self.wm * self.wn * 32
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory: the stages, or the results before they are stored, and what aligning them takes."""
+        return max(self.stages * (self.bm * BK + self.bn * BK * 2), self.bn * (self.bm + 4) * 4) + 128
+
+    @property
+    def config(self) -> Config:
+        """The tile as a tactic's config."""
+        return tuple((f.name, getattr(self, f.name)) for f in fields(self))
+
+    def __str__(self) -> str:
+        return f"{self.bm}x{self.bn}_w{self.wm}x{self.wn}_s{self.stages}"
+
+
+TILES = (MmaTile(4, 2, 2, 8, 3), MmaTile(2, 2, 4, 4, 4), MmaTile(2, 2, 2, 8, 3), MmaTile(2, 2, 2, 4, 4), MmaTile(2, 2, 2, 2, 4))
+
+
+def tile_of(config: Config, shared_limit: int) -> MmaTile:
+    """The tile of a config. Raises PlanRefused for one that does not exist, or that a multiprocessor cannot hold."""
+    tile = next((t for t in TILES if t.config == config), None)
+    if tile is None or tile.shared > shared_limit:
+        raise PlanRefused(f"no tile of the 2:4 kernel for GPUs before Hopper fits {dict(config)}")
+    return tile
+
+
+def tiles_for(shape: ConvShape, multiprocessors: int, shared_limit: int) -> list[MmaTile]:
+    """The tiles for a shape, those first that leave the fewest multiprocessors idle and waste the least."""
+
+    def cost(t: MmaTile) -> float:
+        blocks = -(-shape.k // t.bm) * -(-shape.m // t.bn)
+        waves = -(-blocks // multiprocessors)
+        return waves * t.bm * t.bn * (1 + 32 / t.bm + 32 / t.bn)  # products, and the bytes that a tile reads for them
+
+    return sorted((t for t in TILES if t.shared <= shared_limit and (t.bm == 64 or t.bm < 2 * shape.k)), key=cost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseMmaArguments(Arguments, kernel="sparse_mma.cu"):
+    """The structure that the kernel takes."""
+
+    kept: ConstPointer  # [channel][K step][32]: two of every four weights, 16 bits
+    metadata: ConstPointer  # [K step][64 channels][128 threads] of u32
+    bias: ConstFloatPointer  # [channel], filled up to whole tiles
+    input: ConstPointer
+    residual: ConstPointer
+    out: Pointer
+    pixels: Int32  # output pixels of all samples
+    h: Int32
+    w: Int32
+    c: Int32
+    p: Int32
+    q: Int32
+    k: Int32
+    taps_w: Int32
+    stride_h: Int32
+    stride_w: Int32
+    pad_h: Int32
+    pad_w: Int32
+    dil_h: Int32
+    dil_w: Int32
+    steps: Int32
+    row_tiles: Int32  # 64-row tiles of the metadata
+    act: ActivationParameters
+
+
+def mma_constants(tile: MmaTile, dtype: str, post_ops: PostOps) -> dict[str, int]:
+    """The macros of an instance for a storage type "f16" or "bf16"."""
+    sizes = {"WM": tile.wm, "WN": tile.wn, "MI": tile.mi, "NI": tile.ni, "STAGES": tile.stages}
+    kinds = {"BF16": int(dtype == "bf16"), "TO": TYPE[dtype], "ADD": TYPE[dtype]}
+    return {**sizes, **kinds, "ACT": ACTIVATIONS[post_ops.activation[0]], "RESIDUAL": post_ops.residual}
+
+
+def mma_launch(
+    tile: MmaTile, shape: ConvShape, x: View, packed: Packed24, out: View, dtype: str, post_ops: PostOps, residual: int, label: str = ""
+) -> Launch:
+    """The launch of `shape` with addresses filled in; `packed` holds operands of `packed_sparse` with this tile, `residual` is an address or 0."""
+    tiles_m, tiles_n = -(-shape.k // tile.bm), -(-shape.m // tile.bn)
+    arguments = SparseMmaArguments(
+        kept=packed.values,
+        metadata=packed.metadata,
+        bias=packed.floats,
+        input=x.address,
+        residual=residual,
+        out=out.address,
+        pixels=shape.m,
+        h=shape.h,
+        w=shape.w,
+        c=shape.c,
+        p=shape.p,
+        q=shape.q,
+        k=shape.k,
+        taps_w=shape.s,
+        stride_h=shape.stride[0],
+        stride_w=shape.stride[1],
+        pad_h=shape.pad[0],
+        pad_w=shape.pad[1],
+        dil_h=shape.dilation[0],
+        dil_w=shape.dilation[1],
+        steps=shape.steps(BK),
+        row_tiles=tiles_m * tile.bm // ROWS,
+        act=post_ops.activation[1:],
+    )
+    constants = mma_constants(tile, dtype, post_ops)
+    return launch("sparse_mma", arguments, constants, (tiles_m, tiles_n, 1), tile.threads, shared=tile.shared, label=label)

@@ -1,0 +1,71 @@
+"""Layers with 2:4 weights on the sparse tensor cores of GPUs from compute capability 8.0 up to Hopper (`mma.sp`), in 16-bit floats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whet.backends import Backend
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature
+from whet.tactics._fused import constants_of, source_index
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, shared_limit
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import PostOps, View
+from whet.tactics.cuda.sparse._launch import Packed24, Types
+from whet.tactics.cuda.sparse._mma_launch import mma_constants, mma_launch, tile_of, tiles_for
+from whet.tactics.cuda.sparse._two_four_layer import packed_sparse, unfit_shape
+from whet.tactics.cuda.sparse.sparse_conv import SparseTactic
+
+_CAPABILITIES = ("sm_80", "sm_86", "sm_87", "sm_89")
+
+
+class SparseMmaTactic(SparseTactic):
+    """`mma.sp` in place of Hopper's `wgmma.mma_async.sp`; the same layers and packed operands."""
+
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if machine_has(backend, "wgmma"):
+            return "Hopper (sm_90a) has faster 2:4 kernels of its own"
+        if not any(machine_has(backend, c) for c in _CAPABILITIES):
+            return f"needs the sparse tensor cores of {', '.join(_CAPABILITIES)}"
+        end = self.match_epilogue(layer)
+        return end if isinstance(end, str) else unfit_shape(self.shape(layer), _types(signature))
+
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
+        end = self.match_epilogue(layer)
+        if isinstance(end, str):
+            return []
+        tiles = tiles_for(self.shape(layer), backend.capabilities.multiprocessors, shared_limit(backend))
+        post_ops = end.post_ops if end.residual is not None else PostOps(end.post_ops.activation)
+        ahead(backend, [source("sparse_mma.cu", mma_constants(t, signature.outputs[0].dtype.name, post_ops)) for t in tiles])
+        return [t.config for t in tiles]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        end, shape, dtype = self.match_epilogue(layer), self.shape(layer), signature.outputs[0].dtype
+        types = _types(signature)
+        reason = end if isinstance(end, str) else unfit_shape(shape, types)
+        if reason or isinstance(end, str):
+            raise PlanRefused(str(reason))
+        tile = tile_of(config, shared_limit(backend))
+        x, (weights, bias) = source_index(layer), constants_of(layer)
+        packed = packed_sparse(
+            f"{weights.constant().digest}|{self.name} {dtype}",
+            tile,
+            shape,
+            types,
+            lambda: self.filters(layer).astype(dtype.numpy),
+            f"{bias.constant().digest if bias is not None else ''} {end.key} {shape.k}",
+            lambda: (end.bias(bias, shape.k), None),
+        )
+        post_ops = end.post_ops if end.residual is not None else PostOps(end.post_ops.activation)
+
+        def make(args: Args) -> list:
+            residual = 0 if end.residual is None else args.inputs[end.residual]
+            source_view, out = View(args.inputs[x], shape.c), View(args.outputs[0], shape.k)
+            return [mma_launch(tile, shape, source_view, Packed24(*args.packed), out, dtype.name, post_ops, residual, layer.name)]
+
+        return GpuKernel(layer, signature, make, implementation=f"sparse mma {tile}", packed=packed)
+
+
+def _types(signature: Signature) -> Types:
+    dtype = signature.outputs[0].dtype
+    return Types(dtype.name, dtype.name)

@@ -1,0 +1,10 @@
+"""Convolution with 2:4 weights on the sparse tensor cores of GPUs before Hopper."""
+
+from whet.tactics._base import tactic
+from whet.tactics.cuda.sparse._mma_tactic import SparseMmaTactic
+from whet.tactics.cuda.sparse.sparse_conv import SparseConv
+
+
+@tactic
+class SparseMmaConv(SparseMmaTactic, SparseConv):
+    """As `sparse_conv`: two spatial axes, one group; any kernel, stride, padding and dilation."""

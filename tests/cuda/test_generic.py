@@ -1,0 +1,63 @@
+"""Kernels for coverage: every sample against the op's reference on the host's compiler, and the list of what no CUDA kernel computes."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_tactics import HOPPER, SAMPLES, TACTICS, judge, reach, reference, sample_layer
+
+from support.host_cuda import HostLaunch, host_compiler, run_on_host, stored
+from whet.network import static_shape
+from whet.tactics import Args
+from whet.tactics.cuda.generic import _per_value
+from whet.tactics.cuda.recurrent import recurrent
+
+GENERIC = [t for t in TACTICS if isinstance(t, (_per_value.PerValueTactic, recurrent.Recurrent))]
+
+
+def offers(layer):
+    """(tactic, signature) that a generic tactic can compute, also where a build uses a faster tactic."""
+    for t in GENERIC:
+        if t.why_not(layer) is None:
+            for s in t.signatures(layer, HOPPER):
+                yield t, s
+
+
+OPS_HERE = sorted({op for op, i in SAMPLES if any(offers(sample_layer(op, i)[0]))})
+
+
+@pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("op", OPS_HERE)
+def test_kernels_match_the_reference_on_the_host(op, tmp_path, monkeypatch):
+    launches, checks = [], []
+    for module in (_per_value, recurrent):
+        monkeypatch.setattr(module, "launch", lambda *launch: launches.append(HostLaunch.of(*launch)))
+    for i in (i for name, i in SAMPLES if name == op):
+        layer, arrays = sample_layer(op, i)
+        for t, s in offers(layer):
+            kernel = t.plan(layer, s, (), HOPPER)
+            with np.errstate(all="ignore"):
+                ins = [None if a is None or o is None else stored(a, o.dtype) for a, o in zip(arrays, s.inputs, strict=True)]
+                outs = [np.full(static_shape(x.shape), 77, np.float32).astype(o.dtype.numpy) for x, o in zip(layer.outputs, s.outputs, strict=True)]
+            packed, scratch = [p.make() for p in kernel.packed], np.zeros(kernel.scratch, np.uint8)
+            kernel.launches(Args(tuple(map(address, ins)), tuple(map(address, outs)), tuple(map(address, packed)), address(scratch)))
+            checks.append((layer, arrays, ins, outs, s, kernel, t, packed, scratch))
+    run_on_host(launches, tmp_path)
+    for layer, arrays, ins, outs, s, kernel, t, *_ in checks:
+        with np.errstate(all="ignore"):
+            narrow = s.outputs[0].dtype.numpy if t.name == "cuda/recurrent" else None  # its weights are packed in the type of the values
+            fed = [
+                a if a is None else x.astype(a.dtype) if x is not None else a if narrow is None else a.astype(narrow).astype(a.dtype)
+                for a, x in zip(arrays, ins, strict=True)
+            ]
+            wanted = reference(layer, fed)
+            for result, want, o in zip(outs, wanted, s.outputs, strict=True):
+                got = result.reshape(want.shape)
+                if want.dtype.kind not in "fV":
+                    np.testing.assert_array_equal(got, want)
+                else:
+                    judge(got, want, max(kernel.rtol, 1e-6), o.dtype, f"{t.name} {s}", reach(layer, fed))
+
+
+def address(a):
+    return 0 if a is None else a.ctypes.data

@@ -1,0 +1,103 @@
+"""2:4 weights on GPUs before Hopper (sparse_mma.cu): machine code for each of them, plans, refusals; on a GPU every tile against the reference."""
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_compile import sass
+from test_tactics import HOPPER, compute, judge, reference
+from test_tactics import layer_of as layer_of_sample
+
+from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.compile_only import DEVICES, CompileOnlyGpu
+from whet.composites._two_four_samples import conv, matmul
+from whet.network.types import BF16
+from whet.tactics import PlanRefused, get_tactic
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import NONE, RELU, PostOps
+from whet.tactics.cuda.sparse._mma_launch import TILES, mma_constants
+
+AMPERE = CompileOnlyGpu("sm_80")
+TACTICS = [get_tactic("cuda/sparse_mma_conv"), get_tactic("cuda/sparse_mma_gemm")]
+PAD = {"pads": (1, 1, 1, 1)}
+CASES = {
+    "3x3": conv("f32[3,72,9,10]", 136, 3, added="before", **PAD),
+    "3x3 strided and dilated": conv("f32[2,64,15,13]", 72, 3, strides=(2, 2), dilations=(2, 2), activation="HardSigmoid", **PAD),
+    "1x1": conv("f32[4,200,7,7]", 264, 1, added="behind"),
+    "few pixels": conv("f32[1,256,2,2]", 64, 1),
+    "matmul": matmul("f32[3,37,768]", 328, "Gelu"),
+}
+
+
+@pytest.mark.parametrize("arch", sorted(set(DEVICES) - {"sm_90"}))
+@pytest.mark.parametrize(
+    ("i", "dtype", "post_ops"), [(0, "f16", PostOps(RELU, 1)), (3, "bf16", PostOps(NONE)), (4, "f16", PostOps(("silu", 0.0, 0.0), 2))]
+)
+def test_it_compiles_to_sparse_tensor_core_instructions(arch, i, dtype, post_ops, tmp_path):
+    tile = TILES[i]
+    assert tile.shared <= DEVICES[arch][1]
+    text = sass(compile_cubin(source("sparse_mma.cu", mma_constants(tile, dtype, post_ops)), arch=arch, cached=False), tmp_path)
+    products = [line for line in text.splitlines() if "HMMA.SP" in line]
+    assert len(products) >= 2 * tile.mi * tile.ni, "two instructions per tile of 16 channels and 8 pixels in a K step"
+    assert all((".BF16" in line) == (dtype == "bf16") for line in products)
+    assert "LDGSTS" in text, "inputs are copied without registers"
+    assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
+
+
+def planned(layer):
+    """(tactic, signature, kernel) of all tiles on an A100."""
+    for t in TACTICS:
+        if t.why_not(layer):
+            continue
+        for signature in t.signatures(layer, AMPERE):
+            assert t.refuses(layer, signature, AMPERE) is None
+            for config in t.configs(layer, signature, AMPERE):
+                yield t, signature, t.plan(layer, signature, config, AMPERE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_layer_is_planned(name):
+    _, layer, _ = layer_of_sample("Fused", CASES[name])
+    found = list(planned(layer))
+    assert {s.outputs[0].dtype.name for _, s, _ in found} == {"f16", "bf16"}
+    assert len(found) >= 6, "several tiles"
+    for _, _, kernel in found[::3]:
+        for p in kernel.packed:
+            assert p.make().nbytes == p.nbytes
+
+
+def test_other_gpus_and_weights_are_refused():
+    _, layer, _ = layer_of_sample("Fused", CASES["1x1"])
+    t = TACTICS[0]
+    signature = t.signatures(layer, AMPERE)[0]
+    assert "Hopper" in t.refuses(layer, signature, HOPPER)
+    turing = CompileOnlyGpu("sm_80", features=frozenset({"sm_75"}))
+    assert "needs the sparse tensor cores" in t.refuses(layer, signature, turing)
+    with pytest.raises(PlanRefused, match="no tile"):
+        t.plan(layer, signature, (("wm", 3),), AMPERE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_every_tile_matches_the_reference(gpu, name):
+    """`mma.sp` runs on Hopper too."""
+    _, layer, arrays = layer_of_sample("Fused", CASES[name])
+    for t, signature, kernel in planned(layer):
+        got, fed = compute(gpu, layer, arrays, signature, kernel)
+        for g, w, o in zip(got, reference(layer, fed), signature.outputs, strict=True):
+            judge(g, w, kernel.rtol, o.dtype, f"{t.name} {signature} {kernel.implementation}")
+
+
+@pytest.mark.gpu
+def test_the_sum_is_exact_for_small_integers(gpu):
+    """Every product of integers up to 4 is exact: one wrong position of the metadata changes the result."""
+    _, layer, arrays = layer_of_sample("Fused", CASES["matmul"])
+    rng = np.random.default_rng(0)
+    arrays[0][:] = rng.integers(-4, 5, arrays[0].shape)
+    for t, signature, kernel in planned(layer):
+        if signature.outputs[0].dtype == BF16:
+            continue
+        got, fed = compute(gpu, layer, arrays, signature, kernel)
+        judge(got[0], reference(layer, fed)[0], 1e-3, signature.outputs[0].dtype, f"{t.name} {kernel.implementation}")

@@ -1,0 +1,120 @@
+"""Draws mutants with Cosmic Ray's operators and writes them as data, so that a machine without Cosmic Ray can run them.
+
+Operators that mostly cannot change behaviour are left out, see SKIPPED and SKIPPED_PAIRS: `X | None` in annotations, `==` of small integers to `is`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SKIPPED = ("core/ReplaceBinaryOperator_BitOr_", "core/RemoveDecorator", "core/ZeroIterationForLoop")
+SKIPPED_PAIRS = ("Eq_Is", "NotEq_IsNot", "Is_Eq", "IsNot_NotEq")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed place of one file. `edits` replace lines [start, end) of the original, whose digest is `original`; `line` counts from 1.
+
+    `function` is the first line (decorators included) of the innermost function that contains the change, 0 outside of functions.
+    """
+
+    package: str
+    module: str
+    line: int
+    operator: str
+    function: int
+    original: str
+    edits: tuple[tuple[int, int, tuple[str, ...]], ...]
+
+    @property
+    def name(self) -> str:
+        """The same for the same change of the same file."""
+        return hashlib.sha256(repr((self.module, self.original, self.edits)).encode()).hexdigest()[:16]
+
+    def apply(self, source: str) -> str:
+        """The mutated source. Raises ValueError if `source` is not the file of which the mutant was made."""
+        if digest(source) != self.original:
+            raise ValueError(f"{self.module} is not the file that the mutants were drawn from: draw them again")
+        lines = source.splitlines(keepends=True)
+        for start, end, new in reversed(self.edits):
+            lines[start:end] = new
+        return "".join(lines)
+
+    def difference(self, source: str) -> str:
+        """The removed and added lines."""
+        lines = source.splitlines(keepends=True)
+        removed = ["-" + x.rstrip("\n") for s, e, _ in self.edits for x in lines[s:e]]
+        return "\n".join([*removed, *("+" + x.rstrip("\n") for _, _, new in self.edits for x in new)])
+
+
+def digest(source: str) -> str:
+    """Digest of a source file's text."""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def draw(root: Path, package: str, sample: int, seed: int) -> list[Mutant]:
+    """`sample` mutants of one package below `root`/src/whet, the same for the same seed and source. Needs Cosmic Ray."""
+    from cosmic_ray.ast import get_ast
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    names = [n for n in sorted(operator_names()) if not n.startswith(SKIPPED) and not n.endswith(SKIPPED_PAIRS)]
+    operators = {n: get_operator(n)() for n in names if not get_operator(n).arguments()}
+    found: list[tuple[str, str, int, int]] = []
+    sources = {}
+    for path in sorted((root / "src" / "whet" / package).rglob("*.py")):
+        module = str(path.relative_to(root))
+        sources[module] = path.read_text()
+        tree = get_ast(sources[module])
+        for name, operator in operators.items():
+            found += [(module, name, i, row) for i, row in enumerate(_positions(tree, operator))]
+    drawn = random.Random(seed).sample(found, min(sample, len(found)))
+    mutants = []
+    for module, name, occurrence, row in sorted(drawn):
+        changed = mutate_code(sources[module], operators[name], occurrence)
+        if changed is not None and changed != sources[module]:
+            mutants.append(_mutant(package, module, row, name, sources[module], changed))
+    return mutants
+
+
+def _positions(tree: object, operator: object) -> Iterator[int]:
+    """The row of each place that an operator can change, in Cosmic Ray's order."""
+    from cosmic_ray.ast import ast_nodes
+
+    for node in ast_nodes(tree):
+        for (row, _), _ in operator.mutation_positions(node):
+            yield row
+
+
+def _mutant(package: str, module: str, row: int, operator: str, source: str, changed: str) -> Mutant:
+    old, new = source.splitlines(keepends=True), changed.splitlines(keepends=True)
+    edits = tuple(
+        (i1, i2, tuple(new[j1:j2])) for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if tag != "equal"
+    )
+    return Mutant(package, module, row, operator, function_at(source, edits[0][0] + 1), digest(source), edits)
+
+
+def function_at(source: str, line: int) -> int:
+    """The first line, decorators included, of the innermost function that contains `line`; 0 outside of functions."""
+    starts = [
+        min([n.lineno, *(d.lineno for d in n.decorator_list)])
+        for n in ast.walk(ast.parse(source))
+        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.lineno <= line <= (n.end_lineno or n.lineno)
+    ]
+    return max(starts, default=0)
+
+
+def to_data(mutants: Iterable[Mutant]) -> list[dict]:
+    """The mutants as JSON data."""
+    return [{k: getattr(m, k) for k in Mutant.__dataclass_fields__} for m in mutants]
+
+
+def from_data(data: Iterable[dict]) -> list[Mutant]:
+    """Mutants of JSON data."""
+    return [Mutant(**{**d, "edits": tuple((s, e, tuple(new)) for s, e, new in d["edits"])}) for d in data]

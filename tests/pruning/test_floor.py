@@ -1,0 +1,138 @@
+"""The floor of a selection: uniform cuts at the same cost, compared on held-out samples; stages keep half of their branches."""
+
+import numpy as np
+import pytest
+
+from whet import zoo
+from whet.frontends import network_from_onnx
+from whet.network import Network, parse_type
+from whet.pruning import PruneConfig, Target, count_flops, groups, prune
+from whet.pruning import floor as floors
+from whet.pruning.costs import flop_costs, parameter_costs
+from whet.pruning.depth import branches, innermost, removable
+from whet.pruning.floor import Floor, compare_with_uniform, output_error, uniform_choice
+from whet.pruning.importance import importance
+from whet.pruning.knapsack import Choice
+from whet.pruning.recovery import RecoveryConfig
+
+
+def residual(blocks=3, width=16, seed=0, batch="N", dead=False):
+    """A stem, `blocks` residual blocks with inner convolutions, pooling."""
+    rng = np.random.default_rng(seed)
+    net = Network("residual")
+
+    def conv(x, cout, cin, name):
+        w = net.constant((rng.standard_normal((cout, cin, 3, 3)) * np.sqrt(2 / (9 * cin))).astype(np.float32), f"{name}.w")
+        return net.add("Conv", x, w, net.constant(np.zeros(cout, np.float32), f"{name}.b"), pads=(1, 1, 1, 1), name=name)
+
+    x = net.add_input("x", parse_type(f"f32[{batch},3,6,6]"))
+    y = net.add("Relu", conv(x, width, 3, "stem"))
+    for n in range(blocks):
+        inner = net.add("Relu", conv(y, width, width, f"a{n}"))
+        y = net.add("Add", y, conv(inner, width, width, f"b{n}"), name=f"sum{n}")
+    if dead:
+        net.add("Relu", conv(y, width, width, "unused"))
+    net.mark_output(net.add("Flatten", net.add("GlobalAveragePool", y)), "out")
+    return net
+
+
+def samples(count=64, seed=1):
+    return {"x": np.random.default_rng(seed).standard_normal((count, 3, 6, 6)).astype(np.float32)}
+
+
+def test_uniform_cuts_keep_one_share_and_meet_the_target():
+    net = residual()
+    found = groups(net)
+    scores, costs = importance(found), flop_costs(net, found, [])
+    got = uniform_choice(found, scores, costs, 0.5 * costs.total({}), 1)
+    assert got.after <= 0.5 * costs.total({})
+    assert got.after > 0.4 * costs.total({})
+    shares = {len(at) / 16 for at in got.kept.values()}
+    assert len(shares) == 1
+    for g in found:
+        assert set(got.kept[g.name]) == set(np.argsort(-scores[g.name], kind="stable")[: len(got.kept[g.name])])
+    assert uniform_choice(found, scores, costs, 1.0, 1) is None
+
+
+def test_factors_of_a_product_axis_keep_the_root_of_the_share():
+    net = network_from_onnx(zoo.build("resnext50_32x4d", image=64))
+    found = groups(net)
+    costs = parameter_costs(net, found, [])
+    got = uniform_choice(found, importance(found), costs, 0.5 * costs.total({}), 1)
+    assert 0.4 < got.after / got.before <= 0.5
+
+
+@pytest.mark.parametrize("batch", ["N", 4])
+def test_the_better_selection_wins_on_held_out_samples(batch):
+    net = residual(batch=batch)
+    found = groups(net)
+    scores, costs = importance(found), flop_costs(net, found, [])
+    uniform = uniform_choice(found, scores, costs, 0.6 * costs.total({}), 1)
+    ruined = Choice({g.name: np.arange(1) for g in found}, (), 1.0, 0.1, 0.0)
+    got = compare_with_uniform(net, found, ruined, uniform, samples(), RecoveryConfig())
+    assert got.fails
+    assert got.chosen > 1.2 * got.uniform
+    other = compare_with_uniform(net, found, uniform, ruined, samples(), RecoveryConfig())
+    assert not other.fails
+    assert compare_with_uniform(net, found, uniform, ruined, samples(8), RecoveryConfig()) is None
+
+
+def test_prune_keeps_uniform_cuts_when_they_are_better(monkeypatch):
+    net = residual()
+    how = PruneConfig(target=Target("flops", ratio=0.5), multiple=1)
+    plain = prune(net, how, samples())
+    assert plain.report.floor is not None
+    assert any("held-out samples" in line for line in plain.report.lines())
+    monkeypatch.setattr(floors.Floor, "fails", property(lambda self: True))
+    forced = prune(net, how, samples())
+    assert any("uniform cuts are kept" in line for line in forced.report.lines())
+    assert len({len(e.kept) for e in forced.recipe.groups.values()}) == 1
+    assert count_flops(forced.network) <= 0.5 * count_flops(net)
+    assert forced.recipe.removed == ()
+    without = prune(net, PruneConfig(target=Target("flops", ratio=0.5), multiple=1, floor=False), samples())
+    assert without.report.floor is None
+
+
+def test_output_errors_are_relative():
+    y = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
+    assert output_error({"y": y}, {"y": y}) == 0
+    assert output_error({"y": y, "n": np.arange(3)}, {"y": y + 0.1 * y.std(), "n": np.zeros(3)}) == pytest.approx(0.1, rel=1e-3)
+    assert not Floor(0.1, 0.1).fails
+
+
+def test_half_of_a_stage_can_be_removed():
+    net = residual(blocks=5)
+    found = branches(net)
+    scores = {b.name: np.array([value]) for b, value in zip(found, (5.0, 1.0, 4.0, 2.0, 3.0), strict=True)}
+    assert [b.name for b in removable(net, found, scores)] == ["sum1", "sum3", "sum4"]
+    got = prune(net, PruneConfig(target=Target("flops", ratio=0.15), multiple=1, floor=False), samples(32))
+    assert len(got.recipe.removed) <= 3
+
+
+def test_nested_branches_are_limited_to_the_inner_ones():
+    net = Network("nested")
+    x = net.add_input("x", parse_type("f32[N,4,2,2]"))
+    starts, y = [x], x
+    for n in range(12):
+        starts.append(y)
+        y = net.add("Relu", y, name=f"r{n}")
+    for n, start in enumerate(reversed(starts)):
+        y = net.add("Add", start, y, name=f"s{n}")
+    net.mark_output(net.add("Tanh", y), "y")
+    found = branches(net)
+    few = innermost(found, 3)
+    depth = {name: sum(name in b.layers for b in few) for b in found for name in b.layers}
+    assert max(sum(name in b.layers for b in found) for name in depth) > 8
+    assert max(depth.values()) == 3
+    assert innermost(found, 99) == found
+
+
+def test_unused_layers_do_not_depend_on_every_branch():
+    """Layers that no output needs left the network with each branch: one table got an axis for each of the 30 branches, 2^30 entries."""
+    net = residual(blocks=30, width=4, dead=True)
+    found, blocks = groups(net), branches(net)
+    assert len(blocks) == 30
+    costs = flop_costs(net, found, blocks)
+    assert not any("unused" in items for items in costs.gone.values())
+    got = prune(net, PruneConfig(target=Target("flops", ratio=0.7), multiple=1, floor=False, depth=True, importance="l1"), None)
+    assert count_flops(got.network) <= 0.7 * count_flops(net)

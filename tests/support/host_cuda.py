@@ -1,0 +1,124 @@
+"""Generated CUDA kernels of one thread per value, compiled as C++ for the host: their results are checked without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whet.network import DType
+from whet.tactics.cuda._device.arguments import Arguments, c_structs
+from whet.tactics.cuda._device.source import kernel_paths
+
+_HOST = """
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+using namespace std;
+typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
+#define DEV inline
+#define __global__
+#define __grid_constant__
+#define __shared__ static
+#define __launch_bounds__(n)
+struct Dim { unsigned x; };
+static thread_local Dim blockIdx, threadIdx;
+static void let_next_start() {}
+static void wait_for_previous() {}
+static void __syncthreads() {}
+static float max_nan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
+static float min_nan(float a, float b) { return a != a || b != b ? NAN : a < b ? a : b; }
+static int __float_as_int(float v) { int r; memcpy(&r, &v, 4); return r; }
+static float __int_as_float(int v) { float r; memcpy(&r, &v, 4); return r; }
+template <int KIND> float load1(const u8* base, long long i) {
+    if (KIND == 0) return reinterpret_cast<const float*>(base)[i];
+    if (KIND == 1) return (float)reinterpret_cast<const _Float16*>(base)[i];
+    return __int_as_float((int)reinterpret_cast<const u16*>(base)[i] << 16);
+}
+template <int KIND> void store1(u8* base, long long i, float v) {
+    if (KIND == 0) reinterpret_cast<float*>(base)[i] = v;
+    else if (KIND == 1) reinterpret_cast<_Float16*>(base)[i] = (_Float16)v;
+    else {
+        const u32 bits = (u32)__float_as_int(v);
+        reinterpret_cast<u16*>(base)[i] = v != v ? 0x7fc0 : (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+}
+"""
+
+
+def host_compiler() -> str | None:
+    """The C++ compiler; None without one."""
+    return shutil.which("g++") or shutil.which("clang++")
+
+
+@dataclass(frozen=True)
+class HostLaunch:
+    """A launch whose arguments contain addresses of host memory. Kernels with barriers have a constant BLOCK and run with blocks of one thread."""
+
+    kernel: str  # file
+    entry: str
+    constants: Mapping[str, Any]
+    arguments: bytes
+    blocks: int
+    threads: int
+
+    @property
+    def text_key(self) -> tuple[Any, ...]:
+        """Launches with equal keys run the same code."""
+        return (self.kernel, self.entry, *sorted(self.constants.items()))
+
+    @staticmethod
+    def of(entry: str, arguments: Arguments, constants: Mapping[str, Any], grid: tuple[int, int, int], block: int) -> HostLaunch:
+        """The host's form of a tactic's launch."""
+        serial = entry in kernel_paths()[arguments.kernel_file].read_text() and "BLOCK" in constants and block == constants["BLOCK"]
+        given = {**constants, "BLOCK": 1} if "BLOCK" in constants else dict(constants)
+        return HostLaunch(arguments.kernel_file, entry, given, arguments.pack(), grid[0], 1 if serial else block)
+
+
+def _own_text(kernel: str) -> str:
+    """The kernel's text after its shared headers, which the host replaces."""
+    text = kernel_paths()[kernel].read_text().split('#include "vector.cuh"')[1]
+    return text.replace('#include "arguments"', c_structs(kernel)).replace('#include "numbers.cuh"', kernel_paths()["numbers.cuh"].read_text())
+
+
+def run_on_host(launches: Sequence[HostLaunch], folder: Path) -> None:
+    """Runs launches one after the other, thread by thread; their kernels are compiled together."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    text = _HOST
+    for x in launches:
+        if x.text_key in numbers:
+            continue
+        n = numbers[x.text_key] = len(numbers)
+        text += "".join(f"#define {k} {v}\n" for k, v in x.constants.items()) + f"namespace n{n} {{\n{_own_text(x.kernel)}\n}}\n"
+        text += "".join(f"#undef {k}\n" for k in (*x.constants, "INPUT", "OUTPUT"))
+        text += f"""
+        extern "C" void run{n}(const void* given, int blocks, int threads) {{
+            const auto& p = *reinterpret_cast<const n{n}::Args*>(given);
+            for (int b = 0; b < blocks; ++b) for (int t = 0; t < threads; ++t) {{ blockIdx.x = b; threadIdx.x = t; n{n}::{x.entry}(p); }}
+        }}
+        """
+    text = text.replace('extern "C" __global__', "static")
+    library, source = folder / "kernels.so", folder / "kernels.cpp"
+    source.write_text(text)
+    compiler = host_compiler()
+    assert compiler is not None
+    done = subprocess.run([compiler, "-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-o", str(library), str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    compiled = ctypes.CDLL(str(library))
+    for x in launches:
+        aligned = ctypes.create_string_buffer(len(x.arguments) + 64)
+        at = (ctypes.addressof(aligned) + 63) // 64 * 64
+        ctypes.memmove(at, x.arguments, len(x.arguments))
+        compiled[f"run{numbers[x.text_key]}"](ctypes.c_void_p(at), x.blocks, x.threads)
+
+
+def stored(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """A row-major copy in a storage type."""
+    with np.errstate(all="ignore"):
+        return np.array(array.astype(dtype.numpy), order="C")
