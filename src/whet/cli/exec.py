@@ -22,7 +22,8 @@ from whet.errors import UsageError, WhetError
 from whet.files import replacing
 
 _BUILD_GROUPS = ("Build", "Precision", "Sparsity", "Timing cache")
-_LOAD_FLAGS = ("skipInference", "buildOnly", "profilingVerbosity", "explicitBatch")
+_LOAD_FLAGS = ("skipInference", "buildOnly", "profilingVerbosity", "explicitBatch", "refit", "refitFromOnnx")
+_SOURCES = ("onnx", "torch", "deploy", "loadEngine")
 
 
 class RawCommand(click.Command):
@@ -77,9 +78,12 @@ def _run(o: Options, log: Log) -> None:
         log.facts["versions"] = engine_versions(o.get("loadEngine"))
         log.requested(f"Engine versions: {log.facts['versions']}")
         return
-    if ("onnx" in o) + ("deploy" in o) + ("loadEngine" in o) != 1:
-        uff = " UFF files cannot be read: convert the TensorFlow model itself to ONNX with tf2onnx." if "uff" in o.unavailable else ""
-        raise UsageError(f"give either --onnx=FILE or --deploy=FILE to build an engine, or --loadEngine=FILE to run one.{uff}")
+    if sum(name in o for name in _SOURCES) != 1:
+        uff = " UFF files cannot be read: give the TensorFlow model itself to --onnx." if "uff" in o.unavailable else ""
+        builds = "--onnx=FILE, --torch=python:MODULE:FUNCTION or --deploy=FILE"
+        raise UsageError(f"give one of {builds} to build an engine, or --loadEngine=FILE to run one.{uff}")
+    if "refitFromOnnx" in o and "loadEngine" not in o:
+        raise UsageError("--refitFromOnnx puts new weights into the engine of --loadEngine=FILE; to build from the model, give it to --onnx")
     if lost := [f"--{n}" for n in ("model", "output") if n in o and "deploy" not in o]:
         raise UsageError(f"{', '.join(lost)} belongs to a Caffe model: give --deploy=FILE, its prototxt")
     check_values(o)
@@ -95,6 +99,7 @@ def _run(o: Options, log: Log) -> None:
     engine = _load(o, log) if "loadEngine" in o else _build(o, log)
     if "timeDeserialize" in o:
         return
+    engine = _refit(o, log, engine)
     plan = engine.plan
     log.facts |= {"engine": o.get("saveEngine") or o.get("loadEngine") or None, "backend": plan.backend, "layers": len(plan.network.layers)}
     _print_layers(o, log, engine)
@@ -137,8 +142,11 @@ def _build(o: Options, log: Log):
     from whet.runtime import Runtime, arena_bytes
 
     start = time.perf_counter()
-    source = o.get("deploy") or o.get("onnx")
-    net, fixed = _caffe(o, log) if "deploy" in o else network_for(source, o.get("shapes"))
+    source = o.get("deploy") or o.get("torch") or o.get("onnx")
+    if "deploy" in o or "torch" in o:
+        net, fixed = _caffe(o, log) if "deploy" in o else _torch(o), False
+    else:
+        net, fixed = network_for(source, o.get("shapes"))
     if fixed:
         log.info("The model can be built for fixed shapes only: those of --shapes.")
     log.info(f"Read {source}: {len(net.layers)} layers, {len(net.constants)} weights in {time.perf_counter() - start:.2f} s")
@@ -201,8 +209,49 @@ def _caffe(o: Options, log: Log):
     if "model" not in o:
         log.warn("--model is not given: the weights are random, so only times are meaningful.")
     outputs = tuple(n for n in o.get("output").split(",") if n) if "output" in o else ()
-    net = network_from_caffe(o.get("deploy"), o.get("model") or None, shapes=shapes, outputs=outputs, random_weights="model" not in o)
-    return net, False
+    return network_from_caffe(o.get("deploy"), o.get("model") or None, shapes=shapes, outputs=outputs, random_weights="model" not in o)
+
+
+def _torch(o: Options):
+    """The network of the module that --torch's function returns, alone or with its example inputs."""
+    from whet.cli import _exec_values as values
+    from whet.frontends.torch import example_for, from_torch
+    from whet.registry import user_function
+
+    made = user_function(o.get("torch"), "--torch")()
+    if isinstance(made, tuple):
+        module, example = made
+        return from_torch(module, example)
+    shapes = o.get("shapes") or o.get("optShapes")
+    if not shapes:
+        raise UsageError("--torch: the function returns a module without example inputs; give --shapes=NAME:1x3x224x224, or return (module, example)")
+    names, tensors = example_for(made, {n: tuple(s) for n, s in values.shapes(shapes, "shapes").items()})
+    return from_torch(made, tensors, input_names=names)
+
+
+def _refit(o: Options, log: Log, engine):
+    """The engine with the weights of --refitFromOnnx; --timeRefit and --dumpRefit."""
+    weights = engine.refittable_weights() if "dumpRefit" in o or "timeRefit" in o else {}
+    if "dumpRefit" in o:
+        for name, type_ in sorted(weights.items()):
+            log.info(f"Refittable weight {name}: {type_ or 'its values are not in the engine file'}")
+    if "refitFromOnnx" in o:
+        from whet.frontends import network_from_file
+
+        start = time.perf_counter()
+        engine = engine.refit(network_from_file(o.get("refitFromOnnx")))
+        log.info(f"Engine refitted with {o.get('refitFromOnnx')} in {time.perf_counter() - start:.4g} sec; its outputs are the model's.")
+        if "saveEngine" in o:
+            from whet.engine import write_engine
+
+            write_engine(engine.plan, o.get("saveEngine"))
+    if "timeRefit" in o:
+        own = {name: a for name, a in engine.plan.source_weights.items() if name in weights}
+        start = time.perf_counter()
+        engine.refit(own)
+        log.facts["refit_seconds"] = time.perf_counter() - start
+        log.info(f"Engine refitted in {log.facts['refit_seconds']:.4g} sec.")
+    return engine
 
 
 def _load(o: Options, log: Log):

@@ -18,7 +18,7 @@ from whet.engine.check import check_plan
 from whet.engine.file import release_pages
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, UsageError, WhetError, WhetWarning
 from whet.forks import new_lock
-from whet.network import DType, TensorType
+from whet.network import DType, Network, TensorType
 from whet.plugin_packages import version_changes
 from whet.runtime.calls import ContextPool, call_engine, call_with, inputs_by_name
 from whet.runtime.kernels import ConfigCheck, Planned, libraries
@@ -196,6 +196,21 @@ class Engine:
         arrays = {w.digest: w.array.nbytes for w in held if w is not None}
         used = context.nbytes() if context is not None else {"arena": arena_bytes(self.plan), "scratch": 0}
         return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
+
+    def refittable_weights(self) -> dict[str, TensorType | None]:
+        """Source weights that `refit` can replace, with their types (None: the engine file has no values of it)."""
+        from whet.runtime.refit import refittable_weights
+
+        return refittable_weights(self.plan)
+
+    def refit(self, weights: Mapping[str, np.ndarray] | Network) -> Engine:
+        """A new engine with other values of source weights: the same kernels, nothing is timed. Raises EngineError (see whet.runtime.refit).
+
+        `weights` are arrays by name, or a source network of the same structure, whose outputs the new engine must reproduce.
+        """
+        from whet.runtime.refit import refit, weights_of
+
+        return refit(self, weights_of(self, weights), like=weights) if isinstance(weights, Network) else refit(self, weights)
 
     # running
 
