@@ -34,7 +34,7 @@ def allocate(nbytes: int, alignment: int = 64) -> Buffer:
             f"cannot allocate {nbytes} bytes aligned to {alignment}: sizes are not negative, alignments powers of two to 4096"
         )
     available = available_memory()
-    if available is not None and nbytes > available:
+    if nbytes > available:
         raise BackendError(
             f"{nbytes / 2**20:.1f} MiB are needed in one block, but {available / 2**20:.1f} MiB are available. Lower the profile's largest shapes or "
             "the batch, end other processes, or cap the engine with --memPoolSize."
