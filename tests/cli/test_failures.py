@@ -79,6 +79,21 @@ def test_an_interruption_that_python_wraps_is_one(monkeypatch, capsys):
         main(["exec", "--onnx=x.onnx"])
 
 
+def test_sigterm_inside_of_exec_ends_with_143():
+    """Python kills its own process by SIGINT if KeyboardInterrupt itself left an exec(), even if it was caught: dataclasses use exec."""
+    code = """
+import whet.cli._model
+from whet.cli import main
+def load(*_):
+    exec("import os, signal; os.kill(os.getpid(), signal.SIGTERM)\\nwhile True: pass")
+whet.cli._model.network_for = load
+main(["exec", "--onnx=x.onnx"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 143, done.stderr
+    assert "Terminated. Finished timings are kept" in done.stderr
+
+
 def test_python_m_whet():
     done = subprocess.run([sys.executable, "-m", "whet", "--version"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("whet, version")
