@@ -79,7 +79,7 @@ def test_an_interruption_that_python_wraps_is_one(monkeypatch, capsys):
         main(["exec", "--onnx=x.onnx"])
 
 
-def test_sigterm_inside_of_exec_ends_with_143():
+def test_sigterm_inside_of_exec_ends_with_143(tmp_path):
     """Python kills its own process by SIGINT if KeyboardInterrupt itself left an exec(), even if it was caught: dataclasses use exec."""
     code = """
 import whet.cli._model
@@ -89,7 +89,8 @@ def load(*_):
 whet.cli._model.network_for = load
 main(["exec", "--onnx=x.onnx"])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    (tmp_path / "ended.py").write_text(code)
+    done = subprocess.run([sys.executable, "-m", "ended"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 143, done.stderr
     assert "Terminated. Finished timings are kept" in done.stderr
 
