@@ -52,6 +52,49 @@ def test_too_little_memory_fails_as_trtexec_does(monkeypatch):
     assert "&&&& FAILED" in done.output
 
 
+def test_an_interruption_that_python_wraps_is_one(monkeypatch, capsys):
+    """Python 3.11 raises RuntimeError for an exception in __set_name__: SIGTERM during an import ended in a traceback and exit code 1."""
+
+    class Field:
+        def __set_name__(self, owner, name):
+            raise KeyboardInterrupt
+
+    def interrupted(*_):
+        try:
+            type("Data", (), {"field": Field()})
+        except KeyboardInterrupt as e:  # Python 3.12 does not wrap it
+            raise RuntimeError("Error calling __set_name__") from e
+
+    monkeypatch.setattr("whet.cli._model.network_for", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["exec", "--onnx=x.onnx"])
+    assert ended.value.code == 130
+    assert "Interrupted. Finished timings are kept" in capsys.readouterr().err
+
+    def broken(*_):
+        raise RuntimeError("another")
+
+    monkeypatch.setattr("whet.cli._model.network_for", broken)
+    with pytest.raises(RuntimeError, match="another"):
+        main(["exec", "--onnx=x.onnx"])
+
+
+def test_sigterm_inside_of_exec_ends_with_143(tmp_path):
+    """Python kills its own process by SIGINT if KeyboardInterrupt itself left an exec(), even if it was caught: dataclasses use exec."""
+    code = """
+import whet.cli._model
+from whet.cli import main
+def load(*_):
+    exec("import os, signal; os.kill(os.getpid(), signal.SIGTERM)\\nwhile True: pass")
+whet.cli._model.network_for = load
+main(["exec", "--onnx=x.onnx"])
+"""
+    (tmp_path / "ended.py").write_text(code)
+    done = subprocess.run([sys.executable, "-m", "ended"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 143, done.stderr
+    assert "Terminated. Finished timings are kept" in done.stderr
+
+
 def test_python_m_whet():
     done = subprocess.run([sys.executable, "-m", "whet", "--version"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("whet, version")

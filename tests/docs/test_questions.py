@@ -49,6 +49,8 @@ def test_the_command_runs(project, question, command):
         pytest.importorskip("onnxruntime")
     builds = words[1] == "exec" and not any(word.startswith("--loadEngine") for word in words)
     short = ["--duration=0.05", "--iterations=2", *(["--builderOptimizationLevel=1"] if builds else [])] if words[1] == "exec" else []
+    if words[1] == "sparsity":
+        short = ["--noEngines"]  # tests/cli/test_sparsity.py times engines
     done = CliRunner().invoke(group, [*words[1:], *short], standalone_mode=False)
     assert done.exception is None, f"{command}\n{done.output[-2000:]}"
 

@@ -156,6 +156,17 @@ def summarize(records: list[dict[str, Any]], equivalent: set[str]) -> dict[str, 
     return {"killed": len(records) - len(alive), "survived": len(survivors), "equivalent": len(same), "survivors": survivors}
 
 
+def to_record(results: dict[str, dict[str, Any]], seed: int) -> dict[str, Any]:
+    """The result file: a row per package, and the survivors."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from _record import provenance
+
+    counts = {package: {k: r[k] for k in ("killed", "survived", "equivalent")} for package, r in results.items()}
+    rows = [{"package": package, **c, "percent": round(100 * c["killed"] / max(1, c["killed"] + c["survived"]), 1)} for package, c in counts.items()]
+    survivors = [s for r in results.values() for s in r["survivors"]]
+    return {**provenance(()), "command": f"python tests/mutation/run.py --seed {seed}", "rows": rows, "survivors": survivors}
+
+
 def equivalent_mutants() -> set[str]:
     """The differences listed in equivalent.txt; lines of a block that begin with # give the reason."""
     blocks = ["\n".join(x for x in block.splitlines() if not x.startswith("#")) for block in EQUIVALENT.read_text().split("\n\n")]
@@ -230,7 +241,7 @@ def main() -> int:
         for s in r["survivors"]:
             print(f"  {s['module']}:{s['line']} {s['operator']} ({s['outcome']})\n    " + s["difference"].replace("\n", "\n    "), flush=True)
     if options.out:
-        options.out.write_text(json.dumps({"seed": options.seed, "sample": options.sample, "packages": results}, indent=1) + "\n")
+        options.out.write_text(json.dumps(to_record(results, options.seed), indent=1) + "\n")
     below = [p for p, r in results.items() if 100 * r["killed"] < options.least * (r["killed"] + r["survived"])]
     return bool(below)
 

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -111,9 +111,7 @@ def main(argv: list[str] | None = None) -> None:
         e.show()
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
-        event, status = ("Terminated", 143) if termination.received else ("Interrupted", 130)
-        click.echo(f"\n{event}. Finished timings are kept in the timing cache; the next run continues from there.", err=True)
-        sys.exit(status)
+        _exit_interrupted(termination)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
@@ -121,3 +119,14 @@ def main(argv: list[str] | None = None) -> None:
         text, code = failure_text(e)
         click.echo(text, err=True)
         sys.exit(code)
+    except RuntimeError as e:
+        if isinstance(e.__cause__, KeyboardInterrupt):  # Python 3.11 wraps exceptions in __set_name__, while a module with dataclasses is imported
+            _exit_interrupted(termination)
+        raise
+
+
+def _exit_interrupted(termination: Termination) -> NoReturn:
+    """Ends the process with the message and exit code of an interruption."""
+    event, status = ("Terminated", 143) if termination.received else ("Interrupted", 130)
+    click.echo(f"\n{event}. Finished timings are kept in the timing cache; the next run continues from there.", err=True)
+    sys.exit(status)

@@ -8,6 +8,10 @@ from types import FrameType
 from typing import Any
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. Not KeyboardInterrupt itself: if that leaves an exec(), as of dataclasses during imports, Python ends by SIGINT whatever is caught."""
+
+
 class Termination:
     """A context in which SIGTERM is handled as SIGINT; `received` is True after one. No effect where a program has its own handler."""
 
@@ -26,4 +30,6 @@ class Termination:
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.received = True
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            raise Terminated
         signal.raise_signal(signal.SIGINT)
