@@ -140,10 +140,10 @@ def test_finalists_are_the_few_that_are_close_and_read_weights(gpu):
     assert len(options) > COLD_FINALISTS
     for k, o in enumerate(options):
         o.ms = 1.0 + 0.001 * k
-    assert [o.rank for o in select_finalists(layer, options)] == [o.rank for o in options[: COLD_FINALISTS]]
+    assert [o.rank for o in select_finalists(layer, options)] == [o.rank for o in options[:COLD_FINALISTS]]
     options[1].ms = COLD_FINALIST + 0.01
     assert options[1] not in select_finalists(layer, options)
-    pool = parse_network("network n lowered\nin %x: f32[1,64,8,8]\n%y = MaxPool(%x, kernel_shape=(2, 2)) from \"p\"\nout %y\n").layers[0]
+    pool = parse_network('network n lowered\nin %x: f32[1,64,8,8]\n%y = MaxPool(%x, kernel_shape=(2, 2)) from "p"\nout %y\n').layers[0]
     options, timer = timed(gpu(), pool, TimingCache(""))
     assert all(o.ms is not None and o.cold_ms is None and o.cost == o.ms for o in options)
     assert timer.cold_timed == 0

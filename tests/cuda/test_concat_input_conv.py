@@ -1,6 +1,5 @@
 """Concat-input 1x1 convolutions: order of the packed weights, and the cases in which the builder forms them."""
 
-
 import numpy as np
 import pytest
 

@@ -1,6 +1,5 @@
 """The cuBLASLt pack: its switches, permission for TF32, and, on a GPU, f32 networks through the library."""
 
-
 import numpy as np
 import pytest
 

@@ -14,8 +14,8 @@ from whet.ops import sample_layer as layer_of
 from whet.tactics import Args, tactics_of
 
 HOPPER = CompileOnlyGpu()
-# the host tactic is the reference itself; cuDNN's offers are tested on the GPU (test_library_cudnn.py)
-TACTICS = [t for t in tactics_of("cuda") if t.name != "cuda/host_reference" and "cudnn" not in t.name]
+# the host tactic is the reference itself; cuDNN's and cuSPARSELt's offers are tested on the GPU (test_library_*.py)
+TACTICS = [t for t in tactics_of("cuda") if t.name != "cuda/host_reference" and "cudnn" not in t.name and "cusparselt" not in t.name]
 SAMPLES = [(op, i) for op in sorted(OPS) for i in range(len(OPS[op].samples))]
 SMALLEST = {"f16": 2.0**-14}  # below, the type has fewer digits
 MOST = 6  # configurations of a signature that are run
@@ -150,7 +150,8 @@ def judge(got, want, rtol, dtype, where, accumulators=0.0):
     if want.size:
         scale = max(np.abs(want).max(), SMALLEST.get(dtype.name, 1e-30))
         assert np.abs(got - want).max() / max(scale, accumulators) <= rtol, where
-        assert np.linalg.norm((got - want) / scale) <= rtol * max(np.linalg.norm(want / scale), 1e-30), where
+        # the norm of the scaled values is at least 1, unless all are below SMALLEST
+        assert np.linalg.norm((got - want) / scale) <= rtol * max(np.linalg.norm(want / scale), 1.0), where
 
 
 @pytest.mark.gpu

@@ -40,6 +40,7 @@ def imagenet_norm(images: np.ndarray) -> np.ndarray:
 
 # --- classification sets ---
 
+
 def cifar10_lossless() -> tuple[np.ndarray, np.ndarray]:
     """First 1000 images of CIFAR-10's test set, pixel-exact: uint8 [1000,32,32,3], labels."""
     with np.load(path_of("cifar10/cifar10_lossless.npz")) as f:
@@ -66,11 +67,12 @@ def imagenet_sample(limit: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         raw, lengths, labels = f["jpeg"], f["len"].astype(np.int64), f["label"].astype(np.int64)
     start = np.concatenate([[0], np.cumsum(lengths)])
     chosen = spread(len(labels), limit)
-    images = [np.asarray(Image.open(io.BytesIO(raw[start[i]:start[i + 1]].tobytes())).convert("RGB")) for i in chosen]
+    images = [np.asarray(Image.open(io.BytesIO(raw[start[i] : start[i + 1]].tobytes())).convert("RGB")) for i in chosen]
     return np.stack(images), labels[chosen]
 
 
 # --- COCO ---
+
 
 @cache
 def coco_names() -> tuple[str, ...]:
@@ -106,6 +108,7 @@ def coco_mask(name: str, size: tuple[int, int]) -> np.ndarray:
 
 
 # --- faces ---
+
 
 @cache
 def face_names() -> tuple[str, ...]:

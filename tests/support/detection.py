@@ -56,8 +56,8 @@ def _class_precision(found: list[np.ndarray], truth: list[np.ndarray], label: fl
 
 # --- segmentation ---
 
-def segmentation_scores(masks: Iterable[np.ndarray], said: Iterable[np.ndarray], categories: Sequence[int],
-                        least_pixels: int) -> dict[str, float]:
+
+def segmentation_scores(masks: Iterable[np.ndarray], said: Iterable[np.ndarray], categories: Sequence[int], least_pixels: int) -> dict[str, float]:
     """Pixel accuracy (mean over images) and mean IoU (over classes of more than `least_pixels` true pixels).
 
     masks: category of each pixel [H,W], 0 = unlabeled and ignored; said: class of each pixel, at least [H,W], cropped to its upper left part.
@@ -69,7 +69,7 @@ def segmentation_scores(masks: Iterable[np.ndarray], said: Iterable[np.ndarray],
     accuracies, confusion = [], np.zeros((classes, classes), np.int64)
     for mask, prediction in zip(masks, said, strict=True):
         known = mask != 0
-        truth, answer = as_class[mask][known], prediction[:mask.shape[0], :mask.shape[1]][known]
+        truth, answer = as_class[mask][known], prediction[: mask.shape[0], : mask.shape[1]][known]
         accuracies.append(np.mean(truth == answer))
         confusion += np.bincount(truth * classes + answer, minlength=classes * classes).reshape(classes, classes)
     true, found, both = confusion.sum(1), confusion.sum(0), np.diag(confusion)
@@ -79,8 +79,8 @@ def segmentation_scores(masks: Iterable[np.ndarray], said: Iterable[np.ndarray],
 
 # --- NanoDet ---
 
-def nanodet_boxes(levels: list[tuple[np.ndarray, np.ndarray]], side: int = 416, least: float = 0.05, iou: float = 0.6,
-                  most: int = 100) -> np.ndarray:
+
+def nanodet_boxes(levels: list[tuple[np.ndarray, np.ndarray]], side: int = 416, least: float = 0.05, iou: float = 0.6, most: int = 100) -> np.ndarray:
     """Decodes one image: per level (scores[n,80], distances[n,32]) with strides 8, 16, 32 -> [k,6] class, score, corners in 0..1."""
     scores, boxes = [], []
     for stride, (score, distance) in zip((8, 16, 32), levels, strict=True):
@@ -102,6 +102,7 @@ def nanodet_boxes(levels: list[tuple[np.ndarray, np.ndarray]], side: int = 416, 
 
 
 # --- Ultra-Light face detector ---
+
 
 def face_priors(width: int, height: int) -> np.ndarray:
     """Centre x, centre y, width, height of each prior of a network with that input, relative to the image size."""

@@ -34,7 +34,7 @@ class Metric:
 
     name: str
     stated: float
-    tolerance: float                            # absolute
+    tolerance: float  # absolute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class RealModel:
     """One trained model. inputs(limit) yields samples (batch 1); score(outputs, limit) evaluates their outputs in that order."""
 
     name: str
-    file: str                                   # within the data folder
+    file: str  # within the data folder
     samples: int  # number of samples
     inputs: Callable[..., Iterator[Feeds]]
     metrics: tuple[Metric, ...] = ()  # empty for feature extractors, which have no score
@@ -84,7 +84,7 @@ def run(model: RealModel, predict: Predict, *, limit: int | None = None, batch: 
 def _run_together(waiting: list[Feeds], predict: Predict) -> Iterator[Outputs]:
     outputs = predict({k: np.concatenate([f[k] for f in waiting]) for k in waiting[0]})
     for i in range(len(waiting)):
-        yield {k: v[i:i + 1] for k, v in outputs.items()}
+        yield {k: v[i : i + 1] for k, v in outputs.items()}
 
 
 def onnxruntime_predict(path: Path, threads: int = 1) -> Predict:
@@ -101,6 +101,7 @@ def onnxruntime_predict(path: Path, threads: int = 1) -> Predict:
 
 # --- the models ---
 
+
 def _all() -> list[RealModel]:
     found = [
         _classifier("resnet20_cifar10", "cifar10/resnet20_cifar10.onnx", "x", "logits", _cifar_norm, 1000, 91.5),
@@ -109,15 +110,23 @@ def _all() -> list[RealModel]:
         _classifier("lenet_mnist", "mnist/lenet_mnist.onnx", "x", "logits", _mnist, 10000, 98.95),
         _classifier("vit_mnist", "mnist/vit_mnist.onnx", "x", "logits", _mnist_norm, 10000, 97.21),
         _classifier("squeezenet1.1", "imagenet_sample/squeezenet1.1.onnx", "data", "logits", _imagenet, 1000, 62.5, 83.0),
-        RealModel(name="squeezenet1.1_reference", file="imagenet_sample/squeezenet1.1.onnx", samples=1, inputs=_reference_inputs,
-                  metrics=(Metric("max difference to reference", 1.1e-4, 1e-4),), score=_reference_score),
-        _nanodet(), _deeplab(), _vww(),
-        _face("version-RFB-320", 320, 240, 604), _face("version-RFB-640", 640, 480, 725), _face("version-slim-320", 320, 240, 557),
+        RealModel(
+            name="squeezenet1.1_reference",
+            file="imagenet_sample/squeezenet1.1.onnx",
+            samples=1,
+            inputs=_reference_inputs,
+            metrics=(Metric("max difference to reference", 1.1e-4, 1e-4),),
+            score=_reference_score,
+        ),
+        _nanodet(),
+        _deeplab(),
+        _vww(),
+        _face("version-RFB-320", 320, 240, 604),
+        _face("version-RFB-640", 640, 480, 725),
+        _face("version-slim-320", 320, 240, 557),
         _face("version-RFB-320_without_postprocessing", 320, 240, 604),
-        RealModel(name="mobilenetv2_backbone", file="imagenet_sample/mobilenetv2_backbone.onnx", samples=1000,
-                  inputs=_imagenet_as("input")),
-        RealModel(name="resnet50v2_stages1-3", file="imagenet_sample/resnet50v2_stages1-3.onnx", samples=1000,
-                  inputs=_imagenet_as("data")),
+        RealModel(name="mobilenetv2_backbone", file="imagenet_sample/mobilenetv2_backbone.onnx", samples=1000, inputs=_imagenet_as("input")),
+        RealModel(name="resnet50v2_stages1-3", file="imagenet_sample/resnet50v2_stages1-3.onnx", samples=1000, inputs=_imagenet_as("data")),
     ]
     return found
 
@@ -125,8 +134,7 @@ def _all() -> list[RealModel]:
 Labelled = Callable[[int | None], tuple[np.ndarray, np.ndarray]]
 
 
-def _classifier(name: str, file: str, into: str, out: str, load: Labelled, samples: int, top1: float,
-                top5: float | None = None) -> RealModel:
+def _classifier(name: str, file: str, into: str, out: str, load: Labelled, samples: int, top1: float, top5: float | None = None) -> RealModel:
     def inputs(limit: int | None = None) -> Iterator[Feeds]:
         for x in load(limit)[0]:
             yield {into: np.ascontiguousarray(x[None])}
@@ -174,6 +182,7 @@ def _imagenet_as(into: str) -> Callable[..., Iterator[Feeds]]:
     def inputs(limit: int | None = None) -> Iterator[Feeds]:
         for image in data.imagenet_sample(limit)[0]:
             yield {into: np.ascontiguousarray(data.imagenet_norm(image)[None])}
+
     return inputs
 
 
@@ -204,8 +213,14 @@ def _vww() -> RealModel:
             right.append(bool(out["probs"].argmax() == 1) == person)
         return {"person/no person %": 100 * float(np.mean(right))}
 
-    return RealModel(name="vww_mobilenet025_96", file="coco_val128/vww_mobilenet025_96.onnx", samples=128, inputs=inputs,
-                     metrics=(Metric("person/no person %", 86.7, 0.051),), score=score)
+    return RealModel(
+        name="vww_mobilenet025_96",
+        file="coco_val128/vww_mobilenet025_96.onnx",
+        samples=128,
+        inputs=inputs,
+        metrics=(Metric("person/no person %", 86.7, 0.051),),
+        score=score,
+    )
 
 
 def _nanodet() -> RealModel:
@@ -228,8 +243,15 @@ def _nanodet() -> RealModel:
         found = [detection.nanodet_boxes([(o[s][0], o[d][0]) for s, d in levels]) for o in outputs]
         return {"AP50": detection.average_precision(found, truth)}
 
-    return RealModel(name="nanodet_m", file="coco_val128/nanodet_m.onnx", samples=128, inputs=inputs,
-                     metrics=(Metric("AP50", 0.413, 0.01),), score=score, dynamic_batch=False)
+    return RealModel(
+        name="nanodet_m",
+        file="coco_val128/nanodet_m.onnx",
+        samples=128,
+        inputs=inputs,
+        metrics=(Metric("AP50", 0.413, 0.01),),
+        score=score,
+        dynamic_batch=False,
+    )
 
 
 def _deeplab() -> RealModel:
@@ -240,17 +262,26 @@ def _deeplab() -> RealModel:
         for name in names(limit):
             pixels = data.coco_image(name)
             canvas = np.full((513, 513, 3), 127.5, np.float32)
-            canvas[:pixels.shape[0], :pixels.shape[1]] = pixels
+            canvas[: pixels.shape[0], : pixels.shape[1]] = pixels
             yield {"image": np.ascontiguousarray((canvas / 127.5 - 1).transpose(2, 0, 1)[None])}
 
     def score(outputs: Sequence[Outputs], limit: int | None = None) -> dict[str, float]:
         return detection.segmentation_scores(
             (data.coco_mask(name, data.coco_image(name).shape[1::-1]) for name in names(limit)),
-            (out["logits"][0].argmax(0) for out in outputs), VOC_AS_COCO, least_pixels=20_000 * len(outputs) // 100)
+            (out["logits"][0].argmax(0) for out in outputs),
+            VOC_AS_COCO,
+            least_pixels=20_000 * len(outputs) // 100,
+        )
 
-    return RealModel(name="deeplabv3_mnv2_voc", file="coco_val128/deeplabv3_mnv2_voc.onnx", samples=100, inputs=inputs,
-                     metrics=(Metric("pixel accuracy", 0.885, 0.001), Metric("mean IoU", 0.67, 0.005)), score=score,
-                     dynamic_batch=False)
+    return RealModel(
+        name="deeplabv3_mnv2_voc",
+        file="coco_val128/deeplabv3_mnv2_voc.onnx",
+        samples=100,
+        inputs=inputs,
+        metrics=(Metric("pixel accuracy", 0.885, 0.001), Metric("mean IoU", 0.67, 0.005)),
+        score=score,
+        dynamic_batch=False,
+    )
 
 
 def _face(name: str, width: int, height: int, stated: float) -> RealModel:
@@ -267,5 +298,6 @@ def _face(name: str, width: int, height: int, stated: float) -> RealModel:
             faces += detection.count_faces(out["scores"][0], boxes)
         return {"faces found": float(faces)}
 
-    return RealModel(name=name, file=f"face/{name}.onnx", samples=24, inputs=inputs,
-                     metrics=(Metric("faces found", stated, 0),), score=score, dynamic_batch=False)
+    return RealModel(
+        name=name, file=f"face/{name}.onnx", samples=24, inputs=inputs, metrics=(Metric("faces found", stated, 0),), score=score, dynamic_batch=False
+    )

@@ -23,12 +23,20 @@ def test_all_samples_reach_the_stated_scores(model):
         assert found[metric.name] == pytest.approx(metric.stated, abs=metric.tolerance), metric.name
 
 
-@pytest.mark.parametrize(("name", "limit", "least"), [
-    pytest.param(name, limit, least, marks=needs_data, id=name) for name, limit, least in [
-        ("squeezenet1.1", 60, {"top-1 %": 50, "top-5 %": 70}), ("vit_mnist", 200, {"top-1 %": 94}),
-        ("nanodet_m", 12, {"AP50": 0.3}), ("deeplabv3_mnv2_voc", 6, {"pixel accuracy": 0.75, "mean IoU": 0.4})]])
+@pytest.mark.parametrize(
+    ("name", "limit", "least"),
+    [
+        pytest.param(name, limit, least, marks=needs_data, id=name)
+        for name, limit, least in [
+            ("squeezenet1.1", 60, {"top-1 %": 50, "top-5 %": 70}),
+            ("vit_mnist", 200, {"top-1 %": 94}),
+            ("nanodet_m", 12, {"AP50": 0.3}),
+            ("deeplabv3_mnv2_voc", 6, {"pixel accuracy": 0.75, "mean IoU": 0.4}),
+        ]
+    ],
+)
 def test_a_subset_for_slow_models(name, limit, least):
-    model, = realdata.models([name])
+    (model,) = realdata.models([name])
     found = realdata.evaluate(model, realdata.onnxruntime_predict(model.path), limit=limit)
     assert all(found[metric] >= value for metric, value in least.items()), found
 
@@ -62,7 +70,7 @@ def test_a_model_that_ignores_its_input_scores_badly(model):
 @pytest.mark.data
 @pytest.mark.skipif(datasets.root() is None, reason="no shared data folder")
 def test_batches_are_stacked_and_split_in_order():
-    model, = realdata.models(["resnet8_mlperftiny"])
+    (model,) = realdata.models(["resnet8_mlperftiny"])
     predict = realdata.onnxruntime_predict(model.path)
     sizes = []
 
@@ -83,6 +91,7 @@ def test_an_unknown_model_is_refused():
 
 # --- the evaluation ---
 
+
 def test_overlap_of_known_boxes():
     boxes = np.array([[0, 0, 2, 2], [1, 1, 3, 3], [5, 5, 6, 6.0]])
     np.testing.assert_allclose(detection.overlap(boxes[0], boxes), [1, 1 / 7, 0])
@@ -102,7 +111,7 @@ def test_average_precision_of_known_rankings():
 
 
 def test_segmentation_scores_of_known_masks():
-    mask = np.array([[0, 5, 5, 9]], np.uint8)            # unlabeled, class 1, class 1, none of the classes
+    mask = np.array([[0, 5, 5, 9]], np.uint8)  # unlabeled, class 1, class 1, none of the classes
     found = detection.segmentation_scores([mask], [np.array([[1, 1, 0, 0, 7]])], [5], least_pixels=0)
     assert found["pixel accuracy"] == pytest.approx(2 / 3)
     assert found["mean IoU"] == pytest.approx(0.5)  # class 0: 1 of 2, class 1: 1 of 2

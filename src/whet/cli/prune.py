@@ -87,13 +87,13 @@ def command(
     """
     from whet.cli._prune_pattern import prune_to_pattern
     from whet.errors import UsageError
-    from whet.frontends import network_from_onnx, save_onnx
+    from whet.frontends import network_from_file, save_onnx
     from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, recover, save_recipe, save_weights
     from whet.pruning.order import note
     from whet.pruning.recipe import must_have_safetensors
     from whet.search.recipe.data import load_unlabelled
 
-    net = network_from_onnx(model)
+    net = network_from_file(model)
     if list_only:
         print_json(_group_facts(net)) if as_json else click.echo("\n".join(_group_lines(net)))
         return

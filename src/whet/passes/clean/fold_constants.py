@@ -1,7 +1,8 @@
 """Replaces a layer with only constant inputs by a constant; its origin records the computation.
 
 A layer with a result much larger than its inputs (an Expand of a scalar) is kept, to keep the engine small, unless the result is a weight,
-also after further layers on constants: kernels need weights in advance. QuantizeLinear and DequantizeLinear
+also after further layers on constants: kernels need weights in advance. Arithmetic (the masks of shifted windows) is folded up to a larger size than
+repetition: it would run again for every inference. QuantizeLinear and DequantizeLinear
 are kept because they give the storage type of a weight.
 """
 
@@ -15,6 +16,8 @@ from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
 _SMALL = 1 << 16  # bytes: smaller constants are always folded
+_COMPUTED = 1 << 23  # bytes: the same for results of arithmetic
+_REPEATING = {"ConstantOfShape", "Expand", "Tile"}
 _GROWTH = 2  # larger ones may have this many times the bytes of the inputs
 _WEIGHT = 1 << 26  # bytes: the largest weight that is folded in spite of its growth
 _WEIGHTED = {"BatchNormalization", "Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"}
@@ -34,7 +37,8 @@ def fold_constants(g: Graph, layer: Layer) -> list[Tensor] | Skip | None:
         return Skip("strings are not folded")
     output_bytes = sum(t.type.nbytes for t in layer.outputs if isinstance(t.type.nbytes, int))
     input_bytes = sum(t.type.nbytes for t in inputs if isinstance(t.type.nbytes, int))
-    if output_bytes > max(_SMALL, _GROWTH * input_bytes) and (output_bytes > _WEIGHT or not _is_weight(g, layer)):
+    small = _SMALL if layer.op in _REPEATING else _COMPUTED
+    if output_bytes > max(small, _GROWTH * input_bytes) and (output_bytes > _WEIGHT or not _is_weight(g, layer)):
         return Skip(f"the constant would have {output_bytes} bytes, its inputs have {input_bytes}")
     if reason := g.budget.why_not(layer):
         return Skip(reason)

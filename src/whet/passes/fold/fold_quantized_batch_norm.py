@@ -48,5 +48,3 @@ def fold_quantized_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
     name = folded_name(b) if b is not None else f"{w.name}.bias"
     attrs = {**head.attrs, "beta": 1.0} if head.op == "Gemm" else dict(head.attrs)
     return g.add(head.op, head.inputs[0], weights, g.constant(round_to(shift, head.output.dtype), name), **attrs)
-
-

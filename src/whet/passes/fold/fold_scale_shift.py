@@ -1,12 +1,13 @@
 """Folds a Mul, Div, Add or Sub with a constant per channel into the weights of the Conv, ConvTranspose or Gemm before it.
 
-A Mul or Div is folded into constant weights of a MatMul too."""
+A Mul or Div is folded into constant weights of a MatMul too, past its bias if there is one."""
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
-from whet.passes._scale import Affine, channel_axis, finite, fold_into, vector
-from whet.rewrite.constants import scalar_weight
+from whet.passes._scale import Affine, channel_axis, finite, fold_into, folded_name, vector
+from whet.rewrite.constants import round_to, scalar_weight
 from whet.rewrite.graph import Graph
+from whet.rewrite.matching import maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 _HEADS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -17,6 +18,8 @@ def fold_scale_shift(g: Graph, layer: Layer) -> Tensor | Skip | None:
     swaps = (layer.inputs, layer.inputs[::-1]) if layer.op in ("Add", "Mul") else (layer.inputs,)
     for value, other in swaps:
         head = g.maker(value)
+        if layer.op in ("Mul", "Div") and value is not None and other is not None and (below := _below_bias(g, layer, value, other)) is not None:
+            return below
         if value is None or other is None or head is None or head.op not in _HEADS or not other.is_constant:
             continue
         if head.op == "MatMul" and (layer.op in ("Add", "Sub") or head.inputs[1] is None or not head.inputs[1].is_constant):
@@ -38,4 +41,27 @@ def fold_scale_shift(g: Graph, layer: Layer) -> Tensor | Skip | None:
             case _:
                 affine = Affine(shift=express("Sub", scalar_weight(0.0), per_channel))
         return fold_into(g, head, layer, affine)
+    return None
+
+
+def _below_bias(g: Graph, layer: Layer, value: Tensor, other: Tensor) -> Tensor | Skip | None:
+    """(x @ w + b) * c as x @ (w * c) + b * c, for constants w, b and c along the columns; None for other values."""
+    add = maker_of_op(g, value, "Add")
+    for product, bias in (add.inputs, add.inputs[::-1]) if add is not None else ():
+        head = maker_of_op(g, product, "MatMul")
+        if head is None or product is None or bias is None or head.inputs[1] is None or not (head.inputs[1].is_constant and bias.is_constant):
+            continue
+        axis = product.type.rank - 1
+        factor, shift = vector(other, product, axis), vector(bias, product, axis)
+        if factor is None or shift is None or layer.output.type != product.type or not product.dtype.is_float:
+            return None
+        if not finite(factor, shift) or (layer.op == "Div" and not factor.array.all()):
+            return Skip(f"%{other.name} or %{bias.name} has values that cannot be folded (infinity, NaN or a division by 0)")
+        if reason := g.escapes(value, layer) or g.escapes(product, add):
+            return Skip(reason)
+        factor = factor if layer.op == "Mul" else express("Div", scalar_weight(1.0), factor)
+        scaled = fold_into(g, head, add, Affine(factor=factor))
+        if isinstance(scaled, Skip):
+            return scaled
+        return g.add("Add", scaled, g.constant(round_to(express("Mul", shift, factor), bias.dtype), folded_name(bias)))
     return None

@@ -98,7 +98,8 @@ class Recurrent(UnfusedTactic):
         block = min(1024, max(32, -(-rows // 32) * 32))
         acts = _activations(layer, directions)
         constants = {
-            "D": directions, "T": steps, "N": sequences, "I": x[2], "H": h, "G": gates, "TYPE": TYPE[kind.name], "WEIGHTS": TYPE[kind.name],
+            "DIRECTIONS": directions, "STEPS": steps, "SEQUENCES": sequences, "INPUTS": x[2], "UNITS": h, "GATES": gates,
+            "TYPE": TYPE[kind.name], "WEIGHTS": TYPE[kind.name],
             "MODEL": list(_GATES).index(layer.op), "BATCH_FIRST": int(bool(attrs["layout"])), "BACKWARDS": int(attrs["direction"] == "reverse"),
             "LINEAR_BEFORE_RESET": int(bool(attrs.get("linear_before_reset"))), "INPUT_FORGET": int(bool(attrs.get("input_forget"))),
             "CLIP": number_text(attrs.get("clip") or 0.0), "PEEPHOLES": int(holes), "BLOCK": block, **{f"ACT{i}": a for i, a in enumerate(acts)},
