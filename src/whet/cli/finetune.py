@@ -90,6 +90,7 @@ def command(
     from whet.frontends import network_from_file, save_onnx
     from whet.precision import Preprocessing
     from whet.training import finetune, quantization_aware, training_data
+    from whet.training.distributed import workers
 
     if qat and user_loop:
         raise UsageError("--train is for floating point; with --qat whet's own loop trains")
@@ -111,6 +112,8 @@ def command(
         else:
             done = finetune(net, data, config, teacher=original, test=test, progress=bar.update, train=user_loop, insist=insist)
             trained = done.network
+    if not workers().first:
+        return  # process 0 of torchrun writes
     for h in done.history:
         words = [f"{what} {h[key]:.4f}" for key, what in (("loss", "loss"), ("held_out", "held-out error")) if key in h]
         words += [f"accuracy {h['accuracy']:.2%}"] if "accuracy" in h else []

@@ -17,6 +17,7 @@ from whet.network import Network, Tensor
 from whet.precision import Preprocessing
 from whet.training.augment import Augment, Draws
 from whet.training.data import Batches, TrainingData
+from whet.training.distributed import ONE_PROCESS, Workers
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor | None]
 Step = tuple[dict[str, torch.Tensor], torch.Tensor | None, torch.Tensor | None]
@@ -27,10 +28,10 @@ class Feeder:
     """Batches of one data set for one network on one device. Arrays that are small relative to its memory are moved there once."""
 
     def __init__(self, net: Network, data: TrainingData | Batches, *, batch: int, device: torch.device, augment: str = "", seed: int = 0,
-                 channels_last: bool = False, views: int = 0):  # fmt: skip
+                 channels_last: bool = False, views: int = 0, workers: Workers = ONE_PROCESS):  # fmt: skip
         if views and isinstance(data, Batches):
             raise UsageError("views are cached by sample, and user-defined batches have no sample indices: set views=0, or give arrays")
-        self.views = views
+        self.views, self.workers = views, workers
         self.net, self.data, self.device, self.seed, self.channels_last = net, data, device, seed, channels_last
         self.augment = Augment.parse(augment)
         self.batch = _batch_size(net, data, batch)
@@ -58,7 +59,7 @@ class Feeder:
         order = torch.from_numpy(np.random.default_rng([self.seed, number]).permutation(len(self.data))).to(self.device)
         drawn = self._drawn(number % self.views) if self.views else None
         for i in range(start, self.steps):
-            at = order[i * self.batch : (i + 1) * self.batch]
+            at = self.workers.share(order[i * self.batch : (i + 1) * self.batch])
             feeds = self._ready(self._picked(at), number, i) if drawn is None else self._viewed(at, drawn)
             yield feeds, None if self._labels is None else self._labels[at], at
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from whet.training.best_state import BestState, must_hold_out, split
 from whet.training.checkpoint import load_checkpoint, must_match, save_checkpoint
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
+from whet.training.distributed import Workers, agree, join, wrapped
 from whet.training.evaluate import accuracy
 from whet.training.feeding import Feeder
 from whet.training.graphed import GraphedStep, can_be_graphed
@@ -79,21 +80,24 @@ def fit(
 ) -> Fitted:
     """Trains the module in place; outputs after the first `outputs` are features. Raises TrainingError."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    processes = join(config, device)
+    if processes.count > 1:
+        config = replace(config, graph=False, compile=False)
     optimizer = optimizer_of(module, config, can_be_graphed(config, device))
     last = config.channels_last if config.channels_last is not None else device.type == "cuda"
     if last:
         module.to(memory_format=torch.channels_last)
         if teacher is not None:
             teacher.to(memory_format=torch.channels_last)
-    log = open_log(config.log)
+    log = open_log(config.log) if processes.first else None
     must_hold_out(data, config)
     now = {"model": digest, "data": data.describe(), "settings": config.settings()}
     data, held = split(data, config)
     feeder = Feeder(module.network, data, batch=config.batch, device=device, augment=config.augment, seed=config.seed, channels_last=last,
-                    views=config.views)  # fmt: skip
+                    views=config.views, workers=processes)  # fmt: skip
     loss_of = Loss(config, outputs)
     best = None if held is None else BestState(module, held, config, loss_of, teacher, last)
-    run = _Run(module, config, optimizer, feeder, teacher, device, loss_of, best)
+    run = _Run(module, config, optimizer, feeder, teacher, device, loss_of, best, processes)
     kept = None if teacher is None or not config.views else Answers(teacher, feeder, run.autocast)
     if config.checkpoint and os.path.exists(config.checkpoint):
         try:
@@ -109,14 +113,14 @@ def fit(
     saved = time.perf_counter()
 
     def save() -> None:
-        if config.checkpoint:
+        if config.checkpoint and processes.first:
             save_checkpoint(config.checkpoint, module, run.optimizer, {**now, **run.state()}, run.copies())
 
     while not run.over():
         epoch, start = divmod(run.step, feeder.steps)
         for feeds, labels, samples in feeder.epoch(epoch, start):
             run.train_step(feeds, labels, () if kept is None or samples is None else kept.at(epoch, samples))
-            if progress is not None and (run.step % _LOOK == 0 or run.over()):
+            if progress is not None and processes.first and (run.step % _LOOK == 0 or run.over()):
                 progress(run.step, run.total, f"epoch {epoch + 1}, loss {run.loss():.3f}")
             if run.over():
                 break
@@ -135,9 +139,9 @@ class _Run:
     """The mutable state of a training run, and its part in a checkpoint."""
 
     def __init__(self, module: NetworkModule, config: FinetuneConfig, optimizer: torch.optim.Optimizer, feeder: Feeder,
-                 teacher: NetworkModule | None, device: torch.device, loss_of: Loss, best: BestState | None):  # fmt: skip
+                 teacher: NetworkModule | None, device: torch.device, loss_of: Loss, best: BestState | None, processes: Workers):  # fmt: skip
         self.module, self.config, self.optimizer, self.feeder, self.teacher, self.device = module, config, optimizer, feeder, teacher, device
-        self.loss_of, self.best = loss_of, best
+        self.loss_of, self.best, self.processes = loss_of, best, processes
         self.average = Average(module, config.ema) if config.ema else None
         self.accumulated = 0  # batches whose gradients wait for a step of the optimizer
         self.total = max(round(config.epochs * feeder.steps), 1)
@@ -148,7 +152,7 @@ class _Run:
         self._sum, self._count = torch.zeros((), device=device), 0
         self._moves = True  # the present batch ends with a step of the optimizer
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self._student: Callable[..., Any] = module
+        self._student: Callable[..., Any] = wrapped(module, device, processes)
         self._moved = GraphedStep(self._move) if can_be_graphed(config, device) else self._move
 
     def elapsed(self) -> float:
@@ -241,6 +245,7 @@ class _Run:
             self.best.restore()
         elif self.average is not None:
             self.module.load_state_dict(self.average.state)
+        agree(self.module, self.processes)
 
     def copies(self) -> dict[str, dict[str, torch.Tensor]]:
         """The further states of the module that a checkpoint stores."""

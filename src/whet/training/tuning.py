@@ -20,6 +20,7 @@ from whet.registry import user_function
 from whet.training.batch_norms import InsertedBatchNorm, folded_weights, insert_batch_norms
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
+from whet.training.distributed import workers
 from whet.training.evaluate import accuracy
 from whet.training.features import mark_features
 from whet.training.loop import Fitted, Progress, fit
@@ -143,7 +144,9 @@ def without_softmax(net: Network) -> Network:
 def device_of(name: str) -> torch.device:
     """The torch device of a name; auto prefers CUDA. Raises TrainingError for an unavailable device."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        found = workers()
+        one = f"cuda:{found.local}" if found.count > 1 else "cuda"
+        return torch.device(one if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as e:
