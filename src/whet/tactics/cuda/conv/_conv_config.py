@@ -25,13 +25,12 @@ class ConvConfig:
     size: int = 2  # bytes of an input element
     outs: int = 1  # output tiles in flight
     hold: int = 0  # all K steps, if a block keeps the weights of its output channels; 0: they stream
-    alternate: int = 0  # 1: each warpgroup computes tiles of its own, so that one multiplies while the other ends its tile
     once: int = 0  # the K steps of a block that makes one tile and has a slot for each step; 0: slots are used again
 
     @property
     def bm(self) -> int:
         """Pixels of a tile."""
-        return 64 * self.mi * (1 if self.alternate else self.wgs)
+        return 64 * self.wgs * self.mi
 
     @property
     def row(self) -> int:
@@ -51,8 +50,7 @@ class ConvConfig:
     def shared_with(self, slot: int) -> int:
         """The same for input slots of `slot` bytes."""
         ring = (self.halo or self.stages) * slot + (self.hold or self.stages) * (-(-self.bn * self.row // 1024) * 1024)
-        tiles = self.outs * (self.wgs if self.alternate else 1)
-        extra = self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0 if self.direct else tiles * self.bm * self.bn * self.size
+        extra = self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0 if self.direct else self.outs * self.bm * self.bn * self.size
         factors = self.wgs * self.bn * (4 if self.size == 2 else 16)
         return 1024 + ring + extra + factors + (self.stages + self.halo) * 16 + self.wgs * self.outs * 8 + 16
 
@@ -102,7 +100,6 @@ class ConvConfig:
             + ("_8bit" if self.size == 1 else "")
             + (f"_o{self.outs}" if self.outs > 1 else "")
             + (f"_hold{self.hold}" if self.hold else "")
-            + "_alternate" * self.alternate
             + "_once" * (self.once > 0)
         )
 
@@ -194,11 +191,6 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: in
                 more = replace(config, blocks=blocks + 1)
                 if config.valid() and (not more.valid() or blocks == most) and not (stages > 3 and steps <= 2):
                     found.add(config)
-    if size == 2 and -(-m // 64) * -(-k // 128) > 2 * multiprocessors:
-        for mi, bn in ((2, 128), (1, 256), (1, 192), (2, 96), (1, 128), (2, 64)):
-            rings = (ConvConfig(2, mi, bn, bk, stages, alternate=1, size=size) for stages in (8, 6, 5, 4, 3))
-            if bn < 2 * k:
-                found.update([c for c in rings if c.valid()][:1])
     return sorted(found)
 
 
@@ -215,7 +207,7 @@ def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors:
     share = max(per_step_bytes / 83, per_step_bytes * min(tiles * config.sk, multiprocessors) / 8000)
     mma = 2 * config.bm * config.bn * config.row / 12000 * max(1.0, 128 / config.bn / 1.5)
     step_ns = max(share, mma, 600 / config.stages / resident)
-    if config.outs > 1 or (config.direct and config.hold) or config.alternate:
+    if config.outs > 1 or (config.direct and config.hold):
         return _estimate_overlapped(config, turns, each, step_ns, resident)
     store_ns = config.bm * config.bn * (1 if config.direct else 1.25) * config.size / (30 * resident)
     ending = 300 if config.direct else 900 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25
@@ -223,7 +215,7 @@ def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors:
 
 
 def _estimate_overlapped(config: ConvConfig, turns: int, each: int, step_ns: float, resident: int) -> float:
-    """With two output tiles, storing one overlaps with computing the next; with alternating warpgroups, so does the rest of an epilogue."""
+    """With two output tiles, storing one overlaps with computing the next."""
     store_ns = config.bm * config.bn * 1.25 * config.size / (30 * resident)
     return (900 + turns * max(each * step_ns, store_ns, 0.6 * (each * step_ns + store_ns)) + 900) / 1000
 
@@ -234,7 +226,7 @@ def varied(found: list[ConvConfig], most: int, each: int = 9) -> list[ConvConfig
     first: list[ConvConfig] = []
     rest: list[ConvConfig] = []
     for c in found:
-        way = (c.direct, c.outs, c.hold > 0, c.halo > 0, c.sk > 1, c.alternate)
+        way = (c.direct, c.outs, c.hold > 0, c.halo > 0, c.sk > 1)
         counts[way] = counts.get(way, 0) + 1
         (first if counts[way] <= each else rest).append(c)
     return (first + rest)[:most]
