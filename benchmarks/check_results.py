@@ -26,6 +26,7 @@ COMMON = (
 )
 DEPENDS = {
     "cpu": (*COMMON, "src/whet/tactics/cpu", "src/whet/backends/cpu"),
+    "h100": (*COMMON, "src/whet/tactics/cuda", "src/whet/backends/cuda"),
     "h200": (*COMMON, "src/whet/tactics/cuda", "src/whet/backends/cuda"),
 }
 

@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--save", type=Path, help="folder for the fine-tuned models")
     given = parser.parse_args()
-    output = given.output or RESULTS / ("h200" if given.backend == "cuda" else given.backend) / "two_four_accuracy.json"
+    output = given.output or RESULTS / ("h100" if given.backend == "cuda" else given.backend) / "two_four_accuracy.json"
     precisions = given.precisions.split(",") if given.precisions else ["fp32", "fp16", "int8"] if given.backend == "cuda" else ["fp32", "int8"]
     data = np.load(given.data / "cifar10" / "cifar10_lossless.npz")
     training = data["x_train"]

@@ -88,7 +88,7 @@ def test_the_layer_json_and_explain_have_it(plan):
 
 def test_the_log_has_tensorrts_lines_before_the_table(plan):
     log = SimpleNamespace(lines=[])
-    log.info = log.lines.append
+    log.info = log.result = log.lines.append
     _sparse_lines(log, plan)
     first, second, *table = log.lines
     names = [n for n in plan.choices if "sparse" in plan.choices[n].tactic]
