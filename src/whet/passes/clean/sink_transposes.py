@@ -56,6 +56,8 @@ def _residual(g: Graph, layer: Layer, transpose: Layer) -> Tensor | Skip | None:
     residual = layer.inputs[0] if layer.inputs[1] is transpose.output else layer.inputs[1]
     if residual is None or residual.type != layer.output.type or transpose.output.type != layer.output.type:
         return None
+    if _is_linear(g, residual):
+        return None  # the sum can be the epilogue of that one, and would be moved back
     if reason := g.escapes(transpose.output, layer):
         return Skip(reason)
     back = tuple(int(i) for i in np.argsort(perm))
