@@ -7,12 +7,13 @@ WORKERS ?= 2
 # The tests start hundreds of Python processes. Without bytecode files each would compile the package again, which doubles its start-up time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long test-oldest test-kernels check lint types mutants soak fuzz bench results-check docs package-test clean help
+.PHONY: demo test tensorflow test-long test-oldest test-kernels check lint types mutants soak fuzz bench results-check docs package-test clean help
 
 help:
 	@echo "make demo    engine, pruning, recovery and the table they give, on a model trained on real data"
 	@echo "make test    the tests (GPU and data tests skip where there is none)"
 	@echo "make test-long  the tests that take longest: larger networks, all samples of the real data, whole tutorials"
+	@echo "make tensorflow  an environment with TensorFlow in .venv-tensorflow, with which the tests read its models (1.5 GB)"
 	@echo "make test-kernels  a selection of the tests with the BLAS and oneDNN kernels of other CPUs that this one can run"
 	@echo "make test-oldest  a selection of the tests with the oldest release of each dependency that is supported"
 	@echo "make check   ruff, types, all tests"
@@ -39,6 +40,19 @@ $(OLDEST)/.test: pyproject.toml tests/support/oldest.py
 	$(PYTHON) tests/support/oldest.py > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[test,search]'
 	@touch $@
+
+# TensorFlow requires another protobuf than onnx: an environment of its own, which the tests of its models find.
+TENSORFLOW := .venv-tensorflow
+$(TENSORFLOW)/.installed:
+	$(PYTHON) -m venv $(TENSORFLOW)
+	$(TENSORFLOW)/bin/pip install --quiet --disable-pip-version-check tensorflow-cpu==2.21.0 tf2onnx==1.17.0 tf_keras==2.21.0
+	@touch $@
+
+tensorflow: $(TENSORFLOW)/.installed
+
+ifneq ($(wildcard $(TENSORFLOW)/.installed),)
+export WHET_TENSORFLOW_PYTHON ?= $(CURDIR)/$(TENSORFLOW)/bin/python
+endif
 
 $(VENV)/.demo: $(VENV)/.core
 	$(PIP) -e '.[demo]'
@@ -130,9 +144,10 @@ package-test: $(BIN)/python
 	$(PACKAGE)/env/bin/pip install --quiet --disable-pip-version-check build
 	$(PACKAGE)/env/bin/python -m build --outdir $(PACKAGE)/dist . >$(PACKAGE)/log 2>&1 || { tail -20 $(PACKAGE)/log; exit 1; }
 	$(PACKAGE)/env/bin/python tests/support/package.py $(PACKAGE)/dist
-	$(PACKAGE)/env/bin/pip install --quiet --disable-pip-version-check $(PACKAGE)/dist/*.whl
+	$(PACKAGE)/env/bin/pip install --quiet --disable-pip-version-check "$$(ls $(PACKAGE)/dist/*.whl)[report]"
 	cd $(PACKAGE) && env/bin/python -m whet --version && env/bin/whet zoo lenet5 -o lenet5.onnx && \
-	  env/bin/whet exec --onnx=lenet5.onnx --builderOptimizationLevel=1 --duration=0.1 >exec.log
+	  env/bin/whet exec --onnx=lenet5.onnx --builderOptimizationLevel=1 --duration=0.1 --saveEngine=l.engine >exec.log && \
+	  env/bin/whet report l.engine
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist src/*.egg-info

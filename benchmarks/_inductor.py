@@ -39,6 +39,13 @@ class Turn:
             fcntl.flock(self.file, fcntl.LOCK_UN)
 
 
+#: the settings of `compiled`, for the note of result files
+SETTINGS = (
+    "torch.compile: mode max-autotune-no-cudagraphs, captured in a CUDA graph by the benchmark; 1x1 convolutions as products, other convolutions by "
+    "cuDNN (ATEN); no freezing; FP16 modules in eval mode without gradients"
+)
+
+
 def compiled(net: Any) -> Any:
     """torch.compile of a network with the baseline's settings: max-autotune, 1x1 convolutions as products, cuDNN's convolutions.
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,8 +23,15 @@ def provenance(packages: Iterable[str]) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git(here, "rev-parse", "--short=12", "HEAD") + ("+changes" if changed else ""),
         "command": command(f"benchmarks/{Path(sys.argv[0]).name}"),
-        "versions": {n: version(n) for n in packages} | {"python": sys.version.split()[0]},
+        "versions": {n: _version(n) for n in packages} | {"python": sys.version.split()[0]},
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def command(script: str) -> str:

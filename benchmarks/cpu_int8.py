@@ -3,7 +3,8 @@
 `python benchmarks/cpu_int8.py [--models resnet18,resnet50] [--batches 1,8] [--processes 6] [--stage STAGE --folder DIR] [--out FILE]`
 
 ONNX Runtime runs the output of its static quantization (QDQ, per-channel weights). OpenVINO runs the output of NNCF if nncf is installed,
-otherwise ONNX Runtime's QDQ file; the row names it. All calibrate on the same seeded samples. whet's engine is that of `--int8`: floating point
+otherwise ONNX Runtime's QDQ file; the row names it. It runs at its default precision hint and at f32 for the float parts, and the faster counts.
+Both peers are at their best settings (_cpu_runners.py). All calibrate on the same seeded samples. whet's engine is that of `--int8`: floating point
 if that is faster. SNR is against ONNX Runtime's FP32 outputs on an input that is not used for calibration. Ratios are a peer's time over
 whet's (above 1: whet is faster), the median over processes. `peers` writes the models and the peers' quantized forms into a folder,
 `calibrate` whet's ranges (both: `prepare`); `make` builds whet's engines there, selected by time, so that external load makes the selection
@@ -17,16 +18,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-from _record import provenance
-from cpu_peers import RUNNERS, SEED, block
+from _cpu_runners import DISTURBED, OrtOptions, as_record, mean_interval, ort_runner, require_even, tune_ort, verdict
+from _record import median_interval, provenance
+from cpu_peers import RUNNERS, SEED, block, load_runners
 
 BARS = {"ort": 1.2, "openvino": 1.03}
 LEAST = 0.97  # of the better peer, for every network
-DISTURBED = 0.2  # external load in CPUs: rows above it are excluded from claims and means
+OPENVINO = ("openvino", "openvino_f32")  # the faster counts as OpenVINO
 CALIBRATION = 8  # images or texts, for every batch size
 SEQUENCE = 128
 VOCABULARY = 30000
@@ -102,10 +105,11 @@ def worker(args: argparse.Namespace) -> None:
     from whet.backends.cpu.load import watch
 
     arrays = feed(json.loads(args.inputs))
-    files = dict(zip(RUNNERS, args.files.split(","), strict=True))
+    whet, qdq, openvino = map(Path, args.files.split(","))
+    files = {"whet": whet, "ort": qdq, **dict.fromkeys(OPENVINO, openvino)}
     order = list(RUNNERS) if args.worker % 2 == 0 else list(RUNNERS)[::-1]
-    runners = {n: RUNNERS[n](Path(files[n]), args.threads) for n in order}
-    truth = list(RUNNERS["ort"](Path(args.model), args.threads)(arrays).values())
+    runners = load_runners(order, files, args.threads, OrtOptions(**json.loads(args.ort)))
+    truth = list(ort_runner(Path(args.model), args.threads)(arrays).values())
     snr = {}
     for n, run in runners.items():
         noise = sum(float(np.sum((np.asarray(a, np.float64) - t) ** 2)) for a, t in zip(run(arrays).values(), truth, strict=True))
@@ -184,10 +188,10 @@ def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> di
         print(f"{name} batch {batch}: {said['failed']}", flush=True)
         return row
     files, model = ",".join(str(folder / f) for f in said["files"]), folder / f"{name}-{batch}.onnx"
-    runs = []
+    runs, ort = [], tune_ort(folder / said["files"][1], args.threads, feed(said["inputs"]))
     for i in range(args.processes):
         under = os.environ.get("WHET_BENCH_UNDER", "").split()  # command prefix of each timing: a lock, taskset
-        command = [*under, sys.executable, __file__, "--worker", str(i), "--files", files, "--model", str(model)]
+        command = [*under, sys.executable, __file__, "--worker", str(i), "--ort", json.dumps(asdict(ort)), "--files", files, "--model", str(model)]
         command += ["--inputs", json.dumps(said["inputs"])]
         command += ["--threads", str(args.threads), "--rounds", str(args.rounds), "--seconds", str(args.seconds)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -196,13 +200,23 @@ def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> di
         runs.append(json.loads(next(line for line in done.stdout.splitlines()[::-1] if line.startswith("{"))))
     row |= {f"{n}_ms": round(median(r["ms"][n] for r in runs), 4) for n in RUNNERS}
     row |= {f"{n}_snr_db": runs[0]["snr_db"][n] for n in RUNNERS}
-    row |= {f"ratio_{p}": round(median(r["ms"][p] / r["ms"]["whet"] for r in runs), 4) for p in BARS}
-    row["ratio_better_peer"] = round(median(min(r["ms"][p] for p in BARS) / r["ms"]["whet"] for r in runs), 4)
-    row |= {"threads": args.threads, "others_cpus": max(r["others_cpus"] for r in runs), "processes": runs}
+    others = max(r["others_cpus"] for r in runs)
+    for p in BARS:
+        interval = median_interval([times_of(r["ms"])[p] / r["ms"]["whet"] for r in runs])
+        row |= {f"ratio_{p}{end}": round(v, 4) for end, v in zip(("", "_low", "_high"), interval, strict=True)}
+    better = median_interval([min(times_of(r["ms"]).values()) / r["ms"]["whet"] for r in runs])
+    row |= {f"ratio_better_peer{end}": round(v, 4) for end, v in zip(("", "_low", "_high"), better, strict=True)}
+    row |= {"verdict": verdict(better, LEAST, others), "ort_options": as_record(ort)}
+    row |= {"threads": args.threads, "others_cpus": others, "processes": runs}
     shown = "  ".join(f"{n} {row[f'{n}_ms']:.2f} ms {row[f'{n}_snr_db']:.1f} dB" for n in RUNNERS)
     ratios = ", ".join(f"{row[f'ratio_{p}']:.3f} of {p}" for p in BARS)
     print(f"{name} batch {batch}: {shown}  ratio {ratios}, others {row['others_cpus']:.2f} CPUs; {row['kept']}", flush=True)
     return row
+
+
+def times_of(ms: dict[str, float]) -> dict[str, float]:
+    """Milliseconds of each peer: OpenVINO's are those of its faster precision hint."""
+    return {"ort": ms["ort"], "openvino": min(ms[n] for n in OPENVINO)}
 
 
 def record(rows: list[dict], args: argparse.Namespace) -> bool:
@@ -212,21 +226,22 @@ def record(rows: list[dict], args: argparse.Namespace) -> bool:
     timed = [r for r in rows if "failed" not in r and r["others_cpus"] <= DISTURBED]
     if not timed:
         raise SystemExit(f"nothing was timed undisturbed (others took more than {DISTURBED} CPUs in every row): no result is written")
-    means = {f"geomean_{q}": round(float(np.exp(np.mean([np.log(r[f"ratio_{q}"]) for r in timed]))), 4) for q in BARS}
+    means = {q: mean_interval([[times_of(r["ms"])[q] / r["ms"]["whet"] for r in row["processes"]] for row in timed]) for q in BARS}
     machine = get_backend("cpu", threads=args.threads).describe()
     result = {
         **provenance(["numpy", "onnxruntime", "openvino", "nncf", "onednn-cpu-gomp"]),
         "machine": {k: v for k, v in machine.items() if k in ("model", "cpus", "caches", "loop")},
-        **means,
+        **{f"geomean_{q}{end}": round(v, 4) for q, m in means.items() for end, v in zip(("", "_low", "_high"), m, strict=True)},
+        "verdicts": {q: verdict(means[q], bar, 0.0) for q, bar in BARS.items()},
         "bars": {**BARS, "least_of_better": LEAST},
         "rows": rows,
     }
     out = Path(args.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{means}; written to {os.path.relpath(out)}")
+    print(f"{ {q: [round(v, 4) for v in m] for q, m in means.items()} }; written to {os.path.relpath(out)}")
     print(f"{len(timed)} of {len(rows)} rows count")
-    met = all(means[f"geomean_{q}"] >= bar for q, bar in BARS.items()) and all(r["ratio_better_peer"] >= LEAST for r in timed)
+    met = all(verdict(means[q], bar, 0.0) == "met" for q, bar in BARS.items()) and all(r["verdict"] == "met" for r in timed)
     return met and len(timed) == len(rows)
 
 
@@ -235,7 +250,7 @@ def main() -> None:
     p.add_argument("--models", default="resnet18,resnet50,mobilenet_v2,yolov5s,efficientnet_b0,bert_base")
     p.add_argument("--batches", default="1,8")
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--processes", type=int, default=6, help="at least 5 for a result to be committed")
+    p.add_argument("--processes", type=int, default=6, help="even, and six at least: fewer hold no 95 %% interval")
     p.add_argument("--rounds", type=int, default=8)
     p.add_argument("--seconds", type=float, default=12, help="of a process, after which no more rounds begin")
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
@@ -243,12 +258,13 @@ def main() -> None:
     p.add_argument("--out", default=str(Path(__file__).parent / "results" / "cpu" / "int8.json"))
     p.add_argument("--stage", choices=("peers", "calibrate", "prepare", "make", "time", "all"), default="all")
     p.add_argument("--folder", help="where the files lie between the stages")
-    for hidden in ("worker", "files", "model", "inputs"):
+    for hidden in ("worker", "files", "model", "inputs", "ort"):
         p.add_argument(f"--{hidden}", help=argparse.SUPPRESS, type=int if hidden == "worker" else str)
     args = p.parse_args()
     if args.worker is not None:
         worker(args)
         return
+    require_even(args.processes)
     cases = [(n, int(b)) for n in args.models.split(",") for b in args.batches.split(",")]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(args.folder or temporary)

@@ -97,6 +97,7 @@ def run(number: int) -> dict:
             residual=View(br.address, shape.k) if with_residual else None,
             post_ops=PostOps(RELU),
         ),
+        multiprocessors=device().multiprocessors,
     )
     launch.run(stream)
     stream.synchronize()

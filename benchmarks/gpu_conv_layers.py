@@ -19,6 +19,7 @@ import numpy as np
 from gpu_layers import Layer, resnet50
 
 from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.memory import DeviceBuffer
@@ -31,8 +32,8 @@ from whet.tactics.cuda.conv._conv_tiles import conv_configs
 COLD_BYTES = 200e6
 
 
-def candidates(layer: Layer) -> list[ConvConfig]:
-    return conv_configs(layer.shape)
+def candidates(layer: Layer, multiprocessors: int) -> list[ConvConfig]:
+    return conv_configs(layer.shape, multiprocessors)
 
 
 def timed(graph: Graph, stream: Stream, count: int, repeats: int) -> float:
@@ -86,7 +87,7 @@ def own(batches: list[int], seconds: float) -> None:
     for batch in batches:
         for layer in resnet50(batch):
             sets, tried = Sets(layer, noise), []
-            for config in candidates(layer):
+            for config in candidates(layer, device().multiprocessors):
                 if time.time() - begun > seconds:
                     break
                 launches = []
@@ -105,6 +106,7 @@ def own(batches: list[int], seconds: float) -> None:
                                 residual=view,
                                 post_ops=PostOps(RELU),
                             ),
+                            multiprocessors=device().multiprocessors,
                         )
                     )
                 graph = Graph(launches, stream)
@@ -210,7 +212,8 @@ def cudnn(batches: list[int], seconds: float) -> None:
 
 def compile_all(batches: list[int]) -> None:
     """Fills the kernel cache; needs no GPU."""
-    wanted = {(c, not layer.shape.plain and not c.halo) for batch in batches for layer in resnet50(batch) for c in candidates(layer)}
+    hopper = CompileOnlyGpu("sm_90").capabilities.multiprocessors
+    wanted = {(c, not layer.shape.plain and not c.halo) for batch in batches for layer in resnet50(batch) for c in candidates(layer, hopper)}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         sizes = list(pool.map(lambda w: len(compile_cubin(conv_source(w[0], Features(w[1])))), sorted(wanted)))
     print(len(sizes), "kernels", sum(sizes) / 1e6, "MB")

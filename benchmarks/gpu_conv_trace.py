@@ -62,6 +62,7 @@ if __name__ == "__main__":
                 output=View(noise.address + (12 << 20), shape.k),
                 post_ops=PostOps(RELU),
             ),
+            multiprocessors=device().multiprocessors,
         )
         blocks = base.grid[0]
         traces = DeviceBuffer(n * blocks * 128)

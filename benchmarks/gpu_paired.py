@@ -3,8 +3,8 @@
     python benchmarks/gpu_paired.py run OLD_TREE CACHES NETWORK:BATCH... [--processes N] [--seconds S]
     python benchmarks/gpu_paired.py merge PART...
 
-CACHES has the calibration caches old/NETWORK.json and new/NETWORK.json (`gpu_int8.py calibrate` in each tree). Cold builds of both trees run at
-once and are not verified; their timing caches are kept in $OUT/times and are taken from CACHES/times if they are there, so that builds that a
+CACHES has the calibration caches old/NETWORK.json and new/NETWORK.json (`gpu_int8.py calibrate` in each tree). Builds run one at a time, case by
+case, and are not verified; their timing caches are kept in $OUT/times and are taken from CACHES/times if they are there, so that builds that a
 time limit ends go on in the next call. A row: the median milliseconds of each process, the ratio old/new of neighbouring processes with its
 median and range. The results of `merge` are benchmarks/results/h200/paired.json.
 """
@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def in_tree(tree: Path, code: str, *words: object, seconds: float) -> str:
 
 
 def measure_rows(old: Path, caches: Path, cases: list[str], processes: int, seconds: float, out: Path) -> None:
-    """Builds both trees' engines of all cases at once, then times case after case; writes out/paired.json after each."""
+    """Builds both trees' engines of a case, then times them, case after case; writes out/paired.json after each."""
     end = time.monotonic() + seconds
     trees = {"old": old, "new": HERE.parent}
     (out / "times").mkdir(parents=True, exist_ok=True)
@@ -96,13 +95,10 @@ def measure_rows(old: Path, caches: Path, cases: list[str], processes: int, seco
         print(f"{case} {side}: {said}, {time.monotonic() - begun:.0f} s", flush=True)
         return said
 
-    sides = [(c, s) for c in cases for s in trees]
-    with ThreadPoolExecutor(len(sides)) as pool:
-        said = dict(zip(sides, pool.map(lambda x: build(*x), sides), strict=True))
     rows: list[dict[str, Any]] = []
     for case in cases:
         name, batch = case.split(":")
-        if any(said[case, s] != "built" for s in trees):
+        if any(build(case, s) != "built" for s in trees):
             continue
         ms: dict[str, list[float]] = {s: [] for s in trees}
         layers: dict[str, list[int]] = {}

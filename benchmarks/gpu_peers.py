@@ -379,10 +379,11 @@ def permuted(gpus: int, rows: list[str], work: Any) -> None:
 
 def measure_all(rows: list[str], o: argparse.Namespace) -> None:
     """Builds all engines, then measures all rows: nothing is verified on a GPU during timing."""
+    from _inductor import SETTINGS
     from _record import provenance
 
     begun, guard = time.perf_counter(), threading.Lock()
-    made: dict[str, Any] = {**provenance(["numpy", "cuda-bindings", "torch", "triton"]), "rows": [], "left_out": []}
+    made: dict[str, Any] = {**provenance(["numpy", "cuda-bindings", "torch", "triton"]), "note": SETTINGS, "rows": [], "left_out": []}
     built: dict[str, dict[str, Any] | None] = {}
     tables: list[str] = []
 

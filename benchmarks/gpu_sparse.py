@@ -135,7 +135,9 @@ def eight_of(case: Case) -> EightBitTypes | None:
 
 def dense_configs(case: Case, most: int) -> list[ConvConfig]:
     """Candidates of the dense kernel."""
-    return varied([c for c in conv_configs(case.shape, 132, case.size) if c.valid() and fits(c, case.shape) is None and c.outs < 3], most)
+    return varied(
+        [c for c in conv_configs(case.shape, device().multiprocessors, case.size) if c.valid() and fits(c, case.shape) is None and c.outs < 3], most
+    )
 
 
 def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
@@ -155,14 +157,14 @@ def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
             types8=eight_of(case),
             scales=scales,
         )
-        found.append(conv_launch(config, problem))
+        found.append(conv_launch(config, problem, multiprocessors=device().multiprocessors))
     return found
 
 
 def sparse_tiles(case: Case, most: int) -> list[SparseTile]:
     """Candidates of the sparse kernel."""
     s, size = case.shape, case.size
-    return varied_tiles(candidate_tiles(s.m, s.k, s.steps(step_elements(size)), size, size, False, 132), most)
+    return varied_tiles(candidate_tiles(s.m, s.k, s.steps(step_elements(size)), size, size, False, device().multiprocessors), most)
 
 
 def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:
@@ -173,7 +175,7 @@ def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:
     for i in range(sets_of(case)):
         x, w, y = memory.take([s.n * s.h * s.w * s.c * size, padded_rows(tile, s.k) * row, s.m * s.k * size], i)
         packed = Packed24(w, memory.metadata.address, memory.floats.address)
-        found.append(sparse_launch(tile, s, View(x, s.c), packed, View(y, s.k), types, post_ops=FINISH))
+        found.append(sparse_launch(tile, s, View(x, s.c), packed, View(y, s.k), types, post_ops=FINISH, multiprocessors=device().multiprocessors))
     return found
 
 

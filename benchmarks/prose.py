@@ -27,7 +27,7 @@ def unknown(page: Path) -> list[str]:
         exempt = {n for m in EXEMPT.finditer(section) for n in m[1].split()}
         prose = re.sub(r"```.*?```|`[^`\n]*`|<!--.*?-->", "", VALUE.sub("", BLOCK.sub("", section)), flags=re.DOTALL)
         for m in NUMBER.finditer(prose):
-            if m[0] not in exempt and not prose[: m.start()].endswith("Python "):
+            if m[0] not in exempt and not prose[: m.start()].endswith(("Python ", "arXiv:")):
                 words = " ".join(prose[max(0, m.start() - 50) : m.end() + 20].split())
                 found.append(f"{m[0]}: ...{words}...")
     return found

@@ -217,9 +217,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/cpu/soak.json")
     options = parser.parse_args()
+    from whet.backends import get_backend
+
     with tempfile.TemporaryDirectory(prefix="whet-soak-") as folder:
         table = run_cases(options.cases, options.seconds, options.seed, Path(folder))
-    record = {"provenance": provenance(("numpy",)), "seconds": options.seconds, "seed": options.seed, "cases": table}
+    machine = get_backend("cpu").describe()
+    rows = [{"case": case, **{k: v for k, v in row.items() if k != "failures"}, "failed": len(row["failures"])} for case, row in table.items()]
+    failures = {case: row["failures"] for case, row in table.items() if row["failures"]}
+    record = {
+        **provenance(("numpy",)), "device": f"{machine['model']}, {machine['cpus']} CPUs", "seed": options.seed, "rows": rows, "failures": failures,
+    }  # fmt: skip
     options.out.write_text(json.dumps(record, indent=1) + "\n")
     sys.exit(1 if any(row["failures"] for row in table.values()) else 0)
 

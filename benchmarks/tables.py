@@ -43,7 +43,7 @@ def ratios(data: dict[str, Any]) -> str:
 
 
 def _verdict(r: dict[str, Any]) -> str:
-    met = "met" if r["ratio_low"] >= r["bar"] else "missed" if r["ratio_high"] < r["bar"] else "undecided"
+    met = "met" if r["ratio_low"] >= r["bar"] else "lost" if r["ratio_high"] < r["bar"] else "undecided"
     return f"{r['bar']:g}: {met}"
 
 

@@ -3,9 +3,9 @@
     python benchmarks/two_four_accuracy.py --data FOLDER [--backend cuda] [--models resnet20_cifar10] [--epochs N]    two_four_accuracy.json
 
 FOLDER has cifar10/resnet20_cifar10.onnx, resnet56_cifar10.onnx and cifar10_lossless.npz. Masks are by magnitude, and with 256 unlabelled training
-images by the methods of `whet prune --pattern=2:4 --calibData` (METHODS). Fine-tuning (whet.training) starts from the last method's weights
-with fixed masks and distils the dense network on the 4000 training images, without labels; its hyperparameters are those of TRAINING, the same for
-all networks.
+images by the methods of `whet prune --pattern=2:4 --calibData` (METHODS; other patterns in FP32 only). Fine-tuning (whet.training) starts from the
+last method's weights with fixed masks and distils the dense network on the 4000 training images, without labels; its hyperparameters are those of
+TRAINING, the same for all networks.
 
 Accuracy is top-1 on the 1000 test images. `low` and `high` bound it with 95 % confidence (Wilson's interval), `difference_points` is the
 difference from the dense network on the same images, in points, with its paired 95 % interval. Engines are built by `--backend`; on CUDA those in
@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import numpy as np
 from _record import provenance
 
+from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.precision.calibration import Calibration
 from whet.builder.precision.int8 import build_int8
@@ -114,21 +115,22 @@ class Table:
         self.rows: list[dict[str, Any]] = []
         self._dense: dict[str, np.ndarray] = {}
 
-    def add(self, model: str, how: str, net: Network, precisions: list[str], **more: Any) -> None:
+    def add(self, model: str, how: str, net: Network, precisions: list[str], *, pattern: str = "2:4", **more: Any) -> None:
         """Builds an engine per precision and adds its row; the first network of a model is the dense one."""
         for precision in precisions:
             right, sparse = hits(net, self.images, self.backend, precision, self.calibration)
             low, high = wilson(int(right.sum()), len(right))
             difference = [round(v, 2) for v in paired(self._dense.setdefault(model, right), right)]
             row = {
-                "model": model, "pattern": "dense" if how == "dense" else "2:4", "how": how, "precision": precision,
+                "model": model, "pattern": pattern, "how": how, "precision": precision,
                 "accuracy": round(100 * float(right.mean()), 2), "low": round(low, 2), "high": round(high, 2),
                 "difference_points": difference[0], "difference_interval": difference[1:], "sparse_layers": sum(sparse.values()),
                 "sparse_tactics": sparse,
             }  # fmt: skip
             self.rows.append(row | more)
             print(self.rows[-1], flush=True)
-            self.path.write_text(json.dumps({**provenance(["numpy"]), "backend": self.backend, "rows": self.rows}, indent=1) + "\n")
+            machine = str(get_backend(self.backend).describe().get("model", self.backend))
+            self.path.write_text(json.dumps({**provenance(["numpy"]), "machine": machine, "rows": self.rows}, indent=1) + "\n")
 
 
 def tuned(net: Network, teacher: Network, images: np.ndarray, epochs: float) -> tuple[Network, float]:
@@ -145,6 +147,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with cifar10/")
     parser.add_argument("--models", default="resnet20_cifar10,resnet56_cifar10")
     parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--patterns", default="2:4", help="as 2:4,1:4,2:8")
     parser.add_argument("--precisions", help="of fp32, fp16, int8 (cuda: all, cpu: fp32 and int8)")
     parser.add_argument("--epochs", type=float, default=0.0, help="of fine-tuning (0: none)")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="images for masks and calibration")
@@ -159,14 +162,19 @@ def main() -> None:
     table = Table(output, Images(normalized(data["x_test"]), data["y_test"].reshape(-1)), given.backend, calibration)
     for model in given.models.split(","):
         net = network_from_onnx(given.data / "cifar10" / f"{model}.onnx")
-        table.add(model, "dense", net, precisions)
+        table.add(model, "dense", net, precisions, pattern="dense")
         sparse = net
-        for how, options in METHODS.items():
-            begun = time.perf_counter()
-            feeds = {net.inputs[0].name: calibration} if options.get("data") else None
-            done = apply_pattern(net, parse_pattern("2:4", 0.5), feeds, **{k: v for k, v in options.items() if k != "data"})
-            sparse, removed = done.network, sum(done.removed.values()) / len(done.removed)
-            table.add(model, how, sparse, precisions, removed=round(removed, 3), seconds=round(time.perf_counter() - begun, 1))
+        for pattern in (*(p for p in given.patterns.split(",") if p != "2:4"), "2:4"):
+            for how, options in METHODS.items():
+                if pattern != "2:4" and "permute_seconds" in options:
+                    continue
+                begun = time.perf_counter()
+                feeds = {net.inputs[0].name: calibration} if options.get("data") else None
+                done = apply_pattern(net, parse_pattern(pattern, 0.5), feeds, **{k: v for k, v in options.items() if k != "data"})
+                sparse, seconds = done.network, time.perf_counter() - begun
+                removed = sum(done.removed.values()) / len(done.removed)
+                kinds = precisions if pattern == "2:4" else ["fp32"]
+                table.add(model, how, sparse, kinds, pattern=pattern, removed=round(removed, 3), seconds=round(seconds, 1))
         if given.epochs:
             sparse, seconds = tuned(sparse, net, training, given.epochs)
             table.add(model, "fine-tuned", sparse, precisions, seconds=round(seconds, 1), epochs=given.epochs)

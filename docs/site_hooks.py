@@ -12,8 +12,8 @@ import click
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    "whet", "whet.builder", "whet.engine", "whet.frontends", "whet.inspector", "whet.ort", "whet.precision", "whet.pruning", "whet.runtime",
-    "whet.sparsity", "whet.training", "whet.zoo",
+    "whet", "whet.builder", "whet.engine", "whet.frontends", "whet.inspector", "whet.ort", "whet.precision", "whet.pruning", "whet.report",
+    "whet.runtime", "whet.sparsity", "whet.training", "whet.zoo",
 )  # fmt: skip
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?!CHANGELOG\.md)((?:benchmarks|examples|src|tests)/[^)]*)\)")  # files that the site does not have
 

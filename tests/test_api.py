@@ -231,6 +231,15 @@ def test_models_and_inputs_are_refused_by_name(engine, two, tmp_path):
             call()
 
 
+@pytest.mark.parametrize(("call", "name"), [
+    (lambda e: e.benchmark(seconds="1"), "seconds"), (lambda e: e.benchmark(seconds=0), "seconds"), (lambda e: e.explain(5), "layer"),
+    (lambda e: e.save(3), "path"), (lambda e: whet.load(5), "path"),
+])  # fmt: skip
+def test_arguments_of_engines_are_refused_by_name(engine, call, name):
+    with pytest.raises(UsageError, match=f"^{name}: "):
+        call(engine)
+
+
 def test_the_notes_of_a_build_are_warnings_at_the_callers_line():
     with pytest.warns(BuildWarning, match="no profile gives its shape") as found:
         whet.build(parse_network(ONE), **QUICK)

@@ -13,7 +13,7 @@ FILES = [p.relative_to(SOURCES) for p in SOURCES.rglob("*") if p.is_file() and "
 def test_files_other_than_python_are_package_data():
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["whet"]
     others = [p for p in FILES if p.suffix != ".py"]
-    assert {p.suffix for p in others} == {".cu", ".cuh", ".html", ".typed"}
+    assert {p.suffix for p in others} == {".cu", ".cuh", ".css", ".html", ".js", ".typed"}
     left_out = [p for p in others if not any(PurePosixPath("whet", p).match(pattern.removeprefix("**/")) for pattern in patterns)]
     assert left_out == []
 

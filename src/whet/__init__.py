@@ -68,7 +68,9 @@ if TYPE_CHECKING:
     from whet.errors import WhetError as WhetError
     from whet.frontends import check_onnx as check_onnx
     from whet.frontends import network_from_caffe as network_from_caffe
+    from whet.frontends import network_from_file as network_from_file
     from whet.frontends import network_from_onnx as network_from_onnx
+    from whet.frontends import network_from_tensorflow as network_from_tensorflow
     from whet.frontends import save_onnx as save_onnx
     from whet.frontends.torch import from_torch as from_torch
     from whet.plugins.registration import register as register
@@ -90,7 +92,9 @@ _HOME = {
     "from_torch": "whet.frontends.torch",
     "load": "whet.api",
     "network_from_caffe": "whet.frontends",
+    "network_from_file": "whet.frontends",
     "network_from_onnx": "whet.frontends",
+    "network_from_tensorflow": "whet.frontends",
     "read_engine": "whet.engine",
     "register": "whet.plugins.registration",
     "save_onnx": "whet.frontends",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 ShapeRange = tuple[Shape, Shape, Shape]
 
-_MODEL_SUFFIXES = (".onnx", ".prototxt", ".caffemodel")
+_MODEL_SUFFIXES = (".onnx", ".prototxt", ".caffemodel", ".h5", ".keras", ".pb", ".tflite")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def build(
     Parameters
     ----------
     model
-        A file (ONNX, or a Caffe prototxt), the bytes of an ONNX file, an `onnx.ModelProto`, a `torch.nn.Module`, or a `whet.network.Network`.
+        A file (ONNX, a Caffe prototxt, or of TensorFlow: a SavedModel's folder, .h5, .keras, .pb, .tflite), the bytes of an ONNX file, an
+        `onnx.ModelProto`, a `torch.nn.Module`, or a `whet.network.Network`.
     config
         A BuildConfig to start from; the other parameters override its fields.
     shapes
@@ -165,6 +166,8 @@ def load(path: str | os.PathLike | bytes, *, backend: str | None = None, threads
     """
     from whet.runtime import Runtime
 
+    if not isinstance(path, str | os.PathLike | bytes | bytearray | memoryview):
+        raise UsageError(f"path: the name of an engine file, or its bytes, not {path!r}")
     if isinstance(path, str | os.PathLike) and (name := os.fspath(path)).endswith(_MODEL_SUFFIXES):
         raise UsageError(f"path: {name} is a model, not an engine: whet.build({name!r}) makes an engine of it")
     return Runtime(backend=backend, threads=threads).load(path, require_same_hardware=require_same_hardware)
@@ -218,13 +221,16 @@ def _network(model: Any, shapes: Any, example: Any) -> Network:
 
 def _network_of_file(path: str, shapes: Any) -> Network:
     from whet.engine.layout import MAGIC
-    from whet.frontends import network_from_caffe
+    from whet.frontends import model_kind, network_from_file
 
-    if not Path(path).is_file():
+    if not Path(path).exists():
         raise UsageError(f"model: there is no file {path}")
-    if path.endswith((".prototxt", ".caffemodel")):
+    kind = model_kind(path)
+    if kind == "caffe":
         fixed = {n: p.opt for n, p in _by_name(shapes, None).items()} if isinstance(shapes, Mapping) else None
-        return network_from_caffe(path, shapes=fixed)
+        return network_from_file(path, shapes=fixed)
+    if kind == "tensorflow" or not Path(path).is_file():
+        return network_from_file(path)
     with open(path, "rb") as file:
         if file.read(len(MAGIC)) == MAGIC:
             raise UsageError(f"model: {path} is an engine already: whet.load({path!r}) opens it")

@@ -11,13 +11,10 @@ from typing import IO
 
 _HEAD = 4096  # bytes that identify a file
 
-_KERAS = "Export it from Keras 3.5 or newer with model.export('model.onnx', format='onnx')"
+_TENSORFLOW = "whet.network_from_tensorflow and all commands read it, through tf2onnx (pip install 'whet[tf]')"
 _TORCH = "Load it in PyTorch and export it: torch.onnx.export(model, example_inputs, 'model.onnx')"
 _CAFFE = "Give both files to whet.network_from_caffe, or to `whet exec --deploy=NET.prototxt --model=NET.caffemodel`"
 _ENGINE = "Engines are not rebuilt into models. Run it with `whet exec --loadEngine=FILE`, or give the .onnx file that it was built from"
-_GRAPH_DEF = "Convert it: python -m tf2onnx.convert --graphdef FILE --inputs x:0 --outputs y:0 --output model.onnx"
-_SAVED_MODEL = "Convert it: python -m tf2onnx.convert --saved-model FOLDER --output model.onnx"
-_TFLITE = "Convert it: python -m tf2onnx.convert --tflite FILE --output model.onnx"
 _ARRAYS = "As data it belongs to --calibData, --loadInputs or --data; the model is an .onnx file"
 
 _Kind = tuple[str, str]  # (what it is, the way out)
@@ -26,7 +23,7 @@ _Kind = tuple[str, str]  # (what it is, the way out)
 _MAGIC: tuple[tuple[bytes, _Kind], ...] = (
     (b"whet-eng", ("an engine built by whet", _ENGINE)),
     (b"ftrt", ("an engine (plan) of TensorRT", "Build from the .onnx file that it was built from")),
-    (b"\x89HDF\r\n\x1a\n", ("an HDF5 file, as Keras saves models (.h5)", _KERAS)),
+    (b"\x89HDF\r\n\x1a\n", ("an HDF5 file, as Keras saves models (.h5)", _TENSORFLOW)),
     (b"\x93NUMPY", ("a NumPy array (.npy)", _ARRAYS)),
     (b"GGUF", ("a GGUF file of llama.cpp", "whet does not run such models; export the original one to ONNX")),
     (b"\x1f\x8b", ("compressed with gzip", "Unpack it with gunzip or tar -x first")),
@@ -43,10 +40,10 @@ _MAGIC: tuple[tuple[bytes, _Kind], ...] = (
 _EXTENSION: dict[str, _Kind] = {
     ".caffemodel": ("the weights of a Caffe model", _CAFFE),
     ".prototxt": ("the description of a Caffe model", _CAFFE),
-    ".h5": ("named as a Keras model (HDF5)", _KERAS),
-    ".keras": ("named as a Keras model", _KERAS),
-    ".tflite": ("named as a TensorFlow Lite model", _TFLITE),
-    ".pb": ("named as a TensorFlow graph (GraphDef)", _GRAPH_DEF),
+    ".h5": ("named as a Keras model (HDF5)", _TENSORFLOW),
+    ".keras": ("named as a Keras model", _TENSORFLOW),
+    ".tflite": ("named as a TensorFlow Lite model", _TENSORFLOW),
+    ".pb": ("named as a TensorFlow graph (GraphDef)", _TENSORFLOW),
     ".pt": ("named as a PyTorch model", _TORCH),
     ".pth": ("named as a PyTorch model", _TORCH),
     ".mlmodel": ("a Core ML model", "Export the original model to ONNX"),
@@ -81,7 +78,7 @@ def _kind(source: str | os.PathLike[str] | bytes | memoryview) -> _Kind | None:
 
 def _of_folder(path: Path) -> _Kind | None:
     if (path / "saved_model.pb").exists() or (path / "saved_model.pbtxt").exists():
-        return "a TensorFlow SavedModel", _SAVED_MODEL.replace("FOLDER", str(path))
+        return "a TensorFlow SavedModel", _TENSORFLOW
     if path.suffix == ".mlpackage":
         return _EXTENSION[".mlmodel"]
     models = sorted(p.name for p in path.glob("*.onnx"))
@@ -93,7 +90,7 @@ def _of_file(path: Path) -> _Kind | None:
         head = f.read(_HEAD)
         suffix = path.suffix.lower()
         if path.name == "saved_model.pb":
-            return "the graph of a TensorFlow SavedModel", _SAVED_MODEL.replace("FOLDER", str(path.parent))
+            return "the graph of a TensorFlow SavedModel", _TENSORFLOW
         if head.lstrip().startswith(b"<net") and suffix == ".xml":
             return "an OpenVINO model", "Give the .onnx file that it was converted from"
         found = _of_content(head, lambda: f)
@@ -108,7 +105,7 @@ def _of_content(head: bytes, open_whole: Callable[[], IO[bytes]]) -> _Kind | Non
         if head.startswith(magic):
             return kind
     if head[4:8] == b"TFL3":
-        return "a TensorFlow Lite model", _TFLITE
+        return "a TensorFlow Lite model", _TENSORFLOW
     if head.startswith(b"PK\x03\x04"):
         return _of_zip(open_whole())
     if len(head) > 9 and head[8:10] in (b'{"', b"{ ") and int.from_bytes(head[:8], "little") < 1 << 27:
@@ -131,11 +128,11 @@ def _of_zip(whole: IO[bytes]) -> _Kind:
             return "a TorchScript model of PyTorch (.pt)", _TORCH
         return "a checkpoint of PyTorch (.pt, .pth)", _TORCH
     if has("model.weights.h5") or (has("config.json") and has("metadata.json")):
-        return "a Keras model (.keras)", _KERAS
+        return "a Keras model (.keras)", _TENSORFLOW
     if names and all(n.endswith(".npy") for n in names):
         return "an archive of NumPy arrays (.npz)", _ARRAYS
     if has("saved_model.pb"):
-        return "a zip archive of a TensorFlow SavedModel", "Unpack it. " + _SAVED_MODEL
+        return "a zip archive of a TensorFlow SavedModel", "Unpack it. " + _TENSORFLOW
     return "a zip archive" + _models_in(names), "Unpack it first"
 
 

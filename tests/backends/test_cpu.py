@@ -165,30 +165,30 @@ def _resident() -> int:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def test_external_load_is_total_load_minus_own_load(monkeypatch, tmp_path):
-    def watched(before: str, after: str):
-        stat = tmp_path / "stat"
-        texts, own = iter([before, after]), iter([7.0, 8.0])
-        monkeypatch.setattr(load, "STAT", SimpleNamespace(read_text=lambda: (stat.write_text(next(texts)), stat.read_text())[1]))
+def test_external_load_is_total_load_minus_own_load(monkeypatch):
+    def times(system: float, steal: float):
+        return SimpleNamespace(user=10.0, nice=10.0, system=20.0 + system, idle=9999.0, iowait=55.0, irq=3.0, softirq=4.0, steal=steal, guest=9.0)
+
+    def watched(before, after):
+        readings, own = iter([before, after]), iter([7.0, 8.0])
+        monkeypatch.setattr("psutil.cpu_times", lambda: next(readings))
         monkeypatch.setattr(load, "own_seconds", lambda: next(own))
         monkeypatch.setattr(load, "perf_counter", iter([0.0, 4.0]).__next__)
         with load.watch() as found:
             pass
         return found
 
-    tick = os.sysconf("SC_CLK_TCK")
-    line = "cpu  {} 10 20 9999 55 3 4 {} 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
-    quiet = watched(line.format(0, 7), line.format(3 * tick, 7))
+    quiet = watched(times(0, 7), times(3, 7))
     assert (quiet.others, quiet.stolen, quiet.who) == (pytest.approx((3.0 - 1.0) / 4.0), 0.0, "other processes")
     assert quiet.disturbed
-    guest = watched(line.format(0, 7), line.format(tick, 7 + tick))
+    guest = watched(times(0, 7), times(1, 8))
     assert (guest.others, guest.stolen) == (pytest.approx(1.0 / 4.0), pytest.approx(1.0 / 4.0))
     assert guest.who == "other guests of this machine's host"
     assert guest.disturbed
-    both = watched(line.format(0, 7), line.format(2 * tick, 7 + tick))
+    both = watched(times(0, 7), times(2, 8))
     assert (both.others, both.stolen) == (pytest.approx(0.5), pytest.approx(0.25))
     assert both.who == "other processes and other guests of this machine's host"
-    old = watched("cpu 0 0 0 0 0 0 0\n", f"cpu {3 * tick} 0 0 0 0 0 0\n")  # kernels before 2.6.11 lack the column
+    old = watched(SimpleNamespace(user=0.0, system=0.0, idle=0.0), SimpleNamespace(user=3.0, system=0.0, idle=0.0))  # macOS has no steal time
     assert (old.others, old.stolen) == (pytest.approx(0.5), 0.0)
 
 

@@ -12,6 +12,7 @@ from whet.network import parse_network
 from whet.ops import run_network
 from whet.runtime import Runtime
 from whet.sparsity import eligible_layers, force_two_four
+from whet.sparsity.report import why_dense
 
 TEXT = """network n source
 in %x: f32[2,8,6,6]
@@ -106,3 +107,17 @@ def test_the_positional_rule_keeps_the_first_two_of_four(net, x):
     assert not after[:, ~kept].any()
     plan = build(net, dataclasses.replace(FORCE, sparsity="force:positional"))
     assert len(eligible_layers(plan.network)[0]) == 2
+
+
+@pytest.mark.parametrize(("mode", "permitted"), [("disable", False), ("enable", True)])
+def test_kernels_for_two_four_weights_need_permission(mode, permitted, standin_gpu):
+    """A layer with 2:4 weights: "disable" refuses its sparse tactics with the flag that permits them."""
+    sparse = force_two_four(parse_network("network n source\nin %x: f16[128,64]\nconst %w: f16[64,64] = seed(3)\n%y = MatMul(%x, %w)\nout %y\n"))[0]
+    config = BuildConfig(backend="cuda", precisions=("fp16",), sparsity=mode, verify=False, timing_cache="", optimization_level=1, avg_timing=1)
+    plan = build(sparse, config)
+    (candidates,) = plan.report.candidates.values()
+    found = [c for c in candidates if c.tactic == "cuda/sparse_gemm"]
+    assert any(c.ms is not None for c in found) == permitted
+    if not permitted:
+        assert {c.reason for c in found} == {"kernels for 2:4 weights are off: --sparsity=enable permits them"}
+        assert "--sparsity=enable permits them" in why_dense(plan)

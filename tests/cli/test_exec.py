@@ -36,7 +36,7 @@ def test_a_trtexec_command_line(tmp_path):
     zoo.save("resnet18", tmp_path / "resnet18-v1-7.onnx", image=96)
     command = (
         "--onnx=resnet18-v1-7.onnx --fp16 --int8 --sparsity=force --saveEngine=r.engine --exportProfile=p.txt --exportLayerInfo=l.json "
-        "--profilingVerbosity=detailed --builderOptimizationLevel=1"
+        "--profilingVerbosity=detailed --builderOptimizationLevel=1 --verbose"
     )
     said = whet("exec", *command.split(), cwd=tmp_path)
     assert "&&&& PASSED" in said
@@ -169,3 +169,69 @@ def _entries(path: Path) -> int:
             return db.execute(f"select count(*) from {table}").fetchone()[0] if table else 0
     except sqlite3.OperationalError:
         return 0
+
+
+def test_the_default_output_is_a_summary_above_trtexecs_and_quiet_is_the_summary_alone(folder):
+    zoo.save("lenet5", folder / "s.onnx", batch=1)
+    whet("exec", "--onnx=s.onnx", "--saveEngine=s.engine", "--skipInference", "--builderOptimizationLevel=1", cwd=folder)
+    run = ["exec", "--loadEngine=s.engine", "--duration=0.05", "--warmUp=0"]
+
+    def lines(*more: str) -> list[str]:
+        return [x for x in whet(*run, *more, cwd=folder).splitlines() if "[W]" not in x]
+
+    words = ["engine", "latency", "rate", "slowest", "checked", "memory"]
+    quiet, default, verbose = lines("--quiet"), lines(), lines("--verbose")
+    assert [x.split()[0] for x in quiet] == words
+    assert [x.split()[0] for x in default[1:7]] == words
+    assert "=== Performance summary ===" in default[8]
+    for text in ("=== Trace details ===", "=== Model Options ===", "Peak memory: "):
+        assert not any(text in x for x in default)
+        assert any(text in x for x in verbose)
+    assert not any("GPU" in x for x in verbose), "nothing runs on a GPU"
+    assert any(" - Latency: " in x for x in verbose)
+    assert any("=== Profile" in x for x in lines("--quiet", "--dumpProfile")), "what a flag asks for is printed"
+    assert "1 queries" not in quiet[1]
+    assert "agree with the reference" in quiet[4]
+
+
+def test_a_shape_with_zero_is_refused(folder):
+    zoo.save("lenet5", folder / "z.onnx")
+    said = whet("exec", "--onnx=z.onnx", "--shapes=input:0x1x32x32", cwd=folder, code=2)
+    assert "--shapes: 'input' has a dimension of 0 in 0x1x32x32" in said
+
+
+def test_the_profile_splits_fusions(folder):
+    zoo.save("lenet5", folder / "f.onnx", batch=1)
+    whet("exec", "--onnx=f.onnx", "--saveEngine=f.engine", "--skipInference", "--builderOptimizationLevel=2", cwd=folder)
+    said = whet("exec", "--loadEngine=f.engine", "--splitFusions", "--duration=0.05", "--json", cwd=folder)
+    rows = json.loads(said[: said.rindex("\n}\n") + 2])["fusions"]
+    assert rows
+    for r in rows:
+        assert len(r["parts"]) > 1
+        assert r["aloneMs"] == pytest.approx(sum(p["ms"] for p in r["parts"]))
+        assert r["savedMs"] == pytest.approx(r["aloneMs"] - r["fusedMs"])
+    assert {"Conv", "Relu"} <= {p["op"] for r in rows for p in r["parts"]}
+
+
+def test_debug_tensors_are_written(folder):
+    import numpy as np
+    import onnx.reference
+
+    zoo.save("lenet5", folder / "d.onnx", batch=1)
+    name = next(n.output[0] for n in onnx.load(folder / "d.onnx").graph.node if n.op_type == "Relu")
+    np.save(folder / "x.npy", np.random.default_rng(0).standard_normal((1, 1, 32, 32)).astype(np.float32))
+    run = ["--builderOptimizationLevel=1", "--duration=0", "--warmUp=0", "--loadInputs=input:x.npy", "--saveEngine=d.engine"]
+    said = whet("exec", "--onnx=d.onnx", f"--markDebug={name}", "--saveAllDebugTensors=summary,numpy,string", *run, cwd=folder)
+    assert f"{name}: 1x6x28x28 float32, min 0," in said
+    safe = name.replace("/", "_")
+    saved = np.load(folder / f"{safe}.npy")
+    model = onnx.load(folder / "d.onnx")
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    wanted = onnx.reference.ReferenceEvaluator(model).run([name], {"input": np.load(folder / "x.npy")})[0]
+    np.testing.assert_allclose(saved, wanted, rtol=1e-4, atol=1e-5)
+    assert np.array((folder / f"{safe}.txt").read_text().split(), float).shape == (saved.size,)
+    whet("exec", "--loadEngine=d.engine", f"--saveDebugTensors={name}:t.raw", "--duration=0", "--warmUp=0", "--loadInputs=input:x.npy", cwd=folder)
+    np.testing.assert_array_equal(np.fromfile(folder / "t.raw", np.float32).reshape(saved.shape), saved)
+    assert "no value 'Relu9'" in whet("exec", "--onnx=d.onnx", "--markDebug=Relu9", cwd=folder, code=2)
+    assert "writes the tensors of --markDebug" in whet("exec", "--loadEngine=d.engine", "--saveAllDebugTensors=numpy", cwd=folder, code=2)
+    assert "--markDebug=other adds it" in whet("exec", "--loadEngine=d.engine", "--duration=0", "--saveDebugTensors=other:o.npy", cwd=folder, code=2)

@@ -14,7 +14,7 @@ from whet.frontends.onnx_writer import save_onnx
 from whet.network import Network, parse_type
 
 pytest.importorskip("llvmlite")
-QUICK = ["--noBuilderCache", "--avgTiming=1", "--duration=0", "--iterations=2", "--warmUp=0", "--numThreads=2"]
+QUICK = ["--verbose", "--noBuilderCache", "--avgTiming=1", "--duration=0", "--iterations=2", "--warmUp=0", "--numThreads=2"]
 BATCH = ["--minShapes=x:1x3x12x12", "--optShapes=x:5x3x12x12", "--maxShapes=x:6x3x12x12"]
 
 

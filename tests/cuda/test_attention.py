@@ -85,7 +85,7 @@ def attention_free():
 )
 def test_tiles_fit(sizes):
     found = match_attention(layer_of(*sizes, layout="rows")[0])
-    made = candidates(found)
+    made = candidates(found, 132)
     assert len(made) >= 2
     assert len(set(made)) == len(made)
     assert all(shared_bytes(found, c) <= 200 * 1024 for c in made)
@@ -289,7 +289,7 @@ def test_machine_code_of_fused_attention(size, tile, mask, causal, guard, tmp_pa
 def test_tiles_of_fused_attention_fit(sizes, how):
     layer, _, heads, signature = fused_plan(sizes, {"layout": "rows", **how})
     tactic = fused.AttentionFused()
-    tiles = fused.candidates(heads, fused.mask_form(heads, layer, signature))
+    tiles = fused.candidates(heads, fused.mask_form(heads, layer, signature), 132)
     assert 1 <= len(tiles) <= 16
     assert len(set(tiles)) == len(tiles)
     for tile in tiles:

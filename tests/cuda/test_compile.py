@@ -78,8 +78,8 @@ OTHERS = [
     ("depthwise.cu", {"FROM": 0, "TO": 0, "R": 5, "S": 5, "STRIDE": 1, "WIDE": 1, "TALL": 1, "ACT": 1}),
     ("depthwise.cu", {"FROM": 4, "TO": 3, "R": 3, "S": 3, "STRIDE": 1, "WIDE": 2, "TALL": 1, "ACT": 1}),
     ("depthwise_tile.cu", {"FROM": 1, "TO": 1, "R": 3, "S": 3, "STRIDE_H": 1, "STRIDE_W": 1, "TH": 7, "RG": 2, "TW": 16, "WIDE": 4, "CG": 64,
-                           "STAGES": 2, "BLOCKS": 3, "ACT": 0, "FOLD": 0}),
-    ("depthwise_tile.cu", {"FROM": 4, "TO": 4, "R": 3, "S": 3, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 4, "RG": 2, "TW": 8, "WIDE": 4, "CG": 96,
+                           "VEC": 4, "STAGES": 2, "BLOCKS": 3, "ACT": 0, "FOLD": 0}),
+    ("depthwise_tile.cu", {"FROM": 4, "TO": 4, "R": 3, "S": 3, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 4, "RG": 2, "TW": 8, "WIDE": 4, "CG": 96, "VEC": 4,
                            "STAGES": 1, "BLOCKS": 5, "ACT": 0, "FOLD": 1}),
     ("qadd.cu", {"A": 3, "B": 4, "TO": 3, "ACT": 0}),
     ("conv_generic.cu", {"FROM": 4, "TO": 3, "ADD": 3, "FACTOR": 1, "ACT": 0}),
@@ -96,16 +96,18 @@ OTHERS = [
     ("stem_as_channels.cu", {"FROM": 1, "TO": 1, "CP": 8, "NHWC": 1}),
     ("elementwise.cu", {"TYPE": 1, "LAST": 1, "STEPS": "for (int e = 0; e < 8; ++e) x.v[e] = activate<3>(x.v[e], Act{0.f, 0.f});"}),
     ("depthwise_dot.cu", {"TH": 4, "RG": 4, "TW": 28, "WIDE": 4, "CG": 32, "STAGES": 2, "BLOCKS": 2, "R": 3, "S": 3, "STRIDE_H": 1, "STRIDE_W": 1,
-                          "FROM": 4, "TO": 4, "ACT": 0, "FOLD": 1}),
+                          "VEC": 4, "FROM": 4, "TO": 4, "ACT": 0, "FOLD": 1}),
     ("depthwise_dot.cu", {"TH": 7, "RG": 2, "TW": 14, "WIDE": 2, "CG": 80, "STAGES": 2, "BLOCKS": 1, "R": 5, "S": 5, "STRIDE_H": 1, "STRIDE_W": 1,
-                          "FROM": 4, "TO": 3, "ACT": 1, "FOLD": 1}),
+                          "VEC": 4, "FROM": 4, "TO": 3, "ACT": 1, "FOLD": 1}),
     ("batched_matmul.cu", {"TYPE": 1, "OUT": 1, "BF16": 0, "WIDE_A": 1, "WIDE_B": 1, "ACT": 0}),
     ("broadcast.cu", {"A_KIND": 1, "B_KIND": 1, "C_KIND": 0, "EXPRESSION": "a + b", "TO": 1}),
     ("permute.cu", {"UNIT": 16}),
     ("im2col.cu", {"UNIT": 16}),
     ("moves.cu", {"FROM": 1, "TO": 0, "SPAN": 0, "MANY": 1, "EACH": 4, "STEPS": "EVERY(values[i] = source(0, at);)"}),
     ("moves.cu", {"FROM": 1, "TO": 1, "SPAN": 85, "MANY": 4, "EACH": 3, "STEPS": "EVERY(values[i] = source(0, row * 85u + column);)"}),
-    ("normalize.cu", {"TYPE": 1, "OP": 2, "T": 32, "ITEMS": 1, "WIDE": 1}),
+    ("normalize.cu", {"TYPE": 1, "OP": 2, "T": 32, "ITEMS": 1, "WIDE": 1, "EARLY": 0}),
+    ("normalize.cu", {"TYPE": 1, "OP": 2, "T": 8, "ITEMS": 3, "WIDE": 1, "EARLY": 2}),
+    ("normalize.cu", {"TYPE": 2, "OP": 3, "T": 32, "ITEMS": 4, "WIDE": 1, "EARLY": 1}),
     ("qconv_few_channel.cu", {"C": 32, "KC": 32, "R": 3, "S": 3, "STRIDE": 1, "PAD_H": 1, "PAD_W": 1, "BN": 80, "TALL": 4,
                  "RESIDUAL": 4, "LATE": 1, "IN8": 4,
                     "TO": 4, "ACT": 1, "FOLD": 1, "BLOCKS": 3, "WEIGHTS_AS_A": 1}),
@@ -189,8 +191,8 @@ def test_sums_of_two_convolutions_use_hopper_instructions(config, im2col, pair, 
 )
 def test_depthwise_convolutions_feed_products(config, stride, tmp_path):
     shape = ConvShape(1, 28, 28, 192, 192, 3, 3, (stride, stride), (1, 1, 1, 1))
-    assert unfit(config, shape, 32) is None
-    text = sass(compile_cubin(source_of(config, shape, 32, "clip", "clip", False), cached=False), tmp_path)
+    assert unfit(config, shape, 32, 132) is None
+    text = sass(compile_cubin(source_of(config, shape, 32, 132, "clip", "clip", False), cached=False), tmp_path)
     assert "HGMMA" in text, "products run on the tensor cores"
     assert "UTMALDG" in text, "inputs are loaded by bulk copies"
     assert text.count("FFMA") >= 9 * 8, "accumulates eight channels, nine taps"
@@ -304,7 +306,7 @@ def test_every_activation_compiles(kind):
     ids=str,
 )
 def test_every_shape_has_candidates_that_fit(shape):
-    found = conv_configs(shape)
+    found = conv_configs(shape, 132)
     assert found
     assert len(set(found)) == len(found)
     for config in found:
@@ -318,7 +320,7 @@ def test_a_config_that_exceeds_the_resources_is_invalid():
     assert good.valid()
     assert not replace(good, stages=6).valid(), "shared memory"
     assert not replace(good, bn=256).valid(), "registers"
-    assert all(c.valid() for c in configs_for(6272, 512, 512, 9))
+    assert all(c.valid() for c in configs_for(6272, 512, 512, 9, 132))
 
 
 def test_a_kernel_that_does_not_compile_shows_the_log():

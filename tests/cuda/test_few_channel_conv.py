@@ -81,7 +81,7 @@ def test_packed_filters_meet_the_pixels_of_their_taps(case):
 def test_every_tile_that_is_offered_fits(case):
     layer, _ = layer_of(*case)
     s, signature = conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
-    found = few_channel_tiles(s)
+    found = few_channel_tiles(s, 132)
     assert found
     assert len(TACTIC.configs(layer, signature, HOPPER)) == len(found) == len(set(found))
     for t in found:

@@ -1,6 +1,7 @@
-"""2:4 weights on GPUs before Hopper (sparse_mma.cu): machine code for each of them, plans, refusals; on a GPU every tile against the reference."""
+"""2:4 weights with mma.sp (sparse_mma.cu): machine code for GPUs before Hopper, plans, splits of K, refusals; on a GPU the results of all tiles."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from whet.composites._two_four_samples import conv, matmul
 from whet.network.types import BF16
 from whet.tactics import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.conv._conv import NONE, RELU, PostOps
-from whet.tactics.cuda.sparse._mma_launch import TILES, mma_constants
+from whet.tactics.cuda.conv._conv import NONE, RELU, ConvShape, PostOps
+from whet.tactics.cuda.sparse._mma_launch import TILES, mma_constants, partial_bytes, tiles_for
 
 AMPERE = CompileOnlyGpu("sm_80")
 TACTICS = [get_tactic("cuda/sparse_mma_conv"), get_tactic("cuda/sparse_mma_gemm")]
@@ -28,15 +29,17 @@ CASES = {
     "1x1": conv("f32[4,200,7,7]", 264, 1, added="behind"),
     "few pixels": conv("f32[1,256,2,2]", 64, 1),
     "matmul": matmul("f32[3,37,768]", 328, "Gelu"),
+    "one row": matmul("f32[1,2048]", 264, "Gelu"),
 }
 
 
 @pytest.mark.parametrize("arch", sorted(set(DEVICES) - {"sm_90"}))
 @pytest.mark.parametrize(
-    ("i", "dtype", "post_ops"), [(0, "f16", PostOps(RELU, 1)), (3, "bf16", PostOps(NONE)), (4, "f16", PostOps(("silu", 0.0, 0.0), 2))]
+    ("i", "splits", "dtype", "post_ops"),
+    [(0, 1, "f16", PostOps(RELU, 1)), (3, 4, "bf16", PostOps(NONE)), (4, 1, "f16", PostOps(("silu", 0.0, 0.0), 2))],
 )
-def test_it_compiles_to_sparse_tensor_core_instructions(arch, i, dtype, post_ops, tmp_path):
-    tile = TILES[i]
+def test_it_compiles_to_sparse_tensor_core_instructions(arch, i, splits, dtype, post_ops, tmp_path):
+    tile = replace(TILES[i], splits=splits)
     assert tile.shared <= DEVICES[arch][1]
     text = sass(compile_cubin(source("sparse_mma.cu", mma_constants(tile, dtype, post_ops)), arch=arch, cached=False), tmp_path)
     products = [line for line in text.splitlines() if "HMMA.SP" in line]
@@ -69,14 +72,25 @@ def test_every_layer_is_planned(name):
 
 
 def test_other_gpus_and_weights_are_refused():
-    _, layer, _ = layer_of_sample("Fused", CASES["1x1"])
+    _, layer, _ = layer_of_sample("Fused", conv("f32[8,64,14,14]", 64, 1))
     t = TACTICS[0]
     signature = t.signatures(layer, AMPERE)[0]
     assert "Hopper" in t.refuses(layer, signature, HOPPER)
     turing = CompileOnlyGpu("sm_80", features=frozenset({"sm_75"}))
     assert "needs the sparse tensor cores" in t.refuses(layer, signature, turing)
-    with pytest.raises(PlanRefused, match="no tile"):
-        t.plan(layer, signature, (("wm", 3),), AMPERE)
+    for config in ((("wm", 3),), (), (*TILES[0].config[:-1], ("splits", 0)), (*TILES[0].config[:-1], ("splits", 1000))):
+        with pytest.raises(PlanRefused, match="no tile"):
+            t.plan(layer, signature, config, AMPERE)
+
+
+def test_k_is_split_where_blocks_are_few():
+    few, many = ConvShape(1, 7, 7, 512, 512, 3, 3, pad=(1, 1, 1, 1)), ConvShape(32, 56, 56, 64, 256)
+    for tile in (found := tiles_for(few, 132, 227 * 1024)):
+        blocks = -(-few.k // tile.bm) * -(-few.m // tile.bn) * tile.splits
+        assert tile.splits == 1 or 66 <= blocks <= 264
+        assert partial_bytes(tile, few) == (4 * few.m * few.k * tile.splits if tile.splits > 1 else 0)
+    assert found[0].splits > 1
+    assert all(t.splits == 1 for t in tiles_for(many, 132, 227 * 1024))
 
 
 @pytest.mark.gpu

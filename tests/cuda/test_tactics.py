@@ -14,8 +14,8 @@ from whet.ops import sample_layer as layer_of
 from whet.tactics import Args, tactics_of
 
 HOPPER = CompileOnlyGpu()
-# the host tactic is the reference itself; cuDNN's offers are tested on the GPU (test_library_cudnn.py)
-TACTICS = [t for t in tactics_of("cuda") if t.name != "cuda/host_reference" and "cudnn" not in t.name]
+# the host tactic is the reference itself; cuDNN's and cuSPARSELt's offers are tested on the GPU (test_library_*.py)
+TACTICS = [t for t in tactics_of("cuda") if t.name != "cuda/host_reference" and "cudnn" not in t.name and "cusparselt" not in t.name]
 SAMPLES = [(op, i) for op in sorted(OPS) for i in range(len(OPS[op].samples))]
 SMALLEST = {"f16": 2.0**-14}  # below, the type has fewer digits
 MOST = 6  # configurations of a signature that are run

@@ -31,6 +31,7 @@ def test_provenance_has_the_required_fields():
     found = RECORD["provenance"](["numpy"])
     assert set(found) == {"date", "commit", "command", "versions"}
     assert found["versions"]["numpy"] == np.__version__
+    assert RECORD["provenance"](["no-such-package"])["versions"]["no-such-package"] == "not installed"
 
 
 @pytest.mark.parametrize(

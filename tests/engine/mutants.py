@@ -313,7 +313,7 @@ def config(rng: random.Random, data: bytes) -> bytes:
                 if isinstance(pair[1], int):
                     pair[1] += rng.choice([-1, 1, 2, 8, pair[1]])
                 else:
-                    pair[1] += MARK
+                    pair[1] = f"{pair[1]}{MARK}"
             case 3:
                 pairs.remove(rng.choice(pairs))
     parts["choices"] = _canonical(choices)

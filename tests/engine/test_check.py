@@ -172,3 +172,26 @@ def test_a_reformat_does_what_its_attributes_say():
     layer.attrs["dtype"] = "f16"  # relabelled: the choice still stores f32
     with pytest.raises(EngineError, match=r"'to' reformats .*f16.*, its choice"):
         check_plan(plan)
+
+
+def test_the_arena_may_have_64_kib_of_slack_per_tensor_and_one_more():
+    plan = relu_chain()
+    arena = plan.arenas[0]
+    most = sum(arena.sizes.values()) + arena.scratch_bytes + (1 << 16) * (len(arena.sizes) + 1)
+    arena.total = most
+    check_plan(plan)
+    arena.total = most + 1
+    with pytest.raises(EngineError, match=f"the arena has {most + 1} bytes, far more"):
+        check_plan(plan)
+
+
+@pytest.mark.parametrize(("low", "accepted"), [(0, True), (-1, False)])
+def test_a_profile_may_begin_at_an_empty_batch(low, accepted):
+    plan = make_plan(blocked_conv_net())
+    shape = plan.profiles[0].shapes["x"]
+    plan.profiles[0].shapes["x"] = ((low, *shape[0][1:]), *shape[1:])
+    if accepted:
+        check_plan(plan)
+    else:
+        with pytest.raises(EngineError, match="not in order"):
+            check_plan(plan)

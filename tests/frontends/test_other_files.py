@@ -36,14 +36,14 @@ def npy():
 
 
 FILES = {
-    "net.h5": (b"\x89HDF\r\n\x1a\n" + bytes(200), "an HDF5 file, as Keras saves models", "model.export"),
-    "net.keras": (archive("metadata.json", "config.json", "model.weights.h5"), "a Keras model", "model.export"),
+    "net.h5": (b"\x89HDF\r\n\x1a\n" + bytes(200), "an HDF5 file, as Keras saves models", "whet.network_from_tensorflow"),
+    "net.keras": (archive("metadata.json", "config.json", "model.weights.h5"), "a Keras model", "whet.network_from_tensorflow"),
     "deploy.prototxt": (b'name: "net"\nlayer {\n  name: "c"\n  type: "Convolution"\n}\n', "the description of a Caffe model", "network_from_caffe"),
     "net.caffemodel": (b"\x0a\x03net\xa2\x06\x04abcd", "the weights of a Caffe model", "whet.network_from_caffe"),
     "net.pt": (archive("net/data.pkl", "net/data/0"), "a checkpoint of PyTorch", "torch.onnx.export"),
     "script.pt": (archive("net/data.pkl", "net/constants.pkl"), "a TorchScript model", "torch.onnx.export"),
-    "net.tflite": (b"\x1c\x00\x00\x00TFL3" + bytes(60), "a TensorFlow Lite model", "tf2onnx.convert --tflite"),
-    "frozen.pb": (b"\x0a\x03abc\xff\xff", "named as a TensorFlow graph", "frozen.pb --inputs"),
+    "net.tflite": (b"\x1c\x00\x00\x00TFL3" + bytes(60), "a TensorFlow Lite model", "whet.network_from_tensorflow"),
+    "frozen.pb": (b"\x0a\x03abc\xff\xff", "named as a TensorFlow graph", "whet.network_from_tensorflow"),
     "net.zip": (archive("a/net.onnx", "readme.txt"), "a zip archive with a/net.onnx", "Unpack it"),
     "data.npz": (archive("x.npy"), "an archive of NumPy arrays", "Calibration(samples=...)"),
     "data.npy": (npy(), "a NumPy array", "Calibration(samples=...)"),
@@ -71,15 +71,16 @@ def test_an_engine_given_as_a_model(tmp_path):
         network_from_onnx(tmp_path / "net.engine")
 
 
-def test_a_saved_model_folder_and_a_folder_with_a_model(tmp_path):
+def test_a_saved_model_folder_and_a_folder_with_a_model(tmp_path, monkeypatch):
     saved = tmp_path / "saved"
     saved.mkdir()
     (saved / "saved_model.pb").write_bytes(b"\x08\x01")
-    with pytest.raises(FrontendError, match=r"is a TensorFlow SavedModel.*--saved-model .*saved "):
+    with pytest.raises(FrontendError, match=r"is a TensorFlow SavedModel.*network_from_tensorflow"):
         network_from_onnx(saved)
-    done = CliRunner().invoke(group, ["check", str(saved)])
+    monkeypatch.setenv("WHET_TENSORFLOW_PYTHON", str(tmp_path / "no python"))
+    done = CliRunner().invoke(group, ["check", str(saved)])  # reads it through TensorFlow
     assert isinstance(done.exception, WhetError)
-    assert "is a TensorFlow SavedModel" in str(done.exception)
+    assert "WHET_TENSORFLOW_PYTHON" in str(done.exception)
     (tmp_path / "net.onnx").write_bytes(b"")
     with pytest.raises(FrontendError, match=r"Give the \.onnx file in it: net\.onnx"):
         network_from_onnx(tmp_path)

@@ -19,16 +19,12 @@ SKIPPED_PAIRS = ("Eq_Is", "NotEq_IsNot", "Is_Eq", "IsNot_NotEq")
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed place of one file. `edits` replace lines [start, end) of the original, whose digest is `original`; `line` counts from 1.
-
-    `function` is the first line (decorators included) of the innermost function that contains the change, 0 outside of functions.
-    """
+    """One changed place of one file. `edits` replace lines [start, end) of the original, whose digest is `original`; `line` counts from 1."""
 
     package: str
     module: str
     line: int
     operator: str
-    function: int
     original: str
     edits: tuple[tuple[int, int, tuple[str, ...]], ...]
 
@@ -97,17 +93,24 @@ def _mutant(package: str, module: str, row: int, operator: str, source: str, cha
     edits = tuple(
         (i1, i2, tuple(new[j1:j2])) for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if tag != "equal"
     )
-    return Mutant(package, module, row, operator, function_at(source, edits[0][0] + 1), digest(source), edits)
+    return Mutant(package, module, row, operator, digest(source), edits)
 
 
-def function_at(source: str, line: int) -> int:
-    """The first line, decorators included, of the innermost function that contains `line`; 0 outside of functions."""
-    starts = [
-        min([n.lineno, *(d.lineno for d in n.decorator_list)])
-        for n in ast.walk(ast.parse(source))
-        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.lineno <= line <= (n.end_lineno or n.lineno)
-    ]
-    return max(starts, default=0)
+def function_at(source: str, line: int) -> str:
+    """The qualified name, as of code objects, of the innermost function that contains `line`; "" outside of functions and in their decorators."""
+    return _find_function(ast.parse(source), "", line)
+
+
+def _find_function(node: ast.AST, prefix: str, line: int) -> str:
+    found = ""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            if child.lineno <= line <= (child.end_lineno or child.lineno):
+                name = prefix + child.name
+                found = _find_function(child, f"{name}.<locals>.", line) or name
+        else:
+            found = _find_function(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix, line) or found
+    return found
 
 
 def to_data(mutants: Iterable[Mutant]) -> list[dict]:
@@ -117,4 +120,5 @@ def to_data(mutants: Iterable[Mutant]) -> list[dict]:
 
 def from_data(data: Iterable[dict]) -> list[Mutant]:
     """Mutants of JSON data."""
-    return [Mutant(**{**d, "edits": tuple((s, e, tuple(new)) for s, e, new in d["edits"])}) for d in data]
+    fields = Mutant.__dataclass_fields__
+    return [Mutant(**{**{k: v for k, v in d.items() if k in fields}, "edits": tuple((s, e, tuple(new)) for s, e, new in d["edits"])}) for d in data]

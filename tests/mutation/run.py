@@ -14,6 +14,7 @@ Ray is not installed, and starts no further mutant after `--seconds`. The exit c
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mutation_plan import Mutant, draw, from_data, to_data
+from mutation_plan import Mutant, draw, from_data, function_at, to_data
 
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
@@ -85,13 +86,13 @@ def record_tests(tree: Path, packages: list[str], folder: Path, workers: int, se
 
 
 def read_touched(folder: Path) -> dict[str, list[tuple[float, str]]]:
-    """The tests that enter each function, as FILE:LINE -> (seconds, test), quick ones first; by FILE for any function of a file."""
+    """The tests that enter each function, as FILE:NAME -> (seconds, test), quick ones first; by FILE for any function of a file."""
     tests: dict[str, set[tuple[float, str]]] = defaultdict(set)
     for path in folder.glob("*.jsonl"):
         for text in path.read_text().splitlines():
             record = json.loads(text)
             for function in record["entered"]:
-                for key in (function, function.rpartition(":")[0]):
+                for key in (function, function.partition(":")[0]):
                     tests[key].add((record["seconds"], record["test"]))
     return {k: sorted(v) for k, v in tests.items()}
 
@@ -101,7 +102,8 @@ def choose_tests(mutant: Mutant, tree: Path, touched: dict[str, list[tuple[float
     named = Path(mutant.module).stem.strip("_")
     if touched is None:
         return sorted(test_files(tree, mutant.package), key=lambda f: named not in f)
-    found = touched.get(f"{mutant.module}:{mutant.function}" if mutant.function else mutant.module, [])
+    function = function_at((tree / mutant.module).read_text(), mutant.edits[0][0] + 1)
+    found = touched.get(f"{mutant.module}:{function}" if function else mutant.module, [])
     total, chosen = 0.0, []
     for seconds, test in sorted(found, key=lambda t: (named not in t[1].split("::")[0], t)):
         if total < TOUCHED_SECONDS:
@@ -136,13 +138,13 @@ def run_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> 
     return {**record, "outcome": outcome, "seconds": round(time.monotonic() - begun, 1), "tests": len(tests)}
 
 
+_changes = itertools.count(1)
+
+
 def _touch(path: Path, after: float) -> None:
     """A modification time that no bytecode file of an earlier content can have."""
-    _touch.count += 1  # type: ignore[attr-defined]
-    os.utime(path, (after + 2 * _touch.count, after + 2 * _touch.count))  # type: ignore[attr-defined]
-
-
-_touch.count = 0  # type: ignore[attr-defined]
+    moment = after + 2 * next(_changes)
+    os.utime(path, (moment, moment))
 
 
 def summarize(records: list[dict[str, Any]], equivalent: set[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A pytest plugin that writes which functions each passing test enters: `-p touched`, with WHET_TOUCHED naming a folder. Needs Python 3.12.
 
-One JSON line per test in a file per process: its name, its seconds, and the entered functions of src/whet as FILE:LINE.
+One JSON line per test in a file per process: its name, its seconds, and the entered functions of src/whet as FILE:QUALIFIED NAME, which
+later commits keep.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Touched:
         self.out = open(folder / f"{os.getpid()}.jsonl", "a")
         self.entered: set[str] = set()
         self.failed = False
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        monitoring: Any = vars(sys)["monitoring"]
         monitoring.use_tool_id(_TOOL, "whet-touched")
         monitoring.register_callback(_TOOL, monitoring.events.PY_START, self._start)
         monitoring.set_events(_TOOL, monitoring.events.PY_START)
@@ -35,7 +36,7 @@ class Touched:
     def _start(self, code: CodeType, offset: int) -> Any:
         _, found, module = code.co_filename.rpartition("src/whet/")
         if found:
-            self.entered.add(f"{found}{module}:{code.co_firstlineno}")
+            self.entered.add(f"{found}{module}:{code.co_qualname}")
         return self.monitoring.DISABLE
 
     @pytest.hookimpl(wrapper=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from whet.errors import NetworkError
-from whet.network import BOOL, F32, F64, I32, I64, Network, TensorType, dtype_of
+from whet.network import BOOL, F32, F64, I32, I64, Network, TensorType, dtype_of, parse_type
 from whet.ops import OPS, run_layer, sample_layer
 
 CASES = [(name, i) for name, o in sorted(OPS.items()) for i in range(len(o.samples)) if not o.samples[i].regions]
@@ -83,3 +83,14 @@ def test_missing_attribute_is_named():
     x = net.add_input("x", TensorType(F32, (2, 3)))
     with pytest.raises(NetworkError, match="Concat 'concat' needs the attribute axis"):
         net.add("Concat", x)
+
+
+@pytest.mark.parametrize("where", ["output", "operand"])
+def test_a_fused_body_uses_its_own_tensors_only(where):
+    """A file may name a tensor of the network around it, which no tactic passes."""
+    net, body = Network("n", "lowered"), Network("body", "lowered")
+    x, inner = net.add_input("x", parse_type("f32[2]")), body.add_input("i", parse_type("f32[2]"))
+    y = body.add("Relu", x if where == "operand" else inner)
+    body.mark_output(x if where == "output" else y)
+    with pytest.raises(NetworkError, match=r"its body uses %x of the network around it"):
+        net.add("Fused", x, regions={"body": body}, composite="Relu")

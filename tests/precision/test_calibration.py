@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whet.builder.precision.int8 import EngineRun
-from whet.errors import CalibrationError, UsageError
+from whet.errors import BuildWarning, CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import Histogram, Preprocessing, calibrate, calibration_data, find_quantization_sites, quantize, read_cache, write_cache
@@ -177,6 +177,26 @@ def test_errors_for_nan_name_the_tensor(name):
     spoil(data[1])
     with pytest.raises(CalibrationError, match=words):
         calibrate(small_network(), data)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.5, -2.5])
+def test_a_constant_inner_tensor_gets_a_range_with_its_value(value):
+    """A ReLU that is never active, or channels that pruning left without weights, must not end the calibration of the whole network."""
+    rng = np.random.default_rng(0)
+    net = Network("dead")
+    x = net.add_input("x", parse_type("f32[1,3,8,8]"))
+
+    def conv(a, k, c, weight=1.0, bias=0.0, **name):
+        weights = (weight * rng.standard_normal((k, c, 3, 3))).astype(np.float32)
+        return net.add("Conv", a, net.constant(weights), net.constant(np.full(k, bias, np.float32)), pads=(1, 1, 1, 1), **name)
+
+    dead = net.add("Relu", conv(x, 4, 3, bias=-1e3)) if value == 0 else conv(x, 4, 3, weight=0.0, bias=value)
+    net.mark_output(conv(net.add("Add", conv(dead, 4, 4), conv(x, 4, 3)), 2, 4))
+    data = [{"x": rng.standard_normal((1, 3, 8, 8)).astype(np.float32)} for _ in range(2)]
+    with pytest.warns(BuildWarning, match=rf"%{dead.name} is {value:g} everywhere in the 2 calibration samples"):
+        found = calibrate(net, data).tensors[dead.name]
+    assert found.usable
+    np.testing.assert_allclose(found.fake(np.full(3, value, np.float32)), value, rtol=1e-6)
 
 
 def test_errors_for_constant_and_missing_data_name_the_tensor():

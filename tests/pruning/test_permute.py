@@ -78,6 +78,19 @@ def test_masks_keep_more_after_the_permutation(net):
         assert permuted.removed[name] < plain.removed[name]
 
 
+def test_the_kept_weights_are_refitted_after_the_permutation(net):
+    x = np.random.default_rng(5).standard_normal((64, 3, 6, 6)).astype("f4")
+    found = {s: apply_pattern(net, parse_pattern("2:4", 0), {"x": x}, permute_seconds=s) for s in (0, 60)}
+    assert found[60].orders
+    assert found[60].refitted == found[0].refitted == ("one", "two", "grouped", "wide", "last")
+    magnitude = apply_pattern(net, parse_pattern("2:4", 0), permute_seconds=60)
+
+    def error(made):
+        return np.linalg.norm(output(made.network) - output(net))
+
+    assert error(found[60]) < 0.7 * error(magnitude)
+
+
 def test_a_group_that_2_4_weights_read_keeps_its_order(net):
     first = apply_pattern(net, parse_pattern("2:4", 0), skip=["one", "grouped", "wide", "last"]).network
     orders = permute_channels(first, 60).orders

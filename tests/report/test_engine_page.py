@@ -1,6 +1,7 @@
 """The page of an engine: its content, and what a real browser shows of it by mouse, keyboard, in both themes and from 390 to 1920 pixels."""
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -8,8 +9,10 @@ from click.testing import CliRunner
 import whet
 from report.page_parser import chart_data, check_page, parsed
 from whet.cli import group
+from whet.errors import UsageError
 from whet.network import parse_network
 from whet.report import engine_page
+from whet.report._html import Html
 from whet.report._lanes import assign_lanes
 
 NET = """network n source
@@ -87,6 +90,12 @@ def test_tensors_do_not_overlap_in_space_and_time(engine, page):
     assert clashes == [] or inplace
 
 
+def test_bytes_in_use_never_exceed_the_arena(engine, page):
+    plan = whet.read_engine(engine)
+    live = chart_data(page)["figures"]["memory"]["data"][1]["y"]
+    assert 0 < max(live) * 2**20 <= plan.arenas[0].total
+
+
 def test_an_engine_without_times_has_a_page_that_says_so(tmp_path):
     model = whet.save_onnx(parse_network(NET), tmp_path / "n.onnx")
     whet.build(model, optimization_level=0, timing_cache="").save(tmp_path / "n.engine")
@@ -138,6 +147,16 @@ def test_other_files_are_refused_with_advice(name, content, message, tmp_path):
 def test_wrong_options_are_refused(engine, arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert isinstance(CliRunner().invoke(group, ["report", str(engine), *arguments]).exception, whet.WhetError)
+
+
+def test_without_plotly_the_extra_is_named(monkeypatch):
+    from whet.report import _page
+
+    _page._library.cache_clear()
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(UsageError, match=r"pip install 'whet\[report\]'"):
+        _page.make_page("t", Html(""), {"a": {}})
+    _page._library.cache_clear()
 
 
 @pytest.fixture(scope="module")

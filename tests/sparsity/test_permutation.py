@@ -37,6 +37,10 @@ def test_the_search_is_repeatable_and_ends_with_the_time():
     np.testing.assert_array_equal(best_order(scores, 60), best_order(scores, 60))
     assert kept_sum(scores[:, best_order(scores, 60)]) > 1.005 * kept_sum(scores)
     np.testing.assert_array_equal(best_order(scores, 0), np.arange(64))
+    wide = np.random.default_rng(4).random((2000, 512)).astype("f4")
+    partial = best_order(wide, 0.3)
+    assert kept_sum(wide[:, partial]) > kept_sum(wide)
+    assert (partial.reshape(-1, 4) != np.arange(512).reshape(-1, 4)).any(1)[64:].any(), "not only the first groups of four"
     ticks = []
     best_order(scores[:, :16], 60, lambda: ticks.append(1))
     assert len(ticks) >= 6  # the pairs of four stripes

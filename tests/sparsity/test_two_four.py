@@ -9,7 +9,7 @@ from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.pruning import zero_smallest
 from whet.sparsity import eligible_layers, force_two_four, is_two_four, reduction_axis, two_four
-from whet.sparsity.report import Zeros, count_zeros, describe_zero_channels, describe_zeros, scattered_zeros
+from whet.sparsity.report import Zeros, count_zeros, describe_two_four, describe_zero_channels, describe_zeros, scattered_zeros
 
 NET = """network n source
 in %x: f32[2,8,4,4]
@@ -70,6 +70,12 @@ def test_only_zeros_without_a_pattern_are_reported():
     w[:3] = 0  # all-zero filters are excluded
     whole.constants["w"].weight = Weight(w, whole.constants["w"].weight.origin)
     assert scattered_zeros(whole) == 0
+
+
+def test_two_four_weights_without_their_kernels_are_named():
+    net = parse_network("network n source\nin %x: f32[2,8]\nconst %w: f32[8,4] = seed(3)\n%y = MatMul(%x, %w)\nout %y\n")
+    assert describe_two_four(net) is None
+    assert describe_two_four(force_two_four(net)[0]) == "1 layers have 2:4 weights; --sparsity=enable permits the kernels that exploit them."
 
 
 def test_products_are_judged_along_their_reduction_axes():

@@ -7,8 +7,14 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-SDIST = ("LICENSE", "NOTICE", "tests/conftest.py", "docs/index.md", "examples/digits/demo.py", "benchmarks/tables.py", "mkdocs.yml")
-WHEEL = ("whet/py.typed", "whet/cli/exec.py", ".dist-info/licenses/LICENSE", ".cu", ".cuh", ".html")
+SDIST = (
+    "LICENSE", "NOTICE", "tests/conftest.py", "docs/index.md", "docs/images/report_graph.png", "examples/digits/demo.py", "benchmarks/tables.py",
+    "mkdocs.yml",
+)  # fmt: skip
+WHEEL = (
+    "whet/py.typed", "whet/cli/exec.py", ".dist-info/licenses/LICENSE", ".cu", ".cuh", "whet/report/page.html", "whet/report/page.css",
+    "whet/report/page.js",
+)  # fmt: skip
 
 
 def main() -> int:

@@ -51,19 +51,29 @@ def test_a_mutant_changes_one_place_and_survives_json(plan):
         made.apply(SOURCE + "\n")
 
 
-def test_the_function_of_a_line_is_the_innermost_and_begins_with_its_decorators(plan):
-    assert [plan.function_at(SOURCE, n) for n in (3, 6, 7, 9, 10)] == [0, 0, 6, 8, 6]
+def test_the_function_of_a_line_has_the_name_of_its_code_object(plan):
+    assert [plan.function_at(SOURCE, n) for n in (3, 6, 7, 9, 10)] == ["", "", "area", "area.<locals>.inner", "area"]
+    made = "class A:\n    limit = 3\n    def f(self):\n        if self:\n            return [\n                x for x in self]\n"
+    made += "        match self:\n            case 1:\n                def g(): pass\n"
+    made += "        try:\n            pass\n        except E:\n            x = 1\n"
+    assert [plan.function_at(made, n) for n in (2, 3, 4, 6, 8, 9, 13)] == ["", "A.f", "A.f", "A.f", "A.f", "A.f.<locals>.g", "A.f"]
+    scope = {}
+    exec(SOURCE.replace("@cached\n", ""), scope)
+    assert scope["area"].__code__.co_qualname == "area"
+    assert [c.co_qualname for c in scope["area"].__code__.co_consts if hasattr(c, "co_qualname")] == ["area.<locals>.inner"]
 
 
 def test_a_mutant_runs_the_tests_that_enter_its_function(plan, run, tmp_path):
     lines = [
-        {"test": "tests/p/test_b.py::test_slow", "seconds": 5.0, "entered": ["src/whet/p/a.py:8", "src/whet/p/a.py:6"]},
-        {"test": "tests/p/test_b.py::test_quick", "seconds": 0.1, "entered": ["src/whet/p/a.py:8"]},
-        {"test": "tests/p/test_a.py::test_named", "seconds": 9.0, "entered": ["src/whet/p/a.py:8"]},
-        {"test": "tests/p/test_b.py::test_other", "seconds": 0.1, "entered": ["src/whet/p/a.py:6"]},
+        {"test": "tests/p/test_b.py::test_slow", "seconds": 5.0, "entered": ["src/whet/p/a.py:area.<locals>.inner", "src/whet/p/a.py:area"]},
+        {"test": "tests/p/test_b.py::test_quick", "seconds": 0.1, "entered": ["src/whet/p/a.py:area.<locals>.inner"]},
+        {"test": "tests/p/test_a.py::test_named", "seconds": 9.0, "entered": ["src/whet/p/a.py:area.<locals>.inner"]},
+        {"test": "tests/p/test_b.py::test_other", "seconds": 0.1, "entered": ["src/whet/p/a.py:area"]},
     ]
     (tmp_path / "1.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     touched = run.read_touched(tmp_path)
+    (tmp_path / "src/whet/p").mkdir(parents=True)
+    (tmp_path / "src/whet/p/a.py").write_text(SOURCE)
     inner, outer = mutant(plan, SOURCE.replace("x * x", "x + x")), mutant(plan, SOURCE.replace("math.pi *", "math.pi /"))
     assert run.choose_tests(inner, tmp_path, touched) == [f"tests/p/test_{n}" for n in ("a.py::test_named", "b.py::test_quick", "b.py::test_slow")]
     assert run.choose_tests(outer, tmp_path, touched) == [f"tests/p/test_b.py::test_{n}" for n in ("other", "slow")]

@@ -185,13 +185,47 @@ def test_frozen_weights_do_not_train():
         small_net().to_torch(freeze=["fc.biass"])
 
 
-def test_untrainable_parts_are_named():
-    net = Network("lstm")
-    x = net.add_input("x", parse_type("f32[5,1,3]"))
+def recurrent_net(op, **attrs):
+    """x[T=6,N,2] -> a recurrent layer of 8 units -> two logits from the last state."""
     rng = np.random.default_rng(0)
-    w, r = (net.constant(rng.standard_normal(s, np.float32)) for s in ((1, 16, 3), (1, 16, 4)))
-    net.mark_output(net.add("LSTM", x, w, r, hidden_size=4, name="cell")[0], "y")
-    with pytest.raises(UnsupportedError, match=r"LSTM 'cell': recurrent layers are run, not trained"):
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    net = Network(op)
+    x = net.add_input("x", parse_type("f32[6,N,2]"))
+    shapes = ((1, gates * 8, 2), (1, gates * 8, 8), (1, gates * 16))
+    w, r, b = (net.constant(0.4 * rng.standard_normal(s).astype(np.float32), n) for s, n in zip(shapes, "wrb", strict=True))
+    last = net.add("Squeeze", net.add(op, x, w, r, b, hidden_size=8, **attrs)[1], axes=(0,))
+    net.mark_output(net.add("MatMul", last, net.constant(0.4 * rng.standard_normal((8, 2)).astype(np.float32), "head")), "y")
+    return net
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs"), [("LSTM", {}), ("LSTM", {"clip": 5.0}), ("GRU", {}), ("GRU", {"linear_before_reset": 1}), ("RNN", {"activations": ("Relu",)})]
+)
+def test_recurrent_layers_learn(op, attrs):
+    """Which of the two sums over time is larger; torch's layers and the step-by-step form."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((6, 64, 2)).astype(np.float32)
+    labels = x.sum(0).argmax(1)
+    net = recurrent_net(op, **attrs)
+    module = net.to_torch()
+    assert sorted(module.weight_names().values()) == ["b", "head", "r", "w"]
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.03)
+    for _ in range(60):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(labels)).backward()
+        optimizer.step()
+    trained = from_module(net, module)
+    assert (run_network(trained, {"x": x})["y"].argmax(1) == labels).mean() > 0.9
+    for t in net.constants.values():
+        assert not np.array_equal(trained.constants[t.name].array(), t.array()), t.name
+
+
+def test_untrainable_parts_are_named():
+    net = Network("integers")
+    x = net.add_input("x", parse_type("i8[5,3]"))
+    w = net.constant(np.ones((3, 2), np.int8))
+    net.mark_output(net.add("MatMulInteger", x, w, name="product"), "y")
+    with pytest.raises(UnsupportedError, match=r"MatMulInteger 'product': it computes in integers"):
         net.to_torch()
     with pytest.raises(NetworkError, match="train before lowering"):
         small_net().clone("lowered").to_torch()

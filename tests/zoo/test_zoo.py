@@ -23,13 +23,13 @@ PUBLISHED = {                         # trainable parameters as torchvision, tra
     "mobilenet_v2": 3_504_872,
     "mobilenet_v3_large": 5_483_032, "resnet18": 11_689_512, "resnet34": 21_797_672, "resnet50": 25_557_032,
     "resnet101": 44_549_160, "resnext50_32x4d": 25_028_904, "squeezenet1_1": 1_235_496, "swin_t": 28_288_354, "unet": 31_037_698,
-    "vit_b_16": 86_567_656,
+    "vgg16": 138_357_544, "vit_b_16": 86_567_656,
     "yolov5s": 7_235_389}
 GMACS = {"convnext_tiny": 4.46, "swin_t": 4.49, "densenet121": 2.83, "efficientnet_b0": 0.39, "mobilenet_v2": 0.30,
          "mobilenet_v3_large": 0.22, "resnet18": 1.81,
-         "resnet34": 3.66, "resnet50": 4.09, "resnet101": 7.80, "resnext50_32x4d": 4.23, "squeezenet1_1": 0.35, "vit_b_16": 17.56,
+         "resnet34": 3.66, "resnet50": 4.09, "resnet101": 7.80, "resnext50_32x4d": 4.23, "squeezenet1_1": 0.35, "vgg16": 15.47, "vit_b_16": 17.56,
          "yolov5s": 8.2}
-LARGE = {"bert_base", "resnet101", "unet", "vit_b_16", "yolov5s"}
+LARGE = {"bert_base", "resnet101", "unet", "vgg16", "vit_b_16", "yolov5s"}
 NARROW = {"hidden": 96, "heads": 4}  # a BERT for tests of the graph only
 ALL = [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in sorted(PUBLISHED)]
 

@@ -14,7 +14,7 @@ from whet.builder.batching.per_profile import build_profiles, has_profile_plans,
 from whet.builder.batching.per_sample import PER_SAMPLE_MODES, may_run_per_sample, select_sample_mode
 from whet.builder.batching.profiles import resolve_profiles
 from whet.builder.candidates.sparse_weights import apply_sparsity
-from whet.builder.candidates.tactic_sources import missing_libraries, tactics_for, without_sparse
+from whet.builder.candidates.tactic_sources import missing_libraries, tactics_for
 from whet.builder.config import BuildConfig
 from whet.builder.explain import complete_report
 from whet.builder.lock.lock import check_lock, read_lock
@@ -85,8 +85,6 @@ def _build_engine(
     log.note_all([backend.caution] if backend.caution else [])
     permissions = Permissions.of(config)
     tactics = tactics_for(backend.name, config.tactic_sources)
-    if config.sparsity == "disable":
-        tactics = without_sparse(tactics)
     log.note_all(missing_libraries(backend.name, config.tactic_sources))
     net, notes = apply_sparsity(net, config)
     log.note_all(notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -21,17 +21,19 @@ from whet.sparsity import TwoFourGuard
 from whet.tactics import Tactic, tactics_of
 
 
-def lower_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
+def lower_network(net: Network, config: BuildConfig, watch: Callable[[str, Network], object] | None = None) -> tuple[Network, PassLog]:
     """The network after the passes selected by `config`, and their log. Every output is written by a layer of its own (inputs and repeated
     outputs are copied), and values that regions capture are inputs of their layers. With `config.verify`, 2:4 weights are checked after every
-    pass, and the log notes the first one that breaks them."""
+    pass, and the log notes the first one that breaks them. `watch(pass name, network)` is called after each pass that fired."""
     tactics = tactics_of(config.backend)
     permissions = Permissions.of(config)
     permitted = {*permissions.allowed, *(kind for _, kind in permissions.demands)}
     computed = {kind for t in tactics for kind in t.composites}
     guard, broken = TwoFourGuard(net) if config.verify else None, dict[str, str]()  # layer -> sentence
 
-    def watch(name: str, changed: Network) -> None:
+    def check(name: str, changed: Network) -> None:
+        if watch is not None:
+            watch(name, changed)
         for x in guard.check(changed) if guard is not None else ():
             broken.setdefault(x.layer, f"The pass {name} breaks the 2:4 weights of {x}")
 
@@ -39,7 +41,7 @@ def lower_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
         net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config),
         refuses=lambda layer: unsupported_reason(layer, computed) or _keep_unfused(layer, tactics, permitted) or no_float8(layer, config),
         channel_alignment=max((t.channel_alignment for t in tactics), default=1), widened=_widened_types(config),
-        watch=watch if guard is not None and guard.nodes else None,
+        watch=check if watch is not None or (guard is not None and guard.nodes) else None,
     )  # fmt: skip
     left = {x.layer for x in guard.check(lowered)} if guard is not None and broken else set()
     log.notes += [f"{text}: no sparse kernel can run it. --passes=-PASS turns a pass off." for layer, text in broken.items() if layer in left]

@@ -34,7 +34,8 @@ def _flags() -> list[Flag]:
 
     gpu = "has no meaning without an NVIDIA GPU backend"
     add("Model", [
-        ("onnx", "FILE", "ONNX model to build from"),
+        ("onnx", "FILE", "model to build from: ONNX, or TensorFlow's (a SavedModel's folder, .h5, .keras, .pb, .tflite)"),
+        ("torch", "python:MODULE:FUNCTION", "build from a torch module: the function returns it, or it and example inputs (else --shapes gives them)"),
         ("deploy", "FILE", "Caffe prototxt to build from; dimensions that differ between --minShapes and --maxShapes are dynamic"),
         ("model", "FILE", "caffemodel with the weights of --deploy (without it: random weights, as in trtexec)"),
         ("output", "NAME,...", "Caffe blobs that are outputs (default: those that no layer reads)"),
@@ -42,7 +43,7 @@ def _flags() -> list[Flag]:
         ("saveEngine", "FILE", "write the engine"),
         ("getPlanVersionOnly", "", "print the versions in the file given with --loadEngine, without loading it"),
     ])  # fmt: skip
-    missing("Model", "uff uffInput", "UFF is obsolete; export ONNX with tf2onnx", "FILE")
+    missing("Model", "uff uffInput", "UFF is obsolete; give the TensorFlow model itself to --onnx: SavedModel, .h5, .keras, frozen .pb or .tflite", "FILE")
     missing("Model", "uffNHWC asyncFileReader", "belongs to TensorRT's own loaders; engines here are memory-mapped")
     add("Build", [
         ("minShapes", "SPEC", "profile's smallest shapes: input0:1x3x224x224,input1:...", "", True),
@@ -56,7 +57,7 @@ def _flags() -> list[Flag]:
         ("avgTiming", "M", "timed rounds averaged per tactic (8)"),
         ("builderOptimizationLevel", "0..5", "effort of the search (3)"),
         ("maxTactics", "N", "cap on tactics timed per layer (-1: by level)"),
-        ("tacticSources", "SPEC", "+name,-name: switch tactics on or off (cpu/onednn_conv, ONEDNN, CUBLAS_LT, +CUDNN, +cublaslt_half, ...)"),
+        ("tacticSources", "SPEC", "+name,-name: switch tactics on or off (cpu/onednn_conv, ONEDNN, CUBLAS_LT, +CUDNN, +CUSPARSELT, +cublaslt_half, ...)"),
         ("allowFallback", "", "layers without a kernel on the GPU run on the host; each is reported with the bytes copied for it"),
         ("pure", "", "whet's kernels only: no library kernels on the GPU"),
         ("skipInference", "", "stop after the build"),
@@ -68,17 +69,19 @@ def _flags() -> list[Flag]:
         ("deterministic", "", "only tactics with reproducible results"),
         ("strictNumerics", "", "no Winograd, and no kernel that loses NaN or infinities"),
         ("noVerify", "", "do not compare the engine with the reference after the build"),
+        ("markDebug", "NAMES", "values of the model that become outputs of the engine, for --saveDebugTensors (* matches any text; they are not fused)"),
         ("strict", "", "refuse, instead of reporting, permissions and flags that cannot be used"),
         ("monitorMemory", "", "report memory while building"),
+        ("refit", "", "weights can be replaced later; every engine can do that, and loses no speed by it"),
+        ("refitFromOnnx", "FILE", "with --loadEngine: put the weights of a model of the same structure into the engine; its outputs are compared with the model's"),
     ])  # fmt: skip
     missing("Build", "inputIOFormats outputIOFormats", "inputs and outputs are row-major in their own types so far", "SPEC")
-    missing("Build", "refitFromOnnx", "refit is not built yet; build again, the timing cache makes it quick", "FILE")
-    missing("Build", "refit stripWeights stripAllWeights", "refit is not built yet; build again, the timing cache makes it quick")
+    missing("Build", "stripWeights stripAllWeights", "an engine file contains its weights; --refitFromOnnx replaces them")
     missing("Build", "versionCompatible vc excludeLeanRuntime", "engines here are data: the loader checks versions itself and falls back to safe tactics")
     missing("Build", "useRuntime leanDLLPath runtimePlatform", "engines here are data: there is one runtime, in Python", "VALUE")
     missing("Build", "hardwareCompatibilityLevel", "an engine opens on other hardware with safe tactics and a warning; --requireSameHardware refuses", "LEVEL")
     missing("Build", "maxAuxStreams tilingOptimizationLevel l2LimitForTiling", gpu, "N")
-    missing("Build", "preview remoteAutoTuningConfig decomposableAttentions markDebug tempdir tempfileControls", "features of TensorRT's builder without a counterpart here", "SPEC")
+    missing("Build", "preview remoteAutoTuningConfig decomposableAttentions tempdir tempfileControls", "features of TensorRT's builder without a counterpart here", "SPEC")
     missing("Build", "allowWeightStreaming markUnfusedTensorsAsDebugTensors safe consistency dumpKernelText restricted cpuOnly directIO pluginInstanceNorm pi enablePluginOverride", "a feature of TensorRT's builder without a counterpart here")
     missing("Build", "minTiming", "--avgTiming sets how often a tactic is timed; candidates within the noise of each other are re-timed", "M")
     missing("Build", "heuristic", "--builderOptimizationLevel sets how many candidates are timed")
@@ -129,6 +132,8 @@ def _flags() -> list[Flag]:
         ("threads", "", "one host thread per stream (always with --infStreams)"),
         ("separateProfileRun", "", "profile in a separate run (always)"),
         ("useProfile", "N", "optimization profile to run (default: the one tuned for the nearest shapes)"),
+        ("saveDebugTensors", "SPEC", "NAME:FILE,... outputs to write: .npy, else raw bytes"),
+        ("saveAllDebugTensors", "summary|numpy|string|raw", "write all tensors of --markDebug in these formats (comma separated)"),
         ("loadInputs", "SPEC", "name:file,... raw binary, .npy or .npz; else random, seeded"),
         ("timeDeserialize", "", "time loading the engine and stop"),
         ("numThreads", "N", "CPU threads of the engine (0: all usable; auto: the fastest count, by timing whole engines)"),
@@ -141,32 +146,34 @@ def _flags() -> list[Flag]:
         ("useCudaGraph", "", "replay the engine as one CUDA graph (default)"),
         ("noCudaGraph", "", "launch kernel by kernel (GPU)"),
         ("coldL2", "", "flush the L2 cache before each query's compute: times with a cold cache (GPU)"),
+        ("timeRefit", "", "time the replacement of all weights by themselves, before the inference"),
     ])  # fmt: skip
     missing("Inference", "useManagedMemory", gpu)
     missing("Inference", "persistentCacheRatio", gpu, "R")
-    missing("Inference", "timeRefit", "refit is not built yet")
-    missing("Inference", "weightStreamingBudget saveDebugTensors saveAllDebugTensors", "a feature of TensorRT without a counterpart here", "V")
+    missing("Inference", "weightStreamingBudget", "a feature of TensorRT without a counterpart here", "V")
     missing("Inference", "allocationStrategy", "the arena is planned per profile", "V")
     missing("Inference", "batch maxBatch", "TensorRT 10 removed implicit batch; give --shapes", "N")
     missing("Inference", "loadRefOutputs refPair accuracyAlgorithm atol rtol accuracyThreshold", "every build is verified against the reference instead (--noVerify turns it off)", "V")
     missing("Tuning", "tuneBuildRoutes tuneBuildRouteFile tuningSearch tuningCacheFile tuningTimeOut setBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single passes", "V")
     missing("Tuning", "saveAllEngines dryRun continue helpBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single passes")
     add("Reporting", [
-        ("verbose", "", "log every decision"),
+        ("verbose", "", "trtexec's whole log, with every decision"),
+        ("quiet", "", "the six-line summary, warnings and errors only"),
         ("json", "", "print the build, the performance and the warnings as JSON; the log goes to standard error"),
         ("avgRuns", "N", "runs per trace average (10)"),
         ("percentile", "P1,P2,...", "percentiles to report (90,95,99)"),
         ("dumpProfile", "", "print time per layer"),
+        ("splitFusions", "", "also build and time the operations of each fused layer alone, and print the time that fusion saves"),
         ("dumpLayerInfo", "", "print the layers"),
         ("dumpOutput", "", "print the outputs"),
         ("dumpRawBindingsToFile", "", "write outputs as raw files"),
         ("dumpOptimizationProfile", "", "print the profiles"),
+        ("dumpRefit", "", "print the weights that can be replaced, with their types"),
         ("exportTimes", "FILE", "times of each iteration, JSON"),
         ("exportOutput", "FILE", "outputs, JSON"),
         ("exportProfile", "FILE", "time per layer, JSON"),
         ("exportLayerInfo", "FILE", "layers, JSON (names only unless --profilingVerbosity=detailed)"),
     ])  # fmt: skip
-    missing("Reporting", "dumpRefit", "refit is not built yet")
     add("System", [
         ("backend", "NAME", "backend to build for: cpu, cuda, null or another that is installed (cpu)"),
         ("device", "N", "GPU number (cuda)"),

@@ -38,6 +38,8 @@ def shapes(text: str, flag: str) -> Shapes:
         if not re.fullmatch(r"\d+(x\d+)*", dims):
             raise UsageError(f"--{flag}: {dims!r} is not a shape for '{name}'; write it as 1x3x224x224")
         got[name] = tuple(int(d) for d in dims.split("x"))
+        if 0 in got[name]:
+            raise UsageError(f"--{flag}: '{name}' has a dimension of 0 in {dims}: nothing would be computed. Give sizes of at least 1")
         if max(got[name]) > _LARGEST:
             raise UsageError(f"--{flag}: '{name}' has a dimension of {max(got[name])}; the largest is {_LARGEST}")
     return got

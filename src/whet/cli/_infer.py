@@ -11,6 +11,8 @@ import numpy as np
 
 from whet.array_files import read_arrays
 from whet.cli import _exec_values as values
+from whet.cli._debug_tensors import save_debug_tensors
+from whet.cli._exec_summary import print_engine_summary
 from whet.cli._summary import Log, print_summary
 from whet.engine.time_check import find_contradiction
 from whet.errors import ShapeError, UsageError
@@ -29,7 +31,7 @@ def infer(o: Any, log: Log, engine: Any) -> None:
     context = engine.create_context(profile)
     input_shapes = context.input_shapes(shapes)
     if len(engine.plan.profiles) > 1:
-        log.info(f"Optimization profile {context.profile_index}{'' if profile is not None else ', by the shapes'}.")
+        log.result(f"Optimization profile {context.profile_index}{'' if profile is not None else ', by the shapes'}.")
     for name, shape in input_shapes.items():
         log.info(f"Input binding for {name} with dimensions {'x'.join(map(str, shape)) or 'scalar'} is created.")
     feed = make_inputs(engine, input_shapes, o.get("loadInputs"))
@@ -48,17 +50,20 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         others = [engine.create_context(profile) for _ in range(streams - 1)]
         result = measure([context, *others], [feed] * streams, sleep_ms=o.number("sleepTime"), **limits)
     batch = next((s[0] for s in input_shapes.values() if s), 1)
+    print_engine_summary(log, engine, result, input_shapes, context)
     print_summary(
         log,
         result,
         batch=batch,
         percentiles=values.percentiles(o.get("percentile", "90,95,99")),
         avg_runs=o.number("avgRuns"),
+        device="GPU" if engine.backend.capabilities.user_streams else "",
     )
     log.facts["peak_memory"] = str(engine.memory(context))
     log.info(f"Peak memory: {log.facts['peak_memory']}")
     _profile(o, log, context, feed, median(t.compute for t in result.traces))
     _outputs(o, log, context, feed)
+    save_debug_tensors(o, log, context, feed, log.facts.get("debug_tensors", []))
     if "exportTimes" in o:
         _write(Path(o.get("exportTimes")), [t.to_json() for t in result.traces], log)
 
@@ -114,7 +119,7 @@ def _read(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.
 
 def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray], engine_ms: float) -> None:
     """Prints and exports the layers' times; `engine_ms` is the median of the whole engine."""
-    if "dumpProfile" not in o and "exportProfile" not in o:
+    if not any(f in o for f in ("dumpProfile", "exportProfile", "splitFusions")):
         return
     from whet.inspector import profile_records
 
@@ -124,13 +129,18 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray], engine
     if "exportProfile" in o:
         _write(Path(o.get("exportProfile")), records, log)
     if "dumpProfile" in o:
-        log.info("")
-        log.info(f"=== Profile ({records[0]['count']} iterations ) ===")
+        log.requested("")
+        log.requested(f"=== Profile ({records[0]['count']} iterations ) ===")
         if context.engine.plan.arenas[context.profile_index].concurrent_samples:
-            log.info("Samples run separately: times are those of one sample.")
+            log.requested("Samples run separately: times are those of one sample.")
         _profile_table(log, context, records[1:], {k: v.shape for k, v in feed.items()})
         if disturbed := find_contradiction({f"{i}: {r['name']}": r["medianMs"] for i, r in enumerate(records[1:])}, engine_ms):
-            log.info(disturbed)
+            log.requested(disturbed)
+    if "splitFusions" in o:
+        from whet.cli._split_fusions import print_parts
+
+        cache = "" if "noBuilderCache" in o else (o.get("timingCacheFile") or None)
+        print_parts(log, context, records[1:], {k: v.shape for k, v in feed.items()}, cache)
 
 
 def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]) -> None:
@@ -140,7 +150,7 @@ def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes
     engine = context.engine
     peaks = engine.backend.peaks()
     facts = layer_facts(engine.plan.part(context.profile_index)[0], shapes) if peaks else []
-    log.info("   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   " + ("      MB    GFLOP   Bound    Peak(%)   " if peaks else "") + "Layer")
+    log.requested("   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   " + ("      MB    GFLOP   Bound    Peak(%)   " if peaks else "") + "Layer")
     for i, r in enumerate(records):
         roofline = ""
         if peaks:
@@ -149,9 +159,9 @@ def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes
             share = 100 * 1e3 * max(moved, computed) / r["medianMs"] if r["medianMs"] > 0 else 0.0
             bound = "memory" if moved >= computed else "compute"
             roofline = f"{f.bytes / 1e6:8.2f} {f.flops / 1e9:8.3f}   {bound:<7}  {share:7.1f}   "
-        log.info(f"{r['timeMs']:11.2f}  {r['averageMs']:11.4f}  {r['medianMs']:11.4f}  {r['percentage']:8.1f}   {roofline}{r['name']}")
+        log.requested(f"{r['timeMs']:11.2f}  {r['averageMs']:11.4f}  {r['medianMs']:11.4f}  {r['percentage']:8.1f}   {roofline}{r['name']}")
     total, average, middle = (sum(r[k] for r in records) for k in ("timeMs", "averageMs", "medianMs"))
-    log.info(f"{total:11.2f}  {average:11.4f}  {middle:11.4f}     100.0   Total")
+    log.requested(f"{total:11.2f}  {average:11.4f}  {middle:11.4f}     100.0   Total")
 
 
 def _compute_type(f: Any) -> str:
@@ -178,13 +188,13 @@ def _outputs(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> Non
         _write(Path(o.get("exportOutput")), output_records(outputs), log)
     for name, a in outputs.items():
         if "dumpOutput" in o:
-            log.info(f"{name}: ({'x'.join(map(str, a.shape))})")
-            log.info(" ".join(f"{v:g}" for v in a.reshape(-1)[:1000].astype(np.float64)) + (" ..." if a.size > 1000 else ""))
+            log.requested(f"{name}: ({'x'.join(map(str, a.shape))})")
+            log.requested(" ".join(f"{v:g}" for v in a.reshape(-1)[:1000].astype(np.float64)) + (" ..." if a.size > 1000 else ""))
         if "dumpRawBindingsToFile" in o:
             safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
             path = Path(f"{safe}.output.{'x'.join(map(str, a.shape))}.{a.dtype}.raw")
             a.tofile(path)
-            log.info(f"Wrote {path}")
+            log.result(f"Wrote {path}")
 
 
 def _write(path: Path, data: Any, log: Log) -> None:
@@ -193,4 +203,4 @@ def _write(path: Path, data: Any, log: Log) -> None:
             part.write_text(json.dumps(data, indent=1))
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
-    log.info(f"Wrote {path}")
+    log.result(f"Wrote {path}")

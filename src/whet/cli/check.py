@@ -16,15 +16,14 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")
 @click.pass_context
 def command(ctx: click.Context, model: str, shapes: str, every: bool, as_json: bool) -> None:
-    """Try every node of an ONNX model, or layer of a Caffe prototxt, and list the unsupported ones, with the reason and the nearest workaround.
+    """Try every node of a model (ONNX, TensorFlow, Caffe), and list the unsupported ones, with the reason and the nearest workaround.
 
     Exit code 0 if every node is supported, else 1.
     """
     from whet.cli import _exec_values as values
-    from whet.cli._model import is_caffe
-    from whet.frontends import check_caffe, check_onnx
+    from whet.frontends import check_file
 
-    report = (check_caffe if is_caffe(model) else check_onnx)(model, shapes=values.shapes(shapes, "shapes") if shapes else None)
+    report = check_file(model, shapes=values.shapes(shapes, "shapes") if shapes else None)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
     else:

@@ -39,7 +39,7 @@ def command(
     from whet.cli._output_files import check_writable
     from whet.cli._runners import is_engine
     from whet.errors import UsageError
-    from whet.frontends import network_from_onnx
+    from whet.frontends import network_from_file
     from whet.pruning import compare
 
     check_writable(*models, html=html)
@@ -62,7 +62,7 @@ def command(
         raise UsageError("--html shows engines: give at least one engine file, or --levels or --ablate with one model")
     stems = [Path(m).stem for m in models]
     names = stems if len(set(stems)) == len(stems) else list(models)
-    nets = {name: network_from_onnx(m) for name, m in zip(names, models, strict=True)}
+    nets = {name: network_from_file(m) for name, m in zip(names, models, strict=True)}
     with Bar("building") as bar:
         comparison = compare(nets, None if no_engines else build_config(**build), seconds=seconds, progress=bar.update)
     if as_json:

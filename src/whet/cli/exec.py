@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from whet.cli._console import print_json
+from whet.cli._debug_tensors import check_debug_flags, mark_debug_tensors
 from whet.cli._exec_checks import check_against, check_files, check_values, unused
 from whet.cli._exec_config import Options, build_config, threads
 from whet.cli._exec_flags import FLAGS, help_text, parse
@@ -21,7 +22,8 @@ from whet.errors import UsageError, WhetError
 from whet.files import replacing
 
 _BUILD_GROUPS = ("Build", "Precision", "Sparsity", "Timing cache")
-_LOAD_FLAGS = ("skipInference", "buildOnly", "profilingVerbosity", "explicitBatch")
+_LOAD_FLAGS = ("skipInference", "buildOnly", "profilingVerbosity", "explicitBatch", "refit", "refitFromOnnx")
+_SOURCES = ("onnx", "torch", "deploy", "loadEngine")
 
 
 class RawCommand(click.Command):
@@ -43,11 +45,11 @@ def command(ctx: click.Context) -> None:
         click.echo(help_text())
         ctx.exit(0 if argv else 2)
     o = Options(*parse(argv))
-    log = Log("verbose" in o, "json" in o)
+    log = Log("verbose" in o, "json" in o, "quiet" in o)
     from whet import __version__
 
     line = "whet exec " + " ".join(argv)
-    log.echo(f"&&&& RUNNING whet.exec [whet v{__version__}] # {line}")
+    log.frame(f"&&&& RUNNING whet.exec [whet v{__version__}] # {line}")
     try:
         _run(o, log)
     except BrokenPipeError:
@@ -59,7 +61,7 @@ def command(ctx: click.Context) -> None:
         ctx.exit(code)
     if log.as_json:
         print_json(log.facts)
-    log.echo(f"&&&& PASSED whet.exec [whet v{__version__}] # {line}")
+    log.frame(f"&&&& PASSED whet.exec [whet v{__version__}] # {line}")
 
 
 def _run(o: Options, log: Log) -> None:
@@ -74,15 +76,19 @@ def _run(o: Options, log: Log) -> None:
         if "loadEngine" not in o:
             raise UsageError("--getPlanVersionOnly needs --loadEngine=FILE")
         log.facts["versions"] = engine_versions(o.get("loadEngine"))
-        log.info(f"Engine versions: {log.facts['versions']}")
+        log.requested(f"Engine versions: {log.facts['versions']}")
         return
-    if ("onnx" in o) + ("deploy" in o) + ("loadEngine" in o) != 1:
-        uff = " UFF files cannot be read: convert the TensorFlow model itself to ONNX with tf2onnx." if "uff" in o.unavailable else ""
-        raise UsageError(f"give either --onnx=FILE or --deploy=FILE to build an engine, or --loadEngine=FILE to run one.{uff}")
+    if sum(name in o for name in _SOURCES) != 1:
+        uff = " UFF files cannot be read: give the TensorFlow model itself to --onnx." if "uff" in o.unavailable else ""
+        builds = "--onnx=FILE, --torch=python:MODULE:FUNCTION or --deploy=FILE"
+        raise UsageError(f"give one of {builds} to build an engine, or --loadEngine=FILE to run one.{uff}")
+    if "refitFromOnnx" in o and "loadEngine" not in o:
+        raise UsageError("--refitFromOnnx puts new weights into the engine of --loadEngine=FILE; to build from the model, give it to --onnx")
     if lost := [f"--{n}" for n in ("model", "output") if n in o and "deploy" not in o]:
         raise UsageError(f"{', '.join(lost)} belongs to a Caffe model: give --deploy=FILE, its prototxt")
     check_values(o)
     check_files(o)
+    check_debug_flags(o)
     for text in unused(o):
         log.warn(text)
     if "device" in o:
@@ -93,10 +99,14 @@ def _run(o: Options, log: Log) -> None:
     engine = _load(o, log) if "loadEngine" in o else _build(o, log)
     if "timeDeserialize" in o:
         return
+    engine = _refit(o, log, engine)
     plan = engine.plan
     log.facts |= {"engine": o.get("saveEngine") or o.get("loadEngine") or None, "backend": plan.backend, "layers": len(plan.network.layers)}
     _print_layers(o, log, engine)
     if "skipInference" in o or "buildOnly" in o:
+        from whet.cli._exec_summary import print_engine_summary
+
+        print_engine_summary(log, engine)
         return
     from whet.cli._infer import infer
 
@@ -132,12 +142,19 @@ def _build(o: Options, log: Log):
     from whet.runtime import Runtime, arena_bytes
 
     start = time.perf_counter()
-    source = o.get("deploy") or o.get("onnx")
-    net, fixed = _caffe(o, log) if "deploy" in o else network_for(source, o.get("shapes"))
+    source = o.get("deploy") or o.get("torch") or o.get("onnx")
+    if "deploy" in o or "torch" in o:
+        net, fixed = _caffe(o, log) if "deploy" in o else _torch(o), False
+    else:
+        net, fixed = network_for(source, o.get("shapes"))
     if fixed:
         log.info("The model can be built for fixed shapes only: those of --shapes.")
     log.info(f"Read {source}: {len(net.layers)} layers, {len(net.constants)} weights in {time.perf_counter() - start:.2f} s")
     check_against(o, {t.name: t.shape for t in net.inputs})
+    if "markDebug" in o:
+        marked = mark_debug_tensors(net, o.get("markDebug"))
+        log.facts["debug_tensors"] = marked
+        log.result(f"Debug tensors are outputs of the engine, and layers are not fused across them: {', '.join(marked)}")
     config = build_config(o, log, net)
     net = _sparsity(log, net, config)
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
@@ -145,7 +162,7 @@ def _build(o: Options, log: Log):
     for note in plan.report.notes:
         log.warn(note)
     for text in plan.report.info:
-        log.info(text)
+        log.result(text)
     _copies_to_host(log, plan)
     passes = plan.report.passes
     fired: dict[str, int] = {}
@@ -166,7 +183,7 @@ def _build(o: Options, log: Log):
         log.info(f"Created engine with size: {os.path.getsize(o.get('saveEngine')) / 2**20:.4g} MiB")
     if "saveLock" in o:
         save_lock(plan, o.get("saveLock"))
-        log.info(f"Lock written to {o.get('saveLock')}: --lock={o.get('saveLock')} builds this engine again")
+        log.result(f"Lock written to {o.get('saveLock')}: --lock={o.get('saveLock')} builds this engine again")
     log.facts |= {"build_seconds": seconds, "passes_fired": fired, "notes": list(plan.report.notes), "found": list(plan.report.info)}
     log.info(f"Engine built in {seconds:.4g} sec.")
     spent = {name: s for name, s in plan.report.phase_seconds.items() if s >= 0.005}
@@ -192,8 +209,49 @@ def _caffe(o: Options, log: Log):
     if "model" not in o:
         log.warn("--model is not given: the weights are random, so only times are meaningful.")
     outputs = tuple(n for n in o.get("output").split(",") if n) if "output" in o else ()
-    net = network_from_caffe(o.get("deploy"), o.get("model") or None, shapes=shapes, outputs=outputs, random_weights="model" not in o)
-    return net, False
+    return network_from_caffe(o.get("deploy"), o.get("model") or None, shapes=shapes, outputs=outputs, random_weights="model" not in o)
+
+
+def _torch(o: Options):
+    """The network of the module that --torch's function returns, alone or with its example inputs."""
+    from whet.cli import _exec_values as values
+    from whet.frontends.torch import example_for, from_torch
+    from whet.registry import user_function
+
+    made = user_function(o.get("torch"), "--torch")()
+    if isinstance(made, tuple):
+        module, example = made
+        return from_torch(module, example)
+    shapes = o.get("shapes") or o.get("optShapes")
+    if not shapes:
+        raise UsageError("--torch: the function returns a module without example inputs; give --shapes=NAME:1x3x224x224, or return (module, example)")
+    names, tensors = example_for(made, {n: tuple(s) for n, s in values.shapes(shapes, "shapes").items()})
+    return from_torch(made, tensors, input_names=names)
+
+
+def _refit(o: Options, log: Log, engine):
+    """The engine with the weights of --refitFromOnnx; --timeRefit and --dumpRefit."""
+    weights = engine.refittable_weights() if "dumpRefit" in o or "timeRefit" in o else {}
+    if "dumpRefit" in o:
+        for name, type_ in sorted(weights.items()):
+            log.info(f"Refittable weight {name}: {type_ or 'its values are not in the engine file'}")
+    if "refitFromOnnx" in o:
+        from whet.frontends import network_from_file
+
+        start = time.perf_counter()
+        engine = engine.refit(network_from_file(o.get("refitFromOnnx")))
+        log.info(f"Engine refitted with {o.get('refitFromOnnx')} in {time.perf_counter() - start:.4g} sec; its outputs are the model's.")
+        if "saveEngine" in o:
+            from whet.engine import write_engine
+
+            write_engine(engine.plan, o.get("saveEngine"))
+    if "timeRefit" in o:
+        own = {name: a for name, a in engine.plan.source_weights.items() if name in weights}
+        start = time.perf_counter()
+        engine.refit(own)
+        log.facts["refit_seconds"] = time.perf_counter() - start
+        log.info(f"Engine refitted in {log.facts['refit_seconds']:.4g} sec.")
+    return engine
 
 
 def _load(o: Options, log: Log):
@@ -229,12 +287,14 @@ def _copies_to_host(log: Log, plan) -> None:
 
 
 def _sparsity(log: Log, net, config):
-    """Applies --sparsity to the weights (before calibration); warns about zeros that no kernel skips."""
+    """Applies --sparsity to the weights (before calibration); warns about zeros that no kernel skips, and about 2:4 weights without their kernels."""
     from whet.builder.candidates.sparse_weights import apply_sparsity
-    from whet.sparsity.report import describe_zeros
+    from whet.sparsity.report import describe_two_four, describe_zeros
 
     net, notes = apply_sparsity(net, config)
     if not config.sparsity.startswith("force") and (text := describe_zeros(net)) is not None:
+        notes.append(text)
+    if config.sparsity == "disable" and (text := describe_two_four(net)) is not None:
         notes.append(text)
     for note in notes:
         log.warn(note)
@@ -248,12 +308,12 @@ def _sparse_lines(log: Log, plan) -> None:
 
     eligible, _ = eligible_layers(plan.network)
     picked = picked_layers(plan)
-    log.info(f"(Sparsity) Layers eligible for sparse math: {', '.join(eligible)}")
-    log.info(f"(Sparsity) TRT inference plan picked sparse implementation for layers: {', '.join(picked)}")
+    log.result(f"(Sparsity) Layers eligible for sparse math: {', '.join(eligible)}")
+    log.result(f"(Sparsity) TRT inference plan picked sparse implementation for layers: {', '.join(picked)}")
     if len(picked) < len(eligible):
-        log.info(f"(Sparsity) {len(eligible) - len(picked)} of {len(eligible)} eligible layers run dense: {why_dense(plan)}")
+        log.result(f"(Sparsity) {len(eligible) - len(picked)} of {len(eligible)} eligible layers run dense: {why_dense(plan)}")
     for line in sparsity_lines(sparsity_rows(plan)):
-        log.info(line)
+        log.result(line)
 
 
 def _print_layers(o: Options, log: Log, engine) -> None:
@@ -261,12 +321,12 @@ def _print_layers(o: Options, log: Log, engine) -> None:
 
     verbosity = engine.plan.options.get("profiling_verbosity", "layer_names_only")
     if "dumpLayerInfo" in o:
-        log.info("Layer Information:")
+        log.requested("Layer Information:")
         for k, part in enumerate(engine.plan.by_profile()):
             if k:
-                log.info(f"Layers of profile {k}:")
+                log.requested(f"Layers of profile {k}:")
             for text in layer_lines(part, verbosity):
-                log.info(text)
+                log.requested(text)
     if "exportLayerInfo" in o:
         import json
 
@@ -280,7 +340,7 @@ def _print_layers(o: Options, log: Log, engine) -> None:
     if "dumpOptimizationProfile" in o:
         for k, p in enumerate(engine.plan.profiles):
             for name, (lo, opt, hi) in p.shapes.items():
-                log.info(f"Profile {k}: {name} min {_x(lo)} opt {_x(opt)} max {_x(hi)}")
+                log.requested(f"Profile {k}: {name} min {_x(lo)} opt {_x(opt)} max {_x(hi)}")
 
 
 def _write(path: Path, text: str, log: Log) -> None:
@@ -289,7 +349,7 @@ def _write(path: Path, text: str, log: Log) -> None:
             part.write_text(text)
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
-    log.info(f"Wrote {path}")
+    log.result(f"Wrote {path}")
 
 
 def _x(shape) -> str:

@@ -87,7 +87,7 @@ def command(
     Prune, fine-tune, calibrate (or --qat), build: in this order. A training that was killed continues from --checkpoint with the same results.
     """
     from whet.errors import UsageError
-    from whet.frontends import network_from_onnx, save_onnx
+    from whet.frontends import network_from_file, save_onnx
     from whet.precision import Preprocessing
     from whet.training import finetune, quantization_aware, training_data
 
@@ -98,8 +98,8 @@ def command(
     say = partial(click.echo, err=as_json)
     target = output or str(Path(model).with_suffix(".tuned.onnx"))
     check_writable(model, teacher, data_source, test_source, output=target, recipe=recipe, checkpoint=settings["checkpoint"] or None)
-    net = network_from_onnx(model)
-    original = network_from_onnx(teacher) if teacher else None
+    net = network_from_file(model)
+    original = network_from_file(teacher) if teacher else None
     preprocessing = Preprocessing.parse(preprocess) if preprocess else None
     data = training_data(data_source, net, preprocessing)
     test = training_data(test_source, net, preprocessing) if test_source else None

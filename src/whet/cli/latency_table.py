@@ -29,12 +29,12 @@ def command(model: str, table: str | None, add: tuple[str, ...], multiple: int, 
     it; rows of several models and machines can share it. After Ctrl-C the next run continues. Rows timed under external load are marked,
     and re-timed by the next run on an idle machine.
     """
-    from whet.frontends import network_from_onnx
+    from whet.frontends import network_from_file
     from whet.pruning.latency_table import LatencyTable
     from whet.pruning.staircase import staircases
 
     say = partial(click.echo, err=as_json)
-    net = network_from_onnx(model)
+    net = network_from_file(model)
     target = table or str(Path(model).with_suffix(".latency.json"))
     check_writable(export=target)
     rows = LatencyTable(target)

@@ -41,6 +41,8 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 @click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Rank over all groups, or per group.")
 @click.option("--multiple", type=click.IntRange(1), help="Keep a multiple of this many channels per group "
               "(default: 8; with --flops, --params or --channels eighths of narrow groups).")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), default=1, show_default=True,
+              help="With a counted target and --calibData: cut in so many steps, recover and score again between them.")
 @click.option("--width", multiple=True, metavar="GROUP=N", help="Units to keep of this group, regardless of --ratio (repeatable; --list).")
 @click.option("--skip", multiple=True, help="Group, branch or layer to leave unpruned (repeatable; --list).")
 @click.option("--list", "list_only", is_flag=True, help="List the prunable groups and residual branches, and exit.")
@@ -85,13 +87,13 @@ def command(
     """
     from whet.cli._prune_pattern import prune_to_pattern
     from whet.errors import UsageError
-    from whet.frontends import network_from_onnx, save_onnx
+    from whet.frontends import network_from_file, save_onnx
     from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, recover, save_recipe, save_weights
     from whet.pruning.order import note
     from whet.pruning.recipe import must_have_safetensors
     from whet.search.recipe.data import load_unlabelled
 
-    net = network_from_onnx(model)
+    net = network_from_file(model)
     if list_only:
         print_json(_group_facts(net)) if as_json else click.echo("\n".join(_group_lines(net)))
         return
@@ -211,7 +213,7 @@ def _config(o: dict[str, Any]) -> Any:
     targets = [Target.parse(k, v) for k, v in given if v is not None]
     if len(targets) > 1:
         raise UsageError(f"one target at a time: --{targets[0].kind} and --{targets[1].kind} are given")
-    fields = {k: o.pop(k) for k in ("ratio", "depth", "importance", "scope", "multiple", "table", "retime", "insist")}
+    fields = {k: o.pop(k) for k in ("ratio", "depth", "importance", "scope", "multiple", "table", "retime", "insist", "steps")}
     skip, engines, floor, widths = o.pop("skip"), not o.pop("no_engines"), not o.pop("no_floor"), _widths(o.pop("width"))
     target = targets[0] if targets else None
     return PruneConfig(**fields, skip=skip, widths=widths, engines=engines, floor=floor, target=target, build=build_config(**o))

@@ -117,6 +117,20 @@ def read_engine(source: Source) -> EnginePlan:
 # reading
 
 
+def release_pages(plan: EnginePlan) -> None:
+    """Returns the memory of a mapped engine file to the system, once its weights are packed; weights that are needed again are read from the file."""
+    mapped = set()
+    for part in plan.by_profile():
+        for t in part.network.constants.values():
+            base: Any = None if t.weight is None else t.weight.array
+            while isinstance(base, np.ndarray):
+                base = base.base
+            if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap):
+                mapped.add(base.obj)
+    for memory in mapped:
+        memory.madvise(mmap.MADV_DONTNEED)
+
+
 class _Opened:
     """A memory-mapped file, or bytes. The mapping lives as long as an array in it."""
 

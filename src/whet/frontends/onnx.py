@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from whet.errors import FrontendError
+from whet.frontends._merged_vectors import separate_merged_vectors
 from whet.frontends._onnx_advice import DAMAGED
 from whet.frontends._onnx_graph import GraphReader, Scope, mark_value
 from whet.frontends._onnx_load import load_model, opsets
@@ -49,6 +50,7 @@ def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes |
         return net  # read with on_problem: an output was not reached
     for t, name in zip(outputs, names, strict=True):
         mark_value(net, t, name)
+    separate_merged_vectors(net)
     return verify(net, types=False)
 
 

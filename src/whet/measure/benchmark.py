@@ -62,8 +62,8 @@ def benchmark(
     seconds: float = 1.0,
 ) -> Benchmark:
     """Times `engine` on `inputs` by name, or on seeded random values of `shapes`. Raises ShapeError, UsageError for both or for no time."""
-    if not seconds > 0:
-        raise UsageError(f"seconds: {seconds!r} is not above 0")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise UsageError(f"seconds: {seconds!r} is not a number above 0")
     if inputs is not None and shapes is not None:
         raise UsageError("shapes: the inputs have shapes already; give one of inputs and shapes")
     if inputs is None:

@@ -75,7 +75,7 @@ def compare_engines(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple
         low, high = ranking.interval(k)
         snr, worst = output_difference(outputs[0], outputs[k])
         change = (median(ratios), confidence_interval(ratios)) if k else (0.0, (0.0, 0.0))
-        rows.append(EngineRow(name, 1e3 * ranking.seconds(k), (1e3 * low, 1e3 * high), *change, snr, worst))
+        rows.append(EngineRow(name, 1e3 * median(ranking.samples[k]), (1e3 * low, 1e3 * high), *change, snr, worst))
     return rows
 
 

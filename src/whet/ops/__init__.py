@@ -4,6 +4,7 @@ from whet.ops._base import OPS, REQUIRED, Couple, Op, Sample, get_op, given, giv
 from whet.ops._folding import FoldBudget
 from whet.ops._images import Axes, NotPerImage, follow, fused_layers, fused_results
 from whet.ops._interpret import bind_layer, bind_symbols, run_layer, run_network, run_regions, widened
+from whet.ops._origin import evaluate_origin
 from whet.ops._samples import sample_arrays, sample_layer
 from whet.ops._sequences import NoValue, ReadValue, TensorSequence
 from whet.ops._touching import batch_symbol, why_samples_touch
@@ -27,6 +28,7 @@ __all__ = [
     "bind_layer",
     "bind_symbols",
     "broadcast",
+    "evaluate_origin",
     "follow",
     "fused_layers",
     "fused_results",

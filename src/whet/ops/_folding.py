@@ -64,7 +64,8 @@ def _work(layer: Layer) -> int:
 
 def _constant_bytes(net: Network) -> int:
     regions = (r for layer in net.layers for r in layer.regions.values())
-    return sum(_nbytes(t) for t in net.constants.values()) + sum(_constant_bytes(r) for r in regions)
+    stored = {id(t.weight): _nbytes(t) for t in net.constants.values()}  # constants may share a weight
+    return sum(stored.values()) + sum(_constant_bytes(r) for r in regions)
 
 
 def _nbytes(t: Tensor) -> int:

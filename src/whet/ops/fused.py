@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from whet.errors import NetworkError
-from whet.network import Layer, Network, TensorType, parse_type
+from whet.network import Layer, Network, Tensor, TensorType, parse_type
 from whet.ops._base import OPS, REQUIRED, Sample, op
 from whet.ops._cost import FUSED_OPERATIONS
 
@@ -16,7 +16,20 @@ def infer(layer: Layer) -> list[TensorType]:
     for inner, outer in zip(body.inputs, layer.inputs, strict=True):
         if outer is None or inner.type != outer.type:
             raise NetworkError(f"fused layer '{layer.name}': body input %{inner.name} is {inner.type}, but is passed {outer and outer.type}")
+    if (free := _free_tensor(body)) is not None:
+        raise NetworkError(f"fused layer '{layer.name}': its body uses %{free.name} of the network around it; pass it as an input")
     return [t.type for t in body.outputs]
+
+
+def _free_tensor(body: Network) -> Tensor | None:
+    """A tensor that the body uses and neither has nor computes."""
+    known = {*body.inputs, *body.constants.values()}
+    for layer in body.layers:
+        for t in layer.inputs:
+            if t is not None and t not in known:
+                return t
+        known.update(layer.outputs)
+    return next((t for t in body.outputs if t not in known), None)
 
 
 def register_fused_kind(

@@ -7,11 +7,12 @@ the smallest content digests. Two calibrations on one machine with the same libr
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from whet.errors import CalibrationError, UsageError
+from whet.errors import BuildWarning, CalibrationError, UsageError
 from whet.network import Layer, Network, Tensor
 from whet.ops import run_layer, run_network
 from whet.precision.histogram import Histogram
@@ -49,8 +50,8 @@ def calibrate(
 
     `run` computes a sample (default: the reference in NumPy); `method` is one of METHODS, or "auto": per tensor the one with the
     smallest error, min-max unless another halves it. `forced` sets the method per tensor. `zero_points` allows zero points for skewed ranges.
-    Raises CalibrationError for missing data, NaN or infinities, and constant tensors, naming the tensor; UsageError for an
-    unknown method.
+    Raises CalibrationError for missing data, NaN or infinities, and constant inputs, naming the tensor; UsageError for an
+    unknown method. A constant inner tensor gets a range that has its value, with a BuildWarning.
     """
     for m in (method, *(forced or {}).values()):
         if m != "auto" and m not in METHODS:
@@ -60,12 +61,15 @@ def calibrate(
         raise CalibrationError(f"'{net.name}' has no quantizable layer: no convolution or matrix product with constant weights")
     run = run or _reference(net, sites.names())
     histograms, judges, count = _count(sites, samples, run, tell)
-    _check(histograms, count)
+    _check(net, histograms, count)
     values = [run(feeds) for feeds in judges]
     found = Ranges(model=model, samples=count)
     for t in sites.roots:
+        if (h := histograms[t.name]).low == h.high:
+            found.tensors[t.name] = _range_of_constant(h.low)
+            continue
         wanted = (forced or {}).get(t.name, method)
-        candidates = candidate_ranges(histograms[t.name], LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
+        candidates = candidate_ranges(h, LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
         found.tensors[t.name] = _judged(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
         if tell is not None:
             tell(t.name)
@@ -100,7 +104,8 @@ def content_digest(feeds: Feeds) -> str:
     return h.hexdigest()
 
 
-def _check(histograms: Mapping[str, Histogram], count: int) -> None:
+def _check(net: Network, histograms: Mapping[str, Histogram], count: int) -> None:
+    """Raises CalibrationError for data without values or information; warns of single constant tensors, such as the output of a dead ReLU."""
     if not count:
         raise CalibrationError(
             "there are no calibration samples: the folder, file or function gave none. "
@@ -109,11 +114,27 @@ def _check(histograms: Mapping[str, Histogram], count: int) -> None:
     for name, h in histograms.items():
         if not h.total:
             raise CalibrationError(f"%{name} is empty in every one of the {count} calibration samples: it has no range")
-        if h.low == h.high:
-            raise CalibrationError(
-                f"%{name} is {h.low:g} everywhere in the {count} calibration samples, so it has no range. Are these real data, "
-                "preprocessed as in training? If the tensor is really constant, leave its layers in floating point (--layerPrecisions)."
-            )
+    constant = {name: h.low for name, h in histograms.items() if h.low == h.high}
+    inputs = [t.name for t in net.inputs if t.name in constant]
+    if inputs or 2 * len(constant) > len(histograms):
+        name = inputs[0] if inputs else next(iter(constant))
+        raise CalibrationError(
+            f"%{name} is {constant[name]:g} everywhere in the {count} calibration samples, so it has no range. Are these real data, "
+            "preprocessed as in training? If the tensor is really constant, leave its layers in floating point (--layerPrecisions)."
+        )
+    for name, value in constant.items():
+        r = _range_of_constant(value)
+        warnings.warn(
+            f"%{name} is {value:g} everywhere in the {count} calibration samples, as behind a ReLU that is never active: its range is set to "
+            f"{r.low:g} to {r.high:g}, and other values will saturate there",
+            BuildWarning, stacklevel=4,
+        )  # fmt: skip
+
+
+def _range_of_constant(value: float) -> Range:
+    """A range that has the value as an integer: from 0 to a positive one, symmetric for a negative one, and up to 1 for 0."""
+    r = Range.within(value, value, abs(value), "constant")
+    return r if r.usable else Range(0.0, 1.0, "constant")
 
 
 def candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram], float]], zero_points: bool) -> list[Range]:

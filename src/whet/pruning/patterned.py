@@ -77,6 +77,7 @@ def apply_pattern(
         scores = WeightScores.of(net, wanted, importance, None if importance == "l1" else data, labels, seed)
         permuted = permute_channels(net, permute_seconds, scores, skip=skip, progress=progress)
         net, orders = permuted.network, permuted.orders
+        wanted = {x.name: x for x in net.layers if x.name in wanted}
     scores = WeightScores.of(net, wanted, importance, data, labels, seed)
     inputs = scores.inputs
     made = net.clone()

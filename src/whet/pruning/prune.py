@@ -26,6 +26,7 @@ from whet.pruning.order import check_order, note
 from whet.pruning.recipe import Recipe, recipe_of
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
 from whet.pruning.skipping import resolve_skipped
+from whet.pruning.stepwise import choose_stepwise
 from whet.pruning.target import TIMED, Target
 from whet.pruning.truth import measure_latencies
 
@@ -58,6 +59,7 @@ class PruneConfig:
     table: str | None = None  # file of a latency table to use and extend
     retime: bool = False  # ignore existing entries of latency table and timing cache
     engines: bool = True  # with a latency target: build both engines and time them
+    steps: int = 1  # selections, each on the recovered network of the one before; with a counted target and data
     floor: bool = True  # with a target and data: compare with uniform cuts at the same cost on held-out samples and keep the better
     recovery: RecoveryConfig | None = field(default_factory=RecoveryConfig)  # None: data are used for importance only
 
@@ -167,12 +169,14 @@ def prune(
     samples = Samples(data, labels) if data is not None else None
     if config.importance in NEED_DATA and samples is None:
         raise PruneError(f"--importance={config.importance} needs data: give --calibData (no labels needed)")
+    if config.steps > 1 and (config.target is None or config.target.kind in TIMED or data is None or config.recovery is None):
+        raise PruneError("several steps need a target in FLOPs, parameters or channels, and data (--calibData): they recover it")
     scores = importance(found, config.importance, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
     if config.target is None:
         kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple or _MULTIPLE, widths=config.widths)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
     else:
-        choice, report, uniform = _towards(net, config, found, blocks, scores, config.target, progress)
+        choice, report, uniform = _towards(net, config, found, blocks, scores, config.target, samples, progress)
         if uniform is not None and data is not None and config.recovery is not None and config.floor:
             choice, report = _with_floor(net, config, found, choice, report, uniform, data, progress)
     small = cut(net, choice.kept, found, removed=choice.removed)
@@ -215,6 +219,7 @@ def _with_branches(config: PruneConfig) -> bool:
 
 def _about(config: PruneConfig) -> dict:
     about = {"importance": name_of(config.importance), "multiple": config.multiple or "auto", "seed": config.seed}
+    about |= {"steps": config.steps} if config.steps > 1 else {}
     if config.target is None:
         return {"ratio": config.ratio, "scope": config.scope, **({"widths": dict(config.widths)} if config.widths else {}), **about}
     return {"target": {k: v for k, v in asdict(config.target).items() if v is not None}, "depth": config.depth, **about}
@@ -236,6 +241,7 @@ def _towards(
     blocks: Sequence[Branch],
     scores: Mapping[str, np.ndarray],
     target: Target,
+    samples: Samples | None,
     progress: Progress | None,
 ) -> tuple[Choice, Report, Choice | None]:
     """The selection for a target, its report, and uniform cuts at the same cost (None: there are none)."""
@@ -253,8 +259,25 @@ def _towards(
         return uniform_choice(found, weights, costs, share * costs.total({}), multiple)
 
     if target.kind not in TIMED:
-        costs = {"flops": flop_costs, "params": parameter_costs}.get(target.kind, lambda n, f, b: channel_costs(f, b))(net, found, blocks)
+        counted = {"flops": flop_costs, "params": parameter_costs}.get(target.kind, lambda n, f, b: channel_costs(f, b))
+        costs = counted(net, found, blocks)
         share = target.of(costs.total({}))
+        if config.steps > 1:
+            assert samples is not None
+            assert config.recovery is not None
+
+            def select(present: Network, groups: Sequence[Group], budget: float) -> Choice:
+                names = {b.name for b in blocks}
+                inside = blocks if present is net else [b for b in innermost(branches(present)) if b.name in names]
+                own = scores if present is net else importance(groups, config.importance, config.seed, net=present, samples=samples, blocks=inside)
+                own = per_layer(groups, inside, own) if config.importance not in COMPARABLE else own
+                return choose_within(groups, inside, own, counted(present, groups, inside), budget, multiple=multiple, progress=progress)
+
+            before = costs.total({})
+            kept, removed = choose_stepwise(net, found, select, before, share * before, config.steps, samples.data, config.recovery, progress)
+            after = costs.total({name: len(at) for name, at in kept.items()}, removed)
+            choice = Choice(kept, removed, before, after, 0.0)
+            return choice, Report(costs.unit, (before, after)), uniform(costs, share)
         choice = within(costs, share)
         return choice, Report(costs.unit, (choice.before, choice.after), gap=choice.gap), uniform(costs, share)
     with ExitStack() as stack:

@@ -190,7 +190,7 @@ def advise_sparsity(net: Network, config: BuildConfig, progress: Progress | None
     `engines`: if a layer gains, also builds the engine with and without forced 2:4 weights and measures both. The sum of layer times excludes
     reformats. Raises BackendError without the device, and BuildError if an engine cannot be built.
     """
-    config = replace(config, sparsity="disable")
+    config = replace(config, sparsity="enable")
     layers = static_layers(force_two_four(net)[0], config, filled=True)
     nodes = {x.name for x in net.layers if reduction_axis(x) is not None}
     timed, other_ms = [], 0.0

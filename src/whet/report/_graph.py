@@ -36,7 +36,7 @@ def graph_figure(d: EngineData, colors: dict[str, str]) -> tuple[Figure, int]:
             rows += [(row + i, x, text, i > 0) for i, text in enumerate(members)]
             row += len(members)
         else:
-            rows.append((row, x, x.short if len(x.parts) > 1 else f"{x.parts[0][0]} {x.short}", False))
+            rows.append((row, x, x.short if len(x.parts) > 1 or x.short.startswith(x.parts[0][0]) else f"{x.parts[0][0]} {x.short}", False))
             row += 1
     ends = [*places[1:], row]
     traces = [_edges(lanes.edges, places, ends, [at(n) for n in range(lanes.width)], lanes.lane), _bars(d, places, ends)]

@@ -119,7 +119,7 @@ def _engines(engines: Sequence[Data]) -> Html:
             number(e["build_seconds"]),
             e["layers"],
             number(e["mb_moved"]),
-            "" if k == 0 else number(e["snr_db"]),
+            "" if k == 0 else "equal" if e["max_error"] == 0 else number(e["snr_db"]),
             "" if k == 0 else number(e["max_error"]),
         )
         for k, e in enumerate(engines)

@@ -71,8 +71,8 @@ def engine_page(plan: EnginePlan, *, title: str = "", profile: int = 0) -> str:
         tag("h2", "Memory over time"),
         tag(
             "p",
-            "Each rectangle is a tensor in the arena: from the first to the last layer that uses it, at its offset. The line is the sum of live "
-            "tensors.",
+            "Each rectangle is a tensor in the arena: from the first to the last layer that uses it, at its offset. The line is the "
+            "number of bytes in use.",
             class_="dim",
         ),
         chart("memory", "Tensors in the arena over time", 360),
@@ -144,7 +144,8 @@ def _time_by_type(d: EngineData, colors: dict[str, str]) -> Figure:
     ordered = sorted(groups, key=lambda t: -_ms(groups[t]))
     total = _ms(d.layers) or 1.0
     values = [_ms(groups[t]) for t in ordered]
-    shown = [f"{v:.4g} ms, {100 * v / total:.1f} %, {len(groups[t])} layers" for t, v in zip(ordered, values, strict=True)]
+    counts = [f"{n} layer{'s' * (n != 1)}" for n in (len(groups[t]) for t in ordered)]
+    shown = [f"{v:.4g} ms, {100 * v / total:.1f} %, {n}" for v, n in zip(values, counts, strict=True)]
     hover = [lines(t, text) for t, text in zip(ordered, shown, strict=True)]
     return horizontal_bars(ordered, values, hover, title="ms", shown=shown, colors=[colors[t] for t in ordered])
 
@@ -213,8 +214,8 @@ def _roofline(d: EngineData) -> Figure:
         traces,
         showlegend=True,
         margin={"t": 50},
-        xaxis={"type": "log", "title": {"text": "operations per byte"}},
-        yaxis={"type": "log", "title": {"text": "GFLOP/s"}},
+        xaxis={"type": "log", "dtick": 1, "title": {"text": "operations per byte"}},
+        yaxis={"type": "log", "dtick": 1, "title": {"text": "GFLOP/s"}},
     )
 
 
@@ -281,7 +282,7 @@ def _memory(d: EngineData) -> Figure:
         "marker": {"color": [PALETTE[k % 6] for k in range(len(tensors))], "opacity": 0.55, "line": {"color": "--card", "width": 1}},
         "name": "tensors",
     }
-    live = [sum(t.size for t in tensors if t.first <= k <= t.last) / 2**20 for k in range(len(d.layers))]
+    live = [_covered([(t.offset, t.offset + t.size) for t in tensors if t.first <= k <= t.last]) / 2**20 for k in range(len(d.layers))]
     line = {
         "type": "scatter",
         "mode": "lines",
@@ -292,6 +293,15 @@ def _memory(d: EngineData) -> Figure:
         "hoverinfo": "skip",
     }
     return figure([rectangles, line], barmode="overlay", yaxis={"title": {"text": "MiB"}}, xaxis={"title": {"text": "layer"}, "showgrid": False})
+
+
+def _covered(intervals: Sequence[tuple[int, int]]) -> int:
+    """The number of bytes in at least one interval: tensors that are computed in place share theirs."""
+    total = end = 0
+    for first, last in sorted(intervals):
+        total += max(last - max(first, end), 0)
+        end = max(end, last)
+    return total
 
 
 def _engines(d: EngineData) -> Figure:

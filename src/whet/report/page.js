@@ -23,7 +23,7 @@
     const colour = (n) => style.getPropertyValue(n).trim();
     const layout = f.layout;
     for (const key of Object.keys(layout).filter((k) => /^[xy]axis\d*$/.test(k)))
-      layout[key] = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line"), automargin: true, ...layout[key] };
+      layout[key] = { gridcolor: colour("--line"), zeroline: false, linecolor: colour("--line"), automargin: true, ...layout[key] };
     const base = {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour("--fg"), size: 12, family: "system-ui, DejaVu Sans, sans-serif" },
       margin: { l: 50, r: 16, t: 16, b: 44 }, dragmode: false, hovermode: "closest", hoverlabel: { bgcolor: colour("--fg"), font: { color: colour("--bg") }, align: "left" },

@@ -138,6 +138,14 @@ def _lines(r: Data, d: Data) -> list[str]:
             f"{d['metric']} {number(m['value'], 4)}{sure}", *spent]  # fmt: skip
 
 
+def _ratio(ms: Data) -> Html:
+    """The time relative to the original's with its 95 % interval; what contradicts it, if something does."""
+    if "contradiction" in ms:
+        return Html(h(number(ms["ratio"])) + tag("small", "uncertain: " + " or ".join(number(v) for v in ms["contradiction"])))
+    low, high = ms.get("ratio_interval", (None, None))
+    return Html(_within(number(ms["ratio"]), {"low": low, "high": high}, 3))
+
+
 def _compared(d: Data) -> Html:
     metered = any(r["energy"]["mj"] is not None for r in d["rows"])
     head = ("engine", "target", "what", d["metric"], "lost", "median ms", "p99 ms", "x original", "samples/s", "memory MiB", "engine MiB",
@@ -150,7 +158,7 @@ def _compared(d: Data) -> Html:
         rows.append((
             Html(h(r["name"]) + front), "met" if r["met"] else tag("span", "; ".join(c["text"] for c in r["checks"] if not c["met"]), class_="miss"),
             _joined(r["what"]), _within(number(m["value"], 4), m, 4), _within(number(drop["value"]), drop, 3),
-            number(ms["median_ms"]), number(ms["p99_ms"]), number(ms["ratio"]), number(r["throughput"]),
+            number(ms["median_ms"]), number(ms["p99_ms"]), _ratio(ms), number(r["throughput"]),
             number(r["memory_bytes"] / _MIB), number(r["engine_bytes"] / _MIB),
             *([number(r["energy"]["mj"]), number(r["energy"].get("net_mj"))] if metered else []), number(r["build_seconds"]), number(r["params"]),
             number(r["flops"] / 1e6) if r["flops"] else "-",
@@ -220,7 +228,7 @@ def _trials(d: Data) -> Html:
         figures: list[Any] = ["-"] * 4
         if ok:
             ms = t["latency"]
-            figures = [Html(h(number(ms["ratio"])) + busy), number(ms["median_ms"]), number(t["metric"]["value"], 4), number(t["seconds"])]
+            figures = [Html(_ratio(ms) + busy), number(ms["median_ms"]), number(t["metric"]["value"], 4), number(t["seconds"])]
         rows.append((t["number"], _joined(t["what"]), *figures, t["verdict"]))
         classes.append("failed" if not ok else "chosen" if t["kept"] else "rejected" if t["same_as"] is not None or not t["met"] else None)
     left = [tag("li", tag("b", what), ": ", why) for what, why in d["left_out"]]

@@ -15,9 +15,10 @@ import numpy as np
 from whet.backends import Backend, get_backend
 from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
-from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError, WhetWarning
+from whet.engine.file import release_pages
+from whet.errors import BackendError, ContextError, EngineError, ShapeError, UsageError, WhetError, WhetWarning
 from whet.forks import new_lock
-from whet.network import DType, TensorType
+from whet.network import DType, Network, TensorType
 from whet.plugin_packages import version_changes
 from whet.runtime.calls import ContextPool, call_engine, call_with, inputs_by_name
 from whet.runtime.kernels import ConfigCheck, Planned, libraries
@@ -141,6 +142,7 @@ class Engine:
             advice = "Its packed weights may be damaged: build it again, or write it without packed weights, which are then packed at load."
             self._run_probe("with its packed weights", advice)
         self._store.forget_prepacked()
+        release_pages(plan)
 
     def __repr__(self) -> str:
         ins, outs = (", ".join(f"{n}: {t}" for n, t in ts.items()) for ts in (self.inputs, self.outputs))
@@ -194,6 +196,21 @@ class Engine:
         arrays = {w.digest: w.array.nbytes for w in held if w is not None}
         used = context.nbytes() if context is not None else {"arena": arena_bytes(self.plan), "scratch": 0}
         return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
+
+    def refittable_weights(self) -> dict[str, TensorType | None]:
+        """Source weights that `refit` can replace, with their types (None: the engine file has no values of it)."""
+        from whet.runtime.refit import refittable_weights
+
+        return refittable_weights(self.plan)
+
+    def refit(self, weights: Mapping[str, np.ndarray] | Network) -> Engine:
+        """A new engine with other values of source weights: the same kernels, nothing is timed. Raises EngineError (see whet.runtime.refit).
+
+        `weights` are arrays by name, or a source network of the same structure, whose outputs the new engine must reproduce.
+        """
+        from whet.runtime.refit import refit, weights_of
+
+        return refit(self, weights_of(self, weights), like=weights) if isinstance(weights, Network) else refit(self, weights)
 
     # running
 
@@ -258,6 +275,8 @@ class Engine:
         """
         from whet.inspector.summary import explanation
 
+        if not isinstance(layer, str | None):
+            raise UsageError(f"layer: the name of a layer or of a node of the model, not {layer!r}")
         return explanation(self.plan, layer)
 
     def save(self, path: str | os.PathLike, *, packed_weights: bool = False) -> Path:
@@ -265,6 +284,8 @@ class Engine:
         this machine. Raises EngineError if it cannot be written."""
         from whet.engine import write_engine
 
+        if not isinstance(path, str | os.PathLike):
+            raise UsageError(f"path: the name of a file, not {path!r}")
         write_engine(self.plan, path, packed_weights=self.packed_weights() if packed_weights else None)
         return Path(path)
 

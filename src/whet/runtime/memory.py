@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
@@ -12,21 +11,13 @@ import ml_dtypes
 import numpy as np
 
 from whet.backends import Backend, Buffer
+from whet.backends.cpu.memory import array_at as array_at
 from whet.errors import BackendError
 from whet.forks import new_lock
 from whet.network import DType, Weight, static_shape, stored_shape, to_stored
 from whet.tactics import Operand, Packed
 
 ALIGNMENT = 64  # bytes; a cache line, and the alignment of vector loads and stores
-
-
-def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The array of `shape` at a host address; the caller keeps the memory alive."""
-    nbytes = prod(shape) * dtype.itemsize
-    if nbytes == 0:
-        return np.empty(shape, dtype)
-    raw = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
-    return np.frombuffer(raw, dtype).reshape(shape)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

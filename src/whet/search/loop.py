@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from whet.errors import BuildError, PruneError, UsageError
-from whet.frontends import network_from_onnx
+from whet.frontends import network_from_file
 from whet.network import Network
 from whet.pruning.depth import branches
 from whet.pruning.order import check_order
@@ -40,7 +40,7 @@ class Loop:
     def __init__(self, recipe: AutoRecipe, folder: WorkFolder, workers: Workers, watcher: Watcher):
         self.recipe, self.folder = recipe, folder
         self.jobs = Running(recipe, folder, workers, watcher)
-        self.net: Network = network_from_onnx(recipe.model)
+        self.net: Network = network_from_file(recipe.model)
         _must_be_floating(self.net, recipe)
         self.space = search_space(self.net, recipe, [b.name for b in branches(self.net)])  # a baseline ranks the branches
         if self.space.dimensions:
@@ -162,7 +162,9 @@ class Loop:
         references = [by_name[f"fp32-b{self._batch_of(r['folder'])}"] for r in rows]
         ratio = {r["folder"]: r["latency"]["ratio"] for r in rows}
         for r, reference in zip(rows, references, strict=True):
-            r["latency"] = {**r["latency"], "ratio": ratio[r["folder"]] / ratio[reference["folder"]]}
+            by, own = ratio[reference["folder"]], r["latency"]
+            intervals = {k: [v / by for v in own[k]] for k in ("ratio_quartiles", "ratio_interval") if k in own}
+            r["latency"] = {**own, "ratio": ratio[r["folder"]] / by, **intervals}
         return references
 
     # inside

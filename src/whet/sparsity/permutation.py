@@ -35,8 +35,9 @@ def best_order(scores: np.ndarray, seconds: float, tick: Callable[[], None] | No
     """
     rows, columns = scores.shape
     order = np.arange(columns)
+    rng = np.random.default_rng(seed)
     if rows > _ROWS:
-        scores = scores[np.sort(np.random.default_rng(seed).permutation(rows)[:_ROWS])]
+        scores = scores[np.sort(rng.permutation(rows)[:_ROWS])]
     by_column = np.ascontiguousarray(scores.T, np.float32)
     until, stripes = perf_counter() + seconds, columns // 4
     smallest = _SMALLEST_GAIN * kept_sum(by_column.T)
@@ -44,7 +45,8 @@ def best_order(scores: np.ndarray, seconds: float, tick: Callable[[], None] | No
     choices = np.zeros((stripes, stripes), np.int64)
     stale = {(a, b) for a in range(stripes) for b in range(a + 1, stripes)}
     while stale:
-        for a, b in sorted(stale):
+        pairs = sorted(stale)
+        for a, b in (pairs[i] for i in rng.permutation(len(pairs))):  # if the time ends, all stripes have had a chance
             if perf_counter() > until:
                 stale = set()
                 break

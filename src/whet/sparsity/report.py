@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.network import Network
+from whet.sparsity.guard import TwoFourGuard
 from whet.sparsity.two_four import eligible_layers, is_two_four, reduction_axis
 
 WORTH_A_WORD = 0.2  # reporting threshold: trained weights have no zeros, quantized ones a few per cent
@@ -26,7 +27,7 @@ def why_dense(plan: Any) -> str:
     """The reason why eligible layers run dense, with the number of sparse tactics that were timed for them."""
     eligible, picked = eligible_layers(plan.network)[0], picked_layers(plan)
     seen = [c for name in eligible if name not in picked for c in plan.report.candidates.get(name, [])]
-    sparse = [c for c in seen if is_sparse(c.tactic, c.config)]
+    sparse = [c for c in seen if is_sparse(c.tactic, c.config) and not c.reason.startswith("computes ")]  # those for other ops say nothing
     timed = [c for c in sparse if c.ms is not None]
     if not sparse:
         return f"no tactic of backend '{plan.backend}' computes these layers with 2:4 weights, so zeros are multiplied like other values"
@@ -78,6 +79,12 @@ def count_zeros(net: Network) -> Zeros:
         if not is_two_four(w.array(), axis):
             lost += int(zero.sum())
     return Zeros(lost / total, channels, every, inside / total) if total else Zeros(0.0, 0, 0, 0.0)
+
+
+def describe_two_four(net: Network) -> str | None:
+    """A note for models with 2:4 weights that are built without their kernels; None for other models."""
+    count = len(TwoFourGuard(net).nodes)
+    return f"{count} layers have 2:4 weights; --sparsity=enable permits the kernels that exploit them." if count else None
 
 
 def scattered_zeros(net: Network) -> float:

@@ -16,15 +16,18 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
     "Einsum": (0, 1),
+    "GRU": (1, 2, 3),
     "Gather": (0,),
     "Gemm": (0, 1, 2),
     "GroupNormalization": (1, 2),
     "InstanceNormalization": (1, 2),
+    "LSTM": (1, 2, 3, 7),
     "LayerNormalization": (1, 2),
     "MatMul": (0, 1),
     "PRelu": (1,),
     "QuantizeLinear": (0,),
     "RMSNormalization": (1,),
+    "RNN": (1, 2, 3),
 }
 _STATISTICS = {"BatchNormalization": (3, 4)}
 #: Ops whose constant operands may be weights or plain constants (anchors, grids, pixel normalization): decided by name.

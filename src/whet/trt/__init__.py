@@ -107,6 +107,7 @@ from whet.trt.math_layers import (
 from whet.trt.network import IIfConditional, INetworkDefinition
 from whet.trt.parser import OnnxParser, ParserError
 from whet.trt.profile import IOptimizationProfile
+from whet.trt.refitter import OnnxParserRefitter, Refitter
 from whet.trt.runtime import ICudaEngine, IHostMemory, ISerializationConfig, Runtime
 from whet.trt.shape_layers import (
     IAssertionLayer,
@@ -159,11 +160,12 @@ __all__ = [
     "IShapeLayer", "IShuffleLayer", "ISliceLayer", "ISoftMaxLayer", "ISqueezeLayer", "IStreamReader", "IStreamReaderV2", "IStreamWriter",
     "ITensor", "ITimingCache", "ITopKLayer", "IUnaryLayer", "IUnsqueezeLayer", "InterpolationMode", "LayerInformationFormat", "LayerType",
     "Logger", "LoopOutput", "MatrixOperation", "MemoryPoolType", "NetworkDefinitionCreationFlag", "NotServedError", "OnnxParser",
-    "OnnxParserFlag", "PaddingMode", "ParserError", "Permutation", "PoolingType", "PreviewFeature", "Profiler", "ProfilingVerbosity",
-    "QuantizationFlag", "ReduceOperation", "ResizeCoordinateTransformation", "ResizeRoundMode", "ResizeSelector", "Runtime", "RuntimePlatform",
-    "SampleMode", "ScaleMode", "ScatterMode", "SeekPosition", "SerializationFlag", "TacticSource", "TempfileControlFlag", "TensorFormat",
-    "TensorIOMode", "TensorLocation", "TilingOptimizationLevel", "TopKOperation", "TripLimit", "UnaryOperation", "Weights", "WeightsRole",
-    "connect_polygraphy", "coverage", "init_libnvinfer_plugins", "install", "nptype", "use_backend", "volume",
+    "OnnxParserFlag", "OnnxParserRefitter", "PaddingMode", "ParserError", "Permutation", "PoolingType", "PreviewFeature", "Profiler",
+    "ProfilingVerbosity", "QuantizationFlag", "ReduceOperation", "Refitter", "ResizeCoordinateTransformation", "ResizeRoundMode",
+    "ResizeSelector", "Runtime", "RuntimePlatform", "SampleMode", "ScaleMode", "ScatterMode", "SeekPosition", "SerializationFlag", "TacticSource",
+    "TempfileControlFlag", "TensorFormat", "TensorIOMode", "TensorLocation", "TilingOptimizationLevel", "TopKOperation", "TripLimit",
+    "UnaryOperation", "Weights", "WeightsRole", "connect_polygraphy", "coverage", "init_libnvinfer_plugins", "install", "nptype", "use_backend",
+    "volume",
 ]  # fmt: skip
 
 

@@ -40,11 +40,7 @@ from whet.trt.progress import MonitoredProgress
 from whet.trt.timing_cache import ITimingCache
 
 _PRECISIONS = {BuilderFlag.FP16: "fp16", BuilderFlag.BF16: "bf16", BuilderFlag.INT8: "int8", BuilderFlag.FP8: "fp8"}
-_REFIT = "weights are not replaced in an engine; build again, its tactics come from the timing cache"
 _REFUSED = {
-    BuilderFlag.REFIT: _REFIT,
-    BuilderFlag.REFIT_IDENTICAL: _REFIT,
-    BuilderFlag.REFIT_INDIVIDUAL: _REFIT,
     BuilderFlag.STRIP_PLAN: "an engine file contains its weights",
     BuilderFlag.WEIGHT_STREAMING: "weights stay in memory while an engine is open",
     BuilderFlag.GPU_FALLBACK: "there is no DLA backend",

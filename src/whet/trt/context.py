@@ -19,6 +19,7 @@ from whet.trt.handle import Handle
 from whet.trt.interfaces import IProfiler, report_error
 
 if TYPE_CHECKING:
+    from whet.runtime import Context
     from whet.trt.runtime import ICudaEngine
 
 _ALIGNMENT = 256  # bytes; what TensorRT asks output allocators for
@@ -82,7 +83,8 @@ class IExecutionContext(Handle):
         self.enqueue_emits_profile = True
         self.temporary_allocator: Any = None
         self._runtime_config = config or IRuntimeConfig()
-        self._context = engine.engine.create_context()
+        self._engine = engine.engine
+        self._held = self._engine.create_context()
         self._addresses: dict[str, int] = {}
         self._allocators: dict[str, IOutputAllocator] = {}
         self._consumed_event = 0
@@ -90,6 +92,19 @@ class IExecutionContext(Handle):
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # on a GPU: what is bound, by name
         self._copied: dict[str, bool] = {}  # True where kernels cannot use the caller's memory
         self._pending: Any = None
+
+    @property
+    def _context(self) -> Context:
+        """The context of the engine as it is now: a Refitter may have replaced its weights."""
+        if self._engine is not self.engine.engine:
+            shapes = self._held.input_shapes()
+            self._held.close()
+            self._engine = self.engine.engine
+            self._held = self._engine.create_context(self.active_optimization_profile)
+            for name, shape in shapes.items():
+                self._held.set_input_shape(name, shape)
+            self._bound.clear()
+        return self._held
 
     # shapes
 
@@ -99,7 +114,7 @@ class IExecutionContext(Handle):
             return False
         if profile_index != self.active_optimization_profile:
             self._context.close()
-            self._context = self.engine.engine.create_context(profile_index)
+            self._held = self.engine.engine.create_context(profile_index)
             self.active_optimization_profile = profile_index
             self._bound.clear()
         return True

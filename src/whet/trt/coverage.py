@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 
 _PLUGIN = "TensorRT's plugins launch kernels of their own; an op of one's own is a file of whet.ops with a reference and tactics"
-_REFIT = "weights are not replaced in an engine; build again, its tactics come from the timing cache"
 _ALLOCATOR = "the backend allocates memory itself"
 
 REFUSED: dict[str, str] = {
     "IPluginV2": _PLUGIN, "IPluginV3": _PLUGIN, "IPluginCreatorV3One": _PLUGIN, "get_plugin_registry": _PLUGIN,
-    "Refitter": _REFIT, "OnnxParserRefitter": _REFIT,
     "IGpuAllocator": _ALLOCATOR, "IGpuAsyncAllocator": _ALLOCATOR,
     "IDebugListener": "inner tensors are not reported; mark them as outputs",
     "IAlgorithmSelector": "TensorRT 11 removed it; `whet build --lock` repeats a selection",

@@ -106,7 +106,7 @@ class Runtime(Handle):
 class ICudaEngine(Handle):
     """An engine. Addresses of tensors are host addresses on the CPU, device addresses on a GPU."""
 
-    refittable = False
+    refittable = True  # with any weight that constants are computed from, whatever the build's flags
     num_aux_streams = 0
     has_implicit_batch_dimension = False
     engine_capability = EngineCapability.STANDARD

@@ -1,4 +1,7 @@
-"""Properties of this CPU: model, instruction sets, caches, memory. Read from /proc and /sys; missing facts are omitted, never guessed."""
+"""Properties of this CPU: model, instruction sets, caches, memory. Missing facts are omitted, never guessed.
+
+Model, instruction sets and caches are read from /proc and /sys: py-cpuinfo starts processes for them, 1.8 s at each start instead of 0.2 ms.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
-MEMINFO = Path("/proc/meminfo")
 CACHES = Path("/sys/devices/system/cpu")
 
 #: Linux's names of the instruction sets that decide which kernels can run
@@ -73,26 +75,20 @@ def cache_bytes() -> dict[int, int]:
     return total
 
 
-def _meminfo(field: str) -> int | None:
-    try:
-        lines = MEMINFO.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def total_memory() -> int | None:
+def total_memory() -> int:
     """Bytes of memory of the machine."""
-    return _meminfo("MemTotal")
+    import psutil
+
+    return int(psutil.virtual_memory().total)
 
 
-def available_memory() -> int | None:
-    """Bytes that can be allocated without swapping, limited by the control group; None if neither is reported."""
-    found = [n for n in (_meminfo("MemAvailable"), _cgroup_available()) if n is not None]
-    return min(found) if found else None
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping, limited by the control group."""
+    import psutil
+
+    limit = _cgroup_available()
+    free = int(psutil.virtual_memory().available)
+    return free if limit is None else min(free, limit)
 
 
 def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from time import perf_counter
 
 from whet.backends._base import Load
 
-STAT = Path("/proc/stat")
-
 
 def cpu_seconds() -> tuple[float, float] | None:
-    """CPU seconds since boot that all processes have used (user, nice, system, interrupts), and steal time (proc_stat(5); 0 on bare metal).
+    """CPU seconds since boot that all processes have used (user, nice, system, interrupts), and steal time (0 on bare metal).
 
-    None without /proc.
+    None if the system does not report them.
     """
+    import psutil
+
     try:
-        fields = STAT.read_text().split("\n", 1)[0].split()[1:]
-    except OSError:
+        times = psutil.cpu_times()
+    except (OSError, psutil.Error):
         return None
-    user, nice, system, _idle, _wait, irq, soft, steal = (*map(int, fields[:8]), *[0] * (8 - len(fields)))
-    tick = os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + irq + soft) / tick, steal / tick
+    used = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+    return used, getattr(times, "steal", 0.0)
 
 
 def own_seconds() -> float:

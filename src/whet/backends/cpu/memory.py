@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+from math import prod
 
 import numpy as np
 
@@ -12,6 +14,14 @@ from whet.errors import BackendError
 
 _MAPPED = 1 << 20  # from this size on each buffer has its own mapping, so that freed memory returns to the system
 _HUGE = 1 << 21  # bytes of a huge page on x86-64, and on AArch64 with pages of 4 KiB
+
+
+def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The array of `shape` at a host address; the caller keeps the memory alive."""
+    nbytes = prod(shape) * dtype.itemsize
+    if nbytes == 0:
+        return np.empty(shape, dtype)
+    return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), dtype).reshape(shape)
 
 
 def allocate(nbytes: int, alignment: int = 64) -> Buffer:
@@ -24,7 +34,7 @@ def allocate(nbytes: int, alignment: int = 64) -> Buffer:
             f"cannot allocate {nbytes} bytes aligned to {alignment}: sizes are not negative, alignments powers of two to 4096"
         )
     available = available_memory()
-    if available is not None and nbytes > available:
+    if nbytes > available:
         raise BackendError(
             f"{nbytes / 2**20:.1f} MiB are needed in one block, but {available / 2**20:.1f} MiB are available. Lower the profile's largest shapes or "
             "the batch, end other processes, or cap the engine with --memPoolSize."

@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import stat
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from whet.backends import _code_cache
 from whet.errors import BackendError
-from whet.files import replacing
 from whet.forks import new_lock
 
 _lock = new_lock()
@@ -43,21 +41,7 @@ def nvrtc_version() -> str:
 
 def cache_folder() -> Path:
     """Folder of compiled kernels: $WHET_CUDA_CACHE, else the user's cache folder. Raises BackendError if another user can write to it."""
-    given = os.environ.get("WHET_CUDA_CACHE")
-    if given:
-        folder = Path(given)
-    else:
-        import platformdirs
-
-        folder = Path(platformdirs.user_cache_dir("whet")) / "cubins"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    info = folder.stat()
-    if info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise BackendError(
-            f"The kernel cache {folder} belongs to another user or can be written by others; whet would run code from it. "
-            "Give WHET_CUDA_CACHE a folder that only you can write."
-        )
-    return folder
+    return _code_cache.cache_folder("WHET_CUDA_CACHE", "cubins")
 
 
 def cache_key(source: str, arch: str, flags: tuple[str, ...] = FLAGS) -> str:
@@ -104,17 +88,7 @@ os.register_at_fork(after_in_child=_forget_compilations)
 
 
 def _cached(key: str, source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:
-    path = cache_folder() / f"{key}.cubin"
-    try:
-        info = path.stat()
-        if info.st_uid == os.getuid() and info.st_size:
-            return path.read_bytes()
-    except FileNotFoundError:
-        pass
-    code = _compile(source, name, arch, flags)
-    with suppress(OSError), replacing(path) as part:  # a full or read-only cache: the kernel is compiled again next time
-        part.write_bytes(code)
-    return code
+    return _code_cache.cached_code(cache_folder() / f"{key}.cubin", lambda: _compile(source, name, arch, flags))
 
 
 def _compile(source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:

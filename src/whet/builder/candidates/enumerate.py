@@ -44,7 +44,7 @@ def list_candidates(
     """
     listed = Candidates(layer, layer_text(layer))
     for t in sorted(tactics, key=lambda t: (t.fallback, t.opt_in, t.name)):
-        if (reason := t.why_not(layer)) is not None:
+        if (reason := t.why_not(layer) or permissions.refuses_tactic(t.name)) is not None:
             listed.refused.append(Candidate(t.name, "", (), reason=reason))
             continue
         try:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from whet.errors import UsageError
 from whet.registry import nearest
-from whet.sparsity.report import is_sparse
 from whet.tactics import Tactic, tactics_of
 
 TF32 = "TF32"  # a family across libraries and whet's kernels: `--noTF32` switches it off
-LIBRARIES = {"CUBLASLT", "CUDNN", "HOST", "NUMPY", "ONEDNN"}  # first words of the names of tactics that call other code than whet's kernels
+#: first words of the names of tactics that call other code than whet's kernels
+LIBRARIES = {"CUBLASLT", "CUDNN", "CUSPARSELT", "HOST", "NUMPY", "ONEDNN"}
 OWN = "OWN"  # the family of whet's kernels
 
 
@@ -45,11 +45,6 @@ def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
             raise UsageError(f"no tactic or family of tactics is called {name!r}.{nearest(name, names)} There are {', '.join(names)}.")
         chosen = chosen - hit if s.startswith("-") else chosen | hit
     return [t for t in everything if t.name in chosen and t.missing_library() is None]
-
-
-def without_sparse(tactics: Iterable[Tactic]) -> list[Tactic]:
-    """The tactics without those that compute with 2:4 weights, for `--sparsity=disable`."""
-    return [t for t in tactics if not is_sparse(t.name, ())]
 
 
 def missing_libraries(backend: str, switches: Iterable[str] = ()) -> list[str]:

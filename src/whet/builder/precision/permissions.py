@@ -1,4 +1,4 @@
-"""Permissions: the storage types that a build may use besides a tensor's own, and the layers with a demanded precision.
+"""Permissions: the storage types that a build may use besides a tensor's own, the layers with a demanded precision, and kernels for 2:4 weights.
 
 --layerPrecisions=x:int8 binds like x:fp16: the layer computes on 8-bit integers, or the build fails (obey) or warns (prefer).
 x:fp32 keeps a layer in floating point that calibration or the model's Q/DQ would quantize. A pattern with wildcards
@@ -16,6 +16,7 @@ from whet.builder.config import BuildConfig
 from whet.engine.report import PermissionUse
 from whet.errors import BackendError, BuildError, UsageError
 from whet.network import BF16, F8E4M3, F16, F32, I8, U8, DType, Layer
+from whet.sparsity.report import is_sparse
 from whet.tactics import Signature, Tactic, is_quantized, root_layer, tactics_of
 
 #: flag -> storage types that it permits for f32 tensors of the network. int8 and fp8 come with Q/DQ in the network or calibration.
@@ -35,6 +36,7 @@ class Permissions:
     outputs: tuple[tuple[str, DType], ...] = ()
     obey: bool = False
     given: tuple[str, ...] = field(default=())
+    sparse: bool = True  # kernels that compute with 2:4 weights
 
     @staticmethod
     def of(config: BuildConfig) -> Permissions:
@@ -47,7 +49,12 @@ class Permissions:
         force = config.precision_constraints != "none"
         demands = tuple((n, _storage(p)) for n, p in config.layer_precisions) if force else ()
         outputs = tuple((n, _storage(p)) for n, p in config.layer_output_types) if force else ()
-        return Permissions(frozenset(allowed), demands, outputs, config.precision_constraints == "obey", tuple(config.precisions))
+        obey, sparse = config.precision_constraints == "obey", config.sparsity != "disable"
+        return Permissions(frozenset(allowed), demands, outputs, obey, tuple(config.precisions), sparse)
+
+    def refuses_tactic(self, name: str) -> str | None:
+        """The reason why a tactic is not permitted, or None."""
+        return "kernels for 2:4 weights are off: --sparsity=enable permits them" if not self.sparse and is_sparse(name, ()) else None
 
     def refuses(self, layer: Layer, signature: Signature) -> str | None:
         """The reason why a signature's storage types are not permitted for a layer, or None."""

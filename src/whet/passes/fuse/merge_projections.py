@@ -84,7 +84,8 @@ def _projection(layer: Layer | None) -> _Projection | None:
     a = head.attrs
     if head.op == "Gemm" and (a.get("transA") or a.get("alpha", 1.0) != 1 or a.get("beta", 1.0) != 1):
         return None
-    biases = [t for step in body if step is not head for t in map(lambda i, s=step: outer_tensor(layer, i), step.inputs) if t is not None]
+    others = (outer_tensor(layer, t) for step in body if step is not head for t in step.inputs)
+    biases = [t for t in others if t is not None]
     biases += [] if own is None else [own]
     if len(biases) > 1 or any(t.weight is None for t in biases):
         return None

@@ -2,6 +2,8 @@
 
 Timing (and building, which times kernels) holds the lock exclusively. Other work that loads the same processor (recovery, scoring) holds it
 shared, so it never overlaps a timing. A second lock file, a turnstile, keeps shared holders from starving exclusive ones.
+
+The package filelock has no shared flock, and waits by polling every 50 ms: a lock changed hands in 17 ms (median; 84 ms at most) instead of 4 ms.
 """
 
 from __future__ import annotations

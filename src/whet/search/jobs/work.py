@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from whet.engine.plan import EnginePlan
-from whet.frontends import network_from_onnx
+from whet.frontends import network_from_file
 from whet.inspector import layer_rows
 from whet.network import Network
 from whet.pruning import count_params, save_recipe
@@ -46,7 +46,7 @@ def _candidate(w: Worker) -> dict[str, Any]:
     kept = job.kept
     with w.lock.working():
         w.say("reading")
-        net = network_from_onnx(recipe.model)
+        net = network_from_file(recipe.model)
         data = load_unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)
     if c.budget is not None and not kept and not c.removed:
         with w.lock.timing():
@@ -123,7 +123,7 @@ def _compare(w: Worker) -> dict[str, Any]:
     recipe, folders = w.recipe, [Path(p) for p in w.job.folders]
     which = w.last_data
     w.say("reading")
-    net = network_from_onnx(recipe.model)
+    net = network_from_file(recipe.model)
     data = load_unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)
     engines = [w.load(p / ENGINE) for p in folders]
     contexts = [e.create_context() for e in engines]

@@ -23,7 +23,7 @@ from whet.builder.lock.lock import plan_digest
 from whet.engine import write_engine
 from whet.engine.report import recipe_from_data
 from whet.errors import BuildError, LockError, UsageError
-from whet.frontends import network_from_onnx, save_onnx
+from whet.frontends import network_from_file, network_from_onnx, save_onnx
 from whet.network import Network
 from whet.pruning.recipe import recipe_from_json
 from whet.report.stage import stage_of
@@ -187,7 +187,7 @@ def _prepared(w: Worker, stored: Mapping[str, Any]) -> tuple[Prepared, Network]:
     """The candidate's network, pruned as recorded and recovered again, and the original."""
     with w.lock.working():
         w.say("reading")
-        net = network_from_onnx(w.recipe.model)
+        net = network_from_file(w.recipe.model)
         decided = recipe_from_json(stored["pruning"]) if stored["pruning"] is not None else None
         if decided is None and not w.candidate.two_four:
             return Prepared(net), net

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,8 @@ def _yaml(written: str) -> Any:
         return found
 
     Once.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    # YAML 1.2 and JSON read 1e-4 as a number; PyYAML, of YAML 1.1, as text
+    Once.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
     try:
         data = yaml.load(written, Once)
         if _values(data, {}) > _MOST_VALUES:

@@ -10,8 +10,12 @@ import numpy as np
 from whet.backends import Backend
 from whet.measure.compare import Ranking, compare, time_calls
 from whet.measure.policy import TRIALS
+from whet.measure.statistics import confidence_interval
 from whet.runtime import Context
 from whet.search.stages.build_engine import Feeds, sample_feed
+
+_CONTRADICTS = 1.3  # factor between a ratio and the ratio of the medians from which one of them is wrong
+_ATTEMPTS = 3  # measurements, each twice as long, before a contradiction stays
 
 
 def make_run(context: Context, data: Feeds) -> Callable[[], None]:
@@ -29,12 +33,26 @@ def make_run(context: Context, data: Feeds) -> Callable[[], None]:
 def time_engines(runs: Sequence[Callable[[], None]], seconds: float, backend: Backend) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Times of several engines, about `seconds` for each, and the external load meanwhile.
 
-    A row: median_ms, p99_ms, mean_ms, runs, and against the first engine `ratio` (the median over rounds of the ratio of the rounds' medians,
-    quartiles in `ratio_quartiles`): external load that slows both engines cancels.
+    A row: median_ms, p99_ms, mean_ms, runs, and against the first engine `ratio` (the median over rounds of the ratio of the rounds' medians;
+    quartiles in `ratio_quartiles`, its 95 % interval in `ratio_interval`): external load that slows both engines cancels. A ratio that contradicts
+    the row's own medians is measured again. If it still does, `contradiction` holds both, the larger one counts, and the load is `disturbed`.
     """
-    ranking = compare([time_calls(run) for run in runs], TRIALS.with_seconds(seconds), watch=backend.watch)
-    load = {"other_cpus": ranking.load.others, "disturbed": ranking.disturbed, "tries": ranking.attempts, **_gpu(backend)}
-    return [_row(ranking, i) for i in range(len(runs))], load
+    for attempt in range(_ATTEMPTS):
+        ranking = compare([time_calls(run) for run in runs], TRIALS.with_seconds(seconds * 2**attempt), watch=backend.watch)
+        rows = [_row(ranking, i) for i in range(len(runs))]
+        contradictions = [(row, implied) for row in rows if _contradicts(row["ratio"], implied := row["median_ms"] / rows[0]["median_ms"])]
+        if not contradictions:
+            break
+    for row, implied in contradictions:
+        row["contradiction"] = [row["ratio"], implied]
+        row["ratio"] = max(row["ratio"], implied)
+        row["ratio_interval"] = sorted(row["contradiction"])
+    disturbed = ranking.disturbed or bool(contradictions)
+    return rows, {"other_cpus": ranking.load.others, "disturbed": disturbed, "tries": ranking.attempts, **_gpu(backend)}
+
+
+def _contradicts(ratio: float, implied: float) -> bool:
+    return not 1 / _CONTRADICTS <= ratio / implied <= _CONTRADICTS
 
 
 def _row(ranking: Ranking, i: int) -> dict[str, Any]:
@@ -43,6 +61,7 @@ def _row(ranking: Ranking, i: int) -> dict[str, Any]:
     return {
         "median_ms": float(np.median(ms)), "p99_ms": float(np.percentile(ms, 99)), "mean_ms": float(ms.mean()), "runs": len(ms),
         "ratio": float(np.median(ratios)), "ratio_quartiles": [float(np.percentile(ratios, q)) for q in (25, 75)],
+        "ratio_interval": list(confidence_interval(ratios)),
     }  # fmt: skip
 
 

@@ -46,10 +46,9 @@ def matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def transformed_weights(w: np.ndarray, m: int) -> np.ndarray:
     """[K, C, 3, 3] to [n * n, C, K], f32; computed in float64 and rounded once."""
-    g, n, (channels, taken) = matrices(m)[2], side(m), w.shape[:2]
-    wide = np.ascontiguousarray(w.transpose(2, 3, 1, 0), np.float64).reshape(TAPS, -1)
-    columns = (g @ wide).reshape(n, TAPS, taken * channels)
-    return np.matmul(g, columns).astype(np.float32).reshape(n * n, taken, channels)
+    g = matrices(m)[2]
+    columns = np.ascontiguousarray(w.transpose(2, 3, 1, 0), np.float64).reshape(TAPS * TAPS, -1)
+    return (np.kron(g, g) @ columns).astype(np.float32).reshape(-1, w.shape[1], w.shape[0])
 
 
 def emit_input(f: Function, x: Sequence[Value], m: int) -> list[Value]:

@@ -26,6 +26,7 @@ _LINE = 16  # floats of a cache line
 _CLEARLY = 1.3
 _READ_COST = 16  # multiplications in the time that reading a weight from memory takes
 _SECOND_CACHE, _MEMORY = 1 << 20, 1 << 25  # bytes
+_COMMON_ROWS = 3
 _GROUP = 8  # blocks of input channels of an item of the split form's input transform
 
 
@@ -90,8 +91,7 @@ class WinogradKernel:
             self.threads = min(self.threads, blocks)
         counts = {tiles // blocks, -(-tiles // blocks)}
         capacity = max(counts)
-        row_counts = {size for n in counts for size in _chunk_sizes(n)}
-        form = Form(m, lanes(), tuple(sorted(row_counts)), (x.tail, y.tail), steps, jit.has("avx512dq") and lanes() == 16, is_split)
+        form = Form(m, lanes(), _row_counts(counts), (x.tail, y.tail), steps, jit.has("avx512dq") and lanes() == 16, is_split)
         strips = -(-channels // form.width)
         panel_strips = min(sizes["strips"], strips)
         panels = -(-strips // panel_strips)
@@ -196,17 +196,23 @@ class _Pack:
     strips: int
 
     def __call__(self) -> np.ndarray:
-        u = transformed_weights(f32_of(self.weights), self.m)
-        matrices, taken, channels = u.shape
+        w = f32_of(self.weights)
+        channels, taken = w.shape[:2]
         padded, count = -(-taken // self.lanes) * self.lanes, -(-channels // self.width)
-        full = np.zeros((matrices, padded, count * self.width), np.float32)
-        full[:, :taken, :channels] = u
-        by_strip = full.reshape(matrices, padded, count, self.width).transpose(2, 0, 1, 3)  # strip, xi, channel, column
-        panels = [by_strip[k : k + self.strips].transpose(1, 0, 2, 3).reshape(-1) for k in range(0, count, self.strips)]
-        biases = np.zeros(count * self.width, np.float32)
+        matrices = side(self.m) ** 2
+        packed = np.zeros(matrices * padded * count * self.width + count * self.width, np.float32)
+        at = 0
+        for first in range(0, count, self.strips):  # panel by panel: the values in float64 stay in the caches
+            strips = min(self.strips, count - first)
+            u = transformed_weights(w[first * self.width : (first + strips) * self.width], self.m)
+            panel = packed[at : at + matrices * strips * padded * self.width].reshape(matrices, strips, padded, self.width)
+            for k in range(strips):
+                part = u[:, :, k * self.width : (k + 1) * self.width]
+                panel[:, k, :taken, : part.shape[2]] = part
+            at += panel.size
         if self.bias is not None:
-            biases[:channels] = f32_of(self.bias).reshape(-1)
-        return np.concatenate([*panels, biases]).view(np.uint8)
+            packed[at : at + channels] = f32_of(self.bias).reshape(-1)
+        return packed.view(np.uint8)
 
 
 def _cost(m: int, tiles: int, products: int) -> float:
@@ -214,10 +220,15 @@ def _cost(m: int, tiles: int, products: int) -> float:
     return float(side(m) ** 2 * products * (tiles + _READ_COST))
 
 
-def _chunk_sizes(count: int) -> set[int]:
-    """The numbers of tiles that are multiplied at once in a block of `count` tiles."""
-    chunks = -(-count // most_rows())
-    return {count // chunks, -(-count // chunks)}
+def _row_counts(counts: set[int]) -> tuple[int, ...]:
+    """The numbers of tiles that are multiplied at once in blocks of `counts` tiles. The few large ones of small registers are all included, so that
+    layers share code."""
+    needed, most = set(), most_rows()
+    for count in counts:
+        chunks = -(-count // most)
+        needed |= {count // chunks, -(-count // chunks)}
+    common = set(range(most - _COMMON_ROWS + 1, most + 1))
+    return tuple(sorted(needed | common if needed <= common and most <= 2 * _COMMON_ROWS else needed))
 
 
 def _pitch(floats: int) -> int:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
-from math import prod
 
 import numpy as np
 
 from whet.backends import Call
+from whet.backends.cpu.memory import array_at
 from whet.errors import BackendError
 from whet.network import Layer, static_shape
 from whet.ops import get_op, run_layer, run_regions
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
-
-
-def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The array of `shape` at a memory address; the caller keeps the memory alive."""
-    nbytes = prod(shape) * dtype.itemsize
-    if nbytes == 0:
-        return np.empty(shape, dtype)
-    return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), dtype).reshape(shape)
 
 
 class NumpyCall(Call):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from whet.backends import Call
+from whet.backends.cpu.memory import array_at
 from whet.network import FORMATS, Layer, format_fits, from_stored, static_shape, stored_shape, to_stored
 from whet.network.types import DTYPES
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, operand_bytes, tactic
-from whet.tactics.cpu.reference.numpy_reference import array_at
 
 
 class ReformatCall(Call):

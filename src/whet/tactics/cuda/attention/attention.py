@@ -170,7 +170,7 @@ def steps_of(view: View, found: Heads, axis: int) -> tuple[int, int, int]:
     return (*lead, view.strides[axis])
 
 
-def candidates(found: Heads, multiprocessors: int = 132, hopper: bool = True, shared: int = SHARED) -> list[Config]:
+def candidates(found: Heads, multiprocessors: int, hopper: bool = True, shared: int = SHARED) -> list[Config]:
     """Tiles, the most promising first: for few rows warps share keys, for many rows a warp takes 32 (its
     registers were only counted on Hopper). `shared`: bytes that a block of this GPU can have (99 KiB on compute capability 8.6 and 8.9)."""
     made: list[tuple[float, Config]] = []

@@ -280,7 +280,7 @@ def mask_form(heads: Heads, layer: Layer, signature: Signature) -> MaskForm:
     return MaskForm(ROWS, kind, 0, 2 if pairs else 1)
 
 
-def candidates(heads: Heads, mask: MaskForm, multiprocessors: int = 132) -> list[Tile]:
+def candidates(heads: Heads, mask: MaskForm, multiprocessors: int) -> list[Tile]:
     """Tiles to time, the most promising first."""
     tiles = heads.batch * heads.heads * blocks_of(heads.rows, 64)
     if tiles <= 1.25 * multiprocessors:

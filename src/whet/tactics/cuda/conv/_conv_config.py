@@ -25,12 +25,13 @@ class ConvConfig:
     size: int = 2  # bytes of an input element
     outs: int = 1  # output tiles in flight
     hold: int = 0  # all K steps, if a block keeps the weights of its output channels; 0: they stream
+    alternate: int = 0  # 1: each warpgroup computes tiles of its own, so that one multiplies while the other ends its tile
     once: int = 0  # the K steps of a block that makes one tile and has a slot for each step; 0: slots are used again
 
     @property
     def bm(self) -> int:
         """Pixels of a tile."""
-        return 64 * self.wgs * self.mi
+        return 64 * self.mi * (1 if self.alternate else self.wgs)
 
     @property
     def row(self) -> int:
@@ -50,7 +51,8 @@ class ConvConfig:
     def shared_with(self, slot: int) -> int:
         """The same for input slots of `slot` bytes."""
         ring = (self.halo or self.stages) * slot + (self.hold or self.stages) * (-(-self.bn * self.row // 1024) * 1024)
-        extra = self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0 if self.direct else self.outs * self.bm * self.bn * self.size
+        tiles = self.outs * (self.wgs if self.alternate else 1)
+        extra = self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0 if self.direct else tiles * self.bm * self.bn * self.size
         factors = self.wgs * self.bn * (4 if self.size == 2 else 16)
         return 1024 + ring + extra + factors + (self.stages + self.halo) * 16 + self.wgs * self.outs * 8 + 16
 
@@ -100,6 +102,7 @@ class ConvConfig:
             + ("_8bit" if self.size == 1 else "")
             + (f"_o{self.outs}" if self.outs > 1 else "")
             + (f"_hold{self.hold}" if self.hold else "")
+            + "_alternate" * self.alternate
             + "_once" * (self.once > 0)
         )
 
@@ -118,7 +121,7 @@ def with_once(config: ConvConfig, steps: int, touched: int = 0) -> ConvConfig:
     return replace(config, once=each) if own and (config.sk > 1 or config.direct) else config
 
 
-def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+def small_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for few pixels: small tiles, K split over a cluster, about one block per multiprocessor."""
     found = set()
     for wgs in (1, 2):
@@ -142,6 +145,9 @@ def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
                 one_turn = sk > 1 or blocks <= multiprocessors
                 if config.valid():
                     found.add(with_once(config, steps) if one_turn else config)
+                long = next((c for n in (10, 8, 6, 4) if n < each and (c := replace(config, stages=n)).valid()), config)
+                if one_turn and config.stages <= 4 < long.stages:  # about 80 KB in flight hide the latency of the L2 cache
+                    found.add(long)
                 deep = replace(config, stages=each)  # uses the next layer's shared memory for a slot for each step
                 if one_turn and config.stages < each <= MOST_ONCE and steps % sk == 0 and deep.valid():
                     found.add(with_once(deep, steps))
@@ -168,7 +174,7 @@ LARGE_TILES = (
 )  # warpgroups, 64-row tiles of each, channels
 
 
-def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+def large_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for many pixels: large tiles, persistent blocks, as many of them as fit."""
     found = set()
     for wgs, mi, bn in LARGE_TILES:
@@ -188,10 +194,15 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
                 more = replace(config, blocks=blocks + 1)
                 if config.valid() and (not more.valid() or blocks == most) and not (stages > 3 and steps <= 2):
                     found.add(config)
+    if size == 2 and -(-m // 64) * -(-k // 128) > 2 * multiprocessors:
+        for mi, bn in ((2, 128), (1, 256), (1, 192), (2, 96), (1, 128), (2, 64)):
+            rings = (ConvConfig(2, mi, bn, bk, stages, alternate=1, size=size) for stages in (8, 6, 5, 4, 3))
+            if bn < 2 * k:
+                found.update([c for c in rings if c.valid()][:1])
     return sorted(found)
 
 
-def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors: int = 132) -> float:
+def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors: int) -> float:
     """A rough time in us of a convolution on an H200, which only orders candidates.
 
     A multiprocessor reads about 83 bytes/ns, all together about 8000; the tensor cores do 6 TFLOP/s each, less for tiles of few channels.
@@ -204,7 +215,7 @@ def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors:
     share = max(per_step_bytes / 83, per_step_bytes * min(tiles * config.sk, multiprocessors) / 8000)
     mma = 2 * config.bm * config.bn * config.row / 12000 * max(1.0, 128 / config.bn / 1.5)
     step_ns = max(share, mma, 600 / config.stages / resident)
-    if config.outs > 1 or (config.direct and config.hold):
+    if config.outs > 1 or (config.direct and config.hold) or config.alternate:
         return _estimate_overlapped(config, turns, each, step_ns, resident)
     store_ns = config.bm * config.bn * (1 if config.direct else 1.25) * config.size / (30 * resident)
     ending = 300 if config.direct else 900 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25
@@ -212,7 +223,7 @@ def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors:
 
 
 def _estimate_overlapped(config: ConvConfig, turns: int, each: int, step_ns: float, resident: int) -> float:
-    """With two output tiles, storing one overlaps with computing the next."""
+    """With two output tiles, storing one overlaps with computing the next; with alternating warpgroups, so does the rest of an epilogue."""
     store_ns = config.bm * config.bn * 1.25 * config.size / (30 * resident)
     return (900 + turns * max(each * step_ns, store_ns, 0.6 * (each * step_ns + store_ns)) + 900) / 1000
 
@@ -223,7 +234,7 @@ def varied(found: list[ConvConfig], most: int, each: int = 9) -> list[ConvConfig
     first: list[ConvConfig] = []
     rest: list[ConvConfig] = []
     for c in found:
-        way = (c.direct, c.outs, c.hold > 0, c.halo > 0, c.sk > 1)
+        way = (c.direct, c.outs, c.hold > 0, c.halo > 0, c.sk > 1, c.alternate)
         counts[way] = counts.get(way, 0) + 1
         (first if counts[way] <= each else rest).append(c)
     return (first + rest)[:most]
@@ -234,13 +245,13 @@ def step_channels(c: int, size: int) -> int:
     return (64 if c * size > 64 else 32 if c * size > 32 else 16) * 2 // size
 
 
-def configs_for(m: int, k: int, c: int, taps: int, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+def configs_for(m: int, k: int, c: int, taps: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for m pixels, k output and c input channels (of `size` bytes) of `taps` filter taps, the most promising first."""
     bk = step_channels(c, size)
     return configs_of_steps(m, k, taps * -(-c // bk), bk, multiprocessors, size)
 
 
-def configs_of_steps(m: int, k: int, steps: int, bk: int, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+def configs_of_steps(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for m pixels, k output channels and `steps` K steps of `bk` channels (of `size` bytes), the most promising first."""
     found: set[ConvConfig] = set()
     if m <= 30000:

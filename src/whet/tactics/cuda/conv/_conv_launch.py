@@ -267,7 +267,7 @@ class ConvProblem:
         return first + (0 if self.second is None else self.second.shape.steps(config.bk)), first
 
 
-def conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: int = 132, label: str = "") -> Launch:
+def conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: int, label: str = "") -> Launch:
     """The launch of a problem. Raises BackendError for a configuration that cannot run it."""
     p, shape, features, (steps, first_steps) = problem, problem.shape, problem.features(config), problem.steps(config)
     halo = Halo.of(shape, config) if config.halo else Halo(1, 1, 0, 0)

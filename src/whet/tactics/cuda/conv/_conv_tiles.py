@@ -49,7 +49,7 @@ def fits(config: ConvConfig, shape: ConvShape) -> str | None:
     return f"needs {need} bytes of shared memory" if (need + 1024) * config.blocks > MAX_SHARED + 1024 else None
 
 
-def conv_configs(shape: ConvShape, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+def conv_configs(shape: ConvShape, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """All candidates for a shape (elements of `size` bytes), the most promising first: those with input tiles of all taps, then the rest."""
     found = configs_for(shape.m, shape.k, shape.c, shape.r * shape.s, multiprocessors, size)
     with_taps = [(_halo_us(c, shape, multiprocessors), c) for c in _halo_configs(shape, multiprocessors, size)]

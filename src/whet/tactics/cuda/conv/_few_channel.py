@@ -217,7 +217,7 @@ def few_channel_reason(s: ConvShape, front: bool = False) -> str | None:
     return None if any(t.unfit(s) is None for t in _every(s, front)) else "the weights and two input tiles exceed shared memory"
 
 
-def few_channel_tiles(s: ConvShape, multiprocessors: int = 132, front: bool = False) -> list[FewChannelTile]:
+def few_channel_tiles(s: ConvShape, multiprocessors: int, front: bool = False) -> list[FewChannelTile]:
     """Candidates, the most promising first: of each tile as many blocks as fit."""
     found: dict[FewChannelTile, FewChannelTile] = {}
     for t in _every(s, front):

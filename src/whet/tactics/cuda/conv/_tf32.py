@@ -135,7 +135,7 @@ def refuses(shape: ConvShape) -> str | None:
     return None
 
 
-def estimate_us(c: Tf32Config, m: int, k: int, steps: int, multiprocessors: int = 132) -> float:
+def estimate_us(c: Tf32Config, m: int, k: int, steps: int, multiprocessors: int) -> float:
     """A rough time in us on an H200, which only orders candidates. See _conv_config.estimate_us."""
     tiles = -(-m // c.bm) * -(-k // c.bn)
     each = -(-steps // c.sk)
@@ -150,13 +150,13 @@ def estimate_us(c: Tf32Config, m: int, k: int, steps: int, multiprocessors: int 
     return (900 + turns * (each * step_ns + store_ns) + ending) / 1000
 
 
-def configs_for(m: int, k: int, c: int, taps: int, terms: int, multiprocessors: int = 132) -> list[Tf32Config]:
+def configs_for(m: int, k: int, c: int, taps: int, terms: int, multiprocessors: int) -> list[Tf32Config]:
     """Candidates for m pixels, k output and c input channels of `taps` filter taps, the most promising first."""
     bk = step_channels(c)
     return configs_of_steps(m, k, taps * -(-c // bk), bk, terms, multiprocessors)
 
 
-def configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multiprocessors: int = 132) -> list[Tf32Config]:
+def configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multiprocessors: int) -> list[Tf32Config]:
     """Candidates for m pixels and k output channels, `steps` K steps of `bk` channels."""
     found: set[Tf32Config] = set()
     for wgs, bn, sk in product((1, 2, 3), (16, 32, 64, 96, 128, 192, 256), (1, 2, 4, 8, 16)):
@@ -256,7 +256,7 @@ def launch(
     input_map: bytes | None = None,
     second: SecondInput | None = None,
     fork: SecondOutput | None = None,
-    multiprocessors: int = 132,
+    multiprocessors: int,
     label: str = "",
 ) -> Launch:
     """The launch of `shape` with addresses filled in; weights are packed by `pack`. With `groups` the shape's input channels are a tile's window.

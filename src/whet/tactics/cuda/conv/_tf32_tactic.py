@@ -180,7 +180,7 @@ class F32Product(Tactic):
         return tile
 
 
-def candidates(work: Work, terms: int, multiprocessors: int = 132) -> list[Tf32Config]:
+def candidates(work: Work, terms: int, multiprocessors: int) -> list[Tf32Config]:
     """Tiles for a layer, the most promising first; with groups, those of all widths interleaved."""
     s = work.shape
     if work.groups is None:

@@ -17,6 +17,7 @@
 // With DUAL_OUTPUT (floats of 16 bits; how many channels of both results a panel has) the output channels are those of two results: from second_from on, of the second.
 // With NORM (1 layer norm, 2 root mean square) a row of the input is normalized over all its channels, the K of a plain product: the weights contain the scales, and
 // the warps that multiply also read the rows for their mean and deviation, from which the epilogue computes (sum - mean * column_sums[k]) / deviation.
+// With ALTERNATE (results through shared memory) each warpgroup computes every WGS-th tile of the block alone: while one multiplies, the others end their tiles.
 // OUTS (1 to 3) output tiles are buffered: with more than one, the residual of the next OUTS - 1 tiles is loaded and the last tile stored during the current epilogue.
 // conv_parts.cuh has its functions; of the kernel itself conv_load.cuh has the warp that loads, conv_multiply.cuh the products of a tile,
 // conv_epilogue_16bit.cuh and conv_epilogue_8bit.cuh have the epilogues.
@@ -48,7 +49,11 @@
 #define NORM 0
 #endif
 
-constexpr int BM = 64 * MI * WGS, ROW = BK * (IN8 ? 1 : 2);
+#ifndef ALTERNATE
+#define ALTERNATE 0
+#endif
+
+constexpr int BM = 64 * MI * (ALTERNATE ? 1 : WGS), ROW = BK * (IN8 ? 1 : 2);
 constexpr int SIZE = IN8 ? Element<TO>::BYTES : OUT_F32 ? 4 : 2;           // bytes of a result
 constexpr int A_BYTES = BM * ROW, B_BYTES = (BN * ROW + 1023) / 1024 * 1024;
 constexpr int WIDEST = DUAL_OUTPUT ? DUAL_OUTPUT : 128 / SIZE;                            // the output tile consists of panels of PW columns
@@ -56,13 +61,15 @@ constexpr int PW = BN % WIDEST == 0 ? WIDEST : BN % (WIDEST / 2) == 0 ? WIDEST /
 constexpr int PANEL_BYTES = 64 * PROW, OUT_BYTES = BM * BN * SIZE;
 constexpr int PITCH = BN + 8;                                              // floats between rows of a partial sum: no bank conflicts
 constexpr int SLICE = BM / SK;                                             // rows that each block of a cluster finishes
-constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUTS * OUT_BYTES;
+constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUTS * OUT_BYTES * (ALTERNATE ? WGS : 1);
 constexpr bool STAGED = SK == 1 && !DIRECT;
 constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * (NORM ? 8 : 4);  // biases (IN8: also factors, both double-buffered; NORM: column sums)
-constexpr int RELEASES = NORM ? WGS * 4 : WGS;                             // arrivals that give a slot back: NORM: each warp reads its rows
+constexpr int SHARERS = ALTERNATE ? 1 : WGS;                               // warpgroups that compute a tile together
+constexpr int RELEASES = NORM ? SHARERS * 4 : SHARERS;                             // arrivals that give a slot back: NORM: each warp reads its rows
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
 static_assert(!DUAL_OUTPUT || (PW == DUAL_OUTPUT && DUAL_OUTPUT <= 64 && !IN8 && !OUT_F32 && !ODD && !HALO), "two results");
+static_assert(!ALTERNATE || (STAGED && !IN8 && !HALO && !HOLD && !DW), "alternating warpgroups");
 static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
 static_assert(!ONCE || (ONCE <= STAGES && !STAGED && !HOLD && !DW), "steps with slots of their own");
 static_assert(!NORM || !(IN8 || HALO || IM2COL || DW || DUAL_OUTPUT), "rows are normalized in plain products of 16-bit floats");
@@ -132,6 +139,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     } else {  // ---- multiply, finish, store
         const int group = warp / 4, t = threadIdx.x % 128;
         int slot = 0, phase = 0, turn = 0, a_slot = 0, a_phase = 0;
+        const int sharer = ALTERNATE ? 0 : group, tile_stride = stride * (ALTERNATE ? WGS : 1);
+        const auto pass_steps = [&](int tiles) {  // K steps of tiles of other warpgroups
+            slot += tiles * p.steps;
+            phase ^= slot / STAGES & 1;
+            slot %= STAGES;
+        };
+        if (ALTERNATE) pass_steps(group);
         constexpr int ITEMS = SK > 1 ? (SLICE * (BN / 8) + WORKERS - 1) / WORKERS : 1;
 #if IN8
         Raw<ADD> residual[ITEMS];
@@ -177,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #endif
             }
         }
-        for (int tile = first; tile < p.tiles; tile += stride, ++turn) {
+        for (int tile = first + (ALTERNATE ? group * stride : 0); tile < p.tiles; tile += tile_stride, ++turn) {
             const int m0 = tile / p.tiles_n * BM, n0 = tile % p.tiles_n * BN;
             constexpr int BATCHES = DIRECT ? BN / 16 : 1;  // of four 8-channel items, one for each lane of a quad
 #if IN8
@@ -230,18 +244,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             }
             [[maybe_unused]] float bias_early[(BN + 127) / 128], factor_early[(BN + 127) / 128];  // NORM: factor_early are column sums
             const int own_out = OUTS == 3 ? turn % 3 : OUTS == 2 ? turn & 1 : 0;
-            const u32 place = extra + own_out * OUT_BYTES, res_bar = res_full + 8 * (group * OUTS + own_out);
+            const u32 place = extra + ((ALTERNATE ? group * OUTS : 0) + own_out) * OUT_BYTES, res_bar = res_full + 8 * (group * OUTS + own_out);
             const int res_parity = (OUTS == 3 ? turn / 3 : OUTS == 2 ? turn >> 1 : turn) & 1;
             auto ask_residual = [&](int which, u32 to, u32 bar) {  // into the result's slot: the previous stores have read it
                 const int m = which / p.tiles_n * BM, n = which % p.tiles_n * BN;
-                barrier_expect(bar, OUT_BYTES / WGS);
-                for (int i = group * MI; i < group * MI + MI; ++i)
+                barrier_expect(bar, OUT_BYTES / SHARERS);
+                for (int i = sharer * MI; i < sharer * MI + MI; ++i)
                     for (int j = 0; j < PANELS; ++j) load_box2(to + (i * PANELS + j) * PANEL_BYTES, &p.r, bar, n + j * PW, m + i * 64);
             };
             if (STAGED && p.has_residual && (OUTS == 1 || turn == 0) && warp % 4 == 0 && one) {
                 if (turn == 0) wait_for_previous();
                 ask_residual(tile, place, res_bar);
-                if (OUTS == 3 && tile + stride < p.tiles) ask_residual(tile + stride, extra + OUT_BYTES, res_full + 8 * (group * OUTS + 1));
+                if (OUTS == 3 && tile + tile_stride < p.tiles) ask_residual(tile + tile_stride, place + OUT_BYTES, res_full + 8 * (group * OUTS + 1));
             }
             if (STAGED || (IN8 && DIRECT && BN > 64))
 #pragma unroll
@@ -270,10 +284,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #include "conv_multiply.cuh"
             if (threadIdx.x == 0) MARK(4)
             if (STAGED && OUTS > 1 && warp % 4 == 0 && one) {
-                if (p.has_residual && tile + (OUTS - 1) * stride < p.tiles) {
+                if (p.has_residual && tile + (OUTS - 1) * tile_stride < p.tiles) {
                     const int other = OUTS == 3 ? (own_out ? own_out - 1 : 2) : own_out ^ 1;
                     store_wait_read();  // of the other slot
-                    ask_residual(tile + (OUTS - 1) * stride, extra + other * OUT_BYTES, res_full + 8 * (group * OUTS + other));
+                    ask_residual(tile + (OUTS - 1) * tile_stride, place + (other - own_out) * OUT_BYTES, res_full + 8 * (group * OUTS + other));
                 } else
                     store_wait_read<OUTS - 1>();  // of this slot
             }
@@ -283,6 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #else
 #include "conv_epilogue_16bit.cuh"
 #endif
+            if (ALTERNATE) pass_steps(WGS - 1);
         }
         if (STAGED && OUTS > 1 && warp % 4 == 0 && one) store_wait_read();  // shared memory must outlive its readers
     }

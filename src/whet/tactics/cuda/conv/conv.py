@@ -196,6 +196,7 @@ def as_config(c: ConvConfig) -> Config:
         *((("size", 1),) if c.size == 1 else ()),
         *((("outs", c.outs),) if c.outs > 1 else ()),
         *((("hold", c.hold),) if c.hold else ()),
+        *((("alternate", 1),) if c.alternate else ()),
         *((("once", c.once),) if c.once else ()),
     )
 

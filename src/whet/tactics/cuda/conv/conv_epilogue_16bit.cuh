@@ -48,7 +48,7 @@ if (DIRECT && (OUT_F32 || ODD)) {  // no residual
 #pragma unroll
         for (int j = 0; j < BN / 8; ++j) {
             const int row = warp % 4 * 16 + lane / 4, col = j % (PW / 8);
-            const u32 panel = place + ((group * MI + i) * PANELS + j / (PW / 8)) * PANEL_BYTES;
+            const u32 panel = place + ((sharer * MI + i) * PANELS + j / (PW / 8)) * PANEL_BYTES;
             const float2 add = load_shared_f2(mine + (j * 8 + lane % 4 * 2) * 4);
 #if NORM
             const float2 column = load_shared_f2(mine + (WGS * BN + j * 8 + lane % 4 * 2) * 4);
@@ -68,7 +68,7 @@ if (DIRECT && (OUT_F32 || ODD)) {  // no residual
         if (turn == 0) wait_for_previous();  // nothing may be written while the kernel in front still reads it
 #pragma unroll
         for (int i = 0; i < MI; ++i)
-            for (int j = 0; j < PANELS; ++j) store_panel(p, place + ((group * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (group * MI + i) * 64);
+            for (int j = 0; j < PANELS; ++j) store_panel(p, place + ((sharer * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (sharer * MI + i) * 64);
         store_commit();
         if (OUTS == 1) store_wait_read();
     }

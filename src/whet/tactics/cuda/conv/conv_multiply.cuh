@@ -13,7 +13,7 @@ for (int i = 0; i < ONCE; ++i) {
     if (!HALO || i == 0) barrier_wait(full + 8 * i, 0);
     if (threadIdx.x == 0 && i == 0) MARK(3)
     if (HALO && (i == 0 || tap == 0)) barrier_wait(a_full + 8 * a_slot, 0);
-    const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : i) * a_bytes + (group * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + i * B_BYTES);
+    const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : i) * a_bytes + (sharer * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + i * B_BYTES);
     mma_begin();
 #pragma unroll
     for (int q = 0; q < ROW / 32; ++q)
@@ -22,7 +22,7 @@ for (int i = 0; i < ONCE; ++i) {
     mma_commit();
 #if NORM
 #pragma unroll
-    for (int j = 0; j < MI; ++j) rows[j].add(ring_a + i * a_bytes + (group * MI + j) * 64 * ROW, t, i == 0);
+    for (int j = 0; j < MI; ++j) rows[j].add(ring_a + i * a_bytes + (sharer * MI + j) * 64 * ROW, t, i == 0);
 #endif
     if (HALO) {
         ++shift;
@@ -50,7 +50,7 @@ for (int accumulators = 0; accumulators <= BETWEEN; ++accumulators) {
         if (t == 0) barrier_arrive(a_empty + 8 * a_slot);
         const u64 a = operand<ROW>(made + (k & 1) * A_BYTES + group * MI * 64 * ROW), b = operand<ROW>(ring_b + (HOLD ? k : slot) * B_BYTES);
 #else
-        const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : slot) * a_bytes + (group * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + (HOLD ? k : slot) * B_BYTES);
+        const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : slot) * a_bytes + (sharer * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + (HOLD ? k : slot) * B_BYTES);
 #endif
         mma_begin();
 #pragma unroll
@@ -60,7 +60,7 @@ for (int accumulators = 0; accumulators <= BETWEEN; ++accumulators) {
         mma_commit();
 #if NORM
 #pragma unroll
-        for (int j = 0; j < MI; ++j) rows[j].add(ring_a + slot * a_bytes + (group * MI + j) * 64 * ROW, t, k == k0);
+        for (int j = 0; j < MI; ++j) rows[j].add(ring_a + slot * a_bytes + (sharer * MI + j) * 64 * ROW, t, k == k0);
         __syncwarp();
 #endif
         mma_wait<1>();

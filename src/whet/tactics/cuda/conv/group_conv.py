@@ -105,7 +105,7 @@ def tile_shape(shape: ConvShape, groups: Groups, bn: int) -> ConvShape:
     return replace(shape, c=groups.window(shape.k, bn))
 
 
-def group_configs(shape: ConvShape, groups: Groups, multiprocessors: int = 132) -> list[ConvConfig]:
+def group_configs(shape: ConvShape, groups: Groups, multiprocessors: int) -> list[ConvConfig]:
     """Candidates: those of a convolution over the window that tiles of each width read, interleaved from the least work to the most."""
     by_width = []
     for bn in WIDTHS:

@@ -17,7 +17,6 @@ from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import ConvArguments, DepthwiseFields, LayerFields
 
 _MOST_CHANNELS = 192  # of a tile: their accumulators and the depthwise ones share the registers
-_TURN = 132  # blocks that run at once
 _SHARED_OF_FEW = 112 * 1024  # bytes of a block if there are few: leaves memory for the next layer's weights, and clusters of 16 fit anywhere
 _NEEDED = 100  # registers of the depthwise part and of addresses
 
@@ -34,7 +33,7 @@ class Pieces:
     box: int  # bytes that a copy fills
 
     @staticmethod
-    def of(shape: ConvShape, config: ConvConfig, k: int) -> Pieces | str:
+    def of(shape: ConvShape, config: ConvConfig, k: int, multiprocessors: int) -> Pieces | str:
         """For a depthwise shape, a configuration and k output channels, or the reason why not. With few blocks, tiles have the fewest rows that keep
         them within one wave of the multiprocessors: the depthwise part takes longest."""
         step = shape.stride[0]
@@ -43,7 +42,7 @@ class Pieces:
         rows = min(shape.p, (config.bm - shape.q) // wide + 1) if config.bm >= shape.q else 0
         if rows > 1 and config.wgs * config.mi == 1:
             others = shape.n * -(-k // config.bn) * config.sk
-            rows = next((r for r in range(1, rows) if others * -(-shape.p // r) <= _TURN), rows)
+            rows = next((r for r in range(1, rows) if others * -(-shape.p // r) <= multiprocessors), rows)
         tall = (rows - 1) * step + shape.r
         if rows < 1 or pitch > 256 or tall > 256:
             return f"a row of {shape.q} pixels does not fit a tile of {config.bm}"
@@ -69,9 +68,9 @@ def shared_bytes(config: ConvConfig, shape: ConvShape, pieces: Pieces) -> int:
     return config.shared_with(pieces.slot) + 2 * config.bm * config.row + config.halo * depthwise_bytes(shape, config.bk) + 32
 
 
-def unfit(config: ConvConfig, shape: ConvShape, k: int) -> str | None:
+def unfit(config: ConvConfig, shape: ConvShape, k: int, multiprocessors: int) -> str | None:
     """The reason why a configuration cannot run a depthwise `shape` followed by k output channels, or None."""
-    pieces, steps = Pieces.of(shape, config, k), -(-shape.c // config.bk)
+    pieces, steps = Pieces.of(shape, config, k, multiprocessors), -(-shape.c // config.bk)
     if isinstance(pieces, str):
         return pieces
     if config.sk > steps or config.hold not in (0, steps) or (config.hold and config.sk > 1) or not config.halo or config.bm % config.sk:
@@ -92,7 +91,7 @@ def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfi
             continue
         steps = -(-shape.c // bk)
         base = ConvConfig(wgs, mi, bn, bk, min(4, -(-steps // sk)), sk, 1, int(sk == 1), 1)
-        pieces = Pieces.of(shape, base, k)
+        pieces = Pieces.of(shape, base, k, multiprocessors)
         if isinstance(pieces, str) or sk > steps or (sk > 1 and wgs * bn > 160):
             continue
         blocks = shape.n * -(-shape.p // pieces.rows) * -(-k // bn) * sk
@@ -105,7 +104,7 @@ def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfi
             more = replace(config, blocks=resident + 1)
             if not many and shared_bytes(config, shape, pieces) > _SHARED_OF_FEW:
                 continue
-            if unfit(config, shape, k) is None and (not many or resident == 3 or unfit(more, shape, k)):
+            if unfit(config, shape, k, multiprocessors) is None and (not many or resident == 3 or unfit(more, shape, k, multiprocessors)):
                 found[config] = _estimate(config, shape, k, pieces, blocks, multiprocessors)
     order = sorted(found, key=lambda c: (found[c], c))
     counts: dict[tuple, int] = {}
@@ -169,7 +168,7 @@ def depthwise_launch(
     """The launch of a depthwise `shape` and the product to k channels. Addresses: input, depthwise filters, weights, bias, result; residual or 0."""
     x, filters, weights, bias, out = addresses
     dtype, steps = "bf16" if bf16 else "f16", -(-shape.c // config.bk)
-    pieces = Pieces.of(shape, config, k)
+    pieces = Pieces.of(shape, config, k, multiprocessors)
     assert isinstance(pieces, Pieces), pieces
     pixel = shape.c * 2
     box = (config.bk, pieces.pitch, pieces.tall, 1)
@@ -210,8 +209,8 @@ def depthwise_launch(
     return Launch(kernel, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label, shared=shared)
 
 
-def source_of(config: ConvConfig, shape: ConvShape, k: int, inner: str, activation: str, bf16: bool) -> str:
+def source_of(config: ConvConfig, shape: ConvShape, k: int, multiprocessors: int, inner: str, activation: str, bf16: bool) -> str:
     """As depthwise_source, with the rows that the launch will have."""
-    pieces = Pieces.of(shape, config, k)
+    pieces = Pieces.of(shape, config, k, multiprocessors)
     assert isinstance(pieces, Pieces), pieces
     return depthwise_source(config, shape, thread_rows(config, pieces), inner, activation, bf16)

@@ -44,16 +44,17 @@ class DepthwiseThenPointwise(ConvAndProduct):
         both = self.pair(layer)
         if isinstance(both, str):
             return []
-        found = configs_of(both.shape, both.k, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        processors = backend.capabilities.multiprocessors
+        found = configs_of(both.shape, both.k, processors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.post_ops.activation[0], both.epilogue.post_ops.activation[0]), signature.outputs[0].dtype.name == "bf16"
-        ahead(backend, [source_of(c, both.shape, both.k, *kinds, bf16) for c in found])
+        ahead(backend, [source_of(c, both.shape, both.k, processors, *kinds, bf16) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         both, tile = self.pair(layer), from_config(config)
         if isinstance(both, str):
             raise PlanRefused(both)
-        if reason := unfit(tile, both.shape, both.k):
+        if reason := unfit(tile, both.shape, both.k, backend.capabilities.multiprocessors):
             raise PlanRefused(reason)
         s, k, dtype = both.shape, both.k, signature.outputs[0].dtype
         taps, own_inner = constants_of(both.first)

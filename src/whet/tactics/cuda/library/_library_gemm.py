@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from whet.backends import Backend
-from whet.backends.cuda.launch import Launch
+from whet.backends.cuda.launch import GpuWork, Launch
 from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
@@ -86,6 +86,10 @@ class LibraryProduct(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if backend.capabilities.executes and _cublaslt.library() is None:
             return "libcublasLt is not installed: pip install nvidia-cublas"
+        return self.why_not_shape(layer, signature)
+
+    def why_not_shape(self, layer: Layer, signature: Signature) -> str | None:
+        """Why the library's products do not fit the layer, or None."""
         epilogue = _ending(layer)
         if isinstance(epilogue, str):
             return epilogue
@@ -96,6 +100,10 @@ class LibraryProduct(Tactic):
         work = _work(layer, signature.outputs[0].dtype)
         size = signature.outputs[0].dtype.bits // 8
         return "the windows of one sample exceed 256 MiB" if work.each * work.padded * size > 256 << 20 else None
+
+    def launch_of(self, product: Product, x: int, w: int, bias: int, residual: int, out: int, workspace: int) -> GpuWork:
+        """The library's launch of one product."""
+        return LtLaunch(product, x, w, bias, residual, out, workspace)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         return [(("algo", i), ("math", self.math)) for i in range(ALGORITHMS)]
@@ -146,13 +154,14 @@ class LibraryProduct(Tactic):
                 product = Product(count * work.each, work.n, work.padded, dtype.name, self.math, relu, adds, algo, gcd(16, step))
                 at = first * work.each * work.n * size
                 residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual] + at
-                launches.append(LtLaunch(product, source, args.packed[0], args.packed[1], residual, args.outputs[0] + at, start + laid_out))
+                addresses = (source, args.packed[0], args.packed[1], residual, args.outputs[0] + at, start + laid_out)
+                launches.append(self.launch_of(product, *addresses))
             if not relu and not nothing:
                 launches.append(_activation(args.outputs[0], work.images * work.each * work.n, dtype.name, kind, low, high))
             return launches
 
         rtol = TF32_RTOL if self.math == "tf32" else RTOL[dtype.name]
-        name = f"cuBLASLt {self.math} algo {algo}" + ("" if work.plain else f", windows of {work.chunk} images")
+        name = f"{self.library} {self.math} algo {algo}" + ("" if work.plain else f", windows of {work.chunk} images")
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, scratch=256 + laid_out + WORKSPACE, rtol=rtol)
 
 

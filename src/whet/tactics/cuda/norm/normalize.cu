@@ -1,6 +1,7 @@
 // Rows of a row-major tensor, each seen whole: softmax, log-softmax, layer, group, instance and root-mean-square norms.
-// Constants: TYPE, OP (0 softmax, 1 log-softmax, 2 mean and variance, 3 root mean square), T (threads of a row: 32, 128, 512),
-// ITEMS (groups of eight that a thread keeps in registers; 0: rows too long for that are read again), WIDE (rows are multiples of eight).
+// Constants: TYPE, OP (0 softmax, 1 log-softmax, 2 mean and variance, 3 root mean square), T (threads of a row: 4 to 32 lanes of a warp, 128, 512),
+// ITEMS (groups of eight that a thread keeps in registers; 0: rows too long for that are read again), WIDE (rows are multiples of eight), EARLY (a scale
+// and, if 2, a shift for each element of a row, which a thread loads before the kernel in front has ended; needs ITEMS and WIDE).
 #include "common.cuh"
 #include "vector.cuh"
 #define INF __int_as_float(0x7f800000)
@@ -10,7 +11,7 @@
 // Over the threads of a row. OP 0: sum, 1: largest, NaN wins.
 template <int MAX> DEV float over_row(float v) {
 #pragma unroll
-    for (int d = 16; d; d >>= 1) {
+    for (int d = T < 32 ? T / 2 : 16; d; d >>= 1) {
         const float o = __shfl_xor_sync(~0u, v, d);
         v = MAX ? max_nan(v, o) : v + o;
     }
@@ -44,10 +45,21 @@ DEV Vec8 load_part(const Args& p, long long row, int at) {
 
 extern "C" __global__ void __launch_bounds__(T > 128 ? T : 128) normalize(const __grid_constant__ Args p) {
     let_next_start();
-    wait_for_previous();
     const int lane = threadIdx.x % T;
-    const long long row = (long long)blockIdx.x * (blockDim.x / T) + threadIdx.x / T;
-    if (row >= p.rows) return;   // whole warps leave; with T > 32 a block has one row
+    const long long own = (long long)blockIdx.x * (blockDim.x / T) + threadIdx.x / T;
+    const bool present = own < p.rows;
+    if (T >= 32 && !present) return;   // whole warps leave; with T > 32 a block has one row
+    const long long row = present ? own : p.rows - 1;
+#if EARLY
+    Vec8 scales[ITEMS], shifts[EARLY > 1 ? ITEMS : 1];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+        if (const int at = (i * T + lane) * 8; at < p.length) {
+            scales[i] = load8<0>(reinterpret_cast<const u8*>(p.scale), at);
+            if (EARLY > 1) shifts[i] = load8<0>(reinterpret_cast<const u8*>(p.shift), at);
+        }
+#endif
+    wait_for_previous();
 #if ITEMS
     Vec8 kept[ITEMS];
 #pragma unroll
@@ -79,6 +91,20 @@ extern "C" __global__ void __launch_bounds__(T > 128 ? T : 128) normalize(const 
             for (int e = 0; e < 8; ++e) if (at + e < p.length) square += (x.v[e] - middle) * (x.v[e] - middle);
         factor = 1.f / sqrtf(over_row<0>(square) / p.length + p.epsilon);
     }
+#if EARLY
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+        if (const int at = (i * T + lane) * 8; at < p.length && present) {
+            Vec8 y;
+#pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                const float x = (kept[i].v[e] - middle) * factor;
+                y.v[e] = EARLY > 1 ? fmaf(x, scales[i].v[e], shifts[i].v[e]) : x * scales[i].v[e];
+            }
+            store8<TYPE>(p.out, row * p.length + at, y);
+        }
+#else
+    if (!present) return;
     const int first = (int)(row % p.groups) * (p.length / p.per);
     FOR_PART(at, x) {
         Vec8 y;
@@ -100,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(T > 128 ? T : 128) normalize(const 
 #pragma unroll
             for (int e = 0; e < 8; ++e) if (at + e < p.length) store1<TYPE>(p.out, row * p.length + at + e, y.v[e]);
     }
+#endif
 }
 
 // Softmax along an axis that is not the last: one line per thread, adjacent lines in adjacent threads.

@@ -67,12 +67,16 @@ class Normalize(UnfusedTactic):
         number = (_SOFT | _NORMS)[layer.op]
         length, per, groups, inner = _rows(layer, shape)
         if inner > 1:
-            return self._lines(layer, signature, shape, {"TYPE": kind, "OP": number, "T": 32, "ITEMS": 1, "WIDE": 0}, length, inner)
-        parts = -(-length // 8)
-        threads = 32 if parts <= 32 * _KEPT else 128 if parts <= 128 * _KEPT else 512
+            return self._lines(layer, signature, shape, {"TYPE": kind, "OP": number, "T": 32, "ITEMS": 1, "WIDE": 0, "EARLY": 0}, length, inner)
+        parts, rows = -(-length // 8), prod(shape) // length
+        threads = next((t for t in (4, 8, 16, 32, 128) if parts <= t * (_KEPT if t > 32 or parts > 96 else 3)), 512)
         items = -(-parts // threads)
-        constants = {"TYPE": kind, "OP": number, "T": threads, "ITEMS": items if items <= _KEPT else 0, "WIDE": int(length % 8 == 0)}
-        rows, block = prod(shape) // length, max(threads, 128)
+        given = sum(t is not None for t in layer.inputs[1:3]) if layer.inputs[1:] and layer.inputs[1] is not None else 0
+        wide, kept = length % 8 == 0, items if items <= _KEPT else 0
+        early = given if wide and kept and layer.op in ("LayerNormalization", "RMSNormalization") else 0
+        constants = {"TYPE": kind, "OP": number, "T": threads, "ITEMS": kept, "WIDE": int(wide), "EARLY": early}
+        # few rows spread over all multiprocessors
+        block = max(threads, 32 if rows * threads <= 128 * backend.capabilities.multiprocessors else 128)
         packed: list[Packed] = []
         for t in layer.inputs[1:3]:
             if t is not None:
@@ -80,8 +84,8 @@ class Normalize(UnfusedTactic):
         epsilon = float(layer.attrs.get("epsilon", 0.0))
 
         def make(args: Args) -> list:
-            given = iter(args.packed)
-            scale, shift = (next(given) if t is not None else 0 for t in (*layer.inputs[1:3], None, None)[:2])
+            addresses = iter(args.packed)
+            scale, shift = (next(addresses) if t is not None else 0 for t in (*layer.inputs[1:3], None, None)[:2])
             arguments = NormalizeArguments(
                 args.inputs[0], args.outputs[0], scale, shift, rows=rows, length=length, per=per, groups=groups, epsilon=epsilon
             )

@@ -118,7 +118,9 @@ class SqueezeExcite(Tactic):
         gate = _gate(layer)
         if isinstance(gate, str):
             return gate
-        return None if _ways(gate, 132) else f"no cluster of blocks holds {gate.pixels} pixels of {gate.c} channels, {gate.hidden} hidden values"
+        if _ways(gate, backend.capabilities.multiprocessors):
+            return None
+        return f"no cluster of blocks holds {gate.pixels} pixels of {gate.c} channels, {gate.hidden} hidden values"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         gate = _gate(layer)

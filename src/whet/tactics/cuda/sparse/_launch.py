@@ -190,7 +190,7 @@ def sparse_launch(
     residual: View | None = None,
     post_ops: PostOps = NO_POST_OPS,
     scales: Scales | None = None,
-    multiprocessors: int = 132,
+    multiprocessors: int,
     label: str = "",
 ) -> Launch:
     """The launch of `shape` with addresses filled in; the operands in `packed` are those of pack_sparse and pack_floats with this tile."""

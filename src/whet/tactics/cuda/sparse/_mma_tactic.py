@@ -1,4 +1,4 @@
-"""Layers with 2:4 weights on the sparse tensor cores of GPUs from compute capability 8.0 up to Hopper (`mma.sp`), in 16-bit floats."""
+"""Layers with 2:4 weights on sparse tensor cores by `mma.sp`, in 16-bit floats: from compute capability 8.0 to 8.9, on Hopper for few pixels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, shar
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import PostOps, View
 from whet.tactics.cuda.sparse._launch import Packed24, Types
-from whet.tactics.cuda.sparse._mma_launch import mma_constants, mma_launch, tile_of, tiles_for
+from whet.tactics.cuda.sparse._mma_launch import mma_constants, mma_launches, partial_bytes, tile_of, tiles_for
 from whet.tactics.cuda.sparse._two_four_layer import packed_sparse, unfit_shape
 from whet.tactics.cuda.sparse.sparse_conv import SparseTactic
 
+FEW_PIXELS = 1024  # on Hopper; its wgmma kernels do not split K
+MAX_CONFIGS = 8
 _CAPABILITIES = ("sm_80", "sm_86", "sm_87", "sm_89")
 
 
@@ -24,8 +26,9 @@ class SparseMmaTactic(SparseTactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if machine_has(backend, "wgmma"):
-            return "Hopper (sm_90a) has faster 2:4 kernels of its own"
-        if not any(machine_has(backend, c) for c in _CAPABILITIES):
+            if self.shape(layer).m > FEW_PIXELS:
+                return f"Hopper (sm_90a) has faster 2:4 kernels for more than {FEW_PIXELS} pixels"
+        elif not any(machine_has(backend, c) for c in _CAPABILITIES):
             return f"needs the sparse tensor cores of {', '.join(_CAPABILITIES)}"
         end = self.match_epilogue(layer)
         return end if isinstance(end, str) else unfit_shape(self.shape(layer), _types(signature))
@@ -34,7 +37,7 @@ class SparseMmaTactic(SparseTactic):
         end = self.match_epilogue(layer)
         if isinstance(end, str):
             return []
-        tiles = tiles_for(self.shape(layer), backend.capabilities.multiprocessors, shared_limit(backend))
+        tiles = tiles_for(self.shape(layer), backend.capabilities.multiprocessors, shared_limit(backend))[:MAX_CONFIGS]
         post_ops = end.post_ops if end.residual is not None else PostOps(end.post_ops.activation)
         ahead(backend, [source("sparse_mma.cu", mma_constants(t, signature.outputs[0].dtype.name, post_ops)) for t in tiles])
         return [t.config for t in tiles]
@@ -61,9 +64,11 @@ class SparseMmaTactic(SparseTactic):
         def make(args: Args) -> list:
             residual = 0 if end.residual is None else args.inputs[end.residual]
             source_view, out = View(args.inputs[x], shape.c), View(args.outputs[0], shape.k)
-            return [mma_launch(tile, shape, source_view, Packed24(*args.packed), out, dtype.name, post_ops, residual, layer.name)]
+            packed24, partial = Packed24(*args.packed), -(-args.scratch // 256) * 256
+            return mma_launches(tile, shape, source_view, packed24, out, dtype.name, post_ops, residual, partial, layer.name)
 
-        return GpuKernel(layer, signature, make, implementation=f"sparse mma {tile}", packed=packed)
+        partial = partial_bytes(tile, shape)
+        return GpuKernel(layer, signature, make, implementation=f"sparse mma {tile}", packed=packed, scratch=256 + partial if partial else 0)
 
 
 def _types(signature: Signature) -> Types:

@@ -1,5 +1,6 @@
-// Convolution (and product) with 2:4 weights on the sparse tensor cores of GPUs before Hopper: `mma.sp` by warps of 32 threads, 16-bit operands.
-// Constants: WM, WN (warps along channels and pixels), MI, NI (tiles of 16 channels and of 8 pixels per warp), STAGES, BF16, ACT, TO, ADD, RESIDUAL.
+// Convolution (and product) with 2:4 weights on sparse tensor cores by `mma.sp`: warps of 32 threads, 16-bit operands. For GPUs before Hopper, and for few
+// pixels. Constants: WM, WN (warps along channels and pixels), MI, NI (tiles of 16 channels and of 8 pixels per warp), STAGES, BF16, ACT, TO, ADD, RESIDUAL,
+// SPLIT (the blocks of a column z compute `per` K steps each; their sums go to `partial` as floats, and `finish` adds them in order).
 //
 // The product is [channels x K] sparse by [K x pixels]: weights are the first operand, compressed to two of every four values, with metadata as
 // _compress.py describes them (one word serves the two instructions of a K step of 64). Pixels are gathered tap by tap with cp.async, zeros outside.
@@ -35,6 +36,32 @@ template <int SELECTOR> DEV void multiply_sparse(float (&d)[4], const u32 (&a)[4
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(metadata), "n"(SELECTOR));
 }
 
+// Eight results of a pixel from their sums.
+DEV void store_results(const Args& p, long long element, int channel, Vec8 v) {
+    Vec8 add = {};
+    if (RESIDUAL) add = load8<ADD>(p.residual, element);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+        const float sum = v.v[e] + p.bias[channel + e];
+        v.v[e] = activate<ACT>(RESIDUAL == 1 ? sum + add.v[e] : sum, p.act) + (RESIDUAL == 2 ? add.v[e] : 0.f);
+    }
+    store8<TO>(p.out, element, v);
+}
+
+extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ Args p) {
+    const long long element = ((long long)blockIdx.x * 256 + threadIdx.x) * 8, count = (long long)p.pixels * p.k;
+    wait_for_previous();
+    let_next_start();
+    if (element >= count) return;
+    Vec8 v = load8<0>(p.partial, element);
+    for (int z = 1; z < p.splits; ++z) {
+        const Vec8 more = load8<0>(p.partial, z * count + element);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v.v[e] += more.v[e];
+    }
+    store_results(p, element, (int)(element % p.k), v);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) sparse_mma(const __grid_constant__ Args p) {
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 127) & ~127u;
@@ -51,14 +78,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_mma(const __grid_co
         top[i] = (line - n * p.p) * p.stride_h - p.pad_h;
         left[i] = (pixel - line * p.q) * p.stride_w - p.pad_w;
     }
-    int c0 = 0, r = 0, s = 0;  // of the next step to copy
+    const int begin = SPLIT ? blockIdx.z * p.per : 0, steps = SPLIT ? min(p.steps - begin, p.per) : p.steps;
+    const int tap = begin / p.tap_steps;
+    int c0 = (begin - tap * p.tap_steps) * BK, r = tap / p.taps_w, s = tap - r * p.taps_w;  // of the next step to copy
     auto copy_step = [&](int step) {
         const u32 a = base + step % STAGES * STAGE_BYTES, b = a + A_BYTES;
 #pragma unroll
         for (int i = 0; i < A_CHUNKS; ++i) {
             const int at = tid + i * THREADS, row = at / 4, chunk = at % 4;
             const bool inside = m0 + row < p.k;
-            copy_async(a + place_a(row, chunk), p.kept + (inside ? ((long long)(m0 + row) * p.steps + step) * 64 + chunk * 16 : 0), inside);
+            copy_async(a + place_a(row, chunk), p.kept + (inside ? ((long long)(m0 + row) * p.steps + begin + step) * 64 + chunk * 16 : 0), inside);
         }
 #pragma unroll
         for (int i = 0; i < B_CHUNKS; ++i) {
@@ -79,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_mma(const __grid_co
 #pragma unroll
         for (int i = 0; i < MI; ++i) {
             const int tile = m0 / 16 + wm * MI + i;
-            to[i] = metadata[((long long)step * p.row_tiles + tile / 4) * 128 + tile % 4 * 32 + lane];
+            to[i] = metadata[((long long)(begin + step) * p.row_tiles + tile / 4) * 128 + tile % 4 * 32 + lane];
         }
     };
 
@@ -89,18 +118,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_mma(const __grid_co
     u32 words[MI], next[MI];
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
-        if (i < p.steps) copy_step(i);
+        if (i < steps) copy_step(i);
         copy_commit();
     }
     read_metadata(next, 0);
-    for (int step = 0; step < p.steps; ++step) {
+    for (int step = 0; step < steps; ++step) {
         copy_wait<STAGES - 2>();
         __syncthreads();  // the step has arrived, and nobody reads the stage that is filled next
-        if (step + STAGES - 1 < p.steps) copy_step(step + STAGES - 1);
+        if (step + STAGES - 1 < steps) copy_step(step + STAGES - 1);
         copy_commit();
 #pragma unroll
         for (int i = 0; i < MI; ++i) words[i] = next[i];
-        if (step + 1 < p.steps) read_metadata(next, step + 1);
+        if (step + 1 < steps) read_metadata(next, step + 1);
         const u32 a = base + step % STAGES * STAGE_BYTES, b = a + A_BYTES;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {  // 32 of K
@@ -138,13 +167,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_mma(const __grid_co
         if (n0 + pixel >= p.pixels || m0 + channel >= p.k) continue;
         const long long element = (long long)(n0 + pixel) * p.k + m0 + channel;
         const float4 low = load_shared_f4(base + (pixel * PITCH + channel) * 4), high = load_shared_f4(base + (pixel * PITCH + channel + 4) * 4);
-        Vec8 v = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}}, add = {};
-        if (RESIDUAL) add = load8<ADD>(p.residual, element);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-            const float sum = v.v[e] + p.bias[m0 + channel + e];
-            v.v[e] = activate<ACT>(RESIDUAL == 1 ? sum + add.v[e] : sum, p.act) + (RESIDUAL == 2 ? add.v[e] : 0.f);
-        }
-        store8<TO>(p.out, element, v);
+        const Vec8 v = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+        if (SPLIT) store8<0>(p.partial, (long long)blockIdx.z * p.pixels * p.k + element, v);
+        else store_results(p, element, m0 + channel, v);
     }
 }

@@ -1,12 +1,18 @@
 """2:4 as a move of the search: only in the layers that gain, recorded for a rebuild, with masks of exactly these zeros."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
+from support.search_case import recipe_with
 from whet import BuildConfig
+from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.pruning import LayerAdvice, SparsityAdvice
 from whet.pruning.recipe import recipe_from_json
+from whet.search import rebuild, search
 from whet.search.stages import prepare
 from whet.search.stages.prepare import TWO_FOUR, Prepared, has_zeros, two_four_gains, write_two_four
 from whet.sparsity import eligible_layers
@@ -64,3 +70,21 @@ def test_gains_are_those_of_the_advisor(net, monkeypatch):
     assert two_four_gains(net, config, told.append) == ["wide"]
     assert asked == [(net, config)]
     assert told == ["2:4 1/2"]
+
+
+def test_a_search_writes_2_4_where_it_gains_and_repeats_it(case, tmp_path):
+    """The whole path on a CPU: measured gains, the deployed model, and a rebuild with the same layers."""
+    project = tmp_path / "project"
+    project.mkdir()
+    for name in ("model.onnx", "calibrate.npz", "score.npz", "judge.npz"):
+        shutil.copy(case / name, project / name)
+    few = {"search__trials": 1, "survivor__count": 1, "scout__level": 0, "survivor__level": 0, "prefer": "latency", "target": {"latency": "2x"}}
+    space = {"width": {"step": 0.5, "most": 0.5}, "precision": ["fp32"], "two_four": [True]}
+    deploy = search(recipe_with(project, project / "work", space=space, **few)).folder.deploy
+    stored = json.loads((deploy / "recipe.json").read_text())
+    if not stored["candidate"]["two_four"]:
+        pytest.skip("the original was the fastest here")
+    layers = stored["pruning"]["about"][TWO_FOUR]
+    assert set(layers) <= set(eligible_layers(network_from_onnx(deploy / "model.onnx"))[0])
+    rebuild(deploy, tmp_path / "again")
+    assert (tmp_path / "again" / "model.onnx").read_bytes() == (deploy / "model.onnx").read_bytes()

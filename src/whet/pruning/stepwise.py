@@ -1,0 +1,57 @@
+"""A selection in several steps: cut a part, recover, score the recovered network, cut on. Each step aims at the same share of the remaining cost.
+
+Scores describe the network that they were measured on: after a deep cut other channels matter. The intermediate networks serve the scores only; the
+final cut is made from the original, and recovered towards it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from whet.network import Network
+from whet.pruning.coupling import Group, groups
+from whet.pruning.cut import cut
+from whet.pruning.knapsack import Choice
+from whet.pruning.recovery import Progress, RecoveryConfig, recover
+
+Select = Callable[[Network, Sequence[Group], float], Choice]
+"""select(network, its groups, cost to keep) -> choice for this network"""
+
+
+def choose_stepwise(
+    net: Network,
+    found: Sequence[Group],
+    select: Select,
+    before: float,
+    target: float,
+    steps: int,
+    data: Mapping[str, np.ndarray],
+    recovery: RecoveryConfig,
+    progress: Progress | None = None,
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """The kept units by group and the removed branches of `net` after `steps` selections; its cost falls from `before` to `target`.
+
+    A group of which a step leaves nothing more to cut, or that a removed branch contains, keeps what it has.
+    """
+    kept: dict[str, np.ndarray] = {}
+    removed: tuple[str, ...] = ()
+    present = net
+    sizes = {g.name: g.size for g in found}
+    for n in range(1, steps + 1):
+        here = found if present is net else remaining(found, present, {name: len(at) for name, at in kept.items()})
+        choice = select(present, here, before * (target / before) ** (n / steps))
+        for name, at in choice.kept.items():
+            kept[name] = kept.get(name, np.arange(sizes[name]))[at]
+        removed += choice.removed
+        if n < steps:
+            small = cut(net, kept, found, removed=removed)
+            present = recover(small, net, kept, data, recovery, progress, insist=True)
+    return kept, removed
+
+
+def remaining(found: Sequence[Group], present: Network, wanted: Mapping[str, int]) -> list[Group]:
+    """The groups of `present` that are groups of the original too (`found`), with the numbers of units in `wanted` (else their own)."""
+    sizes = {g.name: wanted.get(g.name, g.size) for g in found}
+    return [g for g in groups(present) if sizes.get(g.name) == g.size]

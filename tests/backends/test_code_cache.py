@@ -1,0 +1,75 @@
+"""Compiled code on disk: written once, read afterwards, compiled again where the file is damaged or the folder is not the user's."""
+
+import os
+
+import pytest
+
+from whet.backends import _code_cache
+from whet.backends.cpu import machine_code
+from whet.errors import BackendError
+
+JIT = pytest.mark.skipif(machine_code.no_compiler() is not None, reason=str(machine_code.no_compiler()))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty cache for compiled objects."""
+    monkeypatch.setenv("WHET_CPU_CACHE", str(tmp_path / "objects"))
+    for cached in (machine_code._folder, machine_code._loaded):
+        cached.cache_clear()
+    yield tmp_path / "objects"
+    for cached in (machine_code._folder, machine_code._loaded):
+        cached.cache_clear()
+
+
+def function(name):
+    return f"define void @{name}(i64* %a) {{\n  store i64 7, i64* %a\n  ret void\n}}\n"
+
+
+def run(name):
+    import ctypes
+
+    value = ctypes.c_int64(0)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(machine_code.address(function(name), name))(ctypes.addressof(value))
+    return value.value
+
+
+@JIT
+def test_code_is_compiled_once(folder, monkeypatch):
+    assert run("seven") == 7
+    (file,) = folder.iterdir()
+    machine_code._loaded.cache_clear()
+    monkeypatch.setattr(machine_code, "_compile", lambda ir: pytest.fail("compiled again"))
+    assert run("seven") == 7
+    assert list(folder.iterdir()) == [file]
+
+
+@JIT
+@pytest.mark.parametrize("damage", [lambda code: code[: len(code) // 2], lambda code: code[:-8] + b"\0\1\2\3\4\5\6\7", lambda code: b"x"])
+def test_damaged_files_are_compiled_again(folder, damage):
+    run("again")
+    (file,) = folder.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    machine_code._loaded.cache_clear()
+    assert run("again") == 7
+
+
+@JIT
+def test_folders_that_others_can_write_to_are_not_used(folder):
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o777)
+    assert run("open") == 7
+    assert not list(folder.iterdir())
+    with pytest.raises(BackendError, match="WHET_CPU_CACHE"):
+        _code_cache.cache_folder("WHET_CPU_CACHE", "objects")
+
+
+def test_the_oldest_files_are_deleted(tmp_path):
+    for k in range(6):
+        path = tmp_path / f"{k}.o"
+        path.write_bytes(b"code")
+        os.utime(path, (k, k))
+    _code_cache.limit_files(tmp_path, 6)
+    assert len(list(tmp_path.iterdir())) == 6
+    _code_cache.limit_files(tmp_path, 5)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["4.o", "5.o"]

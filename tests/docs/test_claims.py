@@ -1,0 +1,49 @@
+"""Verdicts of docs/claims.md follow from the rows, with the measure and the bar."""
+
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def claims():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        import claims
+
+        return claims
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "said"),
+    [
+        ("zeros", [{"ms": 10.0}, {"ms": 9.95}], "no: 0.5 % less time"),
+        ("zeros", [{"ms": 10.0}, {"ms": 8.0}], "yes: 20.0 % less time"),
+        ("macs_are_not_time", [{"FLOPs x": 2.0, "time x": 1.9}, {"FLOPs x": 2.0, "time x": 1.5}], "no: the time falls by 75 %"),
+        ("macs_are_not_time", [{"FLOPs x": 1.0, "time x": 1.0}], "no case: nothing was cut"),
+        ("one_by_one", [{"x": 1.4}, {"x": 1.9}], "yes: 1.4 to 1.9 times the time"),
+        ("one_by_one", [{"x": 1.4}, {"x": 2.1}], "no: 1.4 to 2.1 times the time"),
+        ("predicted", [{"measured": 0.62, "predicted": 0.5, "FLOPs": 0.5, "branches removed": 0}], "no: off by up to 12 %"),
+        ("predicted", [{"measured": 1.0, "predicted": 1.0, "FLOPs": 1.0, "branches removed": 0}], "no case: nothing was cut"),
+        ("latency_or_flops", [{"ms": 2.0, "importance lost": 100}, {"ms": 1.9, "importance lost": 90}], "yes: 10.0 % less importance lost at 0.95"),
+        ("latency_or_flops", [{"ms": 2.0, "importance lost": 100}, {"ms": 2.2, "importance lost": 90}], "no: 10.0 % less"),
+        ("latency_or_flops", [{"ms": 2.0, "importance lost": 100}, {"ms": 2.0, "importance lost": 0}], "no case"),
+        ("knee", [{"ratio": 0.0}, {"ratio": 0.3, "points lost a tenth": 4.0}, {"ratio": 0.6, "points lost a tenth": 6.0}], "yes: more than 5 points"),
+        ("knee", [{"ratio": 0.0}, {"ratio": 0.3, "points lost a tenth": 4.0}], "no: no knee up to 30%"),
+        ("odd_channels", [{"channels": c, "ms": ms} for c, ms in ((61, 1.2), (63, 1.0), (64, 1.0))], "yes: 61 or 63 channels take up to 1.20"),
+    ],
+)
+def test_verdicts_follow_from_rows(claims, name, rows, said):
+    assert claims.verdict_of(name, {"rows": rows, "verdict": "stored"}).startswith(said)
+
+
+def test_every_claim_is_judged_by_its_rows_or_says_why_not(claims):
+    assert set(claims.CLAIMS) - set(claims.VERDICTS) == {"fusion_and_memory"}
+    assert claims.verdict_of("fusion_and_memory", {"rows": [], "verdict": "stored"}) == "stored"
+
+
+def test_the_page_has_the_verdicts_of_the_stored_rows(claims, tmp_path):
+    claims.write(tmp_path / "claims.md")
+    assert (tmp_path / "claims.md").read_text() == (BENCHMARKS.parent / "docs" / "claims.md").read_text(), "run benchmarks/claims.py --write"

@@ -1,0 +1,126 @@
+"""Limits of values in engine files, at the limit and one beyond it; small rules that random edits rarely hit."""
+
+import json
+
+import numpy as np
+import pytest
+
+from handmade import conv_net, make_plan
+from whet.engine import codec, display_names
+from whet.engine.check import check_plan
+from whet.engine.json_data import LARGEST, Reader
+from whet.engine.layout import Section, read_sections, table_digests, write_sections
+from whet.engine.packed import sections as packed_sections
+from whet.engine.probe import probe_differs
+from whet.engine.weights import Budget
+from whet.errors import EngineError
+from whet.network import Network, parse_type
+
+
+def written(*sections):
+    data = bytearray()
+
+    class Out:
+        def write(self, piece):
+            data.extend(piece)
+
+    write_sections(sections, Out())
+    return memoryview(bytes(data))
+
+
+KNOWN = {"a": 1 << 20, "b": 1 << 20, "c": 1 << 20}
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, LARGEST), (-3, 5), (7, 7)])
+def test_integers_include_both_limits(low, high):
+    assert Reader(low, "x").integer(low, high) == low
+    assert Reader(high, "x").integer(low, high) == high
+    for wrong in (low - 1, high + 1, True, float(low), str(low), None):
+        with pytest.raises(EngineError, match=f"an integer from {low} to {high}"):
+            Reader(wrong, "x").integer(low, high)
+
+
+@pytest.mark.parametrize("value", [-(1 << 62), -1, 0, 1 << 62])
+def test_values_of_tuning_configs_have_63_bits(value):
+    assert codec._config(Reader([["tile", value]], "config")) == (("tile", value),)
+    beyond = value + (1 if value >= 0 else -1) * (1 << 62)
+    if abs(beyond) > 1 << 62:
+        with pytest.raises(EngineError, match="an integer from"):
+            codec._config(Reader([["tile", beyond]], "config"))
+
+
+def test_texts_may_have_their_longest_length():
+    assert Reader("abc", "x").text(3) == "abc"
+    with pytest.raises(EngineError, match="text of at most 2 characters"):
+        Reader("abc", "x").text(2)
+
+
+def test_a_budget_may_be_spent_to_the_last_byte():
+    budget = Budget(100)
+    budget.spend(60)
+    budget.spend(40)
+    with pytest.raises(EngineError, match="far more memory than the file has"):
+        budget.spend(1)
+
+
+def test_sections_are_read_back_with_their_digests():
+    parts = {"a": b"x" * 100, "b": b"", "c": b"y" * 64}
+    data = written(*(Section(name, [content]) for name, content in parts.items()))
+    assert {k: bytes(v) for k, v in read_sections(data, KNOWN, frozenset()).items()} == parts
+    assert {k: size for k, (size, _) in table_digests(data).items()} == {"a": 100, "b": 0, "c": 64}
+    assert len({digest for _, digest in table_digests(data).values()}) == 3
+    with pytest.raises(EngineError, match="section 'a' has 100 bytes, more than the allowed 99"):
+        read_sections(data, KNOWN | {"a": 99}, frozenset())
+    assert read_sections(data, KNOWN | {"a": 100}, frozenset())
+
+
+ONNX = [b"\x08\x07\x12", b"\x08\x03\x3a"]
+NO_ONNX = [b"\x08\x02\x12", b"\x08\x20\x12", b"\x07\x07\x12", b"\x08\x07"]
+
+
+@pytest.mark.parametrize(("begins", "is_onnx"), [*((b, True) for b in ONNX), *((b, False) for b in NO_ONNX)])
+def test_an_onnx_model_is_named_as_one(begins, is_onnx):
+    with pytest.raises(EngineError) as e:
+        read_sections(memoryview(begins), KNOWN, frozenset())
+    assert ("but an ONNX model" in str(e.value)) == is_onnx
+
+
+def test_packed_weights_lie_at_multiples_of_64():
+    index, _ = packed_sections({"k1": np.zeros(65, np.uint8), "k0": np.zeros(1, np.uint8), "k2": np.zeros(3, np.uint8)})
+    rows = Reader(json.loads(index.pieces[0]), "index").rows()
+    assert [(r.value[0], r.value[1], r.value[2]) for r in rows] == [("k0", 0, 1), ("k1", 64, 65), ("k2", 192, 3)]
+
+
+def test_a_probe_compares_where_values_are_finite():
+    want = {"outputs": {"y": {"shape": [3], "values": [1.0, None, 2.0]}}, "rtol": 1e-3}
+    assert probe_differs(want, {"y": np.array([1.0, np.nan, 2.0])}) is None
+    assert probe_differs(want, {"y": np.array([1.0, np.inf, 2.0])}) is None
+    assert "NaN or infinite values at other indices" in probe_differs(want, {"y": np.array([1.0, 0.0, 2.0])})
+    assert "NaN or infinite values at other indices" in probe_differs(want, {"y": np.array([np.nan, np.nan, 2.0])})
+    assert "differs by" in probe_differs(want, {"y": np.array([1.0, np.nan, 2.01])})
+    assert "has shape" in probe_differs(want, {"y": np.zeros(4)})
+
+
+@pytest.mark.parametrize(("count", "shortened"), [(12, False), (13, True)])
+def test_names_of_more_than_twelve_source_nodes_are_shortened(count, shortened):
+    net = Network("n", "lowered")
+    x = net.add_input("x", parse_type("f32[2]"))
+    y = net.add("Relu", x, name="layer")
+    net.layers[0].sources = tuple(f"s{i}" for i in range(count))
+    net.mark_output(y)
+    (name,) = display_names(net).values()
+    assert (f"... {count - 6} more + s{count - 1}" in name) == shortened
+    assert name.startswith("s0 + s1 + s2 + s3 + s4")
+
+
+def test_scratch_may_end_before_the_arena_and_not_behind_it():
+    plan = make_plan(conv_net())
+    arena = plan.arenas[0]
+    end = arena.total
+    arena.total, arena.scratch_offset, arena.scratch_bytes = end + 128, end, 64
+    check_plan(plan)
+    arena.scratch_bytes = 128
+    check_plan(plan)
+    arena.scratch_bytes = 129
+    with pytest.raises(EngineError, match="the scratch is outside"):
+        check_plan(plan)
