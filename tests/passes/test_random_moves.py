@@ -10,7 +10,7 @@ from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.passes import lower
 
-MOVES = {"gather_moves", "gemm_to_matmul", "sink_transposes", "split_transposes", "transpose_to_reshape"}
+MOVES = {"gather_moves", "gemm_to_matmul", "sink_transposes", "split_transposes", "transpose_images", "transpose_to_reshape"}
 
 
 class Maker:
@@ -62,6 +62,12 @@ class Maker:
         back = self.net.add("Transpose", y, perm=tuple(int(i) for i in np.argsort(perm)))
         return self.net.add("Add", *((x, back) if self.rng.rand() < 0.5 else (back, x)))
 
+    def flatten(self, x):
+        """The last axis first, pixels merged, and turned."""
+        x = x if x.type.rank == 4 else self.net.add("Reshape", x, shape=(1, x.shape[0], 1, prod(x.shape[1:])))
+        flat = self.net.add("Reshape", x, shape=(*x.shape[:2], x.shape[2] * x.shape[3]))
+        return self.net.add("Transpose", flat, perm=(0, 2, 1))
+
     def roll(self, x):
         axis = self.rng.randint(x.type.rank)
         if x.shape[axis] < 2:
@@ -74,7 +80,7 @@ class Maker:
         shape = [(2, 6, 4, 8), (1, 4, 4, 8), (3, 1, 8), (2, 3, 5, 16)][self.rng.randint(4)]
         x = self.net.add_input("x", parse_type(f"f32[{','.join(map(str, shape))}]"))
         for _ in range(steps):
-            step = [self.transpose, self.reshape, self.linear, self.gemm, self.factor, self.residual, self.roll, self.roll][self.rng.randint(8)]
+            step = [self.transpose, self.reshape, self.linear, self.gemm, self.factor, self.residual, self.roll, self.flatten][self.rng.randint(8)]
             x = step(x)
             if self.rng.rand() < 0.15:
                 self.net.mark_output(self.net.add("Relu", x))  # a value that is read elsewhere too

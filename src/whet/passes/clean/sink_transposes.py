@@ -30,8 +30,8 @@ def sink_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return _below_product(g, layer, perm)
     if any(tuple(t.attrs["perm"]) != perm or t.output.type != layer.output.type for t in transposes):
         return None
-    if any(t.type.rank > len(perm) or t.constant().array.size == 1 for t in constants):
-        return None
+    if any(t.type.rank > len(perm) or sum(d != 1 for d in t.shape) != 1 for t in constants):
+        return None  # vectors along one axis alone: they can become a part of the layer before the Transpose
     if all(len(g.readers(t.output)) > 1 or g.is_output(t.output) for t in transposes):
         return Skip(f"all of {', '.join(repr(t.name) for t in transposes)} are read elsewhere too")
     back = tuple(int(i) for i in np.argsort(perm))
