@@ -228,9 +228,7 @@ class _Maker:
         return self.net.add("BatchNormalization", x, self.weight(c), self.weight(c), self.weight(c), self.weight(c, positive=True))
 
     def activation(self, x: Tensor) -> Tensor:
-        op = self.pick(
-            ["Relu", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSwish", "Elu", "Clip", "Gelu", "Softplus", "PRelu", "Abs", "Neg"]
-        )
+        op = self.pick(["Relu", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSwish", "Elu", "Clip", "Gelu", "Softplus", "PRelu", "Abs", "Neg"])
         if op == "Clip":
             return self.net.add(op, x, self.number(0.0), self.number(6.0))
         if op == "PRelu":
@@ -283,9 +281,7 @@ class _Maker:
 
     def chain(self, x: Tensor) -> Tensor:
         """A reshape whose target is computed from Shape, as exporters of dynamic batches write it."""
-        batch = self.net.add(
-            "Unsqueeze", self.net.add("Gather", self.net.add("Shape", x), self.net.constant(np.array(0), "at")), self.ints(0)
-        )
+        batch = self.net.add("Unsqueeze", self.net.add("Gather", self.net.add("Shape", x), self.net.constant(np.array(0), "at")), self.ints(0))
         total = int(np.prod([int(d) for d in x.shape[1:]]))
         if x.type.rank == 2:
             return self.net.add("Reshape", x, self.net.add("Concat", batch, self.ints(total), axis=0))

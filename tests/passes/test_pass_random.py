@@ -21,6 +21,9 @@ QUANTIZED = {p for p in PASSES if "quantize" in p}
 # : Spellings of exporters: test_exported_blocks.py exports networks with them.
 EXPORTED = {
     "einsum_to_matmul", "masked_fill_to_add", "merge_masks", "recognize_rms_norm", "unbatch_transposes", "window_mask_to_add",
+    # of test_random_moves.py, and for kernels of channels last
+    "gather_moves", "gemm_to_matmul", "sink_transposes", "split_transposes", "transpose_images", "transpose_to_reshape", "conv_1d_to_2d",
+    "lift_activations",
 }  # fmt: skip
 
 

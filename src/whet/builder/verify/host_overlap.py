@@ -6,7 +6,10 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, TypeVar
+
+from whet.builder.verify.blas_threads import blas_threads
 
 T = TypeVar("T")
 _MOST = 8  # threads; each holds the arrays of its layer
@@ -15,13 +18,15 @@ _MOST = 8  # threads; each holds the arrays of its layer
 class Beside:
     """Runs functions on its own threads, or immediately if nothing overlaps with them. A context manager: exit waits for all.
 
-    NumPy releases the GIL in long operations, so threads suffice for the reference.
+    NumPy releases the GIL in long operations, so threads suffice for the reference. Its products use one thread each meanwhile: several calls of
+    a library with a pool of its own wait for each other.
     """
 
     def __init__(self, many: bool):
         workers = min(_MOST, len(os.sched_getaffinity(0))) if many else 1
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="beside") if workers > 1 else None
         self._most = 2 * workers  # pending results
+        self._single = ExitStack()
         self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
 
     def early(self, make: Callable[[], T]) -> Callable[[], T]:
@@ -47,8 +52,11 @@ class Beside:
         take(result.result())
 
     def __enter__(self) -> Beside:
+        if self._pool is not None:
+            self._single.enter_context(blas_threads(1))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        self._single.close()

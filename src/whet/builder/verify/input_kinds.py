@@ -51,6 +51,8 @@ class Magnitude:
 def _largest(a: np.ndarray | None) -> float:
     if a is None or a.dtype.kind in "bUOS" or not a.size:
         return 0.0
+    if a.dtype == np.float16:
+        a = a.astype(np.float32)  # NumPy's reductions of F16 are slow
     if a.dtype.kind == "f":
         most = max(float(a.max()), -float(a.min()))
         if np.isfinite(most):

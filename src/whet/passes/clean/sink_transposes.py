@@ -30,8 +30,8 @@ def sink_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return _below_product(g, layer, perm)
     if any(tuple(t.attrs["perm"]) != perm or t.output.type != layer.output.type for t in transposes):
         return None
-    if any(t.type.rank > len(perm) or t.constant().array.size == 1 for t in constants):
-        return None
+    if any(t.type.rank > len(perm) or sum(d != 1 for d in t.shape) != 1 for t in constants):
+        return None  # vectors along one axis alone: they can become a part of the layer before the Transpose
     if all(len(g.readers(t.output)) > 1 or g.is_output(t.output) for t in transposes):
         return Skip(f"all of {', '.join(repr(t.name) for t in transposes)} are read elsewhere too")
     back = tuple(int(i) for i in np.argsort(perm))
@@ -56,6 +56,8 @@ def _residual(g: Graph, layer: Layer, transpose: Layer) -> Tensor | Skip | None:
     residual = layer.inputs[0] if layer.inputs[1] is transpose.output else layer.inputs[1]
     if residual is None or residual.type != layer.output.type or transpose.output.type != layer.output.type:
         return None
+    if _is_linear(g, residual):
+        return None  # the sum can be the epilogue of that one, and would be moved back
     if reason := g.escapes(transpose.output, layer):
         return Skip(reason)
     back = tuple(int(i) for i in np.argsort(perm))
