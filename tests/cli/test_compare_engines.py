@@ -53,6 +53,27 @@ def test_engines_are_timed_in_turns_and_aligned(files):
     assert "outputs differ by at most" in text
 
 
+def test_layers_are_timed_in_turns_and_shown_with_their_kernels(files, monkeypatch):
+    """Times come from this machine and this moment, not from the builds, which ran at different times and may have run elsewhere."""
+    from whet.measure.engine_comparison import compare_layers
+    from whet.runtime import Runtime
+
+    plans = {n: whet.read_engine(files / f"{n}.engine") for n in ("fused", "plain")}
+    for p in plans.values():
+        p.report.layer_ms = dict.fromkeys(p.report.layer_ms, 1e6)
+    timed = compare_layers({n: Runtime().load(p) for n, p in plans.items()})
+    for name, t in timed.items():
+        assert list(t.ms) == [x.name for x in plans[name].network.layers]
+        assert all(0 <= ms < 1e5 for ms in t.ms.values())
+        assert sum(t.ms.values()) > 0
+    (group_, *_) = [g for g in align_layers([t.plan for t in timed.values()], [t.ms for t in timed.values()]) if len(g.nodes) == 2]
+    assert group_.ms(1) == pytest.approx(sum(timed["plain"].ms[f.layer.name] for f in group_.layers[1]))
+    text = call("compare", files / "fused.engine", files / "plain.engine", "--seconds=0.02").output
+    conv = next(c for c in plans["fused"].choices.values() if c.implementation and "conv" in c.tactic)
+    assert f"{conv.tactic} f32 {conv.implementation}" in text
+    assert "2 layers:" in text, "the parts of what the other engine fused"
+
+
 DEEP = NET.replace("out %y", "%c2 = Conv(%y, %w, pads=(1,1,1,1))\n%y2 = Relu(%c2)\n%c3 = Conv(%y2, %w, pads=(1,1,1,1))\n%y3 = Relu(%c3)\nout %y3")
 
 

@@ -47,7 +47,7 @@ def command(first: str, second: str, as_json: bool) -> None:
         for name, (a, b) in options.items():
             out.print(f"{name}: {a} -> {b}")
         if aligned:
-            print_aligned(out, ["first", "second"], aligned)
+            print_aligned(out, ["first", "second"], aligned, "as recorded by the builds")
     _end(out, bool(options or aligned), as_json)
 
 

@@ -42,10 +42,10 @@ def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -
         names = [e["name"] for e in engines]
         figures["groups"] = _groups(names, groups)
         details = {str(k): _detail(names, g) for k, g in enumerate(groups)}
-        shown = f"{len(changed)} of {len(groups)} groups of layers differ in tactics, types or fusion." if changed else "All layers run alike."
+        shown = f"{len(changed)} of {len(groups)} groups of layers differ in kernels, types or fusion." if changed else "All layers run alike."
         body += [
             tag("h2", "Layer by layer"),
-            tag("p", f"Layers aligned by the nodes of the model that they compute, with times recorded by the builds. {shown}", class_="dim"),
+            tag("p", f"Layers aligned by the nodes of the model that they compute, timed launch by launch, with the engines in turns. {shown}", class_="dim"),
             chart("groups", "Times of aligned layers", 360),
             tag(
                 "div",
@@ -77,6 +77,7 @@ def _latency(engines: Sequence[Data]) -> Figure:
         title="ms",
         shown=[f"{number(v, 4)} ms" for v in values],
         error=[max(e["interval_ms"][1] - e["latency_ms"], 0.0) for e in engines],
+        error_left=[max(e["latency_ms"] - e["interval_ms"][0], 0.0) for e in engines],
         colors=["--accent" if k == best else "--grey" for k in range(len(engines))],
     )
 
@@ -93,17 +94,10 @@ def _change(engines: Sequence[Data]) -> Figure:
         [lines(e["name"], e["verdict"]) for e in rest],
         title="% of time (left: faster)",
         shown=[f"{v:+.1f} %" for v in values],
-        error=[0.0] * len(values),
+        error=[max(b - v, 0.0) for v, b in zip(values, high, strict=True)],
+        error_left=[max(v - a, 0.0) for v, a in zip(values, low, strict=True)],
         colors=colors,
     )
-    shown["data"][0]["error_x"] = {
-        "type": "data",
-        "symmetric": False,
-        "array": [max(b - v, 0.0) for v, b in zip(values, high, strict=True)],
-        "arrayminus": [max(v - a, 0.0) for v, a in zip(values, low, strict=True)],
-        "color": "--fg",
-        "thickness": 1.2,
-    }
     shown["layout"]["xaxis"].pop("rangemode")
     return shown
 
@@ -176,7 +170,7 @@ def _layers(names: Sequence[str], groups: Sequence[Data]) -> Html:
             (
                 _group_name(g),
                 *(number(_ms(x), 4) for x in g["engines"]),
-                "" if g["same_choices"] else "tactics, types" if g["same_fusion"] else "fused differently",
+                "" if g["same_choices"] else "kernels, types" if g["same_fusion"] else "fused differently",
             )
         )
         classes.append("rejected" if g["same_choices"] else None)
