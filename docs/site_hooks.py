@@ -34,7 +34,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Rewrites links that leave docs/: the changelog is a page of the site; other files are named without a link. Fences keep their language alone."""
+    """Rewrites links that leave docs/ (the changelog is a page of the site; other files are named without a link), and fences, which keep their
+    language alone."""
     markdown = FENCE.sub(r"```\1", markdown)
     markdown = OUTSIDE.sub(r"\1 (`\2`)", markdown)
     if page.file.src_uri == "index.md":

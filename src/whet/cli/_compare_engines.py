@@ -78,7 +78,8 @@ def _report(
 
 
 def _show(
-    plans: Mapping[str, Any], rows: Sequence[Any], shapes: Any, top: int, as_json: bool, html: str | None, *, per_layer: bool = True, counts: Any = None
+    plans: Mapping[str, Any], rows: Sequence[Any], shapes: Any, top: int, as_json: bool, html: str | None, *, per_layer: bool = True,
+    counts: Any = None,
 ) -> None:  # fmt: skip
     """Times the layers (`per_layer`) and prints rows and layers, or their JSON together with `counts`; writes the page."""
     from whet.cli._console import console, print_table

@@ -43,9 +43,10 @@ def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -
         figures["groups"] = _groups(names, groups)
         details = {str(k): _detail(names, g) for k, g in enumerate(groups)}
         shown = f"{len(changed)} of {len(groups)} groups of layers differ in kernels, types or fusion." if changed else "All layers run alike."
+        about = "Layers aligned by the nodes of the model that they compute, timed launch by launch, with the engines in turns."
         body += [
             tag("h2", "Layer by layer"),
-            tag("p", f"Layers aligned by the nodes of the model that they compute, timed launch by launch, with the engines in turns. {shown}", class_="dim"),
+            tag("p", f"{about} {shown}", class_="dim"),
             chart("groups", "Times of aligned layers", 360),
             tag(
                 "div",
