@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 import whet
 from whet.cli import group
-from whet.inspector.alignment import NO_NODE, align_layers
+from whet.inspector.alignment import NO_NODE, align_layers, differing_settings
 from whet.measure.engine_comparison import output_difference
 from whet.network import parse_network
 
@@ -116,6 +116,19 @@ def test_mistakes(files):
         ((files / "fused.engine", files / "plain.engine", "--noEngines"), "--noEngines counts models only"),
     ):
         assert message in str(call("compare", *arguments).exception)
+
+
+def test_settings_that_differ(files):
+    a, b = (whet.read_engine(files / f"{n}.engine") for n in ("fused", "plain"))
+    assert differing_settings([a, a]) == {}
+    b.machine["libraries"] = {**a.machine["libraries"], "cpu/other": "another 1.0"}
+    b.machine["model"] = "another CPU"
+    found = differing_settings([a, b])
+    assert found["optimization_level"] == [1, 0]
+    assert found["machine.model"] == [a.machine["model"], "another CPU"]
+    assert set(found) == {"optimization_level", "passes", "machine.model"}, "a library that one engine does not use is no difference"
+    text = call("compare", files / "fused.engine", files / "plain.engine", "--seconds=0.02").output
+    assert "optimization_level: fused 1, plain 0" in text
 
 
 def test_alignment_keeps_every_layer_once(files):

@@ -50,13 +50,16 @@ def _data():
         },
         {"nodes": ["pool"], "same_fusion": True, "same_choices": True, "engines": [[layer("cpu/p", 0.1)], [layer("cpu/p", None)]]},
     ]
-    return {"engines": [_engine(HOSTILE, 2.0, 1.9, 2.2, 0.0, [0, 0]), _engine("b", 3.0, 2.8, 3.5, 0.5, [0.4, 0.6])], "layers": groups}
+    settings = {"optimization_level": [3, 0], "passes": [None, HOSTILE]}
+    engines = [_engine(HOSTILE, 2.0, 1.9, 2.2, 0.0, [0, 0]), _engine("b", 3.0, 2.8, 3.5, 0.5, [0.4, 0.6])]
+    return {"settings": settings, "engines": engines, "layers": groups}
 
 
 def test_times_intervals_and_layers_of_the_data_are_drawn():
     page = comparison_page(_data(), title=HOSTILE)
     check_page(page)
     assert "1 of 2 groups of layers differ" in "".join(parsed(page).words)
+    assert "optimization_level" in parsed(page).words
     figures = chart_data(page)["figures"]
     assert figures["latency"]["data"][0]["x"] == [2.0, 3.0]
     assert figures["latency"]["data"][0]["error_x"]["array"] == pytest.approx([0.2, 0.5])

@@ -84,7 +84,7 @@ def _show(
     """Times the layers (`per_layer`) and prints rows and layers, or their JSON together with `counts`; writes the page."""
     from whet.cli._console import console, print_table
     from whet.inspector import layer_facts
-    from whet.inspector.alignment import align_layers
+    from whet.inspector.alignment import align_layers, differing_settings
     from whet.measure.engine_comparison import comparison_records
 
     aligned = []
@@ -95,11 +95,14 @@ def _show(
     moved = {n: sum(f.bytes for f in fs) / 1e6 for n, fs in facts.items()}
     launches = {n: sum(not f.choice.tactic.endswith("view") for f in fs) for n, fs in facts.items()}
     built = {n: {"build_seconds": p.report.build_seconds, "layers": launches[n], "mb_moved": moved[n]} for n, p in plans.items()}
-    data = (counts or {}) | {"engines": [r | built[r["name"]] for r in comparison_records(rows)], "layers": [a.to_dict() for a in aligned]}
+    settings = differing_settings(list(plans.values()))
+    data = (counts or {}) | {
+        "engines": [r | built[r["name"]] for r in comparison_records(rows)], "settings": settings, "layers": [a.to_dict() for a in aligned],
+    }  # fmt: skip
     if html is not None:
         _write_page(Path(html), data, plans)
     if as_json:
-        click.echo(json.dumps(data, indent=1))
+        click.echo(json.dumps(data, indent=1, default=str))
         return
     out = console()
     table = [
@@ -113,6 +116,8 @@ def _show(
     for r in rows[1:]:
         out.print(f"{r.name}: {r.verdict}; outputs differ by at most {r.max_error:.3g}" if r.max_error is not None else f"{r.name}: {r.verdict}")
     if per_layer:
+        for name, values in settings.items():
+            out.print(f"{name}: " + ", ".join(f"{n} {json.dumps(v, default=str)}" for n, v in zip(plans, values, strict=True)))
         print_aligned(out, list(plans), [a for a in aligned if not a.same_choices][:top], "medians, launch by launch, in turns")
 
 

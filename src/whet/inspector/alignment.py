@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +57,27 @@ class Aligned:
             for layers in self.layers
         ]  # fmt: skip
         return {"nodes": list(self.nodes), "same_fusion": self.same_fusion, "same_choices": self.same_choices, "engines": engines}
+
+
+def differing_settings(plans: Sequence[EnginePlan]) -> dict[str, list[Any]]:
+    """Build options and facts of the machine ("machine.model", "machine.libraries.cpu/onednn_conv") that are not equal in all engines: name -> values.
+
+    A library that not all of the engines use is no difference.
+    """
+    rows = [dict(p.options) | dict(_leaves("machine", p.machine)) for p in plans]
+    values = {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
+    return {
+        name: found for name, found in values.items()
+        if any(v != found[0] for v in found) and not (name.startswith("machine.libraries.") and None in found)
+    }  # fmt: skip
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}", inner)
+    else:
+        yield name, value
 
 
 def describe_choice(f: LayerFacts) -> str:

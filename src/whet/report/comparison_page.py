@@ -18,7 +18,8 @@ _SHOWN = 60  # groups of layers in the chart; the table has all
 
 
 def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -> str:
-    """The page as self-contained HTML. `data`: {"engines": [...], "layers": [...]} as `whet compare --json` prints it; `about`: text below the title.
+    """The page as self-contained HTML. `data`: {"engines": [...], "settings": {...}, "layers": [...]} as `whet compare --json` prints it;
+    `about`: text below the title.
 
     Raises UsageError if plotly is not installed.
     """
@@ -37,6 +38,9 @@ def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -
         figures["change"] = _change(engines)
         body += [tag("h2", f"Time compared with {engines[0]['name']}"), chart("change", "Change of the time", 90 + 34 * (len(engines) - 1))]
     body += [tag("h2", "Engines"), _engines(engines)]
+    if settings := data.get("settings"):
+        rows = [(name, *("-" if v is None else str(v) for v in values)) for name, values in settings.items()]
+        body += [tag("h3", "Options and machines that differ"), table(("", *(e["name"] for e in engines)), rows)]
     details: dict[str, Html] = {}
     if groups:
         names = [e["name"] for e in engines]
