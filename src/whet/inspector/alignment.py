@@ -60,7 +60,7 @@ class Aligned:
 
 
 def differing_settings(plans: Sequence[EnginePlan]) -> dict[str, list[Any]]:
-    """Build options and facts of the machine ("machine.model", "machine.libraries.cpu/onednn_conv") that are not equal in all engines: name -> values.
+    """Build options and facts of the machine ("machine.model") that are not equal in all engines: name -> values.
 
     A library that not all of the engines use is no difference.
     """
