@@ -47,6 +47,7 @@ class PruneConfig:
     ratio: float = 0.4  # share of all channels to cut, without a target
     target: Target | None = None  # limit on latency, throughput, FLOPs, parameters or channels
     importance: str | Own = "auto"  # with a target and data reconstruction, else l1; or importance.KINDS, python:MODULE:FUNCTION, a function
+    hidden: bool = False  # also cut axes over which norms take statistics (groups(net, hidden=True)): needs recovery or fine-tuning
     scope: str = "global"  # global: least important units over all groups; group: the same share of every group
     #: kept channels of a group are a multiple of this. None: 8; with a target in FLOPs, parameters or channels eighths of narrow groups
     multiple: int | None = None
@@ -196,8 +197,8 @@ def prune(
 
 def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Branch]]:
     """The prunable groups and branches. Raises PruneError for an unknown name in `skip`, or when none remain."""
-    whole = resolve_skipped(net, config.skip)
-    found = [g for g in groups(net) if g.name not in whole]
+    whole = resolve_skipped(net, config.skip, hidden=config.hidden)
+    found = [g for g in groups(net, hidden=config.hidden) if g.name not in whole]
     if not found:
         raise PruneError(f"'{net.name}' has no prunable channels: each is coupled to an input, an output or an op that needs its full size")
     blocks = innermost(branches(net)) if _with_branches(config) else []
@@ -219,6 +220,7 @@ def _with_branches(config: PruneConfig) -> bool:
 
 def _about(config: PruneConfig) -> dict:
     about = {"importance": name_of(config.importance), "multiple": config.multiple or "auto", "seed": config.seed}
+    about |= {"hidden": True} if config.hidden else {}
     about |= {"steps": config.steps} if config.steps > 1 else {}
     if config.target is None:
         return {"ratio": config.ratio, "scope": config.scope, **({"widths": dict(config.widths)} if config.widths else {}), **about}
