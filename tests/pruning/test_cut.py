@@ -420,3 +420,74 @@ def test_the_source_network_is_unchanged():
     cut(net, {"w": [0]})
     zeroed(net, {"w": [0]})
     assert str(net) == before
+
+
+GROUPED_QUERIES = """network n source
+in %x: f32[N,5,12]
+const %wq: f32[12,32] = seed(1)
+const %wk: f32[12,16] = seed(2)
+const %wv: f32[12,16] = seed(3)
+const %wo: f32[32,3] = seed(4)
+const %pos: f32[5,1] = (0, 1, 2, 3, 4)
+const %inv: f32[2] = seed(5)
+%f = Mul(%pos, %inv)
+%ff = Concat(%f, %f, axis=-1)
+%cos = Cos(%ff)
+%sin = Sin(%ff)
+%q0 = MatMul(%x, %wq)
+%k0 = MatMul(%x, %wk)
+%v0 = MatMul(%x, %wv)
+%q1 = Reshape(%q0, shape=(-1,5,8,4))
+%k1 = Reshape(%k0, shape=(-1,5,4,4))
+%v1 = Reshape(%v0, shape=(-1,5,4,4))
+%q2 = Transpose(%q1, perm=(0, 2, 1, 3))
+%k2 = Transpose(%k1, perm=(0, 2, 1, 3))
+%v2 = Transpose(%v1, perm=(0, 2, 1, 3))
+%qa = Slice(%q2, starts=(0,), ends=(2,), axes=(3,))
+%qb = Slice(%q2, starts=(2,), ends=(1000,), axes=(3,))
+%qn = Neg(%qb)
+%qr = Concat(%qn, %qa, axis=-1)
+%qc = Mul(%q2, %cos)
+%qs = Mul(%qr, %sin)
+%q = Add(%qc, %qs)
+%ka = Slice(%k2, starts=(0,), ends=(2,), axes=(3,))
+%kb = Slice(%k2, starts=(2,), ends=(1000,), axes=(3,))
+%kn = Neg(%kb)
+%kr = Concat(%kn, %ka, axis=-1)
+%kc = Mul(%k2, %cos)
+%ks = Mul(%kr, %sin)
+%k = Add(%kc, %ks)
+%ku = Unsqueeze(%k, axes=(2,))
+%ke = Expand(%ku, shape=(1,1,2,1,1))
+%k4 = Reshape(%ke, shape=(-1,8,5,4))
+%vu = Unsqueeze(%v2, axes=(2,))
+%ve = Expand(%vu, shape=(1,1,2,1,1))
+%v4 = Reshape(%ve, shape=(-1,8,5,4))
+%kt = Transpose(%k4, perm=(0, 1, 3, 2))
+%s = MatMul(%q, %kt)
+%p = Softmax(%s, axis=-1)
+%c = MatMul(%p, %v4)
+%ct = Transpose(%c, perm=(0, 2, 1, 3))
+%r = Reshape(%ct, shape=(-1,5,32))
+%y = MatMul(%r, %wo)
+out %y
+"""
+
+
+def test_grouped_queries_with_rotary_positions():
+    """Eight query heads read four key heads: pairs of a rotation, key heads with their queries, queries of each key, and value widths."""
+    net = parse_network(GROUPED_QUERIES)
+    found = {g.name: g for g in groups(net)}
+    first = {name: {t.name: at[0].tolist() for (t, _), at in g.members.items() if t.is_constant} for name, g in found.items()}
+    assert set(first) == {"wq@0", "wq", "wq@repeat", "wv@0"}
+    assert first["wq@0"]["inv"] == [0]
+    assert first["wq@0"]["wk"] == [0, 2, 4, 6, 8, 10, 12, 14], "a pair of every head"
+    assert first["wq"]["wq"] == list(range(8)), "two query heads of width 4"
+    assert first["wq"]["wk"] == list(range(4)), "with one key head"
+    assert set(first["wq@repeat"]) == {"wq", "wo"}, "keys and values stay"
+    assert first["wq@repeat"]["wq"] == [n for head in (0, 2, 4, 6) for n in range(4 * head, 4 * head + 4)]
+    x = {"x": np.random.default_rng(1).standard_normal((2, 5, 12)).astype(np.float32)}
+    for kept in ({"wq@repeat": [1]}, {"wq": [0, 2, 3], "wq@repeat": [0]}, {"wq@0": [1], "wq": [1, 2], "wq@repeat": [1], "wv@0": [0, 3]}):
+        got, want = (run_network(n, x)["y"] for n in (cut(net, kept), zeroed(net, kept)))
+        np.testing.assert_allclose(got, want, atol=1e-4)
+        assert np.abs(want - run_network(net, x)["y"]).max() > 1e-3

@@ -144,7 +144,8 @@ def test_the_flag_of_the_command(tmp_path):
     listed = CliRunner().invoke(command, [str(model), "--list", "--hidden"], catch_exceptions=False).output
     assert "embed@hidden: 12" in listed
     assert "@hidden" not in CliRunner().invoke(command, [str(model), "--list"], catch_exceptions=False).output
-    done = CliRunner().invoke(command, [str(model), "--hidden", "--ratio=0.5", "--multiple=2", "-o", str(tmp_path / "s.onnx"), "--recipe", str(recipe)])
+    cut_half = ["--hidden", "--ratio=0.5", "--multiple=2", "-o", str(tmp_path / "s.onnx"), "--recipe", str(recipe)]
+    done = CliRunner().invoke(command, [str(model), *cut_half])
     assert done.exit_code == 0, done.output
     assert "embed@hidden" in load_recipe(recipe).groups
     assert json.loads(recipe.read_text())["about"]["hidden"] is True

@@ -66,7 +66,8 @@ def groups(net: Network, *, hidden: bool = False) -> list[Group]:
     A product axis (heads times head width, groups of a convolution times their channels) can be cut by each factor. So the analysis runs
     three times: by the ops' `couples`, and with the second and the innermost factor of such axes as the unit. Groups found only by a later
     run have the factor index in their name: `in_proj_weight@1` are the heads of a fused projection, `in_proj_weight@0` the head widths.
-    Groups of different runs may be cut together: the result is again a product.
+    Where a layer repeats values along a new axis that the next one merges (the keys of grouped-query attention), one more run cuts repetitions:
+    `q_proj@repeat` are the query heads of each key's group. Groups of different runs may be cut together: the result is again a product.
 
     With `hidden` another run also cuts axes over which a norm takes its mean and variance (`Op.statistics`): the residual width of transformers
     and ConvNeXt. The statistics are then of the kept channels, so the network differs from the one whose channels are zero and has to be
@@ -74,6 +75,8 @@ def groups(net: Network, *, hidden: bool = False) -> list[Group]:
     """
     runs: list[tuple[str, Couples]] = [("", partial(_couples, level=None))]
     runs += [(f"@{lv}", partial(_couples, level=lv)) for lv in (1, 0) if _read_otherwise(net, lv)]
+    repeated = _repeated_couples(net)
+    runs += [("@repeat", lambda layer: repeated.get(layer) or _couples(layer, None))] if repeated else []
     runs += [(HIDDEN, _with_statistics)] if hidden else []
     found: list[tuple[tuple[int, int], Group]] = []
     seen: set[tuple] = set()
@@ -145,6 +148,21 @@ def _couples(layer: Layer, level: int | None) -> list[Couple]:
     if o.couples is None or layer.regions:
         return []
     return o.couples(layer) if level is None or o.inner is None else o.inner(layer, level)
+
+
+def _repeated_couples(net: Network) -> dict[Layer, list[Couple]]:
+    """Couples of the innermost factors, for each layer that merges an axis along which the layer before it repeats values."""
+    found: dict[Layer, list[Couple]] = {}
+    for layer in net.layers:
+        o = get_op(layer.op)
+        maker = layer.inputs[0].maker if layer.inputs and layer.inputs[0] is not None else None
+        if o.inner is None or maker is None:
+            continue
+        free = {c.a_axis for c in _couples(maker, None) if c.a is c.b is layer.inputs[0] and c.a.shape[c.a_axis] != 1}
+        inner = o.inner(layer, 0)
+        if any(t is layer.inputs[0] and axis in free for c in inner for t, axis in ((c.a, c.a_axis), (c.b, c.b_axis))):
+            found[layer] = inner
+    return found
 
 
 def _with_statistics(layer: Layer) -> list[Couple]:
