@@ -47,6 +47,9 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
               "(default: 8; with --flops, --params or --channels eighths of narrow groups).")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=1, show_default=True,
               help="With a counted target and --calibData: cut in so many steps, recover and score again between them.")
+@click.option("--trials", type=click.IntRange(0), default=0, show_default=True,
+              help="With a target and --calibData: also select by so many randomly reweighted importances, and keep the selection that changes the "
+                   "outputs on held-out samples least.")
 @click.option("--width", multiple=True, metavar="GROUP=N", help="Units to keep of this group, regardless of --ratio (repeatable; --list).")
 @click.option("--skip", multiple=True, help="Group, branch or layer to leave unpruned (repeatable; --list).")
 @click.option("--list", "list_only", is_flag=True, help="List the prunable groups and residual branches, and exit.")
@@ -204,7 +207,9 @@ def _facts(pruned: Any) -> dict[str, Any]:
     return {
         "channels": list(pruned.channels), "importance": pruned.recipe.about["importance"], "branches_removed": list(pruned.recipe.removed),
         "predicted": report.predicted, "predicted_unit": report.unit, "engine_ms": report.engine_ms, "optimality_gap": report.known_gap,
-        "output_errors": None if report.floor is None else {"selected": report.floor.chosen, "uniform": report.floor.uniform},
+        "output_errors": None if report.floor is None else {
+            "selected": report.floor.chosen, "uniform": report.floor.uniform, "first": report.floor.first, "trials": report.floor.trials,
+        },
         "doubtful_times": report.doubtful,
     }  # fmt: skip
 
@@ -218,7 +223,7 @@ def _config(o: dict[str, Any]) -> Any:
     targets = [Target.parse(k, v) for k, v in given if v is not None]
     if len(targets) > 1:
         raise UsageError(f"one target at a time: --{targets[0].kind} and --{targets[1].kind} are given")
-    fields = {k: o.pop(k) for k in ("ratio", "depth", "hidden", "importance", "scope", "multiple", "table", "retime", "insist", "steps")}
+    fields = {k: o.pop(k) for k in ("ratio", "depth", "hidden", "importance", "scope", "multiple", "table", "retime", "insist", "steps", "trials")}
     skip, engines, floor, widths = o.pop("skip"), not o.pop("no_engines"), not o.pop("no_floor"), _widths(o.pop("width"))
     target = targets[0] if targets else None
     return PruneConfig(**fields, skip=skip, widths=widths, engines=engines, floor=floor, target=target, build=build_config(**o))
