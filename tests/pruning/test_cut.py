@@ -7,6 +7,7 @@ import onnxruntime
 import pytest
 
 from support import datasets
+from support.attention import GROUPED_QUERIES
 from whet import zoo
 from whet.errors import PruneError
 from whet.frontends import network_from_onnx, onnx_from_network
@@ -420,58 +421,6 @@ def test_the_source_network_is_unchanged():
     cut(net, {"w": [0]})
     zeroed(net, {"w": [0]})
     assert str(net) == before
-
-
-GROUPED_QUERIES = """network n source
-in %x: f32[N,5,12]
-const %wq: f32[12,32] = seed(1)
-const %wk: f32[12,16] = seed(2)
-const %wv: f32[12,16] = seed(3)
-const %wo: f32[32,3] = seed(4)
-const %pos: f32[5,1] = (0, 1, 2, 3, 4)
-const %inv: f32[2] = seed(5)
-%f = Mul(%pos, %inv)
-%ff = Concat(%f, %f, axis=-1)
-%cos = Cos(%ff)
-%sin = Sin(%ff)
-%q0 = MatMul(%x, %wq)
-%k0 = MatMul(%x, %wk)
-%v0 = MatMul(%x, %wv)
-%q1 = Reshape(%q0, shape=(-1,5,8,4))
-%k1 = Reshape(%k0, shape=(-1,5,4,4))
-%v1 = Reshape(%v0, shape=(-1,5,4,4))
-%q2 = Transpose(%q1, perm=(0, 2, 1, 3))
-%k2 = Transpose(%k1, perm=(0, 2, 1, 3))
-%v2 = Transpose(%v1, perm=(0, 2, 1, 3))
-%qa = Slice(%q2, starts=(0,), ends=(2,), axes=(3,))
-%qb = Slice(%q2, starts=(2,), ends=(1000,), axes=(3,))
-%qn = Neg(%qb)
-%qr = Concat(%qn, %qa, axis=-1)
-%qc = Mul(%q2, %cos)
-%qs = Mul(%qr, %sin)
-%q = Add(%qc, %qs)
-%ka = Slice(%k2, starts=(0,), ends=(2,), axes=(3,))
-%kb = Slice(%k2, starts=(2,), ends=(1000,), axes=(3,))
-%kn = Neg(%kb)
-%kr = Concat(%kn, %ka, axis=-1)
-%kc = Mul(%k2, %cos)
-%ks = Mul(%kr, %sin)
-%k = Add(%kc, %ks)
-%ku = Unsqueeze(%k, axes=(2,))
-%ke = Expand(%ku, shape=(1,1,2,1,1))
-%k4 = Reshape(%ke, shape=(-1,8,5,4))
-%vu = Unsqueeze(%v2, axes=(2,))
-%ve = Expand(%vu, shape=(1,1,2,1,1))
-%v4 = Reshape(%ve, shape=(-1,8,5,4))
-%kt = Transpose(%k4, perm=(0, 1, 3, 2))
-%s = MatMul(%q, %kt)
-%p = Softmax(%s, axis=-1)
-%c = MatMul(%p, %v4)
-%ct = Transpose(%c, perm=(0, 2, 1, 3))
-%r = Reshape(%ct, shape=(-1,5,32))
-%y = MatMul(%r, %wo)
-out %y
-"""
 
 
 def test_grouped_queries_with_rotary_positions():
