@@ -85,6 +85,21 @@ def test_an_output_of_the_stream_keeps_it_whole():
     assert [g.name for g in groups(net, hidden=True)] == ["up"]
 
 
+def test_a_network_that_only_its_norms_lock_says_so():
+    net = parse_network("""network n source
+in %x: f32[N,6]
+const %w1: f32[6,8] = seed(1)
+const %w2: f32[8,3] = seed(2)
+%h: f32[N,8] = MatMul(%x, %w1)
+%n: f32[N,8] = LayerNormalization(%h)
+%y: f32[N,3] = MatMul(%n, %w2)
+out %y
+""")
+    with pytest.raises(PruneError, match=r"no prunable channels: .* 1 groups can be cut through means and variances over channels: --hidden"):
+        prune(net, PruneConfig(ratio=0.5))
+    assert count_params(prune(net, PruneConfig(ratio=0.5, multiple=1, hidden=True)).network) == 0.5 * count_params(net)
+
+
 def test_statistics_are_those_of_the_kept_channels():
     """The norm of the cut network normalizes the kept channels: mean 0 and variance 1 before scale and bias."""
     net = block()

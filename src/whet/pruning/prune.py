@@ -207,7 +207,10 @@ def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Bra
     whole = resolve_skipped(net, config.skip, hidden=config.hidden)
     found = [g for g in groups(net, hidden=config.hidden) if g.name not in whole]
     if not found:
-        raise PruneError(f"'{net.name}' has no prunable channels: each is coupled to an input, an output or an op that needs its full size")
+        through = [] if config.hidden else [g.name for g in groups(net, hidden=True) if g.name not in whole]
+        way = f" {len(through)} groups can be cut through means and variances over channels: --hidden (PruneConfig.hidden), then recover."
+        more = way if through else ""
+        raise PruneError(f"'{net.name}' has no prunable channels: each is coupled to an input, an output or an op that needs its full size.{more}")
     blocks = innermost(branches(net)) if _with_branches(config) else []
     return found, [b for b in blocks if b.name not in whole]
 
