@@ -27,10 +27,13 @@ from _networks import EXPORTERS, NETWORKS, Maker, export, timm_network, torchvis
 from _record import provenance
 
 SKIPPED = ("bert_large_384", "bert_base_384", "unet3d_64", "efficientnet_b4")  # larger versions of others in the list, and minutes on a CPU
-MORE: dict[str, Maker] = {n: torchvision_network(n) for n in ("resnet18", "resnet34", "mobilenet_v2", "squeezenet1_1", "mnasnet1_0", "alexnet", "googlenet")}
-MORE |= {n: timm_network(n) for n in ("skresnet18", "resnest14d", "efficientvit_b0", "ghostnetv2_100", "tf_efficientnet_lite0", "eca_nfnet_l0", "fbnetc_100")}
-MORE |= {n: timm_network(n) for n in ("poolformer_s12", "mixer_s32_224", "repvgg_a0", "hardcorenas_a", "lcnet_050", "rexnet_100", "xcit_nano_12_p16_224")}
-MORE |= {"edgenext_xx_small": timm_network("edgenext_xx_small", 256), "focalnet_tiny_srf": timm_network("focalnet_tiny_srf")}
+TORCHVISION = ("resnet18", "resnet34", "mobilenet_v2", "squeezenet1_1", "mnasnet1_0", "alexnet", "googlenet")
+TIMM = (
+    "skresnet18", "resnest14d", "efficientvit_b0", "ghostnetv2_100", "tf_efficientnet_lite0", "eca_nfnet_l0", "fbnetc_100", "poolformer_s12",
+    "mixer_s32_224", "repvgg_a0", "hardcorenas_a", "lcnet_050", "rexnet_100", "xcit_nano_12_p16_224", "focalnet_tiny_srf",
+)  # fmt: skip
+MORE: dict[str, Maker] = {n: torchvision_network(n) for n in TORCHVISION} | {n: timm_network(n) for n in TIMM}
+MORE["edgenext_xx_small"] = timm_network("edgenext_xx_small", 256)
 ALL = {n: m for n, m in NETWORKS.items() if n not in SKIPPED} | MORE
 TOLERANCE = 1e-4
 ROUNDS, BLOCK_SECONDS = 6, 0.15
@@ -138,13 +141,15 @@ def main() -> None:
                 command += ["--level", str(args.level), "--threads", str(args.threads)]
                 try:
                     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=args.timeout)
-                    row = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else {"stage": "crash", "message": done.stderr[-400:]}
+                    failed = {"stage": "crash", "message": done.stderr[-400:]}
+                    row = failed if done.returncode else json.loads(done.stdout.strip().splitlines()[-1])
                 except subprocess.TimeoutExpired:
                     row = {"stage": "crash", "message": f"no result after {args.timeout:g} s"}
                 row = {"case": name, "exporter": exporter} | row
                 rows.append(row)
                 print(json.dumps({k: v for k, v in row.items() if k not in ("threads", "level")}), flush=True)
-                Path(args.out).write_text(json.dumps({**provenance(("numpy", "onnxruntime", "torch")), "summary": summary(rows), "rows": rows}, indent=1) + "\n")
+                result = {**provenance(("numpy", "onnxruntime", "torch")), "summary": summary(rows), "rows": rows}
+                Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
     print(summary(rows))
 
 

@@ -2,10 +2,10 @@
 
 `python benchmarks/cpu_without_onednn.py [--networks resnet18,...] [--level 2] [--threads 2] [--folder FOLDER] [--stage build|time] [--out FILE]`
 
-`--stage build` builds the engines in FOLDER, `--stage time` times them there, on a machine that nothing else uses; without it both are done. A network
-is one of the zoo, or FOLDER/NAME.onnx. Engines and ONNX Runtime are timed interleaved, forwards and backwards, in one process; times are medians of
-blocks. `kept` is the time of the engine with oneDNN over that of the engine without it (above 0.97 is the goal); `ratio` is ONNX Runtime's time over
-that of the faster engine. `numpy_layers` are the layers of the engine without oneDNN that run in NumPy.
+`--stage build` builds the engines in FOLDER, `--stage time` times them there, on a machine that nothing else uses; without it both are done. A
+network is one of the zoo, or FOLDER/NAME.onnx. Engines and ONNX Runtime are timed interleaved, forwards and backwards, in one process; times are
+medians of blocks. `kept` is the time of the engine with oneDNN over that of the engine without it (above 0.97 is the goal); `ratio` is ONNX Runtime's
+time over that of the faster engine. `numpy_layers` are the layers of the engine without oneDNN that run in NumPy.
 """
 
 from __future__ import annotations

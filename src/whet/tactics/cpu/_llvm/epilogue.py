@@ -16,7 +16,8 @@ from whet.tactics.cpu._llvm.builder import Function, Value
 from whet.tactics.cpu.elementwise._operations import OPERATIONS, Emitter
 
 _UNARY = {
-    "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Neg", "Relu", "Sigmoid", "Silu", "Softplus", "Swish", "Tanh",
+    "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Neg", "Relu", "Sigmoid", "Silu", "Softplus", "Swish",
+    "Tanh",
 }  # fmt: skip
 _BINARY = {"Add", "Div", "Max", "Min", "Mul", "Sub"}
 

@@ -46,8 +46,8 @@ def context_words(steps: Sequence[Step]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Form:
-    """The compile-time parameters of a kernel: `kind` is "product", "channelwise", "mean", "padded_mean" or "max"; `tail` are the output channels of a
-    group that do not fill a vector."""
+    """The compile-time parameters of a kernel: `kind` is "product", "channelwise", "mean", "padded_mean" or "max"; `tail` are the output channels of
+    a group that do not fill a vector."""
 
     kind: str
     lanes: int
@@ -182,7 +182,8 @@ def _compute_strip(
                 f.call(function, table.at(pixel), w.block, read[0], offset, weights, buffer, read[1], left)
         at = (first + pixel) * w.y_pixel + channel
         for k in range(form.vectors):
-            operands = buffer.at(k * form.lanes), bias.at(k * form.lanes), counts.at(pixel), taps, target.at(at + k * form.lanes), added.at(at + k * form.lanes)
+            y_at, sums_at = at + k * form.lanes, buffer.at(k * form.lanes)
+            operands = sums_at, bias.at(k * form.lanes), counts.at(pixel), taps, target.at(y_at), added.at(y_at)
             with f.when(left >= (k + 1) * form.lanes):
                 f.call(finish[False], *operands, rows, w.y_pixel)
             if form.tail:
@@ -284,8 +285,8 @@ def _channel_sums(f: Function, form: Form, rows: int, partial: bool) -> list[Val
 
 
 def _finish(module: Module, form: Form, masked: bool) -> Function:
-    """`finish(buffer, bias, counts, taps, y, added, rows, y_pixel)` adds the bias (or divides the mean), applies the epilogue, and stores one vector of
-    each row; `masked`: only its first `tail` channels."""
+    """`finish(buffer, bias, counts, taps, y, added, rows, y_pixel)` adds the bias (or divides the mean), applies the epilogue, and stores one vector
+    of each row; `masked`: only its first `tail` channels."""
     names = ["float*", "float*", "i64*", "i64", "float*", "float*", "i64", "i64"]
     with module.function(f"finish{'_tail' if masked else ''}", names) as f:
         buffer, bias, counts, taps, y, added, rows, y_pixel = f.arguments

@@ -160,8 +160,9 @@ def pack_weights(w: np.ndarray, p: Problem, width: int, is_product: bool) -> np.
 
 def _reads_inside(p: Problem) -> bool:
     """True if no window extends past the end of the image."""
-    last = [(r - 1) * s + (k - 1) * d - pad for r, s, k, d, pad in zip(p.result, p.window.strides, p.window.size, p.window.dilations, p.window.pads, strict=True)]
-    return all(at < side for at, side in zip(last, p.image, strict=True))
+    w = p.window
+    axes = zip(p.image, p.result, w.strides, w.size, w.dilations, w.pads, strict=True)
+    return all((results - 1) * stride + (taps - 1) * step - pad < side for side, results, stride, taps, step, pad in axes)
 
 
 def _row_counts(blocks: set[int]) -> tuple[int, ...]:

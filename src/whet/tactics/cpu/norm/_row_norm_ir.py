@@ -1,4 +1,4 @@
-"""LLVM IR of norms of rows: RMSNormalization (Zhang and Sennrich, 2019, arXiv:1910.07467) and LayerNormalization (Ba et al., 2016, arXiv:1607.06450)."""
+"""Norms of rows as LLVM IR: RMSNormalization (Zhang and Sennrich, 2019, arXiv:1910.07467), LayerNormalization (Ba et al., 2016, 1607.06450)."""
 
 from __future__ import annotations
 
