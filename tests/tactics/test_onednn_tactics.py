@@ -14,6 +14,7 @@ from whet.network.formats import same_bytes
 from whet.network.types import BF16, F32
 from whet.ops import OPS, run_layer, run_regions
 from whet.tactics import Args, get_tactic, root_layer, tactics_of
+from whet.tactics._fused import source_index
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import Recipe
 from whet.tactics.cpu.onednn._nonfinite import spreads
@@ -56,6 +57,20 @@ def declared_reference(layer, arrays, declares):
 def nowhere(own, layer, *arrays):
     """A product's reference in which NaN has spread to all elements."""
     return np.full_like(own(layer, *arrays), np.nan)
+
+
+def in_reached_tiles(layer, arrays, tile):
+    """Results of a 3x3 Winograd convolution in tiles with NaN or infinity among their inputs."""
+    head, x = root_layer(layer), arrays[source_index(layer)]
+    top, left = (int(p) for p in (head.attrs.get("pads") or (0, 0))[:2])
+    n, _, rows, columns = static_shape(layer.outputs[0].shape)
+    odd = ~np.isfinite(x).all(axis=1)
+    reached = np.zeros((n, 1, rows, columns), bool)
+    for i in range(0, rows, tile):
+        for j in range(0, columns, tile):
+            down, across = (slice(max(at - pad, 0), max(at - pad + tile + 2, 0)) for at, pad in ((i, top), (j, left)))
+            reached[:, 0, i : i + tile, j : j + tile] = odd[:, down, across].any(axis=(1, 2))[:, None, None]
+    return reached
 
 
 def compute(layer, arrays, tactic, signature, config):
@@ -158,6 +173,8 @@ def accepted(layer, arrays, tactic, kernel, dtype):
     want, others = reference(layer, arrays), []
     for table in tactic.declares(layer, kernel.implementation):
         others.append(declared_reference(layer, arrays, table))
+        if tile := getattr(kernel, "tile", 0):
+            others += [[np.where(in_reached_tiles(layer, arrays, tile), np.nan, w)] for w in others[-1]]
         if spreads(layer, dtype) and any(a is not None and a.dtype.kind == "f" and not (np.abs(a) < 1e30).all() for a in arrays):
             others.append(declared_reference(layer, arrays, {**table, root_layer(layer).op: nowhere}))
             others.append([np.full_like(w, np.nan) for w in want])

@@ -88,10 +88,10 @@ class BestState:
 
     def read(self, data: dict[str, object], state: State) -> None:
         """The inverse of to_json and `state`. Raises ValueError, TypeError or LookupError for damaged values."""
-        errors = [float(e) for e in data["errors"]]  # type: ignore[attr-defined]
+        errors = [float(e) for e in data["errors"]]  # type: ignore[attr-defined]  # TypeError is documented
         if not np.isfinite(errors).all() or state.keys() != self.module.state_dict().keys():
             raise ValueError("the held-out errors or the best state are damaged")
-        self.epoch, self.errors = int(data["epoch"]), errors  # type: ignore[call-overload]
+        self.epoch, self.errors = int(data["epoch"]), errors  # type: ignore[call-overload]  # TypeError is documented
         device = next(self.module.parameters()).device
         self.state = {n: t.to(device) for n, t in state.items()}
 

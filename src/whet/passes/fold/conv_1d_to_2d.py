@@ -10,11 +10,11 @@ from whet.passes.clean.transpose_images import transpose_images
 from whet.rewrite.constants import reshaped
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import maker_of_op
-from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.rules import Phase, Replacement, Skip, rule
 
 
 @rule("Conv", "Reshape", "Transpose", phase=Phase.FOLD, after=["fold_batch_norm", "fold_scale_shift", "fold_pads"])
-def conv_1d_to_2d(g: Graph, layer: Layer) -> Tensor | Skip | None:
+def conv_1d_to_2d(g: Graph, layer: Layer) -> Replacement | Skip | None:
     if g.channel_alignment == 1:
         return None  # kernels for any number of axes
     if layer.op == "Reshape":  # between two of these

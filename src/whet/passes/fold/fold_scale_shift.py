@@ -47,7 +47,9 @@ def fold_scale_shift(g: Graph, layer: Layer) -> Tensor | Skip | None:
 def _below_bias(g: Graph, layer: Layer, value: Tensor, other: Tensor) -> Tensor | Skip | None:
     """(x @ w + b) * c as x @ (w * c) + b * c, for constants w, b and c along the columns; None for other values."""
     add = maker_of_op(g, value, "Add")
-    for product, bias in (add.inputs, add.inputs[::-1]) if add is not None else ():
+    if add is None:
+        return None
+    for product, bias in (add.inputs, add.inputs[::-1]):
         head = maker_of_op(g, product, "MatMul")
         if head is None or product is None or bias is None or head.inputs[1] is None or not (head.inputs[1].is_constant and bias.is_constant):
             continue

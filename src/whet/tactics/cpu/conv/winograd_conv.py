@@ -72,6 +72,7 @@ class WinogradKernel:
 
     def __init__(self, layer: Layer, signature: Signature, sizes: dict[str, int], count: int) -> None:
         m, head = sizes["m"], root_layer(layer)
+        self.tile = m  # rows and columns of results that NaN or infinity in one of their inputs reaches
         fused = steps_of(layer)
         assert fused is not None, "the tactic takes no other layers"
         steps, self.added = fused

@@ -96,7 +96,7 @@ class PerValueTactic(UnfusedTactic):
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        constants = {"NUMBER": number_type(layer)}
+        constants: dict[str, str | int] = {"NUMBER": number_type(layer)}
         constants |= {
             f"KIND{k}": 0 if k >= len(signature.inputs) or (o := signature.inputs[k]) is None else KINDS[o.dtype.name] for k in range(_INPUTS)
         }

@@ -114,8 +114,8 @@ def _expression(layer: Layer) -> str | None:
             return "a"
         case "BitCast":
             return "a" if layer.needs(0).dtype.bits == layer.outputs[0].dtype.bits else None
-    text = _TEXT.get(op) or (_FLOAT_TEXT if floats else _INTEGER_TEXT).get(op)
-    return text and text.format(**{k: f"(Number){float(v)!r}" for k, v in a.items() if isinstance(v, float)})
+    form = _TEXT.get(op) or (_FLOAT_TEXT if floats else _INTEGER_TEXT).get(op)
+    return form and form.format(**{k: f"(Number){float(v)!r}" for k, v in a.items() if isinstance(v, float)})
 
 
 def _fold(body: str, count: int) -> str:

@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256) project(const __grid_constant_
     const long long x = (BATCH_FIRST ? (long long)n * STEPS + t : (long long)t * SEQUENCES + n) * INPUTS, w = (long long)d * INPUTS * GATES * UNITS + row;
     float sum = p.bias[d * 2 * GATES * UNITS + row];
 #pragma unroll 8
-    for (int k = 0; k < INPUTS; ++k) sum += load1<TYPE>(p.x, x + k) * load1<WEIGHTS>(p.w, w + (long long)k * (GATES * UNITS));
+    for (int k = 0; k < INPUTS; ++k) sum = fmaf(load1<TYPE>(p.x, x + k), load1<WEIGHTS>(p.w, w + (long long)k * (GATES * UNITS)), sum);
     p.projected[i] = sum;
 }
 
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) recur(const __grid_constant_
             const long long r = (long long)d * UNITS * GATES * UNITS + row;
             float sum = bias[row];
 #pragma unroll 16
-            for (int k = 0; k < UNITS; ++k) sum += v[k] * load1<WEIGHTS>(p.r, r + (long long)k * (GATES * UNITS));
+            for (int k = 0; k < UNITS; ++k) sum = fmaf(v[k], load1<WEIGHTS>(p.r, r + (long long)k * (GATES * UNITS)), sum);
             gate[row] = sum;
         }
         __syncthreads();
