@@ -169,9 +169,7 @@ def _members(g: Graph, last: Layer) -> list[Layer]:
                 members.add(maker)
                 waiting.append(maker)
     while True:
-        escaping = {
-            x for x in members if x is not last and any(g.is_output(t) or any(r not in members for r in g.readers(t)) for t in x.outputs)
-        }
+        escaping = {x for x in members if x is not last and any(g.is_output(t) or any(r not in members for r in g.readers(t)) for t in x.outputs)}
         if not escaping:
             break
         members -= escaping
