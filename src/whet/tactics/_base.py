@@ -168,6 +168,7 @@ class Tactic(ABC):
     float8 = False  # computes on 8-bit floats
     library = ""  # the library that computes it; "" for whet's own kernels
     opt_in = False  # used only with --tacticSources=+NAME
+    instead_of = ""  # an opt_in tactic that is used too where no tactic of this family (ONEDNN) can be
     channel_alignment = 1  # bytes of a pixel's channels that its kernels read at once; other numbers of channels only have slower tactics
     quantized = False  # takes only fused layers that dequantize their inputs (is_quantized)
 
