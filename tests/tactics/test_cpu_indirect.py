@@ -114,7 +114,7 @@ def test_transposes(shape, perm, dtype):
 
 
 def test_means_of_many_values(monkeypatch):
-    """One accumulator for 12,544 values of one sign would lose four times the bound."""
+    """One accumulator for 12,544 values of one sign has an error of eight times the bound."""
     layer, (x,) = layer_of("GlobalAveragePool", [text(1, 5, 112, 112)])
     check("cpu/indirect_pool", layer, [np.abs(x) + np.float32(1)], monkeypatch, lanes=(8,), bound=5e-7)
 
