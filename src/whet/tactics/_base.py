@@ -132,7 +132,10 @@ class Kernel(Protocol):
 
 
 class ViewKernel:
-    """Base class of kernels whose in-place operands are parts of a larger tensor, views of it: they launch nothing."""
+    """Base class of kernels that launch nothing: their in-place operands are parts of a larger tensor, views of it, or the same bytes (shift 0).
+
+    Other layers may read the source later, too.
+    """
 
     shifts: tuple[int, ...]  # per in-place pair of the signature: bytes from the start of the larger tensor to the smaller one
 
