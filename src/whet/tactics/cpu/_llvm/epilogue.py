@@ -46,7 +46,8 @@ def match_chain(layer: Layer) -> Chain | str:
     found = epilogue(layer)
     if found is None:
         return "its fused operations do not form a chain"
-    steps, residual = [], None
+    steps: list[Step] = []
+    residual: int | None = None
     for post in found:
         step = _step(layer, post)
         if isinstance(step, str):

@@ -28,6 +28,7 @@ from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, thread_count, 
 
 ROWS = 6  # pixels that are computed at once
 UNROLLED = 4  # input channels
+MEAN_PART = 128  # values that are summed at once: the rounding error of a mean of n values grows with n / 128 instead of n
 _ADDRESSES = ("source", "target", "scratch")
 _SIZES = (
     "x_sample", "x_row", "x_pixel", "height", "width", "stride_y", "stride_x", "step_y", "step_x", "pad_top", "pad_left", "window_y", "window_x",
@@ -267,21 +268,29 @@ def _channel_sums(f: Function, form: Form, rows: int, partial: bool) -> list[Val
             cases.append((left > k * lanes, lambda: [at.load_masked(mask, start)]))
         return f.choose([*cases, (None, lambda: [start])])[0]
 
-    with f.loop(0, taps, carried=[start] * (rows * vectors)) as tap:
-        sums = list(tap.values)
-        line = table.at(tap.index * block)
-        columns = [weights.load(tap.index * form.width + k * lanes, lanes) for k in range(vectors)] if form.kind == "channelwise" else []
-        for r in range(rows):
-            pixel = line.load(r).as_pointer(FLOAT).at(offset)
-            for k in range(vectors):
-                x, i = read(pixel, k), r * vectors + k
-                if form.kind == "channelwise":
-                    sums[i] = f.fma(x, columns[k], sums[i])
-                else:
-                    sums[i] = math.maximum(sums[i], x) if form.kind == "max" else sums[i] + x
-            f.scheduling_barrier()
-        tap.carry(*sums)
-    return tap.results
+    def accumulate(first: Value, end: Value) -> list[Value]:
+        with f.loop(first, end, carried=[start] * (rows * vectors)) as tap:
+            sums = list(tap.values)
+            line = table.at(tap.index * block)
+            columns = [weights.load(tap.index * form.width + k * lanes, lanes) for k in range(vectors)] if form.kind == "channelwise" else []
+            for r in range(rows):
+                pixel = line.load(r).as_pointer(FLOAT).at(offset)
+                for k in range(vectors):
+                    x, i = read(pixel, k), r * vectors + k
+                    if form.kind == "channelwise":
+                        sums[i] = f.fma(x, columns[k], sums[i])
+                    else:
+                        sums[i] = math.maximum(sums[i], x) if form.kind == "max" else sums[i] + x
+                f.scheduling_barrier()
+            tap.carry(*sums)
+        return tap.results
+
+    if form.kind not in ("mean", "padded_mean"):
+        return accumulate(f.value(0), taps)
+    with f.loop(0, taps, step=MEAN_PART, carried=[start] * (rows * vectors)) as parts:
+        found = accumulate(parts.index, f.minimum(parts.index + MEAN_PART, taps))
+        parts.carry(*(total + part for total, part in zip(parts.values, found, strict=True)))
+    return parts.results
 
 
 def _finish(module: Module, form: Form, masked: bool) -> Function:
