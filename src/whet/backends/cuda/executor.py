@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 
 REPEATS = 8  # of a call timed alone
+_MAX_GRAPHS = 8  # graphs of an executable, each for other addresses of inputs and outputs
 
 
 class GpuCall(Call):
@@ -25,6 +27,11 @@ class GpuCall(Call):
         self._at = {"input": list(inputs), "output": list(outputs)}
         self._launches: list[GpuWork] | None = None
         self.label = ""  # source node names, for the profiler's ranges
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """The addresses of the inputs and outputs."""
+        return (*self._at["input"], *self._at["output"])
 
     @property
     def launches(self) -> list[GpuWork]:
@@ -66,8 +73,9 @@ class GpuStream:
 class GpuExecutable(Executable):
     """Calls in order, as one graph. `run()` returns when the results are complete; `enqueue()` at once, on its own or a given stream.
 
-    Launches run one by one if the driver refuses to capture them (reason in `graph_refused`), if `use_graph` is False, and while NVTX ranges
-    are on (nvtx.py), because a profiler does not see layers inside of a graph.
+    After an address change it uses the graph that was captured for the new addresses before, if there is one, because an allocator returns the
+    same few addresses to a caller again and again. Launches run one by one if the driver refuses to capture them (reason in `graph_refused`), if
+    `use_graph` is False, and while NVTX ranges are on (nvtx.py), because a profiler does not see layers inside of a graph.
     """
 
     def __init__(self, calls: list[GpuCall], device: Device) -> None:
@@ -77,17 +85,36 @@ class GpuExecutable(Executable):
         self.use_graph = True
         self.graph_refused = ""
         self._graph: Graph | None = None
+        self._graphs: OrderedDict[tuple[tuple[int, ...], ...], Graph] = OrderedDict()  # by the addresses of the calls in _moved
+        self._moved: dict[int, GpuCall] = {}  # calls whose addresses have changed, by id
         self._events: tuple[Event, Event] | None = None
         self._single: dict[int, Graph] = {}  # one graph per call, for the profiler
 
-    def refresh(self) -> None:
-        """Discards the graph after an address change; the next run captures it again."""
+    def refresh(self, calls: Sequence[Call]) -> None:
+        """Selects the graph for the new addresses of `calls`; without one the next run captures it."""
+        before = len(self._moved)
+        for call in calls:
+            assert isinstance(call, GpuCall)
+            self._moved.setdefault(id(call), call)
+        if len(self._moved) != before:  # the graphs' keys have no addresses of these calls
+            self.discard_graphs()
+        key = self._addresses()
+        self._graph = self._graphs.get(key)
         if self._graph is not None:
-            self._graph.close()
-        self._graph = None
+            self._graphs.move_to_end(key)
         for graph in self._single.values():
             graph.close()
         self._single.clear()
+
+    def _addresses(self) -> tuple[tuple[int, ...], ...]:
+        return tuple([call.addresses for call in self._moved.values()])
+
+    def discard_graphs(self) -> None:
+        """The next run captures its graph again."""
+        self._graph = None
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
 
     def prepare(self) -> None:
         """Captures the graph now instead of at the first run."""
@@ -98,11 +125,13 @@ class GpuExecutable(Executable):
                 self.graph_refused = "a layer runs on the host"
                 return
             try:
-                self._graph = Graph(launches, self.stream)
+                self._graph = self._graphs[self._addresses()] = Graph(launches, self.stream)
             except LostContext:
                 raise
             except BackendError as e:
                 self.graph_refused = str(e)
+            if len(self._graphs) > _MAX_GRAPHS:
+                self._graphs.popitem(last=False)[1].close()
 
     def enqueue(self, stream: Stream | None = None) -> None:
         """Starts all launches on a stream (default: the executable's own)."""
@@ -209,7 +238,10 @@ class GpuExecutable(Executable):
 
     def close(self) -> None:
         """Releases graph, events and stream."""
-        self.refresh()
+        self.discard_graphs()
+        for graph in self._single.values():
+            graph.close()
+        self._single.clear()
         for event in self._events or ():
             event.close()
         self._events = None
