@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from math import inf, log10
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from whet.measure.benchmark import random_inputs
 from whet.measure.compare import compare, time_calls
 from whet.measure.policy import Block, Budget, Policy, Stage
 from whet.measure.statistics import confidence_interval
-
-if TYPE_CHECKING:
-    from whet.runtime.engine import Engine
+from whet.measure.tensorrt_engine import ComparedEngine
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,9 @@ class EngineRow:
         return {**asdict(self), "verdict": self.verdict}
 
 
-def compare_engines(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple[int, ...]] | None = None, seconds: float = 1.0) -> list[EngineRow]:
+def compare_engines(
+    engines: Mapping[str, ComparedEngine], *, shapes: Mapping[str, tuple[int, ...]] | None = None, seconds: float = 1.0
+) -> list[EngineRow]:
     """Times `engines` in turns, each for about `seconds`, on seeded inputs of `shapes` (default: the first engine's opt shapes).
 
     Raises ShapeError if an engine does not take these inputs.
@@ -79,7 +79,7 @@ def compare_engines(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple
     return rows
 
 
-def _inputs_for(name: str, engine: Engine, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _inputs_for(name: str, engine: ComparedEngine, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The inputs in the types of `engine`. Raises ShapeError for other input names."""
     if set(engine.inputs) != set(feed):
         raise ShapeError(f"{name} takes the inputs {', '.join(engine.inputs)}, the first engine {', '.join(feed)}: they cannot be compared")

@@ -39,7 +39,7 @@ def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -
     body += [tag("h2", "Engines"), _engines(engines)]
     details: dict[str, Html] = {}
     if groups:
-        names = [e["name"] for e in engines]
+        names = [e["name"] for e in engines[: len(groups[0]["engines"])]]  # engines of other tools, the last ones, have no layers
         figures["groups"] = _groups(names, groups)
         details = {str(k): _detail(names, g) for k, g in enumerate(groups)}
         shown = f"{len(changed)} of {len(groups)} groups of layers differ in tactics, types or fusion." if changed else "All layers run alike."
@@ -116,9 +116,7 @@ def _engines(engines: Sequence[Data]) -> Html:
             number(e["latency_ms"], 4),
             f"{number(e['interval_ms'][0], 4)} to {number(e['interval_ms'][1], 4)}",
             "" if k == 0 else f"{100 * e['change']:+.1f} %",
-            number(e["build_seconds"]),
-            e["layers"],
-            number(e["mb_moved"]),
+            *((number(e["build_seconds"]), e["layers"], number(e["mb_moved"])) if "layers" in e else ("", "", "")),
             "" if k == 0 else "equal" if e["max_error"] == 0 else number(e["snr_db"]),
             "" if k == 0 else number(e["max_error"]),
         )
