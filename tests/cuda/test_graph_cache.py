@@ -88,14 +88,14 @@ def test_calls_that_never_moved_before_are_part_of_the_key_from_then_on(recorded
 
 def test_the_least_recently_used_graphs_are_released(recorded):
     _, made = recorded
-    for address in range(100, 100 + executor._MAX_GRAPHS):
+    for address in range(100, 100 + executor.MAX_GRAPHS):
         move(recorded, 1, "output", address)
         made.enqueue()
     move(recorded, 1, "output", 100)
     made.enqueue()
     move(recorded, 1, "output", 500)
     made.enqueue()
-    assert len(FakeGraph.live) == executor._MAX_GRAPHS
+    assert len(FakeGraph.live) == executor.MAX_GRAPHS
     outputs = {graph.seen[1][1] for graph in FakeGraph.live}
     assert (100,) in outputs
     assert (101,) not in outputs

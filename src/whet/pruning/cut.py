@@ -11,7 +11,7 @@ from whet.errors import NetworkError, PruneError
 from whet.network import Layer, Network, Tensor, Weight, copy_into, verify
 from whet.ops import get_op
 from whet.ops._origin import express, literal
-from whet.pruning.coupling import Axis, Group, find_group, groups
+from whet.pruning.coupling import Axis, Group, find_group, groups_for
 from whet.pruning.depth import remove_branches, silenced
 
 Kept = Mapping[str, Sequence[int] | np.ndarray]  # group name -> kept channels
@@ -60,7 +60,7 @@ def zeroed(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, re
 
 def kept_indexes(net: Network, kept: Kept, found: Sequence[Group] | None = None) -> dict[Axis, np.ndarray]:
     """Sorted kept indices of every affected axis. Raises PruneError."""
-    known = list(found) if found is not None else groups(net)
+    known = list(found) if found is not None else groups_for(net, kept)
     gone: dict[Axis, list[np.ndarray]] = {}
     for name, channels in kept.items():
         g = find_group(known, name)

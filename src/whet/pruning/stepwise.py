@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from whet.network import Network
-from whet.pruning.coupling import Group, groups
+from whet.pruning.coupling import Group, groups_for
 from whet.pruning.cut import cut
 from whet.pruning.knapsack import Choice
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
@@ -54,4 +54,4 @@ def choose_stepwise(
 def remaining(found: Sequence[Group], present: Network, wanted: Mapping[str, int]) -> list[Group]:
     """The groups of `present` that are groups of the original too (`found`), with the numbers of units in `wanted` (else their own)."""
     sizes = {g.name: wanted.get(g.name, g.size) for g in found}
-    return [g for g in groups(present) if sizes.get(g.name) == g.size]
+    return [g for g in groups_for(present, sizes) if sizes.get(g.name) == g.size]

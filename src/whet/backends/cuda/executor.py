@@ -16,7 +16,7 @@ from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 
 REPEATS = 8  # of a call timed alone
-_MAX_GRAPHS = 8  # graphs of an executable, each for other addresses of inputs and outputs
+MAX_GRAPHS = 8  # graphs of an executable, each for other addresses of inputs and outputs
 
 
 class GpuCall(Call):
@@ -130,7 +130,7 @@ class GpuExecutable(Executable):
                 raise
             except BackendError as e:
                 self.graph_refused = str(e)
-            if len(self._graphs) > _MAX_GRAPHS:
+            if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)[1].close()
 
     def enqueue(self, stream: Stream | None = None) -> None:
