@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "search": "network ops passes precision sparsity backends engine runtime measure builder inspector pruning frontends training report",
     "report": "inspector engine",
     "torch_compile": "network frontends precision engine builder runtime",
-    "trt": "network ops precision frontends backends measure builder engine runtime inspector",
+    "trt": "network ops plugins precision frontends backends measure builder engine runtime inspector",
     "ort": "network frontends backends engine runtime",
     "zoo": "",
 }

@@ -11,7 +11,7 @@ from whet.builder import BuildConfig, build
 from whet.builder.verify.differences import relative_error
 from whet.builder.verify.error_bounds import FACTOR, FLOOR
 from whet.errors import BackendError, VerificationError
-from whet.network import Network, parse_type
+from whet.network import F32, Network, parse_type
 from whet.ops import run_network
 from whet.runtime import bind
 
@@ -165,6 +165,19 @@ def test_integers_are_compared_exactly(plant):
 )
 def test_relative_error(got, ref, error):
     assert relative_error(np.array(got, "f4"), np.array(ref, "f8"))[0] == pytest.approx(error)
+
+
+def test_sizes_that_a_network_computes_with_may_differ_at_other_batches():
+    """Encoders of transformers read the Shape of their batch; its values at batch 4 are not those at batch 1."""
+    net = Network("sizes")
+    x = net.add_input("x", parse_type("f32[N,4]"))
+    total = net.add("ReduceSum", net.add("Cast", net.add("Shape", x), to=F32), keepdims=0)
+    net.mark_output(net.add("Mul", net.add("Relu", x), total), "y")
+    shapes = tuple({"x": (n, 4)} for n in (1, 1, 4))
+    plan = build(net, dataclasses.replace(QUICK, profiles=(shapes,)))
+    assert "Shape" in [layer.op for layer in plan.network.layers]
+    assert plan.report.verification.failures == []
+    assert plan.report.banned == []
 
 
 def test_the_floor_equals_the_documented_one():

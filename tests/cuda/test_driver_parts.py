@@ -124,7 +124,7 @@ def test_callers_that_alternate_between_buffers_capture_one_graph_for_each(monke
 
     def run(output):
         other.set_address("output", 0, output)
-        engine.refresh()
+        engine.refresh([other])
         engine.enqueue()
         assert [x.at for x in CountedGraph.ran[-1]] == [(1, 2), (2, output)]
 

@@ -147,7 +147,7 @@ def test_results_without_a_graph_are_the_same(dynamic):
     bound.executable.use_graph = False
     assert np.array_equal(context.run({"x": x})["y"], with_graph)
     bound.executable.use_graph, bound.executable.graph_refused = True, "as if the driver had refused it"
-    bound.executable.refresh()
+    bound.executable.discard_graphs()
     assert np.array_equal(context.run({"x": x})["y"], with_graph)
     assert bound.executable._graph is None
     assert close(with_graph, run_network(net, {"x": x})["y"])
@@ -200,7 +200,7 @@ text = "struct A {{ int* p; }}; extern \\"C\\" __global__ void f(const __grid_co
 bad = Launch(Module(compile_cubin(text)).kernel("f"), (1, 1, 1), 32, struct.pack("<Q", 64), overlap=False)
 call = context.launches().executable.calls[0]
 call._launches = [bad, *call.launches]
-context.launches().executable.refresh()
+context.launches().executable.discard_graphs()
 try:
     context.run({{"x": feed(4)}})
 except BackendError as e:

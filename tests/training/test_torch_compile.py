@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import logging
+import threading
 import tomllib
 from pathlib import Path
 
@@ -98,6 +99,73 @@ def test_results_are_new_tensors(residual):
     first = fast(x)
     fast(y)
     close(first, module(x))
+
+
+@torch.no_grad()
+def test_kernels_use_the_tensors_memory_and_copy_only_what_they_cannot(residual):
+    module, fast = residual
+    values = torch.randn(2, 3, 8, 8)
+    signature = fast._call.signature([values])
+    fast(values)
+    (slot,) = signature._idle[0]
+    slot.sources[0].fill_(7.0)
+    shifted = torch.empty(values.numel() + 1)[1:].view(values.shape).copy_(values)  # 4 bytes after an aligned address
+    columns = values.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
+    for x, copied in ((values, False), (shifted, True), (columns, True), (values, False)):
+        slot.sources[0].fill_(7.0)
+        close(fast(x), module(values))
+        assert torch.equal(slot.sources[0], values) == copied
+    assert slot.addressed.direct == list(fast.engine.inputs) + list(fast.engine.outputs)
+
+
+@torch.no_grad()
+def test_arguments_may_share_their_memory_and_be_returned():
+    class Sum(nn.Module):
+        def forward(self, x, y):
+            return x + 2 * y, x
+
+    fast = whet.compile(Sum(), (torch.randn(2, 40), torch.randn(2, 40)), **QUICK)
+    x = torch.randn(2, 40)
+    for _ in range(3):
+        three, same = fast(x, x)
+        close(three, 3 * x)
+        close(same, x)
+        assert same.data_ptr() != x.data_ptr()
+    close(fast(torch.ones(1, 40).expand(2, 40), x)[0], 1 + 2 * x)
+    assert fast.fallbacks == 0
+
+
+@torch.no_grad()
+def test_threads_share_a_module_and_idle_contexts_are_bounded(residual):
+    module, fast = residual
+    wrong = []
+
+    def work(seed):
+        x = torch.randn(1 + seed % 4, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        wanted = module(x)
+        wrong.extend(seed for _ in range(30) if not torch.allclose(fast(x), wanted, atol=1e-4))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(12)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+    call = fast._call
+    assert 1 <= call.contexts == sum(len(i) for s in call._signatures.values() for i in s._idle.values()) <= 8
+
+
+@torch.no_grad()
+def test_hooks_of_a_compiled_module_run(residual):
+    _, fast = residual
+    seen = []
+    x = torch.randn(2, 3, 8, 8)
+    with fast.register_forward_hook(lambda module, args, result: seen.append((len(args), result.shape))):
+        fast(x)
+    fast(x)
+    with nn.modules.module.register_module_forward_pre_hook(lambda module, args: seen.append(module is fast)):
+        fast(x)
+    assert seen == [(1, (2, 5)), True]
 
 
 def test_a_call_in_inference_mode_does_not_spoil_later_ones(residual):

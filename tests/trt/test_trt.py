@@ -155,12 +155,45 @@ def test_options_that_are_not_served_say_why():
         _ = trt.IGpuAllocator
 
 
+def member_names():
+    """The names of tensorrt_names.txt: members of classes of 10.16 and 11.1, as `Class.member`."""
+    owner = ""
+    for word in (ROOT / "tests" / "trt" / "tensorrt_names.txt").read_text().split():
+        if word.endswith(":"):
+            owner = word[:-1]
+        else:
+            yield f"{owner}.{word}"
+
+
 def test_coverage_has_every_name(capsys):
     table = trt.coverage()
-    assert not set(NAMES) - set(table)
+    assert sorted({*NAMES, *member_names()} - set(table)) == []
     for name in NAMES:
         assert hasattr(trt, name) == (table[name] == "served"), name
     assert "Refitter" in capsys.readouterr().out
+
+
+def test_the_table_says_of_members_what_objects_do(engine):
+    builder = trt.Builder(trt.Logger())
+    network = builder.create_network()
+    objects = [
+        builder, network, builder.create_builder_config(), builder.create_optimization_profile(), trt.OnnxParser(network, trt.Logger()),
+        trt.Runtime(trt.Logger()), engine, engine.create_execution_context(), engine.create_engine_inspector(), trt.Refitter(engine, trt.Logger()),
+        trt.ITimingCache(), network.add_input("x", trt.float32, (2,)),
+    ]  # fmt: skip
+    by_class = {type(o).__name__: o for o in objects}
+    table, checked = trt.coverage(), 0
+    for name in member_names():
+        owner, _, member = name.partition(".")
+        if owner in by_class:
+            assert (member in dir(by_class[owner])) == (table[name] == "served"), name
+            checked += 1
+            if table[name] != "served":
+                with pytest.raises(trt.NotServedError, match=rf"serve {owner}\.{member}: "):
+                    getattr(by_class[owner], member)
+                with pytest.raises(trt.NotServedError):
+                    setattr(by_class[owner], member, None)
+    assert checked > 200
 
 
 def test_installs_as_tensorrt(monkeypatch):

@@ -216,7 +216,7 @@ def test_invalid_layers_fail_the_build_with_the_reason():
     net.check()
 
 
-@pytest.mark.parametrize("name", ["add_loop", "add_nms", "add_non_zero", "add_plugin_v3", "add_dynamic_quantize", "add_moe", "add_dist_collective"])
+@pytest.mark.parametrize("name", ["add_loop", "add_nms", "add_non_zero", "add_plugin_v2", "add_dynamic_quantize", "add_moe", "add_dist_collective"])
 def test_refused_layers_say_why(name):
     with pytest.raises(trt.NotServedError, match=rf"INetworkDefinition\.{name}: "):
         getattr(trt.INetworkDefinition(), name)

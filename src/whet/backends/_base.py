@@ -152,8 +152,8 @@ class Executable(Protocol):
     def run_timed(self) -> list[float]:
         """Runs launch by launch and returns the seconds of each (for the profiler; slower in total)."""
 
-    def refresh(self) -> None:
-        """Called after addresses of operands of recorded launches have changed."""
+    def refresh(self, calls: Sequence[Call]) -> None:
+        """Called after addresses of operands of these recorded launches have changed."""
         return None
 
 
@@ -268,6 +268,10 @@ class Backend(Protocol):
     def enqueue(self, executable: Any, stream: Any = None) -> Completion:
         """Starts a run on a user's stream (None: the executable's own) and returns at once."""
         self._missing("enqueue")
+
+    def start(self, executable: Any, stream: Any) -> None:
+        """As `enqueue`, without an object that tells when the run is done."""
+        self.enqueue(executable, stream).close()
 
     def after_default_stream(self, executable: Any) -> None:
         """Makes the next run of `executable` wait for the work of other libraries on the device's default stream."""

@@ -14,13 +14,19 @@ import click
 from whet.cli._console import Bar
 
 
-def compare_files(paths: tuple[str, ...], config: Any, shapes: Any, seconds: float, top: int, as_json: bool, html: str | None = None) -> None:
-    """Compares engines and models; models are built with `config`."""
+def compare_files(
+    paths: tuple[str, ...], config: Any, shapes: Any, seconds: float, top: int, as_json: bool, html: str | None = None, *, tensorrt: bool = False
+) -> None:
+    """Compares engines and models; models are built with `config`, and with `tensorrt` by TensorRT too. Raises UsageError if there is no model."""
     from whet.builder.build import build
     from whet.cli._model import network_for
     from whet.cli._runners import is_engine
     from whet.engine import read_engine
+    from whet.errors import UsageError
+    from whet.measure.tensorrt_engine import build_tensorrt
 
+    if tensorrt and all(map(is_engine, paths)):
+        raise UsageError("--tensorrt builds ONNX files: name the model too")
     stems = [Path(p).stem for p in paths]
     names = stems if len(set(stems)) == len(stems) else list(paths)
     plans = {}
@@ -28,7 +34,12 @@ def compare_files(paths: tuple[str, ...], config: Any, shapes: Any, seconds: flo
         for k, (name, path) in enumerate(zip(names, paths, strict=True)):
             bar.update(k, len(paths), name)
             plans[name] = read_engine(path) if is_engine(path) else build(network_for(path, None)[0], config)
-    _report(plans, shapes, seconds, top, as_json, html)
+        others = {}
+        for name, path in zip(names, paths, strict=True):
+            if tensorrt and not is_engine(path):
+                bar.update(len(paths), len(paths), f"TensorRT {name}")
+                others[f"TensorRT {name}"] = build_tensorrt(path, precisions=config.precisions, shapes=shapes)
+    _report(plans, shapes, seconds, top, as_json, html, others=others)
 
 
 def compare_builds(path: str, config: Any, shapes: Any, seconds: float, top: int, as_json: bool, html: str | None = None, *, ablate: bool) -> None:
@@ -68,12 +79,14 @@ def compare_models(comparison: Any, shapes: Any, top: int, as_json: bool, html: 
 
 
 def _report(
-    plans: Mapping[str, Any], shapes: Any, seconds: float, top: int, as_json: bool, html: str | None, *, per_layer: bool = True
+    plans: Mapping[str, Any], shapes: Any, seconds: float, top: int, as_json: bool, html: str | None, *, per_layer: bool = True,
+    others: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
+    """Times and shows the engines of `plans`, and `others` that have no plan."""
     from whet.measure.engine_comparison import compare_engines
     from whet.runtime import Runtime
 
-    rows = compare_engines({n: Runtime().load(p) for n, p in plans.items()}, shapes=shapes, seconds=seconds)
+    rows = compare_engines({n: Runtime().load(p) for n, p in plans.items()} | dict(others or {}), shapes=shapes, seconds=seconds)
     _show(plans, rows, shapes, top, as_json, html, per_layer=per_layer)
 
 
@@ -97,7 +110,7 @@ def _show(
     built = {n: {"build_seconds": p.report.build_seconds, "layers": launches[n], "mb_moved": moved[n]} for n, p in plans.items()}
     settings = differing_settings(list(plans.values()))
     data = (counts or {}) | {
-        "engines": [r | built[r["name"]] for r in comparison_records(rows)], "settings": settings, "layers": [a.to_dict() for a in aligned],
+        "engines": [r | built.get(r["name"], {}) for r in comparison_records(rows)], "settings": settings, "layers": [a.to_dict() for a in aligned],
     }  # fmt: skip
     if html is not None:
         _write_page(Path(html), data, plans)
@@ -108,7 +121,8 @@ def _show(
     table = [
         [
             r.name, f"{r.latency_ms:.4f}", f"{r.interval_ms[0]:.4f}..{r.interval_ms[1]:.4f}", "" if r is rows[0] else f"{100 * r.change:+.1f}%",
-            f"{plans[r.name].report.build_seconds or 0:.1f}", str(launches[r.name]), f"{moved[r.name]:.2f}", _decibels(r.snr_db),
+            *([f"{plans[r.name].report.build_seconds or 0:.1f}", str(launches[r.name]), f"{moved[r.name]:.2f}"] if r.name in plans else [""] * 3),
+            _decibels(r.snr_db),
         ]
         for r in rows
     ]  # fmt: skip

@@ -18,17 +18,20 @@ from whet.cli._prune_flags import build_config, build_flags
 @click.option("--seconds", type=click.FloatRange(0.01), default=1.0, show_default=True, help="Time per engine.")
 @click.option("--levels", is_flag=True, help="One model: build all optimization levels and one engine without passes, and compare these.")
 @click.option("--ablate", is_flag=True, help="One model: switch off each pass that fired, one at a time, and show what it is worth.")
+@click.option("--tensorrt", is_flag=True, help="TensorRT's own engine of each ONNX file too (NVIDIA's Python package tensorrt).")
 @click.option("--top", type=click.IntRange(1), default=12, show_default=True, help="Number of differing layers to show.")
 @click.option("--html", type=click.Path(), help="Write an HTML page of the comparison.")
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")
 @build_flags
 def command(
-    models: tuple[str, ...], no_engines: bool, seconds: float, levels: bool, ablate: bool, top: int, html: str | None, as_json: bool, **build: Any
+    models: tuple[str, ...], no_engines: bool, seconds: float, levels: bool, ablate: bool, tensorrt: bool, top: int, html: str | None, as_json: bool,
+    **build: Any,
 ) -> None:  # fmt: skip
     """Compare engines, or ORIGINAL.onnx with pruned models from any tool: whet, Torch-Pruning, ASP, ModelOpt, your own masks.
 
     Models are built, with the same options. Engines are timed in turns on this machine: latencies with a verdict, output differences, and the
-    layers that differ, with times, aligned by the nodes that they compute. --levels and --ablate compare builds of one model.
+    layers that differ, with times, aligned by the nodes that they compute. --tensorrt adds TensorRT's own
+    engines of the models. --levels and --ablate compare builds of one model.
 
     Models alone have their parameters, FLOPs, bytes, zeros that no kernel skips and 2:4 layers above that: the report of `whet prune` for models
     from elsewhere. `whet exec` verifies engines; this does not.
@@ -49,14 +52,14 @@ def command(
             raise UsageError("--levels or --ablate takes one model")
         compare_builds(models[0], build_config(**build), at, seconds, top, as_json, html, ablate=ablate)
         return
-    if len(models) < 2:
+    if len(models) < 2 and not tensorrt:
         raise UsageError("whet compare takes at least two models: the original and a changed one")
     if len(set(models)) < len(models):
         raise UsageError("whet compare was given a model twice: name the original first, then others")
-    if any(map(is_engine, models)):
+    if tensorrt or any(map(is_engine, models)):
         if no_engines:
             raise UsageError("--noEngines counts models only; leave it out to compare engines")
-        compare_files(models, build_config(**build), at, seconds, top, as_json, html)
+        compare_files(models, build_config(**build), at, seconds, top, as_json, html, tensorrt=tensorrt)
         return
     if html is not None and no_engines:
         raise UsageError("--html shows engines: leave --noEngines out")

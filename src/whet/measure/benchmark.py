@@ -15,6 +15,7 @@ from whet.measure.statistics import confidence_interval
 from whet.runtime.arrays import as_array
 
 if TYPE_CHECKING:
+    from whet.measure.tensorrt_engine import ComparedEngine
     from whet.runtime.engine import Engine
 
 _WARMUP = 0.2  # of the measured seconds
@@ -97,7 +98,7 @@ def summarize(measured: Measured, batch: int) -> Benchmark:
     )  # fmt: skip
 
 
-def random_inputs(engine: Engine, shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, np.ndarray]:
+def random_inputs(engine: ComparedEngine, shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, np.ndarray]:
     """Seeded inputs of `shapes` in the engine's types: normally distributed floats, zeros and ones for the other types.
 
     Raises ShapeError for an unknown name.

@@ -16,6 +16,7 @@ from whet.measure.benchmark import random_inputs
 from whet.measure.compare import compare, time_calls
 from whet.measure.policy import LAYERS_SIDE_BY_SIDE, Block, Budget, Policy, Stage
 from whet.measure.statistics import confidence_interval
+from whet.measure.tensorrt_engine import ComparedEngine
 
 if TYPE_CHECKING:
     from whet.engine import EnginePlan
@@ -49,7 +50,9 @@ class EngineRow:
         return {**asdict(self), "verdict": self.verdict}
 
 
-def compare_engines(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple[int, ...]] | None = None, seconds: float = 1.0) -> list[EngineRow]:
+def compare_engines(
+    engines: Mapping[str, ComparedEngine], *, shapes: Mapping[str, tuple[int, ...]] | None = None, seconds: float = 1.0
+) -> list[EngineRow]:
     """Times `engines` in turns, each for about `seconds`, on seeded inputs of `shapes` (default: the first engine's opt shapes).
 
     Raises ShapeError if an engine does not take these inputs.
@@ -132,7 +135,7 @@ def compare_layers(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple[
     return {n: LayerMilliseconds(plans[n], {x: 1e3 * median(r[i] for r in runs[n]) for i, x in enumerate(layers[n])}) for n in names}
 
 
-def _inputs_for(name: str, engine: Engine, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _inputs_for(name: str, engine: ComparedEngine, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The inputs in the types of `engine`. Raises ShapeError for other input names."""
     if set(engine.inputs) != set(feed):
         raise ShapeError(f"{name} takes the inputs {', '.join(engine.inputs)}, the first engine {', '.join(feed)}: they cannot be compared")

@@ -1,6 +1,21 @@
 """Op definitions: attributes, output types, NumPy reference, samples, coupled axes. One file each."""
 
-from whet.ops._base import OPS, REQUIRED, Couple, Op, Sample, get_op, given, given_ints, has_symbols, infer_layer, known_ints, known_values, op
+from whet.ops._base import (
+    OPS,
+    OPTIONAL,
+    REQUIRED,
+    Couple,
+    Op,
+    Sample,
+    get_op,
+    given,
+    given_ints,
+    has_symbols,
+    infer_layer,
+    known_ints,
+    known_values,
+    op,
+)
 from whet.ops._folding import FoldBudget
 from whet.ops._images import Axes, NotPerImage, follow, fused_layers, fused_results
 from whet.ops._interpret import bind_layer, bind_symbols, run_layer, run_network, run_regions, widened
@@ -13,6 +28,7 @@ from whet.registry import load_folder
 
 __all__ = [
     "OPS",
+    "OPTIONAL",
     "REQUIRED",
     "Axes",
     "Couple",

@@ -23,6 +23,7 @@ class Kind:
 
 
 INT, INTS, FLOAT, FLOATS, STRINGS, DTYPE = (Kind(n) for n in ("int", "ints", "float", "floats", "strings", "dtype"))
+OPTIONAL = Kind("any")
 NEEDS_INT, NEEDS_STRING, NEEDS_DTYPE, REQUIRED = (Kind(n, True) for n in ("int", "string", "dtype", "any"))
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "int": lambda v: isinstance(v, int),

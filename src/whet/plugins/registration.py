@@ -35,7 +35,7 @@ def register(
 
     `infer(layer)` gives the output type(s), `reference(layer, *arrays)` the output array(s) in NumPy (None for an absent input).
     `tactics` compute it: NumpyTactic, LlvmTactic, CudaTactic, TritonTactic, CupyTactic, or classes derived from whet.tactics.Tactic. The reference
-    itself is always a tactic on CPUs. `attrs` are attributes with their defaults, or a kind of whet.ops (REQUIRED).
+    itself is always a tactic on CPUs. `attrs` are attributes with their defaults, or a kind of whet.ops (REQUIRED, OPTIONAL).
     `samples` are (inputs, attributes) pairs as in whet.ops.Sample; `whet.plugins.check_samples` runs every tactic on them.
     `optional` are further fields of whet.ops.Op: couples, inner, recut (pruning), shape_value, onnx, onnx_ops, to_onnx, zeros, pointwise.
     `package_name` and `version` are written into engines. Default: the top-level package that defines `infer`, and the version of its distribution.

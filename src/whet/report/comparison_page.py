@@ -38,12 +38,12 @@ def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -
         figures["change"] = _change(engines)
         body += [tag("h2", f"Time compared with {engines[0]['name']}"), chart("change", "Change of the time", 90 + 34 * (len(engines) - 1))]
     body += [tag("h2", "Engines"), _engines(engines)]
+    names = [e["name"] for e in engines if "layers" in e]  # engines of other tools have no layers
     if settings := data.get("settings"):
         rows = [(name, *("-" if v is None else str(v) for v in values)) for name, values in settings.items()]
-        body += [tag("h3", "Options and machines that differ"), table(("", *(e["name"] for e in engines)), rows)]
+        body += [tag("h3", "Options and machines that differ"), table(("", *names), rows)]
     details: dict[str, Html] = {}
     if groups:
-        names = [e["name"] for e in engines]
         figures["groups"] = _groups(names, groups)
         details = {str(k): _detail(names, g) for k, g in enumerate(groups)}
         shown = f"{len(changed)} of {len(groups)} groups of layers differ in kernels, types or fusion." if changed else "All layers run alike."
@@ -115,9 +115,7 @@ def _engines(engines: Sequence[Data]) -> Html:
             number(e["latency_ms"], 4),
             f"{number(e['interval_ms'][0], 4)} to {number(e['interval_ms'][1], 4)}",
             "" if k == 0 else f"{100 * e['change']:+.1f} %",
-            number(e["build_seconds"]),
-            e["layers"],
-            number(e["mb_moved"]),
+            *((number(e["build_seconds"]), e["layers"], number(e["mb_moved"])) if "layers" in e else ("", "", "")),
             "" if k == 0 else "equal" if e["max_error"] == 0 else number(e["snr_db"]),
             "" if k == 0 else number(e["max_error"]),
         )

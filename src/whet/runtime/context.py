@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -192,6 +191,15 @@ class Context:
                 raise ContextError(f"enqueue() cannot copy '{n}': {why}. Bind a tensor on the GPU that needs no copy, or use execute().")
             return Pending(backend.enqueue(bound.executable, stream), bound)
 
+    def addressed_run(self) -> AddressedRun:
+        """The run of `execute` on the bound arrays, or on other memory in the place of some of them, given by addresses: for callers whose time per
+        call counts. It holds until something is bound or run."""
+        with self._exclusive():
+            if self._ready is None:
+                self._ready = self._make_ready()
+            (bound, copied_in, copied_out), self._ready = self._ready, None  # execute() sets the addresses again
+            return AddressedRun(self.engine, bound, self._addresses[id(bound)], copied_in, copied_out)
+
     def output_tensor(self, name: str) -> DeviceArray:
         """The GPU memory of an output without a bound array after a run, for torch.from_dlpack and similar functions.
 
@@ -277,20 +285,8 @@ class Context:
 
     # internal
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
-            raise ContextError("this context is in use by another thread; create one per thread with engine.create_context() (it is cheap)")
-        try:
-            if self._closed:
-                raise ContextError("the context is closed; create another with engine.create_context()")
-            self.engine.check_alive()
-            yield
-        except BackendError as e:
-            self.engine.failed(e)
-            raise
-        finally:
-            self._lock.release()
+    def _exclusive(self) -> _Exclusive:
+        return _Exclusive(self)
 
     def _bound(self) -> BoundEngine:
         key = tuple(self._shapes[n] for n in self.engine.inputs)
@@ -401,6 +397,87 @@ class Context:
             if name in p.shapes and all(lo <= d <= hi for lo, d, hi in zip(p.shapes[name][0], shape, p.shapes[name][2], strict=True)):
                 return f" Profile {k} takes it: engine.create_context(profile={k})."
         return " Build the engine with larger --maxShapes (or another --profile) to run it."
+
+
+class _Exclusive:
+    """One thread's use of a context. Raises ContextError if another thread uses it, or if context or engine cannot be used any more."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Context):
+        self._context = context
+
+    def __enter__(self) -> None:
+        context = self._context
+        if not context._lock.acquire(blocking=False):
+            raise ContextError("this context is in use by another thread; create one per thread with engine.create_context() (it is cheap)")
+        try:
+            if context._closed:
+                raise ContextError("the context is closed; create another with engine.create_context()")
+            context.engine.check_alive()
+        except BaseException:
+            context._lock.release()
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._context._lock.release()
+        if isinstance(error, BackendError):
+            self._context.engine.failed(error)
+
+
+class AddressedRun:
+    """Repeated runs on memory that the caller gives by address, without checks: it must be row-major, of the bound array's type and shape, aligned
+    like arrays that `Context.bind` does not copy, and stay alive until the run is done. For one thread at a time.
+
+    `direct` are the inputs and outputs whose address can be given; the arrays bound to the others are copied in and out.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        bound: BoundEngine,
+        addresses: dict[str, int],
+        copied_in: list[tuple[str, UserArray]],
+        copied_out: list[tuple[str, UserArray]],
+    ):
+        self.direct, self._addresses = list(addresses), addresses  # the context's own record
+        self._engine, self._bound, self._copied_in, self._copied_out = engine, bound, copied_in, copied_out
+        self._now = list(addresses.values())
+
+    def run(self, addresses: list[int]) -> None:
+        """Runs with these addresses for `direct`; returns when the outputs are written."""
+        engine, bound = self._engine, self._bound
+        engine.check_alive()
+        if addresses != self._now:
+            self._move(addresses)
+        try:
+            for n, a in self._copied_in:
+                copy_in(bound, n, a)
+            bound.run()
+            for n, a in self._copied_out:
+                copy_out(bound, n, a)
+        except BackendError as e:
+            engine.failed(e)
+            raise
+
+    def start(self, addresses: list[int], stream: Any) -> None:
+        """Starts a run with these addresses for `direct` on a user's stream and returns at once. Nothing may need a copy."""
+        engine = self._engine
+        engine.check_alive()
+        if addresses != self._now:
+            self._move(addresses)
+        try:
+            engine.backend.start(self._bound.executable, stream)
+        except BackendError as e:
+            engine.failed(e)
+            raise
+
+    def _move(self, addresses: list[int]) -> None:
+        for name, new, old in zip(self.direct, addresses, self._now, strict=True):
+            if new != old:
+                self._bound.set_address(name, new)
+                self._addresses[name] = new
+        self._now = addresses
 
 
 class Pending:

@@ -17,7 +17,7 @@ from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
 from whet.engine.file import release_pages
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, UsageError, WhetError, WhetWarning
-from whet.forks import new_lock
+from whet.forks import generation, new_lock
 from whet.network import DType, Network, TensorType
 from whet.plugin_packages import version_changes
 from whet.runtime.calls import ContextPool, call_engine, call_with, inputs_by_name
@@ -123,7 +123,7 @@ class Engine:
         self._open = True
         self._pool = ContextPool(self)
         self._workers: tuple[int, ThreadPoolExecutor] | None = None  # of run_async, with the process that started them
-        self._process = os.getpid()
+        self._generation = generation()
         self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
         self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)}
         if differences and require_same_hardware:
@@ -367,7 +367,7 @@ class Engine:
 
     def check_alive(self) -> None:
         """Raises ContextError after a kernel failure that invalidated the engine's memory, and in a child process that cannot use the engine."""
-        if os.getpid() != self._process and (reason := self.backend.unusable_after_fork):
+        if self._generation != generation() and (reason := self.backend.unusable_after_fork):
             raise ContextError(reason)
         if self.poisoned:
             raise ContextError(f"this engine is poisoned and cannot be used again: {self.poisoned}")

@@ -22,6 +22,7 @@ class OperandSites:
         self._groups: dict[str, set[str]] = like._groups if like is not None else _in_place_groups(shaped)
         self._bound: tuple[set[str], set[str]] | None = None  # names of the network's inputs and outputs
         self._worked: set[str] = set() if like is None else like._worked
+        self._moves: dict[str, list[tuple[Any, str, int, int]]] = {}  # tensor -> (launch, "input" or "output", index, offset from the tensor)
 
     def note(self, step: Planned, calls: list[Any]) -> None:
         """Adds the recorded launches of a layer and labels them with its source nodes."""
@@ -68,13 +69,19 @@ class OperandSites:
             return "it is part of a larger tensor"
         return None
 
-    def set_address(self, values: Values, name: str, address: int | None) -> None:
-        """Makes every launch that uses the tensor use the memory at `address`; None: the arena again."""
+    def set_address(self, values: Values, name: str, address: int | None) -> list[Any]:
+        """Makes every launch that uses the tensor use the memory at `address`; None: the arena again. Returns these launches."""
         base = values.address(name)
-        for n in self._groups.get(name, {name}):
-            shift = values.address(n) - base
-            for call, kind, index in self._calls.get(n, ()):
-                call.set_address(kind, index, (base if address is None else address) + shift)
+        moves = self._moves.get(name)
+        if moves is None:
+            group = self._groups.get(name, {name})
+            moves = [(*site, values.address(n) - base) for n in group for site in self._calls.get(n, ())]
+            self._moves[name] = moves
+        if address is None:
+            address = base
+        for call, kind, index, shift in moves:
+            call.set_address(kind, index, address + shift)
+        return [call for call, *_ in moves]
 
 
 def _in_place_groups(shaped: ShapedPlan) -> dict[str, set[str]]:

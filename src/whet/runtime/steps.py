@@ -151,8 +151,7 @@ class BoundEngine(Values):
 
         Requires `why_not_bindable` to be None.
         """
-        self._sites.set_address(self, name, address)
-        self.executable.refresh()
+        self.executable.refresh(self._sites.set_address(self, name, address))
 
     def nbytes(self) -> dict[str, int]:
         """Bytes in use: arena, additional scratch, and the packed weights (shared with others)."""

@@ -199,10 +199,11 @@ class _WholeGraph:
 
     def __call__(self, *args: Any) -> Any:
         tensors = [args[i] for i in self._at]
-        if why := self._call.why_unfit(tensors):
+        signature = self._call.signature(tensors)
+        if why := signature.why_unfit:
             self._warn(re.sub(r" Build the engine.*", "", why))
             return self._gm(*args)
-        outputs = self._call(tensors)
+        outputs = signature.run(tensors)
         return [outputs[s] if isinstance(s, int) else args[s.index] if isinstance(s, _Argument) else s.value for s in self._sources]
 
 
@@ -228,9 +229,10 @@ class PartCall(torch.nn.Module):
             return self.part(*args)
         why = next((f"{args[i]} is given where the engine was built for {v}" for i, v in self._constants.items() if args[i] != v), "")
         tensors = [args[i] for i in self._at]
-        if why := why or self._call.why_unfit(tensors):
+        signature = self._call.signature(tensors)
+        if why := why or signature.why_unfit:
             return self._eager(why, args)
-        outputs = self._call(tensors)
+        outputs = signature.run(tensors)
         return outputs[0] if self._single else tuple(outputs)
 
     def _eager(self, why: str, args: Sequence[Any]) -> Any:

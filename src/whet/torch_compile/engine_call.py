@@ -1,9 +1,11 @@
-"""An engine as a function of torch tensors: on the CPU through aligned host buffers, on a GPU on the tensors' memory and stream."""
+"""An engine as a function of torch tensors, on the tensors' memory: on the CPU, and on a GPU on torch's current stream."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,41 +15,49 @@ from whet.engine.plan import EnginePlan
 from whet.errors import ShapeError
 from whet.forks import new_lock
 from whet.runtime import Runtime
-from whet.runtime.context import Context
+from whet.runtime.memory import ALIGNMENT
 
-_MAX_IDLE = 8  # bound contexts that are kept for later calls, over all shapes
-_MAX_ACCEPTED = 1024  # shapes that were checked against the profiles
+_MAX_IDLE = 8  # contexts that are kept for later calls, over all shapes
+_MAX_ACCEPTED = 1024  # signatures of arguments that were checked against the profiles
+_GPU_ALIGNMENT = 16  # bytes; required by vector accesses and bulk copies of GPU kernels
 
 
 class EngineCall:
-    """Runs an engine on torch tensors, in the order of its inputs; returns new tensors. Thread-safe: each call uses a context of its own.
+    """An engine for torch tensors in the order of its inputs. Thread-safe: each call uses a context of its own.
 
-    Differentiation ends here: the outputs require no gradients.
+    call.signature(tensors).run(tensors)        signature.why_unfit says why the engine cannot take such tensors; "" if it can
     """
 
     def __init__(self, plan: EnginePlan):
         self.engine = Runtime(threads=plan.threads).load(plan)
         self.inputs, self.outputs = list(self.engine.inputs), list(self.engine.outputs)
         self._dtypes = [torch_dtype(self.engine.dtype(n).numpy) for n in self.inputs]
-        self._output_dtypes = [torch_dtype(self.engine.dtype(n).numpy) for n in self.outputs]
+        self.output_dtypes = [torch_dtype(self.engine.dtype(n).numpy) for n in self.outputs]
         self.device = torch.device("cuda", self.engine.backend.device_number) if plan.backend == "cuda" else torch.device("cpu")
         self._check = self.engine.create_context()
         self._lock = new_lock()
-        self._accepted: OrderedDict[tuple[Any, ...], str] = OrderedDict()
-        self._idle: OrderedDict[tuple[Any, ...], list[_Slot]] = OrderedDict()
+        self._signatures: OrderedDict[tuple[Any, ...], Signature] = OrderedDict()
+        self.contexts = 0  # those of all signatures
 
-    def why_unfit(self, tensors: Sequence[Any]) -> str:
-        """Why the engine cannot take these tensors (type, device, shape outside every profile); "" if it can."""
-        key = tuple([(t.shape, t.dtype, t.device) for t in tensors])
-        found = self._accepted.get(key)
-        if found is None:
-            with self._lock:
-                found = self._accepted[key] = self._compare(tensors)
-                if len(self._accepted) > _MAX_ACCEPTED:
-                    self._accepted.popitem(last=False)
+    def signature(self, tensors: Sequence[Any]) -> Signature:
+        """The shapes, types and device of these tensors. Raises AttributeError if one is no tensor."""
+        key = tuple([(t.shape, t.dtype, t.device, t.layout) for t in tensors])
+        found = self._signatures.get(key)
+        return found if found is not None else self._add(key, tensors)
+
+    def _add(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> Signature:
+        with self._lock:
+            found = self._signatures.get(key)  # another thread may have added it
+            if found is None:
+                found = self._signatures[key] = Signature(self, [t.shape for t in tensors], self._why_unfit(tensors))
+            if len(self._signatures) > _MAX_ACCEPTED:
+                _, old = self._signatures.popitem(last=False)
+                old.retired = True
+                self.contexts -= old.drop_idle()
         return found
 
-    def _compare(self, tensors: Sequence[Any]) -> str:
+    def _why_unfit(self, tensors: Sequence[Any]) -> str:
+        """Why the engine cannot take these tensors (type, device, shape outside every profile); "" if it can."""
         if len(tensors) != len(self.inputs):
             return f"it takes {len(self.inputs)} tensors, not {len(tensors)}"
         for name, dtype, t in zip(self.inputs, self._dtypes, tensors, strict=True):
@@ -55,6 +65,8 @@ class EngineCall:
                 return f"input '{name}' is {t.dtype}, the engine takes {dtype}"
             if t.device != self.device:
                 return f"input '{name}' is on {t.device}, the engine runs on {self.device}"
+            if t.layout is not torch.strided:
+                return f"input '{name}' is {t.layout}, the engine takes dense tensors"
         try:
             self._check.input_shapes({n: tuple(t.shape) for n, t in zip(self.inputs, tensors, strict=True)})
             _ = self._check.profile_index
@@ -62,74 +74,178 @@ class EngineCall:
             return str(e)
         return ""
 
-    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        """The outputs for tensors that fit (`why_unfit`). On a GPU the work is enqueued on torch's current stream."""
-        return self._on_gpu(tensors) if self.device.type == "cuda" else self._on_cpu(tensors)
-
-    def _on_cpu(self, tensors: Sequence[Any]) -> list[Any]:
-        key = tuple([t.shape for t in tensors])
-        slot = self._take(key)
-        if slot is None:
-            with torch.inference_mode(False):  # a buffer made in inference mode could not be written outside of it
-                slot = self._bound(tensors)
-        for buffer, t in zip(slot.inputs, tensors, strict=True):
-            buffer.copy_(t.detach() if t.requires_grad else t)
-        slot.context.execute()
-        results = [buffer.clone() for buffer in slot.outputs]
-        self._give(key, slot)
-        return results
-
-    def _bound(self, tensors: Sequence[Any]) -> _Slot:
-        """A context whose inputs and outputs are bound to aligned buffers for these shapes."""
-        slot = _Slot(self.engine.create_context())
-        slot.context.input_shapes({n: tuple(t.shape) for n, t in zip(self.inputs, tensors, strict=True)})
-        for names, make, buffers in ((self.inputs, slot.context.input_array, slot.inputs), (self.outputs, slot.context.output_array, slot.outputs)):
-            for n in names:
-                array = make(n)
-                slot.context.bind(n, array)
-                buffers.append(tensor_over(array))
+    def new_slot(self, signature: Signature) -> _Slot:
+        """Another context, counted; the least recently used signatures lose their idle ones beyond _MAX_IDLE."""
+        slot = (_GpuSlot if self.device.type == "cuda" else _CpuSlot)(self, signature)
+        with self._lock:
+            self.contexts += 1
+            for other in sorted(self._signatures.values(), key=lambda s: s.used):
+                if self.contexts <= _MAX_IDLE:
+                    break
+                if other is not signature:
+                    self.contexts -= other.drop_idle()
         return slot
 
-    def _on_gpu(self, tensors: Sequence[Any]) -> list[Any]:
-        stream = torch.cuda.current_stream(self.device)
-        key = (stream.cuda_stream, *[t.shape for t in tensors])  # runs on one stream are ordered, so that they may share a context
-        slot = self._take(key) or _Slot(self.engine.create_context())
-        context = slot.context
-        slot.inputs = [t.detach().contiguous() for t in tensors]
-        for n, t in zip(self.inputs, slot.inputs, strict=True):
-            context.bind(n, t)
-        shapes = context.output_shapes()
-        results = [torch.empty(shapes[n], dtype=d, device=self.device) for n, d in zip(self.outputs, self._output_dtypes, strict=True)]
-        copies = [why for n, t in zip(self.outputs, results, strict=True) if (why := context.bind(n, t))]
-        if copies:
-            stream.synchronize()
-            context.execute()
+    def dropped(self) -> None:
+        """Counts a context that is not kept."""
+        with self._lock:
+            self.contexts -= 1
+
+
+_clock = count()
+
+
+class Signature:
+    """Tensors of certain shapes and types: contexts that are ready to run on them, or the reason why the engine cannot."""
+
+    def __init__(self, call: EngineCall, shapes: list[Any], why_unfit: str):
+        self.call, self.shapes, self.why_unfit = call, shapes, why_unfit
+        self.used, self.retired = 0, False
+        self._on_gpu = call.device.type == "cuda"
+        self._idle: dict[int, list[_Slot]] = {0: []}  # by CUDA stream: runs on one stream are ordered, so that they may share a context
+
+    def run(self, tensors: Sequence[Any]) -> list[Any]:
+        """New tensors with the outputs, which require no gradients. On a GPU the work is enqueued on torch's current stream."""
+        self.used = next(_clock)
+        if self._on_gpu:
+            stream = torch.cuda.current_stream(self.call.device).cuda_stream
+            idle = self._idle.get(stream)
+            if idle is None:
+                idle = self._idle.setdefault(stream, [])
         else:
-            slot.pending = context.enqueue(stream)
-        self._give(key, slot)
+            stream, idle = 0, self._idle[0]
+        try:
+            slot = idle.pop()  # atomic, as append is
+        except IndexError:
+            slot = self.call.new_slot(self)
+        try:
+            results = slot.run(tensors, stream)
+        except BaseException:
+            self.call.dropped()
+            raise
+        if self.call.contexts > _MAX_IDLE or self.retired:
+            self.call.dropped()
+        else:
+            idle.append(slot)
         return results
 
-    def _take(self, key: tuple[Any, ...]) -> _Slot | None:
-        with self._lock:
-            slots = self._idle.get(key)
-            return slots.pop() if slots else None
+    def drop_idle(self) -> int:
+        """Releases the idle contexts; returns their number."""
+        dropped = 0
+        for idle in self._idle.values():
+            while idle:
+                try:
+                    idle.pop()
+                except IndexError:  # another thread took it
+                    break
+                dropped += 1
+        return dropped
 
-    def _give(self, key: tuple[Any, ...], slot: _Slot) -> None:
-        with self._lock:
-            self._idle.setdefault(key, []).append(slot)
-            self._idle.move_to_end(key)
-            while sum(map(len, self._idle.values())) > _MAX_IDLE or len(self._idle) > _MAX_IDLE:
-                self._idle.popitem(last=False)
+
+class _Slot(ABC):
+    """A context for tensors of one signature. Kernels use the tensors' memory where they can; other tensors are copied through buffers."""
+
+    def __init__(self, call: EngineCall, signature: Signature):
+        self.context = call.engine.create_context()
+        shapes = self.context.input_shapes({n: tuple(s) for n, s in zip(call.inputs, signature.shapes, strict=True)})
+        made = self.context.output_shapes()
+        self.device = call.device
+        self.made = [(made[n], _strides(made[n]), dtype) for n, dtype in zip(call.outputs, call.output_dtypes, strict=True)]
+        with torch.inference_mode(False):  # a buffer made in inference mode could not be written outside of it
+            self.sources = [self._buffer(n, shapes[n]) for n in call.inputs]
+            self.targets = [self._buffer(n, made[n]) for n in call.outputs]
+        self.addressed = self.context.addressed_run()
+        direct = self.addressed.direct  # in the order of binding
+        self.sources_direct, self.targets_direct = [n in direct for n in call.inputs], [n in direct for n in call.outputs]
+
+    @abstractmethod
+    def _buffer(self, name: str, shape: tuple[int, ...]) -> Any:
+        """A tensor that is bound to an input or output."""
+
+    @abstractmethod
+    def run(self, tensors: Sequence[Any], stream: int) -> list[Any]:
+        """New tensors with the outputs for tensors of the signature."""
 
 
-class _Slot:
-    """A context with the tensors bound to it."""
+class _CpuSlot(_Slot):
+    def __init__(self, call: EngineCall, signature: Signature):
+        super().__init__(call, signature)
+        addresses = [t.data_ptr() for t in (*self.sources, *self.targets)]
+        n = len(self.sources)
+        self._inputs = list(zip(self.sources, addresses[:n], self.sources_direct, strict=True))
+        self._outputs = list(zip(self.targets, addresses[n:], self.targets_direct, self.made, strict=True))
 
-    def __init__(self, context: Context):
-        self.context = context
-        self.inputs: list[Any] = []
-        self.outputs: list[Any] = []
-        self.pending: Any = None
+    def _buffer(self, name: str, shape: tuple[int, ...]) -> Any:
+        array = self.context.input_array(name) if name in self.context.engine.inputs else self.context.output_array(name)
+        self.context.bind(name, array)
+        return tensor_over(array)
+
+    def run(self, tensors: Sequence[Any], stream: int) -> list[Any]:
+        addresses, results, copied = [], [], []
+        for t, (buffer, address, direct) in zip(tensors, self._inputs, strict=True):
+            if direct and not (given := t.data_ptr()) % ALIGNMENT and t.is_contiguous() and not t.is_neg():
+                addresses.append(given)
+                continue
+            buffer.copy_(t.detach())
+            if direct:
+                addresses.append(address)
+        for buffer, address, direct, (shape, strides, dtype) in self._outputs:
+            result = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            results.append(result)
+            if direct and not (given := result.data_ptr()) % ALIGNMENT:
+                addresses.append(given)
+                continue
+            copied.append((result, buffer))
+            if direct:
+                addresses.append(address)
+        self.addressed.run(addresses)
+        for result, buffer in copied:
+            result.copy_(buffer)
+        return results
+
+
+class _GpuSlot(_Slot):
+    def __init__(self, call: EngineCall, signature: Signature):
+        super().__init__(call, signature)
+        self._all_direct = all((*self.sources_direct, *self.targets_direct))
+        if self._all_direct:  # every run replaces all addresses, so that the buffers are not needed
+            self.context.unbind()
+            self.sources, self.targets = [], []
+
+    def _buffer(self, name: str, shape: tuple[int, ...]) -> Any:
+        made = torch.zeros(shape, dtype=torch_dtype(self.context.engine.dtype(name).numpy), device=self.device)
+        self.context.bind(name, made)
+        return made
+
+    def run(self, tensors: Sequence[Any], stream: int) -> list[Any]:
+        if not self._all_direct:
+            return self._run_on_buffers(tensors)
+        addresses, held = [], []
+        for t in tensors:
+            if t.data_ptr() % _GPU_ALIGNMENT or not t.is_contiguous() or t.is_neg():
+                t = t.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
+                held.append(t)
+            addresses.append(t.data_ptr())
+        results = [torch.empty_strided(shape, strides, dtype=dtype, device=self.device) for shape, strides, dtype in self.made]
+        addresses += [r.data_ptr() for r in results]
+        self.addressed.start(addresses, stream)
+        return results
+
+    def _run_on_buffers(self, tensors: Sequence[Any]) -> list[Any]:
+        for buffer, t in zip(self.sources, tensors, strict=True):
+            buffer.copy_(t.detach())
+        torch.cuda.current_stream(self.device).synchronize()
+        self.context.execute()
+        return [buffer.clone() for buffer in self.targets]
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a row-major tensor, in elements."""
+    strides, each = [], 1
+    for d in reversed(shape):
+        strides.append(each)
+        each *= max(d, 1)
+    return tuple(reversed(strides))
 
 
 def torch_dtype(dtype: np.dtype) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 
 from whet.errors import UsageError
@@ -205,13 +206,16 @@ class _Signature:
         self.spec, self.at = spec, list(at)
         self.constants = {i: leaf for i, leaf in enumerate(leaves) if i not in set(at)}
         args, kwargs = pytree.tree_unflatten([None] * len(leaves), spec)
-        self.plain = not kwargs and not self.constants and len(args) == len(leaves)  # only positional tensors
+        self._names, self._positional = tuple(kwargs), len(args)
+        self._flat = len(args) + len(kwargs) == len(leaves)  # nothing is nested
+        self.plain = not kwargs and not self.constants and self._flat  # only positional tensors
 
     def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], str]:
         """The tensors among the arguments, and why the arguments do not fit ("" if they do)."""
-        if self.plain and not kwargs and len(args) == len(self.at) and all(isinstance(a, torch.Tensor) for a in args):
-            return args, ""
-        leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+        if self._flat and len(args) == self._positional and tuple(kwargs) == self._names:
+            leaves, spec = [*args, *kwargs.values()], self.spec
+        else:
+            leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
         if spec != self.spec:
             return (), "the arguments are not nested, or not named, as the example inputs"
         for i, constant in self.constants.items():
@@ -221,6 +225,10 @@ class _Signature:
         if not all(isinstance(t, torch.Tensor) for t in tensors):
             return (), "an argument is no tensor, and the example has one there"
         return tensors, ""
+
+
+def _global_hooks() -> bool:
+    return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)
 
 
 class CompiledModule(torch.nn.Module):
@@ -234,6 +242,8 @@ class CompiledModule(torch.nn.Module):
         super().__init__()
         object.__setattr__(self, "original", module)  # not a submodule: train() and to() do not change what the engine computes
         self._call, self._signature, self._results = call, signature, results
+        self._count = len(signature.at) if signature.plain else -1  # of arguments, if all are tensors
+        self._one_tensor = results.one_tensor
         self.fallbacks = 0
         self._warned: set[str] = set()
         self.eval()
@@ -248,13 +258,27 @@ class CompiledModule(torch.nn.Module):
         """The engine's plan."""
         return self._call.engine.plan
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As `forward`. The common case, tensors only and no hooks, comes first: torch's dispatch of hooks takes longer than the rest of a call."""
+        if self._count == len(args) and not (kwargs or self._forward_hooks or self._forward_pre_hooks or _global_hooks()):
+            try:
+                signature = self._call.signature(args)
+            except AttributeError:  # an argument is no tensor
+                return self.forward(*args)
+            if not signature.why_unfit:
+                outputs = signature.run(args)
+                return outputs[0] if self._one_tensor else self._results.of(outputs)
+        return super().__call__(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's results for these arguments."""
         tensors, why = self._signature.tensors(args, kwargs)
-        why = why or self._call.why_unfit(tensors)
         if why:
             return self._eager(why, args, kwargs)
-        return self._results.of(self._call(tensors))
+        signature = self._call.signature(tensors)
+        if signature.why_unfit:
+            return self._eager(signature.why_unfit, args, kwargs)
+        return self._results.of(signature.run(tensors))
 
     def _eager(self, why: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self.fallbacks += 1

@@ -18,7 +18,7 @@ from whet.trt.calibrator import (
 )
 from whet.trt.config import IBuilderConfig
 from whet.trt.context import IExecutionContext, IOutputAllocator, IRuntimeConfig
-from whet.trt.coverage import REFUSED, coverage
+from whet.trt.coverage import coverage
 from whet.trt.device import use_backend
 from whet.trt.enums import (
     ActivationType,
@@ -29,6 +29,7 @@ from whet.trt.enums import (
     CumulativeOperation,
     DataType,
     DeviceType,
+    DimensionOperation,
     ElementWiseOperation,
     EngineCapability,
     EngineStat,
@@ -46,6 +47,8 @@ from whet.trt.enums import (
     NetworkDefinitionCreationFlag,
     OnnxParserFlag,
     PaddingMode,
+    PluginCapabilityType,
+    PluginFieldType,
     PoolingType,
     PreviewFeature,
     ProfilingVerbosity,
@@ -65,6 +68,7 @@ from whet.trt.enums import (
     TensorFormat,
     TensorIOMode,
     TensorLocation,
+    TensorRTPhase,
     TilingOptimizationLevel,
     TopKOperation,
     TripLimit,
@@ -106,8 +110,28 @@ from whet.trt.math_layers import (
 )
 from whet.trt.network import IIfConditional, INetworkDefinition
 from whet.trt.parser import OnnxParser, ParserError
+from whet.trt.plugins import (
+    DimsExprs,
+    DynamicPluginTensorDesc,
+    IDimensionExpr,
+    IExprBuilder,
+    IPluginCapability,
+    IPluginCreatorV3One,
+    IPluginRegistry,
+    IPluginV3,
+    IPluginV3Layer,
+    IPluginV3OneBuild,
+    IPluginV3OneCore,
+    IPluginV3OneRuntime,
+    PluginField,
+    PluginFieldCollection,
+    PluginTensorDesc,
+    get_builder_plugin_registry,
+    get_plugin_registry,
+)
 from whet.trt.profile import IOptimizationProfile
 from whet.trt.refitter import OnnxParserRefitter, Refitter
+from whet.trt.refused import REFUSED
 from whet.trt.runtime import ICudaEngine, IHostMemory, ISerializationConfig, Runtime
 from whet.trt.shape_layers import (
     IAssertionLayer,
@@ -148,24 +172,26 @@ int8, uint8, int32, int64, int4 = DataType.INT8, DataType.UINT8, DataType.INT32,
 
 __all__ = [
     "ActivationType", "AttentionNormalizationOp", "BoundingBoxFormat", "Builder", "BuilderFlag", "CalibrationAlgoType", "CumulativeOperation",
-    "DataType", "DeviceType", "Dims", "ElementWiseOperation", "EngineCapability", "EngineInspector", "EngineStat", "ErrorCodeTRT",
-    "ExecutionContextAllocationStrategy", "FillOperation", "GatherMode", "HardwareCompatibilityLevel", "IActivationLayer", "IAssertionLayer",
-    "IAttention", "IBuilderConfig", "ICastLayer", "IConcatenationLayer", "IConstantLayer", "IConvolutionLayer", "ICudaEngine", "ICumulativeLayer",
-    "IDeconvolutionLayer", "IDequantizeLayer", "IEinsumLayer", "IElementWiseLayer", "IErrorRecorder", "IExecutionContext", "IFillLayer",
-    "IGatherLayer", "IGridSampleLayer", "IHostMemory", "IIdentityLayer", "IIfConditional", "IInt8Calibrator", "IInt8EntropyCalibrator",
-    "IInt8EntropyCalibrator2", "IInt8LegacyCalibrator", "IInt8MinMaxCalibrator", "ILRNLayer", "ILayer", "ILogger", "IMatrixMultiplyLayer",
-    "INetworkDefinition", "INormalizationLayer", "IOneHotLayer", "IOptimizationProfile", "IOutputAllocator", "IPaddingLayer",
-    "IParametricReLULayer", "IPoolingLayer", "IProfiler", "IProgressMonitor", "IQuantizeLayer", "IRaggedSoftMaxLayer", "IReduceLayer",
-    "IResizeLayer", "IReverseSequenceLayer", "IRuntimeConfig", "IScaleLayer", "IScatterLayer", "ISelectLayer", "ISerializationConfig",
-    "IShapeLayer", "IShuffleLayer", "ISliceLayer", "ISoftMaxLayer", "ISqueezeLayer", "IStreamReader", "IStreamReaderV2", "IStreamWriter",
-    "ITensor", "ITimingCache", "ITopKLayer", "IUnaryLayer", "IUnsqueezeLayer", "InterpolationMode", "LayerInformationFormat", "LayerType",
-    "Logger", "LoopOutput", "MatrixOperation", "MemoryPoolType", "NetworkDefinitionCreationFlag", "NotServedError", "OnnxParser",
-    "OnnxParserFlag", "OnnxParserRefitter", "PaddingMode", "ParserError", "Permutation", "PoolingType", "PreviewFeature", "Profiler",
-    "ProfilingVerbosity", "QuantizationFlag", "ReduceOperation", "Refitter", "ResizeCoordinateTransformation", "ResizeRoundMode",
-    "ResizeSelector", "Runtime", "RuntimePlatform", "SampleMode", "ScaleMode", "ScatterMode", "SeekPosition", "SerializationFlag", "TacticSource",
-    "TempfileControlFlag", "TensorFormat", "TensorIOMode", "TensorLocation", "TilingOptimizationLevel", "TopKOperation", "TripLimit",
-    "UnaryOperation", "Weights", "WeightsRole", "connect_polygraphy", "coverage", "init_libnvinfer_plugins", "install", "nptype", "use_backend",
-    "volume",
+    "DataType", "DeviceType", "DimensionOperation", "Dims", "DimsExprs", "DynamicPluginTensorDesc", "ElementWiseOperation", "EngineCapability",
+    "EngineInspector", "EngineStat", "ErrorCodeTRT", "ExecutionContextAllocationStrategy", "FillOperation", "GatherMode",
+    "HardwareCompatibilityLevel", "IActivationLayer", "IAssertionLayer", "IAttention", "IBuilderConfig", "ICastLayer", "IConcatenationLayer",
+    "IConstantLayer", "IConvolutionLayer", "ICudaEngine", "ICumulativeLayer", "IDeconvolutionLayer", "IDequantizeLayer", "IDimensionExpr",
+    "IEinsumLayer", "IElementWiseLayer", "IErrorRecorder", "IExecutionContext", "IExprBuilder", "IFillLayer", "IGatherLayer", "IGridSampleLayer",
+    "IHostMemory", "IIdentityLayer", "IIfConditional", "IInt8Calibrator", "IInt8EntropyCalibrator", "IInt8EntropyCalibrator2",
+    "IInt8LegacyCalibrator", "IInt8MinMaxCalibrator", "ILRNLayer", "ILayer", "ILogger", "IMatrixMultiplyLayer", "INetworkDefinition",
+    "INormalizationLayer", "IOneHotLayer", "IOptimizationProfile", "IOutputAllocator", "IPaddingLayer", "IParametricReLULayer", "IPluginCapability",
+    "IPluginCreatorV3One", "IPluginRegistry", "IPluginV3", "IPluginV3Layer", "IPluginV3OneBuild", "IPluginV3OneCore", "IPluginV3OneRuntime",
+    "IPoolingLayer", "IProfiler", "IProgressMonitor", "IQuantizeLayer", "IRaggedSoftMaxLayer", "IReduceLayer", "IResizeLayer",
+    "IReverseSequenceLayer", "IRuntimeConfig", "IScaleLayer", "IScatterLayer", "ISelectLayer", "ISerializationConfig", "IShapeLayer",
+    "IShuffleLayer", "ISliceLayer", "ISoftMaxLayer", "ISqueezeLayer", "IStreamReader", "IStreamReaderV2", "IStreamWriter", "ITensor",
+    "ITimingCache", "ITopKLayer", "IUnaryLayer", "IUnsqueezeLayer", "InterpolationMode", "LayerInformationFormat", "LayerType", "Logger",
+    "LoopOutput", "MatrixOperation", "MemoryPoolType", "NetworkDefinitionCreationFlag", "NotServedError", "OnnxParser", "OnnxParserFlag",
+    "OnnxParserRefitter", "PaddingMode", "ParserError", "Permutation", "PluginCapabilityType", "PluginField", "PluginFieldCollection",
+    "PluginFieldType", "PluginTensorDesc", "PoolingType", "PreviewFeature", "Profiler", "ProfilingVerbosity", "QuantizationFlag", "ReduceOperation",
+    "Refitter", "ResizeCoordinateTransformation", "ResizeRoundMode", "ResizeSelector", "Runtime", "RuntimePlatform", "SampleMode", "ScaleMode",
+    "ScatterMode", "SeekPosition", "SerializationFlag", "TacticSource", "TempfileControlFlag", "TensorFormat", "TensorIOMode", "TensorLocation",
+    "TensorRTPhase", "TilingOptimizationLevel", "TopKOperation", "TripLimit", "UnaryOperation", "Weights", "WeightsRole", "connect_polygraphy",
+    "coverage", "get_builder_plugin_registry", "get_plugin_registry", "init_libnvinfer_plugins", "install", "nptype", "use_backend", "volume",
 ]  # fmt: skip
 
 

@@ -10,18 +10,13 @@ from whet.errors import WhetError
 from whet.trt.config import IBuilderConfig
 from whet.trt.device import backend_name
 from whet.trt.enums import ErrorCodeTRT
-from whet.trt.errors import NotServedError
 from whet.trt.handle import Handle
 from whet.trt.interfaces import IStreamWriter, report_error
 from whet.trt.logger import ILogger
 from whet.trt.network import INetworkDefinition
+from whet.trt.plugins import IPluginRegistry, get_plugin_registry
 from whet.trt.profile import IOptimizationProfile
 from whet.trt.runtime import ICudaEngine, IHostMemory, Runtime
-
-_REFUSED = {
-    "gpu_allocator": "the backend allocates memory itself",
-    "get_plugin_registry": "TensorRT's plugins launch kernels of their own; an op of one's own is a file of whet.ops with tactics",
-}
 
 
 class Builder(Handle):
@@ -70,6 +65,10 @@ class Builder(Handle):
         """A profile without shapes."""
         return IOptimizationProfile()
 
+    def get_plugin_registry(self) -> IPluginRegistry:
+        """The process's registry of plugins."""
+        return get_plugin_registry()
+
     def reset(self) -> None:
         """Does nothing: a builder keeps no state."""
 
@@ -104,8 +103,3 @@ class Builder(Handle):
         except WhetError as e:
             report_error(self.logger, self.error_recorder or network.error_recorder, e, ErrorCodeTRT.INVALID_CONFIG)
             return None
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _REFUSED:
-            raise NotServedError(f"Builder.{name}", _REFUSED[name])
-        raise AttributeError(f"Builder has no attribute {name!r}")

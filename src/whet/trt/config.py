@@ -37,19 +37,10 @@ from whet.trt.logger import ILogger
 from whet.trt.network import INetworkDefinition
 from whet.trt.profile import IOptimizationProfile
 from whet.trt.progress import MonitoredProgress
+from whet.trt.refused import REFUSED
 from whet.trt.timing_cache import ITimingCache
 
 _PRECISIONS = {BuilderFlag.FP16: "fp16", BuilderFlag.BF16: "bf16", BuilderFlag.INT8: "int8", BuilderFlag.FP8: "fp8"}
-_REFUSED = {
-    BuilderFlag.STRIP_PLAN: "an engine file contains its weights",
-    BuilderFlag.WEIGHT_STREAMING: "weights stay in memory while an engine is open",
-    BuilderFlag.GPU_FALLBACK: "there is no DLA backend",
-    BuilderFlag.VERSION_COMPATIBLE: "engine files have a version of their own; see `whet retune`",
-    BuilderFlag.EXCLUDE_LEAN_RUNTIME: "engine files contain data only, no runtime",
-    BuilderFlag.INT4: "INT4 weights are read from Q/DQ nodes and need no flag",
-    BuilderFlag.FP4: "whet has no FP4",
-    BuilderFlag.EDITABLE_TIMING_CACHE: "`whet build --lock` fixes a selection",
-}
 _DEFAULT_SOURCES = 1 << TacticSource.EDGE_MASK_CONVOLUTIONS | 1 << TacticSource.JIT_CONVOLUTIONS  # TensorRT 10's default
 _LAYER_PRECISIONS = {DataType.FLOAT: "fp32", DataType.HALF: "fp16", DataType.BF16: "bf16", DataType.INT8: "int8", DataType.FP8: "fp8"}
 
@@ -88,8 +79,8 @@ class IBuilderConfig(Handle):
 
     def set_flag(self, flag: BuilderFlag) -> None:
         """Sets a flag. Raises NotServedError with the reason for one that whet cannot serve."""
-        if flag in _REFUSED:
-            raise NotServedError(f"BuilderFlag.{BuilderFlag(flag).name}", _REFUSED[flag])
+        if why := REFUSED.get(name := str(BuilderFlag(flag))):
+            raise NotServedError(name, why)
         self.flags |= 1 << flag
 
     def clear_flag(self, flag: BuilderFlag) -> None:
@@ -234,11 +225,6 @@ class IBuilderConfig(Handle):
     def get_timing_cache(self) -> ITimingCache | None:
         """The timing cache of the build."""
         return self._timing_cache
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "algorithm_selector":
-            raise NotServedError("IBuilderConfig.algorithm_selector", "TensorRT 11 removed it; `whet build --lock` repeats a selection")
-        raise AttributeError(f"IBuilderConfig has no attribute {name!r}")
 
     # building
 

@@ -14,7 +14,6 @@ from whet.runtime.dlpack import DeviceArray
 from whet.runtime.memory import array_at
 from whet.trt.device import read_array, write_array
 from whet.trt.enums import ErrorCodeTRT, ExecutionContextAllocationStrategy, ProfilingVerbosity
-from whet.trt.errors import NotServedError
 from whet.trt.handle import Handle
 from whet.trt.interfaces import IProfiler, report_error
 
@@ -23,12 +22,6 @@ if TYPE_CHECKING:
     from whet.trt.runtime import ICudaEngine
 
 _ALIGNMENT = 256  # bytes; what TensorRT asks output allocators for
-_REFUSED = {
-    "set_debug_listener": "inner tensors are not reported; mark them as outputs",
-    "set_tensor_debug_state": "inner tensors are not reported; mark them as outputs",
-    "set_all_tensors_debug_state": "inner tensors are not reported; mark them as outputs",
-    "set_communicator": "engines run on one device",
-}
 
 
 class IOutputAllocator:
@@ -296,8 +289,3 @@ class IExecutionContext(Handle):
 
     def _report(self, error: object, code: ErrorCodeTRT) -> None:
         report_error(self.engine.logger, self.error_recorder or self.engine.error_recorder, error, code)
-
-    def __getattr__(self, name: str) -> object:
-        if name in _REFUSED:
-            raise NotServedError(f"IExecutionContext.{name}", _REFUSED[name])
-        raise AttributeError(f"IExecutionContext has no attribute {name!r}")

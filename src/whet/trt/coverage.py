@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import dis
 import importlib
+from collections.abc import Iterator
 
-_PLUGIN = "TensorRT's plugins launch kernels of their own; an op of one's own is a file of whet.ops with a reference and tactics"
-_ALLOCATOR = "the backend allocates memory itself"
-
-REFUSED: dict[str, str] = {
-    "IPluginV2": _PLUGIN, "IPluginV3": _PLUGIN, "IPluginCreatorV3One": _PLUGIN, "get_plugin_registry": _PLUGIN,
-    "IGpuAllocator": _ALLOCATOR, "IGpuAsyncAllocator": _ALLOCATOR,
-    "IDebugListener": "inner tensors are not reported; mark them as outputs",
-    "IAlgorithmSelector": "TensorRT 11 removed it; `whet build --lock` repeats a selection",
-    "IAttentionInputLayer": "add_attention returns the attention",
-    "ILoop": "loops are read from ONNX only",
-}  # fmt: skip
+from whet.trt.refused import REFUSED
 
 
 def coverage() -> dict[str, str]:
-    """Prints and returns TensorRT's names with "served" or the reason for which they are not."""
+    """Prints and returns TensorRT's names, `Class.name` for members, with "served" or the reason for which they are not."""
     package = importlib.import_module("whet.trt")
-    table = dict.fromkeys(package.__all__, "served") | {name: f"not served: {why}" for name, why in REFUSED.items()}
+    table: dict[str, str] = {}
+    for name in package.__all__:
+        table[name] = "served"
+        found = getattr(package, name)
+        if isinstance(found, type):
+            table |= {f"{name}.{member}": "served" for member in _members(found)}
+    table |= {name: f"not served: {why}" for name, why in REFUSED.items()}
     for name, state in sorted(table.items()):
-        print(f"{name:36} {state}")
+        print(f"{name:60} {state}")
     return table
+
+
+def _members(cls: type) -> Iterator[str]:
+    """The public attributes of a class, and those that its methods give to instances."""
+    for base in cls.__mro__:
+        if base.__module__.startswith("whet."):
+            for name, value in vars(base).items():
+                if not name.startswith("_"):
+                    yield name
+                if code := getattr(value, "__code__", None):
+                    stored = (i.argval for i in dis.get_instructions(code) if i.opname == "STORE_ATTR")
+                    yield from (n for n in stored if not n.startswith("_"))

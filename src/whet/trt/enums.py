@@ -583,3 +583,51 @@ class OnnxParserFlag(NamedInt):
     REPORT_CAPABILITY_DLA = 2
     ENABLE_PLUGIN_OVERRIDE = 3
     ADJUST_FOR_DLA = 4
+
+
+class PluginFieldType(NamedInt):
+    """Element types of a plugin's parameters."""
+
+    FLOAT16 = 0
+    FLOAT32 = 1
+    FLOAT64 = 2
+    INT8 = 3
+    INT16 = 4
+    INT32 = 5
+    CHAR = 6
+    DIMS = 7
+    UNKNOWN = 8
+    BF16 = 9
+    INT64 = 10
+    FP8 = 11
+    INT4 = 12
+    FP4 = 13
+
+
+class PluginCapabilityType(NamedInt):
+    """What get_capability_interface returns the object of."""
+
+    CORE = 0
+    BUILD = 1
+    RUNTIME = 2
+
+
+class TensorRTPhase(NamedInt):
+    """What a plugin is created for."""
+
+    BUILD = 0
+    RUNTIME = 1
+
+
+class DimensionOperation(NamedInt):
+    """Functions of two sizes."""
+
+    SUM = 0
+    PROD = 1
+    MAX = 2
+    MIN = 3
+    SUB = 4
+    EQUAL = 5
+    LESS = 6
+    FLOOR_DIV = 7
+    CEIL_DIV = 8

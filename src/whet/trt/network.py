@@ -35,26 +35,9 @@ from whet.trt.enums import (
 from whet.trt.errors import NotServedError
 from whet.trt.handle import Handle
 from whet.trt.layers import Emission, ILayer, ITensor, LayerState
+from whet.trt.plugins import IPluginV3Layer
 
 K = TypeVar("K", bound=ILayer)
-
-_DATA_DEPENDENT = "its output shape depends on data, which engines of whet do not have"
-REFUSED_LAYERS = {
-    "add_nms": _DATA_DEPENDENT,
-    "add_non_zero": _DATA_DEPENDENT,
-    "add_loop": "loops are read from ONNX; give the network as ONNX to OnnxParser",
-    "add_dynamic_quantize": "scales that are computed at run time have no kernels",
-    "add_dynamic_quantize_v2": "scales that are computed at run time have no kernels",
-    "add_plugin": "TensorRT's plugins launch kernels of their own; an op of one's own is a file of whet.ops with a reference and tactics",
-    "add_plugin_v2": "TensorRT removes IPluginV2",
-    "add_plugin_v3": "TensorRT's plugins launch kernels of their own; an op of one's own is a file of whet.ops with a reference and tactics",
-    "add_rotary_embedding": "give the network as ONNX: RotaryEmbedding is read as sines, cosines and products",
-    "add_kv_cache_update": "give the network as ONNX: TensorScatter has an op",
-    "add_moe": "whet has no op for mixtures of experts",
-    "add_dist_collective": "engines run on one device",
-    "add_attention_v2": "add_attention is served",
-    "add_normalization_v2": "add_normalization is served",
-}
 
 
 class INetworkDefinition(Handle):
@@ -384,14 +367,15 @@ class INetworkDefinition(Handle):
         """softmax(query key^T) value; the scale is the caller's."""
         return self._add(math.IAttention, query, key, value, norm_op=norm_op, causal=causal)
 
+    def add_plugin_v3(self, inputs: Sequence[ITensor], shape_inputs: Sequence[ITensor], plugin: Any) -> IPluginV3Layer:
+        """A plugin whose creator is registered. Raises NotServedError for shape inputs."""
+        if shape_inputs:
+            raise NotServedError("shape_inputs", "shapes of a plugin's outputs follow from the shapes of its inputs")
+        return self._add(IPluginV3Layer, *inputs, plugin=plugin)
+
     def add_if_conditional(self) -> IIfConditional:
         """A conditional whose two branches are both computed; the condition selects the outputs."""
         return IIfConditional(self)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in REFUSED_LAYERS:
-            raise NotServedError(f"INetworkDefinition.{name}", REFUSED_LAYERS[name])
-        raise AttributeError(f"INetworkDefinition has no attribute {name!r}")
 
 
 class IIfConditional:

@@ -20,9 +20,6 @@ from whet.trt.parser import ParserError
 from whet.trt.runtime import ICudaEngine
 from whet.trt.weights import Weights, array_of
 
-_ROLES = "weights are named by their tensors: set_named_weights, get_all_weights, get_missing_weights"
-_REFUSED = {"set_weights": _ROLES, "get_all": _ROLES, "get_missing": _ROLES, "set_dynamic_range": "ranges belong to the build"}
-
 
 class Refitter(Handle):
     """Collects new values of weights, and puts them into an engine with `refit_cuda_engine`. Its contexts use them from their next run on.
@@ -104,11 +101,6 @@ class Refitter(Handle):
 
     def _report(self, e: WhetError) -> None:
         report_error(self.logger, self.error_recorder, e, ErrorCodeTRT.INVALID_ARGUMENT)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _REFUSED:
-            raise NotServedError(f"Refitter.{name}", _REFUSED[name])
-        raise AttributeError(f"Refitter has no attribute {name!r}")
 
 
 class OnnxParserRefitter(Handle):

@@ -32,6 +32,7 @@ from whet.trt.handle import Handle
 from whet.trt.inspector import EngineInspector
 from whet.trt.interfaces import IStreamReader, IStreamReaderV2, read_all, report_error
 from whet.trt.logger import ILogger, Logger
+from whet.trt.plugins import IPluginRegistry, get_plugin_registry
 
 
 class IHostMemory(Handle, bytes):
@@ -85,6 +86,10 @@ class Runtime(Handle):
         self.temporary_directory = ""
         self.tempfile_control_flags = 1 << TempfileControlFlag.ALLOW_IN_MEMORY_FILES | 1 << TempfileControlFlag.ALLOW_TEMPORARY_FILES
 
+    def get_plugin_registry(self) -> IPluginRegistry:
+        """The process's registry of plugins."""
+        return get_plugin_registry()
+
     def deserialize_cuda_engine(self, serialized_engine: Any) -> ICudaEngine | None:
         """The engine in bytes, or in an IStreamReader or IStreamReaderV2."""
         reader = isinstance(serialized_engine, IStreamReader | IStreamReaderV2)
@@ -96,11 +101,6 @@ class Runtime(Handle):
             return None
         engine.error_recorder = self.error_recorder
         return engine
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "load_runtime":
-            raise NotServedError("Runtime.load_runtime", "engine files contain data only; there is no lean runtime")
-        raise AttributeError(f"Runtime has no attribute {name!r}")
 
 
 class ICudaEngine(Handle):

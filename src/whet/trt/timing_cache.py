@@ -7,12 +7,12 @@ from typing import Any
 
 from whet.errors import CacheError
 from whet.measure.timing_cache import find_foreign
-from whet.trt.errors import NotServedError
+from whet.trt.handle import Handle
 
 _COLUMNS = "key, ms, spread_ms, samples, about, made"
 
 
-class ITimingCache:
+class ITimingCache(Handle):
     """Measurements of tactics, in memory: the bytes of whet's cache file (SQLite)."""
 
     def __init__(self, data: Any = b""):
@@ -63,8 +63,3 @@ class ITimingCache:
                 return [key for (key,) in db.execute("SELECT key FROM timings ORDER BY key")]
         except sqlite3.Error as e:
             raise CacheError(f"the timing cache is damaged: {e}. Create another with create_timing_cache(b'').") from e
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("query", "update"):
-            raise NotServedError(f"ITimingCache.{name}", "entries are times of tactics, not choices; `whet build --lock` fixes a selection")
-        raise AttributeError(f"ITimingCache has no attribute {name!r}")

@@ -115,12 +115,15 @@ class CudaBackend(Backend):
 
     def enqueue(self, executable: GpuExecutable, stream: Any = None) -> Event:
         """Starts a run on a user's stream (torch, CuPy, cuda-core, an address; None: the executable's own) and returns at once."""
-        self.activate()
         target = executable.stream if stream is None else Stream.of(stream)
-        executable.enqueue(target)
+        self.start(executable, target)
         event = Event(timing=False)
         event.record(target)
         return event
+
+    def start(self, executable: GpuExecutable, stream: Any) -> None:
+        """As `enqueue`, without an object that tells when the run is done."""
+        executable.enqueue(Stream.of(stream))
 
     def after_default_stream(self, executable: GpuExecutable) -> None:
         """Makes the next run of `executable` wait for the work of other libraries on the default stream."""

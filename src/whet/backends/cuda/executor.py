@@ -16,7 +16,7 @@ from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 
 REPEATS = 8  # of a call timed alone
-MAX_GRAPHS = 4  # that are kept: callers alternate between a few buffers, and a capture takes longer than a small network
+MAX_GRAPHS = 8  # graphs of an executable, each for other addresses of inputs and outputs
 
 
 class GpuCall(Call):
@@ -30,7 +30,7 @@ class GpuCall(Call):
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """The addresses of all operands."""
+        """The addresses of the inputs and outputs."""
         return (*self._at["input"], *self._at["output"])
 
     @property
@@ -73,10 +73,9 @@ class GpuStream:
 class GpuExecutable(Executable):
     """Calls in order, as one graph. `run()` returns when the results are complete; `enqueue()` at once, on its own or a given stream.
 
-    A graph has the addresses of its operands: those of the latest MAX_GRAPHS sets of addresses are kept.
-
-    Launches run one by one if the driver refuses to capture them (reason in `graph_refused`), if `use_graph` is False, and while NVTX ranges
-    are on (nvtx.py), because a profiler does not see layers inside of a graph.
+    After an address change it uses the graph that was captured for the new addresses before, if there is one, because an allocator returns the
+    same few addresses to a caller again and again. Launches run one by one if the driver refuses to capture them (reason in `graph_refused`), if
+    `use_graph` is False, and while NVTX ranges are on (nvtx.py), because a profiler does not see layers inside of a graph.
     """
 
     def __init__(self, calls: list[GpuCall], device: Device) -> None:
@@ -86,32 +85,47 @@ class GpuExecutable(Executable):
         self.use_graph = True
         self.graph_refused = ""
         self._graph: Graph | None = None
-        self._graphs: OrderedDict[tuple[tuple[int, ...], ...], Graph] = OrderedDict()  # by the addresses of all calls, the latest last
+        self._graphs: OrderedDict[tuple[tuple[int, ...], ...], Graph] = OrderedDict()  # by the addresses of the calls in _moved
+        self._moved: dict[int, GpuCall] = {}  # calls whose addresses have changed, by id
         self._events: tuple[Event, Event] | None = None
         self._single: dict[int, Graph] = {}  # one graph per call, for the profiler
 
-    def refresh(self) -> None:
-        """After an address change: the next run captures a graph, unless one with the new addresses is kept."""
-        self._graph = None
+    def refresh(self, calls: Sequence[Call]) -> None:
+        """Selects the graph for the new addresses of `calls`; without one the next run captures it."""
+        before = len(self._moved)
+        for call in calls:
+            assert isinstance(call, GpuCall)
+            self._moved.setdefault(id(call), call)
+        if len(self._moved) != before:  # the graphs' keys have no addresses of these calls
+            self.discard_graphs()
+        key = self._addresses()
+        self._graph = self._graphs.get(key)
+        if self._graph is not None:
+            self._graphs.move_to_end(key)
         for graph in self._single.values():
             graph.close()
         self._single.clear()
+
+    def _addresses(self) -> tuple[tuple[int, ...], ...]:
+        return tuple([call.addresses for call in self._moved.values()])
+
+    def discard_graphs(self) -> None:
+        """The next run captures its graph again."""
+        self._graph = None
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
 
     def prepare(self) -> None:
         """Captures the graph now instead of at the first run."""
         self._device.make_current()
         if self._graph is None and self.use_graph and not self.graph_refused:
-            key = tuple([call.addresses for call in self.calls])
-            if key in self._graphs:
-                self._graphs.move_to_end(key)
-                self._graph = self._graphs[key]
-                return
             launches = [launch for call in self.calls for launch in call.launches]  # kernels must be loaded before a capture starts
             if any(launch.on_host for launch in launches):
                 self.graph_refused = "a layer runs on the host"
                 return
             try:
-                self._graph = self._graphs[key] = Graph(launches, self.stream)
+                self._graph = self._graphs[self._addresses()] = Graph(launches, self.stream)
             except LostContext:
                 raise
             except BackendError as e:
@@ -224,10 +238,10 @@ class GpuExecutable(Executable):
 
     def close(self) -> None:
         """Releases graph, events and stream."""
-        self.refresh()
-        for graph in self._graphs.values():
+        self.discard_graphs()
+        for graph in self._single.values():
             graph.close()
-        self._graphs.clear()
+        self._single.clear()
         for event in self._events or ():
             event.close()
         self._events = None

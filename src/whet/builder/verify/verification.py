@@ -29,8 +29,8 @@ from whet.builder.verify.shape_extents import differ_in_batch, other_shapes, run
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError
-from whet.network import Layer, Network, static_shape
-from whet.ops import bind_layer, bind_symbols
+from whet.network import Layer, Network, evaluate, static_shape
+from whet.ops import bind_layer, bind_symbols, fused_layers
 from whet.runtime import BoundEngine, WeightStore, bind
 from whet.runtime.memory import read_bytes
 
@@ -268,12 +268,21 @@ def _axes_of_both(plan: EnginePlan, given: Mapping[str, tuple[int, ...]], shapes
     """The batch axes, if two sets of shapes differ in the batch only and no layer mixes its items; else None."""
     sizes = [batch_of(s) for s in (given, shapes)]
     one_batch = all({x[0] for x in s.values()} == {n} for s, n in zip((given, shapes), sizes, strict=True))
-    if not differ_in_batch(given, shapes) or max(sizes) < 2 or not one_batch:
+    if not differ_in_batch(given, shapes) or max(sizes) < 2 or not one_batch or _reads_sizes(plan.network, given, shapes):
         return None
     try:
         return find_batch_axes(plan.network, given if sizes[0] > sizes[1] else shapes, max(sizes))
     except NotPerImage:
         return None
+
+
+def _reads_sizes(net: Network, given: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """True if a layer's values are sizes that differ between two sets of shapes, as those of the Shape of a batch."""
+    pairs = [(t.name, t.type) for t in net.inputs]
+    environments = [bind_symbols(pairs, s) for s in (given, shapes)]
+    layers = (x for layer in net.layers for x in (fused_layers(layer) if layer.op == "Fused" else [layer]))
+    read = [x.needs(0).shape for x in layers if x.op in ("Shape", "Size")]
+    return any(len({evaluate(d, env) for env in environments}) > 1 for shape in read for d in shape)
 
 
 def _compare_items(

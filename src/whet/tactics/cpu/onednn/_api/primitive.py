@@ -163,7 +163,7 @@ class Call:
         pairs = [ExecArg(arg_code(n), m) for n, m in self.memories.items()]
         self.args = (ExecArg * len(pairs))(*pairs)
         self._step = (primitive.handle, lib.stream, len(pairs), C.addressof(self.args))
-        self._run = lib.lib.dnnl_primitive_execute
+        self._run, self._set_data_handle = lib.lib.dnnl_primitive_execute, lib.lib.dnnl_memory_set_data_handle
 
     @property
     def step(self) -> tuple[int, int, int, int, int]:
@@ -172,8 +172,10 @@ class Call:
         return (library().execute_address or 0, *self._step)
 
     def bind(self, operand: str, address: int) -> None:
-        """Point an operand at another buffer."""
-        library().call("memory_set_data_handle", self.memories[operand], address or None)
+        """Point an operand at another buffer. Called per run for users' memory, hence without `Library.call`. Raises BackendError."""
+        status = self._set_data_handle(self.memories[operand], address or None)
+        if status:
+            raise BackendError(f"oneDNN {library().version}: dnnl_memory_set_data_handle failed, status {status}.")
 
     def __call__(self) -> None:
         """Run once and wait. Raises BackendError."""
