@@ -163,7 +163,7 @@ KINDS = {
 }
 CONFIG = BuildConfig(
     timing_cache="", avg_timing=1, whole_engines=1, optimization_level=0, samples="together", passes=("none",), verify=False,
-    tactic_sources=("-ONEDNN", "-DIRECT", "-WINOGRAD", "-POINTWISE", "-ELEMENTWISE", "-VIEW"),
+    tactic_sources=("-ONEDNN", "-INDIRECT", "-LINEAR", "-STRIDED", "-LAYER", "-DIRECT", "-WINOGRAD", "-POINTWISE", "-ELEMENTWISE", "-VIEW"),
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def network():
 @pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()))
 def test_winograd_is_left_out_with_a_reason():
     """Only Winograd is permitted besides the reference, and still not used."""
-    sources = ("-ONEDNN", "-cpu/direct_conv")
+    sources = ("-ONEDNN", "-INDIRECT", "-cpu/direct_conv")
     usual = build(network(), dataclasses.replace(CONFIG, tactic_sources=sources))
     assert "cpu/winograd_conv" in {c.tactic for c in usual.choices.values()}
     strict = build(network(), dataclasses.replace(CONFIG, tactic_sources=sources, strict_numerics=True))
