@@ -39,7 +39,7 @@ def command(first: str, second: str, as_json: bool) -> None:
     from whet.engine import read_engine
 
     plans = [read_engine(p) for p in (first, second)]
-    options = _changed(plans[0].options, plans[1].options) | _changed({"machine": plans[0].machine}, {"machine": plans[1].machine})
+    options = _find_changes(plans[0].options, plans[1].options) | _find_changes({"machine": plans[0].machine}, {"machine": plans[1].machine})
     aligned = [a for a in align_layers(plans) if not a.same_choices]
     if as_json:
         click.echo(json.dumps({"options": options, "layers": [a.to_dict() for a in aligned]}, indent=1, default=str))
@@ -58,7 +58,7 @@ def _end(out: Any, different: bool, as_json: bool) -> None:
         out.print("No differences.")
 
 
-def _changed(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _find_changes(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     return {k: (a.get(k), b.get(k)) for k in dict.fromkeys((*a, *b)) if a.get(k) != b.get(k)}
 
 

@@ -13,7 +13,7 @@ import click
 
 from whet.cli._console import print_json
 from whet.cli._debug_tensors import check_debug_flags, mark_debug_tensors
-from whet.cli._exec_checks import check_against, check_files, check_values, unused
+from whet.cli._exec_checks import check_against, check_files, check_values, list_unused_values
 from whet.cli._exec_config import Options, build_config, threads
 from whet.cli._exec_flags import FLAGS, help_text, parse
 from whet.cli._failures import failure_text
@@ -89,7 +89,7 @@ def _run(o: Options, log: Log) -> None:
     check_values(o)
     check_files(o)
     check_debug_flags(o)
-    for text in unused(o):
+    for text in list_unused_values(o):
         log.warn(text)
     if "device" in o:
         from whet.backends.cuda import CudaBackend
@@ -122,11 +122,11 @@ def _print_options(o: Options, log: Log) -> None:
     from whet.backends import get_backend
 
     machine = get_backend(o.get("backend", "cpu")).describe()
-    shown = {k: _plain(v) for k, v in machine.items()}
+    shown = {k: _format_plain(v) for k, v in machine.items()}
     log.section("Device Information", {"Selected Device": machine.get("model", machine.get("name", "?")), **shown})
 
 
-def _plain(value: Any) -> Any:
+def _format_plain(value: Any) -> Any:
     """Formats a dict or a list without brackets."""
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items())

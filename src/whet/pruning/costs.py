@@ -11,7 +11,7 @@ from math import prod
 
 from whet.network import Layer, Network, Tensor
 from whet.ops._cost import operations
-from whet.pruning.counting import trained
+from whet.pruning.counting import trainable_constants
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch, remove_branches
 from whet.pruning.sizes import Overlaps, Widths, resize_layer, source_parts
@@ -72,16 +72,16 @@ class Costs:
 def channel_costs(found: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
     """The number of remaining units."""
     sizes = {g.name: g.size for g in found}
-    return Costs("channels", lambda name, w: w.get(name, sizes[name]), {g.name: (g.name,) for g in found}, _inside(found, blocks))
+    return Costs("channels", lambda name, w: w.get(name, sizes[name]), {g.name: (g.name,) for g in found}, _groups_inside(found, blocks))
 
 
-def _inside(found: Sequence[Group], blocks: Sequence[Branch]) -> dict[str, frozenset[str]]:
+def _groups_inside(found: Sequence[Group], blocks: Sequence[Branch]) -> dict[str, frozenset[str]]:
     return {b.name: frozenset(g.name for g in found if set(g.layers) <= set(b.layers)) for b in blocks}
 
 
 def parameter_costs(net: Network, found: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
     """Parameters as count_params counts them."""
-    counted = {t.name: t for t in trained(net)}
+    counted = {t.name: t for t in trainable_constants(net)}
     shape, touching = _shapes(found)
     gone, unneeded = removed_with(net, blocks, lambda n: set(n.constants))
     groups_of = {n: touching([t]) for n, t in counted.items()}

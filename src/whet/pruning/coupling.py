@@ -19,7 +19,7 @@ from whet.network import Layer, Network, Tensor
 from whet.ops import Couple, get_op
 from whet.pruning._components import components
 from whet.pruning.zeros import find_locked_sums
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 Axis = tuple[Tensor, int]
 
@@ -112,7 +112,7 @@ def find_group(found: list[Group], name: str) -> Group:
         if g.name == name:
             return g
     raise PruneError(
-        f"unknown group {name!r}.{nearest(name, [g.name for g in found])} The network has {len(found)} groups that can be cut."
+        f"unknown group {name!r}.{suggest_name(name, [g.name for g in found])} The network has {len(found)} groups that can be cut."
     )
 
 

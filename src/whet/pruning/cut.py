@@ -32,7 +32,7 @@ def cut(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, remov
     for t in net.inputs:
         twin[t] = made.add_input(t.name, t.type)
     for t in net.constants.values():
-        twin[t] = made.constant(_sliced(t, t.constant(), indexes), t.name)
+        twin[t] = made.constant(_slice_weight(t, t.constant(), indexes), t.name)
     for layer in net.layers:
         _cut_layer(layer, made, twin, indexes)
     made.outputs = [twin[t] for t in net.outputs]
@@ -83,7 +83,7 @@ def kept_indexes(net: Network, kept: Kept, found: Sequence[Group] | None = None)
     return indexes
 
 
-def _sliced(t: Tensor, weight: Weight, indexes: Mapping[Axis, np.ndarray]) -> Weight:
+def _slice_weight(t: Tensor, weight: Weight, indexes: Mapping[Axis, np.ndarray]) -> Weight:
     """The weight with the kept indices only, with a Gather as origin."""
     for i in range(t.type.rank):
         if (t, i) in indexes:
@@ -98,7 +98,7 @@ def _cut_layer(layer: Layer, made: Network, twin: dict[Tensor, Tensor], indexes:
     recut = get_op(layer.op).recut
     change: dict[str | int, Any] = recut(layer, here) if recut is not None and here else {}
     attrs = {**layer.attrs, **{k: v for k, v in change.items() if isinstance(k, str)}}
-    inputs: list[Tensor | None] = [None if t is None else _as_before(t, layer, made, twin) for t in layer.inputs]
+    inputs: list[Tensor | None] = [None if t is None else _restore_size(t, layer, made, twin) for t in layer.inputs]
     for place, value in change.items():
         if isinstance(place, int):
             inputs += [None] * (place + 1 - len(inputs))
@@ -122,7 +122,7 @@ def _cut_layer(layer: Layer, made: Network, twin: dict[Tensor, Tensor], indexes:
         twin[t] = cut_twin
 
 
-def _as_before(t: Tensor, layer: Layer, made: Network, twin: dict[Tensor, Tensor]) -> Tensor:
+def _restore_size(t: Tensor, layer: Layer, made: Network, twin: dict[Tensor, Tensor]) -> Tensor:
     """The cut tensor of an input; the full-size value where a channel count is used as a number rather than a shape.
 
     Attention that derives its scale from Shape(q), or a mean as sum / Shape(x), keeps computing with the full size. Raises PruneError where

@@ -26,7 +26,7 @@ from whet.pruning.depth import Branch
 from whet.pruning.reconstruction import reconstruction_scores
 from whet.pruning.sensitivity import Gates, Progress, gates
 from whet.pruning.sizes import factor_counts
-from whet.registry import PYTHON_PREFIX, nearest, user_function
+from whet.registry import PYTHON_PREFIX, suggest_name, user_function
 
 KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "reconstruction", "random")
 COMPARABLE = ("taylor1", "taylor2", "reconstruction")  # scores in one unit for all groups and branches: not normalized
@@ -61,7 +61,7 @@ def importance(
     or network.
     """
     if isinstance(kind, str) and kind not in KINDS and not kind.startswith(PYTHON_PREFIX):
-        raise PruneError(f"importance is one of {', '.join(KINDS)}, or python:MODULE:FUNCTION, not {kind!r}.{nearest(kind, KINDS)}")
+        raise PruneError(f"importance is one of {', '.join(KINDS)}, or python:MODULE:FUNCTION, not {kind!r}.{suggest_name(kind, KINDS)}")
     if isinstance(kind, str) and kind in NEED_DATA:
         if net is None or samples is None:
             raise PruneError(f"the importance {kind} needs data: give the network and samples (labels are optional)")
@@ -76,7 +76,7 @@ def importance(
         raise PruneError(f"{name_of(kind)} gives {bad!r} scores that are not finite: its weights or activations hold NaN or "
                          "infinite values. `whet run` shows where they begin.")  # fmt: skip
     if normalize or (normalize is None and kind not in COMPARABLE):
-        scores = {**scores, **{g.name: _normalized(scores[g.name]) for g in found}}
+        scores = {**scores, **{g.name: _normalize(scores[g.name]) for g in found}}
     for b in blocks:
         if b.name not in scores:
             inside = set(b.layers)
@@ -85,7 +85,7 @@ def importance(
     return scores
 
 
-def _normalized(v: np.ndarray) -> np.ndarray:
+def _normalize(v: np.ndarray) -> np.ndarray:
     return v / v.mean() if v.mean() > 0 else np.ones(len(v))
 
 
@@ -101,11 +101,11 @@ def _of_weights(found: Sequence[Group], kind: str | Own, seed: int, net: Network
         return {g.name: rng.random(g.size) * 2 for g in found}
     if kind == "bn_scale":
         return _scales(found, net)
-    measure = {"l1": _l1, "l2": _l2, "fpgm": _apart}[kind]
-    return {g.name: _weighed(g, measure) for g in found}
+    measure = {"l1": _l1, "l2": _l2, "fpgm": _sum_distances}[kind]
+    return {g.name: _weigh(g, measure) for g in found}
 
 
-def _weighed(g: Group, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def _weigh(g: Group, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     parts = []
     for t, axis, at in g.weights():
         if t.type.rank >= 2:
@@ -124,7 +124,7 @@ def _l2(rows: np.ndarray) -> np.ndarray:
     return np.sqrt((rows**2).sum(1))
 
 
-def _apart(rows: np.ndarray) -> np.ndarray:
+def _sum_distances(rows: np.ndarray) -> np.ndarray:
     """Sum of Euclidean distances to all other rows."""
     squares = (rows**2).sum(1)
     return np.sqrt(np.maximum(squares[:, None] + squares[None] - 2 * rows @ rows.T, 0)).sum(1)
@@ -138,7 +138,7 @@ def _scales(found: Sequence[Group], net: Network | None) -> dict[str, np.ndarray
     for g in found:
         parts = [np.abs(t.array().astype(np.float64))[at].mean(1) for t, _, at in g.weights() if t in gammas]
         with_norm += bool(parts)
-        scores[g.name] = np.mean([_normalized(p) for p in parts], axis=0) if parts else _weighed(g, _l2)
+        scores[g.name] = np.mean([_normalize(p) for p in parts], axis=0) if parts else _weigh(g, _l2)
     if not with_norm:
         raise PruneError("the importance bn_scale needs batch norms, and no group has one (exporters fold them): choose l2 or taylor1")
     return scores
@@ -189,7 +189,7 @@ def choose(
         raise PruneError(f"scope is 'group' or 'global', not {scope!r}")
     if multiple < 1:
         raise PruneError(f"kept channels are rounded to a multiple of one or more, not {multiple}")
-    given = _given(found, widths or {})
+    given = _check_widths(found, widths or {})
     share = {g.name: 1 - ratio for g in found}
     if scope == "global" and found:
         every = np.sort(np.concatenate([scores[g.name] for g in found]))
@@ -207,12 +207,12 @@ def choose(
     return kept
 
 
-def _given(found: Sequence[Group], widths: Mapping[str, int]) -> dict[str, int]:
+def _check_widths(found: Sequence[Group], widths: Mapping[str, int]) -> dict[str, int]:
     """Validates widths: known groups, within their sizes. Raises PruneError."""
     sizes = {g.name: g.size for g in found}
     for name, n in widths.items():
         if name not in sizes:
-            near = nearest(name, sizes)
+            near = suggest_name(name, sizes)
             raise PruneError(f"a width is given for {name!r}, which is not a prunable group.{near} `whet prune MODEL --list` has the names.")
         if not isinstance(n, int) or not 1 <= n <= sizes[name]:
             raise PruneError(f"the width {n} is invalid for {name!r} with {sizes[name]} units: give 1 to {sizes[name]}")

@@ -53,11 +53,11 @@ def latency_costs(
     config = meter.config
     meter.announce(base.values())
     parts: dict[str, dict[Slot, list[Part]]] = {name: {} for name in base}
-    near = _near(net, found, base)
-    waiting, done = _apart(found, near), 0
+    near = _affecting_groups(net, found, base)
+    waiting, done = _split_independent(found, near), 0
     while waiting:
         some = waiting.pop()
-        touched = _touched(cut(net, {g.name: range(g.size - 1) for g in some}, found), base, config)
+        touched = _axis_shrinkage(cut(net, {g.name: range(g.size - 1) for g in some}, found), base, config)
         owner = {name: [g for g in some if g.name in near[name]] for name in touched}
         if len(some) > 1 and any(len(gs) != 1 for gs in owner.values()):
             waiting += [[g] for g in some]  # a changed layer that no group explains
@@ -99,7 +99,7 @@ def latency_costs(
     return Costs("ms", price, groups_of, gone, added, measured=True, expect=expect)
 
 
-def _near(net: Network, found: Sequence[Group], base: Mapping[str, Layer]) -> dict[str, set[str]]:
+def _affecting_groups(net: Network, found: Sequence[Group], base: Mapping[str, Layer]) -> dict[str, set[str]]:
     """The groups that affect each lowered layer, by its source nodes."""
     nodes = {x.name: {x.name, *x.sources} for x in net.layers}
     of_node: dict[str, set[str]] = {}
@@ -110,7 +110,7 @@ def _near(net: Network, found: Sequence[Group], base: Mapping[str, Layer]) -> di
     return {name: set().union(*(of_node.get(s, set()) for s in (name, *layer.sources))) for name, layer in base.items()}
 
 
-def _apart(found: Sequence[Group], near: Mapping[str, set[str]]) -> list[list[Group]]:
+def _split_independent(found: Sequence[Group], near: Mapping[str, set[str]]) -> list[list[Group]]:
     """Greedy colouring of the groups: no two groups of a set affect the same layer."""
     together: dict[str, set[str]] = {g.name: set() for g in found}
     for names in near.values():
@@ -126,7 +126,7 @@ def _apart(found: Sequence[Group], near: Mapping[str, set[str]]) -> list[list[Gr
     return sets
 
 
-def _touched(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> dict[str, dict[Slot, int]]:
+def _axis_shrinkage(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> dict[str, dict[Slot, int]]:
     """The axis shrinkage of each layer of `base` when one unit is cut: {layer: {slot: elements}}."""
     made: dict[str, dict[Slot, int]] = {}
     for name, after in static_layers(small, config).items():

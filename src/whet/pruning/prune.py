@@ -15,7 +15,7 @@ from whet.pruning.costs import Costs, channel_costs, flop_costs, parameter_costs
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
-from whet.pruning.depth import Branch, branches, innermost, removable
+from whet.pruning.depth import Branch, branches, removable, select_innermost
 from whet.pruning.floor import Floor, compare_with_uniform, uniform_choice
 from whet.pruning.importance import COMPARABLE, NEED_DATA, Own, Samples, choose, importance, name_of
 from whet.pruning.knapsack import Choice, choose_within, per_layer
@@ -102,7 +102,7 @@ class Report:
             who = f"other processes or virtual machines used up to {others:.1f} CPUs"
             more.append(f"{busy} of {times} layer times were measured while {who}. {_QUIETER}")
         if self.engine_ms is not None and self.predicted is not None and self.unit == "ms":
-            more += _wide_of(self.predicted, self.engine_ms)
+            more += _remark_on_prediction(self.predicted, self.engine_ms)
         return [", ".join(words), *more]
 
 
@@ -112,7 +112,7 @@ def _quality(gap: float, unit: str) -> str:
     return f"importance lost: {f'at most {100 * gap:.2g} % above the optimum' if gap > 1e-5 else 'optimal'} for the target, by {of}"
 
 
-def _wide_of(predicted: tuple[float, float], engine: tuple[float, float]) -> list[str]:
+def _remark_on_prediction(predicted: tuple[float, float], engine: tuple[float, float]) -> list[str]:
     """A remark on a prediction error above _OFF."""
     off = predicted[1] / predicted[0] - engine[1] / engine[0]
     if abs(off) <= _OFF:
@@ -164,7 +164,7 @@ def prune(
     if not isinstance(net, Network):
         raise PruneError(f"prune() takes a Network, not {type(net).__name__}: whet.network_from_onnx reads one from a file")
     check_order(net, "prune", config.insist)
-    config = _resolved(config, data is not None)
+    config = _resolve(config, data is not None)
     found, blocks = candidates(net, config)
     samples = Samples(data, labels) if data is not None else None
     if config.importance in NEED_DATA and samples is None:
@@ -176,11 +176,11 @@ def prune(
         kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple or _MULTIPLE, widths=config.widths)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
     else:
-        choice, report, uniform = _towards(net, config, found, blocks, scores, config.target, samples, progress)
+        choice, report, uniform = _select_for_target(net, config, found, blocks, scores, config.target, samples, progress)
         if uniform is not None and data is not None and config.recovery is not None and config.floor:
             choice, report = _with_floor(net, config, found, choice, report, uniform, data, progress)
     small = cut(net, choice.kept, found, removed=choice.removed)
-    note(small, "prune", **_about(config))
+    note(small, "prune", **_summarize_config(config))
     made = small
     if data is not None and config.recovery is not None:
         made = recover(small, net, choice.kept, data, config.recovery, progress, insist=config.insist)
@@ -190,7 +190,7 @@ def prune(
     after = sum(0 if g.name in gone else len(choice.kept[g.name]) if g.name in choice.kept else g.size for g in found)
     report = replace(report, flops=_flops(net, small), params=(count_params(net), count_params(small)))
     known = {"gap": round(report.known_gap, 5)} if report.known_gap is not None else {}
-    recipe = recipe_of(net, choice.kept, about={**_about(config), **known}, found=found, removed=choice.removed)
+    recipe = recipe_of(net, choice.kept, about={**_summarize_config(config), **known}, found=found, removed=choice.removed)
     return Pruned(made, small, recipe, (before, after), report)
 
 
@@ -200,11 +200,11 @@ def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Bra
     found = [g for g in groups(net) if g.name not in whole]
     if not found:
         raise PruneError(f"'{net.name}' has no prunable channels: each is coupled to an input, an output or an op that needs its full size")
-    blocks = innermost(branches(net)) if _with_branches(config) else []
+    blocks = select_innermost(branches(net)) if _with_branches(config) else []
     return found, [b for b in blocks if b.name not in whole]
 
 
-def _resolved(config: PruneConfig, has_data: bool) -> PruneConfig:
+def _resolve(config: PruneConfig, has_data: bool) -> PruneConfig:
     """`config` with the importance and the depth that its defaults mean."""
     if config.importance == "auto":
         config = replace(config, importance="reconstruction" if has_data and config.target is not None else "l1")
@@ -217,7 +217,7 @@ def _with_branches(config: PruneConfig) -> bool:
     return wanted and config.target is not None
 
 
-def _about(config: PruneConfig) -> dict:
+def _summarize_config(config: PruneConfig) -> dict:
     about = {"importance": name_of(config.importance), "multiple": config.multiple or "auto", "seed": config.seed}
     about |= {"steps": config.steps} if config.steps > 1 else {}
     if config.target is None:
@@ -234,7 +234,7 @@ def _flops(net: Network, small: Network) -> tuple[int, int] | None:
         return None
 
 
-def _towards(
+def _select_for_target(
     net: Network,
     config: PruneConfig,
     found: Sequence[Group],
@@ -268,7 +268,7 @@ def _towards(
 
             def select(present: Network, groups: Sequence[Group], budget: float) -> Choice:
                 names = {b.name for b in blocks}
-                inside = blocks if present is net else [b for b in innermost(branches(present)) if b.name in names]
+                inside = blocks if present is net else [b for b in select_innermost(branches(present)) if b.name in names]
                 own = scores if present is net else importance(groups, config.importance, config.seed, net=present, samples=samples, blocks=inside)
                 own = per_layer(groups, inside, own) if config.importance not in COMPARABLE else own
                 return choose_within(groups, inside, own, counted(present, groups, inside), budget, multiple=multiple, progress=progress)
@@ -283,10 +283,12 @@ def _towards(
     with ExitStack() as stack:
         base = static_layers(net, config.build)
         meter = stack.enter_context(Meter(config.build, LatencyTable(config.table), base, retime=config.retime))
-        return _timed(net, config, target, found, lambda: latency_costs(net, found, blocks, meter, base, progress), meter, within, uniform, progress)
+        return _select_by_engine_time(
+            net, config, target, found, lambda: latency_costs(net, found, blocks, meter, base, progress), meter, within, uniform, progress
+        )
 
 
-def _timed(
+def _select_by_engine_time(
     net: Network,
     config: PruneConfig,
     target: Target,

@@ -206,7 +206,7 @@ class _Run:
                 visit(layer, inputs, full)
             if not any(differentiable(layer, i) for i in range(len(layer.inputs))):
                 continue
-            for i, c in enumerate(_back(layer, self.sizes, inputs, outs, full)):
+            for i, c in enumerate(_backpropagate(layer, self.sizes, inputs, outs, full)):
                 t, value = layer.inputs[i], inputs[i]
                 if c is None or t is None or value is None:
                     continue
@@ -222,7 +222,7 @@ def _forward(net: Network, data: Mapping[str, np.ndarray]) -> _Run:
     return _Run(net, values, outputs, bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in data.items()}))
 
 
-def _back(layer: Layer, env, inputs, outs, full):
+def _backpropagate(layer: Layer, env, inputs, outs, full):
     if layer.regions:
         raise PruneError(f"{layer.op} '{layer.name}' has subgraphs, whose gradient is not implemented: choose the importance l2 or activation")
     try:

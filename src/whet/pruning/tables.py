@@ -213,7 +213,7 @@ class Tables:
         for t in self._terms:
             if t.scope:
                 stay = (slice(None),) * len(t.kept) + (0,) * len(t.branches)
-                tables[t.scope][stay] += price * _bounded(t.prices)
+                tables[t.scope][stay] += price * _bound_prices(t.prices)
             else:
                 constant += price * self._price(t, ())
         for v, a in self._added.items():
@@ -221,7 +221,7 @@ class Tables:
         return list(tables.values()), constant
 
 
-def _bounded(prices: np.ndarray) -> np.ndarray:
+def _bound_prices(prices: np.ndarray) -> np.ndarray:
     """Prices, with each unknown one replaced by the largest known price of equal or smaller widths, or 0."""
     unknown = np.isnan(prices)
     if not unknown.any():

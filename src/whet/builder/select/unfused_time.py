@@ -158,7 +158,7 @@ def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], 
         is_root = k == 0 and part.op == root_op
         usable = [t for t in tactics if not t.fallback and not (is_root and t.name in fused and t.name != best.tactic.name)]
         last = k == len(parts.layers) - 1
-        writes = target if last else _between(part, layer, stored, target)
+        writes = target if last else _intermediate_operand(part, layer, stored, target)
         options = _options(static, stored, writes, usable, permissions, backend, first=not is_root)
         if is_root and len(options) > 1:
             options = [o for o in options if o.tactic is not best.tactic or o.config == best.config] or options
@@ -173,7 +173,7 @@ def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], 
     return [_chain(best, [first, *(steps[0] for steps in listed[1:])], between, rank) for rank, first in enumerate(listed[0], start=1)]
 
 
-def _between(part: Layer, whole: Layer, stored: Mapping[str, Operand], target: Operand) -> Operand:
+def _intermediate_operand(part: Layer, whole: Layer, stored: Mapping[str, Operand], target: Operand) -> Operand:
     """The format of an intermediate tensor: that of the fused layer's output, or of an input of the part if the rank differs."""
     tensor = part.outputs[0].type
     if tensor.rank == whole.outputs[0].type.rank:

@@ -12,7 +12,7 @@ from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchIte
 from whet.builder.verify.differences import difference, output_error, worst_error
 from whet.builder.verify.emulation import computes_tf32, emulate, reference_outputs
 from whet.builder.verify.host_overlap import Beside
-from whet.builder.verify.rounding_ties import has_ties, nudged_outputs
+from whet.builder.verify.rounding_ties import has_ties, run_with_nudged_scales
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.report import VerificationRecord, WorstLayer
 from whet.network import BF16, F16, Layer, Network
@@ -189,7 +189,7 @@ class NetworkJudge:
             def run(net: Network) -> dict[str, np.ndarray]:
                 return _reference(net, self.inputs, self.images, widen=True)
 
-            ties = max(worst_error(outputs, truth) for outputs in nudged_outputs(self.source, self.inputs, run))
+            ties = max(worst_error(outputs, truth) for outputs in run_with_nudged_scales(self.source, self.inputs, run))
             found.emulation_error = max(found.emulation_error, ties)
             found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
         if found.network_error > found.network_bound:

@@ -65,11 +65,11 @@ def verify_engine(
     bound = bind(plan, backend, given, store=store)
     bound.feed(data)
     found = Checked()
-    images, axes = _few(plan, source, given, config, log)
+    images, axes = _select_batch_items(plan, source, given, config, log)
     found.images = None if images is None else images.at
     few = batch_of(given) <= MAX_ITEMS or images is not None  # otherwise the arrays of several layers could exhaust the memory
     with np.errstate(all="ignore"), Beside(backend.capabilities.overlapping_launches and few) as beside:
-        whole = images if images is None else _for_the_network(images, source, given, slow_macs)
+        whole = images if images is None else _select_network_items(images, source, given, slow_macs)
         found.network_items = None if whole is None else whole.at
         judge = NetworkJudge(plan, source, data, whole, beside)
         try:
@@ -128,7 +128,7 @@ def _network_outputs(bound: BoundEngine, data: Mapping[str, np.ndarray], items: 
     return got if items is None else {n: items.take(a, axes.axis[n]) if n in axes.axis else a for n, a in got.items()}
 
 
-def _few(
+def _select_batch_items(
     plan: EnginePlan, source: Network, shapes: Mapping[str, tuple[int, ...]], config: BuildConfig, log: ProgressLog
 ) -> tuple[BatchItems | None, BatchAxes]:
     """The batch items of a large batch that are compared, and their axes in the engine's tensors; None: all items."""
@@ -144,7 +144,7 @@ def _few(
     return BatchItems.of(batch, config.seed), axes
 
 
-def _for_the_network(images: BatchItems, source: Network, shapes: Mapping[str, tuple[int, ...]], slow_macs: float) -> BatchItems:
+def _select_network_items(images: BatchItems, source: Network, shapes: Mapping[str, tuple[int, ...]], slow_macs: float) -> BatchItems:
     """The batch items for the check of the whole network: those of the layer checks, or one of them if the reference is slow. Independence of the
     batch index is checked per layer; the network check measures accumulated rounding, for which one large item suffices."""
     env = bind_symbols([(t.name, t.type) for t in source.inputs], shapes)
@@ -310,7 +310,7 @@ def _compare_at(
     log: ProgressLog,
 ) -> None:
     other.feed(probe_inputs(plan.network, config.seed, shapes))
-    images, axes = _few(plan, source, shapes, config, log)
+    images, axes = _select_batch_items(plan, source, shapes, config, log)
     for layer, ins, outs in other.walk(None if images is None else _reader(other, axes, images)):
         judged = images.all if images is not None and layer.name in axes.fixed else images
         compared = compare_layer(layer, plan.choices[layer.name], ins, outs, judged, axes, f", with the shapes {_text(shapes)}")

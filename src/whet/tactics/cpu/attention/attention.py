@@ -156,12 +156,12 @@ def _products(found: Heads, group: int) -> tuple[dnn.Descriptor, dnn.Descriptor]
     """q . k and scores . v for so many heads of one sample."""
     rows, keys, size = found.rows, found.keys, found.size
     scores = dnn.describe((group, rows, keys), "f32")
-    first = dnn.matmul(_described(found.q, found, group, rows, size), _described(found.k, found, group, size, keys), None, scores)
-    last = dnn.matmul(scores, _described(found.v, found, group, keys, size), None, _described(found.out, found, group, rows, size))
+    first = dnn.matmul(_describe_view(found.q, found, group, rows, size), _describe_view(found.k, found, group, size, keys), None, scores)
+    last = dnn.matmul(scores, _describe_view(found.v, found, group, keys, size), None, _describe_view(found.out, found, group, rows, size))
     return first, last
 
 
-def _described(view: View, found: Heads, group: int, rows: int, columns: int) -> dnn.MemoryDesc:
+def _describe_view(view: View, found: Heads, group: int, rows: int, columns: int) -> dnn.MemoryDesc:
     head = view.steps()[1]
     if head == 0 or view.group > 1:  # the same for all heads of the launch
         return dnn.describe((1, rows, columns), "f32", strides=(rows * columns, *view.strides[-2:]))

@@ -127,7 +127,7 @@ PLAIN_LOOPS: dict[str, Reference] = {
 """The same for oneDNN's scalar C++ implementations."""
 
 
-def declared(layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+def declared_references(layer: Layer, implementation: str) -> list[dict[str, Reference]]:
     """The references for the ops of a layer (of its body if it is fused) in an implementation with this oneDNN name; with two tables either holds.
 
     The epilogue of a GEMM follows one or the other, depending on its type and position.

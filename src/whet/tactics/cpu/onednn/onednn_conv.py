@@ -73,7 +73,7 @@ class OneDnnConv(OneDnnTactic):
         recipe.few_channels = any(d % 16 for d in (source.shape[1], layer.outputs[0].shape[1]))
         fused.fill(recipe)
         key = f"{_digest(weights)}|{head.op} {head.attrs['group']}"
-        recipe.constant("weights", key, lambda: _plain(f32_of(weights), shape, transposed), dnn.describe(shape, "f32"))
+        recipe.constant("weights", key, lambda: _to_row_major(f32_of(weights), shape, transposed), dnn.describe(shape, "f32"))
         if b is not None:
             bias = layer.needs(b)
             recipe.constant("bias", f"{_digest(bias)}|f32", lambda: f32_of(bias))
@@ -105,7 +105,7 @@ def _grouped(shape: tuple[int, ...], group: int, transposed: bool) -> tuple[int,
     return shape if group == 1 else (group, shape[0] // group, *shape[1:])
 
 
-def _plain(w: np.ndarray, shape: tuple[int, ...], transposed: bool) -> np.ndarray:
+def _to_row_major(w: np.ndarray, shape: tuple[int, ...], transposed: bool) -> np.ndarray:
     """The weights as a row-major array of `_grouped` shape."""
     if not transposed:
         return w.reshape(shape)

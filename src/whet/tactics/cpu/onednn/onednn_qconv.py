@@ -20,7 +20,7 @@ from whet.tactics.cpu.onednn._quantized import (
     quantization,
     require_quantized,
     signatures,
-    unsafe,
+    unsafe_reason,
     weight_key,
 )
 from whet.tactics.cpu.onednn.onednn_conv import _geometry, _grouped
@@ -43,7 +43,7 @@ class OneDnnQConv(OneDnnQuantized):
             return "the weights are computed at run time"
         if parts.reads[w].zero or parts.reads[w].dtype.name != "i8":
             return "oneDNN takes symmetric i8 weights"
-        return unsafe(parts.reads[x])
+        return unsafe_reason(parts.reads[x])
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):

@@ -21,7 +21,7 @@ from whet.tactics.cpu.onednn._quantized import (
     quantization,
     require_quantized,
     signatures,
-    unsafe,
+    unsafe_reason,
     weight_key,
 )
 
@@ -54,7 +54,7 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
             return "its C is computed at run time"
         if not right.is_constant and gemm and parts.head.attrs["transB"]:
             return "transB of a computed matrix is for float products"
-        return unsafe(parts.reads[a])
+        return unsafe_reason(parts.reads[a])
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):

@@ -22,9 +22,9 @@ from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     TYPE,
     GpuKernel,
-    ahead,
     all_static,
     blocks_of,
+    compile_ahead,
     float_types,
     launch,
     machine_has,
@@ -108,7 +108,7 @@ class Attention(Tactic):
         if isinstance(found, str):
             return []
         configs = candidates(found, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
-        ahead(backend, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
+        compile_ahead(backend, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

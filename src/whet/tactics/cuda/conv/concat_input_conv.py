@@ -22,8 +22,8 @@ from whet.tactics.cuda._device.kernel import (
     RTOL,
     Epilogue,
     GpuKernel,
-    ahead,
     all_static,
+    compile_ahead,
     float_types,
     machine_has,
     match_epilogue,
@@ -131,7 +131,7 @@ class ConcatInputConv(Tactic):
         order = varied(able, MAX_CONFIGS)
         types8, _, post_ops = _ends(found, signature)[:3]
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        ahead(backend, [conv_source(c, Features(activation=post_ops.activation[0], bf16=bf16, types8=types8, pair=1)) for c in order])
+        compile_ahead(backend, [conv_source(c, Features(activation=post_ops.activation[0], bf16=bf16, types8=types8, pair=1)) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

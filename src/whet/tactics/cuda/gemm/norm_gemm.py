@@ -22,8 +22,8 @@ from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
     GpuKernel,
-    ahead,
     all_static,
+    compile_ahead,
     float_types,
     machine_has,
     match_epilogue,
@@ -125,7 +125,7 @@ class NormGemm(Tactic):
         tiles = configs_of_steps(s.m, s.k, s.c // bk, bk, backend.capabilities.multiprocessors)
         tiles = varied([c for c in tiles if unfit(c, s, found.kind) is None], MAX_CONFIGS, each=6)
         features = Features(activation=found.epilogue.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16", norm=found.kind)
-        ahead(backend, [conv_source(c, features) for c in tiles])
+        compile_ahead(backend, [conv_source(c, features) for c in tiles])
         return [as_config(c) for c in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -145,6 +145,6 @@ def flat(places: Sequence[str], shape: Sequence[int]) -> str:
     return " + ".join(terms) or "0"
 
 
-def clamped(index: str, size: int) -> str:
+def clamp_index(index: str, size: int) -> str:
     """The C++ expression of an index that may count from the end, kept inside the axis."""
     return f"inside({index}, {size})"

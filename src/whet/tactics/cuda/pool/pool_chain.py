@@ -8,7 +8,7 @@ from whet.backends import Backend
 from whet.network import I8, U8, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstUint4Pointer, Int32, Uint4Pointer
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, float_types, launch, same, shared_limit
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, float_types, launch, same, shared_limit
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES
 
@@ -53,7 +53,7 @@ class PoolChain(Tactic):
         _, c, h, w = static_shape(layer.needs(0).shape)
         sides = [side for side in (1, 2) if c % (side * _each(signature)) == 0 and _shared(h, w, side) <= shared_limit(backend)]
         found: list[Config] = [(("side", side),) for side in sides]
-        ahead(backend, [source("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
+        compile_ahead(backend, [source("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -14,7 +14,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, ahead, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, compile_ahead, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, PostOps, bias_count, pack_weights8
 from whet.tactics.cuda.quantized._quantized import (
@@ -74,7 +74,7 @@ class QStem(QuantizedTactic):
         found, stores = integer_stem_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
         source = signature.inputs[parts.source_index()]
         tiles = ({k: int(v) for k, v in c} for c in found)
-        ahead(backend, [text("stem.cu", integer_stem_constants(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
+        compile_ahead(backend, [text("stem.cu", integer_stem_constants(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -136,7 +136,7 @@ def integer_stem_row(s: ConvShape) -> int:
 
 def integer_stem_shared(s: ConvShape, th: int, tw: int) -> int:
     """Bytes of shared memory for tiles of th x tw results; mirrors stem.cu."""
-    return _shared(_wide(s), th, tw, _taps(s))
+    return _shared(_pad_output_channels(s), th, tw, _taps(s))
 
 
 def packed_integer_stem(parts: Parts, epilogue: Epilogue, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, PostOps]:
@@ -209,7 +209,7 @@ def _columns(s: ConvShape) -> int:
     return -(-s.k // 32) * 32
 
 
-def _wide(s: ConvShape) -> ConvShape:
+def _pad_output_channels(s: ConvShape) -> ConvShape:
     """The shape with output channels padded to a multiple of 32, as in shared memory."""
     return ConvShape(s.n, s.h, s.w, s.c, _columns(s), s.r, s.s, s.stride, s.pad, s.dilation)
 

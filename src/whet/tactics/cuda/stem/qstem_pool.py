@@ -9,7 +9,7 @@ from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, launch, machine_has, same
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, launch, machine_has, same
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
@@ -62,7 +62,7 @@ class QStemPool(Tactic):
                 fits = threads <= 1024 and blocks * threads <= 2048 and 100 + pixels <= 65536 // (blocks * threads)
                 if fits and _shared(s, pool, ph, pw) * blocks < 220 * 1024:
                     good.append((("ph", ph), ("pw", pw), ("blocks", blocks)))
-        ahead(backend, [text("stem.cu", _constants(layer, found, signature, c)) for c in good])
+        compile_ahead(backend, [text("stem.cu", _constants(layer, found, signature, c)) for c in good])
         return good
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

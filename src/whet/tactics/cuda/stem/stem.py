@@ -29,7 +29,7 @@ from whet.tactics.cuda._device.arguments import (
     TensorMap,
     When,
 )
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
@@ -114,7 +114,7 @@ class Stem(FirstLayer):
         source = signature.inputs[source_index(layer)]
         if not isinstance(made, str):
             kind, dtype = made.post_ops.activation[0], signature.outputs[0].dtype.name
-            ahead(backend, [text("stem.cu", stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
+            compile_ahead(backend, [text("stem.cu", stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -12,7 +12,18 @@ from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, is_quantized, root_layer, source_index
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, RTOL, GpuKernel, ahead, all_static, float_types, launch, machine_has, match_epilogue, same
+from whet.tactics.cuda._device.kernel import (
+    FLOAT16_TYPES,
+    RTOL,
+    GpuKernel,
+    all_static,
+    compile_ahead,
+    float_types,
+    launch,
+    machine_has,
+    match_epilogue,
+    same,
+)
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
@@ -76,7 +87,7 @@ class StemPool(FirstLayer):
                     found.append(config)
         made = match_epilogue(conv, epilogue(conv))
         if not isinstance(made, str):
-            ahead(backend, [text("stem.cu", _constants(layer, signature, c)) for c in found])
+            compile_ahead(backend, [text("stem.cu", _constants(layer, signature, c)) for c in found])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -16,7 +16,7 @@ from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, ConstUint4Pointer, Int32, Pointer
-from whet.tactics.cuda._device.kernel import RTOL, TYPE, Epilogue, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda._device.kernel import RTOL, TYPE, Epilogue, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape
@@ -98,7 +98,7 @@ class StemRows(StemPool):
                     config: Config = (("rows", rows), ("wide", wide), ("blocks", blocks))
                     found[config] = _estimate(s, columns, p, rows, blocks, backend.capabilities.multiprocessors)
         best = sorted(found, key=lambda c: (found[c], c))[:MAX_CONFIGS]
-        ahead(backend, list(dict.fromkeys(text("stem_rows.cu", _constants(s, signature, c, q)) for c in best)))
+        compile_ahead(backend, list(dict.fromkeys(text("stem_rows.cu", _constants(s, signature, c, q)) for c in best)))
         return best
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
