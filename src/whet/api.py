@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from whet.runtime import Engine
 
 Shape = tuple[int, ...]
-ShapeRange = tuple[Shape, Shape, Shape]
 
 _MODEL_SUFFIXES = (".onnx", ".prototxt", ".caffemodel", ".h5", ".keras", ".pb", ".tflite")
 

@@ -16,6 +16,7 @@ from whet.cli._debug_tensors import check_debug_flags, mark_debug_tensors
 from whet.cli._exec_checks import check_against, check_files, check_values, list_unused_values
 from whet.cli._exec_config import Options, build_config, threads
 from whet.cli._exec_flags import FLAGS, help_text, parse
+from whet.cli._exec_values import shape_text
 from whet.cli._failures import failure_text
 from whet.cli._summary import Log
 from whet.errors import UsageError, WhetError
@@ -340,7 +341,7 @@ def _print_layers(o: Options, log: Log, engine) -> None:
     if "dumpOptimizationProfile" in o:
         for k, p in enumerate(engine.plan.profiles):
             for name, (lo, opt, hi) in p.shapes.items():
-                log.requested(f"Profile {k}: {name} min {_x(lo)} opt {_x(opt)} max {_x(hi)}")
+                log.requested(f"Profile {k}: {name} min {shape_text(lo)} opt {shape_text(opt)} max {shape_text(hi)}")
 
 
 def _write(path: Path, text: str, log: Log) -> None:
@@ -350,7 +351,3 @@ def _write(path: Path, text: str, log: Log) -> None:
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
     log.result(f"Wrote {path}")
-
-
-def _x(shape) -> str:
-    return "x".join(map(str, shape))

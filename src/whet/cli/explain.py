@@ -10,6 +10,7 @@ import click
 
 from whet.cli._console import console as make_console
 from whet.cli._console import print_indented, print_table, style_text
+from whet.cli._exec_values import shape_text
 
 
 @click.command()
@@ -57,13 +58,13 @@ def _profiles(plan: Any, shown: int) -> str:
     """Describes the profiles of an engine with several, and names the one shown."""
     if len(plan.profiles) < 2:
         return ""
-    ranges = [", ".join(f"{n} {_x(lo)} to {_x(hi)}, tuned for {_x(opt)}" for n, (lo, opt, hi) in p.shapes.items()) for p in plan.profiles]
+
+    def range_of(name: str, low: tuple[int, ...], opt: tuple[int, ...], high: tuple[int, ...]) -> str:
+        return f"{name} {shape_text(low)} to {shape_text(high)}, tuned for {shape_text(opt)}"
+
+    ranges = [", ".join(range_of(n, *shapes) for n, shapes in p.shapes.items()) for p in plan.profiles]
     which = f"this is profile {shown} (--profile for another)" if plan.others else "all share the same tactics"
     return f"Profiles: {'; '.join(f'{k}: {text}' for k, text in enumerate(ranges))}; {which}"
-
-
-def _x(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
 
 
 def print_layers(console: Any, facts: list[Any]) -> None:

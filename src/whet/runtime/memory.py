@@ -20,6 +20,11 @@ from whet.tactics import Operand, Packed
 ALIGNMENT = 64  # bytes; a cache line, and the alignment of vector loads and stores
 
 
+def align_size(nbytes: int) -> int:
+    """The next multiple of ALIGNMENT."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An uninitialized 64-byte aligned array, which `Context.bind` accepts without copying."""
     dtype = np.dtype(dtype)

@@ -55,8 +55,8 @@ class OneDnnConv(OneDnnTactic):
             return fused
         stored, target = signature.needs(x), signature.outputs[0]
         transposed = head.op == "ConvTranspose"
-        shape = _grouped(static_shape(weights.shape), head.attrs["group"], transposed)
-        strides, dilations, pads = _geometry(head, static_shape(source.shape), static_shape(layer.outputs[0].shape), shape)
+        shape = grouped_shape(static_shape(weights.shape), head.attrs["group"], transposed)
+        strides, dilations, pads = conv_geometry(head, static_shape(source.shape), static_shape(layer.outputs[0].shape), shape)
         first = dnn.convolution(
             describe(source, stored),
             dnn.describe(shape, stored.dtype.name, "any"),
@@ -98,7 +98,7 @@ def _digest(tensor: Tensor) -> str:
     return tensor.constant().digest
 
 
-def _grouped(shape: tuple[int, ...], group: int, transposed: bool) -> tuple[int, ...]:
+def grouped_shape(shape: tuple[int, ...], group: int, transposed: bool) -> tuple[int, ...]:
     """oneDNN's weight shape: ([G,] out, in, ...) also for transposed convolutions, where ONNX has (in, out / G, ...)."""
     if transposed:
         shape = (shape[1] * group, shape[0] // group, *shape[2:])
@@ -106,14 +106,14 @@ def _grouped(shape: tuple[int, ...], group: int, transposed: bool) -> tuple[int,
 
 
 def _to_row_major(w: np.ndarray, shape: tuple[int, ...], transposed: bool) -> np.ndarray:
-    """The weights as a row-major array of `_grouped` shape."""
+    """The weights as a row-major array of `grouped_shape`."""
     if not transposed:
         return w.reshape(shape)
     group = shape[0] if len(shape) > w.ndim else 1
     return w.reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
-def _geometry(
+def conv_geometry(
     head: Layer, source: tuple[int, ...], target: tuple[int, ...], weights: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]:
     """Strides, dilations and pads. End pads are adapted to the shapes; a convolution may leave a remainder of its input unread."""

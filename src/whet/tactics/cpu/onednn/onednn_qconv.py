@@ -23,7 +23,7 @@ from whet.tactics.cpu.onednn._quantized import (
     unsafe_reason,
     weight_key,
 )
-from whet.tactics.cpu.onednn.onednn_conv import _geometry, _grouped
+from whet.tactics.cpu.onednn.onednn_conv import conv_geometry, grouped_shape
 
 
 @tactic
@@ -61,8 +61,8 @@ class OneDnnQConv(OneDnnQuantized):
         fused = attributes(parts, signature)
         if isinstance(fused, str):
             return fused
-        shape = _grouped(static_shape(weights.shape), group, False)
-        strides, dilations, pads = _geometry(head, static_shape(source.shape), static_shape(view.outputs[0].shape), shape)
+        shape = grouped_shape(static_shape(weights.shape), group, False)
+        strides, dilations, pads = conv_geometry(head, static_shape(source.shape), static_shape(view.outputs[0].shape), shape)
         first = dnn.convolution(
             describe(source, stored),
             dnn.describe(shape, "i8", "any"),

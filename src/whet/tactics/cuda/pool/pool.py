@@ -83,7 +83,7 @@ class Pool(UnfusedTactic):
             return f"{channels} channels; takes a multiple of 8"
         if prod(static_shape(layer.outputs[0].shape)) // 8 >= 2**31:
             return "more than 2**31 groups of eight values"
-        return "ceil_mode adds padding, which the kernel does not count" if not _is_global(layer) and _grown(layer) else None
+        return "ceil_mode adds padding, which the kernel does not count" if not _is_global(layer) and counts_ceil_padding(layer) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         n, c, h, w = static_shape(layer.needs(0).shape)
@@ -132,6 +132,6 @@ def _is_global(layer: Layer) -> bool:
     return layer.op in ("GlobalAveragePool", "ReduceMean")
 
 
-def _grown(layer: Layer) -> bool:
+def counts_ceil_padding(layer: Layer) -> bool:
     """True if an average counts padding that ceil_mode adds."""
     return layer.op == "AveragePool" and bool(layer.attrs.get("ceil_mode")) and bool(layer.attrs.get("count_include_pad"))

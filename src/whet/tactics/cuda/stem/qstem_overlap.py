@@ -22,7 +22,7 @@ from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_mul
 from whet.tactics.cuda.quantized._quantized import folds
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
 from whet.tactics.cuda.stem.qstem import stem_factors
-from whet.tactics.cuda.stem.stem_pool import _window
+from whet.tactics.cuda.stem.stem_pool import pool_window
 
 _COMPOSITES = ("ConvPool", "QuantizeThenConv")
 
@@ -179,7 +179,7 @@ def _size_reason(layer: Layer, found: Image) -> str | None:
     if not _has_pool(layer):
         return None
     a = layer.regions["body"].layers[-1].attrs
-    if a.get("ceil_mode") or set(a.get("dilations") or (1,)) != {1} or len(set(a.get("pads") or (0,))) != 1 or _window(layer) != (3, 2, 1):
+    if a.get("ceil_mode") or set(a.get("dilations") or (1,)) != {1} or len(set(a.get("pads") or (0,))) != 1 or pool_window(layer) != (3, 2, 1):
         return "takes a pooling of 3 x 3 windows, strides of 2 and padding of 1 on all sides"
     if s.k != 64 or s.q > 128:
         return f"{s.k} channels and {s.q} columns before a pooling; takes 64 and at most 128"
