@@ -1,4 +1,7 @@
-"""Reductions of f32 over any axes, in row-major and channels-last tensors."""
+"""Reductions of f32 over any axes, in row-major and channels-last tensors.
+
+For coverage: otherwise NumPy computes reductions that oneDNN does not take.
+"""
 
 from __future__ import annotations
 

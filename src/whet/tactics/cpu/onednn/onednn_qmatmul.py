@@ -1,4 +1,7 @@
-"""Quantized Gemm and MatMul by oneDNN: u8 or i8 by i8, constant or computed at run time, bias and epilogue in floats; integer or float result."""
+"""Quantized Gemm and MatMul by oneDNN: u8 or i8 by i8, constant or computed at run time, bias and epilogue in floats; integer or float result.
+
+For coverage: installations without the extra `jit`, which have no compiled kernels.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Quantized Mul by oneDNN: an integer tensor times a float factor that broadcasts (a gate), integer result, in one pass."""
+"""Quantized Mul by oneDNN: an integer tensor times a float factor that broadcasts (a gate), integer result, in one pass.
+
+For coverage: otherwise NumPy computes it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Quantized average pooling by oneDNN: windows and global pooling, rescaled before rounding."""
+"""Quantized average pooling by oneDNN: windows and global pooling, rescaled before rounding.
+
+For coverage: otherwise NumPy computes it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""QuantizeLinear and DequantizeLinear by oneDNN: a reorder, also to another format, or an elementwise kernel in the same format."""
+"""QuantizeLinear and DequantizeLinear by oneDNN: a reorder, also to another format, or an elementwise kernel in the same format.
+
+For coverage: installations without the extra `jit`, which have no compiled kernels.
+"""
 
 from __future__ import annotations
 

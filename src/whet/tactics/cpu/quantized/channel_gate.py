@@ -1,6 +1,8 @@
 """Channel-wise scaling of 8-bit images (nhwc) by a float for each channel of each sample, with an 8-bit result, in one pass.
 
 The last step of squeeze-and-excitation. oneDNN's binary primitive uses scalar loops for batches of more than one.
+
+Measured: docs/notes/cpu_kernels.md, seven times as fast as oneDNN.
 """
 
 from __future__ import annotations
