@@ -76,10 +76,10 @@ def translate_names(text: str) -> str:
     return text if reads_flags() else python_names(text)
 
 
-def _python_name(found: re.Match[str]) -> str:
-    name, value = NAMES.get(found[1]), found[2]
+def _python_name(match: re.Match[str]) -> str:
+    name, value = NAMES.get(match[1]), match[2]
     if name is None:
-        return found[0]
+        return match[0]
     if name.kind == "text":
         return name.python
     if name.kind == "true":

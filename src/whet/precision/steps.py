@@ -85,13 +85,13 @@ def find_scalings(
 
 
 def _find_channel_maxima(
-    found: Mapping[str, Site], samples: Iterable[Feeds], run: Callable[[Feeds], Mapping[str, np.ndarray]]
+    sites: Mapping[str, Site], samples: Iterable[Feeds], run: Callable[[Feeds], Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
     """Largest magnitude of each channel over all samples (f64), by tensor."""
     tops: dict[str, np.ndarray] = {}
     for f in samples:
         values = run(f)
-        for name, site in found.items():
+        for name, site in sites.items():
             x = np.abs(np.asarray(values[name], np.float32))
             axis = x.ndim - 1 if channels_last(site) else 1
             top = x.max(axis=tuple(i for i in range(x.ndim) if i != axis)).astype(np.float64)

@@ -158,19 +158,19 @@ def _highest_value(q: Layer) -> float:
     return float(scale.array().reshape(-1)[0]) * ((127 if q.output.dtype.name == "i8" else 255) - at)
 
 
-def _insert(net: Network, x: Tensor, readers: list[Layer], found: Code) -> None:
+def _insert(net: Network, x: Tensor, readers: list[Layer], code: Code) -> None:
     """Inserts x -> compress -> Q -> DQ -> expand for all readers of x."""
-    scale = net.constant(literal(np.asarray(found.scale)), f"{x.name}.scale")
-    zero = net.constant(literal(np.asarray(found.zero, np.uint8)), f"{x.name}.zero")
+    scale = net.constant(literal(np.asarray(code.scale)), f"{x.name}.scale")
+    zero = net.constant(literal(np.asarray(code.zero, np.uint8)), f"{x.name}.zero")
     assert x.maker is not None, f"{x} is an input or a constant: no activation computed it"
     at = net.layers.index(x.maker) + 1
     y = x
-    if found.squeeze != 1:
-        y = net.add("LeakyRelu", x, name=f"{x.name}.squeeze", alpha=found.squeeze, at=at)
+    if code.squeeze != 1:
+        y = net.add("LeakyRelu", x, name=f"{x.name}.squeeze", alpha=code.squeeze, at=at)
         at += 1
     q = net.add("QuantizeLinear", y, scale, zero, name=f"{x.name}.quantize", at=at)
     y = net.add("DequantizeLinear", q, scale, zero, name=f"{x.name}.dequantize", at=at + 1)
-    if found.squeeze != 1:
-        y = net.add("LeakyRelu", y, name=f"{x.name}.stretch", alpha=1 / found.squeeze, at=at + 2)
+    if code.squeeze != 1:
+        y = net.add("LeakyRelu", y, name=f"{x.name}.stretch", alpha=1 / code.squeeze, at=at + 2)
     for r in readers:
         r.inputs = tuple(y if t is x else t for t in r.inputs)

@@ -86,15 +86,15 @@ def _shape_readers(t: Tensor, users) -> set[str]:
     return {x.name for x, _ in users.get(t, []) if x.op in ("Shape", "Size")}
 
 
-def select_innermost(found: Sequence[Branch], most: int = 8) -> list[Branch]:
+def select_innermost(branch_list: Sequence[Branch], most: int = 8) -> list[Branch]:
     """Of nested branches the smallest ones, so that no layer is inside more than `most`: the tables of a choice have an axis for each of them."""
     inside: dict[str, int] = {}
     kept = set()
-    for b in sorted(found, key=lambda b: len(b.layers)):
+    for b in sorted(branch_list, key=lambda b: len(b.layers)):
         if all(inside.get(name, 0) < most for name in b.layers):
             kept.add(b.name)
             inside.update((name, inside.get(name, 0) + 1) for name in b.layers)
-    return [b for b in found if b.name in kept]
+    return [b for b in branch_list if b.name in kept]
 
 
 def removable(net: Network, blocks: Sequence[Branch], scores: Mapping[str, np.ndarray]) -> list[Branch]:
@@ -113,9 +113,9 @@ def removable(net: Network, blocks: Sequence[Branch], scores: Mapping[str, np.nd
     return [b for b in blocks if b.name in allowed]
 
 
-def find_branches(found: Sequence[Branch], names: Iterable[str]) -> list[Branch]:
+def find_branches(branch_list: Sequence[Branch], names: Iterable[str]) -> list[Branch]:
     """The branches of these names. Raises PruneError with the nearest name."""
-    known = {b.name: b for b in found}
+    known = {b.name: b for b in branch_list}
     for name in names:
         if name not in known:
             raise PruneError(

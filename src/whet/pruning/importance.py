@@ -43,7 +43,7 @@ class Samples:
 
 
 def importance(
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     kind: str | Own = "l1",
     seed: int = 0,
     *,
@@ -66,21 +66,21 @@ def importance(
         if net is None or samples is None:
             raise PruneError(f"the importance {kind} needs data: give the network and samples (labels are optional)")
         if kind == "reconstruction":
-            return reconstruction_scores(net, found, blocks, samples.data, seed=seed, progress=progress)
-        seen = gates(net, found, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
-        scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in found), *(b.name for b in blocks)]}
+            return reconstruction_scores(net, channel_groups, blocks, samples.data, seed=seed, progress=progress)
+        seen = gates(net, channel_groups, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
+        scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in channel_groups), *(b.name for b in blocks)]}
     else:
-        scores = _of_weights(found, kind, seed, net)
+        scores = _of_weights(channel_groups, kind, seed, net)
     bad = next((name for name, v in scores.items() if not np.isfinite(v).all()), None)
     if bad is not None:
         raise PruneError(f"{name_of(kind)} gives {bad!r} scores that are not finite: its weights or activations hold NaN or "
                          "infinite values. `whet run` shows where they begin.")  # fmt: skip
     if normalize or (normalize is None and kind not in COMPARABLE):
-        scores = {**scores, **{g.name: _normalize(scores[g.name]) for g in found}}
+        scores = {**scores, **{g.name: _normalize(scores[g.name]) for g in channel_groups}}
     for b in blocks:
         if b.name not in scores:
             inside = set(b.layers)
-            own = [float(scores[g.name].sum()) for g in found if set(g.layers) <= inside]
+            own = [float(scores[g.name].sum()) for g in channel_groups if set(g.layers) <= inside]
             scores[b.name] = np.array([sum(own) if own else float(len(b.layers))])
     return scores
 
@@ -93,16 +93,16 @@ def _of_gates(seen: Gates, kind: str, name: str) -> np.ndarray:
     return np.sqrt(seen.energy[name]) if kind == "activation" else seen.first(name) if kind == "taylor1" else seen.second(name)
 
 
-def _of_weights(found: Sequence[Group], kind: str | Own, seed: int, net: Network | None) -> dict[str, np.ndarray]:
+def _of_weights(channel_groups: Sequence[Group], kind: str | Own, seed: int, net: Network | None) -> dict[str, np.ndarray]:
     if not isinstance(kind, str) or kind.startswith(PYTHON_PREFIX):
-        return _own(found, kind, net)
+        return _own(channel_groups, kind, net)
     if kind == "random":
         rng = np.random.default_rng(seed)
-        return {g.name: rng.random(g.size) * 2 for g in found}
+        return {g.name: rng.random(g.size) * 2 for g in channel_groups}
     if kind == "bn_scale":
-        return _scales(found, net)
+        return _scales(channel_groups, net)
     measure = {"l1": _l1, "l2": _l2, "fpgm": _sum_distances}[kind]
-    return {g.name: _weigh(g, measure) for g in found}
+    return {g.name: _weigh(g, measure) for g in channel_groups}
 
 
 def _weigh(g: Group, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -130,12 +130,12 @@ def _sum_distances(rows: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(squares[:, None] + squares[None] - 2 * rows @ rows.T, 0)).sum(1)
 
 
-def _scales(found: Sequence[Group], net: Network | None) -> dict[str, np.ndarray]:
+def _scales(channel_groups: Sequence[Group], net: Network | None) -> dict[str, np.ndarray]:
     if net is None:
         raise PruneError("the importance bn_scale reads batch norms: give the network")
     gammas = {x.inputs[1] for x in net.layers if x.op == "BatchNormalization"}
     scores, with_norm = {}, 0
-    for g in found:
+    for g in channel_groups:
         parts = [np.abs(t.array().astype(np.float64))[at].mean(1) for t, _, at in g.weights() if t in gammas]
         with_norm += bool(parts)
         scores[g.name] = np.mean([_normalize(p) for p in parts], axis=0) if parts else _weigh(g, _l2)
@@ -149,10 +149,10 @@ def name_of(kind: str | Own) -> str:
     return kind if isinstance(kind, str) else f"python:{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__name__)}"
 
 
-def _own(found: Sequence[Group], kind: str | Own, net: Network | None) -> dict[str, np.ndarray]:
+def _own(channel_groups: Sequence[Group], kind: str | Own, net: Network | None) -> dict[str, np.ndarray]:
     function = user_function(kind, "importance") if isinstance(kind, str) else kind
     scores = {}
-    for g in found:
+    for g in channel_groups:
         got = np.asarray(function(net, g), np.float64)
         if got.shape != (g.size,) or not np.isfinite(got).all() or (got < 0).any():
             what = f"{got.shape}" if got.shape != (g.size,) else "scores that are negative or not finite"
@@ -167,7 +167,7 @@ def step_of(g: Group, multiple: int) -> int:
 
 
 def choose(
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     scores: Mapping[str, np.ndarray],
     ratio: float,
     *,
@@ -189,16 +189,16 @@ def choose(
         raise PruneError(f"scope is 'group' or 'global', not {scope!r}")
     if multiple < 1:
         raise PruneError(f"kept channels are rounded to a multiple of one or more, not {multiple}")
-    given = _check_widths(found, widths or {})
-    share = {g.name: 1 - ratio for g in found}
-    if scope == "global" and found:
-        every = np.sort(np.concatenate([scores[g.name] for g in found]))
+    given = _check_widths(channel_groups, widths or {})
+    share = {g.name: 1 - ratio for g in channel_groups}
+    if scope == "global" and channel_groups:
+        every = np.sort(np.concatenate([scores[g.name] for g in channel_groups]))
         threshold = every[int(len(every) * ratio)]
-        share = {g.name: float(np.mean(scores[g.name] >= threshold)) for g in found}
-    factors = factor_counts(found)
+        share = {g.name: float(np.mean(scores[g.name] >= threshold)) for g in channel_groups}
+    factors = factor_counts(channel_groups)
     share = {name: s ** (1 / factors[name]) for name, s in share.items()}
     kept = {}
-    for g in found:
+    for g in channel_groups:
         step = step_of(g, multiple)
         n = given.get(g.name) or max(step if least is None else least, round(g.size * share[g.name] / step) * step)
         if n < g.size:
@@ -207,9 +207,9 @@ def choose(
     return kept
 
 
-def _check_widths(found: Sequence[Group], widths: Mapping[str, int]) -> dict[str, int]:
+def _check_widths(channel_groups: Sequence[Group], widths: Mapping[str, int]) -> dict[str, int]:
     """Validates widths: known groups, within their sizes. Raises PruneError."""
-    sizes = {g.name: g.size for g in found}
+    sizes = {g.name: g.size for g in channel_groups}
     for name, n in widths.items():
         if name not in sizes:
             near = suggest_name(name, sizes)

@@ -56,16 +56,22 @@ class _Reader:
 
 
 def reconstruction_scores(
-    net: Network, found: Sequence[Group], blocks: Sequence[Branch], data: Mapping[str, np.ndarray], *, seed: int = 0, progress: Progress | None = None
+    net: Network,
+    channel_groups: Sequence[Group],
+    blocks: Sequence[Branch],
+    data: Mapping[str, np.ndarray],
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> dict[str, np.ndarray]:
     """The marginal errors of the units of each group, float64 [size], and the relative error [1] without each branch.
 
     The sum of a group's n smallest scores is its error without these n units (marginal errors are made monotone by pooling). Readers without
     a constant matrix count the energy of a unit's values relative to their input. Raises PruneError for data without samples or with NaN.
     """
-    readers, energies = _measure(net, found, blocks, data, seed, progress)
+    readers, energies = _measure(net, channel_groups, blocks, data, seed, progress)
     scores = {}
-    for g in found:
+    for g in channel_groups:
         scores[g.name] = _marginal(g.size, readers.get(g.name, []), energies.get(g.name, np.zeros(g.size)))
     return scores | {b.name: energies[b.name] for b in blocks}
 
@@ -103,11 +109,11 @@ def _fit_nondecreasing(rises: Sequence[tuple[float, int]]) -> list[float]:
 
 
 def _measure(
-    net: Network, found: Sequence[Group], blocks: Sequence[Branch], data: Mapping[str, np.ndarray], seed: int, progress: Progress | None
+    net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch], data: Mapping[str, np.ndarray], seed: int, progress: Progress | None
 ) -> tuple[dict[str, list[_Reader]], dict[str, np.ndarray]]:
     """Quadratics of the readers by group, and relative energies of other readers by group and of branches."""
     at: dict[Tensor, list[tuple[Group, int, np.ndarray]]] = {}
-    for g in found:
+    for g in channel_groups:
         for (t, axis), indices in g.members.items():
             at.setdefault(t, []).append((g, axis, indices))
     ends: dict[str, list[Branch]] = {}

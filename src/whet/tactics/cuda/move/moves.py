@@ -130,10 +130,10 @@ def _parts(row: int) -> int:
     return -(-row // (32 * _EACH))
 
 
-def _constants(made: MovesCode, signature: Signature, config: Config) -> dict[str, Any]:
-    stored, many, joint = signature.needs(made.sources[0]), _rows_per_warp(config), dict(config).get("together", 0)
-    each = -(-made.row // (32 * _parts(made.row))) if made.row else _EACH
+def _constants(code: MovesCode, signature: Signature, config: Config) -> dict[str, Any]:
+    stored, many, joint = signature.needs(code.sources[0]), _rows_per_warp(config), dict(config).get("together", 0)
+    each = -(-code.row // (32 * _parts(code.row))) if code.row else _EACH
     types: dict[str, Any] = {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name]}
     if joint:
         types |= {"BULK": dict(config).get("bulk", 0)}
-    return {**types, "SPAN": made.row, "MANY": many, "JOINT": int(bool(joint)), "EACH": each * many if joint else each, "STEPS": made.text}
+    return {**types, "SPAN": code.row, "MANY": many, "JOINT": int(bool(joint)), "EACH": each * many if joint else each, "STEPS": code.text}

@@ -128,14 +128,14 @@ def can_store(tile: ConvConfig, types8: EightBitTypes, shape: ConvShape) -> bool
 
 
 def product_configs(
-    parts: Parts, shape: ConvShape, signature: Signature, found: list[ConvConfig], backend: Backend, axis: int = 1
+    parts: Parts, shape: ConvShape, signature: Signature, configs: list[ConvConfig], backend: Backend, axis: int = 1
 ) -> Sequence[Config]:
-    """The first of `found` that can run and store this; tiles that cannot go through shared memory store directly."""
+    """The first of `configs` that can run and store this; tiles that cannot go through shared memory store directly."""
     epilogue = match_quantized_epilogue(parts, axis)
     if isinstance(epilogue, str):
         return []
     types8 = kinds_of(parts, epilogue, signature, shape)
-    able = (c for c in found if c.outs < 3 or epilogue.residual is not None)  # the third tile is for a residual in flight
+    able = (c for c in configs if c.outs < 3 or epilogue.residual is not None)  # the third tile is for a residual in flight
     direct = (c if can_store(c, types8, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
     most = MAX_CONFIGS + (6 if epilogue.residual is not None else 0)
     good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)

@@ -168,9 +168,9 @@ def _has_pool(layer: Layer) -> bool:
     return layer.composite == "ConvPool"
 
 
-def _size_reason(layer: Layer, found: Image) -> str | None:
+def _size_reason(layer: Layer, image: Image) -> str | None:
     """The reason why the kernel cannot compute these sizes, or None."""
-    s, scales = found.shape, found.parts.reads
+    s, scales = image.shape, image.parts.reads
     if s.stride != (2, 2) or s.dilation != (1, 1) or max(_window_cells(s)) > 4 or s.c > 4 or s.k not in (32, 64) or s.w % 2:
         return (
             f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}, strides {s.stride}, {s.w} columns; takes at most 4, 32 or 64,"
@@ -183,7 +183,7 @@ def _size_reason(layer: Layer, found: Image) -> str | None:
         return "takes a pooling of 3 x 3 windows, strides of 2 and padding of 1 on all sides"
     if s.k != 64 or s.q > 128:
         return f"{s.k} channels and {s.q} columns before a pooling; takes 64 and at most 128"
-    if found.epilogue.post_ops.activation[0] != "clip" or any(np.any(scales[i].scale < 0) for i in found.parts.operand_indices()[:2]):
+    if image.epilogue.post_ops.activation[0] != "clip" or any(np.any(scales[i].scale < 0) for i in image.parts.operand_indices()[:2]):
         return "pools before it activates, which takes a Clip and no negative scale"
     return None
 
@@ -229,14 +229,14 @@ def _tiles(layer: Layer, s: ConvShape) -> list[_Tile]:
     return [_Tile(s, False, w, tall, blocks) for w in widths(s.q) for tall in (2, 4) for blocks in (2, 3, 4)]
 
 
-def _constants(layer: Layer, found: Image, signature: Signature, tile: _Tile) -> dict[str, int]:
+def _constants(layer: Layer, image: Image, signature: Signature, tile: _Tile) -> dict[str, int]:
     """The macros of an instance."""
-    s, parts, stores = found.shape, found.parts, signature.outputs[0].dtype.name
+    s, parts, stores = image.shape, image.parts, signature.outputs[0].dtype.name
     ty, tx = _window_cells(s)
     kind = TYPES[parts.reads[parts.source_index()].dtype.name]
     return {
         "C": s.c, "TY": ty, "TX": tx, "BN": tile.wide, "KC": s.k, "TALL": tile.tall,
         "POOL": int(tile.pooled), "Q": s.q if tile.pooled else 0, "IN8": kind, "TO": TYPES[stores],
-        "ACT": ACTIVATIONS[found.epilogue.post_ops.activation[0]], "FOLD": int(folds(found.epilogue, stores)),
+        "ACT": ACTIVATIONS[image.epilogue.post_ops.activation[0]], "FOLD": int(folds(image.epilogue, stores)),
         "BLOCKS": tile.blocks, "WEIGHTS_AS_A": 1,
     }  # fmt: skip

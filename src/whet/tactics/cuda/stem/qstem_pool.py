@@ -96,11 +96,11 @@ def _shared_bytes(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) ->
     return integer_stem_shared(s, th, tw) + 128 + threads // 2 * 64
 
 
-def _constants(layer: Layer, found: Image, signature: Signature, config: Config) -> dict[str, int]:
+def _constants(layer: Layer, image: Image, signature: Signature, config: Config) -> dict[str, int]:
     """The macros of an instance."""
     (ph, pw, blocks), pool = (int(v) for _, v in config), pool_window(layer)
     th, tw, _ = tile_of_windows(pool, ph, pw)
-    source, stores, tile = signature.inputs[found.image], signature.outputs[0].dtype.name, {"th": th, "tw": tw, "blocks": blocks}
-    own = integer_stem_constants(found.parts, found.epilogue, found.shape, tile, source, stores, floats=found.step is not None)
+    source, stores, tile = signature.inputs[image.image], signature.outputs[0].dtype.name, {"th": th, "tw": tw, "blocks": blocks}
+    own = integer_stem_constants(image.parts, image.epilogue, image.shape, tile, source, stores, floats=image.step is not None)
     more = {"POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}
     return {**own, **more}
