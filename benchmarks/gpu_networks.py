@@ -9,7 +9,7 @@ first fails; the row says which), built at FP16 with verification (cold caches),
 eager in FP16 (channels last for images) and torch.compile (max-autotune); all are GPU times of isolated replays of a CUDA graph. `error` is the
 greatest difference from torch in FP32 on the CPU, relative to the greatest output; `build_s` includes verification, `stages_s` are its longest
 stages. Rows are built and timed one after the other, while the networks of the next ones are made and exported by `--ahead` processes. A row that
-fails states the error, a row that is stopped the stages that it has reached.
+fails states the error and the stages that it has reached, a row that is stopped the stages; `banned` are kernels that verification refused.
 --layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
 --without times a second engine, built without these passes, interleaved with the others. Results: $OUT/gpu_networks.json.
 Needs torch, torchvision, timm and transformers.
@@ -102,20 +102,21 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         with Runtime().load(f"{folder}/model.engine") as engine:
             got = next(iter(engine.create_context().run({n: v.numpy() for n, v in named.items()}).values()))
         row["error"] = float(f"{np.abs(got.astype(np.float32) - want).max() / max(float(np.abs(want).max()), 1e-9):.2g}")
-        bound = bind(plan, get_backend("cuda"))
+        row["banned"] = [list(b) for b in plan.report.banned]
+        gpu = get_backend("cuda")
+        row["device"] = gpu.describe()["model"]
+        bound = bind(plan, gpu)
         bound.run()
-        if args.layers:
-            row["layer_us"] = layer_times(plan, bound)
+        timed = {"layer_us": (plan, bound)}
         sides: dict[str, Callable[[int], float]] = {"whet": lambda count: statistics.median(bound.seconds(count)) * 1e3}
         if args.without:
             row["without"] = args.without.split(",")
             config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", passes=tuple(f"-{n}" for n in row["without"]))
             other = build(network_from_onnx(path), config)
-            other_bound = bind(other, get_backend("cuda"))
+            other_bound = bind(other, gpu)
             other_bound.run()
             row["without_layers"] = len(other.network.layers)
-            if args.layers:
-                row["without_layer_us"] = layer_times(other, other_bound)
+            timed["without_layer_us"] = (other, other_bound)
             sides["without"] = lambda count: statistics.median(other_bound.seconds(count)) * 1e3
     device = [v.cuda().half() if v.is_floating_point() else v.cuda() for v in values]
     with torch.no_grad():
@@ -140,25 +141,31 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         row[f"{side}_ms"] = round(statistics.median(measured), 4)
         if side != "whet":
             row[f"against_{side}"] = round(statistics.median(b / a for a, b in zip(times["whet"], measured, strict=True)), 3)
+    print("TIMED " + json.dumps(row), flush=True)
+    if args.layers:
+        for key, (its_plan, its_bound) in timed.items():
+            row[key] = layer_times(its_plan, its_bound)
     return row
 
 
 class Worker:
-    """The process of one row: exports, and waits until it may build and time. It is stopped `limit` seconds after the start of either."""
+    """The process of one row: exports, and waits until it may build and time. It is stopped `limit` seconds after the start of either, and at
+    `end` (of time.perf_counter)."""
 
-    def __init__(self, asked: str, args: argparse.Namespace) -> None:
-        self.asked, self.limit = asked, args.limit
+    def __init__(self, asked: str, args: argparse.Namespace, end: float) -> None:
+        self.asked, self.limit, self.end = asked, args.limit, end
         options = [f"--{n}={getattr(args, n)}" for n in ("exporter", "attention", "opset", "peers", "without")] + ["--layers"] * args.layers
         self.errors = tempfile.TemporaryFile("w+")
         pipe = subprocess.PIPE
         command = [sys.executable, __file__, "--one", asked, *options]
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
         self.stages: list[str] = []
+        self.timed: dict[str, Any] = {}
 
     def _next(self, *words: str) -> str:
         """The next line of output that begins with one of the words; empty at the end of the output, or after the limit."""
         assert self.process.stdout is not None
-        timer = threading.Timer(self.limit, self.process.kill)
+        timer = threading.Timer(max(0.1, min(self.limit, self.end - time.perf_counter())), self.process.kill)
         timer.start()
         try:
             for line in self.process.stdout:
@@ -166,12 +173,15 @@ class Worker:
                     return line
                 if line.startswith("STAGE "):
                     self.stages.append(line[6:].strip())
+                elif line.startswith("TIMED "):
+                    self.timed = json.loads(line[6:])
             return ""
         finally:
             timer.cancel()
 
     def row(self) -> dict[str, Any]:
-        """The row: waits for the export, lets the process build and time."""
+        """The row: waits for the export, lets the process build and time. If it ends while layers are timed, the row has all but those."""
+        begun = time.perf_counter()
         line = self._next("EXPORTED", "FAILED")
         if line.startswith("EXPORTED"):
             assert self.process.stdin is not None
@@ -180,10 +190,13 @@ class Worker:
         self.process.kill()
         code = self.process.wait()
         word, _, text = line.partition(" ")
-        if word in ("ROW", "FAILED"):
+        if word == "ROW":
             return json.loads(text)
+        if word == "FAILED":
+            return {**self.timed, **json.loads(text), "stages": self.stages}
         self.errors.seek(0)
-        return {"failed": f"stopped after {self.limit:.0f} s, or ended by {code}", "stages": self.stages, "errors": self.errors.read().strip()[-300:]}
+        failed = f"stopped after {time.perf_counter() - begun:.0f} s, or ended by {code}"
+        return {**self.timed, "failed": failed, "stages": self.stages, "errors": self.errors.read().strip()[-300:]}
 
 
 def run_one(args: argparse.Namespace) -> None:
@@ -205,7 +218,7 @@ def main() -> None:
     p.add_argument("--opset", type=int, default=18)
     p.add_argument("--peers", default="eager", help="eager, compile or both")
     p.add_argument("--ahead", type=int, default=2, help="rows that are exported while another one is built")
-    p.add_argument("--budget", type=float, default=1e9, help="no row begins after this many seconds")
+    p.add_argument("--budget", type=float, default=1e9, help="seconds after which the current row is stopped and no other begins")
     p.add_argument("--limit", type=float, default=420, help="seconds after which a row is stopped: its export, then its build and timing")
     p.add_argument("--layers", action="store_true", help="the time of each layer, too")
     p.add_argument("--without", default="", help="passes, separated by commas, that a second engine is built without")
@@ -224,13 +237,14 @@ def main() -> None:
                 worker.process.kill()
             break
         while waiting and len(workers) <= args.ahead:
-            workers.append(Worker(waiting.pop(0), args))
+            workers.append(Worker(waiting.pop(0), args, begun + args.budget))
         worker = workers.pop(0)
         name, batch = worker.asked.split(":")
         rows.append({"network": name, "batch": int(batch), **worker.row()})
         print(json.dumps({k: v for k, v in rows[-1].items() if k not in ("layer_us", "without_layer_us")}), flush=True)
         folder = Path(os.environ.get("OUT", "."))
-        record = {**provenance(("numpy", "torch", "torchvision", "timm", "transformers")), "rows": rows}
+        device = next((r["device"] for r in rows if "device" in r), "")
+        record = {**provenance(("numpy", "torch", "torchvision", "timm", "transformers")), "device": device, "rows": rows}
         (folder / "gpu_networks.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -67,7 +67,7 @@ class Planted:
                 change(self, self.writes[0])
 
         class Kernel(NumpyKernel):
-            implementation, rtol = "planted", 1e-5
+            implementation = "planted"
 
             def enqueue(self, args, stream):
                 stream.record(Call(self, args))
@@ -76,7 +76,7 @@ class Planted:
             fallback = False
 
             def plan(self, layer, signature, config, machine):
-                return Kernel(layer, signature)
+                return Kernel(layer, signature, rtol=1e-5)
 
         Tactic.ops, Tactic.__module__ = ops, "whet.tactics.cpu.planted"
         tactic(Tactic)

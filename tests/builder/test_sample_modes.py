@@ -274,7 +274,7 @@ def test_the_lock_rebuilds_the_same_engine_or_fails(apart, tmp_path):
 
 def test_the_arenas_of_all_lanes_respect_the_limit():
     with pytest.raises(BuildError, match="arenas of all workers"):
-        build(inception(), config(memory_limit={"arena": 60_000}))
+        build(inception(), config(memory_limit={"arena": 100_000}))
 
 
 @pytest.mark.parametrize("mode", ["apart", "turns"])

@@ -120,7 +120,7 @@ def test_two_profiles_are_tuned_separately_and_selected_by_the_shapes(folder):
         (["--onnx=lenet.onnx", "--saveEngine=no/where/x.engine"], 2, "there is no folder"),
         (["--onnx=lenet.onnx", "--lock=nolock"], 1, "LockError"),
         (["--loadEngine=lenet.onnx"], 1, "not an engine of whet"),
-        (["--onnx=lenet.onnx", "--loadEngine=x"], 2, "either --onnx"),
+        (["--onnx=lenet.onnx", "--loadEngine=x"], 2, "give one of --onnx"),
         (["--savEngine=x"], 2, "Did you mean '--saveEngine'"),
     ],
 )

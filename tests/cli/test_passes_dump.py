@@ -56,7 +56,8 @@ def test_fused_layers_are_functions_and_the_dump_computes_the_same(files):
 
 
 def test_an_engine_has_its_lowered_network_with_reformats(folder):
-    whet.build(folder / "s.onnx", optimization_level=2, timing_cache="").save(folder / "s.engine")
+    net = parse_network("network n source\nin %x: f32[1,64,9,9]\nconst %w: f32[64,64,3,3] = seed(1)\n%y: f32[1,64,7,7] = Conv(%x, %w)\nout %y\n")
+    whet.build(net, optimization_level=2, timing_cache="").save(folder / "s.engine")  # row-major rows of 9 values: kernels read pixels' channels
     done = call("passes", folder / "s.engine", "--dump", folder / "e", "--json")
     assert done.exit_code == 0, done.output
     (file,) = json.loads(done.output)

@@ -7,8 +7,10 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, SAMPLES, TACTICS, judge, reach, reference, sample_layer
 
 from support.host_cuda import HostLaunch, host_compiler, run_on_host, stored
+from whet.backends.cuda.compile import compile_cubin
 from whet.network import static_shape
 from whet.tactics import Args
+from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.generic import _per_value
 from whet.tactics.cuda.recurrent import recurrent
 
@@ -57,6 +59,20 @@ def test_kernels_match_the_reference_on_the_host(op, tmp_path, monkeypatch):
                     np.testing.assert_array_equal(got, want)
                 else:
                     judge(got, want, max(kernel.rtol, 1e-6), o.dtype, f"{t.name} {s}", reach(layer, fed))
+
+
+@pytest.mark.parametrize("op", OPS_HERE)
+def test_kernels_compile_for_the_gpu(op, monkeypatch):
+    """per_value.cu and recurrent.cu through NVRTC for sm_90a: each op's first sample, in every type of its signatures."""
+    sources = set()
+    for module in (_per_value, recurrent):
+        monkeypatch.setattr(module, "launch", lambda entry, arguments, constants, *rest: sources.add(source(arguments.kernel_file, constants)))
+    layer, _ = sample_layer(op, next(i for name, i in SAMPLES if name == op and any(offers(sample_layer(name, i)[0]))))
+    for t, s in offers(layer):
+        kernel = t.plan(layer, s, (), HOPPER)
+        kernel.launches(Args((0,) * len(layer.inputs), (0,) * len(layer.outputs), (0,) * len(kernel.packed), 0))
+    for text in sources:
+        assert compile_cubin(text, cached=False).startswith(b"\x7fELF")
 
 
 def address(a):

@@ -31,7 +31,7 @@ def test_a_row_has_bytes_operations_bound_and_share_of_the_peak():
         for layer in plan.network.layers
     ]
     lines: list[str] = []
-    _profile_table(SimpleNamespace(info=lines.append), context, records, {"x": (1, 64, 32, 32)})
+    _profile_table(SimpleNamespace(requested=lines.append), context, records, {"x": (1, 64, 32, 32)})
     assert lines[0].split() == ["Time(ms)", "Avg.(ms)", "Median(ms)", "Time(%)", "MB", "GFLOP", "Bound", "Peak(%)", "Layer"]
     rows = {words[-1]: words for words in map(str.split, lines[1:-1])}
     conv = rows[names["Conv"]]

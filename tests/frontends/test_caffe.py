@@ -196,7 +196,7 @@ def test_exec_with_trtexecs_flags(tmp_path):
     done = CliRunner().invoke(group, ["exec", "--model=x.caffemodel"])
     assert done.exit_code != 0
     done = CliRunner().invoke(group, ["exec", "--uff=x.uff"])
-    assert "UFF files cannot be read: convert the TensorFlow model itself to ONNX with tf2onnx" in done.output
+    assert "UFF files cannot be read: give the TensorFlow model itself to --onnx" in done.output
 
 
 @pytest.mark.data

@@ -17,6 +17,7 @@ import whet
 from whet.builder import BuildConfig, build, save_lock
 from whet.cli import exec as exec_command
 from whet.cli import run as run_command
+from whet.cli._summary import Log
 from whet.errors import WhetError
 from whet.network import Network, parse_type
 
@@ -47,16 +48,11 @@ def plan(net):
     return build(net, BuildConfig(timing_cache="", optimization_level=0))
 
 
-class Log:
-    def info(self, text):
-        pass
-
-
 WRITERS = {
     "engine": lambda path, net, plan: whet.write_engine(plan, path),
     "lock": lambda path, net, plan: save_lock(plan, path),
     "onnx": lambda path, net, plan: whet.save_onnx(net, path),
-    "export": lambda path, net, plan: exec_command._write(path, "x" * 10000, Log()),
+    "export": lambda path, net, plan: exec_command._write(path, "x" * 10000, Log(quiet=True)),
     "values": lambda path, net, plan: run_command._save(str(path), ({"y": np.ones(4000)}, {"y": np.ones(4000)})),
 }
 

@@ -50,7 +50,8 @@ def install(folder):
 
 def run(code, *paths, check=True):
     """Runs Python code in a fresh process, so that registered ops stay out of this one."""
-    env = os.environ | {"PYTHONPATH": ":".join(map(str, (SOURCE, *paths))), "OPENBLAS_NUM_THREADS": "1", "WHET_FAILED_VERIFICATIONS": ""}
+    found = ":".join(filter(None, (*map(str, (SOURCE, *paths)), os.environ.get("PYTHONPATH", ""))))
+    env = os.environ | {"PYTHONPATH": found, "OPENBLAS_NUM_THREADS": "1", "WHET_FAILED_VERIFICATIONS": ""}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
     if check:
         assert done.returncode == 0, done.stderr[-3000:]

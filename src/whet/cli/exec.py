@@ -235,13 +235,13 @@ def _refit(o: Options, log: Log, engine):
     weights = engine.refittable_weights() if "dumpRefit" in o or "timeRefit" in o else {}
     if "dumpRefit" in o:
         for name, type_ in sorted(weights.items()):
-            log.info(f"Refittable weight {name}: {type_ or 'its values are not in the engine file'}")
+            log.requested(f"Refittable weight {name}: {type_ or 'its values are not in the engine file'}")
     if "refitFromOnnx" in o:
         from whet.frontends import network_from_file
 
         start = time.perf_counter()
         engine = engine.refit(network_from_file(o.get("refitFromOnnx")))
-        log.info(f"Engine refitted with {o.get('refitFromOnnx')} in {time.perf_counter() - start:.4g} sec; its outputs are the model's.")
+        log.result(f"Engine refitted with {o.get('refitFromOnnx')} in {time.perf_counter() - start:.4g} sec; its outputs are the model's.")
         if "saveEngine" in o:
             from whet.engine import write_engine
 
@@ -251,7 +251,7 @@ def _refit(o: Options, log: Log, engine):
         start = time.perf_counter()
         engine.refit(own)
         log.facts["refit_seconds"] = time.perf_counter() - start
-        log.info(f"Engine refitted in {log.facts['refit_seconds']:.4g} sec.")
+        log.requested(f"Engine refitted in {log.facts['refit_seconds']:.4g} sec.")
     return engine
 
 

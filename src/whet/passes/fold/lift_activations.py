@@ -1,4 +1,7 @@
-"""Moves an activation above Reshapes and Transposes of a convolution's result, so that it can be the convolution's epilogue."""
+"""Moves an activation above Reshapes and Transposes of a convolution's result, so that it can be the convolution's epilogue.
+
+Not in a detector's head, where one kernel moves and activates the values, and the convolution without epilogue can join it (fuse_head_convs).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ def lift_activations(g: Graph, layer: Layer) -> Tensor | Skip | None:
     moves: list[Layer] = []
     t = layer.inputs[0]
     while (maker := g.maker(t)) is not None and maker.op in ("Reshape", "Transpose") and len(moves) < _MOST_MOVES:
+        if maker.output.type.rank > 4:
+            return None  # a detector's head: channels split into anchors; fuse_moves takes its activations too
         moves.append(maker)
         t = maker.inputs[0]
     if t is None or maker is None or maker.op != "Conv" or not moves or any(x is not None and scalar_value(x) is None for x in layer.inputs[1:]):
