@@ -41,7 +41,7 @@ def network_from_caffe(
     outputs: Sequence[str] = (),
     random_weights: bool = False,
 ) -> Network:
-    """Reads a deploy prototxt with the weights of a caffemodel (default: the file of the same name beside it).
+    """Reads a deploy prototxt with the weights of a caffemodel (default: the file of the same name in its folder).
 
     `shapes` maps inputs to shapes, as for network_from_onnx: an int sets a size, a name makes it dynamic, None keeps it. `outputs` are
     blob names (default: the blobs that no layer reads). `random_weights` needs no caffemodel: for timing.

@@ -116,7 +116,7 @@ def _best(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
 
 
 def list_overlaps(blocks: Sequence[Block], limit: int) -> dict[str, list[Block]] | None:
-    """The blocks of at least one byte whose live intervals overlap a block's own, by its name; None if there are more than `limit` pairs."""
+    """The blocks of at least one byte with live intervals that overlap a block's own, by its name; None if there are more than `limit` pairs."""
     overlaps: dict[str, list[Block]] = {b.name: [] for b in blocks}
     live: dict[str, Block] = {}
     ends: list[tuple[int, str]] = []
@@ -137,7 +137,7 @@ def list_overlaps(blocks: Sequence[Block], limit: int) -> dict[str, list[Block]]
 
 
 def _place(blocks: Sequence[Block], overlaps: Mapping[str, Sequence[Block]]) -> tuple[dict[str, int], int]:
-    """Best fit: each block goes into the smallest gap between already placed blocks whose live intervals overlap its own."""
+    """Best fit: each block goes into the smallest gap between the placed blocks that are live at the same time."""
     placed: dict[str, int] = {}
     top = 0
     for b in blocks:

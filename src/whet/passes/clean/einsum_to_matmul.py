@@ -26,6 +26,6 @@ def einsum_to_matmul(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 
 def _reorder_axes(g: Graph, t: Tensor, term: str, wanted: list[str]) -> Tensor:
-    """`t`, whose axes are named by `term`, with its axes in another order."""
+    """`t` with its axes, which `term` names, in another order."""
     perm = tuple(term.index(c) for c in wanted)
     return t if perm == tuple(range(len(perm))) else g.add("Transpose", t, perm=perm)

@@ -1,9 +1,9 @@
-"""A Gemm of merged rows whose result is split into more axes again becomes a MatMul of the rows as they are, and an Add of the bias.
+"""A Gemm between two Reshapes, which merge and split its rows, becomes a MatMul of the rows as they are, and an Add of the bias.
 
 Likewise a MatMul by a constant matrix between two Reshapes of its rows.
 
-Exporters write linear layers of sequences so: [B, S, K] -> [B * S, K] -> Gemm -> [B, S, N]. The Reshape before the product is left with what it
-has to merge besides, often nothing.
+Exporters write linear layers of sequences so: [B, S, K] -> [B * S, K] -> Gemm -> [B, S, N]. The Reshape before the product only merges
+what else it has to, often nothing.
 """
 
 from __future__ import annotations

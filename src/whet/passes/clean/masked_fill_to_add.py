@@ -1,7 +1,7 @@
 """Scores of attention that are replaced by -infinity or a very low value where a mask is false become scores plus a mask.
 
-PyTorch's masked_fill and where(mask, scores, finfo.min) are exported as Where. A probability after the softmax is 0 either way. Rows of which every
-key is hidden keep their result: NaN for -infinity, equal probabilities for the lowest value of f32 and bf16, in which any score is lost. Other low
+PyTorch's masked_fill and where(mask, scores, finfo.min) are exported as Where. A probability after the softmax is 0 either way. Rows without
+a visible key keep their result: NaN for -infinity, equal probabilities for the lowest value of f32 and bf16, in which any score is lost. Other low
 values are taken only where a constant mask hides no whole row.
 """
 

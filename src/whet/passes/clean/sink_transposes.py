@@ -1,4 +1,4 @@
-"""Moves a Transpose below a sum or product whose operands are all transposed alike, and below products with constant weights along the last axis.
+"""Moves a Transpose below a sum or product of operands that are all transposed alike, and below products with constant weights along the last axis.
 
 Residual branches of convolutional networks with LayerNorm are transposed to images and added there: below the sum the Transpose meets the next one,
 and the sum can be the epilogue of the linear layer before it. Attention of `[S, B, C]` transposes its sequences before the projections and back

@@ -178,7 +178,7 @@ class _Kernel:
                 y.at(offset).store_masked(value, mask)
 
     def _addend(self, added: Pointer, count: int, zero: Value) -> Value:
-        """The first `count` channels of the addend as f32, zeros behind them."""
+        """The first `count` channels of the addend as f32, followed by zeros."""
         f, lanes = self.f, self.v.lanes
         if count == lanes:
             return _to_float(added.load(0, lanes))

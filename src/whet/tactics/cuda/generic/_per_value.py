@@ -130,7 +130,7 @@ def number_type(layer: Layer) -> str:
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """Elements between neighbours along each axis of a row-major tensor."""
+    """Row-major strides, in elements."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
