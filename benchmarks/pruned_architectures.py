@@ -1,10 +1,11 @@
 """Structured pruning over architectures of timm, torchvision and transformers with random weights: each is exported, pruned by ratio
 and by FLOPs, and the cut network is compared with the original whose removed channels are zero.
 
-    python benchmarks/pruned_architectures.py [--only NAME,..] [--workers N] [--limit SECONDS] [--total SECONDS] [--out FILE.json]
+    python benchmarks/pruned_architectures.py [--only NAME,..] [--workers N] [--limit SECONDS] [--total SECONDS] [--out FILE.json] [--resume]
 
 Each architecture runs in a process of its own, which may be killed after --limit seconds. A row has the share of parameters (ratio 0.5) and of
 FLOPs (target 0.6) that is kept, the largest difference relative to the largest output (ONNX Runtime), and the error text of a failure.
+`--resume` keeps the rows of FILE.json that succeeded at any commit; every row names its own. Needs timm, torchvision, transformers and onnxscript.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from _record import provenance
+
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
+
+PACKAGES = ("whet", "numpy", "onnx", "onnxruntime", "torch", "timm", "torchvision", "transformers")
 
 RATIO, FLOPS = 0.5, 0.6
 #: timm model: image size
@@ -204,12 +209,17 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for one architecture")
     parser.add_argument("--total", type=float, default=1e9, help="seconds after which no architecture starts")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--resume", action="store_true", help="keep the successful rows of the result file")
     args = parser.parse_args()
     if args.one:
         print(json.dumps(examine(args.one)), flush=True)
         return
     names = args.only.split(",") if args.only else networks()
-    end, rows = time.monotonic() + args.total, []
+    stamp = provenance(PACKAGES)
+    rows = json.loads(args.out.read_text())["rows"] if args.resume else []
+    rows = [r for r in rows if "error" not in r or r["name"] not in names]
+    names = [n for n in names if n not in {r["name"] for r in rows}]
+    end, order = time.monotonic() + args.total, networks()
 
     def work(name: str) -> dict[str, Any] | None:
         left = end - time.monotonic()
@@ -218,10 +228,11 @@ def main() -> None:
     with ThreadPoolExecutor(args.workers) as pool:
         for row in pool.map(work, names):
             if row is not None:
-                rows.append(row)
+                rows.append({**row, "date": stamp["date"], "commit": stamp["commit"]})
                 print(json.dumps(row), flush=True)
                 if args.out:
-                    args.out.write_text(json.dumps({"ratio": RATIO, "flops": FLOPS, "rows": rows}, indent=1) + "\n")
+                    rows.sort(key=lambda r: order.index(r["name"]))
+                    args.out.write_text(json.dumps({**stamp, "ratio": RATIO, "flops": FLOPS, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

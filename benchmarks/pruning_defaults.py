@@ -1,8 +1,11 @@
-"""Accuracy of one-shot pruning with default options: a FLOP target, recovery on 128 unlabelled CIFAR-10 images, top-1 on the 1,000 lossless
-test images.
+"""Accuracy of one-shot pruning with default options: a FLOP target, recovery on 128 unlabelled images, top-1 on 1,000 test images (CIFAR-10: the
+lossless ones; MNIST: a random selection).
 
     python benchmarks/pruning_defaults.py --data FOLDER --out benchmarks/results/cpu/pruning_defaults.json
-        [--importance auto l1 fpgm taylor2 random --depth auto on off] [--workers N]
+        [--models resnet56 resnet20 vit_mnist lenet_mnist] [--importance auto l1 fpgm taylor2 random --depth auto on off]
+        [--hidden off on] [--workers N]
+
+A row has the accuracy as cut (`top1_cut`) and after recovery without labels (`top1`). `--hidden on` also cuts the residual width of a transformer.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ import numpy as np
 from _record import provenance
 
 from whet.frontends import network_from_onnx, save_onnx
+from whet.network import Network
 from whet.pruning import PruneConfig, Target, prune
 
 IMAGES = 128
+TESTED = 1000
 DEPTH: dict[str, bool | None] = {"auto": None, "on": True, "off": False}
 
 
@@ -29,6 +34,20 @@ def normalized(images: np.ndarray) -> np.ndarray:
     """uint8 [N, H, W, 3] to float32 [N, 3, H, W] in the networks' normalization."""
     mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     return np.ascontiguousarray(((images / 255 - mean) / deviation).transpose(0, 3, 1, 2), np.float32)
+
+
+def load(data: Path, model: str) -> tuple[Network, np.ndarray, np.ndarray, np.ndarray]:
+    """The network, test inputs and labels, and inputs to calibrate with."""
+    if model.endswith("_mnist"):
+        arrays = np.load(data / "mnist" / "mnist_20k_10k.npz")
+        some = np.random.default_rng(0).choice(len(arrays["x_test"]), TESTED, replace=False)
+        tested, pool = (a[:, None].astype(np.float32) / 255 for a in (arrays["x_test"][some], arrays["x_train"]))
+        if model == "vit_mnist":
+            tested, pool = ((a - np.float32(0.1307)) / np.float32(0.3081) for a in (tested, pool))
+        return network_from_onnx(data / "mnist" / f"{model}.onnx"), tested, arrays["y_test"][some], pool
+    arrays = np.load(data / "cifar10" / "cifar10_lossless.npz")
+    net = network_from_onnx(data / "cifar10" / f"{model}_cifar10.onnx")
+    return net, normalized(arrays["x_test"]), arrays["y_test"], normalized(arrays["x_train"])
 
 
 def top1(net, images: np.ndarray, labels: np.ndarray) -> float:
@@ -44,39 +63,42 @@ def top1(net, images: np.ndarray, labels: np.ndarray) -> float:
 
 def measure(case: tuple) -> dict:
     """The row of one cut."""
-    data, model, share, seed, multiple, importance, depth = case
-    arrays = np.load(data / "cifar10" / "cifar10_lossless.npz")
-    images, labels, pool = normalized(arrays["x_test"]), arrays["y_test"], arrays["x_train"]
-    net = network_from_onnx(data / "cifar10" / f"{model}_cifar10.onnx")
+    data, model, share, seed, multiple, importance, depth, hidden = case
+    net, images, labels, pool = load(data, model)
     some = np.random.default_rng(seed).choice(len(pool), IMAGES, replace=False)
-    config = PruneConfig(target=Target("flops", ratio=share), importance=importance, multiple=multiple, seed=seed, depth=DEPTH[depth])
+    config = PruneConfig(target=Target("flops", ratio=share), importance=importance, multiple=multiple, seed=seed, depth=DEPTH[depth],
+                         hidden=hidden)  # fmt: skip
     start = time.perf_counter()
-    pruned = prune(net, config, {net.inputs[0].name: normalized(pool[some])})
+    pruned = prune(net, config, {net.inputs[0].name: pool[some]})
     seconds = round(time.perf_counter() - start, 1)
     before, after = pruned.report.flops or (1, 1)
     floor = pruned.report.floor
     errors = {} if floor is None else {"output_error": round(floor.chosen, 4), "uniform_error": round(floor.uniform, 4)}
     return {"model": model, "target": share, "seed": seed, "multiple": multiple, "flops": round(after / before, 4),
+            "parameters": round(pruned.report.params[1] / pruned.report.params[0], 4), "hidden": hidden,
             "importance": pruned.recipe.about["importance"], "depth": depth, "branches_removed": len(pruned.recipe.removed), **errors,
+            "top1_whole": round(top1(net, images, labels), 2), "top1_cut": round(top1(pruned.cut, images, labels), 2),
             "top1": round(top1(pruned.network, images, labels), 2), "seconds": seconds}  # fmt: skip
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder with cifar10/")
+    parser.add_argument("--data", type=Path, required=True, help="folder with cifar10/ and mnist/")
     parser.add_argument("--models", nargs="+", default=["resnet56"])
     parser.add_argument("--shares", nargs="+", type=float, default=[0.6, 0.4], help="FLOPs to keep")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="one calibration set each")
     parser.add_argument("--multiple", type=int, help="kept channels are a multiple of this (default: that of prune)")
     parser.add_argument("--importance", nargs="+", default=["auto"])
     parser.add_argument("--depth", nargs="+", default=["auto"], choices=list(DEPTH), help="removal of residual branches")
+    parser.add_argument("--hidden", nargs="+", default=["off"], choices=["off", "on"], help="cut the residual width through norms")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     cases = [
-        (args.data, model, share, seed, args.multiple, importance, depth)
-        for model in args.models for share in args.shares for importance in args.importance for depth in args.depth for seed in args.seeds
+        (args.data, model, share, seed, args.multiple, importance, depth, hidden == "on")
+        for model in args.models for share in args.shares for importance in args.importance for depth in args.depth
+        for hidden in args.hidden for seed in args.seeds
     ]  # fmt: skip
     rows = []
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as workers:

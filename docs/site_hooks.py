@@ -15,6 +15,7 @@ PACKAGES = (
     "whet", "whet.builder", "whet.engine", "whet.frontends", "whet.inspector", "whet.ort", "whet.precision", "whet.pruning", "whet.report",
     "whet.runtime", "whet.sparsity", "whet.training", "whet.zoo",
 )  # fmt: skip
+FENCE = re.compile(r"^```(\w+) \w+$", re.MULTILINE)  # "```python torch": the second word is for the tests, and Markdown extensions read one word
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?!CHANGELOG\.md)((?:benchmarks|examples|src|tests)/[^)]*)\)")  # files that the site does not have
 
 
@@ -33,11 +34,22 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Rewrites links that leave docs/: the changelog is a page of the site; other files are named without a link."""
+    """Rewrites links that leave docs/ (the changelog is a page of the site; other files are named without a link), and fences, which keep their
+    language alone."""
+    markdown = FENCE.sub(r"```\1", markdown)
     markdown = OUTSIDE.sub(r"\1 (`\2`)", markdown)
     if page.file.src_uri == "index.md":
         markdown = markdown.replace("](../CHANGELOG.md)", "](CHANGELOG.md)")
     return markdown
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Refuses a page in which a fence was not read as a code block. Raises PluginError, which ends the build."""
+    from mkdocs.exceptions import PluginError
+
+    if found := re.search(r"```.{0,40}", html):
+        raise PluginError(f"{page.file.src_uri}: {found[0]!r} is text in the page, not a code block")
+    return html
 
 
 def command_reference() -> str:

@@ -1,7 +1,11 @@
-"""Where oneDNN cannot be loaded (ARM, macOS, a broken library), whet imports and builds with its own kernels and NumPy."""
+"""Where oneDNN cannot be loaded (ARM, macOS, a broken library), whet imports and builds with its own kernels and NumPy; on macOS also without
+libgomp, processor affinities and /proc."""
 
+import ctypes
 import subprocess
 import sys
+
+import pytest
 
 CODE = """
 import ctypes
@@ -53,6 +57,59 @@ for n, f in ((lenet, {"input": np.ones((1, 1, 32, 32), np.float32)}), (net, feed
 print(len(notes), *notes)
 print(missing_libraries("cpu", ["-ONEDNN"]))
 """
+
+#: As on macOS: no libgomp, no affinities, no /proc and /sys, no Linux requests for memory.
+MACOS = """
+import ctypes, mmap, os, platform, sys
+from pathlib import Path
+
+class WithoutGomp(ctypes.CDLL):
+    def __init__(self, name, *rest, **named):
+        if "gomp" in str(name):
+            raise OSError(f"{name}: image not found")
+        super().__init__(name, *rest, **named)
+
+import llvmlite.binding, numpy, onnx, psutil  # they ask the real system
+ctypes.CDLL = WithoutGomp
+sys.platform = "darwin"
+del os.sched_getaffinity, mmap.MADV_HUGEPAGE
+from whet.backends.cpu import info, threads
+info.CPUINFO = info.CACHES = Path("/nowhere")
+threads.cgroup_cpus.__defaults__ = (Path("/nowhere"), Path("/nowhere"))
+assert threads.usable_cpus() == 1
+"""
+#: As on a Graviton: no oneDNN, and the instruction sets of its /proc/cpuinfo.
+ARM = """
+from pathlib import Path
+from whet.backends.cpu import info
+
+fields = Path("cpuinfo")
+fields.write_text("processor\\t: 0\\nFeatures\\t: fp asimd asimdhp asimddp bf16 i8mm sve\\nCPU implementer\\t: 0x41\\n\\n")
+info.CPUINFO = fields
+"""
+
+
+@pytest.mark.parametrize("system", [MACOS, ARM], ids=["macos", "arm"])
+def test_networks_build_and_run_on_other_systems(system, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", system + CODE], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_parts_run_one_after_another_without_libgomp():
+    from whet.backends.cpu.threads import Sequential
+
+    pool, seen = Sequential(), []
+    part = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda context: seen.append((context, pool.omp_get_thread_num(), pool.omp_get_num_threads())))
+    address = ctypes.cast(part, ctypes.c_void_p).value
+    pool.GOMP_parallel(address, 7, 3, 0)
+    assert seen == [(7, 0, 3), (7, 1, 3), (7, 2, 3)]
+    assert (pool.omp_get_thread_num(), pool.omp_get_num_threads()) == (0, 1)
+    pool.omp_set_num_threads(2)
+    seen.clear()
+    pool.GOMP_parallel(address, None, 0, 0)
+    assert [s[1:] for s in seen] == [(0, 2), (1, 2)]
+    assert pool.omp_get_max_threads() == 2
 
 
 def test_networks_build_and_run_and_the_report_says_why(tmp_path, monkeypatch):

@@ -209,3 +209,39 @@ def test_transposes_to_and_from_channels_last_cost_nothing():
         views += sum(bool(plan.choices[x.name].inplace) for x in plan.network.layers if x.op == "Transpose")
         check_two_runs(net, plan)
     assert views >= 6
+
+
+def reshaped(seed: int) -> Network:
+    """Random products, Relus, Negs, Adds and Reshapes over values with later readers: kernels that work in place meet values with two shapes."""
+    rng, net = np.random.default_rng(seed), Network(f"reshaped_{seed}")
+    x = net.add_input("x", parse_type("f32[8,64]"))
+    values = [net.add("Relu", x), net.add("MatMul", x, net.constant((rng.standard_normal((64, 64)) / 8).astype("f4"), "w"))]
+    for _ in range(14):
+        kind, v = rng.integers(5), values[rng.integers(max(0, len(values) - 6), len(values))]
+        if kind <= 1:
+            values.append(net.add("Reshape", v, shape=(32, 16) if v.shape == (8, 64) else (8, 64)))
+        elif kind == 2:
+            values.append(net.add("Relu" if rng.integers(2) else "Neg", v))
+        elif kind == 3:
+            w = (rng.standard_normal((v.shape[1], v.shape[1])) / np.sqrt(v.shape[1])).astype("f4")
+            values.append(net.add("MatMul", v, net.constant(w, "w")))
+        else:
+            same = [o for o in values if o.shape == v.shape]
+            values.append(net.add("Add", v, same[rng.integers(len(same))]))
+    for i, v in enumerate(values[-2:]):
+        net.mark_output(v, f"y{i}")
+    return net
+
+
+def test_values_with_two_shapes_share_bytes_while_both_are_read():
+    read_later = 0
+    for seed in range(10):
+        net = reshaped(seed)
+        plan = build(net, dataclasses.replace(QUICK, optimization_level=0, verify=False))
+        check_plan(plan)
+        layers = plan.network.layers
+        for k, layer in enumerate(layers):
+            if layer.op == "Reshape" and plan.choices[layer.name].inplace:
+                read_later += any(layer.inputs[0] in later.inputs for later in layers[k + 1 :])
+        check_two_runs(net, plan)
+    assert read_later >= 3

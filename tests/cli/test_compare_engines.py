@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 import whet
 from whet.cli import group
-from whet.inspector.alignment import NO_NODE, align_layers
+from whet.inspector.alignment import NO_NODE, align_layers, differing_settings
 from whet.measure.engine_comparison import output_difference
 from whet.network import parse_network
 
@@ -53,6 +53,27 @@ def test_engines_are_timed_in_turns_and_aligned(files):
     assert "outputs differ by at most" in text
 
 
+def test_layers_are_timed_in_turns_and_shown_with_their_kernels(files, monkeypatch):
+    """Times come from this machine and this moment, not from the builds, which ran at different times and may have run elsewhere."""
+    from whet.measure.engine_comparison import compare_layers
+    from whet.runtime import Runtime
+
+    plans = {n: whet.read_engine(files / f"{n}.engine") for n in ("fused", "plain")}
+    for p in plans.values():
+        p.report.layer_ms = dict.fromkeys(p.report.layer_ms, 1e6)
+    timed = compare_layers({n: Runtime().load(p) for n, p in plans.items()})
+    for name, t in timed.items():
+        assert list(t.ms) == [x.name for x in plans[name].network.layers]
+        assert all(0 <= ms < 1e5 for ms in t.ms.values())
+        assert sum(t.ms.values()) > 0
+    (group_, *_) = [g for g in align_layers([t.plan for t in timed.values()], [t.ms for t in timed.values()]) if len(g.nodes) == 2]
+    assert group_.ms(1) == pytest.approx(sum(timed["plain"].ms[f.layer.name] for f in group_.layers[1]))
+    text = call("compare", files / "fused.engine", files / "plain.engine", "--seconds=0.02").output
+    conv = next(c for c in plans["fused"].choices.values() if c.implementation and "conv" in c.tactic)
+    assert f"{conv.tactic} f32 {conv.implementation}" in text
+    assert "2 layers:" in text, "the parts of what the other engine fused"
+
+
 DEEP = NET.replace("out %y", "%c2 = Conv(%y, %w, pads=(1,1,1,1))\n%y2 = Relu(%c2)\n%c3 = Conv(%y2, %w, pads=(1,1,1,1))\n%y3 = Relu(%c3)\nout %y3")
 
 
@@ -95,6 +116,19 @@ def test_mistakes(files):
         ((files / "fused.engine", files / "plain.engine", "--noEngines"), "--noEngines counts models only"),
     ):
         assert message in str(call("compare", *arguments).exception)
+
+
+def test_settings_that_differ(files):
+    a, b = (whet.read_engine(files / f"{n}.engine") for n in ("fused", "plain"))
+    assert differing_settings([a, a]) == {}
+    b.machine["libraries"] = {**a.machine["libraries"], "cpu/other": "another 1.0"}
+    b.machine["model"] = "another CPU"
+    found = differing_settings([a, b])
+    assert found["optimization_level"] == [1, 0]
+    assert found["machine.model"] == [a.machine["model"], "another CPU"]
+    assert set(found) == {"optimization_level", "passes", "machine.model"}, "a library that one engine does not use is no difference"
+    text = call("compare", files / "fused.engine", files / "plain.engine", "--seconds=0.02").output
+    assert "optimization_level: fused 1, plain 0" in text
 
 
 def test_alignment_keeps_every_layer_once(files):

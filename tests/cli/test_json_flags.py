@@ -43,6 +43,31 @@ def output(*args) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.fixture(scope="module")
+def engines(folder):
+    for level in (0, 1):
+        build = ["--builderOptimizationLevel=" + str(level), "--skipInference", f"--timingCacheFile={folder / 'cache'}"]
+        output("exec", f"--onnx={folder / 'lenet.onnx'}", f"--saveEngine={folder / f'{level}.engine'}", *build, "--json")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "zoo list", "passes", "passes lenet.onnx --dump=passes", "check lenet.onnx", "explain 1.engine", "explain 1.engine /conv1/Conv",
+        "diff 1.engine 1.engine", "compare 0.engine 1.engine --seconds=0.02", "compare lenet.onnx lenet2.onnx --noEngines",
+        "sparsity lenet.onnx --noEngines", "debug precision lenet.onnx --bf16", "report 1.engine", "zoo lenet5 -o another.onnx",
+        "exec --loadEngine=1.engine --duration=0 --iterations=2 --splitFusions --dumpProfile",
+    ],
+)  # fmt: skip
+def test_every_table_is_one_json_document(engines, words, monkeypatch):
+    if words.startswith("report"):
+        pytest.importorskip("plotly")
+    monkeypatch.chdir(engines)
+    zoo.save("lenet5", engines / "lenet2.onnx", batch=1, seed=2)
+    assert output(*words.split(), "--json") != {}
+
+
 def test_exec_and_retune(folder):
     model, engine, cache = folder / "lenet.onnx", folder / "l.engine", folder / "cache"
     build = ["--builderOptimizationLevel=0", "--duration=0", "--warmUp=0", f"--timingCacheFile={cache}", "--fp16"]

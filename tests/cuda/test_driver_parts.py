@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from whet.backends.cuda import driver, nvtx
+from whet.backends.cuda import driver, executor, nvtx
 from whet.backends.cuda.compare import Difference
 from whet.errors import BackendError
 
@@ -93,3 +93,46 @@ def test_differences_are_relative_to_the_reference():
     assert Difference(0.1, 0.8, 2, 10, 0).relative == 0.08
     assert Difference(0.1, 0.1, 0, 0, 0).relative == 0.1
     assert Difference(0, 0, 5, 9, 1).relative == float("inf")
+
+
+class CountedGraph:
+    """A graph that notes its captures and replays, with the launches' addresses."""
+
+    def __init__(self, launches, stream):
+        self.launches, self.closed = list(launches), False
+        self.captured.append(self.launches)
+
+    def run(self, stream):
+        assert not self.closed
+        self.ran.append(self.launches)
+
+    def close(self):
+        self.closed = True
+
+
+def test_callers_that_alternate_between_buffers_capture_one_graph_for_each(monkeypatch):
+    CountedGraph.captured, CountedGraph.ran = [], []
+    monkeypatch.setattr(executor, "Graph", CountedGraph)
+    monkeypatch.setattr(executor, "Stream", lambda: SimpleNamespace(handle=None))
+    monkeypatch.setattr(executor.nvtx, "is_enabled", lambda: False)
+
+    def launches(inputs, outputs):
+        return [SimpleNamespace(at=(*inputs, *outputs), on_host=False)]
+
+    call, other = executor.GpuCall(launches, [1], [2]), executor.GpuCall(launches, [2], [3])
+    engine = executor.GpuExecutable([call, other], SimpleNamespace(make_current=lambda: None))
+
+    def run(output):
+        other.set_address("output", 0, output)
+        engine.refresh()
+        engine.enqueue()
+        assert [x.at for x in CountedGraph.ran[-1]] == [(1, 2), (2, output)]
+
+    for output in (10, 11, 10, 11, 10):
+        run(output)
+    assert len(CountedGraph.captured) == 2
+    for output in range(12, 12 + executor.MAX_GRAPHS):
+        run(output)
+    run(10)  # its graph was the oldest one and is closed
+    assert len(CountedGraph.captured) == 2 + executor.MAX_GRAPHS + 1
+    assert len(engine._graphs) == executor.MAX_GRAPHS

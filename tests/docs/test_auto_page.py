@@ -34,6 +34,18 @@ def test_every_recipe_is_read(text, tmp_path):
         assert (recipe.qat["threshold"], recipe.qat["lr"]) == (0.3, 1e-4)
 
 
+def test_the_example_recipe_is_described(tmp_path):
+    """`whet auto examples/auto/digits.yaml --dry-run`, on a copy of the examples."""
+    shutil.copytree(Path(__file__).parents[2] / "examples" / "auto", tmp_path / "examples" / "auto")
+    shutil.copytree(Path(__file__).parents[2] / "examples" / "digits", tmp_path / "examples" / "digits")
+    pytest.importorskip("sklearn")
+    (line,) = [x for x in PAGE.splitlines() if "--dry-run" in x and x.startswith("whet auto")]
+    command = [sys.executable, "-m", *line.partition("#")[0].split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "48 joined: 0 to 0.8" in done.stdout
+
+
 @pytest.mark.slow
 def test_the_python_example_searches(case, tmp_path):
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

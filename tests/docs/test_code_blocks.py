@@ -1,4 +1,4 @@
-"""Every code block of the README and the docs runs: here in order, page by page, or in the test that PAGES_ELSEWHERE names."""
+"""Every code block of the README and the docs runs: here in order, page by page, or in the test that PAGES_ELSEWHERE or LINES_ELSEWHERE names."""
 
 import importlib.util
 import os
@@ -16,9 +16,19 @@ PAGES_ELSEWHERE = {
     "docs/tutorial.md": "test_docs.py", "docs/auto.md": "test_auto_page.py", "docs/commands.md": "test_commands_page.py",
 }  # fmt: skip
 RUN = ("sh", "python")
+LINES_ELSEWHERE = {  # lines of blocks marked `elsewhere`, by their first words -> what runs them, and a text of that file
+    "make demo": ("tests/pruning/test_demo.py", "demo.py"), "make test": (".ci/run", "make test\n"),
+    "pip install '.[jit]'": ("benchmarks/new_user.py", "whet[jit]"), "pip install '.[cuda]'": ("Makefile", "cuda-test"),
+    "pip install '.[search]'": ("Makefile", "test,search"), "pip install '.[jit,search,train]'": ("Makefile", "test,search,torch-test"),
+    "whet auto examples/auto/digits.yaml --dry-run": ("tests/docs/test_auto_page.py", "--dry-run"),
+    "whet auto examples/auto/digits.yaml": ("benchmarks/auto_digits.py", "digits.yaml"),
+    "whet exec --onnx=model.onnx ... --lock=lock.json": ("tests/search/test_made_again.py", "lock"),
+    "whet rebuild .": ("tests/search/test_made_again.py", "whet rebuild"),
+}  # fmt: skip
 STANDIN = ROOT / "tests" / "support" / "standin_model.py"
 NEEDS = {  # the second word of a block -> its imports
-    "gpu": [], "polygraphy": ["polygraphy", "onnxruntime"], "torch": ["torch", "onnxscript", "sklearn"], "search": ["optuna", "yaml"],
+    "gpu": [], "elsewhere": [], "polygraphy": ["polygraphy", "onnxruntime"], "torch": ["torch", "onnxscript", "sklearn"],
+    "search": ["optuna", "yaml"],
 }  # fmt: skip
 
 
@@ -35,7 +45,7 @@ def run_blocks(found: list[tuple[str, str, str]], folder: Path) -> None:
     command that fails. A small network replaces ResNet-18."""
     lines = ["import subprocess"]
     for k, (language, needs, code) in enumerate(found):
-        if language not in RUN or needs == "gpu" or not all(map(importlib.util.find_spec, NEEDS.get(needs, []))):
+        if language not in RUN or needs in ("gpu", "elsewhere") or not all(map(importlib.util.find_spec, NEEDS.get(needs, []))):
             continue
         if language == "sh":
             shell = ["bash", "-e", "-o", "pipefail", "-c", code.replace("whet zoo resnet18 -o", f"{sys.executable} {STANDIN}")]
@@ -65,6 +75,24 @@ def test_the_other_pages_have_their_tests():
         text = (Path(__file__).parent / test).read_text()
         assert Path(page).name in text, f"{test} does not read {page}"
     assert len(HERE) >= 10
+
+
+def test_lines_that_run_elsewhere_are_named():
+    found = "".join(code for page in PAGES for _, needs, code in blocks(page) if needs == "elsewhere")
+    lines = [x.partition("#")[0].strip() for x in found.splitlines()]
+    assert lines
+    for line in lines:
+        known = max((k for k in LINES_ELSEWHERE if line.startswith(k)), key=len, default=None)
+        assert known, f"no test runs: {line}"
+        file, text = LINES_ELSEWHERE[known]
+        assert text in (ROOT / file).read_text(), f"{file} does not run: {line}"
+
+
+def test_no_block_is_only_indented():
+    """Such a block would have no language, and no test would run it. Continuations of list items are indented by two or three spaces."""
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert re.findall(r"\n\n((?: {4}|\t)\S.*)", text) == [], page.name
 
 
 def test_blocks_have_a_known_language_and_requirement():

@@ -135,6 +135,21 @@ def test_couples(name, i, level):
                 np.testing.assert_allclose(np.asarray(b, np.float64), np.asarray(want, np.float64), rtol=exact, atol=exact, err_msg=what)
 
 
+@pytest.mark.parametrize(("name", "i"), [(n, i) for n, o in sorted(OPS.items()) if o.statistics for i in range(len(o.samples))])
+def test_axes_of_statistics_can_be_cut(name, i):
+    """Values change with the statistics; the cut layer accepts its inputs and has the kept axes."""
+    _, layer, arrays = sample_layer(name, OPS[name].samples[i])
+    statistics = OPS[name].statistics(layer)
+    of = components([*read(name, layer, None), *statistics])
+    for c in statistics:
+        cut = of[c.a, c.a_axis, 0]
+        if leaves_some(set(cut)):
+            kept = {(t, axis): np.array([k for k in range(t.shape[axis]) if (t, axis, k) not in cut]) for t, axis, _ in cut}
+            small, feed = cut_layer(layer, arrays, kept)
+            want = tuple(len(kept[layer.output, d]) if (layer.output, d) in kept else n for d, n in enumerate(layer.output.shape))
+            assert small.output.shape == want == run_layer(small, feed)[0].shape
+
+
 def test_enough_is_cut():
     """The oracle must not pass because nothing is cut."""
     tried = {level: 0 for level in LEVELS}

@@ -1,15 +1,18 @@
 """Cost predictions without cutting: they equal the costs of the really cut network for any widths; shrunk layers equal its layers."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
+from support.attention import GROUPED_QUERIES
 from whet import zoo
 from whet.builder.config import BuildConfig
 from whet.errors import CacheError, NetworkError
 from whet.frontends import network_from_onnx
 from whet.measure.timing_key import layer_text
+from whet.network import parse_network
 from whet.pruning import branches, count_flops, count_params, cut, groups
 from whet.pruning.costs import channel_costs, flop_costs, parameter_costs
 from whet.pruning.knapsack import edges, widths_of
@@ -172,3 +175,15 @@ def test_step_edges():
     assert widths_of(width, 8) == [8, 16]
     assert len(widths_of(mlp, 8)) == 12
     assert widths_of(mlp, 8)[-1] == mlp.size
+
+
+def test_three_factors_of_one_axis_multiply():
+    """Key heads, repetitions of keys and widths share the columns of a query projection."""
+    net = parse_network(GROUPED_QUERIES.replace("f32[N,", "f32[2,"))
+    found = groups(net)
+    assert len(found) == 4
+    for price, count in ((flop_costs, count_flops), (parameter_costs, count_params)):
+        costs = price(net, found, [])
+        for chosen in product(*((g.size, g.size // 2) for g in found)):
+            widths = dict(zip((g.name for g in found), chosen, strict=True))
+            assert costs.total(widths) == count(cut(net, {name: np.arange(n) for name, n in widths.items()})), widths

@@ -7,6 +7,7 @@ import onnxruntime
 import pytest
 
 from support import datasets
+from support.attention import GROUPED_QUERIES
 from whet import zoo
 from whet.errors import PruneError
 from whet.frontends import network_from_onnx, onnx_from_network
@@ -420,3 +421,22 @@ def test_the_source_network_is_unchanged():
     cut(net, {"w": [0]})
     zeroed(net, {"w": [0]})
     assert str(net) == before
+
+
+def test_grouped_queries_with_rotary_positions():
+    """Eight query heads read four key heads: pairs of a rotation, key heads with their queries, queries of each key, and value widths."""
+    net = parse_network(GROUPED_QUERIES)
+    found = {g.name: g for g in groups(net)}
+    first = {name: {t.name: at[0].tolist() for (t, _), at in g.members.items() if t.is_constant} for name, g in found.items()}
+    assert set(first) == {"wq@0", "wq", "wq@repeat", "wv@0"}
+    assert first["wq@0"]["inv"] == [0]
+    assert first["wq@0"]["wk"] == [0, 2, 4, 6, 8, 10, 12, 14], "a pair of every head"
+    assert first["wq"]["wq"] == list(range(8)), "two query heads of width 4"
+    assert first["wq"]["wk"] == list(range(4)), "with one key head"
+    assert set(first["wq@repeat"]) == {"wq", "wo"}, "keys and values stay"
+    assert first["wq@repeat"]["wq"] == [n for head in (0, 2, 4, 6) for n in range(4 * head, 4 * head + 4)]
+    x = {"x": np.random.default_rng(1).standard_normal((2, 5, 12)).astype(np.float32)}
+    for kept in ({"wq@repeat": [1]}, {"wq": [0, 2, 3], "wq@repeat": [0]}, {"wq@0": [1], "wq": [1, 2], "wq@repeat": [1], "wv@0": [0, 3]}):
+        got, want = (run_network(n, x)["y"] for n in (cut(net, kept), zeroed(net, kept)))
+        np.testing.assert_allclose(got, want, atol=1e-4)
+        assert np.abs(want - run_network(net, x)["y"]).max() > 1e-3

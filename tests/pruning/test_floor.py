@@ -1,20 +1,25 @@
 """The floor of a selection: uniform cuts at the same cost, compared on held-out samples; stages keep half of their branches."""
 
+from dataclasses import replace
+from importlib import import_module
+
 import numpy as np
 import pytest
 
 from whet import zoo
+from whet.errors import PruneError
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.pruning import PruneConfig, Target, count_flops, groups, prune
 from whet.pruning import floor as floors
 from whet.pruning.costs import flop_costs, parameter_costs
 from whet.pruning.depth import branches, removable, select_innermost
-from whet.pruning.floor import Floor, compare_with_uniform, output_error, uniform_choice
+from whet.pruning.floor import Floor, held_out_errors, output_error, uniform_choice
 from whet.pruning.importance import importance
 from whet.pruning.knapsack import Choice
 from whet.pruning.recovery import RecoveryConfig
 
+pruning = import_module("whet.pruning.prune")  # the package exports a function of this name
 
 def residual(blocks=3, width=16, seed=0, batch="N", dead=False):
     """A stem, `blocks` residual blocks with inner convolutions, pooling."""
@@ -69,12 +74,11 @@ def test_the_better_selection_wins_on_held_out_samples(batch):
     scores, costs = importance(found), flop_costs(net, found, [])
     uniform = uniform_choice(found, scores, costs, 0.6 * costs.total({}), 1)
     ruined = Choice({g.name: np.arange(1) for g in found}, (), 1.0, 0.1, 0.0)
-    got = compare_with_uniform(net, found, ruined, uniform, samples(), RecoveryConfig())
-    assert got.fails
-    assert got.chosen > 1.2 * got.uniform
-    other = compare_with_uniform(net, found, uniform, ruined, samples(), RecoveryConfig())
-    assert not other.fails
-    assert compare_with_uniform(net, found, uniform, ruined, samples(8), RecoveryConfig()) is None
+    bad, good = held_out_errors(net, found, [ruined, uniform], samples(), RecoveryConfig())
+    assert bad > 1.2 * good
+    assert Floor(bad, good).fails
+    assert not Floor(good, bad).fails
+    assert held_out_errors(net, found, [uniform, ruined], samples(8), RecoveryConfig()) is None
 
 
 def test_prune_keeps_uniform_cuts_when_they_are_better(monkeypatch):
@@ -91,6 +95,41 @@ def test_prune_keeps_uniform_cuts_when_they_are_better(monkeypatch):
     assert forced.recipe.removed == ()
     without = prune(net, PruneConfig(target=Target("flops", ratio=0.5), multiple=1, floor=False), samples())
     assert without.report.floor is None
+
+
+def test_trials_keep_the_selection_that_changes_the_outputs_least():
+    net = residual(blocks=4)
+    how = PruneConfig(target=Target("flops", ratio=0.4), multiple=1)
+    plain, tried = prune(net, how, samples()), prune(net, replace(how, trials=6), samples())
+    floor = tried.report.floor
+    assert floor.trials == 6
+    assert floor.first == plain.report.floor.chosen
+    assert floor.chosen < floor.first, "with these weights one of six is better"
+    assert tried.recipe.kept().keys() != {} != plain.recipe.kept().keys()
+    assert count_flops(tried.network) <= 0.4 * count_flops(net)
+    assert any("best of 7 selections" in line for line in tried.report.lines())
+    kept, found = tried.recipe.kept(), groups(net)
+    again = Choice(kept, tried.recipe.removed, 1.0, 0.4, 0.0)
+    assert held_out_errors(net, found, [again], samples(), RecoveryConfig()) == [floor.chosen], "the report describes what was kept"
+    assert prune(net, replace(how, trials=6), samples()).recipe == tried.recipe
+    alone = prune(net, replace(how, trials=2, floor=False), samples()).report.floor
+    assert alone.uniform is None
+    with pytest.raises(PruneError, match=r"trials need a target and data"):
+        prune(net, replace(how, trials=2))
+
+
+def test_with_a_latency_target_a_selection_must_be_as_fast(monkeypatch):
+    net, how = residual(), PruneConfig(target=Target("latency", ratio=0.7))
+    found = groups(net)
+    choice, other = (Choice({g.name: np.arange(n) for g in found}, (), 1.0, 0.7, 0.0) for n in (8, 9))
+    report = pruning.Report("ms", (1.0, 0.7), engine_ms=(1.0, 0.7))
+    monkeypatch.setattr(pruning, "held_out_errors", lambda *a: [0.5, 0.4])
+    for after, wanted, error in ((0.7, other, 0.4), (0.9, choice, None)):
+        monkeypatch.setattr(pruning, "measure_latencies", lambda *a, after=after, **k: [1.0, after])
+        got, told = pruning._best_by_outputs(net, how, found, choice, report, pruning._Others(None, (other,)), samples(), None)
+        assert got is wanted
+        assert told.engine_ms == (1.0, 0.7)
+        assert (told.floor and told.floor.chosen) == error
 
 
 def test_output_errors_are_relative():

@@ -50,16 +50,20 @@ def _data():
         },
         {"nodes": ["pool"], "same_fusion": True, "same_choices": True, "engines": [[layer("cpu/p", 0.1)], [layer("cpu/p", None)]]},
     ]
-    return {"engines": [_engine(HOSTILE, 2.0, 1.9, 2.2, 0.0, [0, 0]), _engine("b", 3.0, 2.8, 3.5, 0.5, [0.4, 0.6])], "layers": groups}
+    settings = {"optimization_level": [3, 0], "passes": [None, HOSTILE]}
+    engines = [_engine(HOSTILE, 2.0, 1.9, 2.2, 0.0, [0, 0]), _engine("b", 3.0, 2.8, 3.5, 0.5, [0.4, 0.6])]
+    return {"settings": settings, "engines": engines, "layers": groups}
 
 
 def test_times_intervals_and_layers_of_the_data_are_drawn():
     page = comparison_page(_data(), title=HOSTILE)
     check_page(page)
     assert "1 of 2 groups of layers differ" in "".join(parsed(page).words)
+    assert "optimization_level" in parsed(page).words
     figures = chart_data(page)["figures"]
     assert figures["latency"]["data"][0]["x"] == [2.0, 3.0]
     assert figures["latency"]["data"][0]["error_x"]["array"] == pytest.approx([0.2, 0.5])
+    assert figures["latency"]["data"][0]["error_x"]["arrayminus"] == pytest.approx([0.1, 0.2])
     change = figures["change"]["data"][0]
     assert (change["x"], change["marker"]["color"]) == ([50.0], ["--warm"])
     assert [t["y"] for t in figures["groups"]["data"]] == [[1.0, 0.1], [1.5, 0.0]]
@@ -102,8 +106,15 @@ def test_the_command_writes_the_page_and_report_makes_the_same_of_its_json(tmp_p
     assert chromium.problems() == []
 
 
-def test_models_without_engines_have_no_page(tmp_path):
-    model = whet.save_onnx(parse_network(NET), tmp_path / "n.onnx")
+def test_models_are_built_for_the_page_and_counts_alone_have_none(tmp_path):
+    first = whet.save_onnx(parse_network(NET), tmp_path / "n.onnx")
     other = whet.save_onnx(parse_network(NET), tmp_path / "m.onnx")
-    done = CliRunner().invoke(group, ["compare", str(model), str(other), "--html", str(tmp_path / "x.html")])
-    assert "at least one engine" in str(done.exception)
+    page = tmp_path / "x.html"
+    call = ["compare", str(first), str(other), "--html", str(page), "--seconds=0.02", f"--timingCacheFile={tmp_path / 't.cache'}", "--json"]
+    done = CliRunner().invoke(group, call, catch_exceptions=False)
+    data = json.loads(done.stdout)
+    assert [m["name"] for m in data["models"]] == [e["name"] for e in data["engines"]] == ["n", "m"]
+    assert data["models"][1]["ms"] == data["engines"][1]["latency_ms"]
+    assert data["engines"][1]["max_error"] == 0.0
+    assert chart_data(page.read_text())["figures"]["latency"]["data"][0]["x"][0] == data["engines"][0]["latency_ms"]
+    assert "leave --noEngines out" in str(CliRunner().invoke(group, [*call, "--noEngines"]).exception)

@@ -174,11 +174,26 @@ def test_a_browser_draws_every_chart_without_errors_or_requests(shown):
     assert browser.problems() == []
 
 
+def test_the_slowest_layer_is_shown_first(shown, engine):
+    browser, _ = shown
+    times = whet.read_engine(engine).report.layer_ms
+    names = [x.layer.name for x in whet.inspector.layer_facts(whet.read_engine(engine))]
+    assert browser.run("document.querySelector('tr[aria-selected=\"true\"]').dataset.key") == str(names.index(max(times, key=times.get)))
+
+
+def test_no_axis_title_is_cut_off(shown):
+    browser, _ = shown
+    boxes = browser.run("""Array.from(document.querySelectorAll('.chart .xtitle'), t => t.closest('.chart').getBoundingClientRect().bottom
+        - t.getBoundingClientRect().bottom)""")
+    assert len(boxes) >= 5
+    assert min(boxes) >= 2, "pixels between a title and the frame"
+
+
 def test_a_click_on_a_point_shows_the_layers_candidates(shown):
     browser, _ = shown
     browser.run("document.getElementById('layers-time').scrollIntoView({block: 'center'})")
     bars = "Array.from(document.querySelectorAll('#layers-time .bars .point path'), p => p.getBoundingClientRect().toJSON())"
-    box = max(sorted(browser.run(bars), key=lambda b: b["x"])[1:], key=lambda b: b["height"])  # the first layer is selected already
+    box = sorted(browser.run(bars), key=lambda b: b["height"])[-2]  # the highest is selected already
     before = browser.run("document.getElementById('detail').textContent")
     browser.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     browser.wait(f"document.getElementById('detail').textContent !== {json.dumps(before)}", 10)

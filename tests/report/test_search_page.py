@@ -103,6 +103,7 @@ def test_bars_end_at_the_99th_percentile_and_steps_are_a_waterfall():
     steps = figures["step-params"]["data"][0]
     assert steps["measure"] == ["absolute", "relative", "relative", "total"]
     assert steps["y"] == pytest.approx([0.615162, 0.2 - 0.615162, 0.0, 0.2])
+    assert figures["step-ms"]["data"][0]["y"] == pytest.approx([2.0, 0.6 - 2.0, 0.6]), "the original's time is that of the compared engines"
     assert figures["step-metric"]["data"][0]["increasing"]["marker"]["color"] == "--accent", "a higher metric is better"
 
 

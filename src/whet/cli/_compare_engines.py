@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -53,26 +53,56 @@ def compare_builds(path: str, config: Any, shapes: Any, seconds: float, top: int
     _report(plans, shapes, seconds, top, as_json, html, per_layer=False)
 
 
+def compare_models(comparison: Any, shapes: Any, top: int, as_json: bool, html: str | None) -> None:
+    """Shows the engines that `whet.pruning.compare` has built and timed, below its counts."""
+    from whet.measure.engine_comparison import EngineRow, output_differences
+    from whet.runtime import Runtime
+
+    plans = {n: m.plan for n, m in zip(comparison.names, comparison.measured, strict=True)}
+    differences = output_differences({n: Runtime().load(p) for n, p in plans.items()}, shapes)
+    rows = [
+        EngineRow(n, m.ms, m.interval_ms, m.ratio - 1, (m.ratio_interval[0] - 1, m.ratio_interval[1] - 1), *difference)
+        for n, m, difference in zip(comparison.names, comparison.measured, differences, strict=True)
+    ]
+    _show(plans, rows, shapes, top, as_json, html, counts=comparison.to_json())
+
+
 def _report(
     plans: Mapping[str, Any], shapes: Any, seconds: float, top: int, as_json: bool, html: str | None, *, per_layer: bool = True
 ) -> None:  # fmt: skip
-    from whet.cli._console import console, print_table
-    from whet.inspector import layer_facts
-    from whet.inspector.alignment import align_layers
-    from whet.measure.engine_comparison import compare_engines, comparison_records
+    from whet.measure.engine_comparison import compare_engines
     from whet.runtime import Runtime
 
     rows = compare_engines({n: Runtime().load(p) for n, p in plans.items()}, shapes=shapes, seconds=seconds)
-    aligned = align_layers(list(plans.values())) if per_layer else []
+    _show(plans, rows, shapes, top, as_json, html, per_layer=per_layer)
+
+
+def _show(
+    plans: Mapping[str, Any], rows: Sequence[Any], shapes: Any, top: int, as_json: bool, html: str | None, *, per_layer: bool = True,
+    counts: Any = None,
+) -> None:  # fmt: skip
+    """Times the layers (`per_layer`) and prints rows and layers, or their JSON together with `counts`; writes the page."""
+    from whet.cli._console import console, print_table
+    from whet.inspector import layer_facts
+    from whet.inspector.alignment import align_layers, differing_settings
+    from whet.measure.engine_comparison import comparison_records
+
+    aligned = []
+    if per_layer:
+        timed = _layer_times(plans, shapes)
+        aligned = align_layers([t.plan for t in timed], [t.ms for t in timed])
     facts = {n: layer_facts(p) for n, p in plans.items()}
     moved = {n: sum(f.bytes for f in fs) / 1e6 for n, fs in facts.items()}
     launches = {n: sum(not f.choice.tactic.endswith("view") for f in fs) for n, fs in facts.items()}
     built = {n: {"build_seconds": p.report.build_seconds, "layers": launches[n], "mb_moved": moved[n]} for n, p in plans.items()}
-    data = {"engines": [r | built[r["name"]] for r in comparison_records(rows)], "layers": [a.to_dict() for a in aligned]}
+    settings = differing_settings(list(plans.values()))
+    data = (counts or {}) | {
+        "engines": [r | built[r["name"]] for r in comparison_records(rows)], "settings": settings, "layers": [a.to_dict() for a in aligned],
+    }  # fmt: skip
     if html is not None:
         _write_page(Path(html), data, plans)
     if as_json:
-        click.echo(json.dumps(data, indent=1))
+        click.echo(json.dumps(data, indent=1, default=str))
         return
     out = console()
     table = [
@@ -86,7 +116,16 @@ def _report(
     for r in rows[1:]:
         out.print(f"{r.name}: {r.verdict}; outputs differ by at most {r.max_error:.3g}" if r.max_error is not None else f"{r.name}: {r.verdict}")
     if per_layer:
-        print_aligned(out, list(plans), [a for a in aligned if not a.same_choices][:top])
+        for name, values in settings.items():
+            out.print(f"{name}: " + ", ".join(f"{n} {json.dumps(v, default=str)}" for n, v in zip(plans, values, strict=True)))
+        print_aligned(out, list(plans), [a for a in aligned if not a.same_choices][:top], "medians, launch by launch, in turns")
+
+
+def _layer_times(plans: Mapping[str, Any], shapes: Any) -> list[Any]:
+    from whet.measure.engine_comparison import compare_layers
+    from whet.runtime import Runtime
+
+    return list(compare_layers({n: Runtime().load(p) for n, p in plans.items()}, shapes=shapes).values())
 
 
 def _write_page(path: Path, data: Mapping[str, Any], plans: Mapping[str, Any]) -> None:
@@ -105,15 +144,26 @@ def _decibels(snr: float | None) -> str:
     return "" if snr is None else "equal" if isinf(snr) and snr > 0 else f"{snr:.1f}"
 
 
-def print_aligned(out: Any, names: list[str], aligned: list[Any]) -> None:
-    """Prints the groups of layers that differ: one line for the nodes and one for each engine, with recorded time, tactics and types."""
+def print_aligned(out: Any, names: list[str], aligned: list[Any], source: str) -> None:
+    """Prints the groups of layers that differ: one line for the nodes and one for each engine, with time, tactics, types and kernels. Engines that
+    fuse the nodes differently have one line for each layer. `source` says where the times come from."""
+    from whet.inspector.alignment import describe_choice
+    from whet.inspector.summary import WIDTH, short_name, shorten
+
     if not aligned:
         out.print("All layers run on the same tactics in the same types.")
         return
-    out.print("Layers that differ (times as recorded by the builds):")
+    out.print(f"Layers that differ (times: {source}):")
     width = max(map(len, names))
     for a in aligned:
-        out.print(f"{a.name}" + ("" if a.same_fusion else "  (fused differently)"))
+        split = bool(a.nodes) and not a.same_fusion
+        out.print(f"{a.name}" + ("  (fused differently)" if split else ""))
         for k, name in enumerate(names):
-            ms = a.ms(k)
-            out.print(f"  {name.ljust(width)}  {'-' if ms is None else f'{ms:.4f}'} ms  {a.description(k)}")
+            lines = [(a.ms(k), a.description(k))]
+            if split and len(a.layers[k]) > 1:
+                lines = [(a.ms(k), f"{len(a.layers[k])} layers:"), *((f.ms, f"{short_name(f.name)}  {describe_choice(f)}") for f in a.layers[k])]
+            elif split and a.layers[k]:
+                lines = [(a.ms(k), f"{short_name(a.layers[k][0].name)}  {describe_choice(a.layers[k][0])}")]
+            for i, (ms, text) in enumerate(lines):
+                head = name if i == 0 else ""
+                out.print(shorten(f"  {head.ljust(width)}  {'-' if ms is None else f'{ms:.4f}':>8} ms  {text}", WIDTH))

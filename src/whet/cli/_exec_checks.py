@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from whet.backends import capabilities_of
+from whet.backends.cpu.threads import affinity
 from whet.cli import _exec_values as values
 from whet.cli._exec_config import MOST_EFFORT, Options
 from whet.cli._exec_flags import NUMBERS
@@ -48,7 +48,7 @@ def list_unused_values(o: Options) -> list[str]:
         texts.append(f"--builderOptimizationLevel={o.get('builderOptimizationLevel')} is treated as {MOST_EFFORT}, the highest.")
     if "device" in o and not capabilities_of(o.get("backend", "cpu")).numbered_devices and "loadEngine" not in o:
         texts.append("--device chooses a GPU, and this backend has one device. It is ignored. --backend=cuda builds for GPUs.")
-    usable = len(os.sched_getaffinity(0))
+    usable = affinity()
     if o.get("numThreads") != "auto" and o.number("numThreads") > usable:
         texts.append(f"--numThreads={o.get('numThreads')} is more than the {usable} CPUs that this process may use: they will share cores.")
     return texts

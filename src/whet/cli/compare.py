@@ -1,4 +1,4 @@
-"""`whet compare`: models with the original (counts, zeros, engines), saved engines, optimization levels, and passes; timed interleaved."""
+"""`whet compare`: models with the original (counts, zeros, engines), saved engines, optimization levels, and passes; timed in turns."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from whet.cli._prune_flags import build_config, build_flags
 @click.option("--seconds", type=click.FloatRange(0.01), default=1.0, show_default=True, help="Time per engine.")
 @click.option("--levels", is_flag=True, help="One model: build all optimization levels and one engine without passes, and compare these.")
 @click.option("--ablate", is_flag=True, help="One model: switch off each pass that fired, one at a time, and show what it is worth.")
-@click.option("--top", type=click.IntRange(1), default=12, show_default=True, help="Engines: number of differing layers to show.")
-@click.option("--html", type=click.Path(), help="Engines, --levels, --ablate: write an HTML page of the comparison.")
+@click.option("--top", type=click.IntRange(1), default=12, show_default=True, help="Number of differing layers to show.")
+@click.option("--html", type=click.Path(), help="Write an HTML page of the comparison.")
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")
 @build_flags
 def command(
@@ -27,13 +27,13 @@ def command(
 ) -> None:  # fmt: skip
     """Compare engines, or ORIGINAL.onnx with pruned models from any tool: whet, Torch-Pruning, ASP, ModelOpt, your own masks.
 
-    With at least one engine among the arguments (models are then built): latencies timed in turns with a verdict, output differences, and the
-    layers that differ, aligned by the nodes that they compute. --levels and --ablate compare builds of one model. Models alone:
+    Models are built, with the same options. Engines are timed in turns on this machine: latencies with a verdict, output differences, and the
+    layers that differ, with times, aligned by the nodes that they compute. --levels and --ablate compare builds of one model.
 
-    Prints parameters, FLOPs, bytes, zeros that no kernel skips and 2:4 layers; then builds engines of all models with the same options and
-    times them interleaved on this machine: the report of `whet prune` for models from elsewhere. `whet exec` verifies engines; this does not.
+    Models alone have their parameters, FLOPs, bytes, zeros that no kernel skips and 2:4 layers above that: the report of `whet prune` for models
+    from elsewhere. `whet exec` verifies engines; this does not.
     """
-    from whet.cli._compare_engines import compare_builds, compare_files
+    from whet.cli._compare_engines import compare_builds, compare_files, compare_models
     from whet.cli._console import console, print_table
     from whet.cli._exec_values import shapes as parse_shapes
     from whet.cli._output_files import check_writable
@@ -58,16 +58,18 @@ def command(
             raise UsageError("--noEngines counts models only; leave it out to compare engines")
         compare_files(models, build_config(**build), at, seconds, top, as_json, html)
         return
-    if html is not None:
-        raise UsageError("--html shows engines: give at least one engine file, or --levels or --ablate with one model")
+    if html is not None and no_engines:
+        raise UsageError("--html shows engines: leave --noEngines out")
     stems = [Path(m).stem for m in models]
     names = stems if len(set(stems)) == len(stems) else list(models)
     nets = {name: network_from_file(m) for name, m in zip(names, models, strict=True)}
     with Bar("building") as bar:
         comparison = compare(nets, None if no_engines else build_config(**build), seconds=seconds, progress=bar.update)
-    if as_json:
+    if as_json and no_engines:
         click.echo(json.dumps(comparison.to_json(), indent=1))
-        return
-    print_table(console(), ["", *(f">{n}" for n in comparison.names)], comparison.rows())
-    for text in comparison.said:
-        click.echo(text)
+    if not as_json:
+        print_table(console(), ["", *(f">{n}" for n in comparison.names)], comparison.rows())
+        for text in comparison.said:
+            click.echo(text)
+    if not no_engines:
+        compare_models(comparison, at, top, as_json, html)

@@ -22,7 +22,7 @@ def command(first: str, second: str, as_json: bool) -> None:
     from whet.cli._console import console
     from whet.cli._runners import is_engine
     from whet.errors import UsageError
-    from whet.inspector.alignment import align_layers
+    from whet.inspector.alignment import align_layers, differing_settings
 
     kinds = [is_engine(p) for p in (first, second)]
     if kinds[0] != kinds[1]:
@@ -39,7 +39,7 @@ def command(first: str, second: str, as_json: bool) -> None:
     from whet.engine import read_engine
 
     plans = [read_engine(p) for p in (first, second)]
-    options = _find_changes(plans[0].options, plans[1].options) | _find_changes({"machine": plans[0].machine}, {"machine": plans[1].machine})
+    options = differing_settings(plans)
     aligned = [a for a in align_layers(plans) if not a.same_choices]
     if as_json:
         click.echo(json.dumps({"options": options, "layers": [a.to_dict() for a in aligned]}, indent=1, default=str))
@@ -47,7 +47,7 @@ def command(first: str, second: str, as_json: bool) -> None:
         for name, (a, b) in options.items():
             out.print(f"{name}: {a} -> {b}")
         if aligned:
-            print_aligned(out, ["first", "second"], aligned)
+            print_aligned(out, ["first", "second"], aligned, "as recorded by the builds")
     _end(out, bool(options or aligned), as_json)
 
 
@@ -56,10 +56,6 @@ def _end(out: Any, different: bool, as_json: bool) -> None:
         click.get_current_context().exit(1)
     if not as_json:
         out.print("No differences.")
-
-
-def _find_changes(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {k: (a.get(k), b.get(k)) for k in dict.fromkeys((*a, *b)) if a.get(k) != b.get(k)}
 
 
 def _lock_differences(first: str, second: str) -> list[dict[str, str]]:

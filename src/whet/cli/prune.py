@@ -15,7 +15,8 @@ from whet.cli._prune_flags import build_config, build_flags, check_effective_fla
 _NEAR = 1.05  # up to this factor above the target counts as met: repeated timings of one engine differ as much
 _MISSED = "Choose a weaker target, or prune on an idle machine: external load slows small layers most."
 _CHOOSE = {
-    "ratio", "latency", "throughput", "flops", "params", "channels", "depth", "importance", "scope", "multiple", "width", "skip", "labels", "retime",
+    "ratio", "latency", "throughput", "flops", "params", "channels", "depth", "hidden", "importance", "scope", "multiple", "width", "skip", "labels",
+    "retime",
 }  # fmt: skip
 _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 
@@ -34,6 +35,9 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
               help="With --pattern=2:4: search for an order of the channels that keeps more, for at most so long; the function stays the same.")
 @click.option("--depth/--noDepth", "depth", default=None,
               help="With a target: whole residual branches may be removed.  [default: if the importance is measured on data]")
+@click.option("--hidden", is_flag=True,
+              help="Also cut the residual width of transformers, ConvNeXt and MLP-Mixer through their norms. Means and variances are then of the "
+                   "kept channels, so the outputs change even where all removed weights are zero: recover with --calibData, and fine-tune.")
 @click.option("--importance", default="auto", show_default=True,
               help="auto (with a target and --calibData reconstruction, else l1), reconstruction, "
                    "l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION. "
@@ -43,6 +47,9 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
               "(default: 8; with --flops, --params or --channels eighths of narrow groups).")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=1, show_default=True,
               help="With a counted target and --calibData: cut in so many steps, recover and score again between them.")
+@click.option("--trials", type=click.IntRange(0), default=0, show_default=True,
+              help="With a target and --calibData: also select by so many randomly reweighted importances, and keep the selection that changes the "
+                   "outputs on held-out samples least.")
 @click.option("--width", multiple=True, metavar="GROUP=N", help="Units to keep of this group, regardless of --ratio (repeatable; --list).")
 @click.option("--skip", multiple=True, help="Group, branch or layer to leave unpruned (repeatable; --list).")
 @click.option("--list", "list_only", is_flag=True, help="List the prunable groups and residual branches, and exit.")
@@ -70,6 +77,7 @@ def command(
     recipe_out: str | None,
     recipe_in: str | None,
     list_only: bool,
+    hidden: bool,
     weights: str | None,
     pattern: str | None,
     as_json: bool,
@@ -95,7 +103,7 @@ def command(
 
     net = network_from_file(model)
     if list_only:
-        print_json(_group_facts(net)) if as_json else click.echo("\n".join(_group_lines(net)))
+        print_json(_group_facts(net, hidden)) if as_json else click.echo("\n".join(_group_lines(net, hidden)))
         return
     say = partial(click.echo, err=as_json)
     facts: dict[str, Any] = {}
@@ -108,7 +116,7 @@ def command(
     permute = options.pop("permute")
     if permute and pattern is None:
         raise UsageError("--permute has no effect without --pattern=2:4: it orders channels so that this pattern keeps more")
-    config = _config(dict(options))
+    config = _config({**options, "hidden": hidden})
     feeds = load_unlabelled(data, net, samples, preprocess) if data else None
     if pattern is not None:
         pruned, masks, facts = prune_to_pattern(net, pattern, feeds, {**options, "permute": permute}, say, _labels(labels, data, samples))
@@ -171,11 +179,11 @@ def _check_recipe_flags() -> None:
         raise UsageError(f"--applyRecipe defines the cuts, so {given[0]} has no effect: leave one of them out")
 
 
-def _group_lines(net: Any) -> list[str]:
+def _group_lines(net: Any, hidden: bool) -> list[str]:
     """Groups and branches in execution order, one line each."""
     from whet.pruning import branches, groups
 
-    prunable, blocks = groups(net), branches(net)
+    prunable, blocks = groups(net, hidden=hidden), branches(net)
     lines = [f"{len(prunable)} groups: name, units (x channels per unit), affected layers"]
     for g in prunable:
         each = f" x {g.block}" if g.block > 1 else ""
@@ -185,11 +193,11 @@ def _group_lines(net: Any) -> list[str]:
     return lines
 
 
-def _group_facts(net: Any) -> dict[str, Any]:
+def _group_facts(net: Any, hidden: bool) -> dict[str, Any]:
     """Groups and branches in execution order, for --json."""
     from whet.pruning import branches, groups
 
-    prunable = [{"name": g.name, "units": g.size, "channels_per_unit": g.block, "layers": list(g.layers)} for g in groups(net)]
+    prunable = [{"name": g.name, "units": g.size, "channels_per_unit": g.block, "layers": list(g.layers)} for g in groups(net, hidden=hidden)]
     return {"groups": prunable, "branches": [{"name": b.name, "layers": list(b.layers)} for b in branches(net)]}
 
 
@@ -199,7 +207,9 @@ def _facts(pruned: Any) -> dict[str, Any]:
     return {
         "channels": list(pruned.channels), "importance": pruned.recipe.about["importance"], "branches_removed": list(pruned.recipe.removed),
         "predicted": report.predicted, "predicted_unit": report.unit, "engine_ms": report.engine_ms, "optimality_gap": report.known_gap,
-        "output_errors": None if report.floor is None else {"selected": report.floor.chosen, "uniform": report.floor.uniform},
+        "output_errors": None if report.floor is None else {
+            "selected": report.floor.chosen, "uniform": report.floor.uniform, "first": report.floor.first, "trials": report.floor.trials,
+        },
         "doubtful_times": report.doubtful,
     }  # fmt: skip
 
@@ -213,7 +223,7 @@ def _config(o: dict[str, Any]) -> Any:
     targets = [Target.parse(k, v) for k, v in given if v is not None]
     if len(targets) > 1:
         raise UsageError(f"one target at a time: --{targets[0].kind} and --{targets[1].kind} are given")
-    fields = {k: o.pop(k) for k in ("ratio", "depth", "importance", "scope", "multiple", "table", "retime", "insist", "steps")}
+    fields = {k: o.pop(k) for k in ("ratio", "depth", "hidden", "importance", "scope", "multiple", "table", "retime", "insist", "steps", "trials")}
     skip, engines, floor, widths = o.pop("skip"), not o.pop("no_engines"), not o.pop("no_floor"), _widths(o.pop("width"))
     target = targets[0] if targets else None
     return PruneConfig(**fields, skip=skip, widths=widths, engines=engines, floor=floor, target=target, build=build_config(**o))

@@ -15,7 +15,7 @@ import click
 @click.option("--batch", default="N", show_default=True, help="Batch size, or the name of a dynamic one.")
 @click.option("--opset", type=int, default=17, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random weights.")
-@click.option("--json", "as_json", is_flag=True, help="With `list`: JSON output.")
+@click.option("--json", "as_json", is_flag=True, help="JSON output.")
 def command(name: str, output: str | None, batch: str, opset: int, seed: int, as_json: bool) -> None:
     """Write a standard network (`whet zoo resnet18 -o resnet18.onnx`), or list them (`whet zoo list`).
 
@@ -28,7 +28,8 @@ def command(name: str, output: str | None, batch: str, opset: int, seed: int, as
         return
     target = Path(output or f"{name}.onnx")
     zoo.save(name, target, batch=int(batch) if batch.isdigit() else batch, opset=opset, seed=seed)
-    click.echo(f"{target}  {target.stat().st_size / 2**20:.1f} MiB")
+    size = target.stat().st_size
+    click.echo(json.dumps({"model": str(target), "bytes": size}, indent=1) if as_json else f"{target}  {size / 2**20:.1f} MiB")
 
 
 def _list(as_json: bool) -> None:

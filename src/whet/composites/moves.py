@@ -1,4 +1,5 @@
-"""Reshapes, transposes, splits, Concats and the arithmetic between them become one layer: a detector's heads, from channels to boxes.
+"""Reshapes, transposes, splits, slices, Concats and the arithmetic between them become one layer: a detector's heads, from channels to boxes, or
+rotary position embeddings.
 
 Each operation would read and write all values; one layer reads each value where it is stored, computes and writes it to its final position.
 """
@@ -12,13 +13,14 @@ import numpy as np
 from whet.composites._base import composite
 from whet.composites._samples import Regions, new_body
 from whet.composites.rearrange import REARRANGE
-from whet.network import BF16, F16, F32, Layer, Tensor
+from whet.network import BF16, F16, F32, Layer, Network, Tensor
 from whet.ops import Sample
+from whet.ops.slice import ranges
 from whet.rewrite.fusing import ACTIVATIONS, fuse_flat
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
-MOVES_OPS = ("Concat", "Reshape", "Split", "Transpose")
+MOVES_OPS = ("Concat", "Reshape", "Slice", "Split", "Transpose")
 ARITHMETIC = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")
 UNARY = (*(a for a in ACTIVATIONS if a != "PRelu"), "Abs", "Exp", "Neg", "Sqrt")
 _FLOATS = (F16, BF16, F32)  # models that are exported in half precision have heads too
@@ -71,6 +73,30 @@ def channel_shuffle_sample(images: int, groups: int, group_size: int, h: int, w:
     return Sample(inputs, {"composite": "Moves"}, regions)
 
 
+def rotary_sample(images: int, heads: int, positions: int, size: int, rotated: int) -> Sample:
+    """Rows of all heads become one image of rows per head, whose first `rotated` features are rotated by the angles of their positions."""
+    rng = np.random.default_rng(5)
+    tables = [rng.uniform(-1, 1, (1, 1, positions, rotated)).astype(np.float32) for _ in range(2)]
+    inputs: list[Any] = [f"f32[{images},{positions},{heads * size}]", *tables]
+
+    def regions() -> Regions:
+        body, (rows, cos, sin) = new_body(inputs, "relu")
+        split_shape = body.constant(np.array([images, positions, heads, size]), "split_shape")
+        x = body.add("Transpose", body.add("Reshape", rows, split_shape), perm=(0, 2, 1, 3))
+        first, second = _slice(body, x, 0, rotated // 2), _slice(body, x, rotated // 2, rotated)
+        turned = body.add("Mul", body.add("Concat", body.add("Neg", second), first, axis=-1), sin)
+        y = body.add("Add", body.add("Mul", _slice(body, x, 0, rotated) if rotated < size else x, cos), turned)
+        body.mark_output(body.add("Concat", y, _slice(body, x, rotated, size), axis=-1) if rotated < size else y)
+        return {"body": body}
+
+    return Sample(inputs, {"composite": "Moves"}, regions)
+
+
+def _slice(body: Network, x: Tensor, start: int, end: int) -> Tensor:
+    """The features of x from start to end."""
+    return body.add("Slice", x, starts=(start,), ends=(end,), axes=(3,), steps=(1,))
+
+
 MOVES = composite(
     "Moves",
     title="data movement with arithmetic",
@@ -83,17 +109,22 @@ MOVES = composite(
         channel_shuffle_sample(2, 2, 8, 5, 3),
         channel_shuffle_sample(1, 3, 4, 1, 9),
         channel_shuffle_sample(1, 2, 4, 2, 150),
+        rotary_sample(2, 3, 5, 8, 8),
+        rotary_sample(1, 4, 33, 64, 64),
+        rotary_sample(1, 2, 7, 24, 16),
     ],
 )
 
 
 @MOVES.matcher("Concat", "Fused", "Reshape", "Transpose", *ARITHMETIC, *UNARY, after=["fuse_pointwise", "fuse_rearrange"])
 def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    """Reshapes, transposes, splits, Concats and the arithmetic between them become one layer, from its last layer backwards.
+    """Reshapes, transposes, splits, slices, Concats and the arithmetic between them become one layer, from its last layer backwards.
 
     It needs a Transpose, a Concat and arithmetic: otherwise there is little to gain.
     """
-    if len(layer.outputs) > 1 or layer.composite == MOVES.kind or not _is_member(layer) or any(_is_member(r) for r in g.readers(layer.output)):
+    if len(layer.outputs) > 1 or layer.composite == MOVES.kind or not _is_member(layer):
+        return None
+    if any(_is_member(r) and r.op != "Slice" for r in g.readers(layer.output)):  # several Slices may read the last layer, but cannot end with it
         return None
     members = _members(g, layer)
     ops = [x.op for m in members for x in (m.regions["body"].layers if m.op == "Fused" else [m])]
@@ -114,6 +145,9 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 def _is_member(layer: Layer) -> bool:
     """True if a layer moves data or computes elementwise, with constant parameters."""
+    if layer.op == "Slice":
+        known = layer.inputs[0] is not None and all(t is None for t in layer.inputs[1:])
+        return known and all(step == 1 and isinstance(start, int) for start, _, step in ranges(layer).values())
     if layer.op in MOVES_OPS:
         return layer.op == "Concat" or all(t is None or t.is_constant for t in layer.inputs[1:])
     if layer.composite == REARRANGE.kind:
@@ -135,9 +169,7 @@ def _members(g: Graph, last: Layer) -> list[Layer]:
                 members.add(maker)
                 waiting.append(maker)
     while True:
-        escaping = {
-            x for x in members if x is not last and any(g.is_output(t) or any(r not in members for r in g.readers(t)) for t in x.outputs)
-        }
+        escaping = {x for x in members if x is not last and any(g.is_output(t) or any(r not in members for r in g.readers(t)) for t in x.outputs)}
         if not escaping:
             break
         members -= escaping

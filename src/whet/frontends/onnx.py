@@ -13,6 +13,7 @@ from whet.frontends._onnx_advice import DAMAGED
 from whet.frontends._onnx_graph import GraphReader, Scope, mark_value
 from whet.frontends._onnx_load import load_model, opsets
 from whet.frontends._onnx_shapes import SymbolTable, UserShapes, apply_user_shapes, plain_names, value_type
+from whet.frontends._standardized_weights import fold_standardized_weights
 from whet.network import Network, TensorType, verify
 from whet.ops import FoldBudget
 
@@ -51,6 +52,7 @@ def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes |
     for t, name in zip(outputs, names, strict=True):
         mark_value(net, t, name)
     separate_merged_vectors(net)
+    fold_standardized_weights(net, reader.budget)
     return verify(net, types=False)
 
 

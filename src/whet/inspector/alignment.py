@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from whet.engine import EnginePlan
@@ -26,13 +27,14 @@ class Aligned:
         return short_name(" + ".join(self.nodes)) if self.nodes else NO_NODE
 
     def ms(self, k: int) -> float | None:
-        """The sum of the layers' recorded times in engine `k`; None if one of them was not timed."""
+        """The sum of the layers' times in engine `k`; None if one of them was not timed."""
         times = [f.ms for f in self.layers[k]]
         return None if not times or None in times else sum(t for t in times if t is not None)
 
     def description(self, k: int) -> str:
-        """Tactics and storage types of the layers in engine `k`: "cpu/direct_conv f32", several layers joined by " | "."""
-        return " | ".join(f"{f.choice.tactic} {storage_types(f)}" for f in self.layers[k]) or "-"
+        """Tactics, storage types and kernels of the layers in engine `k`, several layers joined by " | "; equal ones are counted."""
+        counted = Counter(describe_choice(f) for f in self.layers[k])
+        return " | ".join(text if n == 1 else f"{n} x {text}" for text, n in counted.items()) or "-"
 
     @property
     def same_fusion(self) -> bool:
@@ -57,9 +59,40 @@ class Aligned:
         return {"nodes": list(self.nodes), "same_fusion": self.same_fusion, "same_choices": self.same_choices, "engines": engines}
 
 
-def align_layers(plans: Sequence[EnginePlan]) -> list[Aligned]:
-    """Groups of layers in the order of the first engine; layers without a source node (reformats) form the last group."""
+def differing_settings(plans: Sequence[EnginePlan]) -> dict[str, list[Any]]:
+    """Build options and facts of the machine ("machine.model") that are not equal in all engines: name -> values.
+
+    A library that not all of the engines use is no difference.
+    """
+    rows = [dict(p.options) | dict(_leaves("machine", p.machine)) for p in plans]
+    values = {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
+    return {
+        name: found for name, found in values.items()
+        if any(v != found[0] for v in found) and not (name.startswith("machine.libraries.") and None in found)
+    }  # fmt: skip
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}", inner)
+    else:
+        yield name, value
+
+
+def describe_choice(f: LayerFacts) -> str:
+    """Tactic, storage types and kernel of a layer: "cpu/winograd_conv f32 F(2,3) 8 tiles x 64 channels"."""
+    return " ".join(x for x in (f.choice.tactic, storage_types(f), f.choice.implementation) if x)
+
+
+def align_layers(plans: Sequence[EnginePlan], times: Sequence[Mapping[str, float]] | None = None) -> list[Aligned]:
+    """Groups of layers in the order of the first engine; layers without a source node (reformats) form the last group.
+
+    `times`: milliseconds by layer name of each engine, in place of those that its build recorded.
+    """
     rows = [layer_facts(p) for p in plans]
+    if times is not None:
+        rows = [[replace(f, ms=ms.get(f.layer.name)) for f in facts] for facts, ms in zip(rows, times, strict=True)]
     group: dict[str, str] = {}  # node -> a node of its group; roots are their own
 
     def root(node: str) -> str:

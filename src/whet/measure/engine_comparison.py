@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from math import inf, log10
@@ -14,10 +14,11 @@ import numpy as np
 from whet.errors import ShapeError
 from whet.measure.benchmark import random_inputs
 from whet.measure.compare import compare, time_calls
-from whet.measure.policy import Block, Budget, Policy, Stage
+from whet.measure.policy import LAYERS_SIDE_BY_SIDE, Block, Budget, Policy, Stage
 from whet.measure.statistics import confidence_interval
 
 if TYPE_CHECKING:
+    from whet.engine import EnginePlan
     from whet.runtime.engine import Engine
 
 
@@ -77,6 +78,58 @@ def compare_engines(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple
         change = (median(ratios), confidence_interval(ratios)) if k else (0.0, (0.0, 0.0))
         rows.append(EngineRow(name, 1e3 * median(ranking.samples[k]), (1e3 * low, 1e3 * high), *change, snr, worst))
     return rows
+
+
+def output_differences(engines: Mapping[str, Engine], shapes: Mapping[str, tuple[int, ...]] | None = None) -> list[tuple[float | None, float | None]]:
+    """`output_difference` of each engine from the first, on the inputs of `compare_engines`. Raises ShapeError as it does."""
+    first = next(iter(engines.values()))
+    with first.create_context() as context:
+        feed = random_inputs(first, context.input_shapes(shapes))
+    outputs = []
+    for name, engine in engines.items():
+        with engine.create_context() as context:
+            outputs.append(context.run(_inputs_for(name, engine, feed)))
+    return [output_difference(outputs[0], o) for o in outputs]
+
+
+@dataclass(frozen=True)
+class LayerMilliseconds:
+    """Median milliseconds by layer of `plan`, the part of an engine that ran."""
+
+    plan: EnginePlan
+    ms: Mapping[str, float]
+
+
+def compare_layers(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, LayerMilliseconds]:
+    """Times the layers of `engines`, launch by launch, with the engines in turns: external load and clocks affect all alike.
+
+    Inputs and errors are those of `compare_engines`. The layers of an engine that runs each sample by itself are timed with one sample.
+    """
+    names = list(engines)
+    with ExitStack() as stack:
+        contexts = {n: stack.enter_context(e.create_context()) for n, e in engines.items()}
+        feed = random_inputs(engines[names[0]], contexts[names[0]].input_shapes(shapes))
+        runs: dict[str, list[list[float]]] = {n: [] for n in names}
+        plans = {}
+
+        def runner(name: str) -> Callable[[], float]:
+            context, inputs = contexts[name], _inputs_for(name, engines[name], feed)
+            for n, a in inputs.items():
+                context.set_input_shape(n, a.shape)
+            bound = context.launches()
+            plans[name] = bound.shaped.plan
+            bound.feed(inputs)
+            bound.run()
+
+            def run() -> float:
+                runs[name].append(bound.run_timed())
+                return sum(runs[name][-1])
+
+            return run
+
+        compare([runner(n) for n in names], LAYERS_SIDE_BY_SIDE, watch=engines[names[0]].backend.watch)
+    layers = {n: [layer.name for layer in plans[n].network.layers] for n in names}
+    return {n: LayerMilliseconds(plans[n], {x: 1e3 * median(r[i] for r in runs[n]) for i, x in enumerate(layers[n])}) for n in names}
 
 
 def _inputs_for(name: str, engine: Engine, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

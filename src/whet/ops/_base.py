@@ -119,6 +119,8 @@ class Op:
     `couples(layer) -> [Couple]` declares coupled axes (default: nothing may be pruned).
     `inner(layer, level) -> [Couple]` declares the couples for pruning one factor of a composite axis (heads * width, groups * channels
     per group); `level` counts factors from the innermost.
+    `statistics(layer) -> [Couple]` declares axes over which the op takes a mean or a variance: they may be cut too where a changed result is
+    acceptable (`groups(net, hidden=True)`).
     `recut(layer, kept) -> {attribute: value, input position: int array or None}` returns the changes after pruning:
     `kept[tensor, axis]` holds the sorted kept indices of each pruned axis of this layer's inputs and outputs. An attribute value
     None removes the attribute. Ops without it need no change.
@@ -137,6 +139,7 @@ class Op:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     couples: Callable[[Layer], list[Couple]] | None = None
     inner: Callable[[Layer, int], list[Couple]] | None = None
+    statistics: Callable[[Layer], list[Couple]] | None = None
     shape_value: Callable[[Layer], Sequence[tuple[Dim, ...] | None]] | None = None
     recut: Callable[[Layer, Kept], dict[str | int, Any]] | None = None
     onnx: Callable[..., Any] | None = None

@@ -5,6 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import BF16, F16, F32
 from whet.ops._base import Couple, op
+from whet.ops._normalized import normalized_couples
 from whet.ops._types import axis_of, float_input, may_broadcast_to, one_float_type
 
 
@@ -32,6 +33,11 @@ def couples(layer):
     return [Couple(x, i, y, i) for i in range(axis_of(layer.attrs["axis"], x.type.rank))]
 
 
+def statistics(layer):
+    """The normalized axes, with those of scale and bias."""
+    return normalized_couples(layer, axis_of(layer.attrs["axis"], layer.inputs[0].type.rank))
+
+
 def read(node, g):
     """The outputs of mean and 1 / deviation become layers of their own."""
     if not any(node.outputs[1:]):
@@ -57,6 +63,7 @@ op(
     reference,
     attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1},
     couples=couples,
+    statistics=statistics,
     onnx=read,
     samples=[
         (["f32[2,5,16]", "const f32[16]", "const f32[16]"], {}),

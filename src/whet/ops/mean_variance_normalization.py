@@ -29,6 +29,7 @@ op(
     infer,
     reference,
     attrs={"axes": (0, 2, 3)},
+    statistics=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i in axes(layer)],
     couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i in range(layer.output.type.rank) if i not in axes(layer)],
     samples=[(["f32[2,5,4,3]"], {}), (["f32[2,5,4]"], {"axes": (1, -1)})],
 )

@@ -4,6 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._base import Couple, op
+from whet.ops._normalized import normalized_couples
 from whet.ops._types import axis_of, float_input, may_broadcast_to, one_float_type
 
 
@@ -26,6 +27,7 @@ op(
     infer,
     reference,
     attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1},
+    statistics=lambda layer: normalized_couples(layer, axis_of(layer.attrs["axis"], layer.inputs[0].type.rank)),
     couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i in range(axis_of(layer.attrs["axis"], layer.inputs[0].type.rank))],
     samples=[
         (["f32[2,5,16]", "const f32[16]"], {}),

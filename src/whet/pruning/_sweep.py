@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from whet.backends.cpu.threads import affinity
 from whet.network import Layer, Network, Tensor
 from whet.ops import bind_layer, bind_symbols, run_layer, run_regions
 from whet.pruning._data import check_data
@@ -53,7 +53,7 @@ class Sweep:
         x = arrays[0]
         if layer.op in _CHUNKED and x is not None and len(x) > _CHUNK and len(layer.outputs) == 1:
             # NumPy releases the GIL in copies and products, so chunks run in parallel.
-            with ThreadPoolExecutor(_cpus()) as pool:
+            with ThreadPoolExecutor(affinity()) as pool:
                 parts = pool.map(lambda i: run_layer(layer, [x[i : i + _CHUNK], *arrays[1:]], self.env)[0], range(0, len(x), _CHUNK))
                 return [np.concatenate(list(parts))]
         return run_layer(layer, arrays, self.env)
@@ -64,7 +64,7 @@ class Sweep:
         if len(self.runs) == 1:
             made = [self.compute(layer)]
         else:
-            with ThreadPoolExecutor(_cpus()) as pool:
+            with ThreadPoolExecutor(affinity()) as pool:
                 made = list(pool.map(lambda k: self.compute(layer, k), range(len(self.runs))))
         for i, t in enumerate(layer.outputs):
             self.values[t] = [outputs[i] for outputs in made]
@@ -99,6 +99,3 @@ def runs_of(net: Network, data: Mapping[str, np.ndarray]) -> list[dict[str, np.n
         return [arrays]
     return [{t.name: np.array_split(arrays[t.name], n)[k] for t in net.inputs} for k in range(n)]
 
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

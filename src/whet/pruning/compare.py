@@ -39,11 +39,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All models; the first is the baseline. `said` holds remarks on zeros."""
+    """All models; the first is the baseline. `said` holds remarks on zeros, `measured` the engines (empty if none was built)."""
 
     names: tuple[str, ...]
     facts: tuple[Facts, ...]
     said: tuple[str, ...]
+    measured: tuple[Measured, ...] = ()
 
     def rows(self) -> list[tuple[str, ...]]:
         """Table rows: label and one cell per model, with the change against the first."""
@@ -84,7 +85,7 @@ def compare(
     runs: Sequence[Measured | None] = [None] * len(nets) if config is None else measure_engines(nets, config, seconds=seconds, progress=progress)
     facts = tuple(_facts(net, run) for net, run in zip(nets, runs, strict=True))
     said = [s for k, net in enumerate(nets) for s in _list_remarks(names[k], net, facts, runs, k)]
-    return Comparison(names, facts, tuple(said))
+    return Comparison(names, facts, tuple(said), tuple(r for r in runs if r is not None))
 
 
 def _facts(net: Network, run: Measured | None) -> Facts:

@@ -9,8 +9,9 @@ and the input channels of conv2 (the groups of the pruning literature). No op is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from whet.pruning.zeros import find_locked_sums
 from whet.registry import suggest_name
 
 Axis = tuple[Tensor, int]
+Couples = Callable[[Layer], list[Couple]]
+HIDDEN = "@hidden"  # ends the names of groups that are cut through means and variances
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +49,7 @@ class Group:
     @property
     def block(self) -> int:
         """Contiguous channels per unit in the producing weight: 1 for a channel, 64 for a head of that width."""
-        own = re.sub(r"[#@]\d+$", "", re.sub(r"@\d+$", "", self.name))
+        own = re.sub(r"[#@]\d+$", "", re.sub(r"@\d+$", "", self.name.removesuffix(HIDDEN)))
         for t, _, at in self.weights():
             if t.name in (own, self.name):
                 gaps = np.flatnonzero(np.diff(at[0]) != 1)
@@ -57,22 +60,32 @@ class Group:
         return f"Group({self.name!r}, {self.size} channels over {len(self.layers)} layers)"
 
 
-def groups(net: Network) -> list[Group]:
+def groups(net: Network, *, hidden: bool = False) -> list[Group]:
     """All groups with at least two channels and a weight of two or more axes, in order of first use.
 
     A product axis (heads times head width, groups of a convolution times their channels) can be cut by each factor. So the analysis runs
     three times: by the ops' `couples`, and with the second and the innermost factor of such axes as the unit. Groups found only by a later
     run have the factor index in their name: `in_proj_weight@1` are the heads of a fused projection, `in_proj_weight@0` the head widths.
-    Groups of different runs may be cut together: the result is again a product.
+    Where a layer repeats values along a new axis that the next one merges (the keys of grouped-query attention), one more run cuts repetitions:
+    `q_proj@repeat` are the query heads of each key's group. Groups of different runs may be cut together: the result is again a product.
+
+    With `hidden` another run also cuts axes over which a norm takes its mean and variance (`Op.statistics`): the residual width of transformers
+    and ConvNeXt. The statistics are then of the kept channels, so the network differs from the one whose channels are zero and has to be
+    recovered or fine-tuned. Names of these groups end with `@hidden`.
     """
+    runs: list[tuple[str, Couples]] = [("", partial(_couples, level=None))]
+    runs += [(f"@{lv}", partial(_couples, level=lv)) for lv in (1, 0) if _read_otherwise(net, lv)]
+    repeated = _repeated_couples(net)
+    runs += [("@repeat", lambda layer: repeated.get(layer) or _couples(layer, None))] if repeated else []
+    runs += [(HIDDEN, _with_statistics)] if hidden else []
     found: list[tuple[tuple[int, int], Group]] = []
     seen: set[tuple] = set()
-    for level in (None, *(lv for lv in (1, 0) if _read_otherwise(net, lv))):
-        for place, g in _groups(net, level):
+    for suffix, couples in runs:
+        for place, g in _groups(net, couples):
             mark = (g.size, tuple(sorted((t.name, axis, at.tobytes()) for (t, axis), at in g.members.items())))
             if mark not in seen:
                 seen.add(mark)
-                found.append((place, g if level is None else replace(g, name=f"{g.name}@{level}")))
+                found.append((place, replace(g, name=g.name + suffix)))
     return [g for _, g in sorted(found, key=lambda f: f[0])]
 
 
@@ -82,8 +95,13 @@ def _read_otherwise(net: Network, level: int) -> bool:
     return any(o.couples is not None and o.inner is not None and o.inner(layer, level) != o.couples(layer) for layer, o in ops)
 
 
-def _groups(net: Network, level: int | None) -> Iterator[tuple[tuple[int, int], Group]]:
-    """Groups of one level with their positions in the order."""
+def groups_for(net: Network, names: Iterable[str]) -> list[Group]:
+    """The groups of `net`, with those through statistics if one of `names` is of that kind."""
+    return groups(net, hidden=any(name.endswith(HIDDEN) for name in names))
+
+
+def _groups(net: Network, couples_of: Couples) -> Iterator[tuple[tuple[int, int], Group]]:
+    """Groups of one run with their positions in the order."""
     axes = _axes(net)
     base: dict[Axis, int] = {}
     n = 0
@@ -92,7 +110,7 @@ def _groups(net: Network, level: int | None) -> Iterator[tuple[tuple[int, int], 
         n += t.shape[axis]
     locked = np.zeros(n, bool)
     edges: list[tuple[np.ndarray, np.ndarray]] = []
-    read = [(layer, _couples(layer, level)) for layer in net.layers]
+    read = [(layer, couples_of(layer)) for layer in net.layers]
     for layer, couples in read:
         _tie(layer, couples, base, locked, edges)
     locked |= find_locked_sums(net, read, base, n)
@@ -106,13 +124,13 @@ def _groups(net: Network, level: int | None) -> Iterator[tuple[tuple[int, int], 
     yield from _collect(net, axes, base, root, fixed[root])
 
 
-def find_group(found: list[Group], name: str) -> Group:
+def find_group(channel_groups: list[Group], name: str) -> Group:
     """The group called `name`. Raises PruneError with the nearest name."""
-    for g in found:
+    for g in channel_groups:
         if g.name == name:
             return g
     raise PruneError(
-        f"unknown group {name!r}.{suggest_name(name, [g.name for g in found])} The network has {len(found)} groups that can be cut."
+        f"unknown group {name!r}.{suggest_name(name, [g.name for g in channel_groups])} The network has {len(channel_groups)} groups that can be cut."
     )
 
 
@@ -130,6 +148,27 @@ def _couples(layer: Layer, level: int | None) -> list[Couple]:
     if o.couples is None or layer.regions:
         return []
     return o.couples(layer) if level is None or o.inner is None else o.inner(layer, level)
+
+
+def _repeated_couples(net: Network) -> dict[Layer, list[Couple]]:
+    """Couples of the innermost factors, for each layer that merges an axis along which the layer before it repeats values."""
+    found: dict[Layer, list[Couple]] = {}
+    for layer in net.layers:
+        o = get_op(layer.op)
+        maker = layer.inputs[0].maker if layer.inputs and layer.inputs[0] is not None else None
+        if o.inner is None or maker is None:
+            continue
+        free = {c.a_axis for c in _couples(maker, None) if c.a is c.b is layer.inputs[0] and c.a.shape[c.a_axis] != 1}
+        inner = o.inner(layer, 0)
+        if any(t is layer.inputs[0] and axis in free for c in inner for t, axis in ((c.a, c.a_axis), (c.b, c.b_axis))):
+            found[layer] = inner
+    return found
+
+
+def _with_statistics(layer: Layer) -> list[Couple]:
+    """The layer's couples, with those of axes over which it takes statistics."""
+    o, couples = get_op(layer.op), _couples(layer, None)
+    return couples + o.statistics(layer) if o.statistics is not None and not layer.regions else couples
 
 
 def _tie(

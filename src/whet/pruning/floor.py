@@ -1,7 +1,9 @@
-"""A floor for a selection: the same share of every group at the same cost, without removed branches; the better of the two is kept.
+"""Selections compared by the outputs: a floor of uniform cuts (the same share of every group at the same cost, without removed branches), and
+selections with reweighted importances; the best one is kept.
 
-Importances are local: a selection may lose little by each of them and destroy the network. Its outputs tell. Both cut networks are recovered on a
+Importances are local: a selection may lose little by each of them and destroy the network. Its outputs tell. The cut networks are recovered on a
 part of the data and compared on the rest, since errors on the fitted samples mislead (ResNet-56: a smaller error there, 3 points less accuracy).
+Random factors per group make selections differ where the sum of local losses is a poor guide (SPDY: E. Frantar and D. Alistarh, ICML 2022).
 """
 
 from __future__ import annotations
@@ -27,27 +29,37 @@ _SHARES = 64  # shares that are tried
 
 @dataclass(frozen=True)
 class Floor:
-    """Relative output errors (root mean square) on held-out samples of the selection and of uniform cuts."""
+    """Relative output errors (root mean square) on held-out samples of the best selection and of uniform cuts (None: there are none)."""
 
     chosen: float
-    uniform: float
+    uniform: float | None
+    first: float | None = None  # of the selection without reweighting, if there were others
+    trials: int = 0  # number of reweighted selections
 
     @property
     def fails(self) -> bool:
         """True if the uniform cuts change the outputs less."""
-        return self.uniform < self.chosen
+        return self.uniform is not None and self.uniform < self.chosen
+
+
+def reweighted(scores: Mapping[str, np.ndarray], seed: int, trial: int) -> Mapping[str, np.ndarray]:
+    """The scores with a random factor from 1/2 to 2 for each group and branch; unchanged in trial 0."""
+    if not trial:
+        return scores
+    rng = np.random.default_rng((seed, trial))
+    return {name: v * 2 ** rng.uniform(-1, 1) for name, v in scores.items()}
 
 
 def uniform_choice(
-    found: Sequence[Group], scores: Mapping[str, np.ndarray], costs: Costs, target: float, multiple: int | None, most: int = 12
+    channel_groups: Sequence[Group], scores: Mapping[str, np.ndarray], costs: Costs, target: float, multiple: int | None, most: int = 12
 ) -> Choice | None:
     """The widest uniform cut with a cost of at most `target`: every group keeps the same share of its units, those with the largest scores.
 
     None if no share is narrow enough.
     """
-    factors = factor_counts(found)
-    candidates = {g.name: np.array(widths_of(g, multiple, most)) for g in found if g.name in costs.items_of}
-    sizes = {g.name: g.size for g in found}
+    factors = factor_counts(channel_groups)
+    candidates = {g.name: np.array(widths_of(g, multiple, most)) for g in channel_groups if g.name in costs.items_of}
+    sizes = {g.name: g.size for g in channel_groups}
     for share in np.linspace(1, 0, _SHARES, endpoint=False)[1:]:
         wanted = {name: sizes[name] * share ** (1 / factors[name]) for name in candidates}
         widths = {name: int(w[np.argmin(np.abs(w - wanted[name]))]) for name, w in candidates.items()}
@@ -60,26 +72,25 @@ def uniform_choice(
     return None
 
 
-def compare_with_uniform(
+def held_out_errors(
     net: Network,
-    found: Sequence[Group],
-    choice: Choice,
-    uniform: Choice,
+    channel_groups: Sequence[Group],
+    choices: Sequence[Choice],
     data: Mapping[str, np.ndarray],
     config: RecoveryConfig,
     progress: Progress | None = None,
-) -> Floor | None:
-    """The floor for `choice`, or None with fewer than FEWEST samples."""
+) -> list[float] | None:
+    """The output error of each choice after recovery, on samples that were not fitted; None with fewer than FEWEST samples."""
     parts = _parts(net, data, config.seed)
     if parts is None:
         return None
     fitted, judged = parts
     wanted = outputs_on(net, judged)
     errors = []
-    for c in (choice, uniform):
-        made = recover(cut(net, c.kept, found, removed=c.removed), net, c.kept, fitted, config, progress)
+    for c in choices:
+        made = recover(cut(net, c.kept, channel_groups, removed=c.removed), net, c.kept, fitted, config, progress)
         errors.append(output_error(wanted, outputs_on(made, judged)))
-    return Floor(*errors)
+    return errors
 
 
 def _parts(net: Network, data: Mapping[str, np.ndarray], seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:

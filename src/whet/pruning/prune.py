@@ -16,7 +16,7 @@ from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
 from whet.pruning.depth import Branch, branches, removable, select_innermost
-from whet.pruning.floor import Floor, compare_with_uniform, uniform_choice
+from whet.pruning.floor import Floor, held_out_errors, reweighted, uniform_choice
 from whet.pruning.importance import COMPARABLE, NEED_DATA, Own, Samples, choose, importance, name_of
 from whet.pruning.knapsack import Choice, choose_within, per_layer
 from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
@@ -47,6 +47,7 @@ class PruneConfig:
     ratio: float = 0.4  # share of all channels to cut, without a target
     target: Target | None = None  # limit on latency, throughput, FLOPs, parameters or channels
     importance: str | Own = "auto"  # with a target and data reconstruction, else l1; or importance.KINDS, python:MODULE:FUNCTION, a function
+    hidden: bool = False  # also cut axes over which norms take statistics (groups(net, hidden=True)): needs recovery or fine-tuning
     scope: str = "global"  # global: least important units over all groups; group: the same share of every group
     #: kept channels of a group are a multiple of this. None: 8; with a target in FLOPs, parameters or channels eighths of narrow groups
     multiple: int | None = None
@@ -60,6 +61,7 @@ class PruneConfig:
     retime: bool = False  # ignore existing entries of latency table and timing cache
     engines: bool = True  # with a latency target: build both engines and time them
     steps: int = 1  # selections, each on the recovered network of the one before; with a counted target and data
+    trials: int = 0  # with a target and data: selections with reweighted importances, compared by the outputs on held-out samples
     floor: bool = True  # with a target and data: compare with uniform cuts at the same cost on held-out samples and keep the better
     recovery: RecoveryConfig | None = field(default_factory=RecoveryConfig)  # None: data are used for importance only
 
@@ -95,8 +97,12 @@ class Report:
         more = [_quality(self.known_gap, self.unit)] if self.known_gap is not None else []
         if self.floor is not None:
             kept = "; uniform cuts are kept" if self.floor.fails else ""
-            errors = f"{100 * self.floor.chosen:.2g} %, with uniform cuts at the same cost {100 * self.floor.uniform:.2g} %"
+            errors = f"{100 * self.floor.chosen:.2g} %"
+            if self.floor.uniform is not None:
+                errors += f", with uniform cuts at the same cost {100 * self.floor.uniform:.2g} %"
             more.append(f"change of the outputs on held-out samples: {errors}{kept}")
+            if self.floor.first is not None:
+                more.append(f"best of {self.floor.trials + 1} selections; the one by importance alone changes them by {100 * self.floor.first:.2g} %")
         if self.doubtful[0]:
             busy, times, others = self.doubtful
             who = f"other processes or virtual machines used up to {others:.1f} CPUs"
@@ -169,6 +175,8 @@ def prune(
     samples = Samples(data, labels) if data is not None else None
     if config.importance in NEED_DATA and samples is None:
         raise PruneError(f"--importance={config.importance} needs data: give --calibData (no labels needed)")
+    if config.trials and (config.target is None or data is None or config.recovery is None):
+        raise PruneError("trials need a target and data (--calibData): selections are compared by their outputs on held-out samples")
     if config.steps > 1 and (config.target is None or config.target.kind in TIMED or data is None or config.recovery is None):
         raise PruneError("several steps need a target in FLOPs, parameters or channels, and data (--calibData): they recover it")
     scores = importance(found, config.importance, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
@@ -176,9 +184,9 @@ def prune(
         kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple or _MULTIPLE, widths=config.widths)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
     else:
-        choice, report, uniform = _select_for_target(net, config, found, blocks, scores, config.target, samples, progress)
-        if uniform is not None and data is not None and config.recovery is not None and config.floor:
-            choice, report = _with_floor(net, config, found, choice, report, uniform, data, progress)
+        choice, report, others = _select_for_target(net, config, found, blocks, scores, config.target, samples, progress)
+        if data is not None and config.recovery is not None and (others.trials or others.uniform is not None):
+            choice, report = _best_by_outputs(net, config, found, choice, report, others, data, progress)
     small = cut(net, choice.kept, found, removed=choice.removed)
     note(small, "prune", **_summarize_config(config))
     made = small
@@ -190,16 +198,19 @@ def prune(
     after = sum(0 if g.name in gone else len(choice.kept[g.name]) if g.name in choice.kept else g.size for g in found)
     report = replace(report, flops=_flops(net, small), params=(count_params(net), count_params(small)))
     known = {"gap": round(report.known_gap, 5)} if report.known_gap is not None else {}
-    recipe = recipe_of(net, choice.kept, about={**_summarize_config(config), **known}, found=found, removed=choice.removed)
+    recipe = recipe_of(net, choice.kept, about={**_summarize_config(config), **known}, channel_groups=found, removed=choice.removed)
     return Pruned(made, small, recipe, (before, after), report)
 
 
 def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Branch]]:
     """The prunable groups and branches. Raises PruneError for an unknown name in `skip`, or when none remain."""
-    whole = resolve_skipped(net, config.skip)
-    found = [g for g in groups(net) if g.name not in whole]
+    whole = resolve_skipped(net, config.skip, hidden=config.hidden)
+    found = [g for g in groups(net, hidden=config.hidden) if g.name not in whole]
     if not found:
-        raise PruneError(f"'{net.name}' has no prunable channels: each is coupled to an input, an output or an op that needs its full size")
+        through = [] if config.hidden else [g.name for g in groups(net, hidden=True) if g.name not in whole]
+        way = f" {len(through)} groups can be cut through means and variances over channels: --hidden (PruneConfig.hidden), then recover."
+        more = way if through else ""
+        raise PruneError(f"'{net.name}' has no prunable channels: each is coupled to an input, an output or an op that needs its full size.{more}")
     blocks = select_innermost(branches(net)) if _with_branches(config) else []
     return found, [b for b in blocks if b.name not in whole]
 
@@ -219,7 +230,9 @@ def _with_branches(config: PruneConfig) -> bool:
 
 def _summarize_config(config: PruneConfig) -> dict:
     about = {"importance": name_of(config.importance), "multiple": config.multiple or "auto", "seed": config.seed}
+    about |= {"hidden": True} if config.hidden else {}
     about |= {"steps": config.steps} if config.steps > 1 else {}
+    about |= {"trials": config.trials} if config.trials else {}
     if config.target is None:
         return {"ratio": config.ratio, "scope": config.scope, **({"widths": dict(config.widths)} if config.widths else {}), **about}
     return {"target": {k: v for k, v in asdict(config.target).items() if v is not None}, "depth": config.depth, **about}
@@ -234,33 +247,43 @@ def _flops(net: Network, small: Network) -> tuple[int, int] | None:
         return None
 
 
+@dataclass(frozen=True)
+class _Others:
+    """Selections to compare with: uniform cuts (None: there are none that narrow) and those with reweighted importances."""
+
+    uniform: Choice | None
+    trials: tuple[Choice, ...] = ()
+
+
 def _select_for_target(
     net: Network,
     config: PruneConfig,
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     blocks: Sequence[Branch],
     scores: Mapping[str, np.ndarray],
     target: Target,
     samples: Samples | None,
     progress: Progress | None,
-) -> tuple[Choice, Report, Choice | None]:
-    """The selection for a target, its report, and uniform cuts at the same cost (None: there are none)."""
+) -> tuple[Choice, Report, _Others]:
+    """The selection for a target, its report, and other selections of the same cost."""
     if config.importance in COMPARABLE:
         blocks = removable(net, blocks, scores)
-    weights = per_layer(found, blocks, scores) if config.importance not in COMPARABLE else scores
+    weights = per_layer(channel_groups, blocks, scores) if config.importance not in COMPARABLE else scores
 
     # a narrower width that kernels pad to the next multiple takes as long as that: it is not worth timing
     multiple = config.multiple or (_MULTIPLE if target.kind in TIMED else None)
 
-    def within(costs: Costs, share: float) -> Choice:
-        return choose_within(found, blocks, weights, costs, share * costs.total({}), multiple=multiple, progress=progress)
+    def within(costs: Costs, share: float, trial: int = 0) -> Choice:
+        scaled = reweighted(weights, config.seed, trial)
+        return choose_within(channel_groups, blocks, scaled, costs, share * costs.total({}), multiple=multiple, progress=progress)
 
-    def uniform(costs: Costs, share: float) -> Choice | None:
-        return uniform_choice(found, weights, costs, share * costs.total({}), multiple)
+    def others(costs: Costs, share: float) -> _Others:
+        uniform = uniform_choice(channel_groups, weights, costs, share * costs.total({}), multiple) if config.floor else None
+        return _Others(uniform, tuple(within(costs, share, n) for n in range(1, config.trials + 1)))
 
     if target.kind not in TIMED:
         counted = {"flops": flop_costs, "params": parameter_costs}.get(target.kind, lambda n, f, b: channel_costs(f, b))
-        costs = counted(net, found, blocks)
+        costs = counted(net, channel_groups, blocks)
         share = target.of(costs.total({}))
         if config.steps > 1:
             assert samples is not None
@@ -274,17 +297,27 @@ def _select_for_target(
                 return choose_within(groups, inside, own, counted(present, groups, inside), budget, multiple=multiple, progress=progress)
 
             before = costs.total({})
-            kept, removed = choose_stepwise(net, found, select, before, share * before, config.steps, samples.data, config.recovery, progress)
+            kept, removed = choose_stepwise(
+                net, channel_groups, select, before, share * before, config.steps, samples.data, config.recovery, progress
+            )
             after = costs.total({name: len(at) for name, at in kept.items()}, removed)
             choice = Choice(kept, removed, before, after, 0.0)
-            return choice, Report(costs.unit, (before, after)), uniform(costs, share)
+            return choice, Report(costs.unit, (before, after)), others(costs, share)
         choice = within(costs, share)
-        return choice, Report(costs.unit, (choice.before, choice.after), gap=choice.gap), uniform(costs, share)
+        return choice, Report(costs.unit, (choice.before, choice.after), gap=choice.gap), others(costs, share)
     with ExitStack() as stack:
         base = static_layers(net, config.build)
         meter = stack.enter_context(Meter(config.build, LatencyTable(config.table), base, retime=config.retime))
         return _select_by_engine_time(
-            net, config, target, found, lambda: latency_costs(net, found, blocks, meter, base, progress), meter, within, uniform, progress
+            net,
+            config,
+            target,
+            channel_groups,
+            lambda: latency_costs(net, channel_groups, blocks, meter, base, progress),
+            meter,
+            within,
+            others,
+            progress,
         )
 
 
@@ -292,13 +325,13 @@ def _select_by_engine_time(
     net: Network,
     config: PruneConfig,
     target: Target,
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     priced: Callable[[], Costs],
     meter: Meter,
     within: Callable[[Costs, float], Choice],
-    uniform: Callable[[Costs, float], Choice | None],
+    others: Callable[[Costs, float], _Others],
     progress: Progress | None,
-) -> tuple[Choice, Report, Choice | None]:
+) -> tuple[Choice, Report, _Others]:
     """A selection whose engine (without engines: sum of layer times) meets the target. Timings taken under external load are repeated when the
     load has ended."""
     costs = priced()
@@ -314,7 +347,7 @@ def _select_by_engine_time(
         try:
             for again in range(_AGAIN + 1):
                 tried = within(costs, asked)
-                small = cut(net, tried.kept, found, removed=tried.removed)
+                small = cut(net, tried.kept, channel_groups, removed=tried.removed)
                 sums = measured_sum(small, meter)
                 if again == _AGAIN or not meter.settle():
                     break
@@ -334,26 +367,37 @@ def _select_by_engine_time(
         asked *= share * before / after
     assert choice is not None
     report = Report("ms", (choice.before, choice.after), summed, times, doubtful=meter.doubtful(), gap=choice.gap)
-    return choice, report, uniform(costs, asked)
+    more = others(costs, asked)
+    meter.table.save()
+    return choice, report, more
 
 
-def _with_floor(
-    net: Network, config: PruneConfig, found: Sequence[Group], choice: Choice, report: Report, uniform: Choice,
+def _best_by_outputs(
+    net: Network, config: PruneConfig, channel_groups: Sequence[Group], choice: Choice, report: Report, others: _Others,
     data: Mapping[str, np.ndarray], progress: Progress | None,
 ) -> tuple[Choice, Report]:  # fmt: skip
-    """The better of the selection and of uniform cuts by the outputs on held-out samples. With a latency target uniform cuts replace a selection only
-    if their engine is as fast."""
+    """The best of all selections by the outputs on held-out samples. With a latency target another selection replaces `choice` only if its engine
+    is as fast."""
     assert config.recovery is not None
-    floor = compare_with_uniform(net, found, choice, uniform, data, config.recovery, progress)
-    if floor is None or not floor.fails:
-        return choice, replace(report, floor=floor)
-    times = report.engine_ms
-    if times is not None:
-        before, after = measure_latencies([net, cut(net, uniform.kept, found)], config.build, progress=progress)
-        if after / before > times[1] / times[0] * _CLOSE:
-            return choice, report
-        times = (before, after)
-    return uniform, replace(report, predicted=(uniform.before, uniform.after), summed=None, engine_ms=times, gap=None, floor=floor)
+    ranked = [choice, *others.trials]
+    uniform = [] if others.uniform is None else [others.uniform]
+    errors = held_out_errors(net, channel_groups, [*ranked, *uniform], data, config.recovery, progress)
+    if errors is None:
+        return choice, report
+    best = int(np.argmin(errors[: len(ranked)]))
+    floor = Floor(errors[best], errors[-1] if uniform else None, errors[0] if others.trials else None, len(others.trials))
+    for c in [*(uniform if floor.fails else []), ranked[best]]:
+        if c is choice:
+            return choice, replace(report, floor=None if floor.fails else floor)
+        times = report.engine_ms
+        if times is not None:
+            before, after = measure_latencies([net, cut(net, c.kept, channel_groups, removed=c.removed)], config.build, progress=progress)
+            if after / before > times[1] / times[0] * _CLOSE:
+                continue
+            times = (before, after)
+        lost = replace(report, predicted=(c.before, c.after), summed=None, engine_ms=times, gap=None)
+        return c, replace(lost, floor=floor if c is others.uniform or not floor.fails else None)
+    return choice, report
 
 
 def batch_of(net: Network, config: BuildConfig) -> int:

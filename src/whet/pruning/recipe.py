@@ -18,7 +18,7 @@ import numpy as np
 from whet.errors import PruneError
 from whet.files import read_json_text, replacing
 from whet.network import Network, Origin, Weight
-from whet.pruning.coupling import Group, find_group, groups
+from whet.pruning.coupling import Group, find_group, groups, groups_for
 from whet.pruning.cut import Kept, cut
 from whet.pruning.order import check_order, note
 from whet.pruning.permute import reorder
@@ -68,12 +68,12 @@ def recipe_of(
     kept: Kept,
     *,
     about: Mapping[str, Any] | None = None,
-    found: Sequence[Group] | None = None,
+    channel_groups: Sequence[Group] | None = None,
     removed: Sequence[str] = (),
     masks: Mapping[str, np.ndarray] | None = None,
 ) -> Recipe:
     """The recipe of a selection for `net`. Raises PruneError for an unknown group."""
-    known = list(found) if found is not None else groups(net)
+    known = list(channel_groups) if channel_groups is not None else groups_for(net, kept)
     entries = {}
     for name, at in kept.items():
         g = find_group(known, name)
@@ -87,7 +87,7 @@ def apply_recipe(net: Network, recipe: Recipe, *, insist: bool = False, name: st
     Raises PruneError when the groups differ from the recipe's, or the order of steps is wrong (unless `insist`).
     """
     check_order(net, "prune", insist)
-    known = groups(net)
+    known = groups_for(net, recipe.groups)
     for name, e in recipe.groups.items():
         g = find_group(known, name)
         if g.size != e.size:

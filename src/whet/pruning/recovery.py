@@ -72,7 +72,11 @@ def recover(
                 raise PruneError(f"layer '{layer.name}' comes earlier in the original: the networks do not belong together")
             (want,) = (t for x in original.layers if x.name == aim for t in x.outputs)
             target = _kept_part(big.value(want), want.name, indexes)
-            note = _fit(layer, small, target if other is None else target - small.value(other[1]), config, rng, readers)
+            if other is not None:
+                target = target - small.value(other[1])
+                if (added := _added_bias(layer, readers)) is not None:
+                    target = target - added[1].array()
+            note = _fit(layer, small, target, config, rng, readers)
         if config.batch_norms and layer.op == "BatchNormalization":
             note = _measure(layer, small.value(layer.needs(0)))
         small.step()
@@ -129,10 +133,12 @@ def _is_fittable(layer: Layer, readers) -> bool:
 def _other_summand(
     layer: Layer, place: int, net: Network, original: Network, sweep: Sweep, readers: Mapping[Tensor, list[tuple[Layer, int]]]
 ) -> tuple[str, Tensor] | None:
-    """The name and the other input of the Add that alone reads the layer, if that input is computed and both networks run the Add before the
-    next layer to fit."""
-    users = readers.get(layer.output, [])
-    if len(users) != 1 or users[0][0].op != "Add" or layer.output in net.outputs:
+    """The name and the other input of the Add that alone reads the layer (or the layer plus its bias), if that input is computed and both
+    networks run the Add before the next layer to fit."""
+    added = _added_bias(layer, readers)
+    result = layer.output if added is None else added[0].output
+    users = readers.get(result, [])
+    if len(users) != 1 or users[0][0].op != "Add" or layer.output in net.outputs or result in net.outputs:
         return None
     add, i = users[0]
     other = add.needs(1 - i)
@@ -195,8 +201,22 @@ def _sample_positions(n: int, limit: int, rng: np.random.Generator) -> np.ndarra
     return np.arange(n) if n <= limit else np.sort(rng.choice(n, limit, replace=False))
 
 
+def _added_bias(layer: Layer, readers) -> tuple[Layer, Tensor] | None:
+    """The Add that alone reads a MatMul, and its constant with one value per output, if no other layer reads that."""
+    users = readers.get(layer.output, [])
+    if layer.op != "MatMul" or len(users) != 1 or users[0][0].op != "Add":
+        return None
+    add, i = users[0]
+    b, width = add.needs(1 - i), layer.output.shape[-1]
+    fits = b.is_constant and b.type.rank >= 1 and b.shape[-1] == width == b.array().size
+    return (add, b) if fits and len(readers.get(b, [])) == 1 and add.output.type == layer.output.type else None
+
+
 def _bias(layer: Layer, readers) -> Tensor | None:
     """The layer's constant bias (one value per output), if no other layer reads it."""
+    added = _added_bias(layer, readers)
+    if added is not None:
+        return added[1]
     b = layer.input(2)
     if layer.op == "MatMul" or b is None or not b.is_constant or len(readers.get(b, [])) != 1:
         return None

@@ -43,17 +43,17 @@ class Overlaps:
         return overlaps
 
     def size(self, full: int, parts: Sequence[Part], widths: Widths) -> int:
-        """The axis size at `widths`. A group may overlap with several others (heads with the widths of q and of v)."""
+        """The axis size at `widths`. A group may overlap with several others, which may overlap too (key heads with their queries, the repetitions
+        of keys, widths) or not (heads with the widths of q and of v)."""
         size, done = full, set()
-        for p in sorted(parts, key=lambda p: -sum((p.group, q.group) in self.pairs for q in parts)):
+        for p in sorted(parts, key=lambda p: (-sum((p.group, q.group) in self.pairs for q in parts), -p.units * p.places)):
             if p.group in done:
                 continue
             others = [q for q in parts if (p.group, q.group) in self.pairs and q.group not in done]
             done |= {p.group, *(q.group for q in others)}
             kept = widths.get(p.group, p.units) / p.units
             region = p.units * p.places
-            inside = region - sum((q.units - widths.get(q.group, q.units)) * q.places for q in others)
-            size -= region - round(kept * inside)
+            size -= region - round(kept * self.size(region, others, widths))
         return size
 
 

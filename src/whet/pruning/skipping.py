@@ -11,7 +11,7 @@ from whet.pruning.depth import branches
 from whet.registry import suggest_name
 
 
-def resolve_skipped(net: Network, skip: str | Sequence[str]) -> frozenset[str]:
+def resolve_skipped(net: Network, skip: str | Sequence[str], *, hidden: bool = False) -> frozenset[str]:
     """Names of the groups and branches to keep whole, given by their names (`whet prune MODEL --list`) or by a layer that they cut or remove.
 
     Raises PruneError for an unknown name, suggesting the nearest.
@@ -20,7 +20,7 @@ def resolve_skipped(net: Network, skip: str | Sequence[str]) -> frozenset[str]:
         return frozenset()
     skip = (skip,) if isinstance(skip, str) else skip
     targets: dict[str, set[str]] = {}
-    parts = [*((g.name, g.layers) for g in groups(net)), *((b.name, b.layers) for b in branches(net))]
+    parts = [*((g.name, g.layers) for g in groups(net, hidden=hidden)), *((b.name, b.layers) for b in branches(net))]
     for part, layers in parts:
         for name in (part, *layers):
             targets.setdefault(name, set()).add(part)

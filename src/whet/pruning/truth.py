@@ -26,7 +26,7 @@ Progress = Callable[[int, int, str], None]
 @dataclass(frozen=True)
 class Measured:
     """Measurements of an engine: ms per run, peak bytes (arena, scratch, weights), bytes of its packed weights, and its plan. `ratio` is its time
-    over that of the first engine, with a 95 % confidence interval; external load, which slows both, cancels."""
+    over that of the first engine, with a 95 % confidence interval; external load, which slows both, cancels. `interval_ms` is that of `ms`."""
 
     ms: float
     peak_bytes: int
@@ -34,6 +34,7 @@ class Measured:
     plan: EnginePlan
     ratio: float = 1.0
     ratio_interval: tuple[float, float] = (1.0, 1.0)
+    interval_ms: tuple[float, float] = (0.0, 0.0)
 
 
 def measure_latencies(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1.0, progress: Progress | None = None) -> list[float]:
@@ -72,7 +73,8 @@ def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: fl
         for i, (engine, c, plan) in enumerate(zip(engines, contexts, plans, strict=True)):
             ratios, memory = ranking.ratios(i), engine.memory(c)
             ratio, interval = (median(ratios), confidence_interval(ratios)) if i else (1.0, (1.0, 1.0))
-            measured.append(Measured(first * ratio, memory.peak, memory.packed or memory.weights, plan, ratio, interval))
+            low, high = (first * x for x in interval) if i else (1e3 * x for x in ranking.interval(0))
+            measured.append(Measured(first * ratio, memory.peak, memory.packed or memory.weights, plan, ratio, interval, (low, high)))
         return measured
     finally:
         for c in contexts:

@@ -30,13 +30,15 @@ def horizontal_bars(
     *,
     title: str,
     error: Sequence[float] | None = None,
+    error_left: Sequence[float] | None = None,
     shown: Sequence[str] | None = None,
     colors: Sequence[str] | str = "--accent",
     keys: Sequence[str] | None = None,
 ) -> Figure:
     """One bar per name, the first on top.
 
-    `error`: lengths of the whiskers to the right; `shown`: texts at the bars, or below the names with `error`.
+    `error`, `error_left`: lengths of the whiskers to the right and left (none); `shown`: texts below the names, where neither a whisker crosses them
+    nor a narrow window cuts them.
     """
     trace: dict[str, Any] = {
         "type": "bar",
@@ -48,15 +50,14 @@ def horizontal_bars(
         "marker": {"color": colors if isinstance(colors, str) else list(colors)},
     }
     labels = [str(h(n)) for n in names]
-    if shown is not None and error is None:
-        trace |= {"text": list(shown), "textposition": "auto", "cliponaxis": False}
-    if error is not None:  # a whisker would cross a text at the bar
-        labels = [f"{a}<br>{h(b)}" for a, b in zip(labels, shown, strict=True)] if shown is not None else labels
+    if shown is not None:
+        labels = [f"{a}<br>{h(b)}" for a, b in zip(labels, shown, strict=True)]
+    if error is not None:
         trace["error_x"] = {
             "type": "data",
             "array": list(error),
             "symmetric": False,
-            "arrayminus": [0] * len(error),
+            "arrayminus": list(error_left) if error_left is not None else [0] * len(error),
             "color": "--fg",
             "thickness": 1.2,
         }

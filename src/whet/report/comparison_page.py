@@ -18,7 +18,8 @@ _SHOWN = 60  # groups of layers in the chart; the table has all
 
 
 def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -> str:
-    """The page as self-contained HTML. `data`: {"engines": [...], "layers": [...]} as `whet compare --json` prints it; `about`: text below the title.
+    """The page as self-contained HTML. `data`: {"engines": [...], "settings": {...}, "layers": [...]} as `whet compare --json` prints it;
+    `about`: text below the title.
 
     Raises UsageError if plotly is not installed.
     """
@@ -37,15 +38,19 @@ def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -
         figures["change"] = _change(engines)
         body += [tag("h2", f"Time compared with {engines[0]['name']}"), chart("change", "Change of the time", 90 + 34 * (len(engines) - 1))]
     body += [tag("h2", "Engines"), _engines(engines)]
+    if settings := data.get("settings"):
+        rows = [(name, *("-" if v is None else str(v) for v in values)) for name, values in settings.items()]
+        body += [tag("h3", "Options and machines that differ"), table(("", *(e["name"] for e in engines)), rows)]
     details: dict[str, Html] = {}
     if groups:
         names = [e["name"] for e in engines]
         figures["groups"] = _groups(names, groups)
         details = {str(k): _detail(names, g) for k, g in enumerate(groups)}
-        shown = f"{len(changed)} of {len(groups)} groups of layers differ in tactics, types or fusion." if changed else "All layers run alike."
+        shown = f"{len(changed)} of {len(groups)} groups of layers differ in kernels, types or fusion." if changed else "All layers run alike."
+        about = "Layers aligned by the nodes of the model that they compute, timed launch by launch, with the engines in turns."
         body += [
             tag("h2", "Layer by layer"),
-            tag("p", f"Layers aligned by the nodes of the model that they compute, with times recorded by the builds. {shown}", class_="dim"),
+            tag("p", f"{about} {shown}", class_="dim"),
             chart("groups", "Times of aligned layers", 360),
             tag(
                 "div",
@@ -77,6 +82,7 @@ def _latency(engines: Sequence[Data]) -> Figure:
         title="ms",
         shown=[f"{number(v, 4)} ms" for v in values],
         error=[max(e["interval_ms"][1] - e["latency_ms"], 0.0) for e in engines],
+        error_left=[max(e["latency_ms"] - e["interval_ms"][0], 0.0) for e in engines],
         colors=["--accent" if k == best else "--grey" for k in range(len(engines))],
     )
 
@@ -93,17 +99,10 @@ def _change(engines: Sequence[Data]) -> Figure:
         [lines(e["name"], e["verdict"]) for e in rest],
         title="% of time (left: faster)",
         shown=[f"{v:+.1f} %" for v in values],
-        error=[0.0] * len(values),
+        error=[max(b - v, 0.0) for v, b in zip(values, high, strict=True)],
+        error_left=[max(v - a, 0.0) for v, a in zip(values, low, strict=True)],
         colors=colors,
     )
-    shown["data"][0]["error_x"] = {
-        "type": "data",
-        "symmetric": False,
-        "array": [max(b - v, 0.0) for v, b in zip(values, high, strict=True)],
-        "arrayminus": [max(v - a, 0.0) for v, a in zip(values, low, strict=True)],
-        "color": "--fg",
-        "thickness": 1.2,
-    }
     shown["layout"]["xaxis"].pop("rangemode")
     return shown
 
@@ -176,7 +175,7 @@ def _layers(names: Sequence[str], groups: Sequence[Data]) -> Html:
             (
                 _group_name(g),
                 *(number(_ms(x), 4) for x in g["engines"]),
-                "" if g["same_choices"] else "tactics, types" if g["same_fusion"] else "fused differently",
+                "" if g["same_choices"] else "kernels, types" if g["same_fusion"] else "fused differently",
             )
         )
         classes.append("rejected" if g["same_choices"] else None)

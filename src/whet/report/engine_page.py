@@ -52,7 +52,7 @@ def engine_page(plan: EnginePlan, *, title: str = "", profile: int = 0) -> str:
     if timed:
         body += [
             tag("h2", "Time by layer type"),
-            chart("types", "Time by layer type", 70 + 30 * types),
+            chart("types", "Time by layer type", 90 + 34 * types),
             tag("h2", "Time by layer"),
             chart("layers-time", "Time by layer in execution order", 300),
         ]
@@ -335,7 +335,8 @@ def _table(d: EngineData) -> Html:
         for x in d.layers
     ]
     head = ("layer", "type", "types", "ms", "%", "tactic", "kernel", "bound", "weights")
-    shown = table(head, rows, right=(3, 4), keys=[x.key for x in d.layers])
+    slowest = max(d.layers, key=lambda x: x.facts.ms or 0.0, default=None)  # selected when the page opens
+    shown = table(head, rows, right=(3, 4), classes=["start" if x is slowest else None for x in d.layers], keys=[x.key for x in d.layers])
     field = tag("p", tag("input", id="filter", data_table="layers", placeholder="show only layers with…", aria_label="filter the layers"))
     return tag("section", tag("h2", "Layers"), field, tag("div", shown, class_="limited"), id="layers")
 

@@ -22,11 +22,13 @@
     const style = getComputedStyle(root), f = coloured(figures[name], style);
     const colour = (n) => style.getPropertyValue(n).trim();
     const layout = f.layout;
-    for (const key of Object.keys(layout).filter((k) => /^[xy]axis\d*$/.test(k)))
+    for (const key of Object.keys(layout).filter((k) => /^[xy]axis\d*$/.test(k))) {
       layout[key] = { gridcolor: colour("--line"), zeroline: false, linecolor: colour("--line"), automargin: true, ...layout[key] };
+      if (key[0] === "x" && layout[key].title) layout[key].title.standoff = 8; // without it a title is at the edge of the frame
+    }
     const base = {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour("--fg"), size: 12, family: "system-ui, DejaVu Sans, sans-serif" },
-      margin: { l: 50, r: 16, t: 16, b: 44 }, dragmode: false, hovermode: "closest", hoverlabel: { bgcolor: colour("--fg"), font: { color: colour("--bg") }, align: "left" },
+      margin: { l: 50, r: 16, t: 16, b: 56 }, dragmode: false, hovermode: "closest", hoverlabel: { bgcolor: colour("--fg"), font: { color: colour("--bg") }, align: "left" },
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
     };
     return { data: f.data, layout: { ...base, ...layout, margin: { ...base.margin, ...layout.margin } } };
@@ -140,6 +142,6 @@
       if (e.key === "Escape") Plotly.Fx.unhover(element);
     });
   }
-  if (rows.length && Object.keys(details).length) select(rows[0].dataset.key);
+  if (rows.length && Object.keys(details).length) select((document.querySelector("tr.start[data-key]") || rows[0]).dataset.key);
   root.dataset.ready = "yes";
 })();

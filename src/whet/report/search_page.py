@@ -111,14 +111,16 @@ def _latency(d: Data) -> Figure:
 
 def _waterfalls(d: Data) -> dict[str, str]:
     """The figures of what each step brought, with the titles of their axes; only quantities that every shown step has."""
-    wanted = {"step-params": "million parameters", "step-flops": "MFLOPs", "step-metric": d["metric"]}
+    wanted = {"step-ms": "median ms of a run", "step-params": "million parameters", "step-flops": "MFLOPs", "step-metric": d["metric"]}
     return {name: title for name, title in wanted.items() if len(_step_totals(d, name)[1]) > 1}
 
 
 def _step_totals(d: Data, name: str) -> tuple[list[str], list[float], list[str]]:
-    """(names, values, hover texts) of the steps that have a quantity."""
+    """(names, values, hover texts) of the steps that have a quantity. The first step is the original, which is timed with the compared engines."""
 
     def value(s: Data) -> float | None:
+        if name == "step-ms":
+            return d["rows"][0]["latency"]["median_ms"] if s is d["steps"][0] and d["rows"] else s.get("ms")
         if name == "step-metric":
             return s["metric"]["value"] if s.get("metric") else None
         return s["params"] / 1e6 if name == "step-params" else s["flops"] / 1e6 if s["flops"] else None

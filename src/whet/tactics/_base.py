@@ -132,7 +132,10 @@ class Kernel(Protocol):
 
 
 class ViewKernel:
-    """Base class of kernels whose in-place operands are parts of a larger tensor, views of it: they launch nothing."""
+    """Base class of kernels that launch nothing: their in-place operands are parts of a larger tensor, views of it, or the same bytes (shift 0).
+
+    Other layers may read the source later, too.
+    """
 
     shifts: tuple[int, ...]  # per in-place pair of the signature: bytes from the start of the larger tensor to the smaller one
 
@@ -165,6 +168,7 @@ class Tactic(ABC):
     float8 = False  # computes on 8-bit floats
     library = ""  # the library that computes it; "" for whet's own kernels
     opt_in = False  # used only with --tacticSources=+NAME
+    instead_of = ""  # an opt_in tactic that is used too where no tactic of this family (ONEDNN) can be
     channel_alignment = 1  # bytes of a pixel's channels that its kernels read at once; other numbers of channels only have slower tactics
     quantized = False  # takes only fused layers that dequantize their inputs (is_quantized)
 

@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape, stored_shape
+from whet.ops.slice import ranges
 from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Atom, Place, Refused, axes, flat, order, regroup_indices, shift_index, spread
 
 Node = tuple
@@ -72,6 +73,12 @@ class Moves:
             axis = int(layer.attrs["axis"]) % len(shape)
             before = sum(static_shape(o.shape)[axis] for o in layer.outputs[: [o is t for o in layer.outputs].index(True)])
             return self._node(x, shift_index(at, axis, before))
+        if layer.op == "Slice" and len(layer.inputs) == 1:
+            for axis, (begin, _, step) in ranges(layer).items():
+                if step != 1 or not isinstance(begin, int):
+                    raise Refused("a Slice with steps, or from a place that is not known")
+                at = shift_index(at, axis, begin)
+            return self._node(x, at)
         if layer.op == "Slice":
             starts, _, along = (self._constant(layer.needs(i)) for i in (1, 2, 3))
             if layer.input(4) is not None or starts.min() < 0:

@@ -60,8 +60,8 @@ def allocate(nbytes: int, alignment: int = 64) -> Buffer:
 
 
 def _advise(mapped: mmap.mmap) -> None:
-    """Requests huge pages; kernels without them return an error, which is ignored."""
+    """Requests huge pages; operating systems without them return an error, which is ignored, or have no such request."""
     try:
         mapped.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:
+    except (AttributeError, OSError):
         return

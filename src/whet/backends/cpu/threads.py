@@ -6,12 +6,15 @@ working thread needs, and every layer takes a scheduler time slice: ten times sl
 module loads libgomp before oneDNN does, with GOMP_SPINCOUNT set, unless the user has set a wait policy.
 
 The number of threads in libgomp is a setting of the *calling thread*: call `set_threads` in each thread that builds or runs. The pool of a build
-of oneDNN for another run-time library is registered here (pools.py).
+of oneDNN for another run-time library is registered here (pools.py). macOS has no libgomp: without it a parallel region runs its parts one after
+another there (Sequential).
 """
 
 import ctypes
 import math
 import os
+import sys
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -20,18 +23,49 @@ from whet.errors import BackendError, ContextError
 
 #: spins before a waiting thread sleeps: about 20 us here, longer than the gap between layers, much shorter than a scheduler time slice
 SPIN_COUNT = 1000
-LIBRARY = "libgomp.so.1"
+LIBRARY = "libgomp.so.1" if sys.platform == "linux" else "libgomp.1.dylib"
 _PAUSE_HARD = 2  # omp_pause_hard: release threads and their memory
 _joined: list[Pool] = []
 _pool_ended = False  # the result of the last `_end_pool`
 _lost = ""  # see lost_by_fork
 
 
-@cache
-def gomp() -> ctypes.CDLL:
-    """libgomp, loaded with whet's settings if it is not loaded yet.
+class Sequential:
+    """The functions of libgomp that whet calls, without threads: the parts of a parallel region run one after another in the calling thread."""
 
-    Raises BackendError if it is missing, naming the packages that provide it.
+    def __init__(self) -> None:
+        self._state = threading.local()
+        region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+        def parallel(function: int, context: int | None, count: int, flags: int) -> None:
+            self._state.team = count or get_most()
+            try:
+                for part in range(self._state.team):
+                    self._state.part = part
+                    region(function)(context)
+            finally:
+                self._state.part, self._state.team = 0, 1
+
+        def get_most() -> int:
+            return getattr(self._state, "most", 1)
+
+        def set_most(count: int) -> None:
+            self._state.most = count
+
+        number = ctypes.CFUNCTYPE(ctypes.c_int)
+        self.GOMP_parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(parallel)
+        self.omp_get_thread_num = number(lambda: getattr(self._state, "part", 0))
+        self.omp_get_num_threads = number(lambda: getattr(self._state, "team", 1))
+        self.omp_get_max_threads = number(get_most)
+        self.omp_set_num_threads = ctypes.CFUNCTYPE(None, ctypes.c_int)(set_most)
+        self.omp_pause_resource_all = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda kind: 0)
+
+
+@cache
+def gomp() -> ctypes.CDLL | Sequential:
+    """libgomp, loaded with whet's settings if it is not loaded yet. Where Linux's packages do not provide it: `Sequential`.
+
+    Raises BackendError if it is missing on Linux, naming the packages that provide it.
     """
     settings = _settings_before_loading()
     added = {name: value for name, value in settings.items() if name not in os.environ}
@@ -39,6 +73,8 @@ def gomp() -> ctypes.CDLL:
     try:
         lib = ctypes.CDLL(LIBRARY, mode=os.RTLD_NOW)
     except OSError as error:
+        if sys.platform != "linux":
+            return Sequential()
         raise BackendError(
             f"{LIBRARY}, the OpenMP run-time library that the CPU backend needs, cannot be loaded ({error}). Install it: "
             "'apt-get install libgomp1' (Debian, Ubuntu), 'dnf install libgomp' (Fedora, RHEL), 'apk add libgomp' (Alpine)."
@@ -78,7 +114,8 @@ def settings() -> dict[str, str]:
     `set_by` ('whet', 'user' or 'loaded before whet').
     """
     ours = _settings_before_loading()
-    gomp()
+    if isinstance(gomp(), Sequential):
+        return {"spin": "no threads", "set_by": "whet"}
     if ours:
         return {"spin": ours["GOMP_SPINCOUNT"], "set_by": "whet"}
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
@@ -99,7 +136,12 @@ def advice() -> str | None:
 
 def usable_cpus() -> int:
     """Number of CPUs available to this process: its current affinity, limited by the cgroup's quota (rounded down, at least 1)."""
-    return max(1, math.floor(min(len(os.sched_getaffinity(0)), cgroup_cpus())))
+    return 1 if isinstance(gomp(), Sequential) else max(1, math.floor(min(affinity(), cgroup_cpus())))
+
+
+def affinity() -> int:
+    """Number of CPUs that this process may be scheduled on; all of them on systems without affinities."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 
 REPEATS = 8  # of a call timed alone
+MAX_GRAPHS = 4  # that are kept: callers alternate between a few buffers, and a capture takes longer than a small network
 
 
 class GpuCall(Call):
@@ -25,6 +27,11 @@ class GpuCall(Call):
         self._at = {"input": list(inputs), "output": list(outputs)}
         self._launches: list[GpuWork] | None = None
         self.label = ""  # source node names, for the profiler's ranges
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """The addresses of all operands."""
+        return (*self._at["input"], *self._at["output"])
 
     @property
     def launches(self) -> list[GpuWork]:
@@ -66,6 +73,8 @@ class GpuStream:
 class GpuExecutable(Executable):
     """Calls in order, as one graph. `run()` returns when the results are complete; `enqueue()` at once, on its own or a given stream.
 
+    A graph has the addresses of its operands: those of the latest MAX_GRAPHS sets of addresses are kept.
+
     Launches run one by one if the driver refuses to capture them (reason in `graph_refused`), if `use_graph` is False, and while NVTX ranges
     are on (nvtx.py), because a profiler does not see layers inside of a graph.
     """
@@ -77,13 +86,12 @@ class GpuExecutable(Executable):
         self.use_graph = True
         self.graph_refused = ""
         self._graph: Graph | None = None
+        self._graphs: OrderedDict[tuple[tuple[int, ...], ...], Graph] = OrderedDict()  # by the addresses of all calls, the latest last
         self._events: tuple[Event, Event] | None = None
         self._single: dict[int, Graph] = {}  # one graph per call, for the profiler
 
     def refresh(self) -> None:
-        """Discards the graph after an address change; the next run captures it again."""
-        if self._graph is not None:
-            self._graph.close()
+        """After an address change: the next run captures a graph, unless one with the new addresses is kept."""
         self._graph = None
         for graph in self._single.values():
             graph.close()
@@ -93,16 +101,23 @@ class GpuExecutable(Executable):
         """Captures the graph now instead of at the first run."""
         self._device.make_current()
         if self._graph is None and self.use_graph and not self.graph_refused:
+            key = tuple([call.addresses for call in self.calls])
+            if key in self._graphs:
+                self._graphs.move_to_end(key)
+                self._graph = self._graphs[key]
+                return
             launches = [launch for call in self.calls for launch in call.launches]  # kernels must be loaded before a capture starts
             if any(launch.on_host for launch in launches):
                 self.graph_refused = "a layer runs on the host"
                 return
             try:
-                self._graph = Graph(launches, self.stream)
+                self._graph = self._graphs[key] = Graph(launches, self.stream)
             except LostContext:
                 raise
             except BackendError as e:
                 self.graph_refused = str(e)
+            if len(self._graphs) > MAX_GRAPHS:
+                self._graphs.popitem(last=False)[1].close()
 
     def enqueue(self, stream: Stream | None = None) -> None:
         """Starts all launches on a stream (default: the executable's own)."""
@@ -210,6 +225,9 @@ class GpuExecutable(Executable):
     def close(self) -> None:
         """Releases graph, events and stream."""
         self.refresh()
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
         for event in self._events or ():
             event.close()
         self._events = None

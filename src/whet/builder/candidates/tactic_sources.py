@@ -31,11 +31,12 @@ def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
     """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or else a family: the first word of
     files' names (CUBLAS_LT is CUBLASLT), OWN for whet's kernels, TF32 for all that compute in it.
 
-    A tactic that is there for those who ask for it (`opt_in`) is left out until then, and so is one whose library cannot be loaded.
+    A tactic that is there for those who ask for it (`opt_in`) is left out until then, unless it replaces a family (`instead_of`) of which nothing is
+    left. A tactic whose library cannot be loaded is left out.
     Raises UsageError for a name that none has.
     """
     everything = tactics_of(backend)
-    chosen = {t.name for t in everything if not t.opt_in}
+    chosen, excluded = {t.name for t in everything if not t.opt_in}, set[str]()
     for s in switches:
         name = s.lstrip("+-")
         hit = {t.name for t in everything if name in (t.name, t.name.rpartition("/")[2])}  # `-conv` is that tactic, not all of the family CONV
@@ -43,8 +44,11 @@ def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
         if not hit:
             names = sorted({f for t in everything for f in _families(t)} | {t.name for t in everything})
             raise UsageError(f"no tactic or family of tactics is called {name!r}.{suggest_name(name, names)} There are {', '.join(names)}.")
-        chosen = chosen - hit if s.startswith("-") else chosen | hit
-    return [t for t in everything if t.name in chosen and t.missing_library() is None]
+        chosen, excluded = (chosen - hit, excluded | hit) if s.startswith("-") else (chosen | hit, excluded - hit)
+    usable = {t.name for t in everything if t.name in chosen and t.missing_library() is None}
+    families = {family(t) for t in everything if t.name in usable}
+    usable |= {t.name for t in everything if t.instead_of and t.instead_of not in families and t.name not in excluded}
+    return [t for t in everything if t.name in usable]
 
 
 def missing_libraries(backend: str, switches: Iterable[str] = ()) -> list[str]:

@@ -1,4 +1,5 @@
-"""Selecting Concat, Split and Slice layers that become views: their parts share memory with the whole tensor, so that nothing is copied.
+"""Selecting Concat, Split and Slice layers that become views: their parts share memory with the whole tensor, so that nothing is copied. Reshapes,
+Transposes and others that keep all bytes are views too: input and result are one range of bytes, which any number of layers read.
 
 A part can be at one address only, and an in-place kernel on a part must not overwrite bytes that are still read through the whole. So views
 are accepted one by one, the largest first; a view that clashes with earlier ones is replaced by a kernel that copies in the same formats.
@@ -29,7 +30,7 @@ class ViewClashError(BuildError):
 
 
 def is_view(o: Option) -> bool:
-    """True if an option makes its parts views of a larger tensor."""
+    """True if an option launches nothing: its operands are parts of a larger tensor, or the same bytes."""
     return bool(view_shifts(o.kernel))
 
 
@@ -47,7 +48,7 @@ def view_refusal(net: Network | TensorReaders, layer: Layer, option: Option, *, 
             return f"%{t.name} is an input or output of the network, which have bytes of their own"
         if output in readers.outputs and layer.op != "Concat":
             return f"%{output.name} is an output of the network, which has bytes of its own"
-        if not (fixed or (t.type.static and output.type.static)):
+        if any(view_shifts(option.kernel)) and not (fixed or (t.type.static and output.type.static)):
             return "its shapes differ from run to run, and with them the addresses of its parts"
     return None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
+from whet.backends.cpu.threads import affinity
 from whet.builder.verify.blas_threads import blas_threads
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class Beside:
     """
 
     def __init__(self, many: bool):
-        workers = min(_MOST, len(os.sched_getaffinity(0))) if many else 1
+        workers = min(_MOST, affinity()) if many else 1
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="beside") if workers > 1 else None
         self._most = 2 * workers  # pending results
         self._single = ExitStack()

@@ -92,7 +92,7 @@ def prepare_candidate(
         result.network = cut(net, at, coupled, removed=candidate.removed)
         note(result.network, "prune", by="whet auto", importance=candidate.importance)
         info = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "budget": candidate.budget}
-        result.recipe = recipe_of(net, at, about=info, found=coupled, removed=candidate.removed)
+        result.recipe = recipe_of(net, at, about=info, channel_groups=coupled, removed=candidate.removed)
         done_steps = ["channels pruned"] if at else []
         done_steps += [f"{len(candidate.removed)} residual branches removed"] if candidate.removed else []
         step(", ".join(done_steps) or "nothing to prune", start)

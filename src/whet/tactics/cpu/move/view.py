@@ -9,13 +9,13 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.formats import same_bytes
 from whet.network.types import DTYPES, DType
-from whet.tactics._base import Args, Config, Kernel, Operand, Signature, Stream, operand_bytes, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Kernel, Operand, Signature, Stream, ViewKernel, operand_bytes, stored_bytes, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, static, storage_types
 
 
-class ViewKernel:
-    """In place: records no launch."""
+class InPlaceKernel:
+    """Records no launch."""
 
     scratch, packed, rtol, deterministic, implementation = 0, (), 0.0, True, "in place, nothing to do"
 
@@ -24,6 +24,12 @@ class ViewKernel:
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         """Records nothing."""
+
+
+class AliasKernel(InPlaceKernel, ViewKernel):
+    """The result is the input's bytes, which later layers may read too."""
+
+    shifts = (0,)
 
 
 @tactic
@@ -87,8 +93,8 @@ class View(OneDnnTactic):
         return "strings are not stored in device memory" if signature.outputs[0].dtype.name == "string" else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
-        if signature.inplace:
-            return ViewKernel(layer, signature)
+        if signature.inplace:  # reformats are inserted after layers that share bytes are known
+            return (InPlaceKernel if layer.op == "Reformat" else AliasKernel)(layer, signature)
         return self._plan(lambda: self.recipe(layer, signature, backend), layer, signature, (), backend)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe:

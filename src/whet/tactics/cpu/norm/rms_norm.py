@@ -14,12 +14,12 @@ from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.norm._rms_norm_ir import rms_norm_ir
+from whet.tactics.cpu.norm._row_norm_ir import row_norm_ir
 from whet.tactics.cpu.onednn._kernel import static
 
 
-class RmsNormKernel(CompiledKernel):
-    """A planned launch; its packed operand is described in _rms_norm_ir.py."""
+class RowNormKernel(CompiledKernel):
+    """A planned launch; its packed operand is described in _row_norm_ir.py."""
 
     serial_work = 1 << 14  # elements
     rtol, implementation = 1e-5, "rows"
@@ -29,19 +29,26 @@ class RmsNormKernel(CompiledKernel):
         axis = layer.attrs["axis"] % len(shape)
         self.rows, self.width = prod(shape[:axis]), prod(shape[axis:])
         super().__init__(layer, signature, self.rows * self.width, count)
-        epsilon, width, scale = float(layer.attrs["epsilon"]), self.width, layer.needs(1)
+        self.layer_op = layer.op
+        epsilon, width, constants = float(layer.attrs["epsilon"]), self.width, (layer.input(1), layer.input(2))
 
         def pack() -> np.ndarray:
-            numbers = np.zeros(LANES + width, np.float32)
-            numbers[:2] = epsilon, 1 / width
-            numbers[LANES:] = np.broadcast_to(scale.array(), shape[axis:]).reshape(-1)
-            return numbers.view(np.uint8)
+            numbers = np.zeros((2, width), np.float32)
+            numbers[0] = 1
+            for line, t in zip(numbers, constants, strict=True):
+                if t is not None:
+                    line[:] = np.broadcast_to(t.array(), shape[axis:]).reshape(-1)
+            parameters = np.zeros(LANES, np.float32)
+            parameters[:2] = epsilon, 1 / width
+            return np.concatenate([parameters, numbers.reshape(-1)]).view(np.uint8)
 
-        self.packed = (Packed(f"{scale.constant().digest}|rms norm {shape[axis:]} {epsilon!r}", 4 * (LANES + width), pack),)
+        digests = "|".join("" if t is None else t.constant().digest for t in constants)
+        self.packed = (Packed(f"{digests}|row norm {shape[axis:]} {epsilon!r}", 4 * (LANES + 2 * width), pack),)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), self.rows, self.width]
-        self.launch(stream, rms_norm_ir(self.width % LANES), "rms_norm", args, words, self.rows)
+        ir = row_norm_ir(self.width % LANES, self.layer_op == "LayerNormalization")
+        self.launch(stream, ir, "row_norm", args, words, self.rows)
 
 
 @tactic
@@ -51,20 +58,21 @@ class RmsNorm(CompiledTactic):
     def why_not(self, layer: Layer) -> str | None:
         if said := super().why_not(layer):
             return said
-        if layer.op != "RMSNormalization":
+        if layer.op == "Fused":
             return "takes single layers, not fused ones"
         if layer.needs(0).dtype != F32:
             return "computes in f32"
-        if layer.needs(0).is_constant or not layer.needs(1).is_constant:
-            return "scale is computed at run time, or the input is constant"
+        if layer.needs(0).is_constant or any(t is not None and not t.is_constant for t in layer.inputs[1:]):
+            return "scale or bias is computed at run time, or the input is constant"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or 0 in static_shape(layer.outputs[0].shape):
             return []
-        return [Signature((Operand("linear", F32), None), (Operand("linear", F32),))]
+        rest = (None,) * (len(layer.inputs) - 1)
+        return [Signature((Operand("linear", F32), *rest), (Operand("linear", F32),))]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> RmsNormKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> RowNormKernel:
         if said := self.why_not(layer):
             raise PlanRefused(said)
-        return RmsNormKernel(layer, signature, backend.threads)
+        return RowNormKernel(layer, signature, backend.threads)

@@ -1,0 +1,32 @@
+"""Removes an Expand whose result is read by an elementwise layer that broadcasts the value itself.
+
+torch writes normalizations by a length so: q / q.norm(dim=-1, keepdim=True).clamp_min(eps).expand_as(q).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whet.network import Dim, Layer, Tensor
+from whet.rewrite.graph import Graph
+from whet.rewrite.matching import maker_of_op
+from whet.rewrite.rules import Phase, Skip, rule
+
+
+@rule("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub", "Where", phase=Phase.CLEAN, after=["drop_no_ops", "fold_shapes"])
+def drop_expands(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    expands = [maker_of_op(g, t, "Expand") for t in layer.inputs]
+    if not any(expands):
+        return None
+    inputs = [t if e is None else e.inputs[0] for t, e in zip(layer.inputs, expands, strict=True)]
+    shape = _broadcast([t.shape for t in inputs if t is not None])
+    if shape != tuple(layer.output.shape):
+        return Skip(f"without '{next(e.name for e in expands if e is not None)}' its result would have another shape")
+    return g.add(layer.op, *inputs, name=layer.name, sources=layer.sources, **layer.attrs)
+
+
+def _broadcast(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...] | None:
+    """The common shape; None if two sizes of an axis differ."""
+    rank = max(map(len, shapes))
+    sizes = [{s[i - rank] for s in shapes if len(s) >= rank - i} - {1} for i in range(rank)]
+    return None if any(len(axis) > 1 for axis in sizes) else tuple(next(iter(axis), 1) for axis in sizes)

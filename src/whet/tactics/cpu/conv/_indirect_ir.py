@@ -1,0 +1,318 @@
+"""Convolutions, products with constant matrices, and poolings of channels-last values as LLVM IR, by tables of addresses.
+
+For each pixel of a block of results, and each tap of its window, a table has the address of the input pixel (of a line of zeros outside the image).
+The kernels read pixels through the table alone, so that one kernel serves all windows, strides, dilations and pads, and a matrix is an image with
+windows of one pixel. (Dukhan 2019, "The Indirect Convolution Algorithm".) The table of a block is written once and read for all output channels.
+
+    product       rows x vectors accumulators: a value of each pixel is broadcast, and multiplied by a strip of output channels
+    channelwise   the same accumulators, of one input channel each: depthwise convolutions
+    mean, max     without weights
+
+Packed weights are [strip][tap][channel][column] (channelwise: [strip][tap][column]), then biases per strip, then zeros as long as an input pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+
+from whet.tactics.cpu._llvm.builder import FLOAT, INT64, Function, Module, Pointer, Type, Value
+from whet.tactics.cpu._llvm.epilogue import Step, emit_chain
+from whet.tactics.cpu._llvm.kernel import LAST_WORDS
+from whet.tactics.cpu._llvm.math import Math
+from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, thread_count, thread_index
+
+ROWS = 6  # pixels that are computed at once
+UNROLLED = 4  # input channels
+_ADDRESSES = ("source", "target", "scratch")
+_SIZES = (
+    "x_sample", "x_row", "x_pixel", "height", "width", "stride_y", "stride_x", "step_y", "step_x", "pad_top", "pad_left", "window_y", "window_x",
+    "channels", "image_rows", "image_columns", "pixels", "block", "blocks", "y_pixel", "strips", "group_strips", "item_strips", "group_channels",
+    "bias", "zeros", "thread_bytes", "items",
+)  # fmt: skip
+"""Strides of the input in floats; its size; strides, dilations, pads and size of the window; input channels of a group; size of the result; all its
+pixels, those of a block, and the blocks; floats from one result pixel to the next; strips of output channels, those of a group, and those of an item;
+output channels of a group; offsets in floats of biases and zeros; bytes of a thread's memory."""
+
+
+def context_words(steps: Sequence[Step]) -> tuple[str, ...]:
+    """Names of the context's words, in order."""
+    return (*_ADDRESSES, *(["added"] if any(s.reads_residual for s in steps) else []), *_SIZES, *LAST_WORDS)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The compile-time parameters of a kernel: `kind` is "product", "channelwise", "mean", "padded_mean" or "max"; `tail` are the output channels of
+    a group that do not fill a vector."""
+
+    kind: str
+    lanes: int
+    vectors: int  # of a strip
+    rows: tuple[int, ...]  # the numbers of pixels that are computed at once
+    tail: int
+    steps: tuple[Step, ...] = ()
+    is_plain: bool = False  # windows of one pixel without pads
+    is_gathered: bool = False  # a product whose windows are first copied, so that few channels are multiplied without a loop for each tap
+
+    @property
+    def width(self) -> int:
+        """Output channels of a strip."""
+        return self.vectors * self.lanes
+
+    @property
+    def reads_channels(self) -> bool:
+        """True if every output channel reads all input channels of its group."""
+        return self.kind == "product"
+
+
+def thread_bytes(form: Form, block: int, taps: int, channels: int) -> int:
+    """A thread's memory: the table of a block, the number of taps inside the image for each pixel, the accumulators of a tile, copied windows."""
+    return 8 * block * (taps + 1) + 4 * ROWS * form.width + (4 * block * taps * channels if form.is_gathered else 0)
+
+
+@cache
+def indirect_ir(form: Form) -> str:
+    """`indirect(context)`."""
+    module = Module()
+    sums = {(r, partial): _sums(module, form, r, partial) for r in form.rows for partial in _partials(form)}
+    finish = {masked: _finish(module, form, masked) for masked in (False, True) if form.tail or not masked}
+    with parallel_kernel(module, "indirect", context_words(form.steps), "items") as (f, w):
+        (me,) = f.choose([(thread_count(w.context) > 1, lambda: [thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
+        memory = w.scratch + me * w.thread_bytes
+        taps = w.window_y * w.window_x
+        table = memory.as_pointer(INT64)
+        counts = table.at(w.block * taps)
+        buffer = (memory + w.block * (taps + 1) * 8).as_pointer(FLOAT)
+        with f.loop(w.begin, w.end) as items:
+            first = (items.index % w.blocks) * w.block
+            count = f.minimum(w.pixels - first, w.block)
+            _write_table(f, w, form, table, counts, first, count)
+            if form.is_gathered:
+                _gather(f, w, table, buffer.at(ROWS * form.width), count, taps)
+            strip_begin = (items.index // w.blocks) * w.item_strips
+            with f.loop(strip_begin, f.minimum(strip_begin + w.item_strips, w.strips)) as strips:
+                _compute_strip(f, w, form, sums, finish, strips.index, (table, counts, buffer), (first, count))
+    return str(module)
+
+
+def _partials(form: Form) -> tuple[bool, ...]:
+    """Whether there are sums of all vectors of a strip, and of the last strip of a group: a product reads no input by vectors."""
+    return (False,) if form.reads_channels else (False, True)
+
+
+def _write_table(f: Function, w: SimpleNamespace, form: Form, table: Pointer, counts: Pointer, first: Value, count: Value) -> None:
+    """The addresses [tap][pixel] of a block, and the number of taps inside the image [pixel]."""
+    zeros, pitch = w.packed + w.zeros * 4, w.x_pixel * 4
+    of_image = w.image_rows * w.image_columns
+    rest = first % of_image
+    place = [first // of_image, rest // w.image_columns, rest % w.image_columns]
+    with f.loop(0, count, carried=place) as pixels:
+        sample, row, column = pixels.values
+        top, left = row * w.stride_y - w.pad_top, column * w.stride_x - w.pad_left
+        image = w.source + (sample * w.x_sample + top * w.x_row + left * w.x_pixel) * 4
+        if form.is_plain:
+            table.store(image, pixels.index)
+            counts.store(1, pixels.index)
+        else:
+            start = [f.value(0), f.value(0), top, image]
+            with f.loop(0, w.window_y, carried=start) as down:
+                tap, inside_count, y, line = down.values
+                row_inside = (y >= 0) & (y < w.height)
+                with f.loop(0, w.window_x, carried=[tap, inside_count, left, line]) as across:
+                    tap, inside_count, x, address = across.values
+                    inside = row_inside & (x >= 0) & (x < w.width)
+                    table.store(f.select(inside, address, zeros), tap * w.block + pixels.index)
+                    across.carry(tap + 1, inside_count + inside.convert("zext", tap.type), x + w.step_x, address + w.step_x * pitch)
+                down.carry(*across.results[:2], y + w.step_y, line + w.step_y * w.x_row * 4)
+            if form.kind == "mean":
+                counts.store(down.results[1], pixels.index)
+        column = column + 1
+        row_ends = column >= w.image_columns
+        column, row = f.select(row_ends, f.value(0), column), row + row_ends.convert("zext", row.type)
+        image_ends = row >= w.image_rows
+        pixels.carry(sample + image_ends.convert("zext", row.type), f.select(image_ends, f.value(0), row), column)
+
+
+def _gather(f: Function, w: SimpleNamespace, table: Pointer, patches: Pointer, count: Value, taps: Value) -> None:
+    """Copies the values of each pixel's window to `patches` [pixel][tap][channel], whose addresses become those of the first tap."""
+    with f.loop(0, count, carried=[patches.as_integer()]) as pixels:
+        (patch,) = pixels.values
+        with f.loop(0, taps, carried=[patch]) as tap:
+            (at,) = tap.values
+            source, target = table.load(tap.index * w.block + pixels.index).as_pointer(FLOAT), at.as_pointer(FLOAT)
+            with f.loop(0, w.channels) as c:
+                target.store(source.load(c.index), c.index)
+            tap.carry(at + w.channels * 4)
+        table.store(patch, pixels.index)
+        pixels.carry(tap.results[0])
+
+
+def _compute_strip(
+    f: Function, w: SimpleNamespace, form: Form, sums: dict[tuple[int, bool], Function], finish: dict[bool, Function], strip: Value,
+    memory: tuple[Pointer, Pointer, Pointer], block: tuple[Value, Value],
+) -> None:  # fmt: skip
+    """The results of a block of pixels for one strip of output channels."""
+    (table, counts, buffer), (first, count) = memory, block
+    taps = w.window_y * w.window_x
+    group, in_group = strip // w.group_strips, (strip % w.group_strips) * form.width
+    channel = group * w.group_channels + in_group
+    packed = w.packed.as_pointer(FLOAT)
+    strip_floats = taps * w.channels * form.width if form.reads_channels else taps * form.width
+    weights, bias = packed.at(strip * strip_floats), packed.at(w.bias + strip * form.width)
+    offset = group * w.channels if form.reads_channels else channel  # floats from a pixel's address
+    left = w.group_channels - in_group  # output channels
+    target = w.target.as_pointer(FLOAT)
+    added = w.added.as_pointer(FLOAT) if any(s.reads_residual for s in form.steps) else target
+    chunks = (count + (ROWS - 1)) // ROWS
+    least, longer = count // chunks, count % chunks
+    with f.loop(0, chunks, carried=[f.value(0)]) as chunk:
+        (pixel,) = chunk.values
+        rows = least + (chunk.index < longer).convert("zext", pixel.type)
+        for (r, partial), function in sums.items():
+            whole = left >= form.width
+            condition = rows.equals(r)
+            if not form.reads_channels:
+                condition = condition & (whole ^ 1 if partial else whole)
+            read = (f.value(1), taps * w.channels) if form.is_gathered else (taps, w.channels)
+            with f.when(condition):
+                f.call(function, table.at(pixel), w.block, read[0], offset, weights, buffer, read[1], left)
+        at = (first + pixel) * w.y_pixel + channel
+        for k in range(form.vectors):
+            y_at, sums_at = at + k * form.lanes, buffer.at(k * form.lanes)
+            operands = sums_at, bias.at(k * form.lanes), counts.at(pixel), taps, target.at(y_at), added.at(y_at)
+            with f.when(left >= (k + 1) * form.lanes):
+                f.call(finish[False], *operands, rows, w.y_pixel)
+            if form.tail:
+                with f.when((left > k * form.lanes) & (left < (k + 1) * form.lanes)):
+                    f.call(finish[True], *operands, rows, w.y_pixel)
+        chunk.carry(pixel + rows)
+
+
+def _sums(module: Module, form: Form, rows: int, partial: bool) -> Function:
+    """`sums_R(table, block, taps, offset, weights, buffer, channels, left)` writes the accumulators [row][column] of `rows` pixels and a strip.
+    `offset` floats are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read."""
+    with module.function(f"sums_{rows}{'_part' if partial else ''}", ["i64*", "i64", "i64", "i64", "float*", "float*", "i64", "i64"]) as f:
+        sums = _product_sums(f, form, rows) if form.reads_channels else _channel_sums(f, form, rows, partial)
+        buffer = f.arguments[5]
+        assert isinstance(buffer, Pointer)
+        for r in range(rows):
+            for k in range(form.vectors):
+                buffer.store(sums[r * form.vectors + k], r * form.width + k * form.lanes)
+    return f
+
+
+def _product_sums(f: Function, form: Form, rows: int) -> list[Value]:
+    """Few rows have several accumulators per result, for consecutive channels: an accumulator takes four cycles from one sum to the next."""
+    table, block, taps, offset, weights, _, channels, _ = f.arguments
+    assert isinstance(table, Pointer)
+    assert isinstance(weights, Pointer)
+    lanes, width, vectors = form.lanes, form.width, form.vectors
+    zero = f.value(0.0, Type("float", lanes))
+    parts = 4 if rows == 1 else 2 if rows == 2 else 1
+
+    def accumulate(pixels: Sequence[Pointer], c: Value, w_now: Pointer, count: int, sums: Sequence[Value]) -> list[Value]:
+        sums = list(sums)
+        for u in range(count):
+            part = (u % parts) * rows * vectors
+            columns = [w_now.load(u * width + k * lanes, lanes) for k in range(vectors)]
+            for r in range(rows):
+                number = pixels[r].at(c).load(u).broadcast(lanes)
+                for k in range(vectors):
+                    i = part + r * vectors + k
+                    sums[i] = f.fma(number, columns[k], sums[i])
+                f.scheduling_barrier()
+        return sums
+
+    unrolled = channels - channels % UNROLLED
+    with f.loop(0, taps, carried=[f.value(0), *[zero] * (parts * rows * vectors)]) as tap:
+        line = table.at(tap.index * block)
+        pixels = [line.load(r).as_pointer(FLOAT).at(offset) for r in range(rows)]
+        with f.loop(0, unrolled, step=UNROLLED, carried=tap.values) as many:
+            w_at, *sums = many.values
+            w_now, c = f.opaque_pointer(weights.at(w_at)), f.opaque(many.index)
+            many.carry(w_at + UNROLLED * width, *accumulate(pixels, c, w_now, UNROLLED, sums))
+        with f.loop(unrolled, channels, carried=many.results) as rest:
+            w_at, *sums = rest.values
+            rest.carry(w_at + width, *accumulate(pixels, rest.index, weights.at(w_at), 1, sums))
+        tap.carry(*rest.results)
+    sums = tap.results[1:]
+    size = rows * vectors
+    total = sums[:size]
+    for p in range(1, parts):
+        total = [a + b for a, b in zip(total, sums[p * size : (p + 1) * size], strict=True)]
+    return total
+
+
+def _channel_sums(f: Function, form: Form, rows: int, partial: bool) -> list[Value]:
+    table, block, taps, offset, weights, _, _, left = f.arguments
+    assert isinstance(table, Pointer)
+    assert isinstance(weights, Pointer)
+    lanes, vectors = form.lanes, form.vectors
+    type_ = Type("float", lanes)
+    lowest = -np.inf if form.kind == "max" else 0.0
+    start = f.value(lowest, type_)
+    mask = [k < form.tail for k in range(lanes)]
+    math = Math(f)
+
+    def read(pixel: Pointer, k: int) -> Value:
+        at = pixel.at(k * lanes)
+        if not partial:
+            return at.load(0, lanes)
+        cases: list[tuple[Value | None, Callable[[], list[Value]]]] = [(left >= (k + 1) * lanes, lambda: [at.load(0, lanes)])]
+        if form.tail:
+            cases.append((left > k * lanes, lambda: [at.load_masked(mask, start)]))
+        return f.choose([*cases, (None, lambda: [start])])[0]
+
+    with f.loop(0, taps, carried=[start] * (rows * vectors)) as tap:
+        sums = list(tap.values)
+        line = table.at(tap.index * block)
+        columns = [weights.load(tap.index * form.width + k * lanes, lanes) for k in range(vectors)] if form.kind == "channelwise" else []
+        for r in range(rows):
+            pixel = line.load(r).as_pointer(FLOAT).at(offset)
+            for k in range(vectors):
+                x, i = read(pixel, k), r * vectors + k
+                if form.kind == "channelwise":
+                    sums[i] = f.fma(x, columns[k], sums[i])
+                else:
+                    sums[i] = math.maximum(sums[i], x) if form.kind == "max" else sums[i] + x
+            f.scheduling_barrier()
+        tap.carry(*sums)
+    return tap.results
+
+
+def _finish(module: Module, form: Form, masked: bool) -> Function:
+    """`finish(buffer, bias, counts, taps, y, added, rows, y_pixel)` adds the bias (or divides the mean), applies the epilogue, and stores one vector
+    of each row; `masked`: only its first `tail` channels."""
+    names = ["float*", "float*", "i64*", "i64", "float*", "float*", "i64", "i64"]
+    with module.function(f"finish{'_tail' if masked else ''}", names) as f:
+        buffer, bias, counts, taps, y, added, rows, y_pixel = f.arguments
+        assert isinstance(buffer, Pointer)
+        assert isinstance(bias, Pointer)
+        assert isinstance(counts, Pointer)
+        assert isinstance(y, Pointer)
+        assert isinstance(added, Pointer)
+        lanes = form.lanes
+        mask = [k < form.tail for k in range(lanes)]
+        shift = bias.load(0, lanes) if form.kind in ("product", "channelwise") else None
+        reads_residual = any(s.reads_residual for s in form.steps)
+        with f.loop(0, rows) as row:
+            value, at = buffer.load(row.index * form.width, lanes), row.index * y_pixel
+            if shift is not None:
+                value = value + shift
+            elif form.kind in ("mean", "padded_mean"):
+                number = taps if form.kind == "padded_mean" else counts.load(row.index)
+                value = value / number.convert("sitofp", FLOAT).broadcast(lanes)
+            residual = None
+            if reads_residual:
+                line = added.at(at)
+                residual = line.load_masked(mask, f.value(0.0, value.type)) if masked else line.load(0, lanes)
+            value = emit_chain(f, form.steps, value, residual)
+            if masked:
+                y.at(at).store_masked(value, mask)
+            else:
+                y.at(at).store(value)
+    return f

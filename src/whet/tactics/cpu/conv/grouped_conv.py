@@ -1,0 +1,24 @@
+"""Convolutions of images with several channels per group, f32 channels last: oneDNN multiplies one group's matrix after another.
+
+RegNetY-800MF's 3x3 convolutions have 16 channels per group, which fill two vectors.
+"""
+
+from __future__ import annotations
+
+from whet.network import Layer
+from whet.tactics._base import tactic
+from whet.tactics._fused import root_layer
+from whet.tactics.cpu.conv.indirect_conv import IndirectConv
+
+
+@tactic
+class GroupedConv(IndirectConv):
+    opt_in, instead_of, takes_groups = False, "", True
+
+    def why_not(self, layer: Layer) -> str | None:
+        if reason := super().why_not(layer):
+            return reason
+        weights, groups = root_layer(layer).needs(1).shape, root_layer(layer).attrs["group"]
+        if groups == 1 or weights[0] == groups:
+            return "takes convolutions with groups of several output channels"
+        return None

@@ -1,0 +1,63 @@
+"""Norms of rows as LLVM IR: RMSNormalization (Zhang and Sennrich, 2019, arXiv:1910.07467), LayerNormalization (Ba et al., 2016, 1607.06450)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.kernel import LAST_WORDS
+from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
+
+WORDS = ("x", "y", "count", "width", *LAST_WORDS)
+"""The context of `row_norm`: f32 rows in and out, their count and length; packed: LANES parameters (epsilon, 1 / width), the scale, the bias."""
+
+
+@cache
+def row_norm_ir(tail: int, is_centered: bool) -> str:
+    """`row_norm(context)`: each row is read again from the cache for the result, and for its variance if it `is_centered`: LayerNormalization
+    subtracts the mean and adds a bias. `tail`: elements of a row after its whole vectors."""
+    module = Module()
+    with parallel_kernel(module, "row_norm", WORDS, "count") as (f, w):
+        parameters = w.packed.as_pointer(FLOAT)
+        epsilon, inverse_width = parameters.load(0).broadcast(), parameters.load(1).broadcast()
+        scale = parameters.at(LANES)
+        bias = scale.at(w.width)
+        zero, one = (f.value(number, FLOAT).broadcast() for number in (0.0, 1.0))
+        mask = [i < tail for i in range(LANES)]
+        whole = w.width - tail if tail else w.width
+
+        def total(x: Pointer, add: Callable[[Value, Value], Value], missing: Value) -> Value:
+            """The sum over a row in every lane; elements after its end are `missing`."""
+            with f.loop(0, whole, step=LANES, carried=[zero], at_least_once=not tail) as loop:
+                loop.carry(add(x.load_vector(loop.index), loop.values[0]))
+            found = loop.results[0]
+            if tail:
+                found = add(x.at(whole).load_masked(mask, missing), found)
+            return _sum_of_lanes(f, found)
+
+        with f.loop(w.begin, w.end) as rows:
+            x, y = (w_.as_pointer(FLOAT).at(rows.index * w.width) for w_ in (w.x, w.y))
+            mean = total(x, lambda value, found: found + value, zero) * inverse_width if is_centered else zero
+
+            def centered(value: Value, mean: Value = mean) -> Value:
+                return value - mean if is_centered else value
+
+            def add_square(value: Value, found: Value, centered: Callable[[Value], Value] = centered) -> Value:
+                value = centered(value)
+                return f.fma(value, value, found)
+
+            inverse: Value = one / f.math("sqrt", total(x, add_square, mean) * inverse_width + epsilon)
+            with f.loop(0, whole, step=LANES, at_least_once=not tail) as loop:
+                value = centered(x.load_vector(loop.index)) * inverse * scale.load_vector(loop.index)
+                y.at(loop.index).store(value + bias.load_vector(loop.index) if is_centered else value)
+            if tail:
+                value = centered(x.at(whole).load_masked(mask, zero)) * inverse * scale.at(whole).load_masked(mask, zero)
+                y.at(whole).store_masked(value + bias.at(whole).load_masked(mask, zero) if is_centered else value, mask)
+    return str(module)
+
+
+def _sum_of_lanes(f: Function, value: Value) -> Value:
+    for distance in (8, 4, 2, 1):
+        value = value + f.shuffle(value, value, [(i + distance) % LANES for i in range(LANES)])
+    return value

@@ -1,0 +1,185 @@
+"""Own kernels that replace oneDNN: convolutions, products with constant matrices and poolings by tables of addresses, for all lengths of vectors."""
+
+import numpy as np
+import pytest
+from test_compiled_kernels import JIT
+from test_cpu_direct_conv import followed, text
+from test_onednn_tactics import CPU, compute
+
+from whet.backends.cpu import CpuBackend
+from whet.builder import BuildConfig, build
+from whet.builder.candidates.tactic_sources import tactics_for
+from whet.network import Network, parse_type
+from whet.ops import run_layer, run_network, run_regions, sample_layer
+from whet.ops._samples import Sample
+from whet.tactics import get_tactic
+from whet.tactics.cpu._llvm.epilogue import Step
+from whet.tactics.cpu.conv import _indirect_kernel
+from whet.tactics.cpu.conv._indirect_ir import Form, indirect_ir
+
+pytestmark = JIT
+LANES = (4, 8, 16)  # of SSE and NEON, AVX2, AVX-512; LLVM splits vectors that are too long for this CPU
+
+
+def check(name, layer, arrays, monkeypatch, lanes=LANES, threads=(1, 3), bound=2e-6):
+    """The tactic against float64 with vectors of all lengths and several numbers of threads."""
+    wide = [None if a is None else a.astype(np.float64) for a in arrays]
+    (want,) = run_regions(layer, wide) if layer.regions else run_layer(layer, wide)
+    tactic = get_tactic(name)
+    assert tactic.why_not(layer) is None
+    monkeypatch.setattr(_indirect_kernel.IndirectKernel, "serial_work", 0)
+    (signature,) = tactic.signatures(layer, CPU)
+    for n in lanes:
+        monkeypatch.setattr(_indirect_kernel, "lanes", lambda n=n: n)
+        for count in threads:
+            monkeypatch.setattr("test_onednn_tactics.CPU", CpuBackend(threads=count))
+            _, (got,), _ = compute(layer, arrays, tactic, signature, ())
+            assert np.abs(got - want).max() <= bound * max(np.abs(want).max(), 1e-30), (n, count)
+
+
+def layer_of(op, inputs, **attrs):
+    return sample_layer(op, Sample(inputs, attrs))[1:]
+
+
+@pytest.mark.parametrize(("shape", "weights", "attrs"), [
+    ((1, 3, 11, 9), (5, 3, 3, 3), {"pads": (1, 1, 1, 1)}),
+    ((2, 4, 21, 20), (33, 4, 7, 7), {"pads": (3, 3, 3, 3), "strides": (2, 2)}),
+    ((2, 19, 9, 7), (37, 19, 1, 1), {}),
+    ((1, 16, 9, 9), (24, 16, 1, 1), {"strides": (2, 2)}),
+    ((1, 7, 8, 30), (16, 7, 1, 5), {"pads": (0, 2, 0, 2)}),
+    ((1, 5, 12, 13), (8, 5, 3, 3), {"pads": (4, 0, 1, 3), "dilations": (2, 3)}),
+    ((3, 70, 2, 1), (9, 70, 1, 1), {"pads": (1, 0, 0, 2)}),
+])  # fmt: skip
+def test_convolutions(shape, weights, attrs, monkeypatch):
+    """Windows with and without pads on each side, copied windows of few channels, partly filled vectors, rows that do not fill a tile."""
+    check("cpu/indirect_conv", *layer_of("Conv", [text(*shape), f"const {text(*weights)}", f"const {text(weights[0])}"], **attrs), monkeypatch)
+
+
+@pytest.mark.parametrize(("channels", "window", "attrs"), [
+    (20, 3, {"pads": (1, 1, 1, 1)}), (1, 3, {}), (35, 5, {"pads": (2, 2, 2, 2), "strides": (2, 2)}),
+    (16, 3, {"pads": (2, 2, 2, 2), "dilations": (2, 2)}),
+])  # fmt: skip
+def test_depthwise_convolutions(channels, window, attrs, monkeypatch):
+    inputs = [text(2, channels, 12, 11), f"const {text(channels, 1, window, window)}", f"const {text(channels)}"]
+    check("cpu/indirect_conv", *layer_of("Conv", inputs, group=channels, **attrs), monkeypatch)
+
+
+@pytest.mark.parametrize(("channels", "results", "groups"), [(32, 32, 8), (48, 48, 3), (12, 30, 6), (10, 40, 2)])
+def test_grouped_convolutions(channels, results, groups, monkeypatch):
+    inputs = [text(2, channels, 9, 8), f"const {text(results, channels // groups, 3, 3)}", f"const {text(results)}"]
+    layer, arrays = layer_of("Conv", inputs, group=groups, pads=(1, 1, 1, 1), strides=(2, 1))
+    check("cpu/grouped_conv", layer, arrays, monkeypatch)
+    assert "one group" in get_tactic("cpu/indirect_conv").why_not(layer)
+
+
+@pytest.mark.parametrize("steps", [
+    ("Relu",), ("Silu",), ("HardSwish",), ("Sigmoid",), ("Add",), ("Add", "Relu"), ("Relu", "Add"), ("Add x",), ("Tanh", "Add", "Gelu"),
+])  # fmt: skip
+def test_epilogues(steps, monkeypatch):
+    check("cpu/indirect_conv", *sample_layer("Fused", followed(steps, text(2, 9, 7, 6), text(9, 9, 3, 3), pads=(1, 1, 1, 1)))[1:], monkeypatch)
+
+
+@pytest.mark.parametrize(("rows", "taken", "results"), [((1,), 70, 1000), ((2,), 33, 5), ((3, 7), 64, 48), ((2, 3, 50), 257, 31)])
+def test_products_with_constant_matrices(rows, taken, results, monkeypatch):
+    """One and two rows have several accumulators per result."""
+    check("cpu/linear_layer", *layer_of("MatMul", [text(*rows, taken), f"const {text(taken, results)}"]), monkeypatch, bound=3e-6)
+    if len(rows) == 1:
+        inputs = [text(*rows, taken), f"const {text(results, taken)}", f"const {text(results)}"]
+        check("cpu/linear_layer", *layer_of("Gemm", inputs, transB=1), monkeypatch, bound=3e-6)
+
+
+@pytest.mark.parametrize(("op", "attrs"), [
+    ("GlobalAveragePool", {}), ("GlobalMaxPool", {}), ("MaxPool", {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}),
+    ("MaxPool", {"kernel_shape": (2, 3), "dilations": (2, 1), "ceil_mode": 1, "strides": (2, 2)}),
+    ("AveragePool", {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}),
+    ("AveragePool", {"kernel_shape": (3, 2), "pads": (1, 1, 1, 0), "count_include_pad": 1}),
+])  # fmt: skip
+@pytest.mark.parametrize("channels", [3, 32, 45])
+def test_poolings(op, attrs, channels, monkeypatch):
+    check("cpu/indirect_pool", *layer_of(op, [text(2, channels, 11, 9)], **attrs), monkeypatch)
+
+
+@pytest.mark.parametrize(("shape", "perm"), [
+    ((3, 17), (1, 0)), ((2, 3, 9, 11), (0, 2, 3, 1)), ((2, 5, 3, 7), (2, 1, 0, 3)), ((4, 1, 6), (0, 1, 2)), ((2, 3, 4, 5), (3, 2, 1, 0)),
+    ((1,), (0,)),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["f32", "i64", "u8", "f16"])
+def test_transposes(shape, perm, dtype):
+    layer, arrays = layer_of("Transpose", [f"{dtype}[{','.join(map(str, shape))}]"], perm=perm)
+    tactic = get_tactic("cpu/strided_copy")
+    (signature,) = tactic.signatures(layer, CPU)
+    assert tactic.refuses(layer, signature, CPU) is None
+    _, (got,), _ = compute(layer, arrays, tactic, signature, ())
+    np.testing.assert_array_equal(got, arrays[0].transpose(perm))
+
+
+def test_nan_reaches_the_results_that_read_it(monkeypatch):
+    for op, inputs, attrs in (
+        ("Conv", [text(1, 6, 8, 8), f"const {text(8, 6, 3, 3)}"], {"pads": (1, 1, 1, 1)}),
+        ("MaxPool", [text(1, 6, 8, 8)], {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}),
+    ):
+        layer, arrays = layer_of(op, inputs, **attrs)
+        arrays[0][0, 2, 3, 4] = np.nan
+        tactic = get_tactic("cpu/indirect_conv" if op == "Conv" else "cpu/indirect_pool")
+        _, (got,), _ = compute(layer, arrays, tactic, tactic.signatures(layer, CPU)[0], ())
+        (want,) = run_layer(layer, arrays)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+
+
+@pytest.mark.parametrize("target", ["aarch64-linux-gnu", "x86_64-linux-gnu"])
+def test_code_for_other_machines(target):
+    """The code of NEON's vectors multiplies and adds vectors with one instruction, and keeps the accumulators of the inner loop in registers."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    from whet.backends.cpu.machine_code import _opaque
+
+    ir = indirect_ir(Form("product", 4, 2, (6,), 0, (Step("Relu"),)))
+    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _opaque(ir))
+    machine = llvm.Target.from_triple(target).create_target_machine(opt=3, features="+neon" if "aarch64" in target else "+avx2,+fma")
+    assembly = machine.emit_assembly(module)
+    product = assembly[assembly.index("sums_6:") :]
+    product = product[: product.index(".cfi_endproc")]
+    fused = product.count("fmla") if "aarch64" in target else product.count("vfmadd")
+    assert fused == 12 * (4 + 1), "twelve accumulators, for four channels and for the remaining ones"
+
+
+def names(*switches):
+    return {t.name for t in tactics_for("cpu", switches)}
+
+
+def test_they_replace_onednn_and_are_there_on_request():
+    own = {"cpu/indirect_conv", "cpu/linear_layer", "cpu/indirect_pool", "cpu/layer_norm", "cpu/strided_copy"}
+    assert not own & names()
+    assert own <= names("-ONEDNN")
+    assert own & names("+indirect_conv") == {"cpu/indirect_conv"}
+    assert own & names("-ONEDNN", "-indirect_conv") == own - {"cpu/indirect_conv"}
+    assert "cpu/grouped_conv" in names(), "oneDNN has no fast kernel for groups"
+
+
+def test_networks_without_onednn_run_in_own_kernels(monkeypatch):
+    """An inverted residual with a gate, a strided residual block, a pool and a classifier: nothing runs in NumPy."""
+    rng, net = np.random.default_rng(0), Network("net")
+
+    def w(*shape):
+        return net.constant((rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32), "w")
+
+    x = net.add_input("x", parse_type("f32[1,3,32,32]"))
+    t = net.add("HardSwish", net.add("Conv", x, w(16, 3, 3, 3), w(16), pads=(1,) * 4, strides=(2, 2)))
+    u = net.add("HardSwish", net.add("Conv", t, w(40, 16, 1, 1), w(40)))
+    u = net.add("HardSwish", net.add("Conv", u, w(40, 1, 3, 3), w(40), pads=(1,) * 4, group=40))
+    t = net.add("Add", net.add("Conv", u, w(16, 40, 1, 1), w(16)), t)
+    t = net.add("MaxPool", t, kernel_shape=(2, 2), strides=(2, 2))
+    t = net.add("Relu", net.add("Conv", t, w(24, 16, 3, 3), w(24), pads=(1,) * 4, strides=(2, 2)))
+    t = net.add("Flatten", net.add("GlobalAveragePool", t))
+    net.mark_output(net.add("Gemm", t, w(24, 10), w(10)), "y")
+    config = BuildConfig(optimization_level=1, avg_timing=1, timing_cache="", threads=1, tactic_sources=("-ONEDNN",))
+    plan = build(net, config)
+    assert not {n: c.tactic for n, c in plan.choices.items() if "numpy" in c.tactic}
+    assert not [c.tactic for c in plan.choices.values() if "onednn" in c.tactic]
+    from whet.runtime import Runtime
+
+    feeds = {"x": rng.standard_normal((1, 3, 32, 32)).astype(np.float32)}
+    with Runtime().load(plan).create_context() as context:
+        np.testing.assert_allclose(context.run(feeds)["y"], run_network(net, feeds)["y"], rtol=1e-4, atol=1e-5)
