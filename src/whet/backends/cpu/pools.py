@@ -8,9 +8,12 @@ regardless of `--threads`.
 from __future__ import annotations
 
 import ctypes as C
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from whet.errors import BackendError
+
+if TYPE_CHECKING:
+    from whet.backends.cpu.threads import Sequential
 
 _SETTER = C.CFUNCTYPE(None, C.c_int)
 
@@ -72,13 +75,13 @@ class Tbb:
         self._create(C.byref(self._control))
 
 
-def of_library(library: C.CDLL, runtime: str, gomp: C.CDLL) -> Pool | None:
+def of_library(library: C.CDLL, runtime: str, gomp: C.CDLL | Sequential) -> Pool | None:
     """The pool that a build of oneDNN uses, by its `runtime` (omp, tbb, seq); None if it is libgomp or the build has no pool."""
     if runtime == "tbb":
         return Tbb(library)
     if runtime != "omp":
         return None
     setter = library.omp_set_num_threads  # resolved in the OpenMP library that this library is linked to
-    if C.cast(setter, C.c_void_p).value == C.cast(gomp.omp_set_num_threads, C.c_void_p).value:
+    if isinstance(gomp, C.CDLL) and C.cast(setter, C.c_void_p).value == C.cast(gomp.omp_set_num_threads, C.c_void_p).value:
         return None
     return OpenMP("iomp" if hasattr(library, "kmp_set_blocktime") else "other omp", setter)
