@@ -39,7 +39,7 @@ from whet import zoo
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.precision.int8 import Calibration, build_int8, calibrated_ranges, prepare
-from whet.builder.precision.permissions import on_integers
+from whet.builder.precision.permissions import computes_on_integers
 from whet.engine.plan import EnginePlan
 from whet.engine.schema import encode
 from whet.errors import WhetError
@@ -135,7 +135,7 @@ def row(name: str, batch: int, cache: Path, machine: Any, times: Path, switches:
         state = machine.state()
     ms, other = statistics.median(replays[0]), statistics.median(replays[1]) if floats else None
     verification = encode(plan.report.verification)
-    layers = sum(map(on_integers, plan.network.layers))
+    layers = sum(map(computes_on_integers, plan.network.layers))
     bar = MS_BARS.get((name, batch))
     return {
         "case": f"{name} batch {batch}", "network": name, "batch": batch, "precision": "int8" if layers else "fp16",

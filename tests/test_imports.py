@@ -79,6 +79,17 @@ def test_imports_flow_one_way(path):
                 assert target == folder or target in MAY_IMPORT[folder].split(), f"{folder}/{path.name} imports whet.{target}"
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_name_of_another_module_is_private(path):
+    """`from whet.x import _name` is for modules (`_name.py`) only."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "whet":
+            folder = ROOT.parent / node.module.replace(".", "/")
+            for a in node.names:
+                module = (folder / f"{a.name}.py").exists() or (folder / a.name).is_dir()
+                assert module or not a.name.startswith("_") or a.name.startswith("__"), f"line {node.lineno}: {node.module}.{a.name}"
+
+
 def test_every_folder_has_a_row():
     folders = {p.name for p in ROOT.iterdir() if p.is_dir() and any(p.glob("*.py"))} - {"cli", "__pycache__"}
     assert folders <= set(MAY_IMPORT)

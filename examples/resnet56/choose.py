@@ -83,7 +83,7 @@ def main() -> None:
         small, c, device = chosen(net, CHOICES[name], inner, blocks, scores)
         how = {k: v for k, v in asdict(CHOICES[name]).items() if v} | {"multiple": width_step(CHOICES[name]), "device": device}
         about = {"importance": "taylor2", "images": IMAGES, **how}
-        save_recipe(recipe_of(net, c.kept, about=about, found=inner, removed=c.removed), args.out / f"{name}.json")
+        save_recipe(recipe_of(net, c.kept, about=about, channel_groups=inner, removed=c.removed), args.out / f"{name}.json")
         print(f"{name}: FLOPs {count_flops(small) / count_flops(net):.3f}, {about['objective']} {c.before:.4g} -> {c.after:.4g} "
               f"({c.after / c.before:.3f}); {len(c.removed)} blocks removed; after {time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from whet.registry import on_demand
+from whet.registry import import_on_demand
 
 if TYPE_CHECKING:
     from whet import api as api
@@ -107,7 +107,7 @@ __all__ = [*_HOME]
 if not TYPE_CHECKING:  # type checkers would give every name the type Any
 
     def __getattr__(name: str) -> Any:
-        return on_demand(__name__, _HOME, name)
+        return import_on_demand(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from whet.errors import BuildWarning, UsageError
 from whet.option_names import python_names
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 if TYPE_CHECKING:
     from whet.builder import BuildConfig, Calibration, Progress
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from whet.runtime import Engine
 
 Shape = tuple[int, ...]
-ShapeRange = tuple[Shape, Shape, Shape]
 
 _MODEL_SUFFIXES = (".onnx", ".prototxt", ".caffemodel", ".h5", ".keras", ".pb", ".tflite")
 
@@ -131,7 +130,7 @@ def build(
     from whet.runtime import Runtime
 
     permitted = {"fp16": fp16, "bf16": bf16, "int8": int8, "fp8": fp8, "best": best}
-    config = _configured(config, permitted, options)
+    config = _make_config(config, permitted, options)
     if accuracy is not None and not isinstance(accuracy, str):
         raise UsageError(f"accuracy: a text such as 'snr:30', not {type(accuracy).__name__}")
     budget = Budget.parse(accuracy) if accuracy is not None else None
@@ -173,7 +172,7 @@ def load(path: str | os.PathLike | bytes, *, backend: str | None = None, threads
     return Runtime(backend=backend, threads=threads).load(path, require_same_hardware=require_same_hardware)
 
 
-def _configured(config: BuildConfig | None, permitted: Mapping[str, Any], options: Mapping[str, Any]) -> BuildConfig:
+def _make_config(config: BuildConfig | None, permitted: Mapping[str, Any], options: Mapping[str, Any]) -> BuildConfig:
     """The BuildConfig of the arguments. Raises UsageError for an unknown or unsuitable one."""
     from whet.builder.config import BuildConfig
 
@@ -183,7 +182,7 @@ def _configured(config: BuildConfig | None, permitted: Mapping[str, Any], option
     names = [*inspect.signature(build).parameters, *sorted(fields)]
     for name in options:
         if name not in fields:
-            raise UsageError(f"whet.build has no parameter {name!r}.{nearest(name, names)}")
+            raise UsageError(f"whet.build has no parameter {name!r}.{suggest_name(name, names)}")
     for name in ("fp16", "bf16"):
         if not isinstance(permitted[name], bool):
             raise UsageError(f"{name}: True or False, not {type(permitted[name]).__name__}")
@@ -227,7 +226,7 @@ def _network_of_file(path: str, shapes: Any) -> Network:
         raise UsageError(f"model: there is no file {path}")
     kind = model_kind(path)
     if kind == "caffe":
-        fixed = {n: p.opt for n, p in _by_name(shapes, None).items()} if isinstance(shapes, Mapping) else None
+        fixed = {n: p.opt for n, p in _profiles_by_name(shapes, None).items()} if isinstance(shapes, Mapping) else None
         return network_from_file(path, shapes=fixed)
     if kind == "tensorflow" or not Path(path).is_file():
         return network_from_file(path)
@@ -247,7 +246,7 @@ def _network_of_onnx(source: Any, shapes: Any) -> Network:
     except UnsupportedError:
         if not isinstance(shapes, Mapping):
             raise
-        profiles = _by_name(shapes, None)
+        profiles = _profiles_by_name(shapes, None)
         if any(p.min != p.max for p in profiles.values()):
             raise
         return network_from_onnx(source, shapes={n: p.opt for n, p in profiles.items()})
@@ -261,7 +260,7 @@ def _network_of_module(module: Any, shapes: Any, example: Any) -> Network:
     if shapes is None:
         raise UsageError('shapes: a torch module has no shapes of its own: give shapes={"x": (1, 3, 224, 224)} or example=tensor')
     first_parameter = list(inspect.signature(module.forward).parameters)[:1]
-    sets = [_by_name(s, first_parameter) for s in _sets(shapes)]
+    sets = [_profiles_by_name(s, first_parameter) for s in _sets(shapes)]
     names, tensors = example_for(module, {n: p.opt for n, p in sets[0].items()})
     ranges = [p for by_name in sets for p in by_name.values()]
     dynamic = len({p.opt for p in ranges}) > len(names) or any(p.min != p.max for p in ranges)
@@ -277,10 +276,10 @@ def _with_profiles(config: BuildConfig, net: Network, shapes: Any) -> BuildConfi
     names = [t.name for t in net.inputs]
     profiles = []
     for one in _sets(shapes):
-        by_name = _by_name(one, names)
+        by_name = _profiles_by_name(one, names)
         for name in by_name:
             if name not in names:
-                raise UsageError(f"shapes: the model has no input {name!r}.{nearest(name, names)} It has {', '.join(names)}.")
+                raise UsageError(f"shapes: the model has no input {name!r}.{suggest_name(name, names)} It has {', '.join(names)}.")
         low, opt, high = ({n: getattr(p, which) for n, p in by_name.items()} for which in ("min", "opt", "max"))
         profiles.append((low, opt, high))
     return dataclasses.replace(config, profiles=tuple(profiles))
@@ -292,7 +291,7 @@ def _sets(shapes: Any) -> list[Any]:
     return shapes if several else [shapes]
 
 
-def _by_name(shapes: Any, names: Sequence[str] | None) -> dict[str, Profile]:
+def _profiles_by_name(shapes: Any, names: Sequence[str] | None) -> dict[str, Profile]:
     """The Profile of each input. `names` has the model's inputs: a shape without a name belongs to the only one. Raises UsageError."""
     if isinstance(shapes, Mapping):
         return {str(n): _profile(f"shapes[{n!r}]", s) for n, s in shapes.items()}

@@ -1,6 +1,6 @@
 """One text for both interfaces: messages are written with the flags of the command line, and Python callers read the names of Python.
 
-`WhetError` and the warnings of builds apply `for_reader` to their texts, so that a message needs no second version.
+`WhetError` and the warnings of builds apply `translate_names` to their texts, so that a message needs no second version.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ def reads_flags() -> bool:
 
 def python_names(text: str) -> str:
     """`text` with flags replaced by the names of parameters and fields: "--backend=cpu" becomes "backend='cpu'". Commands in backticks stay."""
-    return "".join(part if _COMMAND.fullmatch(part) else _FLAG.sub(_in_python, part) for part in _COMMAND.split(text))
+    return "".join(part if _COMMAND.fullmatch(part) else _FLAG.sub(_python_name, part) for part in _COMMAND.split(text))
 
 
-def for_reader(text: str) -> str:
+def translate_names(text: str) -> str:
     """`text` in the names of the present interface."""
     return text if reads_flags() else python_names(text)
 
 
-def _in_python(found: re.Match[str]) -> str:
-    name, value = NAMES.get(found[1]), found[2]
+def _python_name(match: re.Match[str]) -> str:
+    name, value = NAMES.get(match[1]), match[2]
     if name is None:
-        return found[0]
+        return match[0]
     if name.kind == "text":
         return name.python
     if name.kind == "true":

@@ -25,7 +25,7 @@ def load_folder(package: str, path: Iterable[str], *, deep: bool = True) -> None
                 load_folder(module.__name__, module.__path__)
 
 
-def on_demand(package: str, homes: Mapping[str, str], name: str) -> Any:
+def import_on_demand(package: str, homes: Mapping[str, str], name: str) -> Any:
     """Implements a package's `__getattr__`: imports `name` from its module `homes[name]`, or the sub-module `name`.
 
     Raises AttributeError with the nearest of the package's names.
@@ -33,12 +33,12 @@ def on_demand(package: str, homes: Mapping[str, str], name: str) -> Any:
     if name not in homes:
         if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
             return import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}.{nearest(name, homes)} It has {', '.join(homes)}.")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}.{suggest_name(name, homes)} It has {', '.join(homes)}.")
     module = import_module(homes[name])
     return module if homes[name] == f"{package}.{name}" else getattr(module, name)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def suggest_name(name: str, names: Iterable[str]) -> str:
     """` Did you mean 'x'?` or an empty string."""
     close = difflib.get_close_matches(name, list(names), 1, 0.6)
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.builder.memory.planner import ALIGNMENT, Use, lower_bound, plan_memory
+from whet.builder.memory.planner import Use, lower_bound, plan_memory
 from whet.errors import MemoryLimitError
+from whet.runtime.memory import ALIGNMENT
 
 
 @st.composite

@@ -14,7 +14,7 @@ from support.isa import VNNI
 from whet.builder import build
 from whet.builder.config import BuildConfig
 from whet.builder.precision.int8 import Calibration, build_int8, invented_ranges, prepare, slow_layers
-from whet.builder.verify.rounding_ties import has_ties, nudged_outputs
+from whet.builder.verify.rounding_ties import has_ties, run_with_nudged_scales
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import calibrate, find_quantization_sites, quantize
@@ -99,7 +99,7 @@ def test_ties_are_found_and_are_small():
     assert not has_ties(small_network())
     x = samples(1)[0]
     truth = run_network(net, x, widen=True)["y"]
-    for (moved,) in nudged_outputs(net, x):
+    for (moved,) in run_with_nudged_scales(net, x):
         assert moved.shape == truth.shape
         assert np.abs(moved - truth).max() <= 0.05 * np.abs(truth).max()
 
@@ -111,7 +111,7 @@ def test_a_tie_shows_in_the_nudged_network():
     s, z = net.constant(np.float32(1), "s"), net.constant(np.int8(0), "z")
     net.mark_output(net.add("DequantizeLinear", net.add("QuantizeLinear", x, s, z), s, z), "y")
     feed = {"x": np.arange(8, dtype=np.float32)[None] * 2 + np.float32(1.5)}  # rounds half to even: 2, 4, 6, ...
-    (up,), (down,), *_ = nudged_outputs(net, feed)
+    (up,), (down,), *_ = run_with_nudged_scales(net, feed)
     assert np.array_equal(down[0] - up[0], np.ones(8))
 
 
@@ -122,8 +122,8 @@ def test_a_small_value_near_a_tie_shows_in_the_nudged_network():
     s, z = net.constant(np.float32(1), "s"), net.constant(np.int8(0), "z")
     net.mark_output(net.add("DequantizeLinear", net.add("QuantizeLinear", x, s, z), s, z), "y")
     feed = {"x": np.array([[120, 0.4999]], np.float32)}
-    assert {float(y[0, 1]) for (y,) in nudged_outputs(net, feed)} == {0.0, 1.0}
-    assert {float(y[0, 0]) for (y,) in nudged_outputs(net, feed)} == {120.0}
+    assert {float(y[0, 1]) for (y,) in run_with_nudged_scales(net, feed)} == {0.0, 1.0}
+    assert {float(y[0, 0]) for (y,) in run_with_nudged_scales(net, feed)} == {120.0}
 
 
 @pytest.mark.parametrize("off", [2, 1])

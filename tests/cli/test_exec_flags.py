@@ -2,7 +2,7 @@
 
 import pytest
 
-from whet.cli._exec_checks import check_against, check_files, check_values, unused
+from whet.cli._exec_checks import check_against, check_files, check_values, list_unused_values
 from whet.cli._exec_config import Options
 from whet.cli._exec_flags import FLAGS, NUMBERS, help_text, parse
 from whet.cli._exec_values import percentiles, profiles, shapes, size, split_names
@@ -179,7 +179,7 @@ def test_a_model_in_place_of_an_engine_is_refused_with_the_build_command(tmp_pat
 
 
 def test_values_with_another_meaning_are_reported():
-    assert unused(Options([("numThreads", "auto"), ("builderOptimizationLevel", "5")], [])) == []
-    said = unused(Options([("builderOptimizationLevel", "9"), ("device", "3"), ("numThreads", "99999")], []))
+    assert list_unused_values(Options([("numThreads", "auto"), ("builderOptimizationLevel", "5")], [])) == []
+    said = list_unused_values(Options([("builderOptimizationLevel", "9"), ("device", "3"), ("numThreads", "99999")], []))
     assert [next(word for word in ("treated as 5", "ignored", "CPUs") if word in text) for text in said] == ["treated as 5", "ignored", "CPUs"]
-    assert unused(Options([("device", "1"), ("backend", "cuda")], [])) == []
+    assert list_unused_values(Options([("device", "1"), ("backend", "cuda")], [])) == []

@@ -67,10 +67,10 @@ def test_a_run_names_the_differing_value(folder):
 
 
 def test_strings_and_styles_of_a_console():
-    from whet.cli._console import console, styled
+    from whet.cli._console import console, style_text
 
     out = console()
     out.file = io.StringIO()
     out.print("a[/b] 'whet[jit]' python:m:f")
-    out.print(styled(("net[red]", "bold"), " on [cpu]"))
+    out.print(style_text(("net[red]", "bold"), " on [cpu]"))
     assert out.file.getvalue() == "a[/b] 'whet[jit]' python:m:f\nnet[red] on [cpu]\n"

@@ -15,7 +15,7 @@ from whet.ops import OPS, Sample, sample_layer
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv_transpose import Transposed
 from whet.tactics.cuda.conv.conv_transpose import ConvTranspose, tap_rows
-from whet.tactics.cuda.conv.conv_transpose_generic import by_taps
+from whet.tactics.cuda.conv.conv_transpose_generic import order_by_taps
 
 IMAGES = [s for s in OPS["ConvTranspose"].samples if str(s.inputs[0]).count(",") == 3 and not str(s.inputs[0]).startswith("extreme")]
 
@@ -44,7 +44,7 @@ def test_products_and_gathering_equal_the_reference(sample):
     if t.group == 1:
         columns = (pixels @ tap_rows(w).T).reshape(t.n, t.h, t.w, t.r, t.s, t.k)
     else:
-        taps = by_taps(w, t.group)
+        taps = order_by_taps(w, t.group)
         columns = np.empty((t.n, t.h, t.w, t.r, t.s, t.k))
         for k in range(t.k):
             c0 = k // (t.k // t.group) * (t.c // t.group)
@@ -55,7 +55,7 @@ def test_products_and_gathering_equal_the_reference(sample):
 
 def test_direct_weights_of_one_group_are_those_of_the_product():
     w = np.random.default_rng(0).standard_normal((6, 5, 3, 2))
-    np.testing.assert_array_equal(by_taps(w, 1).transpose(0, 1, 3, 2).reshape(-1, 6), tap_rows(w))
+    np.testing.assert_array_equal(order_by_taps(w, 1).transpose(0, 1, 3, 2).reshape(-1, 6), tap_rows(w))
 
 
 @pytest.mark.parametrize("entry", ["gather", "direct"])

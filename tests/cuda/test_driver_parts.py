@@ -72,18 +72,18 @@ def test_ranges_carry_the_users_names(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvtx", fake)
     nvtx._package.cache_clear()
     monkeypatch.delenv("WHET_NVTX", raising=False)
-    assert not nvtx.shown()
+    assert not nvtx.is_enabled()
     monkeypatch.setenv("WHET_NVTX", "0")
-    assert not nvtx.shown()
+    assert not nvtx.is_enabled()
     monkeypatch.setenv("WHET_NVTX", "1")
-    assert nvtx.shown()
+    assert nvtx.is_enabled()
     with nvtx.range_of("/layer1/conv1/Conv"):
         seen.append("inside")
     assert seen == [("/layer1/conv1/Conv", "whet"), "inside", "whet"]
     nvtx._package.cache_clear()
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with pytest.raises(BackendError, match="pip install nvtx"):
-        nvtx.shown()
+        nvtx.is_enabled()
     nvtx._package.cache_clear()
 
 
@@ -114,7 +114,7 @@ def test_callers_that_alternate_between_buffers_capture_one_graph_for_each(monke
     CountedGraph.captured, CountedGraph.ran = [], []
     monkeypatch.setattr(executor, "Graph", CountedGraph)
     monkeypatch.setattr(executor, "Stream", lambda: SimpleNamespace(handle=None))
-    monkeypatch.setattr(executor.nvtx, "shown", lambda: False)
+    monkeypatch.setattr(executor.nvtx, "is_enabled", lambda: False)
 
     def launches(inputs, outputs):
         return [SimpleNamespace(at=(*inputs, *outputs), on_host=False)]

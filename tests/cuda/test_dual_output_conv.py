@@ -13,8 +13,6 @@ from test_concat_input_conv import HOPPER, steps_of
 from support.standin_gpu import StandInGpu
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder import BuildConfig, build
-from whet.inspector.facts import layer_facts
-from whet.inspector.unfused_counts import count_unfused
 from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
 from whet.tactics import get_tactic
@@ -114,13 +112,6 @@ def test_a_network_reads_its_input_once(standin_gpu):
     assert len(forked) == 2
     assert all(plan.choices[x.name].tactic == "cuda/dual_output_conv" for x in forked)
     assert len([x for x in plan.network.layers if x.op != "Reformat"]) == 2
-
-
-def test_it_counts_as_two_in_the_roofline(standin_gpu):
-    def counted(plan):
-        return sorted(p for x in layer_facts(plan) if x.layer.op != "Reformat" for p in count_unfused(x))
-
-    assert counted(built()) == counted(built("-fuse_dual_output_conv"))
 
 
 def test_32_bit_options_do_not_displace_16_bit_options(standin_gpu, monkeypatch):

@@ -8,7 +8,7 @@ from whet.backends.cuda import driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.builder.candidates.tactic_sources import tactics_for
-from whet.builder.verify.emulation import rounded_tf32
+from whet.builder.verify.emulation import round_to_tf32
 from whet.errors import UsageError
 from whet.network import Network, parse_type
 from whet.ops import OPS, run_network, sample_layer
@@ -37,9 +37,9 @@ def test_switches_disable_the_pack_and_enable_its_16_bit_tactic():
 def test_tf32_keeps_ten_bits_to_nearest():
     x = np.array([1 + 2**-10, 1 + 2**-11 + 2**-20, 1 + 2**-12, -3.0000002, np.inf, np.nan, 0], np.float32)
     want = np.array([1 + 2**-10, 1 + 2**-10, 1, -3, np.inf, np.nan, 0], np.float32)
-    assert np.array_equal(rounded_tf32(x), want, equal_nan=True)
+    assert np.array_equal(round_to_tf32(x), want, equal_nan=True)
     a = np.random.default_rng(0).standard_normal(10000).astype(np.float32)
-    assert 2**-12.5 < np.abs(rounded_tf32(a) / a - 1).max() <= 2**-11
+    assert 2**-12.5 < np.abs(round_to_tf32(a) / a - 1).max() <= 2**-11
 
 
 def test_a_config_of_another_kind_is_refused():

@@ -15,7 +15,7 @@ from whet.backends.cuda import driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.backends.cuda.cudnn import convolution, descriptor, library
 from whet.backends.cuda.cudnn import numbers as n
-from whet.backends.cuda.cudnn.convolution import Convolution, Proposal, fusible
+from whet.backends.cuda.cudnn.convolution import Convolution, Proposal, is_fusible
 from whet.builder import BuildConfig, build
 from whet.builder.candidates.tactic_sources import tactics_for
 from whet.errors import BackendError
@@ -110,15 +110,15 @@ def test_a_transposed_convolution_is_the_gradient_of_an_input(fake):
 
 def test_activations_with_their_parameters(fake):
     for activation in (("clip", 0.0, 6.0), ("leaky_relu", 0.1, 0.0), ("elu", 0.7, 0.0), ("silu", 0.0, 0.0)):
-        assert fusible(activation)
+        assert is_fusible(activation)
         convolution.operations_of(work(bias=True, activation=activation))
     relu6, leaky, elu, silu = [s for s in fake.of(n.POINTWISE) if s[n.POINTWISE_MODE] != [n.ADD]]
     assert relu6[n.RELU_HIGH] == [6.0]
     assert leaky[n.RELU_SLOPE] == [0.1]
     assert elu[n.ELU_ALPHA] == [0.7]
     assert silu[n.POINTWISE_MODE] == [n.SWISH]
-    assert not fusible(("clip", -1.0, 1.0))
-    assert not fusible(("hardswish", 0.0, 0.0))
+    assert not is_fusible(("clip", -1.0, 1.0))
+    assert not is_fusible(("hardswish", 0.0, 0.0))
 
 
 def test_descriptors_are_freed_and_failures_name_call_and_reason(fake):
@@ -366,4 +366,4 @@ def test_plans_and_workspaces_are_freed(gpu):
     count = len({k.implementation for k in kernels})
     del kernels
     assert before - len(convolution._plans) >= count
-    assert _cudnn_conv.work_of(layer, signature.outputs[0], _cudnn_conv._ending(layer), "apart") is not None
+    assert _cudnn_conv.work_of(layer, signature.outputs[0], _cudnn_conv._match_epilogue(layer), "apart") is not None

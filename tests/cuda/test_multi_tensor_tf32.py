@@ -13,10 +13,10 @@ from test_stem import check
 from test_tf32 import undealt
 
 from whet.backends.cuda.compile import compile_cubin
-from whet.builder.verify.emulation import emulate, multiplied
+from whet.builder.verify.emulation import emulate, multiplied_inputs
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cuda.conv._tf32 import Tf32Config, kernel_source, places
+from whet.tactics.cuda.conv._tf32 import Tf32Config, channel_order, kernel_source
 from whet.tactics.cuda.conv.multi_tensor_conv_tf32 import several
 
 TACTIC = get_tactic("cuda/multi_tensor_conv_tf32")
@@ -42,7 +42,7 @@ def test_packed_weights_cover_all_inputs_and_results(i):
     k = found.shapes[0].k
     packed = undealt(kernel.packed[0].make().view(np.float32).reshape(-1, rows.shape[1]))[:k].astype(np.float64)
     # in the order in which threads read the channels of a step
-    read = rows.reshape(len(rows), -1, found.bk)[:, :, places(found.bk)].reshape(rows.shape)
+    read = rows.reshape(len(rows), -1, found.bk)[:, :, channel_order(found.bk)].reshape(rows.shape)
     got = read @ packed.T + kernel.packed[1].make().view(np.float32)[:k]
     whole = np.concatenate([np.moveaxis(arrays[i], 1, -1).reshape(rows.shape[0], -1) for i in found.images], axis=1).astype(np.float64)
     want = np.concatenate(
@@ -95,7 +95,7 @@ def test_a_network_in_tf32_reads_its_input_once(standin_gpu):
 @pytest.mark.parametrize("i", SAMPLES)
 def test_images_and_weights_count_as_rounded(i):
     layer, _, _ = taken(i)
-    found, rounded = several(layer), multiplied(layer)
+    found, rounded = several(layer), multiplied_inputs(layer)
     assert {t.name for t in rounded} == {layer.inputs[i].name for i in found.images} | {way.weights.name for way in found.ways}
 
 

@@ -13,7 +13,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network.types import BF16
 from whet.ops import OPS, Sample, sample_layer
 from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.move.resize import Resize, resampled
+from whet.tactics.cuda.move.resize import Resize, resampled_axes
 
 FLOATS = [s for s in OPS["Resize"].samples if not str(s.inputs[0]).startswith(("u8", "extreme"))]
 
@@ -22,7 +22,7 @@ FLOATS = [s for s in OPS["Resize"].samples if not str(s.inputs[0]).startswith(("
 def test_tables_equal_the_definition_of_the_op(sample):
     _, layer, arrays = sample_layer("Resize", sample)
     y, beyond = arrays[0].astype(np.float64), None
-    for a in resampled(layer):
+    for a in resampled_axes(layer):
         matrix = np.zeros((len(a.places), y.shape[a.axis]))
         outside = a.places[:, 0] < 0
         np.add.at(matrix, (np.arange(len(a.places))[:, None], np.maximum(a.places, 0)), a.weights)

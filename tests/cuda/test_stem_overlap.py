@@ -19,7 +19,7 @@ from whet.tactics._fused import source_index
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.stem.stem_overlap import OverlapTile, columns, lead, places, row
+from whet.tactics.cuda.stem.stem_overlap import OverlapTile, columns, lead, row, row_cells
 
 TACTIC = get_tactic("cuda/stem_overlap")
 #: image, filters, attributes
@@ -48,11 +48,11 @@ def test_packed_filters_match_the_positions_of_a_window(case):
             continue
         kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
         packed = kernel.packed[0].make().view(signature.outputs[0].dtype.numpy).reshape(columns(s), row(s))
-        filters = undealt(packed).astype(np.float64)[:, : s.r * places(s) * 8].reshape(columns(s), s.r, places(s) * 2, 4)
+        filters = undealt(packed).astype(np.float64)[:, : s.r * row_cells(s) * 8].reshape(columns(s), s.r, row_cells(s) * 2, 4)
         assert not filters[s.k :].any()
         sums = np.zeros((s.n, columns(s), s.p, s.q))
         for r in range(s.r):
-            for t in range(places(s) * 2):
+            for t in range(row_cells(s) * 2):
                 x = 2 * lead(s) + t
                 taps = wide[:, :, r : r + s.p * s.stride[0] : s.stride[0], x : x + 2 * s.q : 2][:, :, : s.p, : s.q]
                 sums += np.einsum("kc,nchw->nkhw", filters[:, r, t], taps)

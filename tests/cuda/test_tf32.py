@@ -14,12 +14,12 @@ from test_tactics import sample_layer as sample_at
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder.candidates.tactic_sources import tactics_for
-from whet.builder.verify.emulation import rounded_tf32
+from whet.builder.verify.emulation import round_to_tf32
 from whet.cli._exec_config import _sources
 from whet.network import F32
 from whet.ops import OPS, Sample, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cuda.conv._tf32 import Tf32Config, configs_for, cut_to_tf32, kernel_source, pack, places
+from whet.tactics.cuda.conv._tf32 import Tf32Config, channel_order, configs_for, cut_to_tf32, kernel_source, pack
 
 
 def multiplied(row, bk):
@@ -43,7 +43,7 @@ def test_weights_have_the_order_of_the_inputs(bk):
                 for step in range(2):
                     want = multiplied(rows[k, step * bk : (step + 1) * bk], bk) if k < 19 else 0
                     np.testing.assert_array_equal(packed[16 * tile + column, step], want)
-    assert sorted(places(bk)) == list(range(bk))
+    assert sorted(channel_order(bk)) == list(range(bk))
 
 
 def undealt(rows):
@@ -62,12 +62,12 @@ def test_three_products_keep_21_bits():
 
 
 def pack_plain(w):
-    return np.ascontiguousarray(w.reshape(5, -1, 32)[:, :, places(32)]).reshape(5, -1).astype(np.float64)
+    return np.ascontiguousarray(w.reshape(5, -1, 32)[:, :, channel_order(32)]).reshape(5, -1).astype(np.float64)
 
 
 def test_rounding_equals_the_reference_and_keeps_large_values_finite():
     a = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
-    np.testing.assert_array_equal(cut_to_tf32(a), rounded_tf32(a))
+    np.testing.assert_array_equal(cut_to_tf32(a), round_to_tf32(a))
     extreme = np.array([3.4028235e38, -3.4028235e38, np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45], np.float32)
     cut = cut_to_tf32(extreme)
     assert np.isfinite(cut[:2]).all()
@@ -80,7 +80,7 @@ def test_an_infinite_input_stays_infinite_in_three_products():
     """Infinity times the high part and times the low part of a weight have the same sign, and neither is infinity times zero."""
     w = np.array([[1.0, -1.0, 0.3, -0.3, 1 + 2**-12, -5e-20, 2.0**-120, 1e30]], np.float32)
     both = pack(w, 8, 3)[::16]  # the first of sixteen rows of both parts
-    w = w[:, places(8)]
+    w = w[:, channel_order(8)]
     with np.errstate(invalid="raise"):
         products = np.float32(np.inf) * both
     np.testing.assert_array_equal(products[0] + products[1], np.float32(np.inf) * w[0])

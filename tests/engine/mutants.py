@@ -424,7 +424,7 @@ EDITS: dict[str, Callable[[random.Random, bytes], bytes]] = {
 }  # fmt: skip
 
 
-#: kinds whose mutants compute what the good engine computes, if they open at all: they do not edit the network or its source weights
+#: mutants of these kinds compute the same as the good engine, if they open at all: they do not edit the network or its source weights
 SAME_ANSWERS = frozenset({*RAW, "table", "choice", "config", "arena", "packed"})
 
 

@@ -42,6 +42,6 @@ def test_mutants(corpus, block):
 
 @pytest.mark.parametrize("kind", sorted(EDITS))
 def test_edits_reach_checks_beyond_the_checksums(bases, kind):
-    """A kind of edit whose files are all refused for a checksum would not test anything deeper."""
+    """If all files of a kind of edit were refused for a checksum, it would not test anything deeper."""
     reasons = {attempt(EDITS[kind](random.Random(s), bases[0])) for s in range(12)}
     assert any("its digest does not match" not in r for r in reasons), reasons

@@ -26,7 +26,7 @@ NAMES = ["conv", "matmul", "quantize"]
 
 
 def profile(*attempts):
-    """The profile of an engine of 2.5 ms whose attempts measure these seconds per layer."""
+    """The profile of an engine of 2.5 ms; its attempts measure these seconds per layer."""
     runs = [layers for layers in attempts for _ in range(ROUNDS)]
     taken = iter(runs)
     found = profile_layers(lambda: next(taken), NAMES, 2.5)

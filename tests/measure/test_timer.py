@@ -49,7 +49,7 @@ class Kernel:
 
 
 class SimulatedMachine:
-    """A machine whose kernels take their stated times, multiplied by the next value of `clock`. The first `busy` measurements are disturbed.
+    """A machine with kernels that take their stated times, multiplied by the next value of `clock`. The first `busy` measurements are disturbed.
 
     It reports cold operands, so that every run is timed by itself.
     """

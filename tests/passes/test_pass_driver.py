@@ -9,7 +9,7 @@ from random_networks import feeds, same
 from whet.errors import BuildError, NetworkError, UsageError
 from whet.network import F32, Network, TensorType, parse_network, verify
 from whet.ops import OPS, run_network
-from whet.passes import PASSES, Fired, Graph, Pass, Phase, Skip, lower, ordered, run_passes, select
+from whet.passes import PASSES, Fired, Graph, Pass, Phase, Skip, lower, order_passes, run_passes, select
 from whet.passes.clean.fold_shapes import SIZES
 from whet.rewrite.fusing import ACTIVATIONS
 from whet.rewrite.rules import register
@@ -93,7 +93,7 @@ def test_switches():
     assert "fuse_silu" in everything
     assert [n for n in everything if n != "fuse_silu"] == [p.name for p in select(3, ["-fuse_silu"])]
     assert [p.name for p in select(3, ["none", "+fuse_silu"])] == ["fuse_silu"]
-    assert [p.name for p in select(0, ["all"])] == [p.name for p in ordered()]
+    assert [p.name for p in select(0, ["all"])] == [p.name for p in order_passes()]
     assert {p.name for p in select(0)} < {p.name for p in select(1)} <= {p.name for p in select(2)}
 
 
@@ -103,11 +103,11 @@ def test_an_unknown_pass_suggests_the_nearest_name():
 
 
 def test_every_pass_has_a_docstring_and_known_predecessors():
-    for p in ordered():
+    for p in order_passes():
         assert p.doc.endswith((".", ":")), p.name
         assert all(PASSES[a].phase <= p.phase for a in p.after), p.name
-    names = [p.name for p in ordered()]
-    for p in ordered():
+    names = [p.name for p in order_passes()]
+    for p in order_passes():
         assert all(names.index(a) < names.index(p.name) for a in p.after)
 
 
@@ -232,14 +232,14 @@ def test_refused_fusions_are_undone():
 def test_a_pass_after_an_unknown_one_is_refused(monkeypatch):
     monkeypatch.setitem(PASSES, "odd", Pass("odd", Phase.CLEAN, None, None, after=("nowhere",)))
     with pytest.raises(BuildError, match="pass odd is declared after nowhere, which does not exist"):
-        ordered()
+        order_passes()
 
 
 def test_cyclic_order_is_refused(monkeypatch):
     monkeypatch.setitem(PASSES, "one", Pass("one", Phase.CLEAN, None, None, after=("two",)))
     monkeypatch.setitem(PASSES, "two", Pass("two", Phase.CLEAN, None, None, after=("one",)))
     with pytest.raises(BuildError, match="passes depend on each other in a cycle: one, two"):
-        ordered()
+        order_passes()
 
 
 def test_two_passes_of_one_name(monkeypatch):

@@ -11,7 +11,7 @@ from pass_golden import FOLDER, NO_NAN, ROUNDS, after_text, read, write
 from random_networks import feeds, same
 
 from whet.ops import run_network
-from whet.passes import PASSES, ordered
+from whet.passes import PASSES, order_passes
 
 UPDATE = os.environ.get("WHET_UPDATE_GOLDEN") == "1"
 FILES = {p.stem: read(p) for p in sorted(FOLDER.glob("*.txt"))}
@@ -70,7 +70,7 @@ def test_values_are_preserved(name, i):
 
 def test_order_is_pinned():
     path = FOLDER.parent / "pass_order.txt"
-    got = "".join(f"{p.phase.name:<10} {p.level} {p.name}\n" for p in ordered())
+    got = "".join(f"{p.phase.name:<10} {p.level} {p.name}\n" for p in order_passes())
     if UPDATE:
         path.write_text(got)
     assert got == path.read_text()

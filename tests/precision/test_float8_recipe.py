@@ -24,7 +24,17 @@ from whet.frontends.onnx_writer import save_onnx
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
 from whet.precision import Analysis, calibrate, chosen_samples, find_quantization_sites, read_cache, write_cache
-from whet.precision.float8 import SAMPLES, adapted_weights, corrected, kept_out, mean_inputs, mean_shift, pack_rounding, skip_sums, unpack_rounding
+from whet.precision.float8 import (
+    SAMPLES,
+    adapted_weights,
+    correct_biases,
+    kept_out,
+    mean_inputs,
+    mean_shift,
+    pack_rounding,
+    skip_sums,
+    unpack_rounding,
+)
 from whet.precision.insert import e4m3, float8_weight_scales, float8_weights
 from whet.precision.measures import snr_db
 from whet.precision.rounding import error, rounded_rows
@@ -114,7 +124,7 @@ def test_the_mean_shift_is_measured_per_layer(attrs):
 def test_corrections_raise_the_outputs_snr_on_other_samples():
     net = chain(64)
     ranges = calibrate(net, samples(), method="minmax")
-    better = corrected(net, ranges, samples(), EngineRun, kept_out(net))
+    better = correct_biases(net, ranges, samples(), EngineRun, kept_out(net))
     assert set(better.corrections) == {"conv1", "conv2", "conv3"}
     fresh = samples(12, seed=9)
     want = [run_network(net, f)["y"] for f in fresh]
@@ -126,7 +136,7 @@ def test_the_order_of_samples_changes_nothing():
     """More samples than are used, so that the selection and its halves could differ too."""
     net, data = chain(16), samples(SAMPLES + 9)
     ranges = calibrate(net, data[:4], method="minmax")
-    found = [corrected(net, ranges, order, EngineRun, kept_out(net)).corrections for order in (data, data[::-1])]
+    found = [correct_biases(net, ranges, order, EngineRun, kept_out(net)).corrections for order in (data, data[::-1])]
     assert set(found[0]) == set(found[1]) != set()
     assert all(found[0][n].tobytes() == found[1][n].tobytes() for n in found[0])
     weights = [adapted_weights(net, ranges, order, EngineRun, kept_out(net)) for order in (data, data[::-1])]

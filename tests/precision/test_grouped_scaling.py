@@ -6,7 +6,7 @@ import pytest
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision.insert import fake_weights, weight_scales
-from whet.precision.scaling import reading_weights, rescaled
+from whet.precision.scaling import apply_scalings, reading_weights
 
 RNG = np.random.default_rng(3)
 
@@ -38,7 +38,7 @@ def test_migrated_scales_leave_the_function_unchanged(groups):
     relu = net.layers[1].output.name
     feeds = {"x": RNG.standard_normal((2, 3, 6, 6)).astype(np.float32)}
     scales = np.linspace(0.5, 3.0, 12).astype(np.float32)
-    scaled = rescaled(net, {relu: scales})
+    scaled = apply_scalings(net, {relu: scales})
     want, got = run_network(net, feeds)["y"], run_network(scaled, feeds)["y"]
     assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
 

@@ -21,7 +21,7 @@ from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import Analysis, calibrate, chosen_samples, find_quantization_sites, quantize, read_cache, write_cache
 from whet.precision.measures import snr_db
-from whet.precision.scaling import rescaled, sites
+from whet.precision.scaling import apply_scalings, sites
 from whet.precision.steps import find_corrections, find_scalings
 from whet.tactics import load_tactics
 
@@ -83,7 +83,7 @@ def test_scaling_preserves_the_function_and_lowers_the_error(make):
     scalings, report = find_scalings(net, data, data, EngineRun, ("equalize", "smooth"))
     assert scalings
     assert all(after <= 0.9 * before for _, _, before, after, kept in report.tried if kept)
-    scaled = rescaled(net, scalings)
+    scaled = apply_scalings(net, scalings)
     for f in data:
         assert snr_db(run_network(net, f)["y"], run_network(scaled, f)["y"]) > 100
     assert str(net) == str(make())  # the source network is unchanged
@@ -105,7 +105,7 @@ def test_channels_clipped_by_relu6_are_not_scaled():
     assert not cut.all()
     if "six" in scalings:
         assert np.all(scalings["six"][cut] == 1)
-    scaled = rescaled(net, scalings)
+    scaled = apply_scalings(net, scalings)
     assert all(snr_db(run_network(net, f)["y"], run_network(scaled, f)["y"]) > 100 for f in data)
 
 

@@ -130,7 +130,7 @@ def test_a_recipe_survives_its_file_and_cuts_the_same(tmp_path, resnet):
 def test_a_recipe_for_other_weights_of_the_same_model(resnet):
     other = network_from_onnx(zoo.build("resnet18", image=64, seed=7))
     found = groups(resnet)
-    recipe = recipe_of(resnet, choose(found, importance(found), 0.4), found=found)
+    recipe = recipe_of(resnet, choose(found, importance(found), 0.4), channel_groups=found)
     a, b = apply_recipe(resnet, recipe), apply_recipe(other, recipe)
     assert [str(layer.output.type) for layer in a.layers] == [str(layer.output.type) for layer in b.layers]
     at = recipe.kept()["conv1.weight"]

@@ -13,7 +13,7 @@ from whet.network import Network, parse_type
 from whet.pruning import PruneConfig, Target, count_flops, groups, prune
 from whet.pruning import floor as floors
 from whet.pruning.costs import flop_costs, parameter_costs
-from whet.pruning.depth import branches, innermost, removable
+from whet.pruning.depth import branches, removable, select_innermost
 from whet.pruning.floor import Floor, held_out_errors, output_error, uniform_choice
 from whet.pruning.importance import importance
 from whet.pruning.knapsack import Choice
@@ -159,11 +159,11 @@ def test_nested_branches_are_limited_to_the_inner_ones():
         y = net.add("Add", start, y, name=f"s{n}")
     net.mark_output(net.add("Tanh", y), "y")
     found = branches(net)
-    few = innermost(found, 3)
+    few = select_innermost(found, 3)
     depth = {name: sum(name in b.layers for b in few) for b in found for name in b.layers}
     assert max(sum(name in b.layers for b in found) for name in depth) > 8
     assert max(depth.values()) == 3
-    assert innermost(found, 99) == found
+    assert select_innermost(found, 99) == found
 
 
 def test_unused_layers_do_not_depend_on_every_branch():

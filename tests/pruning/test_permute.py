@@ -16,7 +16,7 @@ from whet.sparsity import eligible_layers, parse_pattern
 
 
 def network():
-    """A residual block, a batch norm, a convolution in two groups, a concatenation and a product behind a global pool."""
+    """A residual block, a batch norm, a convolution in two groups, a concatenation and a product after a global pool."""
     rng = np.random.default_rng(0)
     net = Network("n", "source")
 

@@ -16,7 +16,7 @@ from whet.frontends import network_from_onnx, save_onnx
 from whet.network import parse_network
 from whet.search import dry_run, recipe_from
 from whet.search.recipe.data import load_labelled, load_unlabelled
-from whet.search.recipe.image_data import listed, spread
+from whet.search.recipe.image_data import list_images, spread
 from whet.search.stages.finetune import training_set
 
 NET = """network gray source
@@ -63,7 +63,7 @@ def test_samples_are_of_all_classes(home, tmp_path):
     np.savez(tmp_path / "sorted.npz", x=np.arange(30, dtype=np.float32)[:, None, None, None].repeat(8, 2).repeat(8, 3))
     np.testing.assert_array_equal(load_unlabelled(str(tmp_path / "sorted.npz"), net, 4)["x"][:, 0, 0, 0], [0, 10, 19, 29])
     assert spread([1, 2, 3], 5) == [1, 2, 3]
-    assert listed(str(tmp_path)) is None
+    assert list_images(str(tmp_path)) is None
 
 
 def test_a_dry_run_takes_every_form(home):

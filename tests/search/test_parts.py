@@ -470,10 +470,12 @@ def test_unmeasurable_targets_are_reported_before_the_first_build(case, tmp_path
     begin = ["the target asks for ener", "data.train is given, but", "data.score has 400 sampl"]
     assert [s.partition(":")[0][:24] for s in said] == begin
     assert "one sample is 0.25 points: a drop of 0.1 is below that resolution" in said[-1]
-    assert advice.before(recipe, here=False) == [], "a cluster's machines have meters and PyTorch of their own"
-    assert advice.before(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, judge=None)), here=False)[0].startswith("no data.judge")
-    assert advice.on_original(recipe, {"metric": {"value": 9.8}})
-    assert not advice.on_original(recipe, {"metric": {"value": 93.0}})
+    assert advice.advise_before_search(recipe, here=False) == [], "a cluster's machines have meters and PyTorch of their own"
+    assert advice.advise_before_search(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, judge=None)), here=False)[0].startswith(
+        "no data.judge"
+    )
+    assert advice.advise_on_original(recipe, {"metric": {"value": 9.8}})
+    assert not advice.advise_on_original(recipe, {"metric": {"value": 93.0}})
 
 
 def test_nan_and_labels_outside_the_classes_are_refused(case, tmp_path):
@@ -539,10 +541,10 @@ def test_data_used_twice_are_reported(case, tmp_path):
 
     (tmp_path / "copy.npz").write_bytes((case / "score.npz").read_bytes())
     same = recipe_with(case, tmp_path, data__judge=str(tmp_path / "copy.npz"), data__train="score.npz", finetune=False, qat="never")
-    said = advice.before(same)
+    said = advice.advise_before_search(same)
     pairs = [("judge", "score"), ("train", "judge"), ("train", "score")]
     assert [s.partition(":")[0] for s in said] == [f"data.{a} equals data.{b}" for a, b in pairs]
-    said = advice.before(recipe_with(case, tmp_path, metric="python:a:b"))
+    said = advice.advise_before_search(recipe_with(case, tmp_path, metric="python:a:b"))
     assert len(said) == 1
     assert said[0].startswith("data.score and data.judge are not read")
 
@@ -553,14 +555,14 @@ def test_excluded_names_are_not_cut(case, tmp_path):
     from whet.frontends import network_from_onnx
     from whet.pruning import groups
     from whet.pruning.depth import branches
-    from whet.search.recipe.space import stay_whole
+    from whet.search.recipe.space import groups_to_keep
 
     net = network_from_onnx(zoo.build("resnet18"))
     group, branch = groups(net)[3], branches(net)[2]
     layer = group.layers[0]
-    assert group.name in stay_whole(net, (group.name,))
-    assert group.name in stay_whole(net, (layer,))
-    assert branch.name in stay_whole(net, (branch.layers[0],))
+    assert group.name in groups_to_keep(net, (group.name,))
+    assert group.name in groups_to_keep(net, (layer,))
+    assert branch.name in groups_to_keep(net, (branch.layers[0],))
     recipe = recipe_with(case, tmp_path, space={"precision": ["fp32"], "skip": [group.name, branch.name]})
     space = search_space(net, recipe, [b.name for b in branches(net)])
     assert group.name not in {g for members in space.classes.values() for g in members}
@@ -572,10 +574,10 @@ def test_excluded_names_are_not_cut(case, tmp_path):
 
 
 def test_int8_without_gain_is_reported():
-    from whet.search.outcome.summary import _not_paid
+    from whet.search.outcome.summary import _remark_on_unused_int8
 
     def words(asked: str, **layers: int) -> str:
-        return _not_paid({"candidate": {"precision": asked}, "precision": layers})
+        return _remark_on_unused_int8({"candidate": {"precision": asked}, "precision": layers})
 
     assert words("int8", f32=3) == " (computes in floating point: INT8 was not faster)"
     assert words("int8", f32=1, u8=2) == words("int8", i8=2) == words("fp8", f8e4m3=2) == words("fp32", f32=3) == ""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from whet.search.recipe.fields import Amount
 from whet.search.recipe.metrics import Score, drop, top1, user_metric, wilson
 from whet.search.recipe.recipe import Target
-from whet.search.recipe.targets import checks, choose, distance, dominates, met, pareto
+from whet.search.recipe.targets import are_met, checks, choose, distance, dominates, pareto
 
 
 def row(ms=1.0, ratio=0.5, drop=0.0, mj=None, memory=100.0, size=100.0):
@@ -33,7 +33,7 @@ ORIGINAL = row(ms=2.0, ratio=1.0, mj=None, memory=200.0, size=400.0)
 def test_a_miss_is_the_relative_distance(target, miss):
     (only,) = checks(target, row(), ORIGINAL)
     assert only.miss == pytest.approx(miss)
-    assert met([only]) == (miss == 0)
+    assert are_met([only]) == (miss == 0)
 
 
 def test_a_drop_is_counted_in_allowed_drops():
@@ -46,13 +46,13 @@ def test_a_drop_is_counted_in_allowed_drops():
 
 def test_unmeasured_targets_are_not_met():
     found = checks(Target(energy=Amount(5)), row(), ORIGINAL)
-    assert not met(found)
+    assert not are_met(found)
     assert found[0].miss is None
     assert "not measurable" in found[0].text
     assert distance(found) == 0
-    assert met(checks(Target(energy=Amount(5)), row(mj=4.0), ORIGINAL))
-    assert not met(checks(Target(net_energy=Amount(0.9)), row(mj=4.0), ORIGINAL))
-    assert met(checks(Target(net_energy=Amount(1)), row(mj=4.0), ORIGINAL))
+    assert are_met(checks(Target(energy=Amount(5)), row(mj=4.0), ORIGINAL))
+    assert not are_met(checks(Target(net_energy=Amount(0.9)), row(mj=4.0), ORIGINAL))
+    assert are_met(checks(Target(net_energy=Amount(1)), row(mj=4.0), ORIGINAL))
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))

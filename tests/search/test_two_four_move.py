@@ -20,7 +20,7 @@ from whet.sparsity import eligible_layers
 
 @pytest.fixture
 def net():
-    """Two products behind each other."""
+    """Two consecutive products."""
     rng = np.random.default_rng(0)
     made = Network("n", "source")
     x = made.add_input("x", parse_type("f16[128,64]"))

@@ -34,13 +34,13 @@ def check_pointed_elsewhere(name, layer, arrays):
     (signature,) = tactic.signatures(layer, machine)
     for config in tactic.configs(layer, signature, machine):
         kernel = tactic.plan(layer, signature, config, machine)
-        packed, stream, scratch = [p.make() for p in kernel.packed], Listed(), dnn.aligned(max(kernel.scratch, 64))
+        packed, stream, scratch = [p.make() for p in kernel.packed], Listed(), dnn.allocate_aligned(max(kernel.scratch, 64))
         assert [p.nbytes for p in packed] == [p.nbytes for p in kernel.packed]
-        nowhere = [dnn.aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
+        nowhere = [dnn.allocate_aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
         at = [b.ctypes.data for b in nowhere]
         kernel.enqueue(Args(tuple(at[: len(arrays)]), tuple(at[len(arrays) :]), tuple(p.ctypes.data for p in packed), scratch.ctypes.data), stream)
         images = {i: place(arrays[i], o) for i, o in enumerate(signature.inputs) if o is not None}
-        outs = [dnn.aligned(n) for n in kernel.outputs]
+        outs = [dnn.allocate_aligned(n) for n in kernel.outputs]
         for call in stream.calls:
             for i, image in images.items():
                 call.set_address("input", i, image.ctypes.data)

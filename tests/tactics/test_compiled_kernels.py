@@ -214,12 +214,12 @@ def test_attention_reads_users_own_buffers():
     (signature,) = tactic.signatures(layer, CPU)
     kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
     packed = [p.make() for p in kernel.packed]
-    scratch, nowhere = dnn.aligned(kernel.scratch), [dnn.aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
+    scratch, nowhere = dnn.allocate_aligned(kernel.scratch), [dnn.allocate_aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
     stream = Listed()
     at = [b.ctypes.data for b in nowhere]
     kernel.enqueue(Args(tuple(at[:-1]), (at[-1],), tuple(p.ctypes.data for p in packed), scratch.ctypes.data), stream)
     own = [place(a, o) if o is not None else None for a, o in zip(arrays, signature.inputs, strict=True)]
-    out = dnn.aligned(kernel.outputs[0])
+    out = dnn.allocate_aligned(kernel.outputs[0])
     for call in stream.calls:
         for i, b in enumerate(own):
             if b is not None:
@@ -286,7 +286,7 @@ def judge_every_config(name, sample, threads):
 
 def launched(kernel, image, signature, layer):
     """The output of a planned kernel with one input image and one output."""
-    source, target, packed = place(image, signature.inputs[0]), dnn.aligned(kernel.outputs[0]), [p.make() for p in kernel.packed]
+    source, target, packed = place(image, signature.inputs[0]), dnn.allocate_aligned(kernel.outputs[0]), [p.make() for p in kernel.packed]
     target[:] = 0xAB
     stream = Listed()
     kernel.enqueue(Args((source.ctypes.data, 0, 0), (target.ctypes.data,), tuple(p.ctypes.data for p in packed), 0), stream)

@@ -131,10 +131,10 @@ def test_users_own_buffers(added):
     signature = tactic.signatures(layer, CPU)[-1]
     kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
     packed, stream = [p.make() for p in kernel.packed], Listed()
-    nowhere = [dnn.aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
+    nowhere = [dnn.allocate_aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
     *at, result = [b.ctypes.data for b in nowhere]
     kernel.enqueue(Args(tuple(at), (result,), tuple(p.ctypes.data for p in packed), 0), stream)
-    out, buffers = dnn.aligned(kernel.outputs[0]), {i: place(arrays[i], o) for i, o in enumerate(signature.inputs) if o is not None}
+    out, buffers = dnn.allocate_aligned(kernel.outputs[0]), {i: place(arrays[i], o) for i, o in enumerate(signature.inputs) if o is not None}
     (call,) = stream.calls
     for i, b in buffers.items():
         call.set_address("input", i, b.ctypes.data)

@@ -94,7 +94,7 @@ def test_threads_share_the_channels(threads):
     for config in TACTIC.configs(layer, signature, machine):
         kernel = TACTIC.plan(layer, signature, config, machine)
         assert kernel.threads == threads
-        packed, x, out, stream = kernel.packed[0].make(), place(arrays[0], signature.inputs[0]), dnn.aligned(kernel.outputs[0]), Listed()
+        packed, x, out, stream = kernel.packed[0].make(), place(arrays[0], signature.inputs[0]), dnn.allocate_aligned(kernel.outputs[0]), Listed()
         kernel.enqueue(Args((x.ctypes.data, 0, 0), (out.ctypes.data,), (packed.ctypes.data,), 0), stream)
         stream.calls[0].run()
         np.testing.assert_allclose(out.view(np.float32).reshape(want.shape), want, rtol=1e-4, atol=1e-4)
@@ -171,7 +171,7 @@ def test_positions_with_arbitrary_bits_read_nothing_else():
     words = np.flatnonzero(np.isin(packed.view(np.uint32), _words(made.metadata)))
     assert len(words) >= 64
     for _ in range(2):
-        x, out, stream = place(arrays[0], signature.inputs[0]), dnn.aligned(kernel.outputs[0]), Listed()
+        x, out, stream = place(arrays[0], signature.inputs[0]), dnn.allocate_aligned(kernel.outputs[0]), Listed()
         kernel.enqueue(Args((x.ctypes.data, 0, 0), (out.ctypes.data,), (packed.ctypes.data,), 0), stream)
         stream.calls[0].run()
         results.append(out.view(np.float32).copy())

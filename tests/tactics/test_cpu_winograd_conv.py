@@ -138,11 +138,11 @@ def test_users_own_buffers(split):
     tactic = get_tactic(NAME)
     signature = tactic.signatures(layer, CPU)[-1]
     kernel = tactic.plan(layer, signature, (("m", 4), ("tiles", 4), ("strips", 1), ("split", split)), CPU)
-    packed, stream, scratch = [p.make() for p in kernel.packed], Listed(), dnn.aligned(kernel.scratch)
-    nowhere = [dnn.aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
+    packed, stream, scratch = [p.make() for p in kernel.packed], Listed(), dnn.allocate_aligned(kernel.scratch)
+    nowhere = [dnn.allocate_aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
     *at, result = [b.ctypes.data for b in nowhere]
     kernel.enqueue(Args(tuple(at), (result,), tuple(p.ctypes.data for p in packed), scratch.ctypes.data), stream)
-    out, buffers = dnn.aligned(kernel.outputs[0]), {i: place(arrays[i], o) for i, o in enumerate(signature.inputs) if o is not None}
+    out, buffers = dnn.allocate_aligned(kernel.outputs[0]), {i: place(arrays[i], o) for i, o in enumerate(signature.inputs) if o is not None}
     assert len(stream.calls) == 1 + split
     for call in stream.calls:
         for i, b in buffers.items():

@@ -32,10 +32,10 @@ def launched(kernel, layer, signature, arrays, moved=False):
     """The outputs of a planned kernel; with `moved`, images and result are bound to other buffers after the launch was recorded."""
     stored = [None if o is None else place(a, o) for a, o in zip(arrays, signature.inputs, strict=True)]
     before = [None if b is None else b.copy() for b in stored]
-    target, scratch = dnn.aligned(kernel.outputs[0]), dnn.aligned(kernel.scratch + 64)
+    target, scratch = dnn.allocate_aligned(kernel.outputs[0]), dnn.allocate_aligned(kernel.scratch + 64)
     target[:], scratch[:] = 0xAB, 0xCD
-    first = [None if b is None else dnn.aligned(b.nbytes) for b in stored] if moved else stored
-    elsewhere = dnn.aligned(kernel.outputs[0]) if moved else target
+    first = [None if b is None else dnn.allocate_aligned(b.nbytes) for b in stored] if moved else stored
+    elsewhere = dnn.allocate_aligned(kernel.outputs[0]) if moved else target
     packed, stream = [p.make() for p in kernel.packed], Listed()
     assert [p.nbytes for p in packed] == [p.nbytes for p in kernel.packed]
     at = tuple(0 if b is None else b.ctypes.data for b in first)

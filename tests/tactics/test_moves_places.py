@@ -9,7 +9,7 @@ import pytest
 from whet.network import Network, parse_type
 from whet.ops import sample_layer
 from whet.ops._base import Sample
-from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Place, Refused, axes, flat, regrouped
+from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Place, Refused, axes, flat, regroup_indices
 from whet.tactics._moves_tree import Moves
 
 ROW_PLACE, COLUMN_PLACE = Place.of(ROW), Place.of(COLUMN)
@@ -71,7 +71,7 @@ def test_consecutive_reshapes_change_no_value(seed):
     shapes = [shape() for _ in range(4)]
     at = tuple(axes(Place.of(FLAT), shapes[0]))
     for after, before in pairwise(shapes):
-        at = regrouped(at, after, before)
+        at = regroup_indices(at, after, before)
     for i in range(prod(factors)):
         assert tuple(worth(p, at=i) for p in at) == tuple(np.unravel_index(i, shapes[-1]))
     moved = flat(at, shapes[-1], "linear")

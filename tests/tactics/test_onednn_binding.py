@@ -301,7 +301,7 @@ def test_reorder_to_bf16_rounds_to_nearest_even():
 
 
 def test_a_call_can_be_bound_again_and_run_through_its_step():
-    x, out1, out2 = normal(4, 4), dnn.aligned(64), dnn.aligned(64)
+    x, out1, out2 = normal(4, 4), dnn.allocate_aligned(64), dnn.allocate_aligned(64)
     call = dnn.eltwise("abs", md(x), md(x)).primitive().call({"src": x.ctypes.data, "dst": out1.ctypes.data})
     call()
     call.bind("dst", out2.ctypes.data)

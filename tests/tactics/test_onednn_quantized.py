@@ -12,7 +12,7 @@ from whet.composites.quantized import quantized_sample
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic, is_quantized, tactics_of
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._quantized import match_quantized, needed
+from whet.tactics.cpu.onednn._quantized import match_quantized, needed_steps
 
 VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
 
@@ -151,6 +151,6 @@ def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, kept):
     sample = quantized_sample("Conv", [("full u8[1,16,8,8]", 0.02, 0, 1), (w, np.float32(1 / 2000), None, 0), *map(np.asarray, bounds)], build, store)
     _, layer, arrays = sample_layer("Fused", sample)
     parts = match_quantized(layer)
-    assert [p.op for p in needed(parts)] == kept
+    assert [p.op for p in needed_steps(parts)] == kept
     if dnn.has_isa("avx512_core_vnni"):
         assert check(layer, arrays) > 0

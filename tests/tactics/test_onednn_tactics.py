@@ -36,7 +36,7 @@ class Listed:
 def place(array, operand):
     """A 64-byte aligned copy of `array` as stored in `operand`."""
     stored = to_stored(array.astype(operand.dtype.numpy), operand.format)
-    buffer = dnn.aligned(stored.nbytes)
+    buffer = dnn.allocate_aligned(stored.nbytes)
     buffer[:] = stored.reshape(-1).view(np.uint8)
     return buffer
 
@@ -88,7 +88,7 @@ def compute(layer, arrays, tactic, signature, config):
         buffers.append(place(a, o))
         fed.append(a.astype(o.dtype.numpy).astype(a.dtype))
         assert buffers[-1].nbytes == n
-    outputs = [dnn.aligned(n) for n in kernel.outputs]
+    outputs = [dnn.allocate_aligned(n) for n in kernel.outputs]
     for out in outputs:
         out[:] = 0xAB  # non-zero: padding must be written too
     for k, (i, o) in enumerate(signature.inplace):
@@ -104,7 +104,7 @@ def compute(layer, arrays, tactic, signature, config):
     for p, made in zip(kernel.packed, packed, strict=True):
         assert made.nbytes == p.nbytes
         assert made.dtype == np.uint8
-    scratch = dnn.aligned(kernel.scratch)
+    scratch = dnn.allocate_aligned(kernel.scratch)
     before = [None if b is None else b.copy() for b in buffers]
     stream = Listed()
     kernel.enqueue(
@@ -454,7 +454,7 @@ def test_outputs_and_inputs_can_be_bound_to_other_buffers():
     tactic = get_tactic("cpu/onednn_eltwise")
     signature = tactic.signatures(layer, CPU)[0]
     kernel = tactic.plan(layer, signature, (), CPU)
-    first, second, out = dnn.aligned(1024), dnn.aligned(1024), dnn.aligned(1024)
+    first, second, out = dnn.allocate_aligned(1024), dnn.allocate_aligned(1024), dnn.allocate_aligned(1024)
     second.view(np.float32)[:] = np.linspace(-1, 1, 256, dtype=np.float32)
     stream = Listed()
     kernel.enqueue(Args((first.ctypes.data,), (first.ctypes.data,), (), 0), stream)
@@ -508,7 +508,7 @@ def test_a_slice_can_be_bound_to_another_buffer():
     layer, (a,) = plain("Slice", ["f32[4,8]"], {"starts": (2,), "ends": (6,), "axes": (1,)})
     tactic = get_tactic("cpu/onednn_slice")
     kernel = tactic.plan(layer, tactic.signatures(layer, CPU)[0], (), CPU)
-    first, second, out = dnn.aligned(128), dnn.aligned(128), dnn.aligned(64)
+    first, second, out = dnn.allocate_aligned(128), dnn.allocate_aligned(128), dnn.allocate_aligned(64)
     second.view(np.float32)[:] = a.reshape(-1)
     stream = Listed()
     kernel.enqueue(Args((first.ctypes.data,), (out.ctypes.data,), (), 0), stream)

@@ -7,9 +7,9 @@ torch = pytest.importorskip("torch", reason="the extra 'train' is not installed:
 
 from whet.network import Network, parse_type
 from whet.training import FinetuneConfig, TrainingData, accuracy, finetune
-from whet.training.batch_norms import SMALLEST_BATCH, foldable, folded_weights, insert_batch_norms
+from whet.training.batch_norms import SMALLEST_BATCH, folded_weights, insert_batch_norms, list_foldable
 from whet.training.module import with_weights
-from whet.training.tuning import folded
+from whet.training.tuning import fold_batch_norms
 
 CPU = torch.device("cpu")
 
@@ -19,7 +19,7 @@ def weights_of(net):
 
 
 def test_the_network_with_batch_norms_computes_the_same_and_folds_back(learned, digits):
-    exported = folded(learned.network)
+    exported = fold_batch_norms(learned.network)
     assert not any(x.op == "BatchNormalization" for x in exported.layers)
     made, inserted = insert_batch_norms(exported, digits[0], batch=64, device=CPU)
     assert [x.op for x in made.layers].count("BatchNormalization") == len(inserted) == 2
@@ -32,7 +32,7 @@ def test_the_network_with_batch_norms_computes_the_same_and_folds_back(learned, 
 
 
 def test_statistics_are_those_of_the_data(learned, digits):
-    made, _ = insert_batch_norms(folded(learned.network), digits[0], batch=64, device=CPU)
+    made, _ = insert_batch_norms(fold_batch_norms(learned.network), digits[0], batch=64, device=CPU)
     module = made.to_torch()
     x = torch.from_numpy(digits[0].inputs["x"][np.linspace(0, len(digits[0]) - 1, 1024).astype(int)])
     with torch.no_grad():
@@ -43,7 +43,7 @@ def test_statistics_are_those_of_the_data(learned, digits):
 
 
 def test_training_gives_a_network_of_the_same_structure(learned, digits):
-    exported = folded(learned.network)
+    exported = fold_batch_norms(learned.network)
     got = finetune(exported, digits[0], FinetuneConfig(epochs=2, batch=60, lr=0.05, device="cpu"), test=digits[1])
     assert got.inserted == 2
     assert [x.op for x in got.network.layers] == [x.op for x in exported.layers]
@@ -83,7 +83,7 @@ def conv_net(after="Relu", bias=True, outputs="end"):
     ],
 )  # fmt: skip
 def test_batch_norms_are_inserted_where_one_may_have_been(how, freeze, count):
-    assert len(foldable(conv_net(**how), freeze)) == count
+    assert len(list_foldable(conv_net(**how), freeze)) == count
 
 
 def test_small_batches_have_no_statistics():

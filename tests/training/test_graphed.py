@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="the extra 'train' is not installed:
 from whet.network import Network, parse_type
 from whet.training import FinetuneConfig, TrainingData, finetune
 from whet.training.graphed import can_be_graphed
-from whet.training.tuning import folded
+from whet.training.tuning import fold_batch_norms
 
 
 def small(seed=0):
@@ -43,7 +43,7 @@ def test_a_step_without_synchronization_is_recorded(device, settings, wanted):
 def test_a_folded_teacher_gives_the_same_outputs():
     net = small()
     x = torch.from_numpy(data().inputs["x"][:16])
-    without = folded(net)
+    without = fold_batch_norms(net)
     assert "BatchNormalization" in [x.op for x in net.layers]
     assert "BatchNormalization" not in [x.op for x in without.layers]
     with torch.no_grad():

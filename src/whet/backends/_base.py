@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 import numpy as np
 
 from whet.errors import BackendError
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 _Class = TypeVar("_Class", bound="type[Backend]")
 
@@ -355,7 +355,7 @@ def backend(cls: _Class) -> _Class:
 def backend_class(name: str) -> type[Backend]:
     """The class registered as `name`. Raises BackendError with the registered names and the nearest of them."""
     if name not in BACKENDS:
-        raise BackendError(f"there is no backend {name!r}; there are {', '.join(sorted(BACKENDS))}.{nearest(name, BACKENDS)}")
+        raise BackendError(f"there is no backend {name!r}; there are {', '.join(sorted(BACKENDS))}.{suggest_name(name, BACKENDS)}")
     return BACKENDS[name]
 
 

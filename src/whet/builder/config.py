@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 
 from whet.errors import UsageError
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 AUTO_THREADS = -1
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8", "best")
@@ -67,10 +67,10 @@ class BuildConfig:
                 raise UsageError(f"BuildConfig.{name}: {value!r} is not {text}")
         for p in self.precisions:
             if p not in PRECISIONS:
-                raise UsageError(f"BuildConfig.precisions: {p!r} is none of {', '.join(PRECISIONS)}.{nearest(p, PRECISIONS)}")
+                raise UsageError(f"BuildConfig.precisions: {p!r} is none of {', '.join(PRECISIONS)}.{suggest_name(p, PRECISIONS)}")
         for name, choices in _ONE_OF.items():
             if (value := getattr(self, name)) not in choices:
-                raise UsageError(f"BuildConfig.{name}: {value!r} is none of {', '.join(choices)}.{nearest(str(value), choices)}")
+                raise UsageError(f"BuildConfig.{name}: {value!r} is none of {', '.join(choices)}.{suggest_name(str(value), choices)}")
         for name, least in _LEAST.items():
             if (value := getattr(self, name)) < least:
                 raise UsageError(f"BuildConfig.{name}: {value} is too small; the least is {least}")

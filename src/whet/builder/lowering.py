@@ -95,15 +95,15 @@ def blame_pass(source: Network, config: BuildConfig, inputs: Mapping[str, np.nda
     with np.errstate(all="ignore"):
         truth = list(run_network(source, inputs, widen=True).values())
         lowered, log = lower_network(source, config)
-        if _agree(lowered, inputs, truth, bound):
+        if _outputs_agree(lowered, inputs, truth, bound):
             return ""
         for name in (n for n, count in log.counts().items() if count):
             without = dataclasses.replace(config, passes=(*config.passes, f"-{name}"))
-            if _agree(lower_network(source, without)[0], inputs, truth, bound):
+            if _outputs_agree(lower_network(source, without)[0], inputs, truth, bound):
                 return f" The pass {name} changes the network's result. Build with --passes=-{name}, and please report it."
     return " The graph passes change the network's result, and no single one of them alone. Build with --passes=none, and please report it."
 
 
-def _agree(net: Network, inputs: Mapping[str, np.ndarray], truth: list[np.ndarray], bound: float) -> bool:
+def _outputs_agree(net: Network, inputs: Mapping[str, np.ndarray], truth: list[np.ndarray], bound: float) -> bool:
     got = list(run_network(net, inputs, widen=True).values())
     return all(relative_error(np.asarray(a, np.float64), np.asarray(b, np.float64))[0] <= bound for a, b in zip(got, truth, strict=True))

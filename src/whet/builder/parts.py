@@ -82,7 +82,7 @@ def _time(layer: Layer, inputs: Sequence[Tensor | None], config: BuildConfig) ->
         plan = build(net, config)
     except (BuildError, NetworkError) as e:
         return None, str(e).splitlines()[0]
-    # the fastest candidate in any format, as in the network the formats would follow the neighbours
+    # the fastest candidate in any format, as in the network the formats would follow the adjacent layers
     own = []
     for x in plan.network.layers:
         times = [c.ms for c in plan.report.candidates.get(x.name, ()) if c.ms is not None]

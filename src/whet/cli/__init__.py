@@ -15,7 +15,7 @@ from whet.cli._termination import Termination
 from whet.errors import WhetError
 from whet.option_names import flags_are_read
 from whet.progress_lines import ProgressLines
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 
 class Subcommands(click.Group):
@@ -50,7 +50,7 @@ class Subcommands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]):
         name = args[0] if args else ""
         if self.get_command(ctx, name) is None:
-            raise click.UsageError(f"there is no subcommand {name!r}.{nearest(name, self.list_commands(ctx))}", ctx)
+            raise click.UsageError(f"there is no subcommand {name!r}.{suggest_name(name, self.list_commands(ctx))}", ctx)
         return super().resolve_command(ctx, args)
 
 

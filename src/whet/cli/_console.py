@@ -32,7 +32,7 @@ def console() -> Console:
     return default if default.is_terminal or "COLUMNS" in os.environ else with_width(PIPED_WIDTH)
 
 
-def styled(*parts: str | tuple[str, str]) -> Text:
+def style_text(*parts: str | tuple[str, str]) -> Text:
     """One line from strings and (string, style) pairs."""
     from rich.text import Text
 

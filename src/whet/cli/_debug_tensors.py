@@ -13,7 +13,7 @@ from whet.cli._summary import Log
 from whet.errors import UsageError
 from whet.files import replacing
 from whet.network import Network
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 FORMATS = ("summary", "numpy", "string", "raw")
 
@@ -28,7 +28,7 @@ def mark_debug_tensors(net: Network, spec: str) -> list[str]:
     for pattern in filter(None, spec.split(",")):
         found = [n for n in known if fnmatchcase(n, pattern)]
         if not found:
-            raise UsageError(f"--markDebug: the model has no value {pattern!r}.{nearest(pattern, known)} `*` matches any text.")
+            raise UsageError(f"--markDebug: the model has no value {pattern!r}.{suggest_name(pattern, known)} `*` matches any text.")
         for name in found:
             if name not in marked:
                 marked.append(name)
@@ -55,7 +55,7 @@ def save_debug_tensors(o: Any, log: Log, context: Any, feed: dict[str, np.ndarra
     outputs = context.run(feed)
     for name, file in named:
         if name not in outputs:
-            near = nearest(name, outputs)
+            near = suggest_name(name, outputs)
             raise UsageError(f"--saveDebugTensors: the engine has no output '{name}'.{near} --markDebug={name} adds it at build time.")
         _write(Path(file), outputs[name], "raw" if not file.endswith(".npy") else "numpy", log)
     for name in marked if formats else []:

@@ -41,7 +41,7 @@ def check_files(o: Options) -> None:
             raise UsageError(f"--loadInputs: there is no file {path} for '{name}'")
 
 
-def unused(o: Options) -> list[str]:
+def list_unused_values(o: Options) -> list[str]:
     """Warnings about values that are clamped, or have no meaning on this backend."""
     texts = []
     if o.number("builderOptimizationLevel") > MOST_EFFORT:

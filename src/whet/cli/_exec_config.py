@@ -10,7 +10,7 @@ from whet.cli import _exec_values as values
 from whet.cli._exec_flags import NUMBERS
 from whet.cli._summary import Log
 from whet.errors import UsageError
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 MOST_EFFORT = 5  # of --builderOptimizationLevel; higher levels are clamped, as in trtexec
 
@@ -98,7 +98,7 @@ def _layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str],
     known = {n for layer in net.layers for n in (layer.name, *layer.sources)}
     for name, _ in pairs:
         if not any(fnmatchcase(k, name) for k in known):
-            text = f"--{flag}: no layer or node of the model is called {name!r}.{nearest(name, known)} `*` matches any text."
+            text = f"--{flag}: no layer or node of the model is called {name!r}.{suggest_name(name, known)} `*` matches any text."
             if o.get("precisionConstraints") == "obey":
                 raise UsageError(text)
             log.warn(text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from whet.errors import UsageError
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def parse(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
             raise UsageError(f"unexpected {word!r}: options are --name or --name=value; the model is given with --onnx=FILE")
         name, has_value, value = word[2:].partition("=")
         if name not in FLAGS:
-            near = nearest(f"--{name}", (f"--{known}" for known in FLAGS))
+            near = suggest_name(f"--{name}", (f"--{known}" for known in FLAGS))
             raise UsageError(f"Unknown option: --{name}.{near} `whet exec --help` lists all.")
         f = FLAGS[name]
         if f.value and not has_value and i < len(argv) and not argv[i].startswith("--"):

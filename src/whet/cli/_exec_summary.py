@@ -39,7 +39,7 @@ def summary_lines(plan: EnginePlan, measured: Measured | None, shapes: Mapping[s
         queries = len(ms) / measured.wall
         batch = next((s[0] for s in shapes.values() if s), 1)
         lines.append(f"rate      {queries:.4g} queries/s, {queries * batch:.4g} samples/s")
-    return [*lines, f"slowest   {_slowest(plan)}", f"checked   {_checked(plan)}", f"memory    {_memory(plan, memory)}"]
+    return [*lines, f"slowest   {_format_slowest(plan)}", f"checked   {_format_verification(plan)}", f"memory    {_memory(plan, memory)}"]
 
 
 def _types(plan: EnginePlan) -> str:
@@ -52,7 +52,7 @@ def _types(plan: EnginePlan) -> str:
     return ordered[0] if len(ordered) == 1 else ", ".join(f"{k} ({counts[k]})" for k in ordered)
 
 
-def _slowest(plan: EnginePlan, shown: int = 3) -> str:
+def _format_slowest(plan: EnginePlan, shown: int = 3) -> str:
     times, names = plan.report.layer_ms, display_names(plan.network)
     total = sum(times.values())
     if not total:
@@ -61,7 +61,7 @@ def _slowest(plan: EnginePlan, shown: int = 3) -> str:
     return ", ".join(f"{short_name(names[n], 28)} {100 * times[n] / total:.0f} %" for n in top)
 
 
-def _checked(plan: EnginePlan) -> str:
+def _format_verification(plan: EnginePlan) -> str:
     v = plan.report.verification
     if v is None:
         return "no: not verified by the build"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whet.errors import ShapeError, UsageError
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 Shapes = dict[str, tuple[int, ...]]
 _LARGEST = 2**31 - 1
@@ -65,7 +65,7 @@ def known_input(name: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> 
     """The shape of an input. Raises UsageError with the nearest name if there is no such input."""
     if name not in inputs:
         known = ", ".join(f"{n}:{shape_text(s)}" for n, s in inputs.items())
-        raise UsageError(f"--{flag}: the model has no input {name!r}.{nearest(name, inputs)} It has {known}.")
+        raise UsageError(f"--{flag}: the model has no input {name!r}.{suggest_name(name, inputs)} It has {known}.")
     return inputs[name]
 
 
@@ -96,7 +96,7 @@ def number(text: str, flag: str, kind=int, low: float | None = None):
 def one_of(text: str, flag: str, choices: Sequence[str]) -> str:
     """Returns `text` if it is one of `choices`. Raises UsageError with the nearest choice."""
     if text not in choices:
-        raise UsageError(f"--{flag}: {text!r} is none of {', '.join(choices)}.{nearest(text, choices)}")
+        raise UsageError(f"--{flag}: {text!r} is none of {', '.join(choices)}.{suggest_name(text, choices)}")
     return text
 
 
@@ -130,13 +130,13 @@ def profiles(pairs: list[tuple[str, str]]) -> tuple[list[tuple[Shapes, Shapes, S
     triples: list[tuple[Shapes, Shapes, Shapes]] = []
     warnings: list[str] = []
     for g in filter(None, groups):
-        filled = {n: _filled(n, g, warnings) for n in dict.fromkeys(n for s in g.values() for n in s)}
+        filled = {n: _fill_shapes(n, g, warnings) for n in dict.fromkeys(n for s in g.values() for n in s)}
         lo, opt, hi = ({n: triple[k] for n, triple in filled.items()} for k in range(3))
         triples.append((lo, opt, hi))
     return triples, warnings
 
 
-def _filled(name: str, given: Mapping[str, Shapes], warnings: list[str]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _fill_shapes(name: str, given: Mapping[str, Shapes], warnings: list[str]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The min, opt and max shape of one input. A missing one is copied from another, with a warning. Raises UsageError."""
     by_kind = {kind: s[name] for kind, s in given.items() if name in s}
     for kind, others in (("minShapes", ("optShapes", "maxShapes")), ("maxShapes", ("optShapes", "minShapes")), ("optShapes", ("maxShapes",))):

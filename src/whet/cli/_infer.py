@@ -45,7 +45,7 @@ def infer(o: Any, log: Log, engine: Any) -> None:
     if "coldL2" in o and not engine.backend.capabilities.cold_cache_clock:
         raise UsageError(f"--coldL2 flushes a GPU's cache; this engine is for the backend '{engine.plan.backend}'. Leave the flag out.")
     if engine.backend.capabilities.user_streams:
-        result = _on_gpu(o, log, engine, profile, feed, streams, limits)
+        result = _time_on_gpu(o, log, engine, profile, feed, streams, limits)
     else:
         others = [engine.create_context(profile) for _ in range(streams - 1)]
         result = measure([context, *others], [feed] * streams, sleep_ms=o.number("sleepTime"), **limits)
@@ -68,7 +68,7 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         _write(Path(o.get("exportTimes")), [t.to_json() for t in result.traces], log)
 
 
-def _on_gpu(o: Any, log: Log, engine: Any, profile: int | None, feed: dict[str, np.ndarray], streams: int, limits: dict[str, Any]) -> Any:
+def _time_on_gpu(o: Any, log: Log, engine: Any, profile: int | None, feed: dict[str, np.ndarray], streams: int, limits: dict[str, Any]) -> Any:
     """Times with GPU events; copies overlap with compute unless --exposeDMA is given."""
     from whet.measure.queries_gpu import measure_gpu
 

@@ -40,7 +40,7 @@ def all_values(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
         for layer, _, outs in bound.walk():
             for t, a in zip(layer.outputs, outs, strict=True):
                 computed[t.name] = a.astype(t.dtype.numpy, copy=False)
-            dequantized = _dequantized(layer, outs)
+            dequantized = _dequantize_output(layer, outs)
             if dequantized is not None:
                 computed.setdefault(*dequantized)
     computed.update(bound.fetch())
@@ -61,7 +61,7 @@ def _values_per_sample(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
     return joined
 
 
-def _dequantized(layer: Any, outs: list[np.ndarray]) -> tuple[str, np.ndarray] | None:
+def _dequantize_output(layer: Any, outs: list[np.ndarray]) -> tuple[str, np.ndarray] | None:
     """The name and values of the float tensor that a quantized layer's output represents, or None."""
     q = layer.regions["body"].layers[-1] if layer.op == "Fused" else layer
     if q.op != "QuantizeLinear" or not q.inputs:

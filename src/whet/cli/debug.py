@@ -79,11 +79,11 @@ def _config(net: Any, o: dict[str, Any]) -> Any:
 
 def _print(report: Any, top: int) -> None:
     from whet.cli._console import console as make_console
-    from whet.cli._console import print_table, styled
+    from whet.cli._console import print_table, style_text
 
     console = make_console()
     for note in report.notes:
-        console.print(styled(("note", "yellow"), f" {note}"))
+        console.print(style_text(("note", "yellow"), f" {note}"))
     columns = [">", "layer", "op", ">alone dB", ">from here dB", ">own output dB", ">FP32 ms", f">{report.precision} ms", ">saves ms"]
     rows = [
         [str(i), r.layer, r.op, *map(_db, (r.alone_db, r.from_here_db, r.tensor_db)), *map(_ms, (r.float_ms, r.low_ms, r.saved_ms))]

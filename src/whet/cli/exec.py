@@ -13,9 +13,10 @@ import click
 
 from whet.cli._console import print_json
 from whet.cli._debug_tensors import check_debug_flags, mark_debug_tensors
-from whet.cli._exec_checks import check_against, check_files, check_values, unused
+from whet.cli._exec_checks import check_against, check_files, check_values, list_unused_values
 from whet.cli._exec_config import Options, build_config, threads
 from whet.cli._exec_flags import FLAGS, help_text, parse
+from whet.cli._exec_values import shape_text
 from whet.cli._failures import failure_text
 from whet.cli._summary import Log
 from whet.errors import UsageError, WhetError
@@ -89,7 +90,7 @@ def _run(o: Options, log: Log) -> None:
     check_values(o)
     check_files(o)
     check_debug_flags(o)
-    for text in unused(o):
+    for text in list_unused_values(o):
         log.warn(text)
     if "device" in o:
         from whet.backends.cuda import CudaBackend
@@ -122,11 +123,11 @@ def _print_options(o: Options, log: Log) -> None:
     from whet.backends import get_backend
 
     machine = get_backend(o.get("backend", "cpu")).describe()
-    shown = {k: _plain(v) for k, v in machine.items()}
+    shown = {k: _format_plain(v) for k, v in machine.items()}
     log.section("Device Information", {"Selected Device": machine.get("model", machine.get("name", "?")), **shown})
 
 
-def _plain(value: Any) -> Any:
+def _format_plain(value: Any) -> Any:
     """Formats a dict or a list without brackets."""
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items())
@@ -340,7 +341,7 @@ def _print_layers(o: Options, log: Log, engine) -> None:
     if "dumpOptimizationProfile" in o:
         for k, p in enumerate(engine.plan.profiles):
             for name, (lo, opt, hi) in p.shapes.items():
-                log.requested(f"Profile {k}: {name} min {_x(lo)} opt {_x(opt)} max {_x(hi)}")
+                log.requested(f"Profile {k}: {name} min {shape_text(lo)} opt {shape_text(opt)} max {shape_text(hi)}")
 
 
 def _write(path: Path, text: str, log: Log) -> None:
@@ -350,7 +351,3 @@ def _write(path: Path, text: str, log: Log) -> None:
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
     log.result(f"Wrote {path}")
-
-
-def _x(shape) -> str:
-    return "x".join(map(str, shape))

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from whet.cli._console import console as make_console
-from whet.cli._console import print_indented, print_table, styled
+from whet.cli._console import print_indented, print_table, style_text
+from whet.cli._exec_values import shape_text
 
 
 @click.command()
@@ -57,13 +58,13 @@ def _profiles(plan: Any, shown: int) -> str:
     """Describes the profiles of an engine with several, and names the one shown."""
     if len(plan.profiles) < 2:
         return ""
-    ranges = [", ".join(f"{n} {_x(lo)} to {_x(hi)}, tuned for {_x(opt)}" for n, (lo, opt, hi) in p.shapes.items()) for p in plan.profiles]
+
+    def range_of(name: str, low: tuple[int, ...], opt: tuple[int, ...], high: tuple[int, ...]) -> str:
+        return f"{name} {shape_text(low)} to {shape_text(high)}, tuned for {shape_text(opt)}"
+
+    ranges = [", ".join(range_of(n, *shapes) for n, shapes in p.shapes.items()) for p in plan.profiles]
     which = f"this is profile {shown} (--profile for another)" if plan.others else "all share the same tactics"
     return f"Profiles: {'; '.join(f'{k}: {text}' for k, text in enumerate(ranges))}; {which}"
-
-
-def _x(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
 
 
 def print_layers(console: Any, facts: list[Any]) -> None:
@@ -86,7 +87,7 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
 
     arena = ", ".join(f"{b / 2**20:.1f} MiB" for b in d["arena_bytes"])
     model = d["machine"].get("model", "?")
-    console.print(styled((d["network"], "bold"), f" on {d['backend']} ({model}), {d['threads']} thread(s)"))
+    console.print(style_text((d["network"], "bold"), f" on {d['backend']} ({model}), {d['threads']} thread(s)"))
     console.print(
         f"{d['layers']} layers, {d['reformats']} of them reformats; {_ms(d['latency_ms'])} ms as a whole; "
         f"{d['flops'] / 1e9:.2f} GFLOP, {d['bytes'] / 1e6:.1f} MB moved; arena {arena}"
@@ -108,25 +109,25 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
     columns = [">ms", ">share", "layer", "tactic", "kernel", "bound"]
     rows = [[_ms(r["ms"]), _share(r), r["name"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
     if d["disturbed"]:
-        console.print(styled(("note", "yellow"), f" {d['disturbed']}"))
+        console.print(style_text(("note", "yellow"), f" {d['disturbed']}"))
     print_table(console, columns, fit(columns, rows), f"Slowest {min(top, d['layers'])} layers")
     rows = [[_ms(r["ms"]), _share(r), str(r["layers"]), r["tactic"]] for r in d["by_tactic"]]
     print_table(console, [">ms", ">share", ">layers", "tactic"], rows, "By tactic")
     fired = ", ".join(f"{n} x{k}" for n, k in d["passes_fired"].items() if k)
-    console.print(styled(("Passes that fired", "bold cyan"), f" {fired or 'none'}"))
+    console.print(style_text(("Passes that fired", "bold cyan"), f" {fired or 'none'}"))
     _skips(console, d["skips"], top)
     for name, what, why in d["banned"]:
-        console.print(styled(("banned", "red"), f" {name} by {what}: {why}"))
+        console.print(style_text(("banned", "red"), f" {name} by {what}: {why}"))
     for text in d["notes"]:
-        console.print(styled(("note", "yellow"), f" {text}"))
+        console.print(style_text(("note", "yellow"), f" {text}"))
     for text in d["info"]:
-        console.print(styled(("found", "cyan"), f" {text}"))
+        console.print(style_text(("found", "cyan"), f" {text}"))
 
 
 def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:
     if not skips:
         return
-    console.print(styled(("Passes that matched their pattern and did not fire", "bold cyan")))
+    console.print(style_text(("Passes that matched their pattern and did not fire", "bold cyan")))
     alike: dict[tuple[str, str], list[str]] = {}
     for s in skips:
         alike.setdefault((s["pass"], s["reason"]), []).append(s["layer"] or "the network")
@@ -138,13 +139,13 @@ def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:
 
 
 def _layer(console: Any, d: dict[str, Any], top: int) -> None:
-    console.print(styled((d["name"], "bold"), f"  {d['type']}" + (f", {d['title']}" if d["title"] else "")))
+    console.print(style_text((d["name"], "bold"), f"  {d['type']}" + (f", {d['title']}" if d["title"] else "")))
     console.print(f"from {', '.join(d['sources']) or 'no node of the model: added by the builder'}")
     for kind in ("inputs", "outputs"):
         for t in d[kind]:
             console.print(f"  {kind[:-1]} {t['name']}: {t['type']} stored as {t['stored']}")
     work = f"{d['flops'] / 1e6:.1f} MFLOP, {d['bytes'] / 1e3:.1f} kB moved, bound by {d['bound'] or 'unknown'}"
-    console.print(styled("runs on ", (d["tactic"], "green"), f" ({d['kernel']}): {_ms(d['ms'])} ms in the engine, {work}"))
+    console.print(style_text("runs on ", (d["tactic"], "green"), f" ({d['kernel']}): {_ms(d['ms'])} ms in the engine, {work}"))
     console.print(d["why"])
     if d["sparsity"]:
         console.print(d["sparsity"]["Text"])
@@ -158,13 +159,13 @@ def _layer(console: Any, d: dict[str, Any], top: int) -> None:
         print_table(console, columns, rows, f"Timed ({len(d['candidates'])})", below=("formats", "why not"))
         if cold:
             console.print("cold: the kernel's weights are read from memory, not from the L2 cache; measured for finalists only")
-    _refused(console, d, top)
+    _print_refusals(console, d, top)
     for p in d["passes_fired"]:
         console.print(f"pass {p['pass']}: {p['what']}")
     _skips(console, d["skips"], top)
 
 
-def _refused(console: Any, d: dict[str, Any], top: int) -> None:
+def _print_refusals(console: Any, d: dict[str, Any], top: int) -> None:
     """Prints the tactics that refuse the layer; tactics for other operators are only counted."""
     from whet.inspector.summary import relevant_refusals
 

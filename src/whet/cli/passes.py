@@ -26,7 +26,7 @@ def command(model: str | None, level: int, switches: str, dump: str | None, as_j
     share weights.bin. Of an engine its lowered network is written. Nothing is built or timed.
     """
     from whet.errors import UsageError
-    from whet.passes import ordered, select
+    from whet.passes import order_passes, select
 
     if (model is None) != (dump is None):
         raise UsageError("give both a model (or an engine) and --dump=DIR to write networks, or neither to list the passes")
@@ -45,7 +45,7 @@ def command(model: str | None, level: int, switches: str, dump: str | None, as_j
     rows = [
         {"name": p.name, "composite": p.composite, "phase": p.phase.name, "level": p.level, "after": list(p.after),
          "on": p.name in chosen, "what": p.doc}
-        for p in ordered()
+        for p in order_passes()
     ]
     if as_json:
         click.echo(json.dumps(rows, indent=1))

@@ -260,11 +260,11 @@ def _labels(path: str | None, data: str | None, samples: int) -> Any:
 
     from whet.array_files import read_arrays
     from whet.errors import UsageError
-    from whet.search.recipe.data import in_order
+    from whet.search.recipe.data import takes_first_samples
     from whet.search.recipe.image_data import spread
 
     found = read_arrays(path, UsageError, "--labels=")
     if not isinstance(found, np.ndarray):
         raise UsageError(f"--labels={path} is an .npz file. Give a .npy file of integers, one per sample.")
     classes = found.reshape(-1)
-    return classes[:samples] if data is None or in_order(data) else np.array(spread(list(classes), samples))
+    return classes[:samples] if data is None or takes_first_samples(data) else np.array(spread(list(classes), samples))

@@ -57,7 +57,7 @@ def command(model: str, other: str | None, against: str | None, as_json: bool, s
     if save:
         _save(save, values)
     if as_json:
-        click.echo(json.dumps({"model": model, "other": theirs, "against": against, **_plain(comparison)}, indent=1))
+        click.echo(json.dumps({"model": model, "other": theirs, "against": against, **_comparison_to_json(comparison)}, indent=1))
     else:
         _print(comparison, against, o["show_all"], types)
     sys.exit(0 if comparison.matches else 1)
@@ -71,7 +71,7 @@ def _compare(model: str, theirs: str, against: str, o: dict[str, Any]) -> tuple[
 
     if is_engine(model):
         ours: Any = SavedEngine(model)
-        net, small = ours.plan.network, _smallest(ours.plan)
+        net, small = ours.plan.network, _smallest_type(ours.plan)
     else:
         net, _ = network_for(model, o["shapes"])
         ours = BuiltEngine(net, _config(o), o["fused"])
@@ -83,7 +83,7 @@ def _compare(model: str, theirs: str, against: str, o: dict[str, Any]) -> tuple[
         them = Reference(network_for(theirs, o["shapes"])[0])
     elif is_engine(theirs):
         them = SavedEngine(theirs)
-        small = min(small, _smallest(read_engine(theirs)), key=lambda p: -_TOLERANCE[p])
+        small = min(small, _smallest_type(read_engine(theirs)), key=lambda p: -_TOLERANCE[p])
     else:
         them = BuiltEngine(network_for(theirs, o["shapes"])[0], _config(o), o["fused"])
     tolerance = _TOLERANCE[small] if o["tolerance"] is None else o["tolerance"]
@@ -92,7 +92,7 @@ def _compare(model: str, theirs: str, against: str, o: dict[str, Any]) -> tuple[
     return compare(net, a, b, tolerance, only), small, (a[0], b[0])
 
 
-def _smallest(plan: Any) -> str:
+def _smallest_type(plan: Any) -> str:
     """The smallest type that the engine stores values in, as a flag's name."""
     stored = {d for c in plan.choices.values() for _, d in c.outputs}
     return next((p for p, names in (("int8", ("i8", "u8")), ("bf16", ("bf16",)), ("fp16", ("f16",))) if stored & set(names)), "fp32")
@@ -143,7 +143,7 @@ def _save(path: str, values: tuple[dict, dict]) -> None:
         raise UsageError(f"--saveValues={path}: {e.strerror}; choose another path") from e
 
 
-def _plain(comparison: Any) -> dict[str, Any]:
+def _comparison_to_json(comparison: Any) -> dict[str, Any]:
     """A comparison as JSON values; infinities become strings."""
     rows = [{k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in dataclasses.asdict(r).items()} for r in comparison.rows]
     first = comparison.first
@@ -155,13 +155,13 @@ def _plain(comparison: Any) -> dict[str, Any]:
 
 def _print(comparison: Any, against: str, show_all: bool, small: str) -> None:
     from whet.cli._console import console as make_console
-    from whet.cli._console import print_table, styled
+    from whet.cli._console import print_table, style_text
 
     console = make_console()
     rows = []
     for r in (r for r in comparison.rows if show_all or r.differs or r.output):
         mark = "differs, its inputs do not" if r.enters else "differs" if r.differs else "output" if r.output else ""
-        text = styled((mark, "red" if r.enters or r.differs else ""), f" {r.note}" if r.note else "")
+        text = style_text((mark, "red" if r.enters or r.differs else ""), f" {r.note}" if r.note else "")
         rows.append([r.tensor, r.op, r.type, f"{r.max_error:.2e}", f"{r.mean_error:.2e}", f"{r.snr_db:.1f}", text])
     columns = ["value", "op", "type", ">max rel", ">mean rel", ">SNR dB", ""]
     print_table(console, columns, rows, f"whet ({small}) against {against}", below=("value",))
@@ -171,5 +171,5 @@ def _print(comparison: Any, against: str, show_all: bool, small: str) -> None:
     )
     first = comparison.first
     if first is not None:
-        console.print(styled((f"The first difference: %{first.tensor}, computed by {first.op} '{first.layer}'", "red")))
-    console.print(styled(("MATCH", "green")) if comparison.matches else styled(("MISMATCH", "red"), ": an output differs"))
+        console.print(style_text((f"The first difference: %{first.tensor}, computed by {first.op} '{first.layer}'", "red")))
+    console.print(style_text(("MATCH", "green")) if comparison.matches else style_text(("MISMATCH", "red"), ": an output differs"))

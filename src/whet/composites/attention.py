@@ -13,7 +13,7 @@ from whet.composites._base import composite
 from whet.composites._samples import Regions, new_body
 from whet.network import Layer, Tensor
 from whet.ops import Sample
-from whet.ops._reduce import reduced
+from whet.ops._reduce import reduced_axes
 from whet.ops._strided import REARRANGING, View, plain_view, views_after
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.fusing import epilogue_steps, fuse_flat, outer_tensor, root_op
@@ -174,7 +174,7 @@ def _match_guard(g: Graph, t: Tensor | None) -> tuple[Tensor | None, list[Layer]
         return t, [], [], None
     largest = next((maker_of_op(g, a, "ReduceMax") for a, b in (equal.inputs, equal.inputs[::-1]) if scalar_value(b) == -np.inf), None)
     mask = None if largest is None else largest.inputs[0]
-    if largest is None or mask is None or reduced(largest) != (mask.type.rank - 1,) or not largest.attrs["keepdims"]:
+    if largest is None or mask is None or reduced_axes(largest) != (mask.type.rank - 1,) or not largest.attrs["keepdims"]:
         return t, [], [], None
     return p, [where], [largest, equal], mask
 

@@ -93,7 +93,6 @@ CONV_THEN_POINTWISE = composite(
     "ConvThenPointwise",
     title="convolution and pointwise convolution",
     unsupported="no tactic here computes a convolution and the pointwise convolution after it in one kernel",
-    counts_parts=True,
     samples=[
         conv_then_pointwise_sample("f32[1,128,14,14]", 128, 512, residual="before"),
         conv_then_pointwise_sample("f32[2,64,9,11]", 64, 128, taps=5, act="HardSwish"),
@@ -128,9 +127,9 @@ def fuse_conv_then_pointwise(g: Graph, layer: Layer) -> Tensor | Skip | None:
 @CONV_THEN_POINTWISE.matcher("*", after=["fuse_conv_then_pointwise", "fuse_quantized_pool", "fuse_quantized_sum"])
 def fuse_quantized_conv_then_pointwise(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """A quantized convolution with several taps and the quantized pointwise convolution that reads it become one layer."""
-    value = _quantized_input(layer)
+    value = _find_quantized_input(layer)
     first = g.maker(value)
-    if value is None or first is None or _quantized_input(first) is None or not is_pointwise_conv(inner_conv(layer)):
+    if value is None or first is None or _find_quantized_input(first) is None or not is_pointwise_conv(inner_conv(layer)):
         return None
     if value.dtype not in (I8, U8) or not _has_taps(inner_conv(first)) or inner_conv(layer).attrs["group"] != 1:
         return None
@@ -141,7 +140,7 @@ def fuse_quantized_conv_then_pointwise(g: Graph, layer: Layer) -> Tensor | Skip 
     return fuse_nested(g, CONV_THEN_POINTWISE.kind, first, layer)
 
 
-def _quantized_input(layer: Layer) -> Tensor | None:
+def _find_quantized_input(layer: Layer) -> Tensor | None:
     """The integers that a quantized convolution reads; None for another layer."""
     if layer.op != "Fused" or not is_conv(layer):
         return None

@@ -164,7 +164,7 @@ def _check_arena(plan: EnginePlan, arena: ArenaPlan, stored: dict[str, tuple[str
 
 
 def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, sizes: dict[str, int], env: dict[str, int]) -> None:
-    lives = [life for life in _lives(net, arena, sizes) if life.end > life.at]
+    lives = [life for life in _live_rectangles(net, arena, sizes) if life.end > life.at]
     shared = _views(net, choices, env)
     pairs = {
         (layer.needs(i).name, layer.outputs[j].name): k
@@ -187,7 +187,7 @@ def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, 
             raise EngineError(f"layer '{net.layers[k].name}' works in place, but %{source} and %{made} do not share their bytes")
 
 
-def _lives(net: Network, arena: ArenaPlan, sizes: dict[str, int]) -> list[Rectangle]:
+def _live_rectangles(net: Network, arena: ArenaPlan, sizes: dict[str, int]) -> list[Rectangle]:
     first = {t.name: -1 for t in net.inputs}
     last = {t.name: -1 for t in net.inputs}
     for k, layer in enumerate(net.layers):

@@ -91,7 +91,7 @@ def engine_versions(source: Source) -> dict[str, Any]:
     """Versions of the format, the network text and the whet that wrote it, without the weights. Raises EngineError."""
     from whet.engine.layout import VERSION
 
-    with _opened(source) as data:
+    with _open(source) as data:
         parts = read_sections(data, SECTIONS, _DEEP)
         _require(parts)
         info = Reader(from_json(parts["info"], "info"), "info").free()
@@ -156,7 +156,7 @@ class _Opened:
         self.data.release()
 
 
-def _opened(source: Source) -> _Opened:
+def _open(source: Source) -> _Opened:
     return _Opened(source)
 
 
@@ -265,7 +265,7 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
     if plan.others:
         yield Section("further", [to_json(profile_plans.to_data(plan))])
     yield Section("index", [index])
-    yield Section("weights", [packed.raw(a) for _, a in pool.arrays.values()], hashlib.sha256(index).digest())
+    yield Section("weights", [packed.raw_bytes(a) for _, a in pool.arrays.values()], hashlib.sha256(index).digest())
     if packed_weights:
         yield from packed.sections(packed_weights)
     if info:

@@ -16,28 +16,28 @@ _DEEPEST = 24  # nesting levels of unstructured data
 
 def to_json(value: Any) -> bytes:
     """Canonical JSON: sorted keys, no spaces, no NaN."""
-    return _dumped(plain(value))
+    return _dump(to_json_data(value))
 
 
-def _dumped(value: Any) -> bytes:
+def _dump(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def plain(value: Any) -> Any:
+def to_json_data(value: Any) -> Any:
     """Dataclasses, tuples and NumPy scalars as JSON data; non-finite numbers become None."""
     if is_dataclass(value) and not isinstance(value, type):
-        return plain({f.name: getattr(value, f.name) for f in fields(value)})
+        return to_json_data({f.name: getattr(value, f.name) for f in fields(value)})
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): to_json_data(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
-        return [plain(v) for v in items]
+        return [to_json_data(v) for v in items]
     if isinstance(value, bool | str | None):
         return value
     if isinstance(value, int):
         return int(value)
     if hasattr(value, "item") and not isinstance(value, float):  # NumPy scalars
-        return plain(value.item())
+        return to_json_data(value.item())
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return str(value)
@@ -58,7 +58,7 @@ def from_json(data: memoryview, what: str) -> Any:
     text = bytes(data)
     try:
         found = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
-        again = _dumped(found)
+        again = _dump(found)
     except (ValueError, RecursionError, MemoryError) as e:
         raise EngineError(f"{what} cannot be read: {str(e)[:200]}") from e
     if again != text:

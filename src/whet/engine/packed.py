@@ -12,7 +12,7 @@ from whet.engine.layout import Section, padded
 from whet.errors import EngineError
 
 
-def raw(a: np.ndarray) -> memoryview:
+def raw_bytes(a: np.ndarray) -> memoryview:
     """The bytes of an array in C order."""
     return np.ascontiguousarray(a).reshape(-1).view(np.uint8).data if a.size else memoryview(b"")
 
@@ -21,11 +21,11 @@ def sections(weights: Mapping[str, np.ndarray]) -> Iterator[Section]:
     """The two sections of packed weights, sorted by key."""
     rows, at = [], 0
     for key, a in sorted(weights.items()):
-        rows.append([key, at, a.nbytes, hashlib.sha256(raw(a)).hexdigest()])
+        rows.append([key, at, a.nbytes, hashlib.sha256(raw_bytes(a)).hexdigest()])
         at = padded(at + a.nbytes)
     index = to_json(rows)
     yield Section("packed_index", [index])
-    yield Section("packed", [raw(a) for _, a in sorted(weights.items())], hashlib.sha256(index).digest())
+    yield Section("packed", [raw_bytes(a) for _, a in sorted(weights.items())], hashlib.sha256(index).digest())
 
 
 def read(index: Reader, data: memoryview, digest: bytes) -> dict[str, np.ndarray]:

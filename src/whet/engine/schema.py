@@ -13,7 +13,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from whet.engine.json_data import LARGEST, Reader, plain
+from whet.engine.json_data import LARGEST, Reader, to_json_data
 
 _LONGEST_TEXT = 1 << 26  # characters: the size of the largest section with records
 _T = TypeVar("_T")
@@ -28,7 +28,7 @@ def encode(value: Any) -> Any:
         return {str(k): encode(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [encode(v) for v in value]
-    return plain(value)
+    return to_json_data(value)
 
 
 def decode(kind: type[_T], data: Reader) -> _T:

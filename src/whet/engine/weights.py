@@ -208,7 +208,7 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
                 raise number.fail("null, as there are no expressions")
             origin = origins[node][0]
         if stored.value is not None:
-            array = _stored(stored, arrays)
+            array = _store_array(stored, arrays)
         elif node is None:
             raise row.fail("an expression or a stored array")
         else:
@@ -293,7 +293,7 @@ def _assumptions(r: Reader) -> tuple[str, ...]:
     return tuple(a.text(10000) for a in r.rows())
 
 
-def _stored(r: Reader, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+def _store_array(r: Reader, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     if r.text(64) not in arrays:
         raise r.fail("the digest of an array in the file")
     return arrays[r.value]

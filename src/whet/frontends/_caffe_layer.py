@@ -11,7 +11,7 @@ import numpy as np
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends._caffe_files import CaffeLayer
 from whet.network import Dim, Network, Origin, Tensor, Weight
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 Converter = Callable[["Layer"], Tensor | Sequence[Tensor]]
 CONVERTERS: dict[str, Converter] = {}
@@ -44,7 +44,7 @@ class Weights:
             return (self._random.standard_normal(shape) * size).astype(np.float32)
         blobs = self.blobs.get(layer.name)
         if blobs is None:
-            raise FrontendError(f"{where} has no weights in {self.path}.{nearest(layer.name, self.blobs)} Give the caffemodel of this prototxt.")
+            raise FrontendError(f"{where} has no weights in {self.path}.{suggest_name(layer.name, self.blobs)} Give the caffemodel of this prototxt.")
         if i >= len(blobs):
             raise FrontendError(f"{where}: {self.path} has {len(blobs)} blobs for it, without its {what}. Give the caffemodel of this prototxt.")
         blob = blobs[i]

@@ -6,7 +6,7 @@ from onnx import defs
 
 from whet.errors import UnsupportedError
 from whet.plugin_packages import advice
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 DAMAGED = "The model is damaged: copy it again, or export it again."
 
@@ -37,14 +37,14 @@ _OPS = {
 }
 
 
-def shown(domain: str, op: str) -> str:
+def format_op(domain: str, op: str) -> str:
     """`com.microsoft.FusedConv`, or plain `Conv`."""
     return f"{domain}.{op}" if domain else op
 
 
-def unsupported(name: str, domain: str, op: str, reason: str) -> UnsupportedError:
+def unsupported_error(name: str, domain: str, op: str, reason: str) -> UnsupportedError:
     """The error for one node with reason and workaround."""
-    return UnsupportedError(f"node '{name}' ({shown(domain, op)}): {reason}{'' if reason.endswith(('.', '!', '?')) else '.'}")
+    return UnsupportedError(f"node '{name}' ({format_op(domain, op)}): {reason}{'' if reason.endswith(('.', '!', '?')) else '.'}")
 
 
 def no_reader(domain: str, op: str, known, before: tuple[str, ...]) -> str:
@@ -58,7 +58,7 @@ def no_reader(domain: str, op: str, known, before: tuple[str, ...]) -> str:
         return f"whet has no such op; {_OPS[op]}"
     cut = f" Or end the network before it, at {', '.join(repr(b) for b in before)} (onnx.utils.extract_model)." if before else ""
     if not defs.has(op):
-        return f"ONNX has no op of this name.{nearest(op, known)} Export the model again"
+        return f"ONNX has no op of this name.{suggest_name(op, known)} Export the model again"
     return f"whet has no such op. To add it, write src/whet/ops/{_snake(op)}.py.{cut}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from onnx import AttributeProto, NodeProto, defs
 
 from whet.errors import FrontendError
-from whet.frontends._onnx_advice import DAMAGED, unsupported
+from whet.frontends._onnx_advice import DAMAGED, unsupported_error
 from whet.frontends._onnx_tensors import array_of
 
 _A = AttributeProto
@@ -42,7 +42,7 @@ def attributes(node: NodeProto, name: str, domain: str, folder: Path | None) -> 
                 found[a.name] = array_of(a.t, folder, what)
             case _:
                 kind = _A.AttributeType.Name(a.type) if a.type in _A.AttributeType.values() else f"kind {a.type}"
-                raise unsupported(
+                raise unsupported_error(
                     name, domain, node.op_type, f"its attribute {a.name} is of the kind {kind}; export it as a tensor or as numbers"
                 )
     return found

@@ -10,13 +10,13 @@ from typing import Any
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
 from whet.errors import FrontendError, NetworkError, UnsupportedError
-from whet.frontends._onnx_advice import DAMAGED, no_reader, shown, unsupported
+from whet.frontends._onnx_advice import DAMAGED, format_op, no_reader, unsupported_error
 from whet.frontends._onnx_attrs import attributes, check_form
 from whet.frontends._onnx_constants import constant_of, fold
 from whet.frontends._onnx_functions import defined_by_others, expand, schema_defaults, schema_function
 from whet.frontends._onnx_load import opsets
 from whet.frontends._onnx_node import Node
-from whet.frontends._onnx_order import ordered
+from whet.frontends._onnx_order import sort_nodes
 from whet.frontends._onnx_shapes import SymbolTable, value_type
 from whet.frontends._onnx_tensors import array_of, dtype_of_onnx
 from whet.network import Network, Origin, Tensor, TensorType, Weight
@@ -157,7 +157,7 @@ class GraphReader:
             )
         self.depth += 1
         try:
-            for name, node in ordered(nodes, scope, prefix):
+            for name, node in sort_nodes(nodes, scope, prefix):
                 self._try_node(node, name, scope, versions)
         finally:
             self.depth -= 1
@@ -183,22 +183,22 @@ class GraphReader:
             self.read_nodes(expand(node, f, name), scope, opsets(f.opset_import, f"the function {f.name}"))
             return
         inputs = [scope[n] if n else None for n in node.input]
-        op = self.readers.get(shown(domain, node.op_type))
+        op = self.readers.get(format_op(domain, node.op_type))
         opset = versions.get(domain, 1)
         others = [n for n, v in zip(node.input, inputs, strict=True) if _no_tensor(v)]
         if others and (op is None or not op.reads_sequences):
-            raise unsupported(name, domain, node.op_type, f"its input {others[0]!r} is a sequence or an absent value, but the op takes tensors")
+            raise unsupported_error(name, domain, node.op_type, f"its input {others[0]!r} is a sequence or an absent value, but the op takes tensors")
         if op is None and not (not domain and node.op_type == "Constant"):
             body = schema_function(node, domain, opset, [None if t is None else t.type for t in inputs])
             if body is None or not self._readable(body):
                 before = tuple(n for n, t in zip(node.input, inputs, strict=True) if t is not None and not t.is_constant)
-                raise unsupported(name, domain, node.op_type, no_reader(domain, node.op_type, self.readers, before))
+                raise unsupported_error(name, domain, node.op_type, no_reader(domain, node.op_type, self.readers, before))
             nodes = expand(node, body, name, schema_defaults(node.op_type, domain, opset))
             self.read_nodes(nodes, scope, {**versions, **opsets(body.opset_import, f"the definition of {node.op_type}")})
             return
         check_form(node, name, domain, opset)
         if opset < 9 and node.op_type in ("Scan", "Upsample"):
-            raise unsupported(name, domain, node.op_type, f"its semantics at opset {opset} differ; export the model with opset 13 or newer")
+            raise unsupported_error(name, domain, node.op_type, f"its semantics at opset {opset} differ; export the model with opset 13 or newer")
         attrs = attributes(node, name, domain, self.folder)
         if opset < 9 and attrs.get("spatial") == 1:
             del attrs["spatial"]  # BatchNormalization up to opset 8: the default, and the only mode since
@@ -214,7 +214,7 @@ class GraphReader:
         tensors = [t for t in outputs if t is None or isinstance(t, Tensor)]
         complete = not others and len(tensors) == len(outputs)
         folded = fold(net, start, tensors, inputs, list(node.output), self.budget) if complete else None
-        self._bind(node, name, scope, folded or _named(net, start, outputs, node.output))
+        self._bind(node, name, scope, folded or _rename_outputs(net, start, outputs, node.output))
 
     def _readable(self, body: FunctionProto) -> bool:
         """True if all ops of a function body have readers (functions may nest once)."""
@@ -229,7 +229,7 @@ class GraphReader:
                 continue
             output = outputs[i] if i < len(outputs) else None
             if output is None:
-                raise unsupported(
+                raise unsupported_error(
                     name,
                     "",
                     node.op_type,
@@ -313,7 +313,7 @@ def _default_reader(op: Op, node: Node, net: Network):
     return node.add(net, op.name, *node.inputs, **node.attrs)
 
 
-def _named(net: Network, start: int, outputs: Sequence[ReadValue | None], wishes: Sequence[str]) -> Sequence[ReadValue | None]:
+def _rename_outputs(net: Network, start: int, outputs: Sequence[ReadValue | None], wishes: Sequence[str]) -> Sequence[ReadValue | None]:
     """Renames the produced tensors to the node's output names, also when a reader added several layers."""
     added = net.layers[start:]
     tensors = {t.name: t for layer in added for t in layer.outputs}
@@ -331,7 +331,7 @@ def _named(net: Network, start: int, outputs: Sequence[ReadValue | None], wishes
 
 def _with_node(e: Exception, node: NodeProto, name: str, domain: str) -> Exception:
     """Converts an exception to a whet error that names the node."""
-    label = f"node '{name}' ({shown(domain, node.op_type)})"
+    label = f"node '{name}' ({format_op(domain, node.op_type)})"
     text = str(e)
     if isinstance(e, FrontendError | UnsupportedError):
         return e if "node '" in text else type(e)(f"{label}: {text}")

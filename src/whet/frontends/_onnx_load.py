@@ -26,9 +26,9 @@ _MOST = 2**31 - 1  # protobuf's own limit of one message
 def load_model(source: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
     """Returns the model and the folder of its external data (None when loaded from memory). Raises FrontendError."""
     if isinstance(source, onnx.ModelProto):
-        return _checked(source, "the model"), None
+        return _check(source, "the model"), None
     if isinstance(source, bytes | bytearray | memoryview):
-        return _checked(_parse(bytes(source), "the bytes given"), "the model"), None
+        return _check(_parse(bytes(source), "the bytes given"), "the model"), None
     path = Path(source)
     try:
         if path.is_dir():
@@ -40,7 +40,7 @@ def load_model(source: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onn
         data = read_bounded(path, _MOST)
     except (OSError, ValueError, MemoryError) as e:
         raise FrontendError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}. Check the path and its permissions.") from e
-    return _checked(_parse(data, str(path), path), str(path), path), path.resolve().parent
+    return _check(_parse(data, str(path), path), str(path), path), path.resolve().parent
 
 
 def _parse(data: bytes, what: str, path: Path | None = None) -> onnx.ModelProto:
@@ -58,7 +58,7 @@ def _parse(data: bytes, what: str, path: Path | None = None) -> onnx.ModelProto:
     return model
 
 
-def _checked(model: onnx.ModelProto, what: str, path: Path | None = None) -> onnx.ModelProto:
+def _check(model: onnx.ModelProto, what: str, path: Path | None = None) -> onnx.ModelProto:
     if not model.HasField("graph"):
         if path is not None and (kind := describe_kind(path)):
             raise FrontendError(f"{what} is not an ONNX model, but {kind}")
@@ -69,7 +69,7 @@ def _checked(model: onnx.ModelProto, what: str, path: Path | None = None) -> onn
         raise FrontendError(f"{what} names no opset for its ONNX ops. Export it again.")
     opset, newest = versions.get("", OLDEST_OPSET), onnx.defs.onnx_opset_version()
     if opset < OLDEST_OPSET or (opset < _onnx_convert.OPSET and any(n.op_type == "Upsample" for n in model.graph.node)):
-        return _converted(model, what, opset)
+        return _convert(model, what, opset)
     if opset > newest:
         raise FrontendError(
             f"{what} has opset {opset}; onnx {onnx.__version__} reads up to {newest}. Upgrade it, or export with an older one."
@@ -77,7 +77,7 @@ def _checked(model: onnx.ModelProto, what: str, path: Path | None = None) -> onn
     return model
 
 
-def _converted(model: onnx.ModelProto, what: str, opset: int) -> onnx.ModelProto:
+def _convert(model: onnx.ModelProto, what: str, opset: int) -> onnx.ModelProto:
     """The model at opset 9 by the onnx package, in a subprocess, since the converter may abort on damaged models. Raises FrontendError."""
     try:
         done = subprocess.run(

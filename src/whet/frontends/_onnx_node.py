@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any
 
 from whet.errors import UnsupportedError
-from whet.frontends._onnx_advice import unsupported
+from whet.frontends._onnx_advice import unsupported_error
 from whet.frontends._onnx_tensors import dtype_of_onnx
 from whet.network import DType, Network, Tensor
 from whet.ops import TensorSequence
@@ -74,4 +74,4 @@ class Node:
 
     def unsupported(self, reason: str) -> UnsupportedError:
         """The error to raise for this node; `reason` gives the cause and the nearest workaround."""
-        return unsupported(self.name, self.domain, self.op, reason)
+        return unsupported_error(self.name, self.domain, self.op, reason)

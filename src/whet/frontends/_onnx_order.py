@@ -11,7 +11,7 @@ from whet.errors import FrontendError
 from whet.frontends._onnx_advice import DAMAGED
 
 
-def ordered(nodes: Sequence[NodeProto], known: Container[str], prefix: str = "") -> list[tuple[str, NodeProto]]:
+def sort_nodes(nodes: Sequence[NodeProto], known: Container[str], prefix: str = "") -> list[tuple[str, NodeProto]]:
     """Returns (name, node) pairs in topological order, stable with respect to the given order; `known` are values defined outside.
 
     An unnamed node is named after `prefix`, its op and its index. Raises FrontendError for a value defined twice, an undefined value, or a
@@ -56,10 +56,10 @@ def _reads(node: NodeProto) -> Iterable[str]:
     yield from node.input
     for a in node.attribute:
         for sub in [a.g] if a.type == AttributeProto.GRAPH else a.graphs:
-            yield from _captured(sub)
+            yield from _captured_names(sub)
 
 
-def _captured(sub: GraphProto) -> set[str]:
+def _captured_names(sub: GraphProto) -> set[str]:
     inside = {v.name for v in (*sub.input, *sub.initializer)} | {o for n in sub.node for o in n.output}
     read = {v for n in sub.node for v in _reads(n)} | {o.name for o in sub.output}
     return read - inside - {""}

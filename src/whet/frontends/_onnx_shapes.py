@@ -16,7 +16,7 @@ import onnx
 from whet.errors import FrontendError, NetworkError, UnsupportedError
 from whet.frontends._onnx_tensors import dtype_of_onnx
 from whet.network import MAX_ELEMENTS, STRING, Dim, Expr, TensorType, parse_dim, substitute, symbol, symbols
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 UserShapes = Mapping[str, Sequence[int | str | None]]
 
@@ -80,9 +80,7 @@ def value_type(info: onnx.ValueInfoProto, table: SymbolTable, what: str, user: S
         raise UnsupportedError(f"{what} holds strings, which engines do not support. Encode text before the network.")
     if not tensor.HasField("shape"):
         if user is None:
-            raise FrontendError(
-                f"{what} has no shape in the model, not even a rank. Give it: shapes={{{info.name!r}: ('N', 3, 224, 224)}}."
-            )
+            raise FrontendError(f"{what} has no shape in the model, not even a rank. Give it: shapes={{{info.name!r}: ('N', 3, 224, 224)}}.")
         return TensorType(dtype, tuple(table.fresh(f"{info.name}_{i}") for i in range(len(user))))
     dims: list[Dim] = []
     rank = len(tensor.shape.dim)
@@ -110,12 +108,12 @@ def apply_user_shapes(types: dict[str, TensorType], user: UserShapes | None, tab
     env: dict[str, Dim] = {}
     for name, shape in (user or {}).items():
         if name not in types:
-            raise FrontendError(f"there is no input {name!r} to give a shape to.{nearest(name, types)} The inputs are {', '.join(types) or 'none'}.")
+            raise FrontendError(
+                f"there is no input {name!r} to give a shape to.{suggest_name(name, types)} The inputs are {', '.join(types) or 'none'}."
+            )
         have = types[name].shape
         if len(shape) != len(have):
-            raise FrontendError(
-                f"input {name!r} is of rank {len(have)} ({types[name]}); the shape given, {tuple(shape)}, is of rank {len(shape)}."
-            )
+            raise FrontendError(f"input {name!r} is of rank {len(have)} ({types[name]}); the shape given, {tuple(shape)}, is of rank {len(shape)}.")
         for axis, (want, dim) in enumerate(zip(shape, have, strict=True)):
             where = f"input {name!r}, axis {axis}"
             if want is None or want == -1 or want == dim:

@@ -49,24 +49,24 @@ def array_of(t: TensorProto, folder: Path | None, what: str) -> np.ndarray:
     shape = tuple(t.dims)
     try:
         if t.data_location == TensorProto.EXTERNAL:
-            return _from_raw(_external_bytes(t, folder, what, _nbytes(t, dtype)), dtype, shape)
+            return _decode_raw(_external_bytes(t, folder, what, _nbytes(t, dtype)), dtype, shape)
         if not t.HasField("raw_data"):
-            return _from_numbers(t, dtype).reshape(shape)
+            return _decode_fields(t, dtype).reshape(shape)
         if len(t.raw_data) != _nbytes(t, dtype):
             raise FrontendError(f"{what} has {len(t.raw_data)} bytes, its type {dtype}{list(shape)} needs {_nbytes(t, dtype)}. {DAMAGED}")
-        return _from_raw(t.raw_data, dtype, shape)
+        return _decode_raw(t.raw_data, dtype, shape)
     except (ValueError, TypeError, OverflowError, MemoryError) as e:
         raise FrontendError(f"{what} cannot be read as {dtype}{list(shape)}: {e}. {DAMAGED}") from e
 
 
-def _from_raw(raw: bytes, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+def _decode_raw(raw: bytes, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
     """Decodes little-endian bytes; values below 8 bits are packed, the first in the lowest bits."""
     if dtype.bits < 8:
         return _unpack(np.frombuffer(raw, np.uint8), dtype, math.prod(shape)).reshape(shape)
     return np.frombuffer(raw, dtype.numpy).reshape(shape)
 
 
-def _from_numbers(t: TensorProto, dtype: DType) -> np.ndarray:
+def _decode_fields(t: TensorProto, dtype: DType) -> np.ndarray:
     """Decodes the typed fields; types below 32 bits share int32_data, floats as bit patterns."""
     match dtype.name:
         case "f32" | "f64" | "i64":

@@ -16,7 +16,7 @@ from whet.frontends._caffe_layer import CONVERTERS, Layer, Weights
 from whet.frontends._onnx_shapes import UserShapes
 from whet.frontends.onnx_check import Problem, Report
 from whet.network import F32, Dim, Network, Origin, Tensor, TensorType, Weight, symbol, verify
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 _CUT = "end the network before it, by deleting it from the prototxt"
 _TRAINING = "it belongs to a training network; give the deploy prototxt, or delete the layer"
@@ -41,7 +41,7 @@ def network_from_caffe(
     outputs: Sequence[str] = (),
     random_weights: bool = False,
 ) -> Network:
-    """Reads a deploy prototxt with the weights of a caffemodel (default: the file of the same name beside it).
+    """Reads a deploy prototxt with the weights of a caffemodel (default: the file of the same name in its folder).
 
     `shapes` maps inputs to shapes, as for network_from_onnx: an int sets a size, a name makes it dynamic, None keeps it. `outputs` are
     blob names (default: the blobs that no layer reads). `random_weights` needs no caffemodel: for timing.
@@ -64,14 +64,14 @@ def caffe_files(path: str | os.PathLike, caffemodel: str | os.PathLike | None = 
     """
     path = Path(path)
     if path.suffix != ".caffemodel":
-        return path, Path(caffemodel) if caffemodel is not None else _beside(path, ".caffemodel", "")
-    found = _beside(path, ".prototxt", "deploy")
+        return path, Path(caffemodel) if caffemodel is not None else _sibling_file(path, ".caffemodel", "")
+    found = _sibling_file(path, ".prototxt", "deploy")
     if found is None:
         raise FrontendError(f"{path} has the weights only, and there is no {path.with_suffix('.prototxt').name} beside it. Give the prototxt.")
     return found, path
 
 
-def _beside(path: Path, suffix: str, preferred: str) -> Path | None:
+def _sibling_file(path: Path, suffix: str, preferred: str) -> Path | None:
     same = path.with_suffix(suffix)
     others = sorted(path.parent.glob(f"*{suffix}"))
     if same in others:
@@ -138,7 +138,7 @@ def _read(
             blobs[top], unread[top] = t, None
     for name in outputs:
         if name not in blobs:
-            raise FrontendError(f"{model.path} has no blob {name!r}.{nearest(name, blobs)}")
+            raise FrontendError(f"{model.path} has no blob {name!r}.{suggest_name(name, blobs)}")
     for name in outputs or unread:
         t = blobs[name]
         if t.maker is None and name not in outputs and len(unread) > 1:
@@ -161,10 +161,10 @@ def _convert(net: Network, source: CaffeLayer, blobs: dict[str, Tensor], weights
         return [net.constant(values, source.name)]
     if source.type not in CONVERTERS:
         advice = _ADVICE.get(source.type) or (_TRAINING if source.type.endswith("Loss") else "")
-        raise UnsupportedError(f"whet has no such layer.{nearest(source.type, CONVERTERS)} To go on, {_CUT}." if not advice else f"{advice}.")
+        raise UnsupportedError(f"whet has no such layer.{suggest_name(source.type, CONVERTERS)} To go on, {_CUT}." if not advice else f"{advice}.")
     for bottom in source.bottoms:
         if bottom not in blobs:
-            raise FrontendError(f"its bottom {bottom!r} is no top of an earlier layer and no input.{nearest(bottom, blobs)}")
+            raise FrontendError(f"its bottom {bottom!r} is no top of an earlier layer and no input.{suggest_name(bottom, blobs)}")
     start = len(net.layers)
     made = CONVERTERS[source.type](Layer(source, net, [blobs[b] for b in source.bottoms], weights))
     tops = [made] if isinstance(made, Tensor) else list(made)
@@ -185,7 +185,7 @@ def _name_tops(net: Network, start: int, source: CaffeLayer, tops: list[Tensor])
 def _input_shapes(model: CaffeModel, shapes: UserShapes | None) -> dict[str, tuple[Dim, ...]]:
     for name in shapes or {}:
         if name not in model.inputs:
-            raise FrontendError(f"{model.path} has no input {name!r}.{nearest(name, model.inputs)} It has {', '.join(model.inputs) or 'none'}.")
+            raise FrontendError(f"{model.path} has no input {name!r}.{suggest_name(name, model.inputs)} It has {', '.join(model.inputs) or 'none'}.")
     if not model.inputs:
         raise FrontendError(f"{model.path} declares no input. Give the deploy prototxt, with `input:` or an Input layer.")
     result: dict[str, tuple[Dim, ...]] = {}

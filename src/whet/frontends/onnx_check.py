@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from onnx import NodeProto
 
 from whet.errors import FrontendError, NetworkError
-from whet.frontends._onnx_advice import shown
+from whet.frontends._onnx_advice import format_op
 from whet.frontends._onnx_graph import NotReached, Scope
 from whet.frontends._onnx_load import load_model, opsets
 from whet.frontends._onnx_shapes import SymbolTable, UserShapes, plain_names, value_type
@@ -104,7 +104,7 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None, infer_types:
         opsets={k or "ai.onnx": v for k, v in versions.items()},
         producer=" ".join(filter(None, (meta.get("producer_name"), meta.get("producer_version")))),
         inputs={n: str(t) for n, t in input_types(graph, table, shapes).items()},
-        outputs={o.name: _declared(o) for o in graph.output},
+        outputs={o.name: _format_declared_type(o) for o in graph.output},
         parameters=sum(_count(t) for t in weights),
         parameter_bytes=sum(len(t.raw_data) or _count(t) * 4 for t in weights),
         nodes=len(graph.node),
@@ -116,14 +116,14 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None, infer_types:
 
     def on_node(node: NodeProto, name: str) -> None:
         if (key := (name, *node.output)) not in tried:
-            counts[shown(node.domain, node.op_type)] += 1
+            counts[format_op(node.domain, node.op_type)] += 1
         tried.add(key)
 
     def on_problem(node: NodeProto, name: str, problem: Exception, scope: Scope) -> None:
         # After a first failure a type mismatch may come from the less precise inferred type: not a separate problem.
         follows = isinstance(problem, NotReached) or (isinstance(problem, FrontendError) and report.problems)
         if (key := (name, *node.output)) not in failed:
-            report.problems.append(Problem(name, shown(node.domain, node.op_type), str(problem), not follows))
+            report.problems.append(Problem(name, format_op(node.domain, node.op_type), str(problem), not follows))
         failed.add(key)
         inferred.stand_in(node, name, scope)
 
@@ -181,7 +181,7 @@ def _inferred_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [*graph.value_info, *graph.output]
 
 
-def _declared(info: onnx.ValueInfoProto) -> str:
+def _format_declared_type(info: onnx.ValueInfoProto) -> str:
     try:
         return str(value_type(info, SymbolTable(plain_names([info])), info.name))
     except (NetworkError, FrontendError):

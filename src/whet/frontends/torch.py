@@ -87,7 +87,7 @@ def _export(
     if dynamic:
         batch = torch.export.Dim("N", min=1)
         shapes = tuple({0: batch} if a.ndim else None for a in args)
-        args = tuple(_doubled(a) for a in args)  # torch specializes a batch of one to a constant
+        args = tuple(_double(a) for a in args)  # torch specializes a batch of one to a constant
     with _quiet(), torch.no_grad():
         program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
         made = torch.onnx.export(
@@ -133,7 +133,7 @@ def export_program(module: Any, args: tuple[Any, ...], dynamic_shapes: Any = Non
         raise FrontendError(f"torch.export cannot trace {type(module).__name__}: {_first_line(e)}") from e
 
 
-def _doubled(a: Any) -> Any:
+def _double(a: Any) -> Any:
     import torch
 
     return torch.cat([a, a]) if a.ndim and len(a) == 1 else a

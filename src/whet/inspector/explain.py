@@ -118,7 +118,7 @@ def explain_layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
         "weight_bytes": f.weight_bytes,
         "chosen": _candidate(f, f.chosen) if f.chosen else None,
         "runner_up": _candidate(f, runner) if runner else None,
-        "why": _why(f),
+        "why": _choice_reason(f),
         "sparsity": None if sparsity is None else {**sparsity.to_json(), "Text": sparsity.sentence()},
         "candidates": [_candidate(f, c) for c in timed],
         "refused": [asdict(c) for c in f.refused],
@@ -135,17 +135,17 @@ def _operand(t: Any, o: tuple[str, str] | None) -> dict[str, Any]:
     return {"name": t.name, "type": str(t.type), "stored": f"{o[1]}:{o[0]}" if o else "packed by the tactic", "constant": t.is_constant}
 
 
-def _why(f: LayerFacts) -> str:
+def _choice_reason(f: LayerFacts) -> str:
     """The reason for the choice, in one sentence."""
     chosen, runner = f.chosen, f.runner_up
     if not f.candidates:
         return "The engine keeps no candidates: it was locked, or built without timing."
     if chosen is None or chosen.ms is None:
         return f"Nothing was timed; {f.choice.tactic} is the first that takes the layer."
-    own = _alone(chosen.ms, f.cold(chosen))
+    own = _format_alone(chosen.ms, f.cold(chosen))
     if runner is None or runner.ms is None:
         return f"Only {f.choice.tactic} computes it in these formats: {own}."
-    other = _alone(runner.ms, f.cold(runner))
+    other = _format_alone(runner.ms, f.cold(runner))
     if runner.ms < chosen.ms:
         why = runner.reason or "its formats would cost more around it"
         return f"{own}; {runner.tactic} took {other}, but: {why}."
@@ -153,5 +153,5 @@ def _why(f: LayerFacts) -> str:
     return f"{own}, the fastest; {runner.tactic} took {more:.0f} % more: {other}."
 
 
-def _alone(ms: float, cold: float | None) -> str:
+def _format_alone(ms: float, cold: float | None) -> str:
     return f"{ms:.4f} ms alone" + ("" if cold is None else f" ({cold:.4f} with weights out of the L2 cache)")

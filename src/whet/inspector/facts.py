@@ -12,7 +12,7 @@ from whet.errors import UsageError
 from whet.network import DTYPES, Layer, TensorType, evaluate, format_bytes
 from whet.ops import bind_layer, bind_symbols
 from whet.ops._cost import operations
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 _LAUNCH_MS = 0.005  # layers up to this time are dominated by thread wake-up and call overhead
 _BUSY = 0.35  # fraction of the best rate of this engine: a short layer below it is launch-bound
@@ -167,4 +167,4 @@ def find_layer(rows: list[LayerFacts], wanted: str) -> LayerFacts:
     if hits:
         return hits[0]
     names = {r.name for r in rows} | {r.layer.name for r in rows} | {s for r in rows for s in r.layer.sources}
-    raise UsageError(f"the engine has no layer '{wanted}'.{nearest(wanted, names)} `whet explain ENGINE` lists them.")
+    raise UsageError(f"the engine has no layer '{wanted}'.{suggest_name(wanted, names)} `whet explain ENGINE` lists them.")

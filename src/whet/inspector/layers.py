@@ -13,7 +13,7 @@ from whet.inspector.facts import LayerFacts
 from whet.inspector.sparse_layers import layer_sparsity
 from whet.inspector.words import format_words, head_op, layer_type, type_word
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics import epilogue, is_quantized, outer_input, root_layer, unquantized
+from whet.tactics import epilogue, is_quantized, outer_input, remove_quantization, root_layer
 
 _ACTIVATIONS = {
     "Relu": "RELU", "Silu": "SWISH", "Swish": "SWISH", "Clip": "CLIP", "LeakyRelu": "LEAKY_RELU", "Sigmoid": "SIGMOID", "Tanh": "TANH",
@@ -93,7 +93,7 @@ def _parameters(f: LayerFacts) -> dict[str, Any]:
     if op in ("Gemm", "MatMul"):
         return _product(f)
     if kind == "CaskPooling":
-        return _pooling(root_layer(_dequantized(f.layer)))
+        return _pooling(root_layer(_dequantize(f.layer)))
     if kind == "Reformat":
         a = f.layer.attrs
         return {"ParameterType": "Reformat", "Origin": "REFORMAT" if a["source_dtype"] == a["dtype"] else "CAST"}
@@ -114,7 +114,7 @@ def _parameters(f: LayerFacts) -> dict[str, Any]:
 
 
 def _convolution(f: LayerFacts) -> dict[str, Any]:
-    layer = _dequantized(f.layer)
+    layer = _dequantize(f.layer)
     head = root_layer(layer)
     a, w = head.attrs, head.needs(1)
     r = w.type.rank - 2
@@ -154,7 +154,7 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
 
 
 def _product(f: LayerFacts) -> dict[str, Any]:
-    layer = _dequantized(f.layer)
+    layer = _dequantize(f.layer)
     head = root_layer(layer)
     b = head.needs(1)
     weight = _outer_constant(layer, b)
@@ -244,9 +244,9 @@ def _scales(layer: Layer) -> list[float]:
     return [b / a if a else 0.0 for a, b in zip(x, y, strict=True)]
 
 
-def _dequantized(layer: Layer) -> Layer:
+def _dequantize(layer: Layer) -> Layer:
     """The floating-point layer that a quantized layer implements; other layers unchanged."""
-    result = unquantized(layer) if is_quantized(layer) else layer
+    result = remove_quantization(layer) if is_quantized(layer) else layer
     return layer if isinstance(result, str | Layer) else result.layer
 
 

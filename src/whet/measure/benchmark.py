@@ -73,10 +73,10 @@ def benchmark(
     else:
         feed = {n: np.ascontiguousarray(as_array(n, a, engine.dtype(n))) for n, a in inputs.items()}
     limits = {"warmup_ms": 1e3 * _WARMUP * seconds, "duration_s": seconds, "iterations": _FEWEST}
-    return summarize(_timed(engine, feed, limits), next((a.shape[0] for a in feed.values() if a.ndim), 1))
+    return summarize(_time_runs(engine, feed, limits), next((a.shape[0] for a in feed.values() if a.ndim), 1))
 
 
-def _timed(engine: Engine, feed: dict[str, np.ndarray], limits: dict[str, Any]) -> Measured:
+def _time_runs(engine: Engine, feed: dict[str, np.ndarray], limits: dict[str, Any]) -> Measured:
     if engine.backend.capabilities.user_streams:
         from whet.measure.queries_gpu import measure_gpu
 

@@ -7,7 +7,6 @@ from whet.network.dims import (
     ceildiv,
     evaluate,
     floordiv,
-    lift,
     maximum,
     minimum,
     parse_dim,
@@ -15,6 +14,7 @@ from whet.network.dims import (
     substitute,
     symbol,
     symbols,
+    to_expr,
 )
 from whet.network.formats import FORMATS, format_bytes, format_fits, from_stored, stored_shape, strides, to_stored
 from whet.network.network import Layer, Network, Tensor, copy_into
@@ -94,7 +94,6 @@ __all__ = [
     "format_fits",
     "from_stored",
     "layer_text",
-    "lift",
     "maximum",
     "minimum",
     "network_text",
@@ -108,6 +107,7 @@ __all__ = [
     "substitute",
     "symbol",
     "symbols",
+    "to_expr",
     "to_stored",
     "verify",
 ]

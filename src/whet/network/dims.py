@@ -42,7 +42,7 @@ class Expr:
         return _add(self, other, -1)
 
     def __rsub__(self, other: Dim) -> Dim:
-        return _add(lift(other), self, -1)
+        return _add(to_expr(other), self, -1)
 
     def __neg__(self) -> Dim:
         return self * -1
@@ -96,7 +96,7 @@ def symbol(name: str) -> Expr:
     return Expr({((("sym", name), 1),): 1})
 
 
-def lift(d: Dim) -> Expr:
+def to_expr(d: Dim) -> Expr:
     """A dim as an expression; a number is a constant one."""
     return d if isinstance(d, Expr) else Expr({(): int(d)})
 
@@ -118,7 +118,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
         return a // b
     if a == b:
         return 1
-    ea, eb = lift(a), lift(b)
+    ea, eb = to_expr(a), to_expr(b)
     if len(eb.terms) == 1:
         (mb, cb) = eb.terms[0]
         whole: dict[Monomial, int] = {}
@@ -147,12 +147,12 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
 
 def minimum(a: Dim, b: Dim) -> Dim:
     """The smaller of two dims, symbolic if undecided."""
-    return _extreme("min", a, b)
+    return _min_or_max("min", a, b)
 
 
 def maximum(a: Dim, b: Dim) -> Dim:
     """The larger of two dims, symbolic if undecided."""
-    return _extreme("max", a, b)
+    return _min_or_max("max", a, b)
 
 
 def product(dims: Iterable[Dim]) -> Dim:
@@ -235,16 +235,16 @@ def _from_ast(t: ast.AST, text: str) -> Dim:
                 case ast.FloorDiv():
                     return floordiv(x, y)
         case ast.Call(func=ast.Name(id="min" | "max" as f), args=[a, b], keywords=[]):
-            return _extreme(f, _from_ast(a, text), _from_ast(b, text))
+            return _min_or_max(f, _from_ast(a, text), _from_ast(b, text))
     raise NetworkError(f"{text[:80]!r} is no dimension: only integers, names, + - * //, min and max are allowed")
 
 
-def _extreme(kind: str, a: Dim, b: Dim) -> Dim:
+def _min_or_max(kind: str, a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b) if kind == "min" else max(a, b)
     if a == b:
         return a
-    ea, eb = sorted((lift(a), lift(b)), key=str)
+    ea, eb = sorted((to_expr(a), to_expr(b)), key=str)
     return Expr({(((kind, ea, eb), 1),): 1})
 
 
@@ -252,12 +252,12 @@ def _substitute_atom(atom: Atom, env: Mapping[str, Dim]) -> Dim:
     if atom[0] == "sym":
         return env.get(atom[1], Expr({((atom, 1),): 1}))
     a, b = substitute(lower(atom[1]), env), substitute(lower(atom[2]), env)
-    return floordiv(a, b) if atom[0] == "floordiv" else _extreme(atom[0], a, b)
+    return floordiv(a, b) if atom[0] == "floordiv" else _min_or_max(atom[0], a, b)
 
 
 def _add(a: Expr, b: Dim, sign: int) -> Dim:
     out = dict(a.terms)
-    for m, c in lift(b).terms:
+    for m, c in to_expr(b).terms:
         out[m] = out.get(m, 0) + sign * c
     return lower(Expr(out))
 

@@ -35,7 +35,7 @@ _SMALL = 16  # constants up to this many elements are written as lists
 
 def network_text(net: Network, *, types: bool = True) -> str:
     """The text form; `types=False` omits the types of layer outputs."""
-    return "\n".join([f"network {_quoted(net.name)} {net.stage}", *_body(net, types)]) + "\n"
+    return "\n".join([f"network {_quote(net.name)} {net.stage}", *_body(net, types)]) + "\n"
 
 
 def layer_text(layer: Layer, *, types: bool = True) -> str:
@@ -63,13 +63,13 @@ def value_text(v: Any) -> str:
 
 def _body(net: Network, types: bool) -> Iterator[str]:
     for t in net.inputs:
-        yield f"in %{_quoted(t.name)}: {t.type}"
+        yield f"in %{_quote(t.name)}: {t.type}"
     for t in net.constants.values():
-        yield f"const %{_quoted(t.name)}: {t.type} = {_constant(t)}"
+        yield f"const %{_quote(t.name)}: {t.type} = {_constant(t)}"
     for layer in net.layers:
         yield from _layer(layer, types)
     for t in net.outputs:
-        yield f"out %{_quoted(t.name)}"
+        yield f"out %{_quote(t.name)}"
 
 
 def _constant(t: Tensor) -> str:
@@ -86,14 +86,14 @@ def _has_other_nan(a: np.ndarray) -> bool:
 
 
 def _layer(layer: Layer, types: bool) -> Iterator[str]:
-    outs = ", ".join(f"%{_quoted(t.name)}" + (f": {t.type}" if types else "") for t in layer.outputs)
-    args = ["none" if t is None else f"%{_quoted(t.name)}" for t in layer.inputs]
+    outs = ", ".join(f"%{_quote(t.name)}" + (f": {t.type}" if types else "") for t in layer.outputs)
+    args = ["none" if t is None else f"%{_quote(t.name)}" for t in layer.inputs]
     args += [f"{k}={value_text(v)}" for k, v in sorted(layer.attrs.items())]
     line = f"{outs} = {layer.op}({', '.join(args)})"
     if not (len(layer.outputs) == 1 and layer.outputs[0].name == layer.name):
-        line += f" named {_quoted(layer.name)}"
+        line += f" named {_quote(layer.name)}"
     if layer.sources:
-        line += " from " + ", ".join(f'"{_escaped(s)}"' for s in layer.sources)
+        line += " from " + ", ".join(f'"{_escape(s)}"' for s in layer.sources)
     if not layer.regions:
         yield line
         return
@@ -105,11 +105,11 @@ def _layer(layer: Layer, types: bool) -> Iterator[str]:
     yield "}"
 
 
-def _quoted(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else f'"{_escaped(name)}"'
+def _quote(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else f'"{_escape(name)}"'
 
 
-def _escaped(s: str) -> str:
+def _escape(s: str) -> str:
     return s.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

@@ -8,7 +8,7 @@ from whet.ops._base import (
     Op,
     Sample,
     get_op,
-    given,
+    given_dims,
     given_ints,
     has_symbols,
     infer_layer,
@@ -18,7 +18,7 @@ from whet.ops._base import (
 )
 from whet.ops._folding import FoldBudget
 from whet.ops._images import Axes, NotPerImage, follow, fused_layers, fused_results
-from whet.ops._interpret import bind_layer, bind_symbols, run_layer, run_network, run_regions, widened
+from whet.ops._interpret import bind_layer, bind_symbols, run_layer, run_network, run_regions, widen_attributes
 from whet.ops._origin import evaluate_origin
 from whet.ops._samples import sample_arrays, sample_layer
 from whet.ops._sequences import NoValue, ReadValue, TensorSequence
@@ -49,7 +49,7 @@ __all__ = [
     "fused_layers",
     "fused_results",
     "get_op",
-    "given",
+    "given_dims",
     "given_ints",
     "has_symbols",
     "infer_layer",
@@ -64,7 +64,7 @@ __all__ = [
     "sample_arrays",
     "sample_layer",
     "why_samples_touch",
-    "widened",
+    "widen_attributes",
 ]
 
 load_folder(__name__, __path__)

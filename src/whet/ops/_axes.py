@@ -24,7 +24,7 @@ def axes_given(layer: Layer, rank: int, i: int = 1) -> tuple[int, ...] | None:
     return tuple(axes)
 
 
-def mapped(x: Tensor, y: Tensor, axes: dict[int, int]) -> list[Couple]:
+def map_axes(x: Tensor, y: Tensor, axes: dict[int, int]) -> list[Couple]:
     """Axis a of x tied to axis places[a] of y."""
     return [Couple(x, a, y, b) for a, b in axes.items()]
 
@@ -72,13 +72,13 @@ def block_couples(x: Tensor, y: Tensor, level: int | None = None) -> list[Couple
     """
     couples = []
     for xs, ys in groups(x.shape, y.shape):
-        a, b = _outermost(x.shape, xs), _outermost(y.shape, ys)
+        a, b = _outermost_axis(x.shape, xs), _outermost_axis(y.shape, ys)
         if a is None or b is None:
             continue
         if level is not None and (factor := _factor(x, y, xs, ys, level)) is not None:
             couples.append(factor)
             continue
-        if level == 0 and (inner := _innermost(x, y, xs, ys)) is not None:
+        if level == 0 and (inner := _couple_innermost(x, y, xs, ys)) is not None:
             couples.append(inner)
             continue
         n, m = x.shape[a], y.shape[b]
@@ -105,7 +105,7 @@ def _factor(x: Tensor, y: Tensor, xs: Sequence[int], ys: Sequence[int], level: i
     return Couple(t, whole, many, parts[place], a_block=block, a_repeat=repeat, count=sizes[place])
 
 
-def _innermost(x: Tensor, y: Tensor, xs: Sequence[int], ys: Sequence[int]) -> Couple | None:
+def _couple_innermost(x: Tensor, y: Tensor, xs: Sequence[int], ys: Sequence[int]) -> Couple | None:
     """Couple of the last axes of two runs: entries are coupled by their index modulo the common divisor of both sizes."""
     a, b = ([i for i in axes if t.shape[i] != 1] for t, axes in ((x, xs), (y, ys)))
     if len(a) < 2 or len(b) < 2:
@@ -130,7 +130,7 @@ def groups(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[list[int], list[int
             if not xs and not ys and i < len(a) and j < len(b):
                 p, q = a[i], b[j]
                 xs, ys, i, j = [i], [j], i + 1, j + 1
-            elif i < len(a) and (j == len(b) or a[i] == 1 or _less(p, q)):
+            elif i < len(a) and (j == len(b) or a[i] == 1 or _must_grow(p, q)):
                 p, xs, i = p * a[i], [*xs, i], i + 1
             elif j < len(b):
                 q, ys, j = q * b[j], [*ys, j], j + 1
@@ -140,7 +140,7 @@ def groups(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[list[int], list[int
     return runs
 
 
-def _less(p: Dim, q: Dim) -> bool:
+def _must_grow(p: Dim, q: Dim) -> bool:
     """True if p must grow to match q: it has fewer symbols, or is smaller with every symbol set to 1."""
     if isinstance(p, int) and isinstance(q, int):
         return p < q
@@ -151,5 +151,5 @@ def _less(p: Dim, q: Dim) -> bool:
     return evaluate(p, ones) < evaluate(q, ones)
 
 
-def _outermost(shape: Sequence[Dim], axes: Sequence[int]) -> int | None:
+def _outermost_axis(shape: Sequence[Dim], axes: Sequence[int]) -> int | None:
     return next((a for a in axes if shape[a] != 1), None)

@@ -11,7 +11,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Dim, DType, Expr, Layer, Tensor, TensorType, check_size
 from whet.plugin_packages import advice, load_installed
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def get_op(name: str) -> Op:
         load_installed()
     if name not in OPS:
         way = advice() if "." in name else " To add it, register it from a package of your own (whet.register), or write src/whet/ops/<name>.py."
-        raise UnsupportedError(f"unknown op {name}.{nearest(name, OPS)}{way}")
+        raise UnsupportedError(f"unknown op {name}.{suggest_name(name, OPS)}{way}")
     return OPS[name]
 
 
@@ -193,7 +193,7 @@ def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | 
         if o.shape_value is not None:
             values = list(o.shape_value(layer))
         if any(v is None for v in values) and not layer.regions:
-            values = [v if v is not None else w for v, w in zip(values, _evaluated(o, layer, types), strict=True)]
+            values = [v if v is not None else w for v, w in zip(values, _evaluate_known(o, layer, types), strict=True)]
     except (IndexError, AttributeError, TypeError, KeyError, ValueError, ArithmeticError, MemoryError) as e:
         raise NetworkError(f"{where} does not accept {[str(t and t.type) for t in layer.inputs]} {layer.attrs}: {e}") from e
     except NetworkError as e:
@@ -210,7 +210,7 @@ def _check_attributes(o: Op, layer: Layer, where: str) -> None:
             del layer.attrs[key]
             continue
         if key not in o.attrs:
-            raise NetworkError(f"{where} has no attribute {key!r}; it has {', '.join(o.attrs) or 'none'}.{nearest(key, o.attrs)}")
+            raise NetworkError(f"{where} has no attribute {key!r}; it has {', '.join(o.attrs) or 'none'}.{suggest_name(key, o.attrs)}")
         if isinstance(value, list | bool):
             value = layer.attrs[key] = tuple(value) if isinstance(value, list) else int(value)
         default = o.attrs[key]
@@ -234,7 +234,7 @@ def known_values(t: Tensor | None) -> tuple[Dim, ...] | None:
     if t.shape_value is not None or t.weight is None:
         return t.shape_value
     a = t.weight.array
-    return _whole(a) if a.size <= MAX_VALUES else None
+    return _whole_values(a) if a.size <= MAX_VALUES else None
 
 
 def known_array(t: Tensor | None) -> np.ndarray | None:
@@ -270,13 +270,13 @@ def folded(layer: Layer, data: int = 2**31) -> list[tuple[Dim, ...] | None]:
     if any(a is not None and a.dtype == object for a in arrays):  # dims combine with integers only
         for i, a in enumerate(arrays):
             if a is not None and a.dtype.kind == "f":
-                whole = _whole(a)
+                whole = _whole_values(a)
                 if whole is None:
                     return [None]
                 arrays[i] = np.array(whole, object).reshape(a.shape)
     results = get_op(layer.op).reference(layer, *arrays)
     outs = [np.asarray(a) for a in (results if isinstance(results, list | tuple) else [results])]
-    return [tuple(a.reshape(-1)) if a.dtype == object else _whole(a) for a in outs]
+    return [tuple(a.reshape(-1)) if a.dtype == object else _whole_values(a) for a in outs]
 
 
 def unchanged(layer: Layer) -> list[tuple[Dim, ...] | None]:
@@ -284,7 +284,7 @@ def unchanged(layer: Layer) -> list[tuple[Dim, ...] | None]:
     return [known_values(layer.inputs[0])]
 
 
-def _whole(a: np.ndarray) -> tuple[int, ...] | None:
+def _whole_values(a: np.ndarray) -> tuple[int, ...] | None:
     if a.dtype.kind in "iub":
         return tuple(int(v) for v in a.reshape(-1))
     if a.dtype.kind == "f" and np.all(np.isfinite(a)) and np.all(a == np.floor(a)):
@@ -292,7 +292,7 @@ def _whole(a: np.ndarray) -> tuple[int, ...] | None:
     return None
 
 
-def _evaluated(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[Dim, ...] | None]:
+def _evaluate_known(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[Dim, ...] | None]:
     """Known output values of any op whose inputs are all small and known."""
     nothing: list[tuple[Dim, ...] | None] = [None] * len(types)
     arrays = []
@@ -305,7 +305,7 @@ def _evaluated(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[Dim, 
         return nothing
     with np.errstate(all="ignore"):
         results = o.reference(layer, *arrays)
-    return [_whole(np.asarray(a)) for a in (results if isinstance(results, list | tuple) else [results])]
+    return [_whole_values(np.asarray(a)) for a in (results if isinstance(results, list | tuple) else [results])]
 
 
 # Shared by infer functions and references: values that are inputs in ONNX and attributes in a lowered network.
@@ -321,7 +321,7 @@ def known_ints(layer: Layer, i: int, what: str) -> tuple[Dim, ...]:
     return values
 
 
-def given(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
+def given_dims(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
     """Values of attribute `name` (lowered networks) or input `i` (newer opsets) as dims; None if absent.
 
     Raises UnsupportedError if they are known only at run time.
@@ -337,13 +337,13 @@ def given(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
 
 
 def numbers(given: Any) -> list[int]:
-    """For references: the values named by `given`, an array (input) or tuple (attribute), as Python integers."""
+    """For references: the values named by `given_dims`, an array (input) or tuple (attribute), as Python integers."""
     return [int(v) for v in np.reshape(given, -1)]
 
 
 def given_ints(layer: Layer, name: str, i: int) -> tuple[int, ...] | None:
-    """`given` without symbols. Raises UnsupportedError for a symbolic value."""
-    values = given(layer, name, i)
+    """`given_dims` without symbols. Raises UnsupportedError for a symbolic value."""
+    values = given_dims(layer, name, i)
     if values is None:
         return None
     ints = tuple(v for v in values if not isinstance(v, Expr))
@@ -352,8 +352,8 @@ def given_ints(layer: Layer, name: str, i: int) -> tuple[int, ...] | None:
     return ints
 
 
-def regiven(layer: Layer, name: str, i: int, values: Sequence[Dim]) -> dict[str | int, Any]:
-    """For `recut`: new values for those read by `given`, in the same form (symbolic or computed values become an attribute)."""
+def replace_given(layer: Layer, name: str, i: int, values: Sequence[Dim]) -> dict[str | int, Any]:
+    """For `recut`: new values for those read by `given_dims`, in the same form (symbolic or computed values become an attribute)."""
     t = layer.input(i)
     if t is not None and t.is_constant and all(isinstance(v, int) for v in values):
         return {i: np.array(values, np.int64)}

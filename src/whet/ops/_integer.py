@@ -25,7 +25,7 @@ def check_zero(layer: Layer, i: int, size) -> None:
         raise NetworkError(f"{layer.op} '{layer.name}': the zero point {zero} has neither one value nor {size} values")
 
 
-def centred(x: np.ndarray, zero: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+def subtract_zero_point(x: np.ndarray, zero: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
     """x minus its zero point (reshaped to broadcast if not scalar) in float64: exact, and usable by BLAS."""
     y = x.astype(np.float64)
     return y if zero is None else y - (zero.reshape(()) if zero.size == 1 else zero.reshape(shape)).astype(np.float64)

@@ -157,7 +157,7 @@ def run_network(
         if layer.regions:
             outs = _run_regions(layer, arrays, values, value, widen, env)
         else:
-            outs = run_layer(widened(layer) if widen else layer, arrays, env)
+            outs = run_layer(widen_attributes(layer) if widen else layer, arrays, env)
         for t, a in zip(layer.outputs, outs, strict=True):
             values[t] = a
             if watch is not None:
@@ -205,7 +205,7 @@ def run_regions(layer: Layer, arrays, *, widen: bool = False, outer=None, env: M
     return [values] if isinstance(values, np.ndarray) else list(values)
 
 
-def widened(layer: Layer) -> Layer:
+def widen_attributes(layer: Layer) -> Layer:
     """The layer with float types in its attributes replaced by f64 (Cast to f32 would round). Float8 stays, since its rounding is intended."""
     if not any(v in (F32, F16, BF16) for v in layer.attrs.values() if isinstance(v, DType)):
         return layer

@@ -15,7 +15,7 @@ from whet.ops._qlinear import DOMAIN
 from whet.ops._refused import read_as_others
 
 
-def fused(name: str, read: Callable[..., Any], instead: str) -> None:
+def register_fused(name: str, read: Callable[..., Any], instead: str) -> None:
     """Registers the reader of com.microsoft's op `name`, which creates the layers listed in `instead`."""
     read_as_others(DOMAIN + name, read, instead, (DOMAIN + name,))
 
@@ -42,7 +42,7 @@ def integer_product(add: Callable[..., Any], a: Tensor, b: Tensor, a_scale, b_sc
     return add("Mul", add("Cast", add("MatMulInteger", a, b, a_zero, b_zero), to=F32), add("Mul", a_scale, b_scale))
 
 
-def activated(node, g: Network, y: Tensor, parameters: tuple[float, ...]) -> Tensor:
+def apply_activation(node, g: Network, y: Tensor, parameters: tuple[float, ...]) -> Tensor:
     """The node's output: the function named by its attribute `activation` of `y`. `parameters` as in ONNX Runtime's fusions."""
     name = node.attrs.get("activation") or "Identity"
     match name:

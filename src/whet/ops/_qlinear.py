@@ -16,13 +16,13 @@ from whet.ops._refused import read_as_others
 DOMAIN = "com.microsoft."
 
 
-def dequantized(node, g, i: int, what: str, **more: Any):
+def dequantize_inputs(node, g, i: int, what: str, **more: Any):
     """Inputs i, i + 1, i + 2 (integers, scale, optional zero point) dequantized."""
     x, scale, zero = node.inputs[i], node.inputs[i + 1], node.input(i + 2)
     return g.add("DequantizeLinear", x, scale, *(() if zero is None else (zero,)), name=f"{node.name}_{what}", sources=(node.name,), **more)
 
 
-def quantized(node, g, y, i: int, like: int = 0):
+def quantize_output(node, g, y, i: int, like: int = 0):
     """The node's output: `y` quantized by the scale and zero point of inputs i, i + 1; without zero point in the type of input `like`."""
     zero = node.input(i + 1)
     if zero is not None:
@@ -30,7 +30,7 @@ def quantized(node, g, y, i: int, like: int = 0):
     return node.add(g, "QuantizeLinear", y, node.inputs[i], output_dtype=node.inputs[like].dtype)
 
 
-def in_floats(node, g, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | None = None, opset: int = 13):
+def compute_in_floats(node, g, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | None = None, opset: int = 13):
     """The result of ONNX's `op` of `opset` on `inputs`. `attrs`: default the node's."""
     given = dict(node.attrs if attrs is None else attrs)
     if given.pop("channels_last", 0):
@@ -48,9 +48,9 @@ def q_linear(name: str, op: str, operands: int = 1, opset: int = 13, attrs: Mapp
     """Registers the reader of an op with inputs (x, scale, zero point) * operands, y scale, y zero point. `attrs`: defaults that differ from ONNX."""
 
     def read(node, g):
-        floats = [dequantized(node, g, 3 * i, f"x{i}") for i in range(operands)]
-        y = in_floats(node, g, op, floats, {**(attrs or {}), **node.attrs}, opset)
-        return quantized(node, g, y, 3 * operands)
+        floats = [dequantize_inputs(node, g, 3 * i, f"x{i}") for i in range(operands)]
+        y = compute_in_floats(node, g, op, floats, {**(attrs or {}), **node.attrs}, opset)
+        return quantize_output(node, g, y, 3 * operands)
 
     return register(name, read, op)
 

@@ -141,7 +141,7 @@ def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaul
     return [out, *last]
 
 
-def clipped(layer: Layer, v: np.ndarray) -> np.ndarray:
+def clip_inputs(layer: Layer, v: np.ndarray) -> np.ndarray:
     """Activation inputs clipped to the attribute `clip`."""
     c = layer.attrs.get("clip")
     return v if c is None else np.clip(v, -c, c)

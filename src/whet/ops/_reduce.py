@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, TensorType
-from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped, needs_opset
+from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, map_axes, needs_opset
 from whet.ops._base import INTS, Couple, numbers, op
 from whet.ops._types import numeric_input
 
 
-def reduced(layer: Layer) -> tuple[int, ...]:
+def reduced_axes(layer: Layer) -> tuple[int, ...]:
     """The reduced axes as non-negative indices."""
     rank = layer.needs(0).type.rank
     axes = axes_given(layer, rank)
@@ -24,7 +24,7 @@ def reduced(layer: Layer) -> tuple[int, ...]:
 
 def infer(layer: Layer, logical: bool = False) -> TensorType:
     """x's type without the reduced axes; also bool if `logical`."""
-    x, axes = layer.needs(0).type if logical else numeric_input(layer), reduced(layer)
+    x, axes = layer.needs(0).type if logical else numeric_input(layer), reduced_axes(layer)
     kept = layer.attrs["keepdims"]
     return x.with_shape(1 if i in axes else d for i, d in enumerate(x.shape) if kept or i not in axes)
 
@@ -33,7 +33,7 @@ def kept_couples(layer: Layer, axes: tuple[int, ...]) -> list[Couple]:
     """Couples of the axes that are not reduced."""
     x, y = layer.needs(0), layer.output
     rest = [i for i in range(x.type.rank) if i not in axes]
-    return mapped(x, y, {a: a if layer.attrs["keepdims"] else b for b, a in enumerate(rest)})
+    return map_axes(x, y, {a: a if layer.attrs["keepdims"] else b for b, a in enumerate(rest)})
 
 
 def read(node, g):
@@ -47,7 +47,7 @@ def to_onnx(layer: Layer, w) -> None:
     if w.opset >= 18 or layer.op == "ReduceSum":
         inputs_of_attributes("axes")(layer, w)
         return
-    axes, keep = reduced(layer), layer.attrs["keepdims"]
+    axes, keep = reduced_axes(layer), layer.attrs["keepdims"]
     if not axes:
         needs_opset(layer, w, 18, "a reduction over no axes")
     w.node(layer.op, [w.name(layer.inputs[0])], [w.name(layer.output)], name=layer.name, axes=axes, keepdims=keep)
@@ -75,7 +75,7 @@ def reduction(
         return np.asarray(f(x, axes, bool(layer.attrs["keepdims"]))).astype(x.dtype, copy=False)
 
     def couples(layer):
-        axes, x = reduced(layer), layer.inputs[0]
+        axes, x = reduced_axes(layer), layer.inputs[0]
         return kept_couples(layer, axes) + ([Couple(x, a, x, a, summed=True) for a in axes] if zeros_add_nothing else [])
 
     kind = "positive " if positive else ""
@@ -102,11 +102,11 @@ def reduction(
     )
 
 
-def least(dtype: np.dtype) -> Any:
+def lowest_value(dtype: np.dtype) -> Any:
     """The lowest value of a type."""
     return -np.inf if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype).min
 
 
-def most(dtype: np.dtype) -> Any:
+def highest_value(dtype: np.dtype) -> Any:
     """The highest value of a type."""
     return np.inf if dtype.kind == "f" else True if dtype.kind == "b" else np.iinfo(dtype).max

@@ -13,7 +13,7 @@ from whet.network import Layer
 from whet.ops._base import OPS, known_array, op
 
 
-def refused(name: str, reason: str, onnx_ops: tuple[str, ...] | None = None):
+def refuse(name: str, reason: str, onnx_ops: tuple[str, ...] | None = None):
     """Registers an op whose every use raises UnsupportedError with `reason`."""
 
     def infer(layer: Layer):
@@ -28,7 +28,7 @@ def refused(name: str, reason: str, onnx_ops: tuple[str, ...] | None = None):
     return op(name, infer, reference, onnx=read, onnx_ops=onnx_ops, pure=False)
 
 
-def known_or_refused(name: str, reason: str, compute: Callable[..., Sequence[np.ndarray]]):
+def compute_or_refuse(name: str, reason: str, compute: Callable[..., Sequence[np.ndarray]]):
     """Registers an op whose output shapes depend on the data: `compute(node, *arrays)` of known inputs becomes constants, others are refused."""
 
     def read(node, g):
@@ -38,7 +38,7 @@ def known_or_refused(name: str, reason: str, compute: Callable[..., Sequence[np.
         results = compute(node, *arrays)
         return [g.constant(a, f"{node.name}.{i}") for i, a in enumerate(results)]
 
-    o = refused(name, reason)
+    o = refuse(name, reason)
     OPS[name] = replace(o, onnx=read)
     return OPS[name]
 

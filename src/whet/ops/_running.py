@@ -26,7 +26,7 @@ def infer(layer: Layer) -> TensorType:
     return numeric_input(layer)
 
 
-def running(f: Callable[..., np.ndarray], start: int) -> Callable[..., Any]:
+def running_reference(f: Callable[..., np.ndarray], start: int) -> Callable[..., Any]:
     """The reference for np.cumsum or np.cumprod; `start` is the first value of an exclusive op."""
 
     def reference(layer, x, at=None):

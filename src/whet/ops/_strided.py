@@ -114,14 +114,14 @@ class View:
             new.pop()
         if not all(isinstance(d, int) for d in (*(d for d, _ in old), *new)):
             return None
-        between = _regrouped(old, new)
+        between = _regroup(old, new)
         if between is None:
             return None
         kept = iter([*strides, *between, *last])
         return replace(self, shape=tuple(shape), strides=tuple(0 if d == 1 else next(kept) for d in shape))
 
 
-def _regrouped(old: list[tuple[int, Any]], new: list[int]) -> list[Any] | None:
+def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any] | None:
     """Strides of the dimensions `new` over axes (dimension, stride) of the same number of elements; None where they are not strided."""
     strides: list[Any] = []
     while old or new:

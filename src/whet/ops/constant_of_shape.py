@@ -4,11 +4,11 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import BOOL, F32, I64, TensorType, dtype_of
-from whet.ops._base import INTS, Couple, given, numbers, op, regiven
+from whet.ops._base import INTS, Couple, given_dims, numbers, op, replace_given
 
 
 def infer(layer):
-    shape = given(layer, "shape", 0)
+    shape = given_dims(layer, "shape", 0)
     if shape is None or any(isinstance(d, int) and d < 0 for d in shape):
         raise NetworkError(f"needs a shape of non-negative numbers, not {shape}")
     return TensorType(layer.attrs["dtype"], shape)
@@ -20,7 +20,7 @@ def reference(layer, shape=None):
 
 
 def shape_value(layer):
-    shape, value = given(layer, "shape", 0), layer.attrs["value"]
+    shape, value = given_dims(layer, "shape", 0), layer.attrs["value"]
     if len(shape) > 1 or not all(isinstance(d, int) and d <= 64 for d in shape) or value != int(value):
         return [None]
     return [(int(value),) * (shape[0] if shape else 1)]
@@ -34,10 +34,10 @@ def read(node, g):
 
 
 def recut(layer, kept):
-    shape = list(given(layer, "shape", 0))
+    shape = list(given_dims(layer, "shape", 0))
     for (_, axis), at in kept.items():
         shape[axis] = len(at)
-    return regiven(layer, "shape", 0, shape)
+    return replace_given(layer, "shape", 0, shape)
 
 
 def to_onnx(layer, w):

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import F64, I32, Layer, Tensor, TensorType
 from whet.ops._base import INTS, op
-from whet.ops._integer import centred, check_operands, check_zero
+from whet.ops._integer import check_operands, check_zero, subtract_zero_point
 from whet.ops._window import explicit_pads
 from whet.ops.conv import infer as infer_conv
 from whet.ops.conv import reference as run_conv
@@ -22,8 +22,8 @@ def infer(layer):
 
 
 def reference(layer, x, w, x_zero=None, w_zero=None):
-    w = centred(w, w_zero, (-1, *(1,) * (w.ndim - 1)))
-    return run_conv(layer, centred(x, x_zero, ()), w).astype(np.int64).astype(np.int32)
+    w = subtract_zero_point(w, w_zero, (-1, *(1,) * (w.ndim - 1)))
+    return run_conv(layer, subtract_zero_point(x, x_zero, ()), w).astype(np.int64).astype(np.int32)
 
 
 op(

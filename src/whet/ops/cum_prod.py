@@ -7,12 +7,12 @@ import numpy as np
 
 from whet.ops._axes import inputs_of_attributes
 from whet.ops._base import INTS, Couple, op
-from whet.ops._running import infer, running, running_axis
+from whet.ops._running import infer, running_axis, running_reference
 
 op(
     "CumProd",
     infer,
-    running(np.cumprod, 1),
+    running_reference(np.cumprod, 1),
     attrs={"exclusive": 0, "reverse": 0, "axis": INTS},
     couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i in range(layer.output.type.rank) if i != running_axis(layer)],
     to_onnx=inputs_of_attributes("axis"),

@@ -4,12 +4,12 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import INTS, Couple, given, numbers, op, regiven
+from whet.ops._base import INTS, Couple, given_dims, numbers, op, replace_given
 from whet.ops._types import broadcast
 
 
 def infer(layer):
-    x, shape = layer.inputs[0], given(layer, "shape", 1)
+    x, shape = layer.inputs[0], given_dims(layer, "shape", 1)
     if shape is None:
         raise NetworkError("needs a shape: input 1, or the attribute shape")
     return x.type.with_shape(broadcast(x.shape, shape))
@@ -29,12 +29,12 @@ def couples(layer):
 
 
 def recut(layer, kept):
-    y, shape = layer.output, list(given(layer, "shape", 1))
+    y, shape = layer.output, list(given_dims(layer, "shape", 1))
     lead, changed = y.type.rank - len(shape), False
     for (t, axis), at in kept.items():
         if t is y and axis >= lead and shape[axis - lead] != 1:
             shape[axis - lead], changed = len(at), True
-    return regiven(layer, "shape", 1, shape) if changed else {}
+    return replace_given(layer, "shape", 1, shape) if changed else {}
 
 
 op(

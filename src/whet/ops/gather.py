@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._axes import mapped
+from whet.ops._axes import map_axes
 from whet.ops._base import folded, op
 from whet.ops._types import axis_of
 
@@ -23,7 +23,7 @@ def couples(layer):
     x, at = layer.inputs
     axis, r = axis_of(layer.attrs["axis"], x.type.rank), at.type.rank
     places = {i: i if i < axis else i + r - 1 for i in range(x.type.rank) if i != axis}
-    return mapped(x, layer.output, places) + mapped(at, layer.output, {i: i + axis for i in range(r)})
+    return map_axes(x, layer.output, places) + map_axes(at, layer.output, {i: i + axis for i in range(r)})
 
 
 op(

@@ -22,7 +22,7 @@ def infer(layer):
     return x.type.with_shape((*x.shape[:2], *grid.shape[1:-1]))
 
 
-def inside(at, n, padding, aligned):
+def map_into_axis(at, n, padding, aligned):
     """Coordinates mapped into the axis by border or reflection padding."""
     if padding == "border":
         return np.clip(at, 0, n - 1)
@@ -40,7 +40,7 @@ def reference(layer, x, grid):
     at = [grid[..., r - 1 - i] for i in range(r)]
     at = [(g + 1) / 2 * (n - 1) if aligned else ((g + 1) * n - 1) / 2 for g, n in zip(at, sizes, strict=True)]
     if a["padding_mode"] != "zeros" and a["mode"] != "cubic":
-        at = [inside(g, n, a["padding_mode"], aligned) for g, n in zip(at, sizes, strict=True)]
+        at = [map_into_axis(g, n, a["padding_mode"], aligned) for g, n in zip(at, sizes, strict=True)]
     taps = [_taps(g, a["mode"]) for g in at]  # per axis: [(indices, weights)]
     y = 0
     for chosen in product(*taps):
@@ -49,7 +49,7 @@ def reference(layer, x, grid):
             if a["padding_mode"] == "zeros":
                 valid = valid & (places >= 0) & (places < n)
             else:
-                places = inside(places, n, a["padding_mode"], aligned)
+                places = map_into_axis(places, n, a["padding_mode"], aligned)
             index.append(np.clip(np.nan_to_num(places), 0, n - 1).astype(np.intp))
             weight = weight * wt
         batch = np.arange(x.shape[0]).reshape(-1, *(1,) * r)

@@ -2,19 +2,19 @@
 
 import numpy as np
 
-from whet.ops._recurrent import clipped, recurrent
+from whet.ops._recurrent import clip_inputs, recurrent
 
 
 def step(layer, from_x, r, rb, states, functions):
     (h,) = states
     f, g = functions
     n = h.shape[1]
-    z, reset = (f(clipped(layer, v)) for v in np.split(from_x[:, : 2 * n] + h @ r[: 2 * n].T + rb[: 2 * n], 2, axis=1))
+    z, reset = (f(clip_inputs(layer, v)) for v in np.split(from_x[:, : 2 * n] + h @ r[: 2 * n].T + rb[: 2 * n], 2, axis=1))
     if layer.attrs["linear_before_reset"]:
         new = from_x[:, 2 * n :] + reset * (h @ r[2 * n :].T + rb[2 * n :])
     else:
         new = from_x[:, 2 * n :] + (reset * h) @ r[2 * n :].T + rb[2 * n :]
-    return ((1 - z) * g(clipped(layer, new)) + z * h,)
+    return ((1 - z) * g(clip_inputs(layer, new)) + z * h,)
 
 
 recurrent(

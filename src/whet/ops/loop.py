@@ -16,10 +16,10 @@ from whet.ops._regions import check_feeds, check_steps
 _MOST = 64  # largest number of unrolled iterations
 
 
-def turns(layer):
+def iteration_count(layer):
     """The number of iterations as a dim, or None if it depends on the data."""
     m, condition, body = layer.inputs[0], layer.input(1), layer.regions["body"]
-    if m is None or known_values(m) is None or not _always(body):
+    if m is None or known_values(m) is None or not _never_stops(body):
         return None
     first = (1,) if condition is None else known_values(condition)
     if first is None or isinstance(first[0], Expr):
@@ -27,7 +27,7 @@ def turns(layer):
     return known_values(m)[0] if first[0] else 0
 
 
-def _always(body: Network) -> bool:
+def _never_stops(body: Network) -> bool:
     """True if the body never ends the loop: its condition is passed through or constant true."""
     t: Tensor | None = body.outputs[0]
     while t is not None and t.maker is not None and t.maker.op == "Identity":
@@ -52,9 +52,9 @@ def infer(layer):
                 "must be constant, or the number of iterations known from constants and shapes"
             )
     scanned = body.outputs[1 + carried :]
-    count, condition = turns(layer), layer.inputs[1]
+    count, condition = iteration_count(layer), layer.inputs[1]
     check_steps(layer, "body", count)
-    if layer.inputs[0] is None and _always(body) and (condition is None or known_values(condition) == (1,)):
+    if layer.inputs[0] is None and _never_stops(body) and (condition is None or known_values(condition) == (1,)):
         raise UnsupportedError(f"Loop '{layer.name}' has no iteration count, and its body never changes the condition: it would not end")
     if scanned and count is None:
         raise UnsupportedError(
@@ -77,28 +77,28 @@ def reference(layer, m, condition, *rest, run):
         for part, a in zip(scanned, results[carried:], strict=True):
             part.append(np.array(a))
         goes_on, turn = bool(again.item()), turn + 1
-    return [*states, *(np.stack(part) if part else _nothing(t) for part, t in zip(scanned, body.outputs[1 + carried :], strict=True))]
+    return [*states, *(np.stack(part) if part else _empty_array(t) for part, t in zip(scanned, body.outputs[1 + carried :], strict=True))]
 
 
-def _nothing(t) -> np.ndarray:
+def _empty_array(t) -> np.ndarray:
     return np.zeros((0, *(d if isinstance(d, int) else 0 for d in t.shape)), t.dtype.numpy)
 
 
 def read(node, g):
     inputs = [*node.inputs, *[None] * (2 - len(node.inputs))]
     if not all(t is None or isinstance(t, Tensor) for t in inputs):
-        return _unrolled(node, g, inputs, "it carries a sequence of tensors")
+        return _unroll(node, g, inputs, "it carries a sequence of tensors")
     try:
         region = node.graphs["body"]([None, None, *(t.type for t in inputs[2:])])
     except UnsupportedError as e:  # e.g. if a slice depends on the iteration
-        return _unrolled(node, g, inputs, str(e))
+        return _unroll(node, g, inputs, str(e))
     if any(a.type != b.type for a, b in zip(inputs[2:], region.outputs[1:], strict=False)):
-        return _unrolled(node, g, inputs, "its carried values change shape between iterations")
+        return _unroll(node, g, inputs, "its carried values change shape between iterations")
     layer = g.add_layer("Loop", inputs, {}, name=node.name, outputs=node.outputs, regions={"body": region}, sources=(node.name,))
     return layer.outputs[0] if len(layer.outputs) == 1 else layer.outputs
 
 
-def _unrolled(node, g, inputs, why: str):
+def _unroll(node, g, inputs, why: str):
     """Unrolls the body. Raises UnsupportedError if the number of iterations is unknown."""
     count, first = known_values(inputs[0]), (1,) if inputs[1] is None else known_values(inputs[1])
     if count is None or not isinstance(count[0], int) or not 1 <= count[0] <= _MOST or first != (1,):

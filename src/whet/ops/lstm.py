@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._recurrent import clipped, recurrent
+from whet.ops._recurrent import clip_inputs, recurrent
 
 
 def step(layer, from_x, r, rb, states, functions, extra=None):
@@ -13,11 +13,11 @@ def step(layer, from_x, r, rb, states, functions, extra=None):
 
     def gate(x, peephole, cell):
         """Without a peephole an infinite cell must not become NaN, as 0 times infinity is."""
-        return f(clipped(layer, x if peephole is None else x + peephole * cell))
+        return f(clip_inputs(layer, x if peephole is None else x + peephole * cell))
 
     i = gate(i, peepholes[0], c)
     forget = 1 - i if layer.attrs["input_forget"] else gate(forget, peepholes[2], c)
-    c = forget * c + i * g(clipped(layer, new))
+    c = forget * c + i * g(clip_inputs(layer, new))
     o = gate(o, peepholes[1], c)
     return o * k(c), c
 

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import I32, TensorType
 from whet.ops._base import op
-from whet.ops._integer import centred, check_operands, check_zero
+from whet.ops._integer import check_operands, check_zero, subtract_zero_point
 from whet.ops._types import broadcast, unify
 
 
@@ -20,7 +20,7 @@ def infer(layer):
 
 
 def reference(layer, a, b, a_zero=None, b_zero=None):
-    return np.matmul(centred(a, a_zero, (-1, 1)), centred(b, b_zero, (1, -1))).astype(np.int64).astype(np.int32)
+    return np.matmul(subtract_zero_point(a, a_zero, (-1, 1)), subtract_zero_point(b, b_zero, (1, -1))).astype(np.int64).astype(np.int32)
 
 
 op(

@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import INTS, given, numbers, op
+from whet.ops._base import INTS, given_dims, numbers, op
 from whet.ops._types import may_equal, numeric_input
 
 
@@ -20,7 +20,7 @@ def infer(layer):
     indices = layer.needs(1)
     if not may_equal(indices.shape, t.shape) or indices.dtype.kind != "int" or len(layer.attrs.get("kernel_shape") or ()) != t.rank - 2:
         raise NetworkError(f"takes indices of the shape of {t} and a kernel_shape of its spatial rank, not {indices.type}")
-    shape = given(layer, "output_shape", 2)
+    shape = given_dims(layer, "output_shape", 2)
     return t.with_shape(inferred_sizes(layer, t.shape) if shape is None else shape)
 
 

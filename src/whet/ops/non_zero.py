@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from whet.ops._refused import known_or_refused
+from whet.ops._refused import compute_or_refuse
 
-known_or_refused(
+compute_or_refuse(
     "NonZero",
     "its output size depends on the data, but an engine needs shapes in advance; export with a mask (Where, Mul) instead",
     lambda node, x: [np.array(np.nonzero(np.atleast_1d(x)), np.int64)],

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from whet.ops._ort import adder, fused, integer_product, scalar
+from whet.ops._ort import adder, integer_product, register_fused, scalar
 
 
 def _heads(add, x, heads):
@@ -20,14 +20,14 @@ def _attend(node, g, q, k, v, masks):
     scores = add("Mul", scores, scalar(node, g, scale, scores, "scale"))
     if node.attrs.get("unidirectional", 0):
         ones = add("Expand", scalar(node, g, 1.0, q, "one"), shape=(q.shape[2], k.shape[2]))
-        masks = [*masks, _filtered(node, g, add, add("Trilu", ones, upper=0))]
+        masks = [*masks, _mask_to_addend(node, g, add, add("Trilu", ones, upper=0))]
     for mask in masks:
         scores = add("Add", scores, mask)
     y = add("MatMul", add("Softmax", scores, axis=-1), v)
     return node.add(g, "Reshape", add("Transpose", y, perm=(0, 2, 1, 3)), shape=(0, 0, -1))
 
 
-def _filtered(node, g, add, kept):
+def _mask_to_addend(node, g, add, kept):
     """0 where `kept` is 1, mask_filter_value where it is 0."""
     value = scalar(node, g, node.attrs.get("mask_filter_value", -10000.0), kept, "filter")
     return add("Mul", add("Sub", scalar(node, g, 1.0, kept, "kept"), kept), value)
@@ -46,7 +46,7 @@ def _mask(node, g, mask, q, keys):
     if mask.type.rank not in (2, 3):
         raise node.unsupported(f"its mask has {mask.type.rank} axes; masks of 1 to 3 axes are read")
     axes = (1, 2) if mask.type.rank == 2 else (1,)
-    return _filtered(node, g, add, add("Cast", add("Unsqueeze", mask, axes=axes), to=q.dtype))
+    return _mask_to_addend(node, g, add, add("Cast", add("Unsqueeze", mask, axes=axes), to=q.dtype))
 
 
 def _no_cache(node, inputs, outputs=(1, 2)):
@@ -98,6 +98,6 @@ def read_multi_head_attention(node, g):
     return _attend(node, g, q, k, v, [*masks, *(() if extra is None else (extra,))])
 
 
-fused("Attention", read_attention, "MatMul and Softmax")
-fused("QAttention", read_q_attention, "MatMulInteger and Softmax")
-fused("MultiHeadAttention", read_multi_head_attention, "MatMul and Softmax")
+register_fused("Attention", read_attention, "MatMul and Softmax")
+register_fused("QAttention", read_q_attention, "MatMulInteger and Softmax")
+register_fused("MultiHeadAttention", read_multi_head_attention, "MatMul and Softmax")

@@ -1,29 +1,29 @@
 """FusedConv, FusedGemm and FusedMatMul (ONNX Runtime): an op with the scale, transpositions, sum and activation that followed it."""
 
-from whet.ops._ort import activated, adder, fused, scalar
-from whet.ops._qlinear import in_floats
+from whet.ops._ort import adder, apply_activation, register_fused, scalar
+from whet.ops._qlinear import compute_in_floats
 
 _ACTIVATION = ("activation", "activation_params", "activation_alpha", "activation_beta", "activation_gamma", "leaky_relu_alpha")
 
 
-def _rest(node):
+def _other_attributes(node):
     return {k: v for k, v in node.attrs.items() if k not in _ACTIVATION}
 
 
 def read_conv(node, g):
     """Inputs: x, weight, bias, a tensor of the output's shape that is added before the activation."""
     given = [t for t in node.inputs[:3] if t is not None]
-    y = in_floats(node, g, "Conv", given, _rest(node))
+    y = compute_in_floats(node, g, "Conv", given, _other_attributes(node))
     if node.input(3) is not None:
         y = adder(node, g)("Add", y, node.inputs[3])
-    return activated(node, g, y, tuple(node.attrs.get("activation_params", ())))
+    return apply_activation(node, g, y, tuple(node.attrs.get("activation_params", ())))
 
 
 def read_gemm(node, g):
-    y = in_floats(node, g, "Gemm", [t for t in node.inputs if t is not None], _rest(node))
+    y = compute_in_floats(node, g, "Gemm", [t for t in node.inputs if t is not None], _other_attributes(node))
     names = ("activation_alpha", "activation_beta", "activation_gamma")
     parameters = tuple(node.attrs[k] for k in names if k in node.attrs)
-    return activated(node, g, y, parameters or ((node.attrs["leaky_relu_alpha"],) if "leaky_relu_alpha" in node.attrs else ()))
+    return apply_activation(node, g, y, parameters or ((node.attrs["leaky_relu_alpha"],) if "leaky_relu_alpha" in node.attrs else ()))
 
 
 def read_mat_mul(node, g):
@@ -47,7 +47,7 @@ def _arranged(node, add, i, side):
     return x if axes == list(range(x.type.rank)) else add("Transpose", x, perm=tuple(axes))
 
 
-fused("FusedConv", read_conv, "Conv, Add and the activation")
-fused("FusedGemm", read_gemm, "Gemm and the activation")
-fused("FusedMatMul", read_mat_mul, "Transpose, MatMul and Mul")
-fused("TransposeMatMul", read_mat_mul, "Transpose, MatMul and Mul")
+register_fused("FusedConv", read_conv, "Conv, Add and the activation")
+register_fused("FusedGemm", read_gemm, "Gemm and the activation")
+register_fused("FusedMatMul", read_mat_mul, "Transpose, MatMul and Mul")
+register_fused("TransposeMatMul", read_mat_mul, "Transpose, MatMul and Mul")

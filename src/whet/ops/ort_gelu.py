@@ -1,9 +1,9 @@
 """Gelu, BiasGelu, FastGelu and QuickGelu (ONNX Runtime): activations with the bias that precedes them."""
 
-from whet.ops._ort import adder, fused, scalar
+from whet.ops._ort import adder, register_fused, scalar
 
 
-def _biased(node, g):
+def _add_bias(node, g):
     x, bias = node.inputs[0], node.input(1)
     return x if bias is None else adder(node, g)("Add", x, bias)
 
@@ -14,7 +14,7 @@ def read_quick_gelu(node, g):
     return node.add(g, "Mul", x, add("Sigmoid", add("Mul", x, scalar(node, g, node.attrs.get("alpha", 1.702), x, "alpha"))))
 
 
-fused("Gelu", lambda node, g: node.add(g, "Gelu", node.inputs[0]), "Gelu")
-fused("BiasGelu", lambda node, g: node.add(g, "Gelu", _biased(node, g)), "Add and Gelu")
-fused("FastGelu", lambda node, g: node.add(g, "Gelu", _biased(node, g), approximate="tanh"), "Add and Gelu")
-fused("QuickGelu", read_quick_gelu, "Mul and Sigmoid")
+register_fused("Gelu", lambda node, g: node.add(g, "Gelu", node.inputs[0]), "Gelu")
+register_fused("BiasGelu", lambda node, g: node.add(g, "Gelu", _add_bias(node, g)), "Add and Gelu")
+register_fused("FastGelu", lambda node, g: node.add(g, "Gelu", _add_bias(node, g), approximate="tanh"), "Add and Gelu")
+register_fused("QuickGelu", read_quick_gelu, "Mul and Sigmoid")

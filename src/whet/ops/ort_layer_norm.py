@@ -3,21 +3,21 @@
 import numpy as np
 
 from whet.network import I32
-from whet.ops._ort import adder, fused
+from whet.ops._ort import adder, register_fused
 from whet.ops._refused import read_as_others
 
 
 def read_skip(node, g):
     """Inputs: x, skip, gamma, beta, bias. Outputs: the normalized sum, mean, deviation (both for training), the sum."""
-    return _normalized_sum(node, g, "LayerNormalization", (node.inputs[2], node.input(3)), node.input(4))
+    return _read_normalized_sum(node, g, "LayerNormalization", (node.inputs[2], node.input(3)), node.input(4))
 
 
 def read_skip_simplified(node, g):
     """Inputs: x, skip, gamma, bias."""
-    return _normalized_sum(node, g, "RMSNormalization", (node.inputs[2],), node.input(3))
+    return _read_normalized_sum(node, g, "RMSNormalization", (node.inputs[2],), node.input(3))
 
 
-def _normalized_sum(node, g, op, scales, bias):
+def _read_normalized_sum(node, g, op, scales, bias):
     if any(node.outputs[1:3]):
         raise node.unsupported("its outputs 1 and 2 (mean and deviation) serve training. Save the model for inference")
     add = adder(node, g)
@@ -56,6 +56,6 @@ def read_simplified(node, g):
 
 
 read_as_others("SimplifiedLayerNormalization", read_simplified, "RMSNormalization")
-fused("SkipLayerNormalization", read_skip, "Add and LayerNormalization")
-fused("SkipSimplifiedLayerNormalization", read_skip_simplified, "Add and RMSNormalization")
-fused("EmbedLayerNormalization", read_embed, "Gather, Add and LayerNormalization")
+register_fused("SkipLayerNormalization", read_skip, "Add and LayerNormalization")
+register_fused("SkipSimplifiedLayerNormalization", read_skip_simplified, "Add and RMSNormalization")
+register_fused("EmbedLayerNormalization", read_embed, "Gather, Add and LayerNormalization")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.network import U8
-from whet.ops._ort import adder, fused, integer_product, scalar
+from whet.ops._ort import adder, integer_product, register_fused, scalar
 
 
 def read_integer_to_float(node, g):
@@ -39,11 +39,11 @@ def read_n_bits(node, g):
     if bits not in (2, 4, 8):
         raise node.unsupported(f"its weights have {bits} bits; 2, 4 and 8 are read")
     blocks = -(-k // block)
-    values = _unpacked(b.array(), bits).reshape(n, -1)[:, : blocks * block].astype(np.float32)
+    values = _unpack(b.array(), bits).reshape(n, -1)[:, : blocks * block].astype(np.float32)
     points = float(1 << (bits - 1))
     if zeros is not None:
         raw = zeros.array()
-        points = (_unpacked(raw.reshape(n, -1), bits)[:, :blocks] if raw.dtype == np.uint8 else raw.reshape(n, blocks)).astype(np.float32)
+        points = (_unpack(raw.reshape(n, -1), bits)[:, :blocks] if raw.dtype == np.uint8 else raw.reshape(n, blocks)).astype(np.float32)
     factors = scales.array().reshape(n, blocks).astype(np.float32)
     if order is None:
         places = np.arange(k) // block
@@ -57,12 +57,12 @@ def read_n_bits(node, g):
     return node.add(g, "Add", adder(node, g)("MatMul", a, w), bias)
 
 
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
     """The values of the last axis; the first value of a byte has its lowest bits."""
     parts = [packed >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)]
     return np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
 
 
-fused("MatMulIntegerToFloat", read_integer_to_float, "MatMulInteger, Cast and Mul")
-fused("DynamicQuantizeMatMul", read_dynamic, "QuantizeLinear, MatMulInteger, Cast and Mul")
-fused("MatMulNBits", read_n_bits, "MatMul with dequantized weights")
+register_fused("MatMulIntegerToFloat", read_integer_to_float, "MatMulInteger, Cast and Mul")
+register_fused("DynamicQuantizeMatMul", read_dynamic, "QuantizeLinear, MatMulInteger, Cast and Mul")
+register_fused("MatMulNBits", read_n_bits, "MatMul with dequantized weights")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._ort import adder, fused
+from whet.ops._ort import adder, register_fused
 
 
 def read(node, g):
@@ -41,4 +41,4 @@ def _pairs(node, add, x, rotated):
     return tuple(add("Squeeze", t, axes=(4,)) for t in pairs)
 
 
-fused("RotaryEmbedding", read, "Gather, Mul, Add and Concat")
+register_fused("RotaryEmbedding", read, "Gather, Mul, Add and Concat")

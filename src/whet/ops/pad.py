@@ -5,7 +5,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes, needs_opset
-from whet.ops._base import INTS, Couple, given_ints, numbers, op, regiven
+from whet.ops._base import INTS, Couple, given_ints, numbers, op, replace_given
 from whet.ops._types import axis_of
 
 MODES = ("constant", "reflect", "edge", "wrap")
@@ -80,7 +80,7 @@ def recut(layer, kept):
         return {}
     axes = given_ints(layer, "axes", 3)
     axes = range(x.type.rank) if axes is None else axes
-    return regiven(layer, "pads", 1, [*(both[a][0] for a in axes), *(both[a][1] for a in axes)])
+    return replace_given(layer, "pads", 1, [*(both[a][0] for a in axes), *(both[a][1] for a in axes)])
 
 
 def read(node, g):

@@ -5,12 +5,12 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import I64, product
 from whet.ops._axes import block_couples, inputs_of_attributes
-from whet.ops._base import INTS, given, numbers, op, regiven, unchanged
+from whet.ops._base import INTS, given_dims, numbers, op, replace_given, unchanged
 
 
 def infer(layer):
     x = layer.inputs[0]
-    target = given(layer, "shape", 1)
+    target = given_dims(layer, "shape", 1)
     if target is None:
         raise NetworkError("needs a shape: input 1, or the attribute shape")
     if layer.input(1) is not None and (layer.input(1).dtype != I64 or layer.input(1).type.rank != 1):
@@ -43,7 +43,7 @@ def reference(layer, x, shape=None):
 
 def recut(layer, kept):
     """Updates numeric sizes of the target; -1 and 0 need no change."""
-    y, target = layer.output, list(given(layer, "shape", 1))
+    y, target = layer.output, list(given_dims(layer, "shape", 1))
     computed = layer.input(1) is not None and not layer.input(1).is_constant
     cut = {axis: len(at) for (t, axis), at in kept.items() if t is y}
     if not cut or (not computed and all(target[a] in (-1, 0) for a in cut)):
@@ -52,7 +52,7 @@ def recut(layer, kept):
         target = list(y.shape)
     for axis, n in cut.items():
         target[axis] = n if target[axis] not in (-1, 0) else target[axis]
-    return regiven(layer, "shape", 1, target)
+    return replace_given(layer, "shape", 1, target)
 
 
 op(

@@ -7,7 +7,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import floordiv
 from whet.ops._axes import inputs_of_attributes, needs_opset
-from whet.ops._base import FLOATS, INTS, Couple, get_op, given, known_values, numbers, op, regiven
+from whet.ops._base import FLOATS, INTS, Couple, get_op, given_dims, known_values, numbers, op, replace_given
 from whet.ops._resize import COORDINATES, MODES, ROUNDING, Resampling
 from whet.ops._types import axis_of, float_input, numeric_input
 
@@ -27,7 +27,7 @@ def targets(layer):
     if scales is not None and layer.attrs.get("sizes") is not None:
         raise NetworkError(f"Resize '{layer.name}' has both scales and sizes; give one of them")
     if scales is None:
-        sizes = given(layer, "sizes", 3)
+        sizes = given_dims(layer, "sizes", 3)
     if (scales is None) == (sizes is None) or len(scales or sizes) != len(axes):
         raise NetworkError(f"Resize '{layer.name}' needs scales or sizes with {len(axes)} values, one per axis")
     if sizes is not None and a["keep_aspect_ratio_policy"] != "stretch":
@@ -36,7 +36,7 @@ def targets(layer):
         if scales is not None:
             if not scales[i] > 0:
                 raise NetworkError(f"Resize '{layer.name}': a scale is {scales[i]}; scales must be positive")
-            result[axis] = (_scaled(x.shape[axis], scales[i]), scales[i])
+            result[axis] = (_scale_size(x.shape[axis], scales[i]), scales[i])
         else:
             result[axis] = (sizes[i], None if sizes[i] != x.shape[axis] else 1.0)
     return result
@@ -58,7 +58,7 @@ def _scales(layer):
     return tuple(float(v) for v in scales)
 
 
-def _scaled(n, scale):
+def _scale_size(n, scale):
     """floor(n * scale); for a dynamic n the scale is converted to a fraction."""
     if isinstance(n, int):
         return int(np.floor(n * scale))
@@ -155,7 +155,7 @@ def couples(layer):
 
 
 def recut(layer, kept):
-    sizes = None if _scales(layer) is not None else list(given(layer, "sizes", 3))
+    sizes = None if _scales(layer) is not None else list(given_dims(layer, "sizes", 3))
     if sizes is None:
         return {}
     axes = [axis_of(i, layer.inputs[0].type.rank) for i in layer.attrs.get("axes") or range(layer.inputs[0].type.rank)]
@@ -163,7 +163,7 @@ def recut(layer, kept):
     for (t, axis), at in kept.items():
         if t is layer.output and axis in axes:
             sizes[axes.index(axis)], changed = len(at), True
-    return regiven(layer, "sizes", 3, sizes) if changed else {}
+    return replace_given(layer, "sizes", 3, sizes) if changed else {}
 
 
 def read(node, g):

@@ -1,12 +1,12 @@
 """RNN: h = f(W x + R h + b); outputs Y and the final h."""
 
-from whet.ops._recurrent import clipped, recurrent
+from whet.ops._recurrent import clip_inputs, recurrent
 
 recurrent(
     "RNN",
     1,
     1,
-    lambda layer, from_x, r, rb, states, functions: (functions[0](clipped(layer, from_x + states[0] @ r.T + rb)),),
+    lambda layer, from_x, r, rb, states, functions: (functions[0](clip_inputs(layer, from_x + states[0] @ r.T + rb)),),
     ("Tanh",),
     {},
     samples=[

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Expr, ceildiv, maximum, minimum
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INTS, Couple, folded, given, numbers, op, regiven
+from whet.ops._base import INTS, Couple, folded, given_dims, numbers, op, replace_given
 from whet.ops._types import axis_of
 
 FAR = 2**31 - 1  # ends from this value on mean "to the end"
@@ -14,11 +14,11 @@ FAR = 2**31 - 1  # ends from this value on mean "to the end"
 def ranges(layer):
     """{axis: (start, length, step)} with a non-negative start (a dim, or None if only a reversal is known)."""
     x = layer.inputs[0]
-    starts, ends = given(layer, "starts", 1), given(layer, "ends", 2)
+    starts, ends = given_dims(layer, "starts", 1), given_dims(layer, "ends", 2)
     if starts is None or ends is None or len(starts) != len(ends):
         raise NetworkError(f"Slice '{layer.name}' needs as many starts as ends")
-    axes = given(layer, "axes", 3)
-    steps = given(layer, "steps", 4)
+    axes = given_dims(layer, "axes", 3)
+    steps = given_dims(layer, "steps", 4)
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     result = {}
@@ -96,7 +96,7 @@ def couples(layer):
 def recut(layer, kept):
     """Updates the bounds to kept units."""
     x = layer.inputs[0]
-    starts, ends, axes = (given(layer, k, i) for i, k in ((1, "starts"), (2, "ends"), (3, "axes")))
+    starts, ends, axes = (given_dims(layer, k, i) for i, k in ((1, "starts"), (2, "ends"), (3, "axes")))
     axes = tuple(range(len(starts))) if axes is None else axes
     starts, ends, sliced, changed = list(starts), list(ends), ranges(layer), False
     for i, axis in enumerate(axes):
@@ -107,7 +107,7 @@ def recut(layer, kept):
             starts[i], ends[i], changed = int(np.sum(at < start)), int(np.sum(at < start + length)), True
         elif (x, axis) in kept and isinstance(ends[i], int) and 0 < ends[i] < FAR:
             ends[i], changed = FAR, True
-    return {**regiven(layer, "starts", 1, starts), **regiven(layer, "ends", 2, ends)} if changed else {}
+    return {**replace_given(layer, "starts", 1, starts), **replace_given(layer, "ends", 2, ends)} if changed else {}
 
 
 op(

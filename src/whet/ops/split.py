@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import ceildiv
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INT, INTS, Couple, folded, given, numbers, op, regiven
+from whet.ops._base import INT, INTS, Couple, folded, given_dims, numbers, op, replace_given
 from whet.ops._types import axis_of
 
 
@@ -13,7 +13,7 @@ def sizes(layer):
     """The parts' sizes along the axis."""
     x = layer.inputs[0]
     n = x.shape[axis_of(layer.attrs["axis"], x.type.rank)]
-    parts, count = given(layer, "split", 1), layer.attrs.get("num_outputs")
+    parts, count = given_dims(layer, "split", 1), layer.attrs.get("num_outputs")
     if parts is None:
         if not count:
             raise NetworkError(f"Split '{layer.name}' needs sizes (input 1) or num_outputs")
@@ -66,7 +66,7 @@ def recut(layer, kept):
     parts = [len(kept[y, axis]) if (y, axis) in kept else y.shape[axis] for y in layer.outputs]
     if layer.input(1) is None and layer.attrs.get("split") is None:
         return {1: np.array(parts, np.int64), "num_outputs": None}
-    return regiven(layer, "split", 1, parts)
+    return replace_given(layer, "split", 1, parts)
 
 
 def shape_value(layer):

@@ -4,11 +4,11 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Expr
-from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped
+from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, map_axes
 from whet.ops._base import INTS, op, unchanged
 
 
-def gone(layer):
+def removed_axes(layer):
     """The removed axes."""
     x = layer.inputs[0]
     axes = axes_given(layer, x.type.rank)
@@ -23,7 +23,7 @@ def gone(layer):
 
 
 def infer(layer):
-    x, axes = layer.inputs[0], gone(layer)
+    x, axes = layer.inputs[0], removed_axes(layer)
     return x.type.with_shape(d for i, d in enumerate(x.shape) if i not in axes)
 
 
@@ -33,14 +33,14 @@ def reference(layer, x, axes=None):
 
 
 def couples(layer):
-    x, axes = layer.inputs[0], gone(layer)
+    x, axes = layer.inputs[0], removed_axes(layer)
     rest = [i for i in range(x.type.rank) if i not in axes]
-    return mapped(x, layer.output, {a: b for b, a in enumerate(rest)})
+    return map_axes(x, layer.output, {a: b for b, a in enumerate(rest)})
 
 
 def recut(layer, kept):
     """Sets the axes explicitly, since an axis pruned to size 1 would be removed too."""
-    return {1: np.array(gone(layer), np.int64)} if axes_given(layer, layer.inputs[0].type.rank) is None else {}
+    return {1: np.array(removed_axes(layer), np.int64)} if axes_given(layer, layer.inputs[0].type.rank) is None else {}
 
 
 op(

@@ -5,12 +5,12 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import I64
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INTS, Couple, given, op
+from whet.ops._base import INTS, Couple, given_dims, op
 from whet.ops._types import axis_of
 
 
 def infer(layer):
-    x, k = layer.inputs[0], given(layer, "k", 1)
+    x, k = layer.inputs[0], given_dims(layer, "k", 1)
     axis = axis_of(layer.attrs["axis"], x.type.rank)
     if k is None or len(k) != 1:
         raise NetworkError(f"TopK '{layer.name}' needs one value k, not {k}")

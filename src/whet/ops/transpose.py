@@ -1,7 +1,7 @@
 """Transpose: output axis i is input axis perm[i]; without `perm` the axes are reversed."""
 
 from whet.errors import NetworkError
-from whet.ops._axes import mapped
+from whet.ops._axes import map_axes
 from whet.ops._base import INTS, folded, op
 
 
@@ -18,7 +18,7 @@ op(
     infer,
     lambda layer, x: x.transpose(layer.attrs["perm"]),
     attrs={"perm": INTS},
-    couples=lambda layer: mapped(layer.inputs[0], layer.output, {p: i for i, p in enumerate(layer.attrs["perm"])}),
+    couples=lambda layer: map_axes(layer.inputs[0], layer.output, {p: i for i, p in enumerate(layer.attrs["perm"])}),
     zeros=(),
     shape_value=folded,
     samples=[

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._refused import known_or_refused
+from whet.ops._refused import compute_or_refuse
 
 
 def _unique(node, x):
@@ -18,6 +18,6 @@ def _unique(node, x):
     return values.astype(x.dtype), *(a.astype(np.int64) for a in (first, inverse, counts))
 
 
-known_or_refused(
+compute_or_refuse(
     "Unique", "its output size depends on the data, but an engine needs shapes in advance; compute it outside the model", _unique
 )

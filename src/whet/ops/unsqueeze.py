@@ -3,11 +3,11 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped
+from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, map_axes
 from whet.ops._base import INTS, given_ints, op, unchanged
 
 
-def places(layer):
+def added_axes(layer):
     axes = given_ints(layer, "axes", 1)
     if axes is None:
         raise NetworkError(f"Unsqueeze '{layer.name}' needs axes")
@@ -15,7 +15,7 @@ def places(layer):
 
 
 def infer(layer):
-    x, axes = layer.inputs[0], places(layer)
+    x, axes = layer.inputs[0], added_axes(layer)
     rest = iter(x.shape)
     return x.type.with_shape(1 if i in axes else next(rest) for i in range(x.type.rank + len(axes)))
 
@@ -26,9 +26,9 @@ def reference(layer, x, axes=None):
 
 
 def couples(layer):
-    x, axes = layer.inputs[0], places(layer)
+    x, axes = layer.inputs[0], added_axes(layer)
     rest = [i for i in range(layer.output.type.rank) if i not in axes]
-    return mapped(x, layer.output, dict(enumerate(rest)))
+    return map_axes(x, layer.output, dict(enumerate(rest)))
 
 
 op(

@@ -18,7 +18,7 @@ from whet.network import Network, TensorType
 from whet.ort.options import RunOptions, SessionOptions
 from whet.ort.providers import Provider, select_provider
 from whet.ort.values import IOBinding, OrtValue, type_name
-from whet.registry import nearest
+from whet.registry import suggest_name
 from whet.runtime import Engine
 
 _MANY = 3  # engines of one session, from which on a warning advises a range of shapes
@@ -100,11 +100,11 @@ class InferenceSession:
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs, in the model's order."""
-        return _described(self._types[0])
+        return _describe(self._types[0])
 
     def get_outputs(self) -> list[NodeArg]:
         """The outputs, in the model's order."""
-        return _described(self._types[1])
+        return _describe(self._types[1])
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Empty: weights are part of the engine."""
@@ -176,7 +176,7 @@ class InferenceSession:
         """`name` if it is an input or output (`what`) of the model. Raises UsageError with the nearest name."""
         names = self._types[0 if what == "input" else 1]
         if name not in names:
-            raise UsageError(f"the model has no {what} {name!r}.{nearest(str(name), names)} It has {', '.join(names)}.")
+            raise UsageError(f"the model has no {what} {name!r}.{suggest_name(str(name), names)} It has {', '.join(names)}.")
         return name
 
     def _feed(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -232,5 +232,5 @@ def _is_engine(source: Any) -> bool:
         return False  # the reader of models reports it
 
 
-def _described(types: Mapping[str, TensorType]) -> list[NodeArg]:
+def _describe(types: Mapping[str, TensorType]) -> list[NodeArg]:
     return [NodeArg(n, type_name(t.dtype), [d if isinstance(d, int) else str(d) for d in t.shape]) for n, t in types.items()]

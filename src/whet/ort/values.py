@@ -141,7 +141,7 @@ class IOBinding:
 
     def bind_input(self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int) -> None:
         """Binds memory at an address, which the caller keeps alive."""
-        self._inputs[self._input(name)] = _at_address(device_type, device_id, element_type, shape, buffer_ptr)
+        self._inputs[self._input(name)] = _value_at_address(device_type, device_id, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Binds a value."""
@@ -158,7 +158,7 @@ class IOBinding:
         elif element_type is None or shape is None:
             raise UsageError("buffer_ptr: an output at an address needs element_type and shape")
         else:
-            self._outputs[name] = _at_address(device_type, device_id, element_type, shape, buffer_ptr)
+            self._outputs[name] = _value_at_address(device_type, device_id, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Binds a value that a run overwrites."""
@@ -218,7 +218,7 @@ def _is_host(device_type: str) -> bool:
     return device_type == "cpu"
 
 
-def _at_address(device_type: str, device_id: int, element_type: Any, shape: Sequence[int], address: int) -> OrtValue:
+def _value_at_address(device_type: str, device_id: int, element_type: Any, shape: Sequence[int], address: int) -> OrtValue:
     dtype, sizes = _dtype(element_type), tuple(int(d) for d in shape)
     if not _is_host(device_type):
         return OrtValue(DeviceArray(int(address), sizes, dtype, int(device_id)))

@@ -94,14 +94,14 @@ def _zero_outputs(layer: Layer, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np
     if op == "Flatten" and layer.attrs["axis"] in (1, 1 - x.type.rank):
         return np.repeat(known, y.shape[1] // len(known)) if isinstance(y.shape[1], int) else None
     if op == "BatchNormalization" and constant_weights(layer):
-        return known & (_at_zero(layer, len(known)) == 0)
+        return known & (_evaluate_on_zeros(layer, len(known)) == 0)
     if OPS[op].pointwise and y.type == x.type and constant_weights(layer):
         vectors = [vector_axis(t, y) for t in layer.inputs[1:] if t is not None]
-        return known & (_at_zero(layer, len(known)) == 0) if None not in vectors else None
+        return known & (_evaluate_on_zeros(layer, len(known)) == 0) if None not in vectors else None
     return None
 
 
-def _at_zero(layer: Layer, n: int) -> np.ndarray:
+def _evaluate_on_zeros(layer: Layer, n: int) -> np.ndarray:
     """The result [n] of a pointwise layer with constant parameters on zeros: 0 for channels that stay zero, else NaN."""
     x = layer.needs(0)
     tail = x.type.rank - 2

@@ -9,7 +9,7 @@ from whet.composites import unsupported_reason
 from whet.errors import NetworkError, UsageError
 from whet.network import DType, Layer, Network
 from whet.passes._widen import widen_floats
-from whet.registry import nearest
+from whet.registry import suggest_name
 from whet.rewrite.driver import PassLog, run_passes, select
 
 
@@ -57,7 +57,7 @@ def _keep(net: Network, patterns: Sequence[str]) -> Callable[[Layer], str | None
     expressions = [re.compile(".*".join(map(re.escape, pattern.split("*")))) for pattern in patterns]
     for pattern, expression in zip(patterns, expressions, strict=True):
         if not any(expression.fullmatch(n) for n in names):
-            raise UsageError(f"--noFuse={pattern}: the network has no such node.{nearest(pattern, names)} `*` stands for anything.")
+            raise UsageError(f"--noFuse={pattern}: the network has no such node.{suggest_name(pattern, names)} `*` stands for anything.")
 
     def keep(layer: Layer) -> str | None:
         named = (n for n in (*layer.sources, layer.name) if any(e.fullmatch(n) for e in expressions))

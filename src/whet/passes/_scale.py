@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor, Weight
 from whet.ops._origin import express
-from whet.rewrite.constants import along_axis, reshaped, round_to, scalar_weight, to_float64
+from whet.rewrite.constants import along_axis, reshape_weight, round_to, scalar_weight, to_float64
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
@@ -48,20 +48,20 @@ def fold_into(g: Graph, head: Layer, layer: Layer, affine: Affine) -> Tensor | S
         return Skip(f"%{b.name}: {b.type} is not a bias per column")
     weights = w
     if affine.factor is not None:
-        weights = g.constant(round_to(_scaled(head, w.weight, affine.factor), w.dtype), folded_name(w))
+        weights = g.constant(round_to(_scale_weight(head, w.weight, affine.factor), w.dtype), folded_name(w))
     bias = _bias(head, None if b is None else b.weight, affine)
     attrs = dict(head.attrs)
     if head.op == "Gemm":
         attrs["beta"] = 1.0
     inputs = [x, weights]
     if bias is not None:
-        full = bias if bias.array.size == n else express("Expand", reshaped(bias, (1,)), shape=(n,))
+        full = bias if bias.array.size == n else express("Expand", reshape_weight(bias, (1,)), shape=(n,))
         name = folded_name(b) if b is not None else w.name.removesuffix(".folded").removesuffix(".weight") + ".bias"
-        inputs.append(g.constant(round_to(reshaped(full, (full.array.size,)), w.dtype), name))
+        inputs.append(g.constant(round_to(reshape_weight(full, (full.array.size,)), w.dtype), name))
     return g.add(head.op, *inputs, **attrs)
 
 
-def _scaled(head: Layer, w: Weight, factor: Weight) -> Weight:
+def _scale_weight(head: Layer, w: Weight, factor: Weight) -> Weight:
     """w * factor along the output channels, in float64."""
     rank = w.array.ndim
     if head.op == "Gemm":
@@ -71,16 +71,16 @@ def _scaled(head: Layer, w: Weight, factor: Weight) -> Weight:
     if head.op == "Conv":
         return express("Mul", to_float64(w), along_axis(factor, 0, rank))
     group, shape = head.attrs["group"], w.array.shape  # ConvTranspose: [C, K / group, ...]
-    split = reshaped(to_float64(w), (group, shape[0] // group, *shape[1:]))
-    factors = reshaped(factor, (group, 1, shape[1], *(1,) * (rank - 2)))
-    return reshaped(express("Mul", split, factors), shape)
+    split = reshape_weight(to_float64(w), (group, shape[0] // group, *shape[1:]))
+    factors = reshape_weight(factor, (group, 1, shape[1], *(1,) * (rank - 2)))
+    return reshape_weight(express("Mul", split, factors), shape)
 
 
 def _bias(head: Layer, b: Weight | None, affine: Affine) -> Weight | None:
     """b * factor + shift in float64; None when both are absent."""
     if b is None:
         return affine.shift
-    flat = reshaped(to_float64(b), (b.array.size,))
+    flat = reshape_weight(to_float64(b), (b.array.size,))
     beta = head.attrs.get("beta", 1.0) if head.op == "Gemm" else 1.0
     if beta != 1.0:
         flat = express("Mul", flat, scalar_weight(beta))
@@ -97,7 +97,7 @@ def vector(t: Tensor, value: Tensor, axis: int) -> Weight | None:
     full = (1,) * (value.type.rank - t.type.rank) + t.weight.array.shape
     if any(d != 1 for i, d in enumerate(full) if i != axis) or full[axis] not in (1, n):
         return None
-    flat = reshaped(to_float64(t.weight), (full[axis],))
+    flat = reshape_weight(to_float64(t.weight), (full[axis],))
     return flat if full[axis] == n else express("Expand", flat, shape=(n,))
 
 

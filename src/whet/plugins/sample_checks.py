@@ -88,14 +88,14 @@ def _outputs(kernel, layer: Layer, signature: Signature, arrays: Sequence[np.nda
     """The kernel's results; memory that it does not write has the bytes 0xFF (NaN)."""
     inputs, packed, outputs = [], [], []
     for o, a in zip(signature.inputs, arrays, strict=True):
-        inputs.append(None if o is None or a is None else _placed(to_stored(a.astype(o.dtype.numpy), o.format), device))
+        inputs.append(None if o is None or a is None else _upload(to_stored(a.astype(o.dtype.numpy), o.format), device))
     for n in kernel.outputs:
-        outputs.append(_placed(np.full(max(n, 1), 0xFF, np.uint8), device))
+        outputs.append(_upload(np.full(max(n, 1), 0xFF, np.uint8), device))
     for i, j in signature.inplace:
         shared = inputs[i]
         assert shared is not None
         outputs[j] = shared
-    packed = [_placed(p.make(), device) for p in kernel.packed]
+    packed = [_upload(p.make(), device) for p in kernel.packed]
     scratch = device.allocate(max(kernel.scratch, 1))
     stream = device.stream()
     addresses = tuple(0 if b is None else b.address for b in inputs)
@@ -110,7 +110,7 @@ def _outputs(kernel, layer: Layer, signature: Signature, arrays: Sequence[np.nda
     return found
 
 
-def _placed(stored: np.ndarray, device: Backend):
+def _upload(stored: np.ndarray, device: Backend):
     buffer = device.allocate(max(stored.nbytes, 1))
     write_bytes(device, buffer, 0, stored)
     return buffer

@@ -90,7 +90,7 @@ class TritonTactic(PluginTactic):
 
         def make(args: Args) -> list[Launch]:
             pointers = [*(a for a, o in zip(args.inputs, signature.inputs, strict=True) if o is not None), *args.outputs]
-            kernel, block = compiled(self.kernel, tuple((n, types[n]) for n in names), fixed, tuple(sorted(options.items())))
+            kernel, block = compile_kernel(self.kernel, tuple((n, types[n]) for n in names), fixed, tuple(sorted(options.items())))
             # Triton's kernels end with pointers to scratch memory (one or two by version; 0: none); the driver reads as many as there are
             packed, offsets = pack_parameters([*map(np.uint64, pointers), *scalars, np.uint64(0), np.uint64(0)])
             return [Launch(kernel, (x, y, z), block, packed, overlap=False, label=layer.name, offsets=offsets)]
@@ -101,7 +101,7 @@ class TritonTactic(PluginTactic):
 _Pairs = tuple[tuple[str, Any], ...]
 
 
-def compiled(kernel: Any, types: _Pairs, fixed: _Pairs, options: _Pairs) -> tuple[Any, int]:
+def compile_kernel(kernel: Any, types: _Pairs, fixed: _Pairs, options: _Pairs) -> tuple[Any, int]:
     """The loaded kernel for the bound device (Hopper without one) and its threads per block."""
     from whet.backends.cuda.driver import current
 

@@ -70,7 +70,7 @@ def calibrate(
             continue
         wanted = (forced or {}).get(t.name, method)
         candidates = candidate_ranges(h, LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
-        found.tensors[t.name] = _judged(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
+        found.tensors[t.name] = _select_range(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
         if tell is not None:
             tell(t.name)
     return found
@@ -151,7 +151,7 @@ def candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram], fl
     return found
 
 
-def _judged(sites: QuantizationSites, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
+def _select_range(sites: QuantizationSites, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
     """Selects the candidate with the smallest output error of the consumer layers (of the tensor itself when it has none).
 
     Min-max stays unless another candidate is better by the factor CUT_PAYS.
@@ -159,11 +159,11 @@ def _judged(sites: QuantizationSites, t: Tensor, candidates: list[Range], values
     wrong, right = [0.0] * len(candidates), 0.0
     readers: list[Layer | None] = [x for x in sites.layers if x.inputs[0] is t] or [None]
     for layer in readers:
-        x = np.concatenate([middle(np.asarray(v[t.name], np.float32), layer) for v in values])
-        want = (x if layer is None else computed(layer, x, None)).astype(np.float64)
+        x = np.concatenate([crop_middle(np.asarray(v[t.name], np.float32), layer) for v in values])
+        want = (x if layer is None else compute_layer(layer, x, None)).astype(np.float64)
         right += float(np.sum(want**2))
         for k, r in enumerate(candidates):
-            got = r.fake(x) if layer is None else computed(layer, x, r)
+            got = r.fake(x) if layer is None else compute_layer(layer, x, r)
             wrong[k] += float(np.sum((got - want) ** 2))
     errors = [w / right if right else w for w in wrong]
     at = int(np.argmin(errors))
@@ -174,7 +174,7 @@ def _judged(sites: QuantizationSites, t: Tensor, candidates: list[Range], values
     return Range(best.low, best.high, best.method, errors[at])
 
 
-def middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
+def crop_middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
     """A part of a large activation [N, ...] that represents the rest: of a convolution's input the centre of the spatial axes (about `crop`
     squared positions, at least twice the filter's extent per axis), of a product's input the first rows. Channels are never cut."""
     if layer is None or layer.op == "Conv":
@@ -202,7 +202,7 @@ def _centre(x: np.ndarray, conv: Layer | None, crop: int) -> np.ndarray:
     return x[tuple(cuts)]
 
 
-def computed(layer: Layer, x: np.ndarray, range_: Range | None, weights: np.ndarray | None = None) -> np.ndarray:
+def compute_layer(layer: Layer, x: np.ndarray, range_: Range | None, weights: np.ndarray | None = None) -> np.ndarray:
     """The layer's output for `x` without bias (f32), with input and weights fake-quantized when `range_` is given. `weights` replace its own."""
     w = layer.needs(1).array() if weights is None else weights
     if range_ is not None:

@@ -40,13 +40,13 @@ def emulated(net: Network, precision: str, ranges: Ranges | None = None, only: C
     """
     chosen = {x.name for x in candidates(net, precision)} if only is None else set(only)
     if precision in _FLOATS:
-        return _rounded(net, _FLOATS[precision], chosen)
+        return _round_layers(net, _FLOATS[precision], chosen)
     if ranges is None:
         raise CalibrationError(f"{precision} needs ranges: calibrate first")
     return quantize(net, ranges, skip=lambda x: x.op in WEIGHTED and x.name not in chosen, kind=precision)
 
 
-def _rounded(net: Network, dtype: DType, chosen: set[str]) -> Network:
+def _round_layers(net: Network, dtype: DType, chosen: set[str]) -> Network:
     """Rounds inputs, weights and outputs of the chosen layers to `dtype`, once each. Vectors (biases, statistics) stay FP32, as in the kernels."""
     made = net.clone()
     rounded: dict[Tensor, Tensor] = {}

@@ -26,7 +26,7 @@ from whet.precision._taps import Taps
 from whet.precision.insert import e4m3, float8_scale, float8_weight_scales, float8_weights, weight_axis
 from whet.precision.quantization_sites import WEIGHTED, find_quantization_sites
 from whet.precision.ranges import Range, Ranges
-from whet.precision.rounding import adapted, fits, moments
+from whet.precision.rounding import adapt_weights, fits, moments
 from whet.precision.sensitivity import chosen_samples
 
 SAMPLES = 64  # number of samples that corrections are measured on
@@ -62,7 +62,7 @@ def skip_sums(net: Network, skip: Iterable[str] = ()) -> frozenset[str]:
     return frozenset(sums) if rounded != left else frozenset()
 
 
-def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()) -> Ranges:
+def correct_biases(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()) -> Ranges:
     """Returns `ranges` with bias corrections (f32 [output channels]) for the FP8 layers of `net`, except `skip`.
 
     One FP32 pass over the SAMPLES samples with the smallest digests, so that order has no effect. One half gives a correction, the other
@@ -83,7 +83,7 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
             if name not in scales:
                 continue
             x = np.asarray(values[name], np.float32)
-            low = rounded(x, scales[name])
+            low = round_to_float8(x, scales[name])
             moved = mean_inputs(layer, low), mean_inputs(layer, x)
             mine = sums.setdefault(layer.name, [np.zeros((2, *moved[0].shape)) for _ in range(2)])
             mine[count % 2] += np.stack(moved)
@@ -119,11 +119,11 @@ def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_
         if own is None:
             continue
         run, scale = run_of(net, [name]), float8_scale(own)
-        inputs = [rounded(np.asarray(run(f)[name], np.float32), scale) for f in chosen]
+        inputs = [round_to_float8(np.asarray(run(f)[name], np.float32), scale) for f in chosen]
         for layer in readers:
             w = np.asarray(layer.needs(1).array(), np.float32)
             halves = [moments(layer, inputs[i::2], len(inputs[i::2])) for i in (0, 1)]
-            made = adapted(layer, w, float8_weights(layer, w), float8_weight_scales(layer, w).astype(np.float64), (halves[0], halves[1]), _grid)
+            made = adapt_weights(layer, w, float8_weights(layer, w), float8_weight_scales(layer, w).astype(np.float64), (halves[0], halves[1]), _grid)
             if made is not None:
                 found[layer.name] = made
     return found
@@ -173,7 +173,7 @@ def _column(layer: Layer) -> np.ndarray:
     return float8_weight_scales(layer, w).reshape(shape)
 
 
-def rounded(x: np.ndarray, scale: np.float32) -> np.ndarray:
+def round_to_float8(x: np.ndarray, scale: np.float32) -> np.ndarray:
     """f32 values rounded to e4m3 with `scale` and back."""
     return np.clip(x / scale, -448, 448).astype(F8E4M3.numpy).astype(np.float32) * scale
 
@@ -232,7 +232,7 @@ def _begins(net: Network, layer: Layer) -> bool:
         seen.add(t)
         if t in inputs:
             return True
-        if t.maker is not None and not _multiplies(t.maker):
+        if t.maker is not None and not _is_product(t.maker):
             waiting += t.maker.inputs
     return False
 
@@ -249,10 +249,10 @@ def _ends(net: Network, layer: Layer, users: Mapping[Tensor, list[tuple[Layer, i
         if t in outputs:
             return True
         for r, _ in users.get(t, []):
-            if not _multiplies(r):
+            if not _is_product(r):
                 waiting += r.outputs
     return False
 
 
-def _multiplies(layer: Layer) -> bool:
+def _is_product(layer: Layer) -> bool:
     return layer.op in (*WEIGHTED, "ConvTranspose") and layer.inputs[1] is not None and layer.inputs[1].is_constant

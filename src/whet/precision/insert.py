@@ -13,7 +13,7 @@ from whet.ops.quantize_linear import LARGEST
 from whet.precision.joined import APART, stored_forms
 from whet.precision.quantization_sites import QuantizationSites, find_quantization_sites
 from whet.precision.ranges import Range, Ranges
-from whet.precision.scaling import rescaled
+from whet.precision.scaling import apply_scalings
 
 
 def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | Iterable[str] = (), kind: str = "int8") -> Network:
@@ -22,7 +22,7 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
     `kind` is "int8" or "fp8" (e4m3, see float8_scale). Tensors that share a range (the inputs of a Concat) get the union of their ranges.
     Scalings, corrections and float sums of `ranges` are applied. Raises CalibrationError naming the tensors without a range.
     """
-    made = rescaled(net, ranges.scalings)
+    made = apply_scalings(net, ranges.scalings)
     sites = find_quantization_sites(made, skip, ranges.float_sums)
     missing = [t.name for t in sites.roots if t.name not in ranges.tensors]
     if missing:
@@ -41,7 +41,7 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
         other_readers = {r for f in coarser for r in f.readers or ()}
         own = [r for r, _ in users.get(t, []) if r not in other_readers and (stored.readers is None or r in stored.readers)]
         if kind == "fp8" and stored.readers is not None:
-            t, own = _behind_pool(t, own, users)
+            t, own = _round_after_pool(t, own, users)
         y = _activation(made, t, stored.range, kind, own)
         for i, form in enumerate(coarser):
             named = f"{t.name}.joined" + (str(i) if i else "")
@@ -62,7 +62,7 @@ def shared_ranges(sites: QuantizationSites, ranges: Ranges) -> dict[str, Range]:
     return merged
 
 
-def _behind_pool(t: Tensor, readers: list[Layer], users: Mapping[Tensor, list[tuple[Layer, int]]]) -> tuple[Tensor, list[Layer]]:
+def _round_after_pool(t: Tensor, readers: list[Layer], users: Mapping[Tensor, list[tuple[Layer, int]]]) -> tuple[Tensor, list[Layer]]:
     """Moves rounding of `t` after a MaxPool that is its only quantized reader: fewer elements are rounded there."""
     while len(readers) == 1 and readers[0].op == "MaxPool" and len(readers[0].outputs) == 1:
         t = readers[0].output

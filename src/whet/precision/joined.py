@@ -29,7 +29,7 @@ def stored_forms(sites: QuantizationSites, ranges: Ranges, apart: float = APART)
     """Quantized forms of each root, finest scale first: the producer stores that one, the others are requantized from it."""
     keys = Sets[str]()
     while True:
-        found = _by_key(sites, ranges, keys)
+        found = _merge_ranges(sites, ranges, keys)
         scales = {t: {k: float(found[k].scale) for k in map(keys.root, uses.values())} for t, uses in sites.uses.items()}
         close = next(
             ((a, b) for s in scales.values() for a in s for b in s if a != b and max(s[a], s[b]) < apart * min(s[a], s[b])), None
@@ -46,7 +46,7 @@ def stored_forms(sites: QuantizationSites, ranges: Ranges, apart: float = APART)
     return made
 
 
-def _by_key(sites: QuantizationSites, ranges: Ranges, keys: Sets[str]) -> dict[str, Range]:
+def _merge_ranges(sites: QuantizationSites, ranges: Ranges, keys: Sets[str]) -> dict[str, Range]:
     """The merged range of each set of keys."""
     found: dict[str, Range] = {}
     for t, uses in sites.uses.items():

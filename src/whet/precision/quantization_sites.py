@@ -85,7 +85,7 @@ _Use = tuple[Tensor, Layer]
 class _Finder:
     def __init__(self, net: Network, skips: Callable[[Layer], bool], float_sums: frozenset[str]):
         self.net, self.users, self.float_sums = net, net.users(), float_sums
-        self.own = {layer for layer in net.layers if _weighted(layer) and not skips(layer)}
+        self.own = {layer for layer in net.layers if _has_quantized_form(layer) and not skips(layer)}
         self.skips = skips
         self.sites = QuantizationSites(layers=[x for x in net.layers if x in self.own])
         self.sets: Sets[_Use] = Sets()
@@ -135,7 +135,7 @@ class _Finder:
     def require(self, t: Tensor, reader: Layer) -> list[_Use]:
         """Records that `reader` reads `t` as integers: Q/DQ goes to the producer, above layers that only move values. Returns the uses."""
         maker = t.maker
-        if maker is not None and moves(maker) and not any(t is o for o in self.net.outputs):
+        if maker is not None and only_moves(maker) and not any(t is o for o in self.net.outputs):
             data = [x for x in (maker.inputs if maker.op == "Concat" else maker.inputs[:1]) if x is not None]
             if data and not any(x.is_constant for x in data):
                 found = [s for x in data for s in self.require(x, maker)]
@@ -172,14 +172,14 @@ class _Finder:
         if t in self.sites.roots:
             return True
         readers = [r for r, _ in self.users.get(t, [])]
-        if len(readers) == 1 and (readers[0].op in UNARY or moves(readers[0])) and len(readers[0].outputs) == 1:
+        if len(readers) == 1 and (readers[0].op in UNARY or only_moves(readers[0])) and len(readers[0].outputs) == 1:
             return self.quantized_result(readers[0].output)
         return False
 
     def summed_in_floats(self, t: Tensor) -> bool:
         """True if a float sum reads `t`, directly or through layers that only move values."""
         readers = [r for r, _ in self.users.get(t, [])] if self.float_sums else []
-        return any(r.name in self.float_sums or (moves(r) and any(self.summed_in_floats(o) for o in r.outputs)) for r in readers)
+        return any(r.name in self.float_sums or (only_moves(r) and any(self.summed_in_floats(o) for o in r.outputs)) for r in readers)
 
     def takes_sum(self, t: Tensor) -> bool:
         """True if a quantized convolution or matrix product produces `t` for the sum only."""
@@ -205,10 +205,10 @@ class _Finder:
             return self.fusable(maker.needs(0))
         if maker.op in ("Add", "Mul"):
             return any(x is not None and self.fusable(x) for x in maker.inputs)
-        return (maker.op in POOLS or moves(maker)) and self.fusable(maker.needs(0))
+        return (maker.op in POOLS or only_moves(maker)) and self.fusable(maker.needs(0))
 
 
-def moves(layer: Layer) -> bool:
+def only_moves(layer: Layer) -> bool:
     """True if a layer only moves values (or inserts zeros, which every range contains)."""
     if layer.op == "Resize":
         return layer.attrs.get("mode", "nearest") == "nearest"
@@ -218,7 +218,7 @@ def moves(layer: Layer) -> bool:
     return layer.op in MOVES
 
 
-def _weighted(layer: Layer) -> bool:
+def _has_quantized_form(layer: Layer) -> bool:
     """True if a layer is a Conv, Gemm or MatMul with constant float weights that has a quantized form."""
     if layer.op not in WEIGHTED:
         return False
@@ -244,7 +244,7 @@ def never_negative(t: Tensor) -> bool:
     if maker.op == "Clip":
         low = maker.input(1)
         return low is not None and low.is_constant and float(low.array().reshape(-1)[0]) >= 0
-    if moves(maker) or maker.op in (*POOLS, "Add", "Mul"):
+    if only_moves(maker) or maker.op in (*POOLS, "Add", "Mul"):
         data = maker.inputs if maker.op in ("Concat", "Add", "Mul") else maker.inputs[:1]
         return all(x is not None and never_negative(x) for x in data)
     return False

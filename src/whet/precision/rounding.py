@@ -96,7 +96,7 @@ def error(w: np.ndarray, q: np.ndarray, h: np.ndarray) -> float:
     return float(np.sum((d @ h) * d))
 
 
-def adapted(
+def adapt_weights(
     layer: Layer, w: np.ndarray, nearest: np.ndarray, scales: np.ndarray, halves: tuple[np.ndarray, np.ndarray], grid: Grid
 ) -> np.ndarray | None:
     """The layer's weights rounded by GPTQ, or None if that does not help on held-out data. `halves` are the moments of two sample halves."""

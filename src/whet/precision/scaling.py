@@ -170,12 +170,12 @@ def proposals(site: Site, largest: np.ndarray, steps: tuple[str, ...]) -> dict[s
         w = np.abs(site.producer.needs(1).array().astype(np.float64))
         axis = 0 if site.producer.op == "Conv" or site.producer.attrs.get("transB") else 1
         own = w.max(axis=tuple(i for i in range(w.ndim) if i != axis))
-        made["equalize"] = _settled(site, largest, np.sqrt(_ratio(own, read)))
+        made["equalize"] = _normalize_scales(site, largest, np.sqrt(_ratio(own, read)))
     if "smooth" in steps:
         for name, alpha in _SMOOTH.items():
             with np.errstate(divide="ignore", invalid="ignore"):
                 s = np.where((largest > 0) & (read > 0), largest**alpha / read ** (1 - alpha), 1.0)
-            made[name] = _settled(site, largest, s)
+            made[name] = _normalize_scales(site, largest, s)
     return made
 
 
@@ -183,7 +183,7 @@ def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where((a > 0) & (b > 0), a / np.where(b > 0, b, 1.0), 1.0)
 
 
-def _settled(site: Site, largest: np.ndarray, s: np.ndarray) -> np.ndarray:
+def _normalize_scales(site: Site, largest: np.ndarray, s: np.ndarray) -> np.ndarray:
     """Normalizes `s` to a geometric mean of 1 within limits. Channels that reach the Clip bound keep s = 1; others may grow up to the bound."""
     s = s / np.exp(np.mean(np.log(s)))
     s = np.clip(s, 1 / _LIMIT, _LIMIT)
@@ -192,7 +192,7 @@ def _settled(site: Site, largest: np.ndarray, s: np.ndarray) -> np.ndarray:
     return s.astype(np.float32)
 
 
-def rescaled(net: Network, scalings: Mapping[str, np.ndarray]) -> Network:
+def apply_scalings(net: Network, scalings: Mapping[str, np.ndarray]) -> Network:
     """A copy of `net` with the scalings applied; names that are not sites of this network are ignored."""
     made = net.clone()
     if not scalings:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from whet.network import Layer, Network
-from whet.precision.calibrate import Feeds, candidate_ranges, computed, middle
+from whet.precision.calibrate import Feeds, candidate_ranges, compute_layer, crop_middle
 from whet.precision.histogram import Histogram
 from whet.precision.insert import quantize
 from whet.precision.methods import LIMITS
@@ -62,7 +62,7 @@ def find_scalings(
     if not found or not judges:
         return {}, report
     run = run_of(net, list(found))
-    tops = _largest(found, samples, run)
+    tops = _find_channel_maxima(found, samples, run)
     values = [run(f) for f in judges]
     scalings: dict[str, np.ndarray] = {}
     for name, site in found.items():
@@ -84,12 +84,14 @@ def find_scalings(
     return scalings, report
 
 
-def _largest(found: Mapping[str, Site], samples: Iterable[Feeds], run: Callable[[Feeds], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def _find_channel_maxima(
+    sites: Mapping[str, Site], samples: Iterable[Feeds], run: Callable[[Feeds], Mapping[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
     """Largest magnitude of each channel over all samples (f64), by tensor."""
     tops: dict[str, np.ndarray] = {}
     for f in samples:
         values = run(f)
-        for name, site in found.items():
+        for name, site in sites.items():
             x = np.abs(np.asarray(values[name], np.float32))
             axis = x.ndim - 1 if channels_last(site) else 1
             top = x.max(axis=tuple(i for i in range(x.ndim) if i != axis)).astype(np.float64)
@@ -114,8 +116,8 @@ def _error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, ze
     ranges = candidate_ranges(h, {n: LIMITS[n] for n in _JUDGED_BY}, zero_points)
     errors = [0.0] * len(ranges)
     for layer in site.readers:
-        plain = np.concatenate([middle(x, layer, _CROP) for x in xs])
-        want = computed(layer, plain, None).astype(np.float64)
+        plain = np.concatenate([crop_middle(x, layer, _CROP) for x in xs])
+        want = compute_layer(layer, plain, None).astype(np.float64)
         others = tuple(i for i in range(want.ndim) if i != (1 if layer.op == "Conv" else want.ndim - 1))
         signal = np.sum(want**2, axis=others)
         signal = signal + _QUIET * signal.mean() + 1e-30
@@ -123,7 +125,7 @@ def _error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, ze
         w = layer.needs(1).array()
         w = w if s is None else (w * reading_weights(layer, s)).astype(np.float32)
         for k, r in enumerate(ranges):
-            noise = np.sum((computed(layer, x, r, w) - want) ** 2, axis=others)
+            noise = np.sum((compute_layer(layer, x, r, w) - want) ** 2, axis=others)
             errors[k] += float(np.mean(noise / signal))
     return min(errors)
 

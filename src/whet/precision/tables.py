@@ -17,7 +17,7 @@ import numpy as np
 
 from whet.network import Layer, Network, Tensor
 from whet.ops._origin import literal
-from whet.precision.quantization_sites import moves
+from whet.precision.quantization_sites import only_moves
 from whet.precision.ranges import Ranges
 
 #: The composite kind of a fused layer that evaluates a function of one integer by lookup.
@@ -69,7 +69,7 @@ def insert_tables(net: Network, ranges: Ranges) -> int:
         if found is None:
             continue
         kind, x, quantizers = found
-        highest, own = max(_highest(q) for q in quantizers), ranges.tensors.get(layer.output.name)
+        highest, own = max(_highest_value(q) for q in quantizers), ranges.tensors.get(layer.output.name)
         if own is not None:
             highest = min(highest, own.high)  # the integers may cover a larger range when a Concat shares it
         if not np.isfinite(highest) or highest <= 0:
@@ -108,14 +108,14 @@ def code(kind: str, highest: float) -> Code:
 
 def _activation(net: Network, layer: Layer, users: Users) -> tuple[str, Tensor, list[Layer]] | None:
     """(kind, input, Q layers that read the result) if `layer` ends an activation that may become a table; else None."""
-    x, inner = (layer.inputs[0], ()) if layer.op in ("Gelu", "Mish") or _is_swish(layer) else _spelled_silu(layer)
+    x, inner = (layer.inputs[0], ()) if layer.op in ("Gelu", "Mish") or _is_swish(layer) else _match_silu(layer)
     if x is None or x.maker is None or layer.attrs.get("approximate", "none") not in ("none", "tanh"):
         return None
     own = {layer, *inner}
     if any(r not in own for r, _ in users.get(x, [])) or any(x is o or layer.output is o for o in net.outputs):
         return None
     readers = [r for r, _ in users.get(layer.output, [])]
-    if not readers or any(r.op != "QuantizeLinear" for r in readers) or not _quantized(x.maker):
+    if not readers or any(r.op != "QuantizeLinear" for r in readers) or not _is_quantized_product(x.maker):
         return None
     return layer.op if layer.op in _FUNCTIONS else "Silu", x, readers
 
@@ -124,7 +124,7 @@ def _is_swish(layer: Layer) -> bool:
     return layer.op == "Swish" and layer.attrs.get("alpha", 1.0) == 1.0
 
 
-def _spelled_silu(layer: Layer) -> tuple[Tensor | None, tuple[Layer, ...]]:
+def _match_silu(layer: Layer) -> tuple[Tensor | None, tuple[Layer, ...]]:
     """The tensor x and the Sigmoid layer of x * Sigmoid(x)."""
     if layer.op == "Mul":
         for x, gate in (layer.inputs, layer.inputs[::-1]):
@@ -133,23 +133,23 @@ def _spelled_silu(layer: Layer) -> tuple[Tensor | None, tuple[Layer, ...]]:
     return None, ()
 
 
-def _quantized(layer: Layer) -> bool:
+def _is_quantized_product(layer: Layer) -> bool:
     """True if a layer is a convolution or matrix product of dequantized operands, optionally followed by its bias."""
     if layer.op == "Add":
         parts = [t for t in layer.inputs if t is not None and not t.is_constant]
-        return len(parts) == 1 and parts[0].maker is not None and parts[0].maker.op == "MatMul" and _quantized(parts[0].maker)
-    return layer.op in _WEIGHTED and all(_dequantized(t) for t in layer.inputs[:2])
+        return len(parts) == 1 and parts[0].maker is not None and parts[0].maker.op == "MatMul" and _is_quantized_product(parts[0].maker)
+    return layer.op in _WEIGHTED and all(_is_dequantized(t) for t in layer.inputs[:2])
 
 
-def _dequantized(t: Tensor | None) -> bool:
+def _is_dequantized(t: Tensor | None) -> bool:
     """True if a tensor is dequantized, directly or through layers that only move values."""
     maker = None if t is None else t.maker
     if maker is None or maker.op == "DequantizeLinear":
         return maker is not None
-    return moves(maker) and all(_dequantized(x) for x in (maker.inputs if maker.op == "Concat" else maker.inputs[:1]))
+    return only_moves(maker) and all(_is_dequantized(x) for x in (maker.inputs if maker.op == "Concat" else maker.inputs[:1]))
 
 
-def _highest(q: Layer) -> float:
+def _highest_value(q: Layer) -> float:
     """The largest value that a Q layer represents without saturating."""
     scale, zero = q.inputs[1], q.input(2)
     if scale is None or scale.weight is None or scale.array().size != 1 or q.output.dtype.name not in ("i8", "u8"):
@@ -158,19 +158,19 @@ def _highest(q: Layer) -> float:
     return float(scale.array().reshape(-1)[0]) * ((127 if q.output.dtype.name == "i8" else 255) - at)
 
 
-def _insert(net: Network, x: Tensor, readers: list[Layer], found: Code) -> None:
+def _insert(net: Network, x: Tensor, readers: list[Layer], code: Code) -> None:
     """Inserts x -> compress -> Q -> DQ -> expand for all readers of x."""
-    scale = net.constant(literal(np.asarray(found.scale)), f"{x.name}.scale")
-    zero = net.constant(literal(np.asarray(found.zero, np.uint8)), f"{x.name}.zero")
+    scale = net.constant(literal(np.asarray(code.scale)), f"{x.name}.scale")
+    zero = net.constant(literal(np.asarray(code.zero, np.uint8)), f"{x.name}.zero")
     assert x.maker is not None, f"{x} is an input or a constant: no activation computed it"
     at = net.layers.index(x.maker) + 1
     y = x
-    if found.squeeze != 1:
-        y = net.add("LeakyRelu", x, name=f"{x.name}.squeeze", alpha=found.squeeze, at=at)
+    if code.squeeze != 1:
+        y = net.add("LeakyRelu", x, name=f"{x.name}.squeeze", alpha=code.squeeze, at=at)
         at += 1
     q = net.add("QuantizeLinear", y, scale, zero, name=f"{x.name}.quantize", at=at)
     y = net.add("DequantizeLinear", q, scale, zero, name=f"{x.name}.dequantize", at=at + 1)
-    if found.squeeze != 1:
-        y = net.add("LeakyRelu", y, name=f"{x.name}.stretch", alpha=1 / found.squeeze, at=at + 2)
+    if code.squeeze != 1:
+        y = net.add("LeakyRelu", y, name=f"{x.name}.stretch", alpha=1 / code.squeeze, at=at + 2)
     for r in readers:
         r.inputs = tuple(y if t is x else t for t in r.inputs)

@@ -35,7 +35,7 @@ def backward(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents
     if rule is not None:
         return rule(layer, inputs, outputs, cotangents)
     if layer.op in _MOVES:
-        return _moved(layer, inputs, cotangents)
+        return _scatter_cotangents(layer, inputs, cotangents)
     if get_op(layer.op).pointwise and not layer.regions:
         return _pointwise(layer, inputs, cotangents[0])
     raise UnsupportedError(f"{layer.op} '{layer.name}' has no gradient rule")
@@ -61,7 +61,7 @@ def _pointwise(layer: Layer, inputs: Arrays, cotangent: np.ndarray) -> Arrays:
     return made
 
 
-def _given(inputs: Arrays, i: int) -> np.ndarray:
+def _required_input(inputs: Arrays, i: int) -> np.ndarray:
     """A required input."""
     a = inputs[i]
     assert a is not None
@@ -74,7 +74,7 @@ def _unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return g.sum(axis=stretched, keepdims=True) if stretched else g
 
 
-def _moved(layer: Layer, inputs: Arrays, cotangents: list[np.ndarray]) -> Arrays:
+def _scatter_cotangents(layer: Layer, inputs: Arrays, cotangents: list[np.ndarray]) -> Arrays:
     """Runs the op on element indices (0: fill value) and scatter-adds each cotangent to its element's origin."""
     numbers, starts, n = list(inputs), [0] * len(inputs), 1
     for i, (a, t) in enumerate(zip(inputs, layer.inputs, strict=True)):
@@ -92,7 +92,7 @@ def _moved(layer: Layer, inputs: Arrays, cotangents: list[np.ndarray]) -> Arrays
     ]
 
 
-def _first(f: Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.ndarray]) -> Rule:
+def _first_input_only(f: Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.ndarray]) -> Rule:
     """Wraps a rule of a single-output op where only the first input has a cotangent."""
 
     def rule(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
@@ -115,7 +115,7 @@ def _spread(columns: np.ndarray, x: np.ndarray, kernel, strides, dilations, pads
 
 
 def _conv(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x, w = _given(inputs, 0), _given(inputs, 1)
+    x, w = _required_input(inputs, 0), _required_input(inputs, 1)
     strides, dilations, pads = conv_attributes(layer)
     group, kernel, out = layer.attrs["group"], w.shape[2:], g.shape[2:]
     columns = np.matmul(w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1), g.reshape(len(g), group, w.shape[0] // group, -1))
@@ -125,7 +125,7 @@ def _conv(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndar
 def _conv_transpose(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
     from whet.ops.conv_transpose import attributes
 
-    x, w = _given(inputs, 0), _given(inputs, 1)
+    x, w = _required_input(inputs, 0), _required_input(inputs, 1)
     strides, dilations, pads, _ = attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
     columns = windows(g, w.shape[2:], strides, dilations, pads, 0)
@@ -136,13 +136,13 @@ def _conv_transpose(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) 
 
 
 def _gemm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    b = _given(inputs, 1) if layer.attrs["transB"] else _given(inputs, 1).T
+    b = _required_input(inputs, 1) if layer.attrs["transB"] else _required_input(inputs, 1).T
     made = layer.attrs["alpha"] * (g @ b)
     return made.T if layer.attrs["transA"] else made
 
 
 def _matmul(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
-    a, b, g = _given(inputs, 0), _given(inputs, 1), cotangents[0]
+    a, b, g = _required_input(inputs, 0), _required_input(inputs, 1), cotangents[0]
     if a.ndim < 2 or b.ndim < 2:
         raise UnsupportedError(f"MatMul '{layer.name}' with a vector has no gradient rule")
     left = _unbroadcast(np.matmul(g, np.swapaxes(b, -1, -2)), a.shape) if differentiable(layer, 0) else None
@@ -150,12 +150,12 @@ def _matmul(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents:
 
 
 def _batch_norm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    scale, variance = _given(inputs, 1), _given(inputs, 4)
+    scale, variance = _required_input(inputs, 1), _required_input(inputs, 4)
     return g * (scale / np.sqrt(variance + layer.attrs["epsilon"])).reshape(-1, *(1,) * (g.ndim - 2)).astype(g.dtype)
 
 
 def _layer_norm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x = _given(inputs, 0)
+    x = _required_input(inputs, 0)
     axes = tuple(range(layer.attrs["axis"] % x.ndim, x.ndim))
     d = x - x.mean(axes, keepdims=True)
     inverse = 1 / np.sqrt((d * d).mean(axes, keepdims=True) + layer.attrs["epsilon"])
@@ -168,7 +168,7 @@ def _softmax(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.n
 
 
 def _max_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x = _given(inputs, 0)
+    x = _required_input(inputs, 0)
     kernel = layer.attrs["kernel_shape"]
     r = len(kernel)
     strides, dilations, pads = (layer.attrs.get(k) or (d,) * n for k, d, n in (("strides", 1, r), ("dilations", 1, r), ("pads", 0, 2 * r)))
@@ -181,7 +181,7 @@ def _max_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.
 
 
 def _average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x = _given(inputs, 0)
+    x = _required_input(inputs, 0)
     kernel = layer.attrs["kernel_shape"]
     r = len(kernel)
     strides, pads = layer.attrs.get("strides") or (1,) * r, layer.attrs.get("pads") or (0,) * 2 * r
@@ -192,14 +192,14 @@ def _average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) ->
 
 
 def _global_average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    shape = _given(inputs, 0).shape
+    shape = _required_input(inputs, 0).shape
     return np.broadcast_to(g / np.prod(shape[2:]), shape).astype(g.dtype)
 
 
 def _resize(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
     from whet.ops.resize import resampling, steps
 
-    shape = _given(inputs, 0).shape
+    shape = _required_input(inputs, 0).shape
     for axis, _, scale, part in reversed(steps(layer, shape, *inputs[1:])):
         g = resampling(layer).transposed(g, axis, shape[axis], scale, part)
     return g
@@ -209,7 +209,7 @@ def _reduce(mean: bool) -> Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.
     def rule(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
         from whet.ops._axes import axes_given
 
-        x = _given(inputs, 0)
+        x = _required_input(inputs, 0)
         axes = axes_given(layer, x.ndim)
         if not axes and layer.attrs.get("noop_with_empty_axes"):
             return g
@@ -221,17 +221,17 @@ def _reduce(mean: bool) -> Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.
 
 
 _RULES: dict[str, Rule] = {
-    "Conv": _first(_conv),
-    "ConvTranspose": _first(_conv_transpose),
-    "Gemm": _first(_gemm),
+    "Conv": _first_input_only(_conv),
+    "ConvTranspose": _first_input_only(_conv_transpose),
+    "Gemm": _first_input_only(_gemm),
     "MatMul": _matmul,
-    "BatchNormalization": _first(_batch_norm),
-    "LayerNormalization": _first(_layer_norm),
-    "Softmax": _first(_softmax),
-    "MaxPool": _first(_max_pool),
-    "AveragePool": _first(_average_pool),
-    "GlobalAveragePool": _first(_global_average_pool),
-    "ReduceMean": _first(_reduce(True)),
-    "ReduceSum": _first(_reduce(False)),
-    "Resize": _first(_resize),
+    "BatchNormalization": _first_input_only(_batch_norm),
+    "LayerNormalization": _first_input_only(_layer_norm),
+    "Softmax": _first_input_only(_softmax),
+    "MaxPool": _first_input_only(_max_pool),
+    "AveragePool": _first_input_only(_average_pool),
+    "GlobalAveragePool": _first_input_only(_global_average_pool),
+    "ReduceMean": _first_input_only(_reduce(True)),
+    "ReduceSum": _first_input_only(_reduce(False)),
+    "Resize": _first_input_only(_resize),
 }

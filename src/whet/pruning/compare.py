@@ -84,7 +84,7 @@ def compare(
     names, nets = tuple(models), list(models.values())
     runs: Sequence[Measured | None] = [None] * len(nets) if config is None else measure_engines(nets, config, seconds=seconds, progress=progress)
     facts = tuple(_facts(net, run) for net, run in zip(nets, runs, strict=True))
-    said = [s for k, net in enumerate(nets) for s in _said(names[k], net, facts, runs, k)]
+    said = [s for k, net in enumerate(nets) for s in _list_remarks(names[k], net, facts, runs, k)]
     return Comparison(names, facts, tuple(said), tuple(r for r in runs if r is not None))
 
 
@@ -100,7 +100,7 @@ def _facts(net: Network, run: Measured | None) -> Facts:
     return counted if run is None else replace(counted, ms=run.ms, peak_bytes=run.peak_bytes, engine_bytes=run.weight_bytes)
 
 
-def _said(name: str, net: Network, facts: Sequence[Facts], runs: Sequence[Measured | None], k: int) -> list[str]:
+def _list_remarks(name: str, net: Network, facts: Sequence[Facts], runs: Sequence[Measured | None], k: int) -> list[str]:
     """Remarks on the zeros of model k, with measured times where engines ran."""
     found = []
     x, run, first = facts[k], runs[k], runs[0]

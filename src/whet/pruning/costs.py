@@ -11,7 +11,7 @@ from math import prod
 
 from whet.network import Layer, Network, Tensor
 from whet.ops._cost import operations
-from whet.pruning.counting import trained
+from whet.pruning.counting import trainable_constants
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch, remove_branches
 from whet.pruning.sizes import Overlaps, Widths, resize_layer, source_parts
@@ -69,30 +69,32 @@ class Costs:
         return sum(self.item(i, widths) for i in self.left(removed)) + sum(self.added.get(b, 0.0) for b in removed)
 
 
-def channel_costs(found: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
+def channel_costs(channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
     """The number of remaining units."""
-    sizes = {g.name: g.size for g in found}
-    return Costs("channels", lambda name, w: w.get(name, sizes[name]), {g.name: (g.name,) for g in found}, _inside(found, blocks))
+    sizes = {g.name: g.size for g in channel_groups}
+    return Costs(
+        "channels", lambda name, w: w.get(name, sizes[name]), {g.name: (g.name,) for g in channel_groups}, _groups_inside(channel_groups, blocks)
+    )
 
 
-def _inside(found: Sequence[Group], blocks: Sequence[Branch]) -> dict[str, frozenset[str]]:
-    return {b.name: frozenset(g.name for g in found if set(g.layers) <= set(b.layers)) for b in blocks}
+def _groups_inside(channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> dict[str, frozenset[str]]:
+    return {b.name: frozenset(g.name for g in channel_groups if set(g.layers) <= set(b.layers)) for b in blocks}
 
 
-def parameter_costs(net: Network, found: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
+def parameter_costs(net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
     """Parameters as count_params counts them."""
-    counted = {t.name: t for t in trained(net)}
-    shape, touching = _shapes(found)
+    counted = {t.name: t for t in trainable_constants(net)}
+    shape, touching = _shapes(channel_groups)
     gone, unneeded = removed_with(net, blocks, lambda n: set(n.constants))
     groups_of = {n: touching([t]) for n, t in counted.items()}
     return Costs("parameters", lambda n, w: prod(shape(counted[n], w)), groups_of, gone, unneeded=unneeded)
 
 
-def flop_costs(net: Network, found: Sequence[Group], blocks: Sequence[Branch], env: Mapping[str, int] | None = None) -> Costs:
+def flop_costs(net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch], env: Mapping[str, int] | None = None) -> Costs:
     """FLOPs of one run as count_flops counts them; symbols default to 1."""
     values = {**dict.fromkeys(net.symbols(), 1), **(env or {})}
     layers = {x.name: x for x in net.layers}
-    shape, touching = _shapes(found)
+    shape, touching = _shapes(channel_groups)
 
     def price(name: str, w: Widths) -> float:
         layer = layers[name]
@@ -112,8 +114,8 @@ def _tensors(layer: Layer) -> list[Tensor]:
     return [t for t in (*layer.inputs, *layer.outputs) if t is not None]
 
 
-def _shapes(found: Sequence[Group]):
-    parts, overlaps = source_parts(found), Overlaps.of(found)
+def _shapes(channel_groups: Sequence[Group]):
+    parts, overlaps = source_parts(channel_groups), Overlaps.of(channel_groups)
 
     def shape(t: Tensor, w: Widths) -> tuple:
         return tuple(overlaps.size(d, parts[t, i], w) if (t, i) in parts else d for i, d in enumerate(t.shape))

@@ -20,7 +20,7 @@ _WEIGHTED = frozenset({
 })  # fmt: skip
 
 
-def trained(net: Network) -> list[Tensor]:
+def trainable_constants(net: Network) -> list[Tensor]:
     """The trainable float constants. Excluded are scalars (bounds, epsilons), layer settings (the scales of a Resize, batch-norm statistics)
     and detector decoding grids: constants that vary along two or more axes and are read only by elementwise layers after the last
     weighted layer."""
@@ -51,8 +51,8 @@ def _before_weights(net: Network) -> set[Layer]:
 
 
 def count_params(net: Network) -> int:
-    """Number of elements of the trainable constants (`trained`)."""
-    return sum(t.array().size for t in trained(net))
+    """Number of elements of the trainable constants (`trainable_constants`)."""
+    return sum(t.array().size for t in trainable_constants(net))
 
 
 def count_flops(net: Network, env: Mapping[str, int] | None = None) -> int:

@@ -20,7 +20,7 @@ from whet.network import Layer, Network, Tensor
 from whet.ops import Couple, get_op
 from whet.pruning._components import components
 from whet.pruning.zeros import find_locked_sums
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 Axis = tuple[Tensor, int]
 Couples = Callable[[Layer], list[Couple]]
@@ -124,13 +124,13 @@ def _groups(net: Network, couples_of: Couples) -> Iterator[tuple[tuple[int, int]
     yield from _collect(net, axes, base, root, fixed[root])
 
 
-def find_group(found: list[Group], name: str) -> Group:
+def find_group(channel_groups: list[Group], name: str) -> Group:
     """The group called `name`. Raises PruneError with the nearest name."""
-    for g in found:
+    for g in channel_groups:
         if g.name == name:
             return g
     raise PruneError(
-        f"unknown group {name!r}.{nearest(name, [g.name for g in found])} The network has {len(found)} groups that can be cut."
+        f"unknown group {name!r}.{suggest_name(name, [g.name for g in channel_groups])} The network has {len(channel_groups)} groups that can be cut."
     )
 
 

@@ -17,14 +17,14 @@ from whet.pruning.depth import remove_branches, silenced
 Kept = Mapping[str, Sequence[int] | np.ndarray]  # group name -> kept channels
 
 
-def cut(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
+def cut(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
     """Returns `net` with only the `kept` channels of each named group, and without the `removed` branches (depth.py).
 
     Layers, tensors and weights keep their names; the origin of a cut weight is a Gather of the source weight, so the cut can be
-    applied to other values. `found` are the groups of `net`, if already known. Raises PruneError for an unknown group, invalid or no kept
+    applied to other values. `channel_groups` are the groups of `net`, if already known. Raises PruneError for an unknown group, invalid or no kept
     channels, and for a layer whose cut form does not have the expected type.
     """
-    indexes = kept_indexes(net, kept, found)
+    indexes = kept_indexes(net, kept, channel_groups)
     if net.stage != "source":
         raise PruneError("only a source network can be cut: cut before lowering, then build again")
     made = Network(net.name, net.stage)
@@ -32,7 +32,7 @@ def cut(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, remov
     for t in net.inputs:
         twin[t] = made.add_input(t.name, t.type)
     for t in net.constants.values():
-        twin[t] = made.constant(_sliced(t, t.constant(), indexes), t.name)
+        twin[t] = made.constant(_slice_weight(t, t.constant(), indexes), t.name)
     for layer in net.layers:
         _cut_layer(layer, made, twin, indexes)
     made.outputs = [twin[t] for t in net.outputs]
@@ -41,10 +41,10 @@ def cut(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, remov
     return remove_branches(made, removed) if removed else verify(made)
 
 
-def zeroed(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
+def zeroed(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
     """Returns `net` at full size with the weights of removed channels set to zero and `removed` branches multiplied by zero: equivalent to
     `cut`."""
-    indexes = kept_indexes(net, kept, found)
+    indexes = kept_indexes(net, kept, channel_groups)
     made = silenced(net, removed) if removed else net.clone()
     for t in net.constants.values():
         if not t.dtype.is_float or not any((t, i) in indexes for i in range(t.type.rank)):
@@ -58,9 +58,9 @@ def zeroed(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, re
     return made
 
 
-def kept_indexes(net: Network, kept: Kept, found: Sequence[Group] | None = None) -> dict[Axis, np.ndarray]:
+def kept_indexes(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None) -> dict[Axis, np.ndarray]:
     """Sorted kept indices of every affected axis. Raises PruneError."""
-    known = list(found) if found is not None else groups_for(net, kept)
+    known = list(channel_groups) if channel_groups is not None else groups_for(net, kept)
     gone: dict[Axis, list[np.ndarray]] = {}
     for name, channels in kept.items():
         g = find_group(known, name)
@@ -83,7 +83,7 @@ def kept_indexes(net: Network, kept: Kept, found: Sequence[Group] | None = None)
     return indexes
 
 
-def _sliced(t: Tensor, weight: Weight, indexes: Mapping[Axis, np.ndarray]) -> Weight:
+def _slice_weight(t: Tensor, weight: Weight, indexes: Mapping[Axis, np.ndarray]) -> Weight:
     """The weight with the kept indices only, with a Gather as origin."""
     for i in range(t.type.rank):
         if (t, i) in indexes:
@@ -91,23 +91,23 @@ def _sliced(t: Tensor, weight: Weight, indexes: Mapping[Axis, np.ndarray]) -> We
     return weight
 
 
-def _cut_layer(layer: Layer, made: Network, twin: dict[Tensor, Tensor], indexes: Mapping[Axis, np.ndarray]) -> None:
+def _cut_layer(layer: Layer, net: Network, twin: dict[Tensor, Tensor], indexes: Mapping[Axis, np.ndarray]) -> None:
     """Adds the layer on the cut tensors with the changes that its op declares."""
     tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
     here = {(t, i): indexes[t, i] for t in tensors for i in range(t.type.rank) if (t, i) in indexes}
     recut = get_op(layer.op).recut
     change: dict[str | int, Any] = recut(layer, here) if recut is not None and here else {}
     attrs = {**layer.attrs, **{k: v for k, v in change.items() if isinstance(k, str)}}
-    inputs: list[Tensor | None] = [None if t is None else _as_before(t, layer, made, twin) for t in layer.inputs]
+    inputs: list[Tensor | None] = [None if t is None else _restore_size(t, layer, net, twin) for t in layer.inputs]
     for place, value in change.items():
         if isinstance(place, int):
             inputs += [None] * (place + 1 - len(inputs))
-            inputs[place] = None if value is None else made.constant(np.asarray(value), f"{layer.name}.{place}")
+            inputs[place] = None if value is None else net.constant(np.asarray(value), f"{layer.name}.{place}")
     while inputs and inputs[-1] is None:
         inputs.pop()
     regions = {k: copy_into(r, Network(r.name, r.stage), twin) for k, r in layer.regions.items()}
     try:
-        new = made.add_layer(
+        new = net.add_layer(
             layer.op, inputs, attrs, name=layer.name, outputs=[t.name for t in layer.outputs], regions=regions, sources=layer.sources
         )
     except NetworkError as e:
@@ -122,7 +122,7 @@ def _cut_layer(layer: Layer, made: Network, twin: dict[Tensor, Tensor], indexes:
         twin[t] = cut_twin
 
 
-def _as_before(t: Tensor, layer: Layer, made: Network, twin: dict[Tensor, Tensor]) -> Tensor:
+def _restore_size(t: Tensor, layer: Layer, net: Network, twin: dict[Tensor, Tensor]) -> Tensor:
     """The cut tensor of an input; the full-size value where a channel count is used as a number rather than a shape.
 
     Attention that derives its scale from Shape(q), or a mean as sum / Shape(x), keeps computing with the full size. Raises PruneError where
@@ -138,4 +138,4 @@ def _as_before(t: Tensor, layer: Layer, made: Network, twin: dict[Tensor, Tensor
             f"{layer.op} '{layer.name}' computes with {t}, which depends on cut channels and a dynamic size. Do not cut the groups that it counts."
         )
     values = np.array(t.shape_value, np.float64 if t.dtype.is_float else np.int64).reshape([int(d) for d in t.shape])
-    return made.constant(values.astype(t.dtype.numpy), f"{t.name}.before")
+    return net.constant(values.astype(t.dtype.numpy), f"{t.name}.before")

@@ -13,7 +13,7 @@ import numpy as np
 
 from whet.errors import PruneError
 from whet.network import Layer, Network, Tensor, verify
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +43,14 @@ def branches(net: Network) -> list[Branch]:
             assert shortcut is not None
             if branch.maker is None or shortcut.is_constant or not shortcut.type == branch.type == layer.output.type:
                 continue
-            inside = _between(net, shortcut, branch, place)
-            if inside and _closed(inside, branch, layer, users, outputs):
+            inside = _layers_between(net, shortcut, branch, place)
+            if inside and _is_closed(inside, branch, layer, users, outputs):
                 found.append(Branch(layer.name, i, tuple(x.name for x in inside)))
                 break
     return found
 
 
-def _between(net: Network, start: Tensor, end: Tensor, place: dict[Tensor, int]) -> list[Layer]:
+def _layers_between(net: Network, start: Tensor, end: Tensor, place: dict[Tensor, int]) -> list[Layer]:
     """Layers on paths from `start` to `end` in execution order; empty when `end` does not depend on `start`."""
     first, last = place.get(start, -1), place[end]
     reached: set[Tensor] = {start}
@@ -69,7 +69,7 @@ def _between(net: Network, start: Tensor, end: Tensor, place: dict[Tensor, int])
     return inside[::-1] if start in needed else []
 
 
-def _closed(inside: Sequence[Layer], end: Tensor, add: Layer, users, outputs: set[Tensor]) -> bool:
+def _is_closed(inside: Sequence[Layer], end: Tensor, add: Layer, users, outputs: set[Tensor]) -> bool:
     """True if no layer outside reads a value of the branch (except shapes) and only the Add reads its output."""
     names = {x.name for x in inside}
     for layer in inside:
@@ -86,15 +86,15 @@ def _shape_readers(t: Tensor, users) -> set[str]:
     return {x.name for x, _ in users.get(t, []) if x.op in ("Shape", "Size")}
 
 
-def innermost(found: Sequence[Branch], most: int = 8) -> list[Branch]:
+def select_innermost(branch_list: Sequence[Branch], most: int = 8) -> list[Branch]:
     """Of nested branches the smallest ones, so that no layer is inside more than `most`: the tables of a choice have an axis for each of them."""
     inside: dict[str, int] = {}
     kept = set()
-    for b in sorted(found, key=lambda b: len(b.layers)):
+    for b in sorted(branch_list, key=lambda b: len(b.layers)):
         if all(inside.get(name, 0) < most for name in b.layers):
             kept.add(b.name)
             inside.update((name, inside.get(name, 0) + 1) for name in b.layers)
-    return [b for b in found if b.name in kept]
+    return [b for b in branch_list if b.name in kept]
 
 
 def removable(net: Network, blocks: Sequence[Branch], scores: Mapping[str, np.ndarray]) -> list[Branch]:
@@ -113,13 +113,13 @@ def removable(net: Network, blocks: Sequence[Branch], scores: Mapping[str, np.nd
     return [b for b in blocks if b.name in allowed]
 
 
-def find_branches(found: Sequence[Branch], names: Iterable[str]) -> list[Branch]:
+def find_branches(branch_list: Sequence[Branch], names: Iterable[str]) -> list[Branch]:
     """The branches of these names. Raises PruneError with the nearest name."""
-    known = {b.name: b for b in found}
+    known = {b.name: b for b in branch_list}
     for name in names:
         if name not in known:
             raise PruneError(
-                f"unknown residual branch {name!r}.{nearest(name, list(known))} The network has {len(known)} removable branches."
+                f"unknown residual branch {name!r}.{suggest_name(name, list(known))} The network has {len(known)} removable branches."
             )
     return [known[n] for n in dict.fromkeys(names)]
 

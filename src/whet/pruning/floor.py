@@ -51,15 +51,15 @@ def reweighted(scores: Mapping[str, np.ndarray], seed: int, trial: int) -> Mappi
 
 
 def uniform_choice(
-    found: Sequence[Group], scores: Mapping[str, np.ndarray], costs: Costs, target: float, multiple: int | None, most: int = 12
+    channel_groups: Sequence[Group], scores: Mapping[str, np.ndarray], costs: Costs, target: float, multiple: int | None, most: int = 12
 ) -> Choice | None:
     """The widest uniform cut with a cost of at most `target`: every group keeps the same share of its units, those with the largest scores.
 
     None if no share is narrow enough.
     """
-    factors = factor_counts(found)
-    candidates = {g.name: np.array(widths_of(g, multiple, most)) for g in found if g.name in costs.items_of}
-    sizes = {g.name: g.size for g in found}
+    factors = factor_counts(channel_groups)
+    candidates = {g.name: np.array(widths_of(g, multiple, most)) for g in channel_groups if g.name in costs.items_of}
+    sizes = {g.name: g.size for g in channel_groups}
     for share in np.linspace(1, 0, _SHARES, endpoint=False)[1:]:
         wanted = {name: sizes[name] * share ** (1 / factors[name]) for name in candidates}
         widths = {name: int(w[np.argmin(np.abs(w - wanted[name]))]) for name, w in candidates.items()}
@@ -74,7 +74,7 @@ def uniform_choice(
 
 def held_out_errors(
     net: Network,
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     choices: Sequence[Choice],
     data: Mapping[str, np.ndarray],
     config: RecoveryConfig,
@@ -88,7 +88,7 @@ def held_out_errors(
     wanted = outputs_on(net, judged)
     errors = []
     for c in choices:
-        made = recover(cut(net, c.kept, found, removed=c.removed), net, c.kept, fitted, config, progress)
+        made = recover(cut(net, c.kept, channel_groups, removed=c.removed), net, c.kept, fitted, config, progress)
         errors.append(output_error(wanted, outputs_on(made, judged)))
     return errors
 

@@ -26,7 +26,7 @@ from whet.pruning.depth import Branch
 from whet.pruning.reconstruction import reconstruction_scores
 from whet.pruning.sensitivity import Gates, Progress, gates
 from whet.pruning.sizes import factor_counts
-from whet.registry import PYTHON_PREFIX, nearest, user_function
+from whet.registry import PYTHON_PREFIX, suggest_name, user_function
 
 KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "reconstruction", "random")
 COMPARABLE = ("taylor1", "taylor2", "reconstruction")  # scores in one unit for all groups and branches: not normalized
@@ -43,7 +43,7 @@ class Samples:
 
 
 def importance(
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     kind: str | Own = "l1",
     seed: int = 0,
     *,
@@ -61,31 +61,31 @@ def importance(
     or network.
     """
     if isinstance(kind, str) and kind not in KINDS and not kind.startswith(PYTHON_PREFIX):
-        raise PruneError(f"importance is one of {', '.join(KINDS)}, or python:MODULE:FUNCTION, not {kind!r}.{nearest(kind, KINDS)}")
+        raise PruneError(f"importance is one of {', '.join(KINDS)}, or python:MODULE:FUNCTION, not {kind!r}.{suggest_name(kind, KINDS)}")
     if isinstance(kind, str) and kind in NEED_DATA:
         if net is None or samples is None:
             raise PruneError(f"the importance {kind} needs data: give the network and samples (labels are optional)")
         if kind == "reconstruction":
-            return reconstruction_scores(net, found, blocks, samples.data, seed=seed, progress=progress)
-        seen = gates(net, found, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
-        scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in found), *(b.name for b in blocks)]}
+            return reconstruction_scores(net, channel_groups, blocks, samples.data, seed=seed, progress=progress)
+        seen = gates(net, channel_groups, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
+        scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in channel_groups), *(b.name for b in blocks)]}
     else:
-        scores = _of_weights(found, kind, seed, net)
+        scores = _of_weights(channel_groups, kind, seed, net)
     bad = next((name for name, v in scores.items() if not np.isfinite(v).all()), None)
     if bad is not None:
         raise PruneError(f"{name_of(kind)} gives {bad!r} scores that are not finite: its weights or activations hold NaN or "
                          "infinite values. `whet run` shows where they begin.")  # fmt: skip
     if normalize or (normalize is None and kind not in COMPARABLE):
-        scores = {**scores, **{g.name: _normalized(scores[g.name]) for g in found}}
+        scores = {**scores, **{g.name: _normalize(scores[g.name]) for g in channel_groups}}
     for b in blocks:
         if b.name not in scores:
             inside = set(b.layers)
-            own = [float(scores[g.name].sum()) for g in found if set(g.layers) <= inside]
+            own = [float(scores[g.name].sum()) for g in channel_groups if set(g.layers) <= inside]
             scores[b.name] = np.array([sum(own) if own else float(len(b.layers))])
     return scores
 
 
-def _normalized(v: np.ndarray) -> np.ndarray:
+def _normalize(v: np.ndarray) -> np.ndarray:
     return v / v.mean() if v.mean() > 0 else np.ones(len(v))
 
 
@@ -93,19 +93,19 @@ def _of_gates(seen: Gates, kind: str, name: str) -> np.ndarray:
     return np.sqrt(seen.energy[name]) if kind == "activation" else seen.first(name) if kind == "taylor1" else seen.second(name)
 
 
-def _of_weights(found: Sequence[Group], kind: str | Own, seed: int, net: Network | None) -> dict[str, np.ndarray]:
+def _of_weights(channel_groups: Sequence[Group], kind: str | Own, seed: int, net: Network | None) -> dict[str, np.ndarray]:
     if not isinstance(kind, str) or kind.startswith(PYTHON_PREFIX):
-        return _own(found, kind, net)
+        return _own(channel_groups, kind, net)
     if kind == "random":
         rng = np.random.default_rng(seed)
-        return {g.name: rng.random(g.size) * 2 for g in found}
+        return {g.name: rng.random(g.size) * 2 for g in channel_groups}
     if kind == "bn_scale":
-        return _scales(found, net)
-    measure = {"l1": _l1, "l2": _l2, "fpgm": _apart}[kind]
-    return {g.name: _weighed(g, measure) for g in found}
+        return _scales(channel_groups, net)
+    measure = {"l1": _l1, "l2": _l2, "fpgm": _sum_distances}[kind]
+    return {g.name: _weigh(g, measure) for g in channel_groups}
 
 
-def _weighed(g: Group, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def _weigh(g: Group, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     parts = []
     for t, axis, at in g.weights():
         if t.type.rank >= 2:
@@ -124,21 +124,21 @@ def _l2(rows: np.ndarray) -> np.ndarray:
     return np.sqrt((rows**2).sum(1))
 
 
-def _apart(rows: np.ndarray) -> np.ndarray:
+def _sum_distances(rows: np.ndarray) -> np.ndarray:
     """Sum of Euclidean distances to all other rows."""
     squares = (rows**2).sum(1)
     return np.sqrt(np.maximum(squares[:, None] + squares[None] - 2 * rows @ rows.T, 0)).sum(1)
 
 
-def _scales(found: Sequence[Group], net: Network | None) -> dict[str, np.ndarray]:
+def _scales(channel_groups: Sequence[Group], net: Network | None) -> dict[str, np.ndarray]:
     if net is None:
         raise PruneError("the importance bn_scale reads batch norms: give the network")
     gammas = {x.inputs[1] for x in net.layers if x.op == "BatchNormalization"}
     scores, with_norm = {}, 0
-    for g in found:
+    for g in channel_groups:
         parts = [np.abs(t.array().astype(np.float64))[at].mean(1) for t, _, at in g.weights() if t in gammas]
         with_norm += bool(parts)
-        scores[g.name] = np.mean([_normalized(p) for p in parts], axis=0) if parts else _weighed(g, _l2)
+        scores[g.name] = np.mean([_normalize(p) for p in parts], axis=0) if parts else _weigh(g, _l2)
     if not with_norm:
         raise PruneError("the importance bn_scale needs batch norms, and no group has one (exporters fold them): choose l2 or taylor1")
     return scores
@@ -149,10 +149,10 @@ def name_of(kind: str | Own) -> str:
     return kind if isinstance(kind, str) else f"python:{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__name__)}"
 
 
-def _own(found: Sequence[Group], kind: str | Own, net: Network | None) -> dict[str, np.ndarray]:
+def _own(channel_groups: Sequence[Group], kind: str | Own, net: Network | None) -> dict[str, np.ndarray]:
     function = user_function(kind, "importance") if isinstance(kind, str) else kind
     scores = {}
-    for g in found:
+    for g in channel_groups:
         got = np.asarray(function(net, g), np.float64)
         if got.shape != (g.size,) or not np.isfinite(got).all() or (got < 0).any():
             what = f"{got.shape}" if got.shape != (g.size,) else "scores that are negative or not finite"
@@ -167,7 +167,7 @@ def step_of(g: Group, multiple: int) -> int:
 
 
 def choose(
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     scores: Mapping[str, np.ndarray],
     ratio: float,
     *,
@@ -189,16 +189,16 @@ def choose(
         raise PruneError(f"scope is 'group' or 'global', not {scope!r}")
     if multiple < 1:
         raise PruneError(f"kept channels are rounded to a multiple of one or more, not {multiple}")
-    given = _given(found, widths or {})
-    share = {g.name: 1 - ratio for g in found}
-    if scope == "global" and found:
-        every = np.sort(np.concatenate([scores[g.name] for g in found]))
+    given = _check_widths(channel_groups, widths or {})
+    share = {g.name: 1 - ratio for g in channel_groups}
+    if scope == "global" and channel_groups:
+        every = np.sort(np.concatenate([scores[g.name] for g in channel_groups]))
         threshold = every[int(len(every) * ratio)]
-        share = {g.name: float(np.mean(scores[g.name] >= threshold)) for g in found}
-    factors = factor_counts(found)
+        share = {g.name: float(np.mean(scores[g.name] >= threshold)) for g in channel_groups}
+    factors = factor_counts(channel_groups)
     share = {name: s ** (1 / factors[name]) for name, s in share.items()}
     kept = {}
-    for g in found:
+    for g in channel_groups:
         step = step_of(g, multiple)
         n = given.get(g.name) or max(step if least is None else least, round(g.size * share[g.name] / step) * step)
         if n < g.size:
@@ -207,12 +207,12 @@ def choose(
     return kept
 
 
-def _given(found: Sequence[Group], widths: Mapping[str, int]) -> dict[str, int]:
+def _check_widths(channel_groups: Sequence[Group], widths: Mapping[str, int]) -> dict[str, int]:
     """Validates widths: known groups, within their sizes. Raises PruneError."""
-    sizes = {g.name: g.size for g in found}
+    sizes = {g.name: g.size for g in channel_groups}
     for name, n in widths.items():
         if name not in sizes:
-            near = nearest(name, sizes)
+            near = suggest_name(name, sizes)
             raise PruneError(f"a width is given for {name!r}, which is not a prunable group.{near} `whet prune MODEL --list` has the names.")
         if not isinstance(n, int) or not 1 <= n <= sizes[name]:
             raise PruneError(f"the width {n} is invalid for {name!r} with {sizes[name]} units: give 1 to {sizes[name]}")

@@ -62,7 +62,7 @@ def edges(widths: Sequence[int], costs: Sequence[float]) -> list[int]:
 
 
 def choose_within(
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     blocks: Sequence[Branch],
     scores: Mapping[str, np.ndarray],
     costs: Costs,
@@ -81,7 +81,7 @@ def choose_within(
     before = costs.total({})
     if before <= target:
         return Choice({}, (), before, before, 0.0)
-    tables = Tables(found, blocks, scores, costs, {g.name: widths_of(g, multiple, most) for g in found})
+    tables = Tables(channel_groups, blocks, scores, costs, {g.name: widths_of(g, multiple, most) for g in channel_groups})
     best = Search(tables, target, progress).run()
     if best.x is None:
         raise PruneError(
@@ -94,13 +94,13 @@ def choose_within(
     return Choice(kept, removed, before, costs.total(widths, removed), tables.loss(best.x), best.bound)
 
 
-def per_layer(found: Sequence[Group], blocks: Sequence[Branch], scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def per_layer(channel_groups: Sequence[Group], blocks: Sequence[Branch], scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Normalized scores times the number of weights that read or produce a unit: a residual-stream channel affects every layer on it.
 
     A branch counts the sum over its groups. Taylor terms are used unchanged: they are changes of one loss.
     """
-    made = {g.name: scores[g.name] * max(1, sum(t.type.rank > 1 for t, _, _ in g.weights())) for g in found}
+    made = {g.name: scores[g.name] * max(1, sum(t.type.rank > 1 for t, _, _ in g.weights())) for g in channel_groups}
     for b in blocks:
-        own = [made[g.name].sum() for g in found if set(g.layers) <= set(b.layers)]
+        own = [made[g.name].sum() for g in channel_groups if set(g.layers) <= set(b.layers)]
         made[b.name] = np.array([float(sum(own))]) if own else scores[b.name]
     return made

@@ -43,7 +43,7 @@ def static_layers(net: Network, config: BuildConfig, *, filled: bool = False) ->
 
 def latency_costs(
     net: Network,
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     blocks: Sequence[Branch],
     meter: Meter,
     base: Mapping[str, Layer],
@@ -53,11 +53,11 @@ def latency_costs(
     config = meter.config
     meter.announce(base.values())
     parts: dict[str, dict[Slot, list[Part]]] = {name: {} for name in base}
-    near = _near(net, found, base)
-    waiting, done = _apart(found, near), 0
+    near = _affecting_groups(net, channel_groups, base)
+    waiting, done = _split_independent(channel_groups, near), 0
     while waiting:
         some = waiting.pop()
-        touched = _touched(cut(net, {g.name: range(g.size - 1) for g in some}, found), base, config)
+        touched = _axis_shrinkage(cut(net, {g.name: range(g.size - 1) for g in some}, channel_groups), base, config)
         owner = {name: [g for g in some if g.name in near[name]] for name in touched}
         if len(some) > 1 and any(len(gs) != 1 for gs in owner.values()):
             waiting += [[g] for g in some]  # a changed layer that no group explains
@@ -68,7 +68,7 @@ def latency_costs(
                 parts[name].setdefault(slot, []).append(Part(g.name, g.size, lost))
         done += len(some)
         if progress is not None:
-            progress(done, len(found) + len(blocks), f"layers of {some[0].name}")
+            progress(done, len(channel_groups) + len(blocks), f"layers of {some[0].name}")
     gone, added = {}, {}
     for n, b in enumerate(blocks):
         after = static_layers(remove_branches(net, [b.name]), config)
@@ -76,8 +76,8 @@ def latency_costs(
         gone[b.name] = frozenset(name for name in base if name not in after and not set(base[name].sources) <= sources)
         added[b.name] = sum(meter.ms(x) for name, x in after.items() if name not in base)
         if progress is not None:
-            progress(len(found) + n + 1, len(found) + len(blocks), f"layers of {b.name}")
-    overlaps = Overlaps.of(found)
+            progress(len(channel_groups) + n + 1, len(channel_groups) + len(blocks), f"layers of {b.name}")
+    overlaps = Overlaps.of(channel_groups)
 
     def sized(name: str, widths: Widths) -> Layer:
         layer = base[name]
@@ -99,25 +99,25 @@ def latency_costs(
     return Costs("ms", price, groups_of, gone, added, measured=True, expect=expect)
 
 
-def _near(net: Network, found: Sequence[Group], base: Mapping[str, Layer]) -> dict[str, set[str]]:
+def _affecting_groups(net: Network, channel_groups: Sequence[Group], base: Mapping[str, Layer]) -> dict[str, set[str]]:
     """The groups that affect each lowered layer, by its source nodes."""
     nodes = {x.name: {x.name, *x.sources} for x in net.layers}
     of_node: dict[str, set[str]] = {}
-    for g in found:
+    for g in channel_groups:
         for name in g.layers:
             for node in nodes[name]:
                 of_node.setdefault(node, set()).add(g.name)
     return {name: set().union(*(of_node.get(s, set()) for s in (name, *layer.sources))) for name, layer in base.items()}
 
 
-def _apart(found: Sequence[Group], near: Mapping[str, set[str]]) -> list[list[Group]]:
+def _split_independent(channel_groups: Sequence[Group], near: Mapping[str, set[str]]) -> list[list[Group]]:
     """Greedy colouring of the groups: no two groups of a set affect the same layer."""
-    together: dict[str, set[str]] = {g.name: set() for g in found}
+    together: dict[str, set[str]] = {g.name: set() for g in channel_groups}
     for names in near.values():
         for name in names:
             together[name] |= names
     sets: list[list[Group]] = []
-    for g in found:
+    for g in channel_groups:
         home = next((s for s in sets if not together[g.name] & {x.name for x in s}), None)
         if home is None:
             sets.append([g])
@@ -126,7 +126,7 @@ def _apart(found: Sequence[Group], near: Mapping[str, set[str]]) -> list[list[Gr
     return sets
 
 
-def _touched(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> dict[str, dict[Slot, int]]:
+def _axis_shrinkage(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> dict[str, dict[Slot, int]]:
     """The axis shrinkage of each layer of `base` when one unit is cut: {layer: {slot: elements}}."""
     made: dict[str, dict[Slot, int]] = {}
     for name, after in static_layers(small, config).items():

@@ -79,7 +79,7 @@ class LatencyTable:
 
     def take(self, path: str | os.PathLike) -> int:
         """Copies the rows of another table that this one lacks, or has only under external load; returns their number. Raises CacheError."""
-        others = {k: r for k, r in _read(Path(path)).items() if _quieter(r, self.rows.get(k))}
+        others = {k: r for k, r in _read(Path(path)).items() if _is_quieter(r, self.rows.get(k))}
         self.rows |= others
         self._unsaved += len(others)
         return len(others)
@@ -89,7 +89,7 @@ class LatencyTable:
         if self.path is None or (not self._unsaved and self.path.exists()):
             return
         if self.path.exists():
-            self.rows |= {k: r for k, r in _read(self.path).items() if _quieter(r, self.rows.get(k))}
+            self.rows |= {k: r for k, r in _read(self.path).items() if _is_quieter(r, self.rows.get(k))}
         data = {"format": FORMAT, "version": VERSION, "rows": {k: asdict(r) for k, r in sorted(self.rows.items())}}
         try:
             with replacing(self.path) as part:
@@ -99,7 +99,7 @@ class LatencyTable:
         self._unsaved, self._saved = 0, time.monotonic()
 
 
-def _quieter(row: Row, ours: Row | None) -> bool:
+def _is_quieter(row: Row, ours: Row | None) -> bool:
     """True if we lack the row, or ours was timed under external load and the other table's was not."""
     return ours is None or bool(ours.others and not row.others)
 

@@ -49,12 +49,12 @@ def note(net: Network, step: str, **about: Any) -> None:
 
 def check_order(net: Network, step: str, insist: bool = False) -> None:
     """Raises PruneError with reason and alternative when `step` (of STEPS) is out of order, unless `insist`."""
-    why = None if insist else _wrong(net, step)
+    why = None if insist else _find_objection(net, step)
     if why is not None:
         raise PruneError(f"{why} --insist overrides this.")
 
 
-def _wrong(net: Network, step: str) -> str | None:
+def _find_objection(net: Network, step: str) -> str | None:
     """The reason against doing `step` now with the alternative, or None."""
     done = [s["step"] for s in history(net)]
     last = max((i for i, s in enumerate(done) if s == "prune"), default=-1)

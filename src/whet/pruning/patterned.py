@@ -19,7 +19,7 @@ from whet.pruning.order import note
 from whet.pruning.permute import permute_channels
 from whet.pruning.sensitivity import Progress
 from whet.pruning.weight_scores import WeightScores
-from whet.registry import nearest
+from whet.registry import suggest_name
 from whet.sparsity import first_violation, is_two_four, reduction_axis
 from whet.sparsity.patterns import NOfM, Pattern
 
@@ -65,7 +65,7 @@ def apply_pattern(
         raise PruneError("the network is quantized (Q/DQ nodes): apply the pattern to the floating-point model, fine-tune, then calibrate")
     weighted = {x.name: x for x in net.layers if reduction_axis(x) is not None}
     if unknown := [s for s in skip if s not in weighted]:
-        raise PruneError(f"no layer with weights is named {unknown[0]!r}.{nearest(unknown[0], weighted)}")
+        raise PruneError(f"no layer with weights is named {unknown[0]!r}.{suggest_name(unknown[0], weighted)}")
     wanted = {n: x for n, x in weighted.items() if n not in skip}
     if data is not None:
         check_data(data, labels)
@@ -168,7 +168,7 @@ def _refit(layer: Layer, array: np.ndarray, axis: int, mask: np.ndarray, inputs:
     return np.ascontiguousarray(result[0] if axis == array.ndim - 1 else result[0].T).astype(array.dtype)
 
 
-def unusable(pattern: Pattern, done: Patterned) -> str:
+def unusable_reason(pattern: Pattern, done: Patterned) -> str:
     """Why no kernel exploits the pattern; "" if all patterned layers are 2:4."""
     dense = [n for n in done.removed if n not in done.two_four]
     if not dense:

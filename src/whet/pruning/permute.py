@@ -62,10 +62,10 @@ def permute_channels(
     return Permuted(reorder(net, {g.name: orders[g.name] for g, _ in found if g.name in orders}, [g for g, _ in found]), orders, kept)
 
 
-def reorder(net: Network, orders: Mapping[str, np.ndarray], found: list[Group] | None = None) -> Network:
+def reorder(net: Network, orders: Mapping[str, np.ndarray], channel_groups: list[Group] | None = None) -> Network:
     """A copy of `net` with the channels of each named group in another order; it computes the same function."""
     made = net.clone()  # a group's indices are those of the original order, and groups of one axis have disjoint indices
-    for g in found if found is not None else groups(net):
+    for g in channel_groups if channel_groups is not None else groups(net):
         if g.name not in orders:
             continue
         for (t, axis), members in g.members.items():

@@ -15,7 +15,7 @@ from whet.pruning.costs import Costs, channel_costs, flop_costs, parameter_costs
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
-from whet.pruning.depth import Branch, branches, innermost, removable
+from whet.pruning.depth import Branch, branches, removable, select_innermost
 from whet.pruning.floor import Floor, held_out_errors, reweighted, uniform_choice
 from whet.pruning.importance import COMPARABLE, NEED_DATA, Own, Samples, choose, importance, name_of
 from whet.pruning.knapsack import Choice, choose_within, per_layer
@@ -108,7 +108,7 @@ class Report:
             who = f"other processes or virtual machines used up to {others:.1f} CPUs"
             more.append(f"{busy} of {times} layer times were measured while {who}. {_QUIETER}")
         if self.engine_ms is not None and self.predicted is not None and self.unit == "ms":
-            more += _wide_of(self.predicted, self.engine_ms)
+            more += _remark_on_prediction(self.predicted, self.engine_ms)
         return [", ".join(words), *more]
 
 
@@ -118,7 +118,7 @@ def _quality(gap: float, unit: str) -> str:
     return f"importance lost: {f'at most {100 * gap:.2g} % above the optimum' if gap > 1e-5 else 'optimal'} for the target, by {of}"
 
 
-def _wide_of(predicted: tuple[float, float], engine: tuple[float, float]) -> list[str]:
+def _remark_on_prediction(predicted: tuple[float, float], engine: tuple[float, float]) -> list[str]:
     """A remark on a prediction error above _OFF."""
     off = predicted[1] / predicted[0] - engine[1] / engine[0]
     if abs(off) <= _OFF:
@@ -170,7 +170,7 @@ def prune(
     if not isinstance(net, Network):
         raise PruneError(f"prune() takes a Network, not {type(net).__name__}: whet.network_from_onnx reads one from a file")
     check_order(net, "prune", config.insist)
-    config = _resolved(config, data is not None)
+    config = _resolve(config, data is not None)
     found, blocks = candidates(net, config)
     samples = Samples(data, labels) if data is not None else None
     if config.importance in NEED_DATA and samples is None:
@@ -184,11 +184,11 @@ def prune(
         kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple or _MULTIPLE, widths=config.widths)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
     else:
-        choice, report, others = _towards(net, config, found, blocks, scores, config.target, samples, progress)
+        choice, report, others = _select_for_target(net, config, found, blocks, scores, config.target, samples, progress)
         if data is not None and config.recovery is not None and (others.trials or others.uniform is not None):
             choice, report = _best_by_outputs(net, config, found, choice, report, others, data, progress)
     small = cut(net, choice.kept, found, removed=choice.removed)
-    note(small, "prune", **_about(config))
+    note(small, "prune", **_summarize_config(config))
     made = small
     if data is not None and config.recovery is not None:
         made = recover(small, net, choice.kept, data, config.recovery, progress, insist=config.insist)
@@ -198,7 +198,7 @@ def prune(
     after = sum(0 if g.name in gone else len(choice.kept[g.name]) if g.name in choice.kept else g.size for g in found)
     report = replace(report, flops=_flops(net, small), params=(count_params(net), count_params(small)))
     known = {"gap": round(report.known_gap, 5)} if report.known_gap is not None else {}
-    recipe = recipe_of(net, choice.kept, about={**_about(config), **known}, found=found, removed=choice.removed)
+    recipe = recipe_of(net, choice.kept, about={**_summarize_config(config), **known}, channel_groups=found, removed=choice.removed)
     return Pruned(made, small, recipe, (before, after), report)
 
 
@@ -211,11 +211,11 @@ def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Bra
         way = f" {len(through)} groups can be cut through means and variances over channels: --hidden (PruneConfig.hidden), then recover."
         more = way if through else ""
         raise PruneError(f"'{net.name}' has no prunable channels: each is coupled to an input, an output or an op that needs its full size.{more}")
-    blocks = innermost(branches(net)) if _with_branches(config) else []
+    blocks = select_innermost(branches(net)) if _with_branches(config) else []
     return found, [b for b in blocks if b.name not in whole]
 
 
-def _resolved(config: PruneConfig, has_data: bool) -> PruneConfig:
+def _resolve(config: PruneConfig, has_data: bool) -> PruneConfig:
     """`config` with the importance and the depth that its defaults mean."""
     if config.importance == "auto":
         config = replace(config, importance="reconstruction" if has_data and config.target is not None else "l1")
@@ -228,7 +228,7 @@ def _with_branches(config: PruneConfig) -> bool:
     return wanted and config.target is not None
 
 
-def _about(config: PruneConfig) -> dict:
+def _summarize_config(config: PruneConfig) -> dict:
     about = {"importance": name_of(config.importance), "multiple": config.multiple or "auto", "seed": config.seed}
     about |= {"hidden": True} if config.hidden else {}
     about |= {"steps": config.steps} if config.steps > 1 else {}
@@ -255,10 +255,10 @@ class _Others:
     trials: tuple[Choice, ...] = ()
 
 
-def _towards(
+def _select_for_target(
     net: Network,
     config: PruneConfig,
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     blocks: Sequence[Branch],
     scores: Mapping[str, np.ndarray],
     target: Target,
@@ -268,22 +268,22 @@ def _towards(
     """The selection for a target, its report, and other selections of the same cost."""
     if config.importance in COMPARABLE:
         blocks = removable(net, blocks, scores)
-    weights = per_layer(found, blocks, scores) if config.importance not in COMPARABLE else scores
+    weights = per_layer(channel_groups, blocks, scores) if config.importance not in COMPARABLE else scores
 
     # a narrower width that kernels pad to the next multiple takes as long as that: it is not worth timing
     multiple = config.multiple or (_MULTIPLE if target.kind in TIMED else None)
 
     def within(costs: Costs, share: float, trial: int = 0) -> Choice:
         scaled = reweighted(weights, config.seed, trial)
-        return choose_within(found, blocks, scaled, costs, share * costs.total({}), multiple=multiple, progress=progress)
+        return choose_within(channel_groups, blocks, scaled, costs, share * costs.total({}), multiple=multiple, progress=progress)
 
     def others(costs: Costs, share: float) -> _Others:
-        uniform = uniform_choice(found, weights, costs, share * costs.total({}), multiple) if config.floor else None
+        uniform = uniform_choice(channel_groups, weights, costs, share * costs.total({}), multiple) if config.floor else None
         return _Others(uniform, tuple(within(costs, share, n) for n in range(1, config.trials + 1)))
 
     if target.kind not in TIMED:
         counted = {"flops": flop_costs, "params": parameter_costs}.get(target.kind, lambda n, f, b: channel_costs(f, b))
-        costs = counted(net, found, blocks)
+        costs = counted(net, channel_groups, blocks)
         share = target.of(costs.total({}))
         if config.steps > 1:
             assert samples is not None
@@ -291,13 +291,15 @@ def _towards(
 
             def select(present: Network, groups: Sequence[Group], budget: float) -> Choice:
                 names = {b.name for b in blocks}
-                inside = blocks if present is net else [b for b in innermost(branches(present)) if b.name in names]
+                inside = blocks if present is net else [b for b in select_innermost(branches(present)) if b.name in names]
                 own = scores if present is net else importance(groups, config.importance, config.seed, net=present, samples=samples, blocks=inside)
                 own = per_layer(groups, inside, own) if config.importance not in COMPARABLE else own
                 return choose_within(groups, inside, own, counted(present, groups, inside), budget, multiple=multiple, progress=progress)
 
             before = costs.total({})
-            kept, removed = choose_stepwise(net, found, select, before, share * before, config.steps, samples.data, config.recovery, progress)
+            kept, removed = choose_stepwise(
+                net, channel_groups, select, before, share * before, config.steps, samples.data, config.recovery, progress
+            )
             after = costs.total({name: len(at) for name, at in kept.items()}, removed)
             choice = Choice(kept, removed, before, after, 0.0)
             return choice, Report(costs.unit, (before, after)), others(costs, share)
@@ -306,14 +308,24 @@ def _towards(
     with ExitStack() as stack:
         base = static_layers(net, config.build)
         meter = stack.enter_context(Meter(config.build, LatencyTable(config.table), base, retime=config.retime))
-        return _timed(net, config, target, found, lambda: latency_costs(net, found, blocks, meter, base, progress), meter, within, others, progress)
+        return _select_by_engine_time(
+            net,
+            config,
+            target,
+            channel_groups,
+            lambda: latency_costs(net, channel_groups, blocks, meter, base, progress),
+            meter,
+            within,
+            others,
+            progress,
+        )
 
 
-def _timed(
+def _select_by_engine_time(
     net: Network,
     config: PruneConfig,
     target: Target,
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     priced: Callable[[], Costs],
     meter: Meter,
     within: Callable[[Costs, float], Choice],
@@ -335,7 +347,7 @@ def _timed(
         try:
             for again in range(_AGAIN + 1):
                 tried = within(costs, asked)
-                small = cut(net, tried.kept, found, removed=tried.removed)
+                small = cut(net, tried.kept, channel_groups, removed=tried.removed)
                 sums = measured_sum(small, meter)
                 if again == _AGAIN or not meter.settle():
                     break
@@ -361,7 +373,7 @@ def _timed(
 
 
 def _best_by_outputs(
-    net: Network, config: PruneConfig, found: Sequence[Group], choice: Choice, report: Report, others: _Others,
+    net: Network, config: PruneConfig, channel_groups: Sequence[Group], choice: Choice, report: Report, others: _Others,
     data: Mapping[str, np.ndarray], progress: Progress | None,
 ) -> tuple[Choice, Report]:  # fmt: skip
     """The best of all selections by the outputs on held-out samples. With a latency target another selection replaces `choice` only if its engine
@@ -369,7 +381,7 @@ def _best_by_outputs(
     assert config.recovery is not None
     ranked = [choice, *others.trials]
     uniform = [] if others.uniform is None else [others.uniform]
-    errors = held_out_errors(net, found, [*ranked, *uniform], data, config.recovery, progress)
+    errors = held_out_errors(net, channel_groups, [*ranked, *uniform], data, config.recovery, progress)
     if errors is None:
         return choice, report
     best = int(np.argmin(errors[: len(ranked)]))
@@ -379,7 +391,7 @@ def _best_by_outputs(
             return choice, replace(report, floor=None if floor.fails else floor)
         times = report.engine_ms
         if times is not None:
-            before, after = measure_latencies([net, cut(net, c.kept, found, removed=c.removed)], config.build, progress=progress)
+            before, after = measure_latencies([net, cut(net, c.kept, channel_groups, removed=c.removed)], config.build, progress=progress)
             if after / before > times[1] / times[0] * _CLOSE:
                 continue
             times = (before, after)

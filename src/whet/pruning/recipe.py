@@ -68,12 +68,12 @@ def recipe_of(
     kept: Kept,
     *,
     about: Mapping[str, Any] | None = None,
-    found: Sequence[Group] | None = None,
+    channel_groups: Sequence[Group] | None = None,
     removed: Sequence[str] = (),
     masks: Mapping[str, np.ndarray] | None = None,
 ) -> Recipe:
     """The recipe of a selection for `net`. Raises PruneError for an unknown group."""
-    known = list(found) if found is not None else groups_for(net, kept)
+    known = list(channel_groups) if channel_groups is not None else groups_for(net, kept)
     entries = {}
     for name, at in kept.items():
         g = find_group(known, name)
@@ -94,13 +94,13 @@ def apply_recipe(net: Network, recipe: Recipe, *, insist: bool = False, name: st
             raise PruneError(
                 f"group {name!r} has {g.size} channels here, {e.size} in the recipe: it was made for another width. Choose again."
             )
-    made = _masked(_reordered(cut(net, recipe.kept(), known, removed=recipe.removed), recipe.orders), recipe.masks)
+    made = _apply_masks(_reorder(cut(net, recipe.kept(), known, removed=recipe.removed), recipe.orders), recipe.masks)
     if recipe.groups or recipe.removed:
         note(made, "prune", **({"recipe": name} if name else {}), about=dict(recipe.about))
     return made
 
 
-def _reordered(net: Network, orders: Mapping[str, tuple[int, ...]]) -> Network:
+def _reorder(net: Network, orders: Mapping[str, tuple[int, ...]]) -> Network:
     """`net` with its channels in the recipe's orders."""
     if not orders:
         return net
@@ -111,7 +111,7 @@ def _reordered(net: Network, orders: Mapping[str, tuple[int, ...]]) -> Network:
     return reorder(net, {name: np.array(order, np.int64) for name, order in orders.items()}, known)
 
 
-def _masked(net: Network, masks: Mapping[str, np.ndarray]) -> Network:
+def _apply_masks(net: Network, masks: Mapping[str, np.ndarray]) -> Network:
     """Zeroes masked weights of `net` in place."""
     for name, mask in masks.items():
         t = net.constants.get(name)
@@ -161,7 +161,7 @@ def _is_permutation(order: list[Any]) -> bool:
 def save_recipe(recipe: Recipe, path: str | os.PathLike) -> Path:
     """Writes the recipe as JSON. Raises PruneError when the file cannot be written."""
     if recipe.masks:
-        _write(_beside(path), _safetensors().save({n: np.ascontiguousarray(m, bool) for n, m in recipe.masks.items()}))
+        _write(_masks_path(path), _safetensors().save({n: np.ascontiguousarray(m, bool) for n, m in recipe.masks.items()}))
     return _write(path, (json.dumps(recipe.to_json(), indent=1) + "\n").encode())
 
 
@@ -178,11 +178,11 @@ def load_recipe(path: str | os.PathLike) -> Recipe:
         return recipe
     library = _safetensors()
     try:
-        masks = library.load_file(_beside(path))
+        masks = library.load_file(_masks_path(path))
     except (OSError, ValueError, _safetensors_error()) as e:
-        raise PruneError(f"the recipe's masks cannot be read from {_beside(path)}: {e}. Keep both files together.") from e
+        raise PruneError(f"the recipe's masks cannot be read from {_masks_path(path)}: {e}. Keep both files together.") from e
     if {n: list(m.shape) for n, m in masks.items()} != data["masks"]:
-        raise PruneError(f"{_beside(path)} does not hold the masks that {path} names: keep both files together")
+        raise PruneError(f"{_masks_path(path)} does not hold the masks that {path} names: keep both files together")
     return replace(recipe, masks=masks)
 
 
@@ -209,7 +209,7 @@ def _safetensors_error() -> type[Exception]:
     return SafetensorError
 
 
-def _beside(path: str | os.PathLike) -> Path:
+def _masks_path(path: str | os.PathLike) -> Path:
     return Path(path).with_suffix(".safetensors")
 
 

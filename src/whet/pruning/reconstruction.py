@@ -56,16 +56,22 @@ class _Reader:
 
 
 def reconstruction_scores(
-    net: Network, found: Sequence[Group], blocks: Sequence[Branch], data: Mapping[str, np.ndarray], *, seed: int = 0, progress: Progress | None = None
+    net: Network,
+    channel_groups: Sequence[Group],
+    blocks: Sequence[Branch],
+    data: Mapping[str, np.ndarray],
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> dict[str, np.ndarray]:
     """The marginal errors of the units of each group, float64 [size], and the relative error [1] without each branch.
 
     The sum of a group's n smallest scores is its error without these n units (marginal errors are made monotone by pooling). Readers without
     a constant matrix count the energy of a unit's values relative to their input. Raises PruneError for data without samples or with NaN.
     """
-    readers, energies = _measure(net, found, blocks, data, seed, progress)
+    readers, energies = _measure(net, channel_groups, blocks, data, seed, progress)
     scores = {}
-    for g in found:
+    for g in channel_groups:
         scores[g.name] = _marginal(g.size, readers.get(g.name, []), energies.get(g.name, np.zeros(g.size)))
     return scores | {b.name: energies[b.name] for b in blocks}
 
@@ -82,13 +88,13 @@ def _marginal(size: int, readers: list[_Reader], energy: np.ndarray) -> np.ndarr
         rises.append((rise / len(gone), len(gone)))
         left = np.setdiff1d(left, gone)
     scores = np.zeros(size)
-    level = _pooled(rises)
+    level = _fit_nondecreasing(rises)
     for n, (gone, value) in enumerate(zip(order, level, strict=True)):
         scores[gone] = value * (1 + 1e-9 * n) + 1e-15 * n  # ties keep the order of removal
     return scores
 
 
-def _pooled(rises: Sequence[tuple[float, int]]) -> list[float]:
+def _fit_nondecreasing(rises: Sequence[tuple[float, int]]) -> list[float]:
     """The non-decreasing values nearest to the (value, weight) pairs: pool adjacent violators."""
     pools: list[list[float]] = []  # value, weight, number of pairs
     for value, weight in rises:
@@ -103,11 +109,11 @@ def _pooled(rises: Sequence[tuple[float, int]]) -> list[float]:
 
 
 def _measure(
-    net: Network, found: Sequence[Group], blocks: Sequence[Branch], data: Mapping[str, np.ndarray], seed: int, progress: Progress | None
+    net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch], data: Mapping[str, np.ndarray], seed: int, progress: Progress | None
 ) -> tuple[dict[str, list[_Reader]], dict[str, np.ndarray]]:
     """Quadratics of the readers by group, and relative energies of other readers by group and of branches."""
     at: dict[Tensor, list[tuple[Group, int, np.ndarray]]] = {}
-    for g in found:
+    for g in channel_groups:
         for (t, axis), indices in g.members.items():
             at.setdefault(t, []).append((g, axis, indices))
     ends: dict[str, list[Branch]] = {}
@@ -185,7 +191,7 @@ def _quadratic(layer: Layer, x: np.ndarray, users, scale: Mapping[Tensor, float]
     rows = rows - rows.mean(0)
     gram = rows.T @ rows / len(rows)
     gram[np.diag_indices(len(gram))] += max(_DAMPING * float(np.trace(gram)) / len(gram), 1e-12)
-    gains, size = _towards_the_sum(layer, users, scale)
+    gains, size = _gain_of_sum(layer, users, scale)
     matrix = matrix * gains / np.sqrt(size * matrix.shape[1])
     return matrix, np.linalg.inv(gram)
 
@@ -204,7 +210,7 @@ def _positions(count: int, unknowns: int, rng: np.random.Generator) -> np.ndarra
     return np.arange(count) if count <= limit else np.sort(rng.choice(count, limit, replace=False))
 
 
-def _towards_the_sum(layer: Layer, users, scale: Mapping[Tensor, float]) -> tuple[np.ndarray | float, float]:
+def _gain_of_sum(layer: Layer, users, scale: Mapping[Tensor, float]) -> tuple[np.ndarray | float, float]:
     """Gain per output channel and the reference variance: those of the Add with another computed tensor that the output reaches through batch
     norms and constant additions, else those of the output itself."""
     t, gains = layer.output, np.ones(1)

@@ -65,7 +65,7 @@ def recover(
     readers = recovered.users()
     for n, layer in enumerate(recovered.layers):
         note = "ran"
-        if config.least_squares and _fittable(layer, readers):
+        if config.least_squares and _is_fittable(layer, readers):
             other = _other_summand(layer, n, recovered, original, small, readers)
             aim = layer.name if other is None else other[0]
             if not big.run_to(aim):
@@ -117,7 +117,7 @@ def _measure(layer: Layer, x: np.ndarray) -> str:
     return "mean and variance re-estimated"
 
 
-def _fittable(layer: Layer, readers) -> bool:
+def _is_fittable(layer: Layer, readers) -> bool:
     """True if the layer multiplies by a constant that no other layer reads."""
     w = layer.input(1)
     if layer.op not in ("Conv", "Gemm", "MatMul") or w is None or not w.is_constant or len(readers.get(w, [])) != 1:

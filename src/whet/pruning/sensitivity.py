@@ -47,7 +47,7 @@ class Gates:
 
 def gates(
     net: Network,
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     blocks: Sequence[Branch],
     data: Mapping[str, np.ndarray],
     labels: np.ndarray | None = None,
@@ -62,7 +62,7 @@ def gates(
     Raises PruneError if an op has no gradient (naming the op) or the labels do not match; ShapeError if the data do not match the inputs.
     """
     check_data(data, labels)
-    edges = _edges(net, found, blocks)
+    edges = _edges(net, channel_groups, blocks)
     count = len(next(iter(data.values())))
     fixed = [t.shape[0] for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)]
     size = min(batch, count) if not fixed else int(fixed[0])
@@ -130,10 +130,10 @@ def _weight_gradients(layer: Layer, inputs: list, cotangent: np.ndarray, samples
 _Edge = tuple[str, int, np.ndarray]  # group or branch; axis, -1 for a whole branch; indices [units, elements per unit]
 
 
-def _edges(net: Network, found: Sequence[Group], blocks: Sequence[Branch]) -> dict[tuple[str, int], list[_Edge]]:
+def _edges(net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> dict[tuple[str, int], list[_Edge]]:
     """Gates by (layer name, input index)."""
     at: dict[Tensor, list[tuple[Group, int, np.ndarray]]] = {}
-    for g in found:
+    for g in channel_groups:
         for (member, axis), indices in g.members.items():
             at.setdefault(member, []).append((g, axis, indices))
     edges: dict[tuple[str, int], list[_Edge]] = {}
@@ -206,7 +206,7 @@ class _Run:
                 visit(layer, inputs, full)
             if not any(differentiable(layer, i) for i in range(len(layer.inputs))):
                 continue
-            for i, c in enumerate(_back(layer, self.sizes, inputs, outs, full)):
+            for i, c in enumerate(_backpropagate(layer, self.sizes, inputs, outs, full)):
                 t, value = layer.inputs[i], inputs[i]
                 if c is None or t is None or value is None:
                     continue
@@ -222,7 +222,7 @@ def _forward(net: Network, data: Mapping[str, np.ndarray]) -> _Run:
     return _Run(net, values, outputs, bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in data.items()}))
 
 
-def _back(layer: Layer, env, inputs, outs, full):
+def _backpropagate(layer: Layer, env, inputs, outs, full):
     if layer.regions:
         raise PruneError(f"{layer.op} '{layer.name}' has subgraphs, whose gradient is not implemented: choose the importance l2 or activation")
     try:

@@ -29,10 +29,10 @@ class Overlaps:
     pairs: set[tuple[str, str]] = field(default_factory=set)
 
     @staticmethod
-    def of(found: Sequence[Group]) -> Overlaps:
+    def of(channel_groups: Sequence[Group]) -> Overlaps:
         overlaps = Overlaps()
         on: dict[Axis, list[tuple[str, np.ndarray]]] = {}
-        for g in found:
+        for g in channel_groups:
             for axis, at in g.members.items():
                 on.setdefault(axis, []).append((g.name, at))
         for here in on.values():
@@ -57,11 +57,11 @@ class Overlaps:
         return size
 
 
-def factor_counts(found: Sequence[Group]) -> dict[str, int]:
+def factor_counts(channel_groups: Sequence[Group]) -> dict[str, int]:
     """For each group the largest number of groups, itself included, whose units share elements of one axis: the factors of a product axis."""
-    most = {g.name: 1 for g in found}
+    most = {g.name: 1 for g in channel_groups}
     on: dict[Axis, list[tuple[str, np.ndarray]]] = {}
-    for g in found:
+    for g in channel_groups:
         for axis, at in g.members.items():
             on.setdefault(axis, []).append((g.name, at))
     for here in on.values():
@@ -70,10 +70,10 @@ def factor_counts(found: Sequence[Group]) -> dict[str, int]:
     return most
 
 
-def source_parts(found: Sequence[Group]) -> dict[Axis, list[Part]]:
+def source_parts(channel_groups: Sequence[Group]) -> dict[Axis, list[Part]]:
     """The groups' parts of each prunable axis of the source network."""
     parts: dict[Axis, list[Part]] = {}
-    for g in found:
+    for g in channel_groups:
         for axis, at in g.members.items():
             parts.setdefault(axis, []).append(Part(g.name, g.size, at.shape[1]))
     return parts

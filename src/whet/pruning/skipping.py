@@ -8,7 +8,7 @@ from whet.errors import PruneError
 from whet.network import Network
 from whet.pruning.coupling import groups
 from whet.pruning.depth import branches
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 
 def resolve_skipped(net: Network, skip: str | Sequence[str], *, hidden: bool = False) -> frozenset[str]:
@@ -26,13 +26,13 @@ def resolve_skipped(net: Network, skip: str | Sequence[str], *, hidden: bool = F
             targets.setdefault(name, set()).add(part)
     for name in skip:
         if name not in targets:
-            near = _near(name, targets, parts)
+            near = _suggest_name(name, targets, parts)
             raise PruneError(f"no prunable group, branch or layer is called {name!r}.{near} `whet prune MODEL --list` prints the names.")
     return frozenset().union(*(targets[name] for name in skip))
 
 
-def _near(name: str, known: dict[str, set[str]], parts: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+def _suggest_name(name: str, known: dict[str, set[str]], parts: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     """The nearest name; else names that contain the given one (`conv1` is part of many), else the first groups."""
     within = sorted(k for k in known if name and name in k)
     label, names = ("Names that contain it:", within) if within else ("The groups are", [part for part, _ in parts])
-    return nearest(name, known) or (f" {label} {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}." if names else "")
+    return suggest_name(name, known) or (f" {label} {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}." if names else "")

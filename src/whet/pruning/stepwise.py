@@ -22,7 +22,7 @@ Select = Callable[[Network, Sequence[Group], float], Choice]
 
 def choose_stepwise(
     net: Network,
-    found: Sequence[Group],
+    channel_groups: Sequence[Group],
     select: Select,
     before: float,
     target: float,
@@ -38,20 +38,20 @@ def choose_stepwise(
     kept: dict[str, np.ndarray] = {}
     removed: tuple[str, ...] = ()
     present = net
-    sizes = {g.name: g.size for g in found}
+    sizes = {g.name: g.size for g in channel_groups}
     for n in range(1, steps + 1):
-        here = found if present is net else remaining(found, present, {name: len(at) for name, at in kept.items()})
+        here = channel_groups if present is net else remaining(channel_groups, present, {name: len(at) for name, at in kept.items()})
         choice = select(present, here, before * (target / before) ** (n / steps))
         for name, at in choice.kept.items():
             kept[name] = kept.get(name, np.arange(sizes[name]))[at]
         removed += choice.removed
         if n < steps:
-            small = cut(net, kept, found, removed=removed)
+            small = cut(net, kept, channel_groups, removed=removed)
             present = recover(small, net, kept, data, recovery, progress, insist=True)
     return kept, removed
 
 
-def remaining(found: Sequence[Group], present: Network, wanted: Mapping[str, int]) -> list[Group]:
-    """The groups of `present` that are groups of the original too (`found`), with the numbers of units in `wanted` (else their own)."""
-    sizes = {g.name: wanted.get(g.name, g.size) for g in found}
+def remaining(channel_groups: Sequence[Group], present: Network, wanted: Mapping[str, int]) -> list[Group]:
+    """The groups of `present` that are groups of the original too (`channel_groups`), with the numbers of units in `wanted` (else their own)."""
+    sizes = {g.name: wanted.get(g.name, g.size) for g in channel_groups}
     return [g for g in groups_for(present, sizes) if sizes.get(g.name) == g.size]

@@ -46,11 +46,16 @@ class Tables:
     """Variables, their values, and cost and loss tables over them. A state `x` is a list with one value per variable."""
 
     def __init__(
-        self, found: Sequence[Group], blocks: Sequence[Branch], scores: Mapping[str, np.ndarray], costs: Costs, widths: Mapping[str, Sequence[int]]
+        self,
+        channel_groups: Sequence[Group],
+        blocks: Sequence[Branch],
+        scores: Mapping[str, np.ndarray],
+        costs: Costs,
+        widths: Mapping[str, Sequence[int]],
     ):
         """`widths` are the allowed widths by group, including the full one; groups that no cost depends on stay whole."""
         self.costs, self.asked = costs, 0  # table entries priced so far
-        self.groups = [g for g in found if g.name in costs.items_of]
+        self.groups = [g for g in channel_groups if g.name in costs.items_of]
         self.blocks = list(blocks)
         self.widths = [sorted(widths[g.name], reverse=True) for g in self.groups]
         self.sizes = [*(len(w) for w in self.widths), *(2 for _ in blocks)]
@@ -213,7 +218,7 @@ class Tables:
         for t in self._terms:
             if t.scope:
                 stay = (slice(None),) * len(t.kept) + (0,) * len(t.branches)
-                tables[t.scope][stay] += price * _bounded(t.prices)
+                tables[t.scope][stay] += price * _bound_prices(t.prices)
             else:
                 constant += price * self._price(t, ())
         for v, a in self._added.items():
@@ -221,7 +226,7 @@ class Tables:
         return list(tables.values()), constant
 
 
-def _bounded(prices: np.ndarray) -> np.ndarray:
+def _bound_prices(prices: np.ndarray) -> np.ndarray:
     """Prices, with each unknown one replaced by the largest known price of equal or smaller widths, or 0."""
     unknown = np.isnan(prices)
     if not unknown.any():

@@ -21,7 +21,7 @@ from whet.errors import PruneError
 from whet.network import Layer, Network
 from whet.pruning._layer_inputs import LayerInputs, gather_inputs
 from whet.pruning.sensitivity import mean_absolute_gradients
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 KINDS = ("auto", "l1", "activation", "second_order", "taylor1")
 RIDGE = 1e-3  # relative to the mean diagonal of the second moments, as in the recovery
@@ -41,7 +41,7 @@ class WeightScores:
     ) -> WeightScores:
         """Gathers what the scores need. Raises PruneError for an unknown kind, or one that needs data without them."""
         if kind not in KINDS:
-            raise PruneError(f"the importance of single weights is one of {', '.join(KINDS)}, not {kind!r}.{nearest(kind, KINDS)}")
+            raise PruneError(f"the importance of single weights is one of {', '.join(KINDS)}, not {kind!r}.{suggest_name(kind, KINDS)}")
         if data is None:
             if kind not in ("auto", "l1"):
                 raise PruneError(f"the importance {kind} is measured on data: give samples (--calibData), or choose l1")
@@ -59,14 +59,14 @@ class WeightScores:
             return size
         moments = inputs.gram / max(inputs.rows, 1)
         if self.kind == "activation":
-            return size * np.sqrt(_as_weights(np.diagonal(moments, axis1=1, axis2=2), array, axis))
+            return size * np.sqrt(_to_weight_layout(np.diagonal(moments, axis1=1, axis2=2), array, axis))
         k = moments.shape[-1]
         load = np.maximum(RIDGE * np.trace(moments, axis1=1, axis2=2) / k, 1e-12)
         inverse = np.linalg.inv(moments + load[:, None, None] * np.eye(k))
-        return size**2 / (2 * _as_weights(np.diagonal(inverse, axis1=1, axis2=2), array, axis))
+        return size**2 / (2 * _to_weight_layout(np.diagonal(inverse, axis1=1, axis2=2), array, axis))
 
 
-def _as_weights(by_input: np.ndarray, array: np.ndarray, axis: int) -> np.ndarray:
+def _to_weight_layout(by_input: np.ndarray, array: np.ndarray, axis: int) -> np.ndarray:
     """Values [groups, inputs] of a layer in the layout of its weights (broadcast along the output channels)."""
     groups = len(by_input)
     if array.ndim > 2:  # a convolution

@@ -26,8 +26,8 @@ def find_locked_sums(net: Network, read: Read, base: Mapping[Axis, int], n: int)
     `read` are the layers in execution order with their couples, `base` the offset of each axis' elements among the n.
     """
     locked = np.zeros(n, bool)
-    data = _computed(net)
-    doubtful = [c for _, couples in read for c in couples if c.summed and (c.a in data) == (c.b in data) and _known(c, base)]
+    data = _computed_tensors(net)
+    doubtful = [c for _, couples in read for c in couples if c.summed and (c.a in data) == (c.b in data) and _is_known(c, base)]
     if not any(c.a in data or c.a is c.b for c in doubtful):
         return locked
     zero = _zeros(read, base, n)
@@ -43,7 +43,7 @@ def find_locked_sums(net: Network, read: Read, base: Mapping[Axis, int], n: int)
     return locked
 
 
-def _computed(net: Network) -> set[Tensor]:
+def _computed_tensors(net: Network) -> set[Tensor]:
     """Tensors that depend on the network's inputs."""
     computed = set(net.inputs)
     for layer in net.layers:
@@ -52,7 +52,7 @@ def _computed(net: Network) -> set[Tensor]:
     return computed
 
 
-def _known(c: Couple, base: Mapping[Axis, int]) -> bool:
+def _is_known(c: Couple, base: Mapping[Axis, int]) -> bool:
     return (c.a, c.a_axis) in base and (c.b, c.b_axis) in base
 
 
@@ -67,20 +67,20 @@ def _zeros(read: Read, base: Mapping[Axis, int], n: int) -> np.ndarray:
             for axis in range(y.type.rank):
                 if (y, axis) not in base:
                     continue
-                tied = _tied(y, axis, couples, base, zero)
+                tied = _find_coupled_zeros(y, axis, couples, base, zero)
                 at = base[y, axis]
                 if o.pointwise:
-                    zero[at : at + y.shape[axis]] = _tried(layer, tied, y.shape[axis])
+                    zero[at : at + y.shape[axis]] = _evaluate_on_zeros(layer, tied, y.shape[axis])
                 elif o.zeros is not None:
                     zero[at : at + y.shape[axis]] = _all_zero(layer, tied, o.zeros, y.shape[axis])
     return zero
 
 
-def _tied(y: Tensor, axis: int, couples: Iterable[Couple], base: Mapping[Axis, int], zero: np.ndarray) -> dict[Tensor, np.ndarray]:
+def _find_coupled_zeros(y: Tensor, axis: int, couples: Iterable[Couple], base: Mapping[Axis, int], zero: np.ndarray) -> dict[Tensor, np.ndarray]:
     """Per tensor coupled to this axis: int8 [size]; 1: the coupled element is zero, 0: it is not, -1: no element is coupled."""
     states: dict[Tensor, np.ndarray] = {}
     for c in couples:
-        if c.a is c.b or not _known(c, base):
+        if c.a is c.b or not _is_known(c, base):
             continue
         a, b = c.indexes()
         if c.b is y and c.b_axis == axis:
@@ -102,7 +102,7 @@ def _all_zero(layer: Layer, tied: Mapping[Tensor, np.ndarray], added: Sequence[i
     return (states != 0).all(axis=0) & (states == 1).any(axis=0)
 
 
-def _tried(layer: Layer, tied: Mapping[Tensor, np.ndarray], size: int) -> np.ndarray:
+def _evaluate_on_zeros(layer: Layer, tied: Mapping[Tensor, np.ndarray], size: int) -> np.ndarray:
     """bool [size]: True if a pointwise op maps the zeros in its inputs to zero, for all values of its other inputs."""
     rows = [tied.get(t, np.zeros(size, np.int8)) if t is not None else np.zeros(size, np.int8) for t in layer.inputs]
     states = np.stack(rows) == 1

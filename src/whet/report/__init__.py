@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from whet.registry import on_demand
+from whet.registry import import_on_demand
 from whet.report.comparison_page import comparison_page
 from whet.report.engine_page import engine_page
 from whet.report.search_page import search_page
@@ -20,4 +20,4 @@ __all__ = ["comparison_page", "engine_page", "search_page"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        return on_demand(__name__, {"search_live": f"{__name__}.search_live"}, name)
+        return import_on_demand(__name__, {"search_live": f"{__name__}.search_live"}, name)

@@ -27,7 +27,7 @@ def make_page(title: str, body: Html, figures: Mapping[str, Any], details: Mappi
         style=own.joinpath("page.css").read_text(encoding="utf-8"),
         script=own.joinpath("page.js").read_text(encoding="utf-8"),
         body=body,
-        data=_compressed(data.encode()),
+        data=_compress(data.encode()),
         library=_library() if figures else "",
     )
 
@@ -44,8 +44,8 @@ def _library() -> str:
         source = files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError):
         raise UsageError("report pages need plotly: pip install 'whet[report]'") from None
-    return _compressed(source)
+    return _compress(source)
 
 
-def _compressed(data: bytes) -> str:
+def _compress(data: bytes) -> str:
     return b64encode(gzip.compress(data, 9, mtime=0)).decode()

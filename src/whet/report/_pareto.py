@@ -42,7 +42,7 @@ def pareto_figure(points: Sequence[Point], *, x_name: str, y_name: str, limit_x:
             "showlegend": False,
         }
     ]
-    beneath = _beneath(points, x1, y1 - y0)
+    beneath = _find_hidden_points(points, x1, y1 - y0)
     for kind, (name, color, symbol) in _KINDS.items():
         members = [p for p in points if p["kind"] == kind]
         outside = [not y0 <= p["y"] <= y1 for p in members]
@@ -93,7 +93,7 @@ def pareto_figure(points: Sequence[Point], *, x_name: str, y_name: str, limit_x:
     )
 
 
-def _beneath(points: Sequence[Point], width: float, height: float) -> dict[int, list[str]]:
+def _find_hidden_points(points: Sequence[Point], width: float, height: float) -> dict[int, list[str]]:
     """For each point the names of those at the same place, which its mark hides."""
     cells: dict[tuple[int, int], list[Point]] = {}
     for p in points:

@@ -83,7 +83,7 @@ def engine_page(plan: EnginePlan, *, title: str = "", profile: int = 0) -> str:
         ),
         _table(d),
         _passes(d),
-        _about(d),
+        _render_about(d),
     ]
     details = {x.key: _detail(x) for x in d.layers}
     return make_page(f"whet: {title or plan.network.name}", Html("\n".join(body)), figures, details)
@@ -282,7 +282,7 @@ def _memory(d: EngineData) -> Figure:
         "marker": {"color": [PALETTE[k % 6] for k in range(len(tensors))], "opacity": 0.55, "line": {"color": "--card", "width": 1}},
         "name": "tensors",
     }
-    live = [_covered([(t.offset, t.offset + t.size) for t in tensors if t.first <= k <= t.last]) / 2**20 for k in range(len(d.layers))]
+    live = [_count_covered_bytes([(t.offset, t.offset + t.size) for t in tensors if t.first <= k <= t.last]) / 2**20 for k in range(len(d.layers))]
     line = {
         "type": "scatter",
         "mode": "lines",
@@ -295,7 +295,7 @@ def _memory(d: EngineData) -> Figure:
     return figure([rectangles, line], barmode="overlay", yaxis={"title": {"text": "MiB"}}, xaxis={"title": {"text": "layer"}, "showgrid": False})
 
 
-def _covered(intervals: Sequence[tuple[int, int]]) -> int:
+def _count_covered_bytes(intervals: Sequence[tuple[int, int]]) -> int:
     """The number of bytes in at least one interval: tensors that are computed in place share theirs."""
     total = end = 0
     for first, last in sorted(intervals):
@@ -380,7 +380,7 @@ def _passes(d: EngineData) -> Html:
     return Html("".join(blocks))
 
 
-def _about(d: EngineData) -> Html:
+def _render_about(d: EngineData) -> Html:
     facts = "\n".join(f"{k}: {v}" for k, v in d.engine["machine"].items())
     notes = "\n".join(d.engine["info"])
     return Html(

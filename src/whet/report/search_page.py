@@ -21,7 +21,7 @@ _MIB = 2.0**20
 
 def search_page(data: Data) -> str:
     """The page as self-contained HTML without external requests, enforced by its content security policy."""
-    parts = [_head(data), _plot(data), _compared(data), _steps(data), _layers(data), _trials(data), _about(data)]
+    parts = [_head(data), _plot(data), _render_comparison(data), _steps(data), _layers(data), _trials(data), _render_about(data)]
     figures: dict[str, Figure] = {"latency": _latency(data)}
     if points := _points(data):
         figures["pareto"] = pareto_figure(
@@ -45,9 +45,9 @@ def _head(d: Data) -> Html:
         checks.append(tag("span", c["text"], class_=None if c["met"] else "miss"))
     return Html("".join([
         tag("h1", d["model"]),
-        tag("p", d["device"], " · ", _when(d["date"]), " · ", f"{len(d['trials'])} trials · {_minutes(d['seconds'])}", class_="dim"),
+        tag("p", d["device"], " · ", _format_date(d["date"]), " · ", f"{len(d['trials'])} trials · {_minutes(d['seconds'])}", class_="dim"),
         tag("p", verdict, class_="verdict" if d["met"] else "verdict no"),
-        tag("p", tag("b", chosen["name"]), ": ", _joined(chosen["what"])),
+        tag("p", tag("b", chosen["name"]), ": ", _join_lines(chosen["what"])),
         tag("p", *checks),
         tag("div",
             _tile(f"{number(1 / chosen['latency']['ratio'])}x", "the original's speed, in turns with it"),
@@ -145,10 +145,10 @@ def _ratio(ms: Data) -> Html:
     if "contradiction" in ms:
         return Html(h(number(ms["ratio"])) + tag("small", "uncertain: " + " or ".join(number(v) for v in ms["contradiction"])))
     low, high = ms.get("ratio_interval", (None, None))
-    return Html(_within(number(ms["ratio"]), {"low": low, "high": high}, 3))
+    return Html(_value_with_interval(number(ms["ratio"]), {"low": low, "high": high}, 3))
 
 
-def _compared(d: Data) -> Html:
+def _render_comparison(d: Data) -> Html:
     metered = any(r["energy"]["mj"] is not None for r in d["rows"])
     head = ("engine", "target", "what", d["metric"], "lost", "median ms", "p99 ms", "x original", "samples/s", "memory MiB", "engine MiB",
             *(["mJ a sample", "net mJ"] if metered else []), "build s", "parameters", "MFLOPs")  # fmt: skip
@@ -159,7 +159,7 @@ def _compared(d: Data) -> Html:
         front = tag("small", "Pareto set") if r.get("front") else ""
         rows.append((
             Html(h(r["name"]) + front), "met" if r["met"] else tag("span", "; ".join(c["text"] for c in r["checks"] if not c["met"]), class_="miss"),
-            _joined(r["what"]), _within(number(m["value"], 4), m, 4), _within(number(drop["value"]), drop, 3),
+            _join_lines(r["what"]), _value_with_interval(number(m["value"], 4), m, 4), _value_with_interval(number(drop["value"]), drop, 3),
             number(ms["median_ms"]), number(ms["p99_ms"]), _ratio(ms), number(r["throughput"]),
             number(r["memory_bytes"] / _MIB), number(r["engine_bytes"] / _MIB),
             *([number(r["energy"]["mj"]), number(r["energy"].get("net_mj"))] if metered else []), number(r["build_seconds"]), number(r["params"]),
@@ -178,12 +178,12 @@ def _compared(d: Data) -> Html:
     return Html(tag("h2", "The engines compared") + bars + shown + tag("p", about, class_="dim"))
 
 
-def _joined(text: str) -> Html:
+def _join_lines(text: str) -> Html:
     """Text in which no line begins with a percent sign."""
     return Html(h(text).replace(" %", "&nbsp;%"))
 
 
-def _within(value: str, interval: Data, digits: int) -> Html:
+def _value_with_interval(value: str, interval: Data, digits: int) -> Html:
     """A value, its interval in small print below it."""
     if interval["low"] is None:
         return h(value)
@@ -200,7 +200,7 @@ def _steps(d: Data) -> Html:
     for s in steps:
         m = s.get("metric")
         rows.append((s["step"], bar(s["params"] / most), number(s["params"]), number(s["flops"] / 1e6) if s["flops"] else "-",
-                     number(m["value"], 4) if m else "-", number(s.get("ms")), _took(s["seconds"])))  # fmt: skip
+                     number(m["value"], 4) if m else "-", number(s.get("ms")), _format_seconds(s["seconds"])))  # fmt: skip
     head = ("step", "", "parameters", "MFLOPs", d["metric"], "ms", "took s")
     note = "Scored on the trials' data. Steps without ms were scored with an FP32 engine in which nothing was timed."
     falls = "".join(chart(name, f"{title} after each step", 260) for name, title in _waterfalls(d).items()) if len(steps) > 1 else ""
@@ -231,7 +231,7 @@ def _trials(d: Data) -> Html:
         if ok:
             ms = t["latency"]
             figures = [Html(_ratio(ms) + busy), number(ms["median_ms"]), number(t["metric"]["value"], 4), number(t["seconds"])]
-        rows.append((t["number"], _joined(t["what"]), *figures, t["verdict"]))
+        rows.append((t["number"], _join_lines(t["what"]), *figures, t["verdict"]))
         classes.append("failed" if not ok else "chosen" if t["kept"] else "rejected" if t["same_as"] is not None or not t["met"] else None)
     left = [tag("li", tag("b", what), ": ", why) for what, why in d["left_out"]]
     more = tag("p", "Not searched over:") + tag("ul", *left) if left else ""
@@ -241,7 +241,7 @@ def _trials(d: Data) -> Html:
                                 classes=classes), class_="limited"), Html(more), id="trials")  # fmt: skip
 
 
-def _about(d: Data) -> Html:
+def _render_about(d: Data) -> Html:
     def block(name: str, text: str) -> Html:
         return tag("details", tag("summary", name), tag("pre", text))
 
@@ -251,12 +251,12 @@ def _about(d: Data) -> Html:
     return Html(tag("h2", "Run it") + tag("pre", "\n".join(d["commands"])) + Html("\n".join(blocks)))
 
 
-def _when(date: str) -> str:
+def _format_date(date: str) -> str:
     """An ISO date as people write it."""
     return date[:16].replace("T", " ") + " UTC" if date.endswith("+00:00") else date
 
 
-def _took(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return number(seconds) if seconds >= 0.1 else "< 0.1"
 
 

@@ -20,14 +20,14 @@ def round_to(w: Weight, dtype: DType) -> Weight:
     return w if w.type.dtype == dtype else express("Cast", w, to=dtype)
 
 
-def reshaped(w: Weight, shape: tuple[int, ...]) -> Weight:
+def reshape_weight(w: Weight, shape: tuple[int, ...]) -> Weight:
     """`w` with another shape."""
     return w if w.array.shape == shape else express("Reshape", w, shape=shape)
 
 
 def along_axis(w: Weight, axis: int, rank: int) -> Weight:
     """A vector as a tensor of `rank` dimensions that broadcasts along all axes but `axis`."""
-    return reshaped(w, tuple(w.array.size if i == axis else 1 for i in range(rank)))
+    return reshape_weight(w, tuple(w.array.size if i == axis else 1 for i in range(rank)))
 
 
 def scalar_weight(value: float, dtype: DType = F64) -> Weight:

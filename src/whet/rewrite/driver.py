@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from whet.errors import MemoryLimitError, NetworkError, UsageError
 from whet.network import Layer, Network, Tensor, verify
 from whet.ops import FoldBudget
-from whet.registry import nearest
+from whet.registry import suggest_name
 from whet.rewrite.graph import Graph
-from whet.rewrite.rules import PASSES, Fired, Pass, Phase, Skip, ordered
+from whet.rewrite.rules import PASSES, Fired, Pass, Phase, Skip, order_passes
 
 _MAX_ROUNDS = 50  # more rounds of one phase mean that two passes undo each other
 _MAX_NAME_PARTS = 6  # a name with more parts is abbreviated to "first...last"
@@ -50,9 +50,9 @@ def select(level: int = 3, switches: Iterable[str] = ()) -> list[Pass]:
         else:
             name = s.lstrip("+-")
             if name not in PASSES:
-                raise UsageError(f"there is no pass {name!r}.{nearest(name, PASSES)} `whet passes` lists them.")
+                raise UsageError(f"there is no pass {name!r}.{suggest_name(name, PASSES)} `whet passes` lists them.")
             (chosen.discard if s.startswith("-") else chosen.add)(name)
-    return [p for p in ordered() if p.name in chosen]
+    return [p for p in order_passes() if p.name in chosen]
 
 
 def run_passes(

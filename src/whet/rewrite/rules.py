@@ -105,7 +105,7 @@ def _summary(f: Any) -> str:
     return doc.strip().splitlines()[0] if doc.strip() else ""
 
 
-def ordered() -> list[Pass]:
+def order_passes() -> list[Pass]:
     """All passes in the order in which they run. Raises BuildError when `after` names an unknown pass or makes a cycle."""
     done: list[Pass] = []
     for phase in Phase:

@@ -65,7 +65,7 @@ def copy_in(bound: BoundEngine, name: str, array: UserArray) -> None:
     """Copies a user's array into a tensor in the arena; from a GPU through the host if the engine stores it in another format."""
     if isinstance(array, np.ndarray):
         bound.write(name, array)
-    elif _as_stored(bound, name):
+    elif _is_stored_as_given(bound, name):
         bound.backend.copy_address(bound.address(name), array.address, array.nbytes)
     else:
         raw = bound.backend.read_address(array.address, array.nbytes)
@@ -76,13 +76,13 @@ def copy_out(bound: BoundEngine, name: str, array: UserArray) -> None:
     """Copies an output to a user's array."""
     if isinstance(array, np.ndarray):
         np.copyto(array, bound.output(name))
-    elif _as_stored(bound, name):
+    elif _is_stored_as_given(bound, name):
         bound.backend.copy_address(array.address, bound.address(name), array.nbytes)
     else:
         bound.backend.write_address(array.address, bound.output(name))
 
 
-def _as_stored(bound: BoundEngine, name: str) -> bool:
+def _is_stored_as_given(bound: BoundEngine, name: str) -> bool:
     o = bound.shaped.operands.get(name)
     return o is not None and o.format == "linear" and o.dtype == bound.shaped.types[name].dtype
 
@@ -94,7 +94,7 @@ def why_copied(bound: BoundEngine, name: str, array: UserArray, users: Mapping[s
             return f"its first byte is not {_DEVICE_ALIGNMENT}-byte aligned"
         if array.nbytes == 0:
             return "it is empty"
-        if not _as_stored(bound, name):
+        if not _is_stored_as_given(bound, name):
             return f"the engine stores %{name} as {bound.shaped.operands.get(name)}; it goes through the host"
         for other, theirs in users.items():
             begin, end = address_of(theirs), address_of(theirs) + theirs.nbytes

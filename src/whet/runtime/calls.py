@@ -12,7 +12,7 @@ import numpy as np
 
 from whet.errors import ShapeError
 from whet.forks import new_lock
-from whet.registry import nearest
+from whet.registry import suggest_name
 from whet.runtime.dlpack import DeviceArray, device_array, on_gpu
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def inputs_by_name(engine: Engine, inputs: Any) -> dict[str, Any]:
     if isinstance(inputs, Mapping):
         for name in inputs:
             if name not in engine.inputs:
-                raise ShapeError(f"inputs: the engine has no input {name!r}.{nearest(str(name), names)} It takes {takes}.")
+                raise ShapeError(f"inputs: the engine has no input {name!r}.{suggest_name(str(name), names)} It takes {takes}.")
         given = dict(inputs)
     elif _is_list_of_arrays(inputs) or (isinstance(inputs, list | tuple) and len(names) != 1):
         if len(inputs) != len(names):

@@ -13,7 +13,7 @@ from whet.engine import LayerTimes, display_names, profile_suffix
 from whet.errors import BackendError, ContextError, ShapeError
 from whet.forks import new_lock
 from whet.network import Expr, evaluate, static_shape
-from whet.registry import nearest
+from whet.registry import suggest_name
 from whet.runtime.arrays import UserArray, address_of, as_array, copy_in, copy_out, user_array, why_copied
 from whet.runtime.dlpack import CPU, DeviceArray
 from whet.runtime.engine import Engine
@@ -356,7 +356,7 @@ class Context:
 
     def _known(self, name: str, names: Mapping[str, Any], what: str) -> None:
         if name not in names:
-            raise ShapeError(f"the engine has no {what} '{name}'.{nearest(name, names)} It has {', '.join(names)}.")
+            raise ShapeError(f"the engine has no {what} '{name}'.{suggest_name(name, names)} It has {', '.join(names)}.")
 
     def _takes(self) -> str:
         return ", ".join(f"{n}: {t}" for n, t in self.engine.inputs.items())

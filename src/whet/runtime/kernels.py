@@ -67,7 +67,7 @@ def plan_layer(layer: Layer, choice: Choice, backend: Backend, refusal: str | No
     try:
         if refusal is not None:
             raise BuildError(refusal)
-        return _checked(Planned(layer, signature, _plan(choice, layer, signature, backend), choice.tactic))
+        return _check_sizes(Planned(layer, signature, _plan(choice, layer, signature, backend), choice.tactic))
     except (BuildError, BackendError) as e:
         return _fall_back(layer, choice, signature, backend, str(e))
 
@@ -132,13 +132,17 @@ def config_refusal(layer: Layer, choice: Choice, backend: Backend) -> str | None
         reason = reason or t.refuses(layer, signature, backend)
         if reason is not None:
             return f"{t.name} at the profile's opt shapes: {reason}"
-        listed = [_typed(c) for c in t.configs(layer, signature, backend)]
+        listed = [_add_value_types(c) for c in t.configs(layer, signature, backend)]
     except (WhetError, *_UNEXPECTED) as e:  # a layer that the tactic does not expect: an engine file may contain anything
         return f"{t.name} does not understand the layer: {type(e).__name__} {e}"
-    return None if _typed(choice.config) in listed else f"{t.name} does not list the stored config {str(dict(choice.config))[:200]} for this layer"
+    return (
+        None
+        if _add_value_types(choice.config) in listed
+        else f"{t.name} does not list the stored config {str(dict(choice.config))[:200]} for this layer"
+    )
 
 
-def _typed(config: Config) -> tuple[tuple[str, type, int | str], ...]:
+def _add_value_types(config: Config) -> tuple[tuple[str, type, int | str], ...]:
     """A config that is equal to another one only if its values have the same types: True is not 1."""
     return tuple((name, type(value), value) for name, value in config)
 
@@ -184,7 +188,7 @@ def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Back
 
     for t in sorted(tactics_of(backend.name), key=order):
         try:
-            return _checked(Planned(layer, signature, _plan_first(t, layer, signature, None, backend), t.name, why))
+            return _check_sizes(Planned(layer, signature, _plan_first(t, layer, signature, None, backend), t.name, why))
         except WhetError:
             continue
     if not backend.capabilities.host_memory:
@@ -192,7 +196,7 @@ def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Back
     return Planned(layer, signature, SafeKernel(layer, signature), "safe reference", why)
 
 
-def _checked(p: Planned) -> Planned:
+def _check_sizes(p: Planned) -> Planned:
     """Refuses a kernel whose operand sizes differ from their formats', because offsets in the arena would be wrong."""
     for kind, tensors, operands, sizes in (
         ("input", p.layer.inputs, p.signature.inputs, p.kernel.inputs),

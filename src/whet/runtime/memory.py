@@ -20,6 +20,11 @@ from whet.tactics import Operand, Packed
 ALIGNMENT = 64  # bytes; a cache line, and the alignment of vector loads and stores
 
 
+def align_size(nbytes: int) -> int:
+    """The next multiple of ALIGNMENT."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An uninitialized 64-byte aligned array, which `Context.bind` accepts without copying."""
     dtype = np.dtype(dtype)
@@ -45,7 +50,7 @@ def write_bytes(backend: Backend, buffer: Buffer, offset: int, data: np.ndarray)
         backend.write(buffer, offset, flat)
 
 
-def _rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
+def _round_to_storage(array: np.ndarray, dtype: DType) -> np.ndarray:
     """The array in a storage type. Finite values beyond its range become its largest: masks of -3.4e38 must not make rows of NaN in F16."""
     if array.dtype == dtype.numpy:
         return array
@@ -103,7 +108,7 @@ class WeightStore:
         shape = static_shape(stored_shape(operand.format, weight.array.shape))
 
         def create() -> np.ndarray:
-            return to_stored(_rounded(weight.array, operand.dtype), operand.format)
+            return to_stored(_round_to_storage(weight.array, operand.dtype), operand.format)
 
         return self._get(f"constant {weight.digest} {operand}", prod(shape) * operand.dtype.numpy.itemsize, create)
 

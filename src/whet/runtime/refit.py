@@ -69,24 +69,24 @@ def refit(engine: Engine, weights: Mapping[str, np.ndarray], *, like: Network | 
         if _names(t) & set(weights):
             w = t.constant()
             if id(w) not in done:
-                done[id(w)] = _recomputed(t, w, values)
+                done[id(w)] = _recompute(t, w, values)
             t.weight = done[id(w)]
     made.probe = {}
     for part in made.others:
         part.probe = {}
-    return _reopened(engine, made, like)
+    return _reopen(engine, made, like)
 
 
-def _reopened(engine: Engine, made: EnginePlan, like: Network | None) -> Engine:
+def _reopen(engine: Engine, plan: EnginePlan, like: Network | None) -> Engine:
     """The engine of the refitted plan on the same backend, with new probes. Raises EngineError if a kernel cannot use the new weights."""
-    opened = Runtime(engine.backend).load(made)
-    for k in range(max(len(made.profiles), 1)):
+    opened = Runtime(engine.backend).load(plan)
+    for k in range(max(len(plan.profiles), 1)):
         with opened.create_context(k) as context:
-            part, number = made.part(k)
+            part, number = plan.part(k)
             shapes = probe_shapes(dataclasses.replace(part, profiles=part.profiles[number : number + 1]))
             inputs = probe_inputs(part.network, 0, shapes)
             outputs = context.run(inputs)
-        old = engine.plan.by_profile()[k if made.others else 0].probe
+        old = engine.plan.by_profile()[k if plan.others else 0].probe
         if like is not None and k == 0:
             expected = make_probe(part, run_network(like, inputs), rtol=old["rtol"] if old else _RTOL)
             if reason := probe_differs(expected, outputs):
@@ -136,7 +136,7 @@ def _check_weight(name: str, a: np.ndarray, sources: Mapping[str, np.ndarray | N
         raise EngineError(f"refit: {name!r} is {Weight(old).type} in the engine, the new values are {Weight(a).type}; they must agree")
 
 
-def _recomputed(t: Tensor, w: Weight, values: Mapping[str, np.ndarray]) -> Weight:
+def _recompute(t: Tensor, w: Weight, values: Mapping[str, np.ndarray]) -> Weight:
     """The constant of new source weights. Raises EngineError if an assumption of the build no longer holds."""
     try:
         for origin in _parts(w.origin):

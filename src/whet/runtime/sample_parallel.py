@@ -20,7 +20,7 @@ from whet.errors import EngineError, ShapeError
 from whet.network import Network, TensorType, evaluate, static_shape
 from whet.ops import bind_symbols
 from whet.runtime.kernels import ConfigCheck
-from whet.runtime.memory import ALIGNMENT, WeightStore
+from whet.runtime.memory import ALIGNMENT, WeightStore, align_size
 from whet.runtime.shaped import ShapedPlan, max_shapes, opt_shapes, shape_plan
 from whet.runtime.steps import BoundEngine, RepeatedLaunches, run_checked
 
@@ -77,7 +77,7 @@ def arena_bytes(plan: EnginePlan, profile: int = 0) -> int:
         return max(arena.total, 1)
     part, number = plan.part(profile)
     batch = next(iter(max_shapes(part, number).values()))[0]
-    return _padded(arena.total) * arena.concurrent_samples + sum(_padded(arena.sizes[t.name]) * batch for t in _bindings(part.network))
+    return align_size(arena.total) * arena.concurrent_samples + sum(align_size(arena.sizes[t.name]) * batch for t in _bindings(part.network))
 
 
 class SampleParallelEngine:
@@ -89,15 +89,15 @@ class SampleParallelEngine:
         self.arena = arena if arena is not None else backend.allocate(arena_bytes(shaped.plan, shaped.profile), ALIGNMENT)
         own: ArenaPlan = shaped.on_worker.plan.arenas[0]
         self._staged: dict[str, tuple[int, int]] = {}  # input or output -> its offset, and the distance between samples in bytes
-        at = _padded(own.total) * shaped.plan.arenas[shaped.profile].concurrent_samples
+        at = align_size(own.total) * shaped.plan.arenas[shaped.profile].concurrent_samples
         for t in _bindings(self.network):
-            distance = _padded(own.sizes.get(t.name, 0))
+            distance = align_size(own.sizes.get(t.name, 0))
             self._staged[t.name] = (at, distance)
             at += distance * shaped.batch
         if at > self.arena.nbytes:
             raise EngineError(f"a batch of {shaped.batch} samples takes {at} bytes, the arena has {self.arena.nbytes}")
         self._workers = [
-            BoundEngine(shaped.on_worker, shaped.worker_backend, self._slice(k * _padded(own.total), own.total)) for k in range(shaped.workers)
+            BoundEngine(shaped.on_worker, shaped.worker_backend, self._slice(k * align_size(own.total), own.total)) for k in range(shaped.workers)
         ]
         self._check_bindable()
         launches = [call for calls in self._workers[0].step_calls for call in calls]
@@ -277,7 +277,3 @@ def bind(
 
 def _bindings(net: Network) -> list[Any]:
     return [*net.inputs, *net.outputs]
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

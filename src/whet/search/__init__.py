@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from whet.registry import on_demand
+from whet.registry import import_on_demand
 
 if TYPE_CHECKING:
     from whet.search.loop import dry_run as dry_run
@@ -37,7 +37,7 @@ __all__ = sorted(_HOME)
 if not TYPE_CHECKING:  # where it is defined, type checkers take every name for Any
 
     def __getattr__(name: str) -> Any:
-        return on_demand(__name__, _HOME, name)
+        return import_on_demand(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

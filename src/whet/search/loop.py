@@ -78,7 +78,7 @@ class Loop:
             "resumed": resumed, "baselines": [f"{p}, batch {b}" for p, b in self.baseline_rows()], "points": s.size(),
             "space": {d.name: list(d.values) if d.values else f"{d.least:g} to {d.most:g} in steps of {d.step:g}" for d in s.dimensions},
             "classes": {name: list(members) for name, members in s.classes.items()}, "fixed": dict(s.fixed),
-            "left_out": [list(x) for x in s.left_out], "advice": advice.before(r, here=isinstance(self.jobs.workers, LocalWorkers)),
+            "left_out": [list(x) for x in s.left_out], "advice": advice.advise_before_search(r, here=isinstance(self.jobs.workers, LocalWorkers)),
         }  # fmt: skip
 
     # the phases
@@ -99,7 +99,7 @@ class Loop:
                 if name.startswith("fp32"):
                     raise BuildError(f"the original cannot be built and scored ({name}): {r['reason']}")
                 self.jobs.note(f"the original in {name.partition('-')[0]}: {r['reason']}")
-        for text in advice.on_original(self.recipe, results[f"fp32-b{self.batches[0]}"]):
+        for text in advice.advise_on_original(self.recipe, results[f"fp32-b{self.batches[0]}"]):
             self.jobs.note(text)
         return {name: r for name, r in results.items() if r["state"] == "done"}
 
@@ -277,7 +277,7 @@ def dry_run(recipe: AutoRecipe) -> dict[str, Any]:
                 facts["data"][which] = len(load_labelled(source, loop.net, f"data.{which}", recipe.data.preprocess))
         if recipe.data.train is not None:
             facts["data"]["train"] = len(training_set(recipe, loop.net))
-        facts["advice"] += advice.on_samples(recipe, facts["data"].get("score", 0))
+        facts["advice"] += advice.advise_on_samples(recipe, facts["data"].get("score", 0))
         if recipe.metric != "top1":
             user_function(recipe.metric, "metric")
     return facts

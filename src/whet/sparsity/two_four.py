@@ -35,7 +35,7 @@ def two_four(w: np.ndarray, axis: int) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(out, -1, axis))
 
 
-def _first_two(w: np.ndarray, axis: int) -> np.ndarray:
+def _keep_first_two(w: np.ndarray, axis: int) -> np.ndarray:
     """`w` with the last two of each aligned group of four along `axis` set to zero."""
     made = w.copy()
     made[(slice(None),) * axis + (np.arange(w.shape[axis]) % 4 > 1,)] = 0
@@ -47,12 +47,12 @@ def is_two_four(w: np.ndarray, axis: int) -> bool:
     if w.shape[axis] % 4 or w.size == 0:
         return False
     moved = np.moveaxis(w, axis, -1)
-    if not _at_most_two(moved[:_FEW_ROWS]):  # most weights are dense: a few rows tell
+    if not _has_at_most_two(moved[:_FEW_ROWS]):  # most weights are dense: a few rows tell
         return False
-    return _at_most_two(moved)
+    return _has_at_most_two(moved)
 
 
-def _at_most_two(w: np.ndarray) -> bool:
+def _has_at_most_two(w: np.ndarray) -> bool:
     return bool(((w.reshape(*w.shape[:-1], -1, 4) != 0).sum(-1) <= 2).all())
 
 
@@ -150,7 +150,7 @@ def force_two_four(net: Network, *, positional: bool = False) -> tuple[Network, 
         if found not in renewed and is_two_four(w.array(), axis):
             continue
         if found not in renewed:
-            array = _first_two(w.array(), axis) if positional else two_four(w.array(), axis)
+            array = _keep_first_two(w.array(), axis) if positional else two_four(w.array(), axis)
             name = made.fresh(f"{w.name}.two_four")
             renewed[found] = Tensor(name, w.type, weight=Weight(array, Origin("source", name)))
             made.constants[name] = renewed[found]

@@ -29,7 +29,7 @@ from whet.tactics._base import (
     tactic,
     view_shifts,
 )
-from whet.tactics._fused import EpilogueStep, epilogue, is_quantized, operand_indices, outer_input, root_layer, source_index, unquantized
+from whet.tactics._fused import EpilogueStep, epilogue, is_quantized, operand_indices, outer_input, remove_quantization, root_layer, source_index
 
 __all__ = [
     "TACTICS",
@@ -52,13 +52,13 @@ __all__ = [
     "operand_bytes",
     "operand_indices",
     "outer_input",
+    "remove_quantization",
     "root_layer",
     "shifted_pairs",
     "source_index",
     "stored_bytes",
     "tactic",
     "tactics_of",
-    "unquantized",
     "view_shifts",
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
-from whet.ops._reduce import reduced
+from whet.ops._reduce import reduced_axes
 from whet.ops._strided import View, plain_view, views_after
 
 
@@ -162,7 +162,7 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
 def _keeps_rows(reduction: Layer) -> bool:
     """True if a reduction is over the keys of a mask and keeps the axis."""
     x = reduction.inputs[0]
-    return x is not None and reduced(reduction) == (x.type.rank - 1,) and bool(reduction.attrs["keepdims"])
+    return x is not None and reduced_axes(reduction) == (x.type.rank - 1,) and bool(reduction.attrs["keepdims"])
 
 
 def _is_guard(layer: Layer, where: Layer, condition: Tensor | None, weights: Tensor) -> bool:

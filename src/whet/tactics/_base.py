@@ -25,7 +25,7 @@ import numpy as np
 from whet.backends import Backend, Call
 from whet.errors import BuildError
 from whet.network import DType, Layer, Tensor, format_bytes
-from whet.registry import nearest
+from whet.registry import suggest_name
 from whet.tactics._fused import is_quantized, root_layer
 
 Config = tuple[tuple[str, int | str], ...]
@@ -255,7 +255,9 @@ def tactic(cls: type[Tactic]) -> type[Tactic]:
 def get_tactic(name: str) -> Tactic:
     """The tactic called `name`. Raises BuildError with the nearest name."""
     if name not in TACTICS:
-        raise BuildError(f"there is no tactic {name}.{nearest(name, TACTICS)} The engine may come from a newer whet, or its pack is not installed.")
+        raise BuildError(
+            f"there is no tactic {name}.{suggest_name(name, TACTICS)} The engine may come from a newer whet, or its pack is not installed."
+        )
     return TACTICS[name]
 
 

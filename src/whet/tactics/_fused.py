@@ -35,7 +35,7 @@ class Unquantized:
     quantize: Layer | None
 
 
-def unquantized(layer: Layer) -> Unquantized | str:
+def remove_quantization(layer: Layer) -> Unquantized | str:
     """Removes a fused layer's Q and DQ layers, or returns the reason why their positions are not those of a quantized layer."""
     body = layer.regions["body"]
     inner, outer = list(body.inputs), list(layer.inputs)

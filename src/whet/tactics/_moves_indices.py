@@ -38,7 +38,7 @@ class Place:
         found = dict(self.terms)
         for atom, n in other.terms:
             found[atom] = found.get(atom, 0) + n
-        return _joined(Place(self.offset + other.offset, tuple((a, n) for a, n in found.items() if n)))
+        return _simplify(Place(self.offset + other.offset, tuple((a, n) for a, n in found.items() if n)))
 
     def times(self, by: int) -> Place:
         return Place(self.offset * by, tuple((a, n * by) for a, n in self.terms))
@@ -81,7 +81,7 @@ class Place:
         return Place(0, tuple((a, n) for a, n in self.terms if a != COLUMN))
 
 
-def _joined(place: Place) -> Place:
+def _simplify(place: Place) -> Place:
     """The same value with the fewest divisions: a quotient and its remainder, or two remainders of one index, are merged."""
     for low, n in place.terms:
         if low[0] != "mod":
@@ -106,7 +106,7 @@ def order(rank: int, fmt: str) -> list[int]:
     return [0, *range(2, rank), 1] if fmt == "nhwc" else list(range(rank))
 
 
-def shifted(at: tuple[Place, ...], axis: int, by: int) -> tuple[Place, ...]:
+def shift_index(at: tuple[Place, ...], axis: int, by: int) -> tuple[Place, ...]:
     """Indices along all axes, with one axis shifted."""
     return (*at[:axis], at[axis].plus(by), *at[axis + 1 :])
 
@@ -133,7 +133,7 @@ def axes(whole: Place, shape: Sequence[int]) -> list[Place]:
     return found
 
 
-def regrouped(at: tuple[Place, ...], after: Sequence[int], before: Sequence[int]) -> tuple[Place, ...]:
+def regroup_indices(at: tuple[Place, ...], after: Sequence[int], before: Sequence[int]) -> tuple[Place, ...]:
     """Indices in the shape before a Reshape: axes are matched in the smallest groups of equal size; unchanged axes keep their indices."""
     found: list[Place] = []
     i = j = 0

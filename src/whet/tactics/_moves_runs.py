@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.tactics._moves_indices import COLUMN, ROW, Place, Refused
-from whet.tactics._moves_tree import Moves, Node, below
+from whet.tactics._moves_tree import Moves, Node, children
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class Run:
     each: int
 
 
-def runs(made: Moves, pitches: list[int]) -> list[Run]:
+def runs(moves: Moves, pitches: list[int]) -> list[Run]:
     """The runs of all rows, in order. Sources are channels-last with `pitches` elements between pixels.
 
     Raises Refused when a row is not computed from one pixel of one source.
     """
-    reads = _Reads(made, pitches)
-    reads.walk(made.root, np.arange(made.rows), 0, made.columns)
+    reads = _Reads(moves, pitches)
+    reads.walk(moves.root, np.arange(moves.rows), 0, moves.columns)
     if (reads.pixel < 0).any():
         raise Refused("a row of the result reads no pixel")
     source, pixel = reads.source, reads.pixel
     first = np.flatnonzero(np.r_[True, (source[1:] != source[:-1]) | (pixel[1:] != pixel[:-1])])  # first row of each group that reads one pixel
-    many = np.diff(np.r_[first, made.rows])
+    many = np.diff(np.r_[first, moves.rows])
     goes_on = (source[first[1:]] == source[first[:-1]]) & (pixel[first[1:]] == pixel[first[:-1]] + 1) & (many[1:] == many[:-1])
     starts = np.flatnonzero(np.r_[True, ~goes_on])
     counts = np.diff(np.r_[starts, len(first)])
@@ -47,9 +47,9 @@ def runs(made: Moves, pitches: list[int]) -> list[Run]:
 class _Reads:
     """Source and pixel of every row; -1: not known yet."""
 
-    def __init__(self, made: Moves, pitches: list[int]) -> None:
+    def __init__(self, moves: Moves, pitches: list[int]) -> None:
         self.pitches = pitches
-        self.source, self.pixel = (np.full(made.rows, -1, np.int64) for _ in range(2))
+        self.source, self.pixel = (np.full(moves.rows, -1, np.int64) for _ in range(2))
 
     def walk(self, node: Node, rows: np.ndarray, low: int, high: int) -> None:
         """Records the source and pixel that these rows read for the columns [low, high)."""
@@ -60,7 +60,7 @@ class _Reads:
         elif node[0] == "choice":
             self.choose(node, rows, low, high)
         else:
-            for part in below(node):
+            for part in children(node):
                 self.walk(part, rows, low, high)
 
     def choose(self, node: Node, rows: np.ndarray, low: int, high: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor, static_shape, stored_shape
 from whet.ops.slice import ranges
-from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Atom, Place, Refused, axes, flat, order, regrouped, shifted, spread
+from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Atom, Place, Refused, axes, flat, order, regroup_indices, shift_index, spread
 
 Node = tuple
 """("number", value), ("source", which, place), ("blocked", which, place, channel, length of a block), ("constant", first, place),
@@ -65,26 +65,26 @@ class Moves:
             raise Refused(f"%{t.name} has no producer")
         shape, x = static_shape(t.shape), layer.needs(0)
         if layer.op == "Reshape":
-            return self._node(x, regrouped(at, shape, static_shape(x.shape)))
+            return self._node(x, regroup_indices(at, shape, static_shape(x.shape)))
         if layer.op == "Transpose":
             perm = layer.attrs["perm"]
             return self._node(x, tuple(at[perm.index(i)] for i in range(len(perm))))
         if layer.op == "Split":
             axis = int(layer.attrs["axis"]) % len(shape)
             before = sum(static_shape(o.shape)[axis] for o in layer.outputs[: [o is t for o in layer.outputs].index(True)])
-            return self._node(x, shifted(at, axis, before))
+            return self._node(x, shift_index(at, axis, before))
         if layer.op == "Slice" and len(layer.inputs) == 1:
             for axis, (begin, _, step) in ranges(layer).items():
                 if step != 1 or not isinstance(begin, int):
                     raise Refused("a Slice with steps, or from a place that is not known")
-                at = shifted(at, axis, begin)
+                at = shift_index(at, axis, begin)
             return self._node(x, at)
         if layer.op == "Slice":
             starts, _, along = (self._constant(layer.needs(i)) for i in (1, 2, 3))
             if layer.input(4) is not None or starts.min() < 0:
                 raise Refused("a Slice with steps, or from the end")
             for axis, start in zip(along.tolist(), starts.tolist(), strict=True):
-                at = shifted(at, axis % len(shape), start)
+                at = shift_index(at, axis % len(shape), start)
             return self._node(x, at)
         if layer.op == "Concat":
             return self._join(layer, at, int(layer.attrs["axis"]) % len(shape))
@@ -94,7 +94,7 @@ class Moves:
         limits, parts, start = [], [], 0
         for i in range(len(layer.inputs)):
             part = layer.needs(i)
-            parts.append(self._node(part, shifted(at, axis, -start)))
+            parts.append(self._node(part, shift_index(at, axis, -start)))
             start += static_shape(part.shape)[axis]
             limits.append(start)
         return ("choice", at[axis], tuple(limits), tuple(parts))
@@ -133,42 +133,42 @@ class Moves:
         return ("constant", first, flat(at, shape, "linear"))
 
 
-def below(node: Node) -> tuple[Node, ...]:
+def children(node: Node) -> tuple[Node, ...]:
     """The children of a node: operands of a step, parts of a choice."""
     return node[2] if node[0] == "step" else node[3] if node[0] == "choice" else ()
 
 
 def choices(node: Node) -> list[Node]:
     """All choices in a tree, outermost first."""
-    return [node] * (node[0] == "choice") + [c for part in below(node) for c in choices(part)]
+    return [node] * (node[0] == "choice") + [c for part in children(node) for c in choices(part)]
 
 
-def replaced(node: Node, old: Node, new: Node) -> Node:
+def replace_node(node: Node, old: Node, new: Node) -> Node:
     """The tree with `new` substituted for `old`."""
     if node == old:
         return new
-    parts = tuple(replaced(p, old, new) for p in below(node))
+    parts = tuple(replace_node(p, old, new) for p in children(node))
     return (*node[:2], parts, node[3]) if node[0] == "step" else (*node[:3], parts) if node[0] == "choice" else node
 
 
-def fixed(node: Node, atom: Atom, value: int) -> Node:
+def fix_atom(node: Node, atom: Atom, value: int) -> Node:
     """The tree with an atom fixed to `value`."""
     known = tuple(part.fixed(atom, value) if isinstance(part, Place) else part for part in node)
-    parts = tuple(fixed(p, atom, value) for p in below(node))
+    parts = tuple(fix_atom(p, atom, value) for p in children(node))
     return (*known[:2], parts, known[3]) if node[0] == "step" else (*known[:3], parts) if node[0] == "choice" else known
 
 
-def blocked(node: Node) -> list[Node]:
+def blocked_loads(node: Node) -> list[Node]:
     """All loads from blocked sources in a tree."""
-    return [node] * (node[0] == "blocked") + [b for part in below(node) for b in blocked(part)]
+    return [node] * (node[0] == "blocked") + [b for part in children(node) for b in blocked_loads(part)]
 
 
-def always(node: Node) -> set[Node]:
+def unconditional_nodes(node: Node) -> set[Node]:
     """The nodes of a tree that are evaluated whichever parts its choices select."""
-    found = [always(part) for part in below(node)]
+    found = [unconditional_nodes(part) for part in children(node)]
     return {node} | (set.intersection(*found) if node[0] == "choice" else set().union(*found))
 
 
 def height(node: Node) -> int:
     """The number of steps on the longest path below a node."""
-    return 1 + max((height(p) for p in below(node)), default=0) if node[0] == "step" else 0
+    return 1 + max((height(p) for p in children(node)), default=0) if node[0] == "step" else 0

@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.errors import BuildError
 from whet.network import DType, Layer, Tensor
-from whet.tactics._fused import EpilogueStep, epilogue, operand_indices, outer_input, root_layer, source_index, unquantized
+from whet.tactics._fused import EpilogueStep, epilogue, operand_indices, outer_input, remove_quantization, root_layer, source_index
 
 _EIGHT_BIT = ("i8", "u8")
 FLOAT8 = "f8e4m3"
@@ -69,7 +69,7 @@ class Parts:
 
 def match_quantized(layer: Layer, *, float8: bool = False) -> Parts | str:
     """The parts of a quantized layer, or why no kernel supports it. Layers with float8 operands are only accepted with `float8`."""
-    found = unquantized(layer)
+    found = remove_quantization(layer)
     if isinstance(found, str):
         return found
     place = {t: k for k, t in enumerate(layer.regions["body"].inputs)}

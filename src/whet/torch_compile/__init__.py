@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from whet.registry import on_demand
+from whet.registry import import_on_demand
 
 if TYPE_CHECKING:
     from whet.torch_compile.dynamo import whet_backend as whet_backend
@@ -52,7 +52,7 @@ if not TYPE_CHECKING:  # type checkers would give every name the type Any
     def __getattr__(name: str) -> Any:
         if name in _HOME and not _has_torch():
             return _without_torch(name)
-        return on_demand(__name__, _HOME, name)
+        return import_on_demand(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

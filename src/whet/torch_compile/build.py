@@ -51,12 +51,12 @@ def read_module(module: Any, tensors: Sequence[Any], ranges: Sequence[Ranges], d
     """The network of a module over flat tensors; its inputs are in the order of `tensors`. Raises FrontendError, UnsupportedError."""
     if dims is None:
         dims = [dict.fromkeys(r, torch.export.Dim.AUTO) for r in ranges]
-    arguments = tuple(_enlarged(t, r) for t, r in zip(tensors, ranges, strict=True))
+    arguments = tuple(_enlarge(t, r) for t, r in zip(tensors, ranges, strict=True))
     program = export_program(module, arguments, (tuple(dict(d) for d in dims),) if any(dims) else None)  # modules here take *tensors
     return from_exported(program)
 
 
-def _enlarged(tensor: Any, axes: Ranges) -> Any:
+def _enlarge(tensor: Any, axes: Ranges) -> Any:
     """The tensor with two entries along dynamic axes of one: torch specializes sizes of 0 and 1 to constants."""
     for axis in axes:
         if tensor.shape[axis] == 1:

@@ -14,7 +14,7 @@ from torch._dynamo import register_backend
 from whet.errors import UsageError, WhetError
 from whet.torch_compile.build import build_call, log
 from whet.torch_compile.engine_call import EngineCall
-from whet.torch_compile.graph import arguments_of, changes_in_place, closed_graph, is_tensor, operation_name, ranges_of, unbound_numbers
+from whet.torch_compile.graph import arguments_of, changes_in_place, close_graph, is_tensor, operation_name, ranges_of, unbound_numbers
 from whet.torch_compile.options import CompileOptions
 from whet.torch_compile.partition import describe, split
 
@@ -81,7 +81,7 @@ class GraphCall:
 
     def _whole(self, args: Sequence[Any]) -> Callable[..., Any]:
         """One engine for the graph. Raises WhetError if a part of it cannot be converted."""
-        closed = closed_graph(self._gm, self._arguments, args)
+        closed = close_graph(self._gm, self._arguments, args)
         if kept := {operation_name(n) for n in closed.graph.nodes} & set(self._options.torch_executed_ops):
             raise _NoEngine(f"torch_executed_ops keeps {', '.join(sorted(kept))} in torch")
         at = [a.index for a in self._arguments if isinstance(args[a.index], torch.Tensor) and not a.weight]
@@ -102,7 +102,7 @@ class GraphCall:
             raise _NoEngine(f"{why} The graph cannot be split, because {name} changes a tensor in place")
         if "int8" in self._options.precisions:
             raise _NoEngine(f"{why} An INT8 graph is not split, because the calibration samples are inputs of the whole graph")
-        closed = closed_graph(self._gm, self._arguments, args)
+        closed = close_graph(self._gm, self._arguments, args)
         whole, engines, reasons = split(closed, self._options)
         describe({n: r for n, r in reasons.items() if n not in self._warned})
         self._warned |= set(reasons)

@@ -66,7 +66,7 @@ def ranges_of(arguments: Sequence[Argument], tensors: Sequence[Any]) -> list[Ran
     ]
 
 
-def closed_graph(gm: fx.GraphModule, arguments: Sequence[Argument], values: Sequence[Any]) -> fx.GraphModule:
+def close_graph(gm: fx.GraphModule, arguments: Sequence[Argument], values: Sequence[Any]) -> fx.GraphModule:
     """A copy whose placeholders are the graph's tensors only: weights become constants, symbolic sizes are read off a tensor's shape.
 
     Other numbers become the constants that `values` has; the caller compares them at each call.
@@ -112,7 +112,7 @@ def _size_node(graph: fx.Graph, node: fx.Node, value: Any, tensors: Sequence[tup
 
 
 def unbound_numbers(gm: fx.GraphModule, arguments: Sequence[Argument]) -> list[int]:
-    """Positions of arguments that are numbers and that `closed_graph` makes constants."""
+    """Positions of arguments that are numbers and that `close_graph` makes constants."""
     nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
     known = {str(n.meta["example_value"].shape[axis].node.expr) for n, a in zip(nodes, arguments, strict=True) if not a.weight for axis in a.axes}
     found = []

@@ -11,7 +11,7 @@ import torch
 
 from whet.builder import BuildConfig
 from whet.errors import UsageError
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 _PRECISION_OF = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 
@@ -67,7 +67,7 @@ class CompileOptions:
         names = [f.name for f in dataclasses.fields(cls)]
         for name in options:
             if name not in names:
-                raise UsageError(f"the backend whet has no option {name!r}.{nearest(name, names)} It has {', '.join(names)}.")
+                raise UsageError(f"the backend whet has no option {name!r}.{suggest_name(name, names)} It has {', '.join(names)}.")
         return cls(**options)
 
     @property

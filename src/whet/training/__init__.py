@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from whet.registry import on_demand
+from whet.registry import import_on_demand
 
 if TYPE_CHECKING:
     from whet.training.config import FinetuneConfig as FinetuneConfig
@@ -56,7 +56,7 @@ if not TYPE_CHECKING:  # where it is defined, type checkers take every name for 
             from whet.training._torch import need_torch
 
             need_torch()
-        return on_demand(__name__, _HOME, name)
+        return import_on_demand(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

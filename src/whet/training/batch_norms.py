@@ -22,7 +22,7 @@ from whet.network import F32, Layer, Network, Origin, Weight
 from whet.training.data import Batches, TrainingData
 from whet.training.feeding import Feeder
 from whet.training.loss import outputs_of
-from whet.training.module import NetworkModule, arrayed
+from whet.training.module import NetworkModule, to_array
 
 FILTER_NORM = 2.0
 SMALLEST_BATCH = 16  # with fewer samples per step the statistics are too noisy
@@ -54,7 +54,7 @@ class InsertedBatchNorm:
 
 def folded_weights(weights: Mapping[str, torch.Tensor], inserted: Iterable[InsertedBatchNorm]) -> dict[str, np.ndarray]:
     """The weights of a module by name as arrays, with `inserted` batch norms folded into their convolutions."""
-    arrays = {name: arrayed(value) for name, value in weights.items()}
+    arrays = {name: to_array(value) for name, value in weights.items()}
     for norm in inserted:
         made = norm.folded(arrays)
         for name in (norm.scale, norm.bias, norm.mean, norm.variance):
@@ -72,10 +72,10 @@ def insert_batch_norms(
     normalizations, or for batches below SMALLEST_BATCH.
     """
     made = net.clone()
-    places = [] if batch < SMALLEST_BATCH else foldable(made, tuple(freeze))
+    places = [] if batch < SMALLEST_BATCH else list_foldable(made, tuple(freeze))
     if not places:
         return made, []
-    statistics = _measured(made, places, data, batch, device)
+    statistics = _measure_moments(made, places, data, batch, device)
     inserted = []
     for layer, (mean, variance) in zip(places, statistics, strict=True):
         inserted.append(_insert(made, layer, mean, variance, filter_norm))
@@ -83,7 +83,7 @@ def insert_batch_norms(
     return made, inserted
 
 
-def foldable(net: Network, freeze: tuple[str, ...] = ()) -> list[Layer]:
+def list_foldable(net: Network, freeze: tuple[str, ...] = ()) -> list[Layer]:
     """Convolutions that a batch norm may have been folded into: with a trained weight and bias of their own, no batch norm after them, and an
     output that is none of the network's."""
     if any(layer.op in _NORMALIZATIONS for layer in net.layers):
@@ -105,7 +105,7 @@ def foldable(net: Network, freeze: tuple[str, ...] = ()) -> list[Layer]:
     return found
 
 
-def _measured(
+def _measure_moments(
     net: Network, places: list[Layer], data: TrainingData | Batches, batch: int, device: torch.device
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Mean and variance (float64, biased) per channel of the outputs of `places` on the first samples of `data`."""

@@ -62,15 +62,15 @@ def join(config: FinetuneConfig, device: torch.device) -> Workers:
     return found
 
 
-def wrapped(module: nn.Module, device: torch.device, found: Workers) -> nn.Module:
+def wrap_module(module: nn.Module, device: torch.device, workers: Workers) -> nn.Module:
     """The module with averaged gradients; itself in a single process."""
-    if found.count == 1:
+    if workers.count == 1:
         return module
     return nn.parallel.DistributedDataParallel(module, device_ids=[device.index] if device.type == "cuda" else None)
 
 
-def agree(module: nn.Module, found: Workers) -> None:
+def copy_state_to_all(module: nn.Module, workers: Workers) -> None:
     """Copies the state of process 0 into the modules of all."""
-    if found.count > 1:
+    if workers.count > 1:
         for t in module.state_dict().values():
             torch.distributed.broadcast(t, 0)

@@ -129,13 +129,13 @@ class Feeder:
         x = x.to(self.device)
         p = self.data.preprocessing
         if p is not None and x.ndim == 4:
-            x = normalized(x, p)
+            x = normalize(x, p)
         elif x.dtype == torch.uint8 or x.dtype == torch.float64:
             x = x.float()
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
 
 
-def normalized(x: torch.Tensor, p: Preprocessing) -> torch.Tensor:
+def normalize(x: torch.Tensor, p: Preprocessing) -> torch.Tensor:
     """(x * scale - mean) / std of images [N, C, H, W] (or [N, H, W, C] where the layout is nhwc), in f32."""
     axis = 1 if p.layout == "nchw" else 3
     column = [1, 1, 1, 1]

@@ -19,7 +19,7 @@ from whet.training.best_state import BestState, must_hold_out, split
 from whet.training.checkpoint import load_checkpoint, must_match, save_checkpoint
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
-from whet.training.distributed import Workers, agree, join, wrapped
+from whet.training.distributed import Workers, copy_state_to_all, join, wrap_module
 from whet.training.evaluate import accuracy
 from whet.training.feeding import Feeder
 from whet.training.graphed import GraphedStep, can_be_graphed
@@ -152,7 +152,7 @@ class _Run:
         self._sum, self._count = torch.zeros((), device=device), 0
         self._moves = True  # the present batch ends with a step of the optimizer
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self._student: Callable[..., Any] = wrapped(module, device, processes)
+        self._student: Callable[..., Any] = wrap_module(module, device, processes)
         self._moved = GraphedStep(self._move) if can_be_graphed(config, device) else self._move
 
     def elapsed(self) -> float:
@@ -245,7 +245,7 @@ class _Run:
             self.best.restore()
         elif self.average is not None:
             self.module.load_state_dict(self.average.state)
-        agree(self.module, self.processes)
+        copy_state_to_all(self.module, self.processes)
 
     def copies(self) -> dict[str, dict[str, torch.Tensor]]:
         """The further states of the module that a checkpoint stores."""

@@ -17,8 +17,8 @@ from torch import nn
 from whet.errors import NetworkError, ShapeError, UnsupportedError
 from whet.network import Layer, Network, Origin, Tensor, Weight
 from whet.ops import bind_layer, bind_symbols
-from whet.training.parameters import sorted_out, torch_names
-from whet.training.translate import translated, why_not
+from whet.training.parameters import sort_constants, torch_names
+from whet.training.translate import translate_layer, why_not
 from whet.training.translate._base import TRAINING, tensor_of, torch_dtype
 
 
@@ -59,7 +59,7 @@ class NetworkModule(nn.Module):
             more = f"\n  and {len(refused) - 5} more" if len(refused) > 5 else ""
             raise UnsupportedError("the network cannot be trained:\n  " + "\n  ".join(refused[:5]) + more)
         self.network = net
-        trained, measured, fixed = sorted_out(net, freeze, train)
+        trained, measured, fixed = sort_constants(net, freeze, train)
         self._paths = torch_names([*trained, *measured])
         for t in trained:
             _register(self, self._paths[t], nn.Parameter(tensor_of(t.array())))
@@ -153,10 +153,10 @@ class _Binder:
 
     def add(self, layer: Layer) -> None:
         bound = bind_layer(layer, self.env)
-        if all(_known(t) for t in bound.outputs):  # shape arithmetic is folded into its readers
+        if all(_is_known(t) for t in bound.outputs):  # shape arithmetic is folded into its readers
             for t, twin in zip(layer.outputs, bound.outputs, strict=True):
                 values = np.array(twin.shape_value, t.dtype.numpy).reshape(tuple(twin.shape))
-                self.slot_of[t] = self._constant(_kept(values))
+                self.slot_of[t] = self._constant(_cache_per_device(values))
             return
         inputs = [-1 if x is None else self._read(layer, i, x) for i, x in enumerate(layer.inputs)]
         outputs = []
@@ -165,7 +165,7 @@ class _Binder:
             outputs.append(self.slot_of[t])
         while inputs and inputs[-1] < 0:
             inputs.pop()
-        self.calls.append(_Call(translated(bound), tuple(inputs), tuple(outputs), (), layer.op in TRAINING))
+        self.calls.append(_Call(translate_layer(bound), tuple(inputs), tuple(outputs), (), layer.op in TRAINING))
 
     def _read(self, layer: Layer, i: int, t: Tensor) -> int:
         fakes = self.module._fakes
@@ -188,7 +188,7 @@ class _Binder:
             if path is not None:
                 self.slot_of[t] = self._constant(lambda device: _find(module, path))
             else:
-                self.slot_of[t] = self._constant(_kept(t.array()))
+                self.slot_of[t] = self._constant(_cache_per_device(t.array()))
         return self.slot_of[t]
 
     def _constant(self, source: Callable[[torch.device], torch.Tensor]) -> int:
@@ -206,11 +206,11 @@ class _Binder:
         return made[::-1]
 
 
-def _known(t: Tensor) -> bool:
+def _is_known(t: Tensor) -> bool:
     return t.shape_value is not None and all(isinstance(v, int) for v in t.shape_value)
 
 
-def _kept(values: np.ndarray) -> Callable[[torch.device], torch.Tensor]:
+def _cache_per_device(values: np.ndarray) -> Callable[[torch.device], torch.Tensor]:
     """A constant cached per device."""
     made: dict[torch.device, torch.Tensor] = {}
 
@@ -253,10 +253,10 @@ def from_module(net: Network, module: NetworkModule, *, about: str = "") -> Netw
 
     Raises NetworkError for a weight that is missing, has another shape or is not finite.
     """
-    return with_weights(net, {name: arrayed(value) for name, value in module.weights().items()}, about=about)
+    return with_weights(net, {name: to_array(value) for name, value in module.weights().items()}, about=about)
 
 
-def arrayed(value: torch.Tensor) -> np.ndarray:
+def to_array(value: torch.Tensor) -> np.ndarray:
     """A parameter as a float32 array."""
     return value.detach().to("cpu", torch.float32).contiguous().numpy()
 

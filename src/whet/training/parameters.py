@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from whet.errors import UsageError
 from whet.network import F32, Layer, Network, Tensor
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 #: Input indices that are weights by the op's definition.
 _WEIGHTS: dict[str, tuple[int, ...]] = {
@@ -58,7 +58,7 @@ def is_statistic(layer: Layer, i: int) -> bool:
     return i in _STATISTICS.get(layer.op, ())
 
 
-def sorted_out(net: Network, freeze: Iterable[str] = (), train: Iterable[str] = ()) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def sort_constants(net: Network, freeze: Iterable[str] = (), train: Iterable[str] = ()) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Returns the (trained, statistic, fixed) constants of the network, in order.
 
     `freeze` and `train` are shell-style name patterns that override the classification; `freeze` has priority.
@@ -76,7 +76,7 @@ def sorted_out(net: Network, freeze: Iterable[str] = (), train: Iterable[str] = 
     floats = [t for t in net.constants.values() if t.dtype == F32]
     for pattern in (*freeze, *train):
         if not any(fnmatchcase(t.name, pattern) for t in floats):
-            raise UsageError(f"no weight is called {pattern!r}.{nearest(pattern, [t.name for t in floats])}")
+            raise UsageError(f"no weight is called {pattern!r}.{suggest_name(pattern, [t.name for t in floats])}")
     for t in floats:
         if roles.get(t) != "measured" and any(fnmatchcase(t.name, p) for p in train):
             roles[t] = "trained"
@@ -97,7 +97,7 @@ def torch_names(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
     inner = {".".join(parts[:k]) for t in every for parts in [t.name.split(".")] for k in range(1, len(parts))}
     made: dict[Tensor, str] = {}
     taken: set[str] = set()
-    fits: Callable[[str], bool] = lambda n: n not in inner and all(_plain(p) for p in n.split("."))  # noqa: E731
+    fits: Callable[[str], bool] = lambda n: n not in inner and all(_is_free_name(p) for p in n.split("."))  # noqa: E731
     for t in every:
         name = t.name if fits(t.name) else "".join(c if c.isalnum() else "_" for c in t.name) or "weight"
         while name in taken or name in inner:
@@ -107,6 +107,6 @@ def torch_names(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
     return made
 
 
-def _plain(part: str) -> bool:
+def _is_free_name(part: str) -> bool:
     """True if a torch module can have an attribute of that name without shadowing its own."""
     return bool(part) and part not in ("training", "forward", "T_destination", "call_super_init", "dump_patches") and not part.startswith("_")

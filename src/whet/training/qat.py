@@ -26,7 +26,7 @@ from whet.training.feeding import Feeder
 from whet.training.loop import Progress
 from whet.training.loss import outputs_of
 from whet.training.module import Fakes, NetworkModule
-from whet.training.tuning import Finetuned, device_of, folded, trained, without_softmax
+from whet.training.tuning import Finetuned, device_of, fold_batch_norms, train_module, without_softmax
 
 Skip = Callable[[Layer], bool] | Iterable[str]
 
@@ -128,19 +128,21 @@ def quantization_aware(
     config = config or FinetuneConfig(epochs=2, optimizer="adamw", lr=1e-4, weight_decay=0.0, warmup=0.0)
     skip = skip if callable(skip) else tuple(skip)
     device = device_of(config.device)
-    made = folded(net)
+    made = fold_batch_norms(net)
     sites = find_quantization_sites(made, skip)
     if not sites.layers:
         raise TrainingError(f"'{net.name}' has no quantizable layer: no convolution or matrix product with constant weights")
     if ranges is None:
         feeds = Feeder(made, data, batch=1, device=device)
-        ranges = calibrate(made, _first(feeds, samples), run=_values(made, find_quantization_sites(made).names(), device), zero_points=True)
+        ranges = calibrate(made, _first_batches(feeds, samples), run=_values(made, find_quantization_sites(made).names(), device), zero_points=True)
     fakes, learned = _fakes(sites, ranges, learn_ranges)
     module = NetworkModule(without_softmax(made), freeze=config.freeze, train=config.train, fakes=fakes).to(device)
     answers = None
     if config.distill > 0:
         answers = NetworkModule(without_softmax(teacher or net)).to(device).eval().requires_grad_(False)
-    done = trained(made, module, data, replace(config, freeze=(), train=()), teacher=answers, test=test, progress=progress, what="quantization-aware")
+    done = train_module(
+        made, module, data, replace(config, freeze=(), train=()), teacher=answers, test=test, progress=progress, what="quantization-aware"
+    )
     final = Ranges({name: learned[name].range() for name in sites.names()}, ranges.model, ranges.samples)
     quantized = quantize(done.network, final, skip=skip)
     note(quantized, "calibrate", by="quantization-aware training", steps=done.steps)
@@ -157,7 +159,7 @@ def _fakes(sites: QuantizationSites, ranges: Ranges, learn: bool) -> tuple[Fakes
     return Fakes(values, weights), hows
 
 
-def _first(feeder: Feeder, count: int) -> Iterable[dict[str, np.ndarray]]:
+def _first_batches(feeder: Feeder, count: int) -> Iterable[dict[str, np.ndarray]]:
     for k, (feeds, _) in enumerate(feeder.all()):
         if k == count:
             return
@@ -178,4 +180,3 @@ def _values(net: Network, wanted: list[str], device: torch.device) -> Callable[[
         return {**{n: np.asarray(a) for n, a in feeds.items()}, **{n: x.float().cpu().numpy() for n, x in zip(names, got, strict=True)}}
 
     return run
-

@@ -77,17 +77,17 @@ def finetune(
     if config.distill > 0 or config.features > 0:
         if teacher is None:
             raise UsageError("distill or features is above 0, but there is no teacher: give the network before it was pruned")
-        taught = folded(without_softmax(teacher))
+        taught = fold_batch_norms(without_softmax(teacher))
         if config.features > 0:
             mark_features(student, taught)
         answers = NetworkModule(taught).to(device).eval().requires_grad_(False)
     module = NetworkModule(student, freeze=config.freeze, train=config.train).to(device)
-    done = trained(net, module, data, config, teacher=answers, test=test, progress=progress, train=train, inserted=inserted)
+    done = train_module(net, module, data, config, teacher=answers, test=test, progress=progress, train=train, inserted=inserted)
     note(done.network, "finetune", steps=done.steps)
     return done
 
 
-def trained(
+def train_module(
     net: Network,
     module: NetworkModule,
     data: TrainingData | Batches,
@@ -124,7 +124,7 @@ def trained(
     return Finetuned(made, fitted.history, fitted.steps, seconds, fitted.resumed_at, judged, masks, fitted.kept_epoch, len(inserted))
 
 
-def folded(net: Network) -> Network:
+def fold_batch_norms(net: Network) -> Network:
     """A copy with batch norms folded into weights, as for teachers, calibration and Q/DQ insertion."""
     made = net.clone()
     run_passes(made, [p for p in select(3, ()) if p.phase <= Phase.FOLD])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.errors import UsageError
-from whet.registry import load_folder, nearest
+from whet.registry import load_folder, suggest_name
 
 Builder = Callable[..., None]
 
@@ -65,5 +65,5 @@ def entry(name: str) -> Entry:
     known = entries()
     if name in known:
         return known[name]
-    hint = nearest(name.lower().replace("-", "_"), known) or f" It has {', '.join(sorted(known))}."
+    hint = suggest_name(name.lower().replace("-", "_"), known) or f" It has {', '.join(sorted(known))}."
     raise UsageError(f"The zoo has no model {name!r}.{hint}")

@@ -49,9 +49,9 @@ def features() -> frozenset[str]:
     return found & _KEPT
 
 
-def feature_text(found: frozenset[str]) -> str:
+def feature_text(features: frozenset[str]) -> str:
     """The instruction sets as one sorted word list."""
-    return " ".join(sorted(found))
+    return " ".join(sorted(features))
 
 
 @cache

@@ -58,7 +58,7 @@ def compile_cubin(source: str, *, name: str = "kernel.cu", arch: str = "sm_90a",
     running = _ahead.get(key)
     if running is not None:
         return running.result()
-    return _cached(key, source, name, arch, flags)
+    return _read_or_compile(key, source, name, arch, flags)
 
 
 def compile_ahead(sources: Iterable[str], arch: str = "sm_90a") -> None:
@@ -74,7 +74,7 @@ def compile_ahead(sources: Iterable[str], arch: str = "sm_90a") -> None:
         for source in sources:
             key = cache_key(source, arch, FLAGS)
             if key not in _ahead and not (folder / f"{key}.cubin").exists():
-                _ahead[key] = _pool.submit(_cached, key, source, "kernel.cu", arch, FLAGS)
+                _ahead[key] = _pool.submit(_read_or_compile, key, source, "kernel.cu", arch, FLAGS)
 
 
 def _forget_compilations() -> None:
@@ -87,7 +87,7 @@ def _forget_compilations() -> None:
 os.register_at_fork(after_in_child=_forget_compilations)
 
 
-def _cached(key: str, source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:
+def _read_or_compile(key: str, source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:
     return _code_cache.cached_code(cache_folder() / f"{key}.cubin", lambda: _compile(source, name, arch, flags))
 
 

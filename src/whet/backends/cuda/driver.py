@@ -26,7 +26,7 @@ _STICKY = frozenset({
 MIN_DRIVER = 12000  # thread-block clusters, programmatic dependent launch and tensor maps came with CUDA 12
 
 
-def _missing(library: str, error: Exception) -> BackendError:
+def _missing_library_error(library: str, error: Exception) -> BackendError:
     return BackendError(
         f"{library} cannot be loaded ({error}). The CUDA backend needs it. Install the extra with `pip install whet[cuda]`, or use --backend=cpu."
     )
@@ -42,11 +42,11 @@ def cu() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise _missing("the package cuda-bindings", error) from error
+        raise _missing_library_error("the package cuda-bindings", error) from error
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:  # the binding found no libcuda.so.1
-        raise _missing("the NVIDIA driver (libcuda.so.1)", error) from error
+        raise _missing_library_error("the NVIDIA driver (libcuda.so.1)", error) from error
     if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
         raise BackendError("No NVIDIA GPU is visible. Check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use --backend=cpu.")
     if status != driver.CUresult.CUDA_SUCCESS:
@@ -138,7 +138,7 @@ def device(ordinal: int = 0) -> Device:
     with _lock:
         gpu = _devices.get(ordinal)
         if gpu is not None and gpu.lost:
-            gpu = _renewed(gpu)
+            gpu = _renew(gpu)
         if gpu is None:
             gpu = Device(ordinal)
         _devices[ordinal] = gpu
@@ -146,7 +146,7 @@ def device(ordinal: int = 0) -> Device:
     return gpu
 
 
-def _renewed(old: Device) -> Device:
+def _renew(old: Device) -> Device:
     """A new primary context in place of a lost one. Raises BackendError if the driver provides none that works."""
     driver = cu()
     driver.cuCtxSetCurrent(driver.CUcontext(0))

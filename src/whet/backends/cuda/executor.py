@@ -137,7 +137,7 @@ class GpuExecutable(Executable):
         """Starts all launches on a stream (default: the executable's own)."""
         self.prepare()
         target = stream or self.stream
-        if nvtx.shown():
+        if nvtx.is_enabled():
             for call in self.calls:
                 with nvtx.range_of(call.label):
                     for launch in call.launches:

@@ -24,7 +24,7 @@ def _package() -> Any:
     return nvtx
 
 
-def shown() -> bool:
+def is_enabled() -> bool:
     """True if ranges are on. Raises BackendError if they are on and the package is missing."""
     return os.environ.get("WHET_NVTX", "") not in ("", "0") and _package() is not None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.network import Layer, Network, Tensor
-from whet.ops import Axes, NotPerImage, bind_layer, bind_symbols, follow, fused_layers, fused_results, get_op, run_layer, widened
+from whet.ops import Axes, NotPerImage, bind_layer, bind_symbols, follow, fused_layers, fused_results, get_op, run_layer, widen_attributes
 
 MAX_ITEMS = 3  # verified of a larger batch: the first, the last and one drawn by the seed
 
@@ -65,7 +65,7 @@ def run_on_items(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, 
             inner |= {t: i for t, i in follow(x, inner, items.batch).items() if t in x.outputs}
         return [values[t] for t in fused_results(layer)]
     cut, selected = _recut(layer, selected, axes | followed, items)
-    outs = run_layer(widened(cut) if widen else cut, selected)
+    outs = run_layer(widen_attributes(cut) if widen else cut, selected)
     for t, a in zip(layer.outputs, outs, strict=True):
         if list(a.shape) != [len(items.at) if i == followed.get(t) else d for i, d in enumerate(t.shape)]:
             raise NotPerImage(f"{layer.op} '{layer.name}' gives {list(a.shape)} for {len(items.at)} batch items")

@@ -9,7 +9,7 @@ from whet.engine.plan import Profile
 from whet.errors import ShapeError, UsageError
 from whet.network import Dim, Layer, Network, static_shape, substitute
 from whet.ops import bind_layer, bind_symbols
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 MIN, OPT, MAX = 0, 1, 2
 
@@ -26,7 +26,9 @@ def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], 
     for given in config.profiles or (({}, {}, {}),):
         for name in (n for shapes in given for n in shapes):
             if name not in known:
-                raise UsageError(f"the profile names an input {name!r}, unknown to the network.{nearest(name, known)} Inputs: {', '.join(known)}")
+                raise UsageError(
+                    f"the profile names an input {name!r}, unknown to the network.{suggest_name(name, known)} Inputs: {', '.join(known)}"
+                )
         full: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {}
         for name, t in known.items():
             shapes = [s.get(name) for s in given]

@@ -53,7 +53,7 @@ def list_candidates(
             listed.refused.append(Candidate(t.name, "", (), reason=str(e)))
             continue
         for signature in signatures:
-            reason = _malformed(layer, signature) or permissions.refuses(layer, signature) or t.refuses(layer, signature, backend)
+            reason = _malformed_reason(layer, signature) or permissions.refuses(layer, signature) or t.refuses(layer, signature, backend)
             if reason is not None:
                 listed.refused.append(Candidate(t.name, str(signature), (), reason=reason))
                 continue
@@ -75,7 +75,7 @@ def list_candidates(
     return listed
 
 
-def _malformed(layer: Layer, signature: Signature) -> str | None:
+def _malformed_reason(layer: Layer, signature: Signature) -> str | None:
     """The reason why a signature is invalid (it has no format for a computed input), or None."""
     for t, o in zip(layer.inputs, signature.inputs, strict=True):
         if t is not None and not t.is_constant and o is None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from whet.backends import Backend
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.precision.permissions import Permissions
-from whet.builder.select.formats import TensorReaders, inplace_refusal, links, stored, wanted
+from whet.builder.select.formats import TensorReaders, inplace_refusal, links, required_operand, stored_operand
 from whet.measure.option import Ident, Option
 from whet.measure.timing import Timer, select_fastest
 from whet.network import BF16, F16, Dim, Layer, Network, Tensor, substitute
@@ -88,7 +88,7 @@ def with_reformats(net: Network, picked: Mapping[str, Option], reformats: Reform
     slots: dict[str, list[Tensor | None]] = {}  # the inputs of readers that read a reformat
     position = {layer.name: i for i, layer in enumerate(net.layers)}
     for w in sorted(links(net), key=lambda w: len(position) if w.reader is None else position[w.reader]):
-        a, b = stored(w, picked), wanted(w, picked)
+        a, b = stored_operand(w, picked), required_operand(w, picked)
         if b is None or a == b:
             continue
         option = reformats.option(w.tensor, a, b)

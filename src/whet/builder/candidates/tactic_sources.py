@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from whet.errors import UsageError
-from whet.registry import nearest
+from whet.registry import suggest_name
 from whet.tactics import Tactic, tactics_of
 
 TF32 = "TF32"  # a family across libraries and whet's kernels: `--noTF32` switches it off
@@ -43,7 +43,7 @@ def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
         hit = hit or {t.name for t in everything if name.upper().replace("_", "") in _families(t)}
         if not hit:
             names = sorted({f for t in everything for f in _families(t)} | {t.name for t in everything})
-            raise UsageError(f"no tactic or family of tactics is called {name!r}.{nearest(name, names)} There are {', '.join(names)}.")
+            raise UsageError(f"no tactic or family of tactics is called {name!r}.{suggest_name(name, names)} There are {', '.join(names)}.")
         chosen, excluded = (chosen - hit, excluded | hit) if s.startswith("-") else (chosen | hit, excluded - hit)
     usable = {t.name for t in everything if t.name in chosen and t.missing_library() is None}
     families = {family(t) for t in everything if t.name in usable}

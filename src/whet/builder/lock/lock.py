@@ -77,13 +77,13 @@ def _lock_of(plan: EnginePlan) -> dict[str, Any]:
         "backend": plan.backend,
         "machine": plan.machine_key,
         "threads": plan.threads,
-        "options": {k: _plain(plan.options.get(k)) for k in _OPTIONS},
-        "profiles": [_plain(p.shapes) for p in plan.profiles],
+        "options": {k: _tuples_to_lists(plan.options.get(k)) for k in _OPTIONS},
+        "profiles": [_tuples_to_lists(p.shapes) for p in plan.profiles],
         "passes": list(plan.report.passes.order),
         "unfused": [entry[0] for entry in plan.report.unfused],
         "tactics": {n: _tactic(n) for n in used},
         "layers": [{"name": layer.name, **_choice(plan.choices[layer.name])} for layer in plan.network.layers],
-        "arenas": [_plain(a.data()) for a in plan.arenas],
+        "arenas": [_tuples_to_lists(a.data()) for a in plan.arenas],
         "digest": plan_digest(plan),
         **{k: encode(v) for k in ("asked", "quantized") if (v := getattr(plan.report, k)) is not None},  # builder/lock/relock.py
     }
@@ -96,8 +96,8 @@ def plan_digest(plan: EnginePlan) -> str:
     h = hashlib.sha256(network_text(plan.network).encode())
     data = [
         [[layer.name, _choice(plan.choices[layer.name])] for layer in plan.network.layers],
-        [_plain(p.shapes) for p in plan.profiles],
-        [_plain(a.data()) for a in plan.arenas],
+        [_tuples_to_lists(p.shapes) for p in plan.profiles],
+        [_tuples_to_lists(a.data()) for a in plan.arenas],
         [plan.threads, plan.backend],
     ]
     h.update(json.dumps(data, sort_keys=True).encode())
@@ -143,7 +143,7 @@ def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, ba
     compare("the machine", lock["machine"], backend.key())
     compare("the number of threads", lock["threads"], backend.threads)
     for k in _OPTIONS:
-        was, now = lock["options"].get(k), _plain(getattr(config, k))
+        was, now = lock["options"].get(k), _tuples_to_lists(getattr(config, k))
         if k == "precisions" and isinstance(was, list) and sorted(map(str, was)) == sorted(now):
             continue  # permissions have no order
         compare(f"the option {k}", was, now)
@@ -163,7 +163,7 @@ def locked_plan(
     lock: Mapping[str, Any], source: Network, lowered: Network, profiles: Sequence[Profile], backend: Backend, config: BuildConfig
 ) -> EnginePlan:
     """The engine that the lock describes, built without timing. Raises LockError if it would differ."""
-    if [_plain(p.shapes) for p in profiles] != lock["profiles"]:
+    if [_tuples_to_lists(p.shapes) for p in profiles] != lock["profiles"]:
         raise LockError(_text(["the profiles are others"]))
     by_name = {layer.name: layer for layer in lowered.layers}
     for name in lock["unfused"]:
@@ -174,10 +174,10 @@ def locked_plan(
         choices = {entry["name"]: _read_choice(entry) for entry in lock["layers"]}
         if count := _concurrent_samples(lock, lowered, profiles, config):  # choices are per sample: one thread per sample, or all threads
             single, own = [p.of_one_sample() for p in profiles], backend if count == 1 else get_backend(backend.name, threads=1)
-            plan = make_sample_parallel(_replayed(choices, source, lowered, single, own, config), profiles, backend, count)
+            plan = make_sample_parallel(_replay(choices, source, lowered, single, own, config), profiles, backend, count)
             backend.activate()
         else:
-            plan = _replayed(choices, source, lowered, profiles, backend, config)
+            plan = _replay(choices, source, lowered, profiles, backend, config)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
         raise LockError(f"the lock is damaged: {e!r}. Write it again with --saveLock.") from e
     moved = _differences(lock, plan)
@@ -199,7 +199,7 @@ def _concurrent_samples(lock: Mapping[str, Any], lowered: Network, profiles: Seq
     return count
 
 
-def _replayed(choices: dict[str, Choice], source: Network, lowered: Network, profiles, backend: Backend, config: BuildConfig) -> EnginePlan:
+def _replay(choices: dict[str, Choice], source: Network, lowered: Network, profiles, backend: Backend, config: BuildConfig) -> EnginePlan:
     layers = bound_layers(lowered, environment(lowered, profiles[0], OPT))
     picked = {}
     for name, layer in layers.items():
@@ -268,7 +268,7 @@ def _differences(lock: Mapping[str, Any], plan: EnginePlan) -> list[str]:
     moved = [f"layer '{b['name']}' differs" for a, b in zip(lock["layers"], now, strict=False) if a != b]
     if len(lock["layers"]) != len(now):
         moved.append(f"the engine has {len(now)} layers, the lock {len(lock['layers'])}")
-    if lock["arenas"] != [_plain(a.data()) for a in plan.arenas]:
+    if lock["arenas"] != [_tuples_to_lists(a.data()) for a in plan.arenas]:
         moved.append("the memory plan is another")
     return moved
 
@@ -297,7 +297,7 @@ def _tactic(name: str) -> dict[str, Any]:
 
 
 def _choice(c: Choice) -> dict[str, Any]:
-    return _plain(vars(c))
+    return _tuples_to_lists(vars(c))
 
 
 def _read_choice(entry: Mapping[str, Any]) -> Choice:
@@ -313,10 +313,10 @@ def _read_choice(entry: Mapping[str, Any]) -> Choice:
     )
 
 
-def _plain(v: Any) -> Any:
+def _tuples_to_lists(v: Any) -> Any:
     """Converts tuples to lists, so that a value equals its JSON round trip."""
     if isinstance(v, Mapping):
-        return {str(k): _plain(x) for k, x in v.items()}
+        return {str(k): _tuples_to_lists(x) for k, x in v.items()}
     if isinstance(v, list | tuple):
-        return [_plain(x) for x in v]
+        return [_tuples_to_lists(x) for x in v]
     return v

@@ -15,8 +15,8 @@ from whet.builder.memory.byte_groups import Groups
 from whet.builder.memory.free_ranges import FreeRanges
 from whet.engine.plan import ArenaPlan
 from whet.errors import MemoryLimitError
+from whet.runtime.memory import align_size
 
-ALIGNMENT = 64
 _OVERLAPS, _OVERLAPS_PER_BLOCK = 1_000_000, 100  # pairs of overlapping blocks that the slower placements may handle
 
 
@@ -58,10 +58,10 @@ def plan_memory(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequenc
     offsets, top = _best([b for b in blocks if b.name not in roots_of_own])
     scratch = max((u.scratch for u in uses), default=0)
     scratch_offset = top
-    top += _padded(scratch)
+    top += align_size(scratch)
     for root in dict.fromkeys(groups.root(n) for n in own):
         offsets[root] = top
-        top += _padded(extents[root])
+        top += align_size(extents[root])
     plan = ArenaPlan(top, {n: offsets[groups.root(n)] + groups.offset(n) for n in sizes}, sizes, scratch_offset, scratch)
     _check_limits(plan, blocks, limits or {})
     return plan
@@ -116,7 +116,7 @@ def _best(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
 
 
 def list_overlaps(blocks: Sequence[Block], limit: int) -> dict[str, list[Block]] | None:
-    """The blocks of at least one byte whose live intervals overlap a block's own, by its name; None if there are more than `limit` pairs."""
+    """The blocks of at least one byte with live intervals that overlap a block's own, by its name; None if there are more than `limit` pairs."""
     overlaps: dict[str, list[Block]] = {b.name: [] for b in blocks}
     live: dict[str, Block] = {}
     ends: list[tuple[int, str]] = []
@@ -137,12 +137,12 @@ def list_overlaps(blocks: Sequence[Block], limit: int) -> dict[str, list[Block]]
 
 
 def _place(blocks: Sequence[Block], overlaps: Mapping[str, Sequence[Block]]) -> tuple[dict[str, int], int]:
-    """Best fit: each block goes into the smallest gap between already placed blocks whose live intervals overlap its own."""
+    """Best fit: each block goes into the smallest gap between the placed blocks that are live at the same time."""
     placed: dict[str, int] = {}
     top = 0
     for b in blocks:
-        taken = sorted((placed[o.name], placed[o.name] + _padded(o.nbytes)) for o in overlaps[b.name] if o.name in placed)
-        need, spot, tightest, end = _padded(b.nbytes), None, None, 0
+        taken = sorted((placed[o.name], placed[o.name] + align_size(o.nbytes)) for o in overlaps[b.name] if o.name in placed)
+        need, spot, tightest, end = align_size(b.nbytes), None, None, 0
         for start, stop in taken:
             gap = start - end
             if gap >= need and (tightest is None or gap < tightest):
@@ -162,16 +162,12 @@ def _place_by_first(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
         while ends and ends[0][0] < b.first:
             _, at, nbytes = heappop(ends)
             free.release(at, nbytes)
-        need = _padded(b.nbytes)
+        need = align_size(b.nbytes)
         placed[b.name] = at = free.take(need)
         top = max(top, at + need)
         if need:
             heappush(ends, (b.last, at, need))
     return placed, top
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def lower_bound(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequence[str]) -> int:
@@ -183,10 +179,10 @@ def lower_bound(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequenc
     changes = [0] * (len(uses) + 1)  # of the live bytes, from one step to the next
     for b in shared:
         if b.last >= 0 and b.first < len(uses):
-            changes[max(b.first, 0)] += _padded(b.nbytes)
-            changes[min(b.last + 1, len(uses))] -= _padded(b.nbytes)
+            changes[max(b.first, 0)] += align_size(b.nbytes)
+            changes[min(b.last + 1, len(uses))] -= align_size(b.nbytes)
     fullest = max(accumulate(changes), default=0)
-    return fullest + _padded(max((u.scratch for u in uses), default=0)) + sum(_padded(extents[n]) for n in own)
+    return fullest + align_size(max((u.scratch for u in uses), default=0)) + sum(align_size(extents[n]) for n in own)
 
 
 def _check_limits(plan: ArenaPlan, blocks: Sequence[Block], limits: Mapping[str, int]) -> None:

@@ -19,7 +19,7 @@ from whet.precision import Analysis, Ranges, calibrate, chosen_samples, find_qua
 from whet.precision.calibrate import content_digest
 from whet.precision.quantization_sites import never_negative
 from whet.precision.ranges import Range
-from whet.precision.scaling import rescaled
+from whet.precision.scaling import apply_scalings
 from whet.precision.steps import SAMPLES as STEP_SAMPLES
 from whet.precision.steps import find_corrections, find_scalings
 
@@ -85,7 +85,7 @@ def calibrated_ranges(
         steps = ()
     found = _ranges(prepared, calibration, model)
     if steps:
-        found, rows = _improved(prepared, found, calibration, model, steps, note, inform)
+        found, rows = _improve_ranges(prepared, found, calibration, model, steps, note, inform)
         if tried is not None:
             tried += rows
     if calibration.cache:
@@ -103,7 +103,7 @@ def _ranges(prepared: Network, calibration: Calibration, model: str, left_out: f
     )  # fmt: skip
 
 
-def _improved(
+def _improve_ranges(
     prepared: Network,
     plain: Ranges,
     calibration: Calibration,
@@ -131,10 +131,10 @@ def _improved(
     trial = _ranges(prepared, calibration, model, unseen)
     options = [("none", trial)]
     if scalings:
-        options.append(("scaling", dataclasses.replace(_ranges(rescaled(prepared, scalings), calibration, model, unseen), scalings=scalings)))
+        options.append(("scaling", dataclasses.replace(_ranges(apply_scalings(prepared, scalings), calibration, model, unseen), scalings=scalings)))
     if "bias" in steps:
         for what, ranges in list(options):
-            corrections, shifted = find_corrections(rescaled(prepared, ranges.scalings), ranges, others, EngineRun)
+            corrections, shifted = find_corrections(apply_scalings(prepared, ranges.scalings), ranges, others, EngineRun)
             if what == "none":
                 tried.tried += shifted.tried
             if corrections:
@@ -147,7 +147,7 @@ def _improved(
     chosen = options[best][1]
     kept = plain
     if chosen.scalings:
-        kept = dataclasses.replace(_ranges(rescaled(prepared, chosen.scalings), calibration, model), scalings=chosen.scalings)
+        kept = dataclasses.replace(_ranges(apply_scalings(prepared, chosen.scalings), calibration, model), scalings=chosen.scalings)
     kept = dataclasses.replace(kept, corrections=chosen.corrections)
     used = {"bias": set(kept.corrections)}
     rows = [CalibrationStep(step, at, at in used.get(step, set(kept.scalings)), before, after) for step, at, before, after, _ in tried.tried]

@@ -7,7 +7,7 @@ from functools import partial
 
 from whet.backends import Backend
 from whet.builder.config import BuildConfig
-from whet.builder.precision.permissions import on_integers
+from whet.builder.precision.permissions import computes_on_integers
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.measure.compare import Ranking, compare
@@ -30,12 +30,12 @@ def layer_times(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -
     found = {}
     for layer in layers:
         own = known_as(layer)
-        mine = [x for x in integers.network.layers if on_integers(x) and own & known_as(x)]
+        mine = [x for x in integers.network.layers if computes_on_integers(x) and own & known_as(x)]
         theirs = [x for x in floats.network.layers if own & known_as(x)]
         if len(mine) != 1 or not theirs:
             continue
-        cost = after.get(mine[0].name, 0.0) + _around(mine[0], integers, after)
-        reference = sum(before.get(x.name, 0.0) + _around(x, floats, before, only="Reformat") for x in theirs)
+        cost = after.get(mine[0].name, 0.0) + _adjacent_ms(mine[0], integers, after)
+        reference = sum(before.get(x.name, 0.0) + _adjacent_ms(x, floats, before, only="Reformat") for x in theirs)
         found[layer.name] = (reference, cost)
     return found
 
@@ -44,7 +44,7 @@ def _times(plan: EnginePlan) -> dict[str, float]:
     return dict(plan.report.layer_ms)
 
 
-def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
+def _adjacent_ms(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
     """Milliseconds of the adjacent data-movement layers and tables; producers are shared among their readers."""
     users = plan.network.users()
     kinds = (only,) if only else _MOVING

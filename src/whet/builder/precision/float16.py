@@ -49,13 +49,13 @@ def build_floats_within(
     """
     if config.lock:
         return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs)), None
-    plan, verdict = _within(net, prepared, without_sample_mode(config), budget, samples, progress, inputs)
+    plan, verdict = _build_within_budget(net, prepared, without_sample_mode(config), budget, samples, progress, inputs)
     log = ProgressLog(progress)
     plan = apply_sample_mode(plan, net, config, lambda c: build(net, c, progress=log), log, inputs)
     return record_request(plan, config), verdict
 
 
-def _within(
+def _build_within_budget(
     net: Network,
     prepared: Network,
     config: BuildConfig,

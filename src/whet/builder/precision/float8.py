@@ -50,7 +50,7 @@ def build_float8(
     """
     net, said = apply_sparsity(net, config)
     if config.lock:
-        plan = _locked(net, config, progress, inputs)
+        plan = _build_locked(net, config, progress, inputs)
     else:
         plan = _search_float8(net, config, calibration, budget, other, ProgressLog(progress), inputs)
     plan.report.notes = [*said, *plan.report.notes]
@@ -147,7 +147,7 @@ def is_float8_lock(config: BuildConfig) -> bool:
     return isinstance(found, dict) and found.get("kind") == "fp8"
 
 
-def _locked(net: Network, config: BuildConfig, progress: Progress | None, inputs: Mapping[str, np.ndarray] | None) -> EnginePlan:
+def _build_locked(net: Network, config: BuildConfig, progress: Progress | None, inputs: Mapping[str, np.ndarray] | None) -> EnginePlan:
     """The engine that the lock holds: its ranges, corrections and layers in FP8, or an engine in floating point."""
     packed = (read_lock(str(config.lock)).get("quantized") or {}).get("rounded", {})
 

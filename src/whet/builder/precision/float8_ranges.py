@@ -21,7 +21,7 @@ from whet.network import Network
 from whet.precision import Analysis, Ranges, chosen_samples, find_quantization_sites, quantize
 from whet.precision.budget import Budget
 from whet.precision.calibrate import content_digest
-from whet.precision.float8 import adapted_weights, corrected, kept_out, skip_sums
+from whet.precision.float8 import adapted_weights, correct_biases, kept_out, skip_sums
 from whet.precision.sensitivity import RunOf
 
 ENOUGH_DB = 30.0  # output SNR in FP8 on calibration samples; docs/design/precision.md has the effect of lower values
@@ -53,7 +53,7 @@ def float8_ranges(
         return ranges
     left = kept_out(prepared)
     heard = notes if info is None else info
-    plain_ranges = _with_sums(prepared, corrected(prepared, ranges, samples(), EngineRun, left), calibration, left, heard, enough_db)
+    plain_ranges = _with_sums(prepared, correct_biases(prepared, ranges, samples(), EngineRun, left), calibration, left, heard, enough_db)
     ranges = dataclasses.replace(ranges, float_sums=plain_ranges.float_sums)
     if "round" not in calibration.steps or sum(1 for _ in samples()) < _LEAST_SAMPLES:
         return plain_ranges
@@ -67,7 +67,7 @@ def float8_ranges(
     careful = dataclasses.replace(ranges, rounded=adapted_weights(prepared, ranges, others(), EngineRun, left))
     if not careful.rounded:
         return plain_ranges
-    careful = corrected(prepared, careful, others(), EngineRun, left)
+    careful = correct_biases(prepared, careful, others(), EngineRun, left)
     names = [x.name for x in find_quantization_sites(prepared, left).layers]
     near, far = (Analysis(prepared, "fp8", judges, EngineRun, r).snr(names) for r in (plain_ranges, careful))
     kept = far >= near + _LEAST_GAIN_DB

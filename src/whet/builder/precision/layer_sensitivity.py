@@ -65,7 +65,7 @@ def analyze_sensitivity(
         ranges = calibrated_ranges(net, prepared, wanted, config, notes.append)
     chosen = [] if calibration.samples is None else chosen_samples(calibration.samples(), samples)
     if not chosen:
-        chosen = _drawn(net, samples)
+        chosen = _draw_inputs(net, samples)
         notes.append("There is no calibration data: the layers are judged on random values, which is not representative. Give --calibData.")
     analysis = Analysis(prepared, precision, chosen, SegmentedRuns(prepared, chosen), ranges, memory_file(prepared, precision, config))
     log.stage(f"each layer alone in {precision}", len(analysis.layers))
@@ -81,7 +81,7 @@ def analyze_sensitivity(
     return report
 
 
-def _drawn(net: Network, count: int) -> list[dict[str, np.ndarray]]:
+def _draw_inputs(net: Network, count: int) -> list[dict[str, np.ndarray]]:
     """Seeded normal values in the inputs' shapes; dynamic dimensions are 1."""
     rng = np.random.default_rng(0)
 
@@ -115,7 +115,7 @@ def _times(
     for r in report.rows:
         if r.layer in found:
             r.float_ms, r.low_ms = found[r.layer]
-    report.float_ms, report.low_ms = _whole(floats), _whole(low)
+    report.float_ms, report.low_ms = _engine_ms(floats), _engine_ms(low)
     if not found:
         report.notes.append("No layer times: nothing was timed, or no kernel of this device computes in this precision")
 
@@ -135,7 +135,7 @@ def _shared_times(floats: EnginePlan, low: EnginePlan, layers: Iterable[Layer]) 
     return found
 
 
-def _whole(plan: EnginePlan) -> float | None:
+def _engine_ms(plan: EnginePlan) -> float | None:
     """An engine's measured latency, or the sum of its layers' times."""
     known = plan.report.latency_ms
     times = plan.report.layer_ms

@@ -68,7 +68,7 @@ class Permissions:
             if o.dtype not in self.allowed and o.dtype not in (demanded, output):
                 return f"{o.dtype} storage is not permitted ({_FLAG[o.dtype]})"
         if demanded is not None and self.obey and computes_in(layer, signature) not in (None, demanded):
-            return f"--layerPrecisions demands {demanded} for '{layer.name}'{_how_to(demanded)}"
+            return f"--layerPrecisions demands {demanded} for '{layer.name}'{_missing_condition(demanded)}"
         if self.obey and not self._gives(layer, signature, output):
             return f"--layerOutputTypes demands {output} of '{layer.name}'"
         return None
@@ -91,11 +91,11 @@ class Permissions:
 
     def demanded(self, layer: Layer) -> DType | None:
         """The storage type that --layerPrecisions gives a layer, by its name or a source node's; the last match wins."""
-        return _last_match(self.demands, layer)
+        return _last_demand_for(self.demands, layer)
 
     def demanded_output(self, layer: Layer) -> DType | None:
         """The storage type that --layerOutputTypes gives a layer's outputs."""
-        return _last_match(self.outputs, layer)
+        return _last_demand_for(self.outputs, layer)
 
     def key(self, layer: Layer) -> str:
         """The part of the permissions that distinguishes layers of equal text."""
@@ -125,11 +125,11 @@ def _is_inserted(layer: Layer) -> bool:
     return layer.op in ("QuantizeLinear", "DequantizeLinear") and not layer.sources
 
 
-def _last_match(demands: tuple[tuple[str, DType], ...], layer: Layer) -> DType | None:
-    return _last(demands, _names_of(layer), _is_inserted(layer))
+def _last_demand_for(demands: tuple[tuple[str, DType], ...], layer: Layer) -> DType | None:
+    return _last_demand(demands, _names_of(layer), _is_inserted(layer))
 
 
-def _last(demands: tuple[tuple[str, DType], ...], names: Iterable[str], exact: bool = False) -> DType | None:
+def _last_demand(demands: tuple[tuple[str, DType], ...], names: Iterable[str], exact: bool = False) -> DType | None:
     found = _match(demands, names, exact)
     return None if found is None else found[1]
 
@@ -143,7 +143,7 @@ def _match(demands: tuple[tuple[str, DType], ...], names: Iterable[str], exact: 
     return found
 
 
-def _how_to(demanded: DType) -> str:
+def _missing_condition(demanded: DType) -> str:
     """The missing condition of an unmet demand for 8 bits."""
     if demanded == I8:
         return ": it is not quantized (8 bits are for convolutions and products with constant weights that have ranges)"
@@ -154,10 +154,10 @@ def computes_in(layer: Layer, signature: Signature) -> DType | None:
     """The type that a layer computes in: I8 for a quantized one, else the type of its first float operand; None if there is neither."""
     if is_float8(layer):
         return F8E4M3
-    return I8 if on_integers(layer) else runs_in(layer, signature)
+    return I8 if computes_on_integers(layer) else runs_in(layer, signature)
 
 
-def on_integers(layer: Layer) -> bool:
+def computes_on_integers(layer: Layer) -> bool:
     """True for a quantized layer or a fused layer that contains one."""
     return is_quantized(layer) or (layer.op == "Fused" and any(is_quantized(x) for x in layer.regions["body"].layers))
 
@@ -191,10 +191,10 @@ def unwanted_integers(config: BuildConfig) -> Callable[[Layer], str | None] | No
             return None
         body = layer.regions["body"].layers
         names = [n for x in body if x.op not in ("QuantizeLinear", "DequantizeLinear") for n in (x.name, *x.name.split(" + "), *x.sources)]
-        demanded = _last(permissions.demands, names)
+        demanded = _last_demand(permissions.demands, names)
         if demanded not in (None, I8):
             return f"--layerPrecisions keeps '{names[0]}' in {demanded}"
-        output = _last(permissions.outputs, names)
+        output = _last_demand(permissions.outputs, names)
         if output not in (None, I8) and body[-1].op == "QuantizeLinear":
             return f"--layerOutputTypes keeps the outputs of '{names[0]}' in {output}"
         return None
@@ -277,7 +277,7 @@ def _why_no_integers(config: BuildConfig, signatures: Mapping[str, tuple[Layer, 
 def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Signature]]) -> dict[str, PermissionUse]:
     """For each permission: the number of layers that use it, and the reason if none does. Raises BuildError under `strict`."""
     ran = [runs_in(layer, s) for layer, s in signatures.values()]
-    integers = sum(1 for layer, _ in signatures.values() if on_integers(layer))
+    integers = sum(1 for layer, _ in signatures.values() if computes_on_integers(layer))
     float8 = sum(1 for layer, _ in signatures.values() if is_float8(layer))
     report: dict[str, PermissionUse] = {}
     for p in dict.fromkeys(config.precisions):

@@ -23,7 +23,7 @@ def beam(vectors: Mapping[Node, np.ndarray], near: Near, width: int = WIDTH) -> 
     """The option per node, and True if the total is proven minimal. `vectors` has the costs of each node's options."""
     order = small_frontier_order(vectors, near)
     place = {n: i for i, n in enumerate(order)}
-    ahead = {n: {o: _ahead(n, o, vectors, near) for o in near[n]} for n in order}
+    ahead = {n: {o: _bound_remaining_cost(n, o, vectors, near) for o in near[n]} for n in order}
     costs = np.zeros(1)
     picks = np.zeros((1, len(order)), np.int16)
     frontier: list[int] = []
@@ -65,7 +65,7 @@ def _distinct(picks: np.ndarray, costs: np.ndarray, frontier: Sequence[int]) -> 
     return picks[first], costs[first]
 
 
-def _ahead(node: Node, other: Node, vectors: Mapping[Node, np.ndarray], near: Near) -> np.ndarray:
+def _bound_remaining_cost(node: Node, other: Node, vectors: Mapping[Node, np.ndarray], near: Near) -> np.ndarray:
     """For each option of `node`, a lower bound on the cost of its edge to `other` plus an equal share of that node's own cost."""
     return (near[node][other] + vectors[other][None, :] / len(near[other])).min(axis=1)
 

@@ -62,12 +62,12 @@ def links(net: Network) -> list[Link]:
     return edges
 
 
-def stored(link: Link, picked: Mapping[str, Option]) -> Operand:
+def stored_operand(link: Link, picked: Mapping[str, Option]) -> Operand:
     """The format in which the tensor of a link is stored."""
     return Operand("linear", link.tensor.dtype) if link.maker is None else picked[link.maker].signature.outputs[link.index]
 
 
-def wanted(link: Link, picked: Mapping[str, Option]) -> Operand | None:
+def required_operand(link: Link, picked: Mapping[str, Option]) -> Operand | None:
     """The format in which the reader of a link requires it; None if it does not read the data."""
     return Operand("linear", link.tensor.dtype) if link.reader is None else picked[link.reader].signature.inputs[link.slot]
 
@@ -157,7 +157,7 @@ def _price(w: Link, a: Operand, b: Operand | None, reformat: ReformatCost) -> fl
 
 def total(net: Network, picked: Mapping[str, Option], edges: list[Link], reformat: ReformatCost) -> float:
     """Milliseconds of all layers and of the reformats between them; readers of the same format share a reformat."""
-    moves = {(id(w.tensor), stored(w, picked), wanted(w, picked)): w for w in edges}
+    moves = {(id(w.tensor), stored_operand(w, picked), required_operand(w, picked)): w for w in edges}
     return sum(picked[layer.name].cost for layer in net.layers) + sum(_price(w, a, b, reformat) for (_, a, b), w in moves.items())
 
 
@@ -172,18 +172,18 @@ def _share(net, options, picked: dict[str, Option], edges: list[Link], reformat:
             reads[w.reader].append(w)
         if w.maker is not None and w.tensor not in readers:
             writes[w.maker].append(w)
-        readers.setdefault(w.tensor, Counter())[wanted(w, picked)] += 1
+        readers.setdefault(w.tensor, Counter())[required_operand(w, picked)] += 1
 
     def pick(name: str, option: Option) -> None:
         for w in reads[name]:
             formats = readers[w.tensor]
-            formats[wanted(w, picked)] -= 1
+            formats[required_operand(w, picked)] -= 1
             formats[option.signature.inputs[w.slot]] += 1
         picked[name] = option
 
     def local_cost(name: str) -> float:
         touched = {w.tensor: w for w in (*reads[name], *writes[name])}.values()
-        moves = sum(_price(w, stored(w, picked), b, reformat) for w in touched for b, count in readers[w.tensor].items() if count)
+        moves = sum(_price(w, stored_operand(w, picked), b, reformat) for w in touched for b, count in readers[w.tensor].items() if count)
         return picked[name].cost + moves
 
     moved: set[str] = set()

@@ -56,16 +56,16 @@ class LayerTiming:
                 "machine choices may be off. Build again when it is idle."
             )
 
-    def time_kind(self, found: Candidates) -> None:
+    def time_kind(self, candidates: Candidates) -> None:
         """Times the selected options of one kind of layer."""
         assert self.timer is not None
-        options = self.select_options(found)
-        self.timer.time(found.layer, found.text, options, keep=True)
+        options = self.select_options(candidates)
+        self.timer.time(candidates.layer, candidates.text, options, keep=True)
         if is_float32_close(options):
-            options = self.select_options(found, all_float32=True)
-            self.timer.time(found.layer, found.text, options, keep=True)
+            options = self.select_options(candidates, all_float32=True)
+            self.timer.time(candidates.layer, candidates.text, options, keep=True)
         with self.log.within("timing with cold weights"):
-            self.timer.time_cold(found.layer, found.text, options)
+            self.timer.time_cold(candidates.layer, candidates.text, options)
         self._slow.record(options)
 
     def retime_contradictions(self, timed: Iterable[tuple[Candidates, Option]], engine_ms: float) -> list[str]:
@@ -81,21 +81,21 @@ class LayerTiming:
             self.timer.time(found.layer, found.text, [o for o in found.options if o.ms is not None], remeasure=True)
         return [found.layer.name for found in kinds.values()]
 
-    def select_options(self, found: Candidates, *, all_float32: bool = False) -> list[Option]:
+    def select_options(self, candidates: Candidates, *, all_float32: bool = False) -> list[Option]:
         """The options to time; `all_float32`: however many of 32 bits there are."""
         ahead, level = self.backend.capabilities.compiles_ahead, self.config.optimization_level
-        options = found.options if ahead or level > _SKIP_SLOW else self._slow.drop_slow(found.options)
+        options = candidates.options if ahead or level > _SKIP_SLOW else self._slow.drop_slow(candidates.options)
         return select_for_timing(options, level, self.cap, ahead and not all_float32)
 
-    def start_compiling(self, found: Candidates) -> None:
+    def start_compiling(self, candidates: Candidates) -> None:
         """Compiles in the background the options that will be timed; if all times are cached, only options that may be selected."""
         if not self.backend.capabilities.compiles_ahead:
             return
-        options = self.select_options(found) if found.options and self.timer is not None else found.options[:1]
+        options = self.select_options(candidates) if candidates.options and self.timer is not None else candidates.options[:1]
         if self.timer is not None and len(options) > 1:
-            self.timer.is_cached(options, found.text)
+            self.timer.is_cached(options, candidates.text)
         start_compiling(options, self.backend)
-        for o in found.options:
+        for o in candidates.options:
             o.texts = ()
 
     def report(self) -> TimingRecord:

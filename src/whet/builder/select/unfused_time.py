@@ -24,10 +24,10 @@ from whet.measure.timing import Timer
 from whet.measure.timing_key import source_digest
 from whet.network import Layer
 from whet.ops import bind_layer
+from whet.runtime.memory import align_size
 from whet.tactics import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, is_quantized, root_layer
 
 _LONGEST = 4  # parts; longer chains read and write too much memory to win
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _ChainKernel:
     def __init__(self, like: Kernel, steps: Sequence[_Step], between: Sequence[int]):
         self.inputs, self.outputs, self.steps = like.inputs, like.outputs, steps
         self.packed: tuple[Packed, ...] = tuple(p for s in steps for p in s.option.kernel.packed)
-        self._at = [sum(_padded(n) for n in between[:k]) for k in range(len(between) + 1)]
+        self._at = [sum(align_size(n) for n in between[:k]) for k in range(len(between) + 1)]
         self.scratch = self._at[-1] + max(s.option.kernel.scratch for s in steps)
         self.implementation = " + ".join(f"{s.option.tactic.name} {s.option.kernel.implementation}" for s in steps)
 
@@ -110,10 +110,6 @@ class _ChainKernel:
             taken += len(k.packed)
             scratch = args.scratch + self._at[-1] if k.scratch else 0
             k.enqueue(Args(tuple(address(p) for p in s.reads), (address(s.writes),), packed, scratch), stream)
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def list_chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | UnfusedTime:
@@ -158,7 +154,7 @@ def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], 
         is_root = k == 0 and part.op == root_op
         usable = [t for t in tactics if not t.fallback and not (is_root and t.name in fused and t.name != best.tactic.name)]
         last = k == len(parts.layers) - 1
-        writes = target if last else _between(part, layer, stored, target)
+        writes = target if last else _intermediate_operand(part, layer, stored, target)
         options = _options(static, stored, writes, usable, permissions, backend, first=not is_root)
         if is_root and len(options) > 1:
             options = [o for o in options if o.tactic is not best.tactic or o.config == best.config] or options
@@ -173,7 +169,7 @@ def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], 
     return [_chain(best, [first, *(steps[0] for steps in listed[1:])], between, rank) for rank, first in enumerate(listed[0], start=1)]
 
 
-def _between(part: Layer, whole: Layer, stored: Mapping[str, Operand], target: Operand) -> Operand:
+def _intermediate_operand(part: Layer, whole: Layer, stored: Mapping[str, Operand], target: Operand) -> Operand:
     """The format of an intermediate tensor: that of the fused layer's output, or of an input of the part if the rank differs."""
     tensor = part.outputs[0].type
     if tensor.rank == whole.outputs[0].type.rank:

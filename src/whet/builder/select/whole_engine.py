@@ -178,8 +178,8 @@ def _other_variants(search: Search, base: _Variant, known: Mapping[str, list[Opt
     formats = sorted({o.format for group in options.values() for x in group for o in x.signature.outputs} - {"linear"})
     single = [variant(f"{f} wherever it can be", _only_format(options, f), cost) for f in formats]
     single.sort(key=lambda w: total(net, w.assignment.picked, links(net), cost))
-    threefold = variant("reformats weighted threefold", options, _weighted(cost, 3.0))
-    third = variant("reformats weighted a third", options, _weighted(cost, 0.3))
+    threefold = variant("reformats weighted threefold", options, _scale_cost(cost, 3.0))
+    third = variant("reformats weighted a third", options, _scale_cost(cost, 0.3))
     return [*without_float16, *single[:1], threefold, *single[1:], third]
 
 
@@ -198,7 +198,7 @@ def _make_candidate(search: Search, variant: _Variant, make: Make) -> EngineCand
     return EngineCandidate(variant.what, variant.assignment, variant.lowered, variant.unfused, net, chosen, make(net, chosen))
 
 
-def _weighted(cost: Callable[[Tensor, Operand, Operand], float], factor: float):
+def _scale_cost(cost: Callable[[Tensor, Operand, Operand], float], factor: float):
     return lambda t, a, b: factor * cost(t, a, b)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchItems, run_network_on_items, run_on_items
 from whet.engine.plan import Choice, EnginePlan
 from whet.network import BF16, F16, DType, Layer, Tensor
-from whet.ops import bind_layer, bind_symbols, run_layer, run_regions, widened
+from whet.ops import bind_layer, bind_symbols, run_layer, run_regions, widen_attributes
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Fused", "Gemm", "MatMul")  # ops whose operands a tactic may round
 
@@ -32,7 +32,7 @@ def reference_outputs(
         return run_on_items(layer, arrays, {t: axes.axis[t.name] for t in layer.inputs if t is not None and t.name in axes.axis}, images)
     if layer.regions:
         return run_regions(layer, arrays, widen=True)
-    return run_layer(widened(layer), arrays)
+    return run_layer(widen_attributes(layer), arrays)
 
 
 def computing_type(layer: Layer, choice: Choice) -> DType | None:
@@ -48,19 +48,19 @@ def computes_tf32(choice: Choice) -> bool:
     return ("math", "tf32") in choice.config
 
 
-def multiplied(layer: Layer) -> list[Tensor | None]:
+def multiplied_inputs(layer: Layer) -> list[Tensor | None]:
     """The layer's inputs that are operands of its convolutions and matrix products, directly or through a Concat."""
     if layer.op != "Fused":
         return list(layer.inputs[:2])
     body = layer.regions["body"]
-    wanted = {t for part in body.layers if part.op in _PRODUCTS for t in multiplied(part)}
+    wanted = {t for part in body.layers if part.op in _PRODUCTS for t in multiplied_inputs(part)}
     for part in reversed(body.layers):
         if part.op == "Concat" and part.outputs[0] in wanted:
             wanted.update(part.inputs)
     return [outer for inner, outer in zip(body.inputs, layer.inputs, strict=True) if inner in wanted]
 
 
-def rounded_tf32(a: np.ndarray) -> np.ndarray:
+def round_to_tf32(a: np.ndarray) -> np.ndarray:
     """f32 values rounded to a 10-bit mantissa, to nearest."""
     bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
     return np.where(np.isfinite(a), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), a).astype(a.dtype)
@@ -72,8 +72,8 @@ def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: BatchIte
 
     def read(layer: Layer, t: Tensor, a: np.ndarray) -> np.ndarray:
         choice = plan.choices[layer.name]
-        if computes_tf32(choice) and t in multiplied(layer):
-            return rounded_tf32(a)
+        if computes_tf32(choice) and t in multiplied_inputs(layer):
+            return round_to_tf32(a)
         small = computing_type(layer, choice) if t.is_constant else None
         return a.astype(small.numpy).astype(t.dtype.numpy) if small is not None and a.ndim >= 2 and t.dtype.is_float else a
 

@@ -12,7 +12,7 @@ from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchIte
 from whet.builder.verify.differences import difference, output_error, worst_error
 from whet.builder.verify.emulation import computes_tf32, emulate, reference_outputs
 from whet.builder.verify.host_overlap import Beside
-from whet.builder.verify.rounding_ties import has_ties, nudged_outputs
+from whet.builder.verify.rounding_ties import has_ties, run_with_nudged_scales
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.report import VerificationRecord, WorstLayer
 from whet.network import BF16, F16, Layer, Network
@@ -166,40 +166,40 @@ class NetworkJudge:
         with np.errstate(all="ignore"), native_accumulators():
             return list(emulate(self.plan, self.inputs, self.images).values())
 
-    def judge(self, got: Mapping[str, np.ndarray], found: Checked) -> None:
+    def judge(self, got: Mapping[str, np.ndarray], checked: Checked) -> None:
         """Records the network's error and its bound, and a failure if the bound is exceeded."""
         truth = self.truth()
         # By index: an output that is also an input has another name in the engine.
         names = [t.name for t in self.plan.network.outputs]
         errors = dict(zip(names, (output_error(got[n], t) for n, t in zip(names, truth, strict=True)), strict=True))
-        found.network_error = max(errors.values(), default=0.0)
-        if found.network_error <= FLOOR:
+        checked.network_error = max(errors.values(), default=0.0)
+        if checked.network_error <= FLOOR:
             return
-        found.emulation_error = worst_error(self.plain(), truth)
-        found.network_bound = max(FLOOR, FACTOR * found.emulation_error)
-        if found.network_error <= found.network_bound:
+        checked.emulation_error = worst_error(self.plain(), truth)
+        checked.network_bound = max(FLOOR, FACTOR * checked.emulation_error)
+        if checked.network_error <= checked.network_bound:
             return
         if self.narrow:
             lowered = self.lowered()
-            if worst_error(lowered, truth) <= found.network_bound:
-                found.emulation_error = worst_error(self.emulated(), lowered)
-                found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
-        if found.network_error > found.network_bound and has_ties(self.source):
+            if worst_error(lowered, truth) <= checked.network_bound:
+                checked.emulation_error = worst_error(self.emulated(), lowered)
+                checked.network_bound = max(checked.network_bound, FACTOR * checked.emulation_error)
+        if checked.network_error > checked.network_bound and has_ties(self.source):
 
             def run(net: Network) -> dict[str, np.ndarray]:
                 return _reference(net, self.inputs, self.images, widen=True)
 
-            ties = max(worst_error(outputs, truth) for outputs in nudged_outputs(self.source, self.inputs, run))
-            found.emulation_error = max(found.emulation_error, ties)
-            found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
-        if found.network_error > found.network_bound:
+            ties = max(worst_error(outputs, truth) for outputs in run_with_nudged_scales(self.source, self.inputs, run))
+            checked.emulation_error = max(checked.emulation_error, ties)
+            checked.network_bound = max(checked.network_bound, FACTOR * checked.emulation_error)
+        if checked.network_error > checked.network_bound:
             worst = max(errors, key=lambda n: errors[n])
             what = (
-                f"the network's output '{worst}' is off by {errors[worst]:.2g} against float64, allowed is {found.network_bound:.2g} "
-                f"(4 times an emulation's {found.emulation_error:.2g}), though every layer is within its own bound. Nearest to its bound: "
-                f"'{found.worst[0]}' with {found.worst[1]:.2g} of {found.worst[2]:.2g}."
+                f"the network's output '{worst}' is off by {errors[worst]:.2g} against float64, allowed is {checked.network_bound:.2g} "
+                f"(4 times an emulation's {checked.emulation_error:.2g}), though every layer is within its own bound. Nearest to its bound: "
+                f"'{checked.worst[0]}' with {checked.worst[1]:.2g} of {checked.worst[2]:.2g}."
             )
-            found.failures.append(Failure("", "", found.network_error, found.network_bound, what))
+            checked.failures.append(Failure("", "", checked.network_error, checked.network_bound, what))
 
 
 def _reference(net: Network, inputs: Mapping[str, np.ndarray], images: BatchItems | None, *, widen: bool = False) -> dict[str, np.ndarray]:

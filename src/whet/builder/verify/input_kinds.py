@@ -45,10 +45,10 @@ class Magnitude:
 
     @staticmethod
     def of(ins: Sequence[np.ndarray | None], outs: Sequence[np.ndarray]) -> Magnitude:
-        return Magnitude(tuple(_largest(a) for a in ins), tuple(_largest(a) for a in outs))
+        return Magnitude(tuple(_largest_magnitude(a) for a in ins), tuple(_largest_magnitude(a) for a in outs))
 
 
-def _largest(a: np.ndarray | None) -> float:
+def _largest_magnitude(a: np.ndarray | None) -> float:
     if a is None or a.dtype.kind in "bUOS" or not a.size:
         return 0.0
     if a.dtype == np.float16:

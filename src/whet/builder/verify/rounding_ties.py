@@ -26,7 +26,7 @@ def has_ties(net: Network) -> bool:
     return any(x.op == "QuantizeLinear" and not x.needs(0).is_constant for x in net.layers)
 
 
-def nudged_outputs(
+def run_with_nudged_scales(
     net: Network, inputs: Mapping[str, np.ndarray], run: Callable[[Network], Mapping[str, np.ndarray]] | None = None
 ) -> Iterator[list[np.ndarray]]:
     """The outputs in float64 (or of `run`) with the scales of all QuantizeLinear layers nudged up, then down; then with their inputs nudged."""

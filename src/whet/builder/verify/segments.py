@@ -64,7 +64,7 @@ class SegmentedRuns:
         return _SegmentedRun(self, engines, same.index(False) if False in same else len(same))
 
     def _engine(self, net: Network, s: _Segment, *, keep: bool) -> EngineRun:
-        found = self._engines.get(s) or self._engine_of(_network_of(net, s), _made(s))
+        found = self._engines.get(s) or self._engine_of(_network_of(net, s), _produced_names(s))
         if keep:
             self._engines[s] = found
         return found
@@ -141,16 +141,16 @@ def _segments(net: Network, cuts: Sequence[tuple[str, ...]], outputs: Sequence[s
     position = {layer: i for i, layer in enumerate(net.layers)}
     found = []
     for a, b in zip(starts, ends, strict=True):
-        layers = _between([by[n] for n in a], [by[n] for n in b if n not in a])
+        layers = _layers_between([by[n] for n in a], [by[n] for n in b if n not in a])
         if layers is None:
             return None
         found.append(_Segment(a, b, tuple(_key(x) for x in sorted(layers, key=position.__getitem__))))
-        if not _made(found[-1]):
+        if not _produced_names(found[-1]):
             return None
     return found
 
 
-def _between(starts: Iterable[Tensor], ends: Iterable[Tensor]) -> set[Layer] | None:
+def _layers_between(starts: Iterable[Tensor], ends: Iterable[Tensor]) -> set[Layer] | None:
     """The layers that compute `ends` from `starts`; None if they need other tensors."""
     stop, waiting, found = set(starts), list(ends), set()
     while waiting:
@@ -170,7 +170,7 @@ def _key(layer: Layer) -> tuple[object, ...]:
     return layer.op, repr(sorted(layer.attrs.items(), key=lambda kv: kv[0])), reads, tuple(t.name for t in layer.outputs)
 
 
-def _made(s: _Segment) -> list[str]:
+def _produced_names(s: _Segment) -> list[str]:
     return [n for n in s.ends if n not in s.starts]
 
 
@@ -186,7 +186,7 @@ def _network_of(net: Network, s: _Segment) -> Network:
             made.replace(t, twin)
             t = twin
         inputs.append(t)
-    made.outputs = [by[n] for n in _made(s)]
+    made.outputs = [by[n] for n in _produced_names(s)]
     made.prune_dead()
     read = {t for x in made.layers for t in x.inputs}
     made.inputs = [t for t in inputs if t in read]

@@ -65,11 +65,11 @@ def verify_engine(
     bound = bind(plan, backend, given, store=store)
     bound.feed(data)
     found = Checked()
-    images, axes = _few(plan, source, given, config, log)
+    images, axes = _select_batch_items(plan, source, given, config, log)
     found.images = None if images is None else images.at
     few = batch_of(given) <= MAX_ITEMS or images is not None  # otherwise the arrays of several layers could exhaust the memory
     with np.errstate(all="ignore"), Beside(backend.capabilities.overlapping_launches and few) as beside:
-        whole = images if images is None else _for_the_network(images, source, given, slow_macs)
+        whole = images if images is None else _select_network_items(images, source, given, slow_macs)
         found.network_items = None if whole is None else whole.at
         judge = NetworkJudge(plan, source, data, whole, beside)
         try:
@@ -128,7 +128,7 @@ def _network_outputs(bound: BoundEngine, data: Mapping[str, np.ndarray], items: 
     return got if items is None else {n: items.take(a, axes.axis[n]) if n in axes.axis else a for n, a in got.items()}
 
 
-def _few(
+def _select_batch_items(
     plan: EnginePlan, source: Network, shapes: Mapping[str, tuple[int, ...]], config: BuildConfig, log: ProgressLog
 ) -> tuple[BatchItems | None, BatchAxes]:
     """The batch items of a large batch that are compared, and their axes in the engine's tensors; None: all items."""
@@ -144,7 +144,7 @@ def _few(
     return BatchItems.of(batch, config.seed), axes
 
 
-def _for_the_network(images: BatchItems, source: Network, shapes: Mapping[str, tuple[int, ...]], slow_macs: float) -> BatchItems:
+def _select_network_items(images: BatchItems, source: Network, shapes: Mapping[str, tuple[int, ...]], slow_macs: float) -> BatchItems:
     """The batch items for the check of the whole network: those of the layer checks, or one of them if the reference is slow. Independence of the
     batch index is checked per layer; the network check measures accumulated rounding, for which one large item suffices."""
     env = bind_symbols([(t.name, t.type) for t in source.inputs], shapes)
@@ -201,7 +201,7 @@ def _check_kinds(
     axes: BatchAxes,
     images: BatchItems | None,
     magnitudes: list[Magnitude],
-    found: Checked,
+    checked: Checked,
     config: BuildConfig,
     log: ProgressLog,
 ) -> None:
@@ -223,11 +223,11 @@ def _check_kinds(
         outs = [read(layer, t.name) for t in layer.outputs]
         judged = images.all if images is not None and layer.name in axes.fixed else images
         least = [m * (LARGE if kind == "large" else 1.0) for m in magnitudes[i].outputs]
-        found.input_kinds += 1
+        checked.input_kinds += 1
         compared = compare_layer(layer, choices[layer.name], ins, outs, judged, axes, f", with inputs of the kind '{kind}'", least)
         if compared.failure is not None:
             failed.add(i)
-            found.failures.append(_repeat(bound, compared.failure))
+            checked.failures.append(_repeat(bound, compared.failure))
 
 
 def _check_shapes(
@@ -237,7 +237,7 @@ def _check_shapes(
     bound: BoundEngine,
     data: Mapping[str, np.ndarray],
     store: WeightStore,
-    found: Checked,
+    checked: Checked,
     config: BuildConfig,
     log: ProgressLog,
 ) -> None:
@@ -251,16 +251,16 @@ def _check_shapes(
         except BackendError as e:
             log.note(f"the shapes {_text(shapes)} were not verified: there is no memory for a second run ({e})")
             continue
-        found.shapes += (shapes,)
+        checked.shapes += (shapes,)
         try:
             axes = _axes_of_both(plan, given, shapes)
             if axes is not None:
-                _compare_items(plan, bound, other, data, axes, shapes, found)
+                _compare_items(plan, bound, other, data, axes, shapes, checked)
             else:
-                _compare_at(plan, source, other, shapes, found, config, log)
+                _compare_at(plan, source, other, shapes, checked, config, log)
         except BackendError as e:
-            found.failures.append(Failure("", "", np.inf, 0.0, f"the engine fails at run time with the shapes {_text(shapes)}: {e}"))
-        if found.failures:
+            checked.failures.append(Failure("", "", np.inf, 0.0, f"the engine fails at run time with the shapes {_text(shapes)}: {e}"))
+        if checked.failures:
             return
 
 
@@ -292,7 +292,7 @@ def _compare_items(
     data: Mapping[str, np.ndarray],
     axes: BatchAxes,
     shapes: Mapping[str, tuple[int, ...]],
-    found: Checked,
+    checked: Checked,
 ) -> None:
     batch, other_batch = next(iter(data.values())).shape[0], next(iter(shapes.values()))[0]
     for _, layer, pairs in run_items_again(bound, other, data, axes, batch, other_batch):
@@ -305,7 +305,7 @@ def _compare_items(
             if error > allowed:
                 what = f"{_title(layer, choice)}: an item's result at batch {other_batch} differs from that at batch {batch}, which is verified "
                 what += f"({why or f'error {error:.2g}'}, allowed is {allowed:.2g})"
-                found.failures.append(Failure(layer.name, choice.tactic, error, allowed, what))
+                checked.failures.append(Failure(layer.name, choice.tactic, error, allowed, what))
                 break
 
 
@@ -314,17 +314,17 @@ def _compare_at(
     source: Network,
     other: BoundEngine,
     shapes: Mapping[str, tuple[int, ...]],
-    found: Checked,
+    checked: Checked,
     config: BuildConfig,
     log: ProgressLog,
 ) -> None:
     other.feed(probe_inputs(plan.network, config.seed, shapes))
-    images, axes = _few(plan, source, shapes, config, log)
+    images, axes = _select_batch_items(plan, source, shapes, config, log)
     for layer, ins, outs in other.walk(None if images is None else _reader(other, axes, images)):
         judged = images.all if images is not None and layer.name in axes.fixed else images
         compared = compare_layer(layer, plan.choices[layer.name], ins, outs, judged, axes, f", with the shapes {_text(shapes)}")
         if compared.failure is not None:
-            found.failures.append(_repeat(other, compared.failure))
+            checked.failures.append(_repeat(other, compared.failure))
             return  # later layers would read the memory that the repetition has changed
 
 
@@ -362,7 +362,7 @@ def _check_positions(
     axes: BatchAxes,
     images: BatchItems,
     store: WeightStore,
-    found: Checked,
+    checked: Checked,
     config: BuildConfig,
     log: ProgressLog,
 ) -> None:
@@ -375,12 +375,12 @@ def _check_positions(
     for layer, error in rotation_differences(bound, other, data, axes, images.batch, config.seed):
         c = plan.choices[layer.name]
         allowed = max((layer_bound(layer, c, d) for t, (_, d) in zip(layer.outputs, c.outputs, strict=True) if t.dtype.is_float), default=0.0)
-        found.turned = max(found.turned, error)
+        checked.turned = max(checked.turned, error)
         if error > allowed:
             nodes = f" (from {', '.join(layer.sources[:4])})" if layer.sources else ""
             what = f"{layer.op} '{layer.name}'{nodes} by {c.tactic} {c.implementation}: an image's result depends on its place in the batch "
             what += f"of {images.batch} (error {error:.2g}, allowed is {allowed:.2g})"
-            found.failures.append(Failure(layer.name, c.tactic, error, allowed, what))
+            checked.failures.append(Failure(layer.name, c.tactic, error, allowed, what))
 
 
 def verification_inputs(plan: EnginePlan, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> dict[str, np.ndarray]:

@@ -21,11 +21,11 @@ def einsum_to_matmul(g: Graph, layer: Layer) -> Tensor | Skip | None:
     summed = [c for c in left if c in right and c not in out]
     if len(rows) != 1 or len(columns) != 1 or len(summed) != 1 or len(left) != len(batch) + 2 or len(right) != len(batch) + 2:
         return Skip(f"{layer.attrs['equation']!r} is not one product of matrices")
-    product = g.add("MatMul", _ordered(g, a, left, [*batch, *rows, *summed]), _ordered(g, b, right, [*batch, *summed, *columns]))
-    return _ordered(g, product, "".join([*batch, *rows, *columns]), list(out))
+    product = g.add("MatMul", _reorder_axes(g, a, left, [*batch, *rows, *summed]), _reorder_axes(g, b, right, [*batch, *summed, *columns]))
+    return _reorder_axes(g, product, "".join([*batch, *rows, *columns]), list(out))
 
 
-def _ordered(g: Graph, t: Tensor, term: str, wanted: list[str]) -> Tensor:
-    """`t`, whose axes are named by `term`, with its axes in another order."""
+def _reorder_axes(g: Graph, t: Tensor, term: str, wanted: list[str]) -> Tensor:
+    """`t` with its axes, which `term` names, in another order."""
     perm = tuple(term.index(c) for c in wanted)
     return t if perm == tuple(range(len(perm))) else g.add("Transpose", t, perm=perm)

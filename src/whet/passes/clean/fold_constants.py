@@ -53,7 +53,7 @@ def fold_constants(g: Graph, layer: Layer) -> list[Tensor] | Skip | None:
 
 
 def _is_weight(g: Graph, layer: Layer) -> bool:
-    """True if the results of `layer`, whose inputs are constants, are used as weights only, possibly after further layers on constants."""
+    """True if the results of `layer` (its inputs are constants) are used as weights only, possibly after further layers on constants."""
     waiting, fixed = [layer], {layer}
     used = False
     while waiting:

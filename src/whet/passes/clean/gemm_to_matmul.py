@@ -1,9 +1,9 @@
-"""A Gemm of merged rows whose result is split into more axes again becomes a MatMul of the rows as they are, and an Add of the bias.
+"""A Gemm between two Reshapes, which merge and split its rows, becomes a MatMul of the rows as they are, and an Add of the bias.
 
 Likewise a MatMul by a constant matrix between two Reshapes of its rows.
 
-Exporters write linear layers of sequences so: [B, S, K] -> [B * S, K] -> Gemm -> [B, S, N]. The Reshape before the product is left with what it
-has to merge besides, often nothing.
+Exporters write linear layers of sequences so: [B, S, K] -> [B * S, K] -> Gemm -> [B, S, N]. The Reshape before the product only merges
+what else it has to, often nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
 from whet.passes.clean.cancel_reshapes import RESHAPES
-from whet.rewrite.constants import reshaped
+from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
@@ -40,7 +40,7 @@ def gemm_to_matmul(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if c is None:
         return product
     assert c.weight is not None
-    bias = c if c.type.rank <= 1 else g.constant(reshaped(c.weight, (c.weight.array.size,)), c.name)
+    bias = c if c.type.rank <= 1 else g.constant(reshape_weight(c.weight, (c.weight.array.size,)), c.name)
     return g.add("Add", product, bias, sources=gemm.sources)
 
 

@@ -1,7 +1,7 @@
 """Scores of attention that are replaced by -infinity or a very low value where a mask is false become scores plus a mask.
 
-PyTorch's masked_fill and where(mask, scores, finfo.min) are exported as Where. A probability after the softmax is 0 either way. Rows of which every
-key is hidden keep their result: NaN for -infinity, equal probabilities for the lowest value of f32 and bf16, in which any score is lost. Other low
+PyTorch's masked_fill and where(mask, scores, finfo.min) are exported as Where. A probability after the softmax is 0 either way. Rows without
+a visible key keep their result: NaN for -infinity, equal probabilities for the lowest value of f32 and bf16, in which any score is lost. Other low
 values are taken only where a constant mask hides no whole row.
 """
 
@@ -34,7 +34,7 @@ def masked_fill_to_add(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if scores.type != layer.output.type:
         return Skip(f"the mask %{condition.name}: {condition.type} broadcasts the scores %{scores.name}: {scores.type}")
     absorbs = value == -np.inf or (value <= _ABSORBS and scores.dtype.name in ("f32", "bf16", "f64"))
-    if not absorbs and not (value <= _HIDES and _leaves_keys(condition, shown)):
+    if not absorbs and not (value <= _HIDES and _shows_a_key_in_each_row(condition, shown)):
         return Skip(f"scores are set to {value:g}: rows of which every key is hidden would change")
     zero = g.constant(literal(np.array(0.0), scores.dtype), "zero")
     low = g.constant(literal(np.array(value), scores.dtype), "low")
@@ -45,6 +45,6 @@ def masked_fill_to_add(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return g.add("Add", scores, mask)
 
 
-def _leaves_keys(condition: Tensor, shown: bool) -> bool:
+def _shows_a_key_in_each_row(condition: Tensor, shown: bool) -> bool:
     """True if a constant mask shows a key in every row."""
     return condition.is_constant and condition.type.rank > 0 and bool((condition.array() == shown).any(axis=-1).all())

@@ -1,6 +1,6 @@
 """Two values added to scores of attention, a position bias and a mask, are added to each other first.
 
-Kernels of attention add one mask, and none where all its values are 0. Constants are added once, when the engine is built, and a sum that
+Kernels of attention add one mask, and none if all its values are 0. Constants are added once, when the engine is built, and a sum that
 several layers use is computed once.
 """
 

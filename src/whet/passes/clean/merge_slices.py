@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.ops import axis_of, given
+from whet.ops import axis_of, given_dims
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
@@ -29,7 +29,7 @@ def merge_slices(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 def _bounds(layer: Layer) -> tuple[tuple, ...]:
     """starts, ends, axes (non-negative) and steps, without defaults."""
-    starts, ends, axes, steps = (given(layer, name, i) for i, name in enumerate(_NAMES, 1))
+    starts, ends, axes, steps = (given_dims(layer, name, i) for i, name in enumerate(_NAMES, 1))
     starts, ends = starts or (), ends or ()
     rank = layer.output.type.rank
     axes_ = tuple(range(len(starts))) if axes is None else tuple(axis_of(a, rank) for a in axes if isinstance(a, int))

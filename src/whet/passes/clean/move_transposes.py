@@ -12,7 +12,7 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops import get_op
 from whet.ops._origin import express
-from whet.rewrite.constants import reshaped
+from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import interior_escapes
 from whet.rewrite.rules import Phase, Skip, rule
@@ -32,7 +32,7 @@ def move_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(reason)
     moved: dict[Tensor, Tensor] = {}
     for member in sorted(members, key=g.position):
-        inputs = [_untransposed(g, t, perm, moved) for t in member.inputs]
+        inputs = [_find_untransposed(g, t, perm, moved) for t in member.inputs]
         moved[member.output] = g.add(member.op, *inputs, name=member.name, sources=member.sources, **member.attrs)
     combined = tuple(perm[p] for p in layer.attrs["perm"])
     y = moved[x]
@@ -79,7 +79,7 @@ def _collect(g: Graph, t: Tensor, perm: Sequence[int], members: dict[Layer, None
     return None
 
 
-def _untransposed(g: Graph, t: Tensor | None, perm: Sequence[int], moved: dict[Tensor, Tensor]) -> Tensor | None:
+def _find_untransposed(g: Graph, t: Tensor | None, perm: Sequence[int], moved: dict[Tensor, Tensor]) -> Tensor | None:
     """The tensor that `t` is the transpose of: a moved layer's output, a Transpose's input, or a constant with the inverse permutation."""
     if t is None or t in moved:
         return None if t is None else moved[t]
@@ -87,6 +87,6 @@ def _untransposed(g: Graph, t: Tensor | None, perm: Sequence[int], moved: dict[T
         return t.maker.inputs[0] if t.maker is not None else None
     if t.weight.array.size == 1:
         return t
-    full = reshaped(t.weight, (1,) * (len(perm) - t.type.rank) + t.weight.array.shape)
+    full = reshape_weight(t.weight, (1,) * (len(perm) - t.type.rank) + t.weight.array.shape)
     back = tuple(int(i) for i in np.argsort(perm))
     return g.constant(express("Transpose", full, perm=back), t.name)

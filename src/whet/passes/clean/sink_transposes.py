@@ -1,4 +1,4 @@
-"""Moves a Transpose below a sum or product whose operands are all transposed alike, and below products with constant weights along the last axis.
+"""Moves a Transpose below a sum or product of operands that are all transposed alike, and below products with constant weights along the last axis.
 
 Residual branches of convolutional networks with LayerNorm are transposed to images and added there: below the sum the Transpose meets the next one,
 and the sum can be the epilogue of the linear layer before it. Attention of `[S, B, C]` transposes its sequences before the projections and back
@@ -11,7 +11,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
-from whet.rewrite.constants import reshaped
+from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
@@ -41,7 +41,7 @@ def sink_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
             return t.maker.inputs[0] if t is not None and t.maker is not None else None
         if t.type.rank <= 1 and perm[-1] == len(perm) - 1:
             return t  # a vector along the last axis, which stays
-        full = reshaped(t.weight, (1,) * (len(perm) - t.type.rank) + t.weight.array.shape)
+        full = reshape_weight(t.weight, (1,) * (len(perm) - t.type.rank) + t.weight.array.shape)
         return g.constant(express("Transpose", full, perm=back), t.name)
 
     value = g.add(layer.op, *map(inner, layer.inputs), name=layer.name, sources=layer.sources, **layer.attrs)

@@ -1,7 +1,7 @@
 """A Transpose before a Reshape that merges its last axes leaves the order of its first axes to a second Transpose after the Reshape.
 
 Attention of `[S, B, C]` writes [B, H, S, D] -> [S, B, H, D] -> [S, B, C]: the heads are merged as everywhere else, and the second Transpose, of whole
-rows, can move below the projection, where it meets its inverse.
+rows, can move below the projection and meets its inverse there.
 """
 
 from __future__ import annotations

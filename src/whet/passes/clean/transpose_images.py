@@ -1,7 +1,7 @@
 """A Transpose of an image's flattened pixels becomes one of the image itself, before it is flattened or after it is unflattened.
 
 Patch embeddings and mixed networks write [N, C, H, W] -> [N, C, H * W] -> [N, H * W, C] and back. Between the image and [N, H, W, C] the Transpose
-moves nothing where images are stored with channels last; the Reshape is a view in any case.
+moves nothing if images are stored with channels last; the Reshape is a view in any case.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.passes._scores import are_scores, feed_softmax
-from whet.rewrite.constants import reshaped
+from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import interior_escapes, maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
@@ -30,7 +30,7 @@ def window_mask_to_add(g: Graph, layer: Layer) -> Tensor | Skip | None:
         if reason := interior_escapes(g, layer, [split, add]):
             return Skip(reason)
         if mask.weight is not None:
-            flat = g.constant(reshaped(mask.weight, tuple(int(d) for d in dims[1:])), mask.name)
+            flat = g.constant(reshape_weight(mask.weight, tuple(int(d) for d in dims[1:])), mask.name)
         else:
             flat = g.add("Reshape", mask, shape=dims[1:])
         return g.add("Add", scores, flat if batch == 1 else g.add("Tile", flat, repeats=(batch, 1, 1, 1)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.passes.clean.transpose_images import transpose_images
-from whet.rewrite.constants import reshaped
+from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import maker_of_op
 from whet.rewrite.rules import Phase, Replacement, Skip, rule
@@ -36,14 +36,14 @@ def conv_1d_to_2d(g: Graph, layer: Layer) -> Replacement | Skip | None:
         "dilations": (1, *(a.get("dilations") or (1,))),
     }
     before, after = a.get("pads") or (0, 0)
-    image = _as_image(g, x, layer)
-    weights = g.constant(reshaped(w.weight, (k, c, 1, taps)), w.name)
+    image = _to_image(g, x, layer)
+    weights = g.constant(reshape_weight(w.weight, (k, c, 1, taps)), w.name)
     inputs = [image, weights] if bias is None else [image, weights, bias]
     y = g.add("Conv", *inputs, **attrs, pads=(0, before, 0, after), name=layer.name, sources=layer.sources)
     return g.add("Reshape", y, shape=layer.output.shape, sources=())
 
 
-def _as_image(g: Graph, x: Tensor, layer: Layer) -> Tensor:
+def _to_image(g: Graph, x: Tensor, layer: Layer) -> Tensor:
     """[N, C, L] as [N, C, 1, L]: the image that it was reshaped from, or a Reshape."""
     shape = (x.shape[0], x.shape[1], 1, x.shape[2])
     reshape = maker_of_op(g, x, "Reshape")

@@ -8,7 +8,7 @@ from whet.network import Layer, Tensor
 from whet.ops._origin import express
 from whet.passes._scale import folded_name
 from whet.passes.fold.fold_batch_norm import affine
-from whet.rewrite.constants import reshaped, round_to, scalar_weight, to_float64
+from whet.rewrite.constants import reshape_weight, round_to, scalar_weight, to_float64
 from whet.rewrite.graph import Graph
 from whet.rewrite.quantization import dequantizer, weights_obstacle
 from whet.rewrite.rules import Phase, Skip, rule
@@ -32,19 +32,19 @@ def fold_quantized_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
     assert own.shift is not None
     w, scale = dq.needs(0), dq.needs(1)
     n = own.factor.array.size
-    scales = reshaped(to_float64(scale.constant()), (scale.array().size,))
-    folded = round_to(express("Mul", scales, reshaped(own.factor, (n,))), scale.dtype)
+    scales = reshape_weight(to_float64(scale.constant()), (scale.array().size,))
+    folded = round_to(express("Mul", scales, reshape_weight(own.factor, (n,))), scale.dtype)
     if not np.all(np.isfinite(folded.array)):
         return Skip(f"a scale of %{w.name} would overflow {scale.dtype}")
     axis = 0 if head.op == "Conv" or head.attrs.get("transB") else 1
     weights = g.add("DequantizeLinear", w, g.constant(folded, folded_name(scale)), axis=axis)
-    shift = reshaped(own.shift, (n,))
+    shift = reshape_weight(own.shift, (n,))
     if b is not None and b.weight is not None and not (head.op == "Gemm" and head.attrs["beta"] == 0):
         bias = to_float64(b.weight) if head.op == "Conv" else express("Mul", to_float64(b.weight), scalar_weight(head.attrs["beta"]))
         if bias.array.size not in (1, n):
             return Skip(f"%{b.name}: {b.type} is not a bias per channel")
-        flat = reshaped(bias, (bias.array.size,))
-        shift = express("Add", express("Mul", flat, reshaped(own.factor, (n,))), shift)
+        flat = reshape_weight(bias, (bias.array.size,))
+        shift = express("Add", express("Mul", flat, reshape_weight(own.factor, (n,))), shift)
     name = folded_name(b) if b is not None else f"{w.name}.bias"
     attrs = {**head.attrs, "beta": 1.0} if head.op == "Gemm" else dict(head.attrs)
     return g.add(head.op, head.inputs[0], weights, g.constant(round_to(shift, head.output.dtype), name), **attrs)

@@ -26,7 +26,7 @@ _ROW = 8  # elements: kernels copy shorter rows slowly
 
 @rule(*_COPIES, *_VIEWS, phase=Phase.FOLD, after=["fold_pads"], level=2)
 def gather_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    if not _is_move(layer) or _continues(g, layer.output):
+    if not _is_move(layer) or _is_read_by_moves(g, layer.output):
         return None
     found = _subgraph(g, layer)
     if found is None:
@@ -37,7 +37,7 @@ def gather_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     if not any(m.op == "Concat" for m in copies):
         return None  # Slices and Transposes alone are views for many kernels
-    places = _places(source, members, layer.output)
+    places = _source_indices(source, members, layer.output)
     row = _row_length(places, int(source.shape[-1]), int(layer.output.shape[-1]))
     if row < _ROW or places.size // row > _MOST_ROWS:
         return Skip(f"the moved rows have {row} elements")
@@ -48,7 +48,7 @@ def gather_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return g.add("Reshape", gathered, shape=layer.output.shape, sources=())
 
 
-def _continues(g: Graph, t: Tensor) -> bool:
+def _is_read_by_moves(g: Graph, t: Tensor) -> bool:
     """True if only moves read `t`: the chain is then matched from its end."""
     readers = g.readers(t)
     return bool(readers) and not g.is_output(t) and all(r.op in _COPIES or r.op in _VIEWS for r in readers)
@@ -86,7 +86,7 @@ def _is_move(layer: Layer) -> bool:
     return layer.op == "Concat" or all(t is None or t.is_constant for t in layer.inputs[1:])
 
 
-def _places(source: Tensor, members: list[Layer], result: Tensor) -> np.ndarray:
+def _source_indices(source: Tensor, members: list[Layer], result: Tensor) -> np.ndarray:
     """The place in `source` of every element of the result."""
     values: dict[Tensor, np.ndarray] = {source: np.arange(prod(source.shape), dtype=np.int32).reshape(source.shape)}
     for m in members:

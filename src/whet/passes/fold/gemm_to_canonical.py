@@ -5,7 +5,7 @@ from __future__ import annotations
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
 from whet.passes._scale import folded_name
-from whet.rewrite.constants import reshaped, round_to, scalar_weight, to_float64
+from whet.rewrite.constants import reshape_weight, round_to, scalar_weight, to_float64
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
@@ -30,6 +30,6 @@ def gemm_to_canonical(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if c is not None and c.weight is not None:
         w = c.weight if beta == 1 else round_to(express("Mul", to_float64(c.weight), scalar_weight(beta)), c.dtype)
         if c.type.rank == 2 and c.shape[0] == 1:
-            w = reshaped(w, (int(c.shape[1]),))
+            w = reshape_weight(w, (int(c.shape[1]),))
         c = c if w is c.weight else g.constant(w, folded_name(c))
     return g.add("Gemm", a, b, *([] if c is None else [c]), **{**layer.attrs, "alpha": 1.0, "beta": 1.0})

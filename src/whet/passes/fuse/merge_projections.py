@@ -11,7 +11,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor, Weight
 from whet.ops._origin import express, literal
-from whet.rewrite.constants import reshaped
+from whet.rewrite.constants import reshape_weight
 from whet.rewrite.fusing import PRODUCTS, epilogue_steps, outer_tensor, root_op
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
@@ -55,7 +55,7 @@ def merge_projections(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | N
         if maker is not None and other is not None and other.kind == own.kind and _attention_after(g, maker) is attention:
             parts.append(other)
     parts.sort(key=lambda p: g.position(p.layer))
-    return _merged(g, parts) if len(parts) > 1 and parts[0].layer is layer else None
+    return _merge(g, parts) if len(parts) > 1 and parts[0].layer is layer else None
 
 
 def _attention_after(g: Graph, layer: Layer) -> Layer | Skip | None:
@@ -95,7 +95,7 @@ def _projection(layer: Layer | None) -> _Projection | None:
     return found if bias is None or bias.array.size == found.columns else None
 
 
-def _merged(g: Graph, parts: list[_Projection]) -> dict[Tensor, Tensor]:
+def _merge(g: Graph, parts: list[_Projection]) -> dict[Tensor, Tensor]:
     """The results of `parts` as parts of one product."""
     first, sizes = parts[0], tuple(p.columns for p in parts)
     weights = g.constant(express("Concat", *(p.weights for p in parts), axis=0 if first.transposed else 1), "projections.weight")
@@ -105,7 +105,9 @@ def _merged(g: Graph, parts: list[_Projection]) -> dict[Tensor, Tensor]:
     inputs = [first.x, weights]
     if any(p.bias is not None for p in parts):
         zero = literal(np.zeros((), first.weights.array.dtype))
-        biases = (reshaped(p.bias, (n,)) if p.bias is not None else express("Expand", zero, shape=(n,)) for p, n in zip(parts, sizes, strict=True))
+        biases = (
+            reshape_weight(p.bias, (n,)) if p.bias is not None else express("Expand", zero, shape=(n,)) for p, n in zip(parts, sizes, strict=True)
+        )
         bias = g.constant(express("Concat", *biases, axis=0), "projections.bias")
         if op == "Gemm":
             y = g.add(op, *inputs, bias, transB=int(first.transposed), **named)

@@ -6,8 +6,8 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import literal
-from whet.ops._reduce import reduced
-from whet.rewrite.constants import is_scalar, reshaped, scalar_value
+from whet.ops._reduce import reduced_axes
+from whet.rewrite.constants import is_scalar, reshape_weight, scalar_value
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import interior_escapes, maker_of_op, match_inverse_root
 from whet.rewrite.rules import Phase, Skip, rule
@@ -33,7 +33,7 @@ def _match_normalization(g: Graph, layer: Layer) -> Tensor | Skip | None:
         deviation = _match_variance(g, variance, x)
         if deviation is None:
             continue
-        axes, rank = reduced(mean), x.type.rank
+        axes, rank = reduced_axes(mean), x.type.rank
         if not axes or axes != deviation[0] or axes != tuple(range(axes[0], rank)):
             return Skip(f"it normalizes the axes {axes}, not the last ones")
         if not mean.attrs["keepdims"] or variance.shape != mean.output.shape or not x.dtype.is_float:
@@ -58,9 +58,9 @@ def _match_variance(g: Graph, t: Tensor, x: Tensor) -> tuple[tuple[int, ...], li
     mean = maker_of_op(g, sub.inputs[1], "ReduceMean") if sub is not None else None
     if mean_square is None or square is None or centred is None or sub is None or mean is None or not _is_square(square, centred):
         return None
-    if sub.inputs[0] is not x or mean.inputs[0] is not x or not mean.attrs["keepdims"] or reduced(mean) != reduced(mean_square):
+    if sub.inputs[0] is not x or mean.inputs[0] is not x or not mean.attrs["keepdims"] or reduced_axes(mean) != reduced_axes(mean_square):
         return None
-    return tuple(reduced(mean)), [*layers, mean_square, square, sub, mean]
+    return tuple(reduced_axes(mean)), [*layers, mean_square, square, sub, mean]
 
 
 def _is_square(square: Layer, x: Tensor) -> bool:
@@ -86,7 +86,7 @@ def _match_scale(g: Graph, layer: Layer) -> Tensor | Skip | None:
             return Skip(f"%{other.name}: {other.type} is not a {'scale' if layer.op == 'Mul' else 'shift'} of the normalized axes {wanted}")
         if reason := g.escapes(value, layer):
             return Skip(reason)
-        weight = reshaped(other.weight, tuple(int(d) for d in wanted))
+        weight = reshape_weight(other.weight, tuple(int(d) for d in wanted))
         vector = other if weight is other.weight else g.constant(weight, other.name)
         inputs = (x, vector) if layer.op == "Mul" else (x, scale, vector)
         return g.add("LayerNormalization", *inputs, **norm.attrs)

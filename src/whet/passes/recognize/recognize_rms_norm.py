@@ -9,8 +9,8 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import literal
-from whet.ops._reduce import reduced
-from whet.rewrite.constants import is_scalar, reshaped, scalar_value
+from whet.ops._reduce import reduced_axes
+from whet.rewrite.constants import is_scalar, reshape_weight, scalar_value
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import interior_escapes, maker_of_op, match_inverse_root
 from whet.rewrite.rules import Phase, Skip, rule
@@ -35,7 +35,7 @@ def _match_core(g: Graph, layer: Layer) -> Tensor | Skip | None:
         square = g.maker(mean.inputs[0]) if mean is not None else None
         if mean is None or epsilon is None or square is None or not _is_square(square, x):
             continue
-        axes, rank = reduced(mean), x.type.rank
+        axes, rank = reduced_axes(mean), x.type.rank
         if not axes or axes != tuple(range(axes[0], rank)) or not mean.attrs["keepdims"]:
             return Skip(f"it normalizes the axes {axes}, not the last ones")
         if not x.dtype.is_float or x.type != layer.output.type or any(not isinstance(d, int) for d in x.shape[axes[0] :]):
@@ -69,7 +69,7 @@ def _match_scale(g: Graph, layer: Layer) -> Tensor | Skip | None:
             return Skip(f"%{other.name}: {other.type} is not a scale of the normalized axes {wanted}")
         if reason := g.escapes(value, layer):
             return Skip(reason)
-        weight = reshaped(other.weight, tuple(int(d) for d in wanted))
+        weight = reshape_weight(other.weight, tuple(int(d) for d in wanted))
         vector = other if weight is other.weight else g.constant(weight, other.name)
         return g.add("RMSNormalization", norm.inputs[0], vector, **norm.attrs)
     return None

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     """Runs the job in the folder and writes result.json, also on failure."""
     folder = Path(argv[0]).resolve()
     if "--watch" in argv:
-        threading.Thread(target=_until_parent_dies, daemon=True).start()
+        threading.Thread(target=_wait_for_end_of_parent, daemon=True).start()
     with file_lock(folder / j.LOCK):  # held by an orphaned child that is still exiting
         job = j.Job.read(folder)
         for leftover in folder.iterdir():
@@ -36,12 +36,12 @@ def main(argv: list[str]) -> int:
 
             result = run_job(job, folder)
         except WhetError as e:
-            result = j.failed(vars(job), f"{type(e).__name__}: {e}")
+            result = j.failed_result(vars(job), f"{type(e).__name__}: {e}")
         except MemoryError:
-            result = j.failed(vars(job), "out of memory")
+            result = j.failed_result(vars(job), "out of memory")
         except Exception as e:  # noqa: BLE001 - a user's metric or data function may raise anything; the trial fails with that message
             traceback.print_exc()
-            result = j.failed(vars(job), f"{type(e).__name__}: {e} (full log: {folder / j.LOG})")
+            result = j.failed_result(vars(job), f"{type(e).__name__}: {e} (full log: {folder / j.LOG})")
         j.write_result(folder, result)
         if result["state"] == "done":
             for checkpoint in folder.glob(f"*{j.CHECKPOINT}"):
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _until_parent_dies() -> None:
+def _wait_for_end_of_parent() -> None:
     while os.read(0, 4096):
         pass
     if os.getpgrp() == os.getpid():  # group leader: child processes end with it

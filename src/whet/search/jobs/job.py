@@ -53,7 +53,7 @@ class Job:
             return False
         ignored = _ELSEWHERE if self.role == "survivor" else _ELSEWHERE + _TRAINING
         try:
-            return _compared(asdict(self), ignored) == _compared({"allowed": None, "made_by": "", **stored}, ignored)
+            return _comparison_key(asdict(self), ignored) == _comparison_key({"allowed": None, "made_by": "", **stored}, ignored)
         except (TypeError, AttributeError):  # a damaged job
             return False
 
@@ -66,7 +66,7 @@ class Job:
             raise UsageError(f"{folder} contains no job ({JOB} is missing or damaged). Run the search again: it writes its jobs.") from e
 
 
-def _compared(job: Mapping[str, Any], ignored: tuple[str, ...]) -> str:
+def _comparison_key(job: Mapping[str, Any], ignored: tuple[str, ...]) -> str:
     """The comparison key of a job. Referenced jobs count by folder name, so that a moved search compares equal."""
     recipe = {k: v for k, v in job.get("recipe", {}).items() if k not in ignored}
     reference = Path(job["reference"]).name if job.get("reference") else None
@@ -119,6 +119,6 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def failed(job: Mapping[str, Any], reason: str) -> dict[str, Any]:
+def failed_result(job: Mapping[str, Any], reason: str) -> dict[str, Any]:
     """The result of a failed job."""
     return {"state": "failed", "role": job["role"], "name": job["name"], "candidate": job["candidate"], "reason": " ".join(reason.split())}

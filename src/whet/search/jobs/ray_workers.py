@@ -111,7 +111,7 @@ class RayWorkers:
         """Files needed by every job, by path: `model/` with external weights, `data.score/`, ..., `modules/`."""
         model_folder = Path(self.recipe.model).resolve().parent
         files = {f"model/{p.relative_to(model_folder)}": p.read_bytes() for p in external_files(self.recipe.model)}
-        for key, path in _named(self.recipe.to_plain()).items():
+        for key, path in _list_file_entries(self.recipe.to_plain()).items():
             if os.path.isfile(path) and not path.endswith(".csv"):  # the images listed in a CSV file are not sent
                 files[f"{key}/{Path(path).name}"] = Path(path).read_bytes()
         for module in sorted(Path(self.recipe.folder).glob("*.py")):
@@ -119,7 +119,7 @@ class RayWorkers:
         return files
 
 
-def _named(recipe: Mapping[str, Any]) -> dict[str, str]:
+def _list_file_entries(recipe: Mapping[str, Any]) -> dict[str, str]:
     """Recipe entries that may name files, by key."""
     return {"model": recipe["model"]} | {f"data.{n}": v for n in (*SOURCES, "preprocess") if (v := recipe["data"].get(n))}
 
@@ -128,7 +128,7 @@ def run_remote(job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[
     """Runs a job on the Ray worker's machine; returns the files of its folder, or {"problem": reason} if its process left no result."""
     base = Path(tempfile.mkdtemp(prefix="whet-"))
     try:
-        folder = _unpacked(base, job, files, shared)
+        folder = _unpack(base, job, files, shared)
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1"), "PYTHONUNBUFFERED": "1"}
         began = time.monotonic()
         with (folder / j.LOG).open("ab") as log:
@@ -148,14 +148,14 @@ def run_remote(job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[
         shutil.rmtree(base, ignore_errors=True)
 
 
-def _unpacked(base: Path, job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[str, bytes]) -> Path:
+def _unpack(base: Path, job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[str, bytes]) -> Path:
     """Writes all files under `base` and the job with paths adapted to it; returns the job's folder."""
     for name, data in (*((f"refers/{n}", d) for n, d in files.items()), *shared.items()):
         target = base / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
     recipe = {**job["recipe"], "data": dict(job["recipe"]["data"])}
-    for key, path in _named(job["recipe"]).items():
+    for key, path in _list_file_entries(job["recipe"]).items():
         if (name := f"{key}/{Path(path).name}") in shared:
             section, _, last = key.rpartition(".")
             (recipe[section] if section else recipe)[last] = str(base / name)

@@ -86,7 +86,7 @@ class Running:
         """A job's result; a failed result is written if its process left none."""
         result = j.read_result(folder)
         if result is None:
-            result = j.failed(j.read_json(folder / j.JOB), problem or "no result")
+            result = j.failed_result(j.read_json(folder / j.JOB), problem or "no result")
             j.write_json(folder / j.RESULT, result)
         self.event("end", folder)
         return result

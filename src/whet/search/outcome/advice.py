@@ -15,7 +15,7 @@ from whet.search.stages.finetune import no_torch
 _IMPLAUSIBLE = 20.0  # top-1 in per cent; an original below it usually has data that do not match the model
 
 
-def before(recipe: AutoRecipe, *, here: bool = True) -> list[str]:
+def advise_before_search(recipe: AutoRecipe, *, here: bool = True) -> list[str]:
     """Warnings on the recipe and this machine; `here`: trials run on it (not on a cluster)."""
     warnings = []
     if here and (recipe.target.energy is not None or recipe.target.net_energy is not None):
@@ -42,7 +42,7 @@ def _same(one: str | None, other: str | None) -> bool:
     return one == other or (isfile(one) and isfile(other) and filecmp.cmp(one, other, shallow=False))
 
 
-def on_samples(recipe: AutoRecipe, count: int) -> list[str]:
+def advise_on_samples(recipe: AutoRecipe, count: int) -> list[str]:
     """Warns if `count` scored samples cannot resolve the drop that the target allows."""
     allowed = recipe.target.accuracy_drop
     if recipe.metric != "top1" or allowed is None or not count or 100 / count <= max(allowed, 1e-9):
@@ -50,7 +50,7 @@ def on_samples(recipe: AutoRecipe, count: int) -> list[str]:
     return [f"data.score has {count} samples, so one sample is {100 / count:.2g} points: a drop of {allowed:g} is below that resolution"]
 
 
-def on_original(recipe: AutoRecipe, result: Mapping[str, Any]) -> list[str]:
+def advise_on_original(recipe: AutoRecipe, result: Mapping[str, Any]) -> list[str]:
     """Warns if the original's score is implausibly low."""
     value = result["metric"]["value"]
     if recipe.metric != "top1" or value >= _IMPLAUSIBLE:

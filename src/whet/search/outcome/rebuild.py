@@ -74,8 +74,8 @@ def rebuild(
     data missing or changed), BuildError if a step fails, LockError if the model or engine differs from the lock's.
     """
     deploy, out = Path(deploy).resolve(), Path(out).resolve()
-    stored = _held(deploy)
-    recipe = _moved(stored, project)
+    stored = _read_deploy(deploy)
+    recipe = _relocate_paths(stored, project)
     _must_be_the_same(stored, recipe)
     if out.exists() and (not out.is_dir() or [p.name for p in out.iterdir()] not in ([], [_WORK])):
         raise UsageError(f"{out} exists already: give a new folder with --out")
@@ -96,7 +96,7 @@ def rebuild(
     return Rebuilt(out, result["digest"], time.monotonic() - start)
 
 
-def _held(deploy: Path) -> dict[str, Any]:
+def _read_deploy(deploy: Path) -> dict[str, Any]:
     """Reads recipe.json of a deploy folder. Raises UsageError."""
     data = j.read_json(deploy / RECIPE)
     if not isinstance(data, dict) or data.get("format") != DEPLOYED:
@@ -107,7 +107,7 @@ def _held(deploy: Path) -> dict[str, Any]:
     return data
 
 
-def _moved(stored: Mapping[str, Any], project: str | os.PathLike[str] | None) -> AutoRecipe:
+def _relocate_paths(stored: Mapping[str, Any], project: str | os.PathLike[str] | None) -> AutoRecipe:
     """The recipe with paths below the old project folder moved to `project`. Raises UsageError for a missing file."""
     plain = dict(stored["recipe"])
     if project is not None:
@@ -158,7 +158,7 @@ def rebuild_job(w: Worker) -> dict[str, Any]:
     deploy = Path(w.job.folders[0])
     w.backend().key()  # otherwise PyTorch loads OpenMP first, with another wait policy than in the search
     stored = j.read_json(deploy / RECIPE)
-    pruned, original = _prepared(w, stored)
+    pruned, original = _prepare(w, stored)
     if stored["finetuned"]:
         with w.lock.training():
             pruned.network = train_network(pruned.network, original, w.recipe, w.candidate, w.folder, say=w.say, notes=pruned.notes).network
@@ -183,7 +183,7 @@ def rebuild_job(w: Worker) -> dict[str, Any]:
     return result | {"digest": plan_digest(plan)}
 
 
-def _prepared(w: Worker, stored: Mapping[str, Any]) -> tuple[Prepared, Network]:
+def _prepare(w: Worker, stored: Mapping[str, Any]) -> tuple[Prepared, Network]:
     """The candidate's network, pruned as recorded and recovered again, and the original."""
     with w.lock.working():
         w.say("reading")

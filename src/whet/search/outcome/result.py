@@ -10,7 +10,7 @@ from whet.search.outcome.folder import WorkFolder
 from whet.search.outcome.verdicts import Judging, Trial
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import SearchSpace
-from whet.search.recipe.targets import Check, met
+from whet.search.recipe.targets import Check, are_met
 
 
 @dataclass
@@ -34,4 +34,4 @@ class SearchResult:
     @property
     def met(self) -> bool:
         """True if the chosen engine meets the target."""
-        return met(self.checks[self.chosen])
+        return are_met(self.checks[self.chosen])

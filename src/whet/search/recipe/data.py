@@ -18,7 +18,7 @@ from whet.network import Network
 from whet.precision import Preprocessing, calibration_data
 from whet.precision.data import split
 from whet.registry import user_function
-from whet.search.recipe.image_data import arrays, listed, spread
+from whet.search.recipe.image_data import arrays, list_images, spread
 
 LABELS = ("labels", "label", "y")  # names of the label array in an .npz file
 
@@ -40,19 +40,19 @@ def load_unlabelled(source: str, net: Network, samples: int, preprocess: str | N
     Sources are those of `calibration_data`, folders with one subfolder of images per class, and CSV files of image paths. Raises
     CalibrationError, UsageError.
     """
-    images = listed(source)
+    images = list_images(source)
     if images:
         return arrays([p for p, _ in spread(images, samples)], net, preprocess)
     stacked = calibration_data(source, net, Preprocessing.parse(preprocess) if preprocess else None)
-    samples_ = list(islice(stacked, samples)) if in_order(source) else spread(list(stacked), samples)
+    samples_ = list(islice(stacked, samples)) if takes_first_samples(source) else spread(list(stacked), samples)
     if not samples_:
         raise CalibrationError(f"{source} has no samples")
     return _finite({name: np.concatenate([s[name] for s in samples_]) for name in samples_[0]}, source)
 
 
-def in_order(source: str) -> bool:
+def takes_first_samples(source: str) -> bool:
     """True if the first samples are taken (functions, folders of arrays), False if evenly spaced ones."""
-    return not Path(source).is_file() and not listed(source)
+    return not Path(source).is_file() and not list_images(source)
 
 
 def load_labelled(source: str, net: Network, what: str, preprocess: str | None = None) -> Labelled:
@@ -62,7 +62,7 @@ def load_labelled(source: str, net: Network, what: str, preprocess: str | None =
     The function returns stacked (inputs, labels), inputs being an array or a dict by input name; or an iterable of single such pairs.
     Raises CalibrationError for data that do not match the network, UsageError for a missing source. `what` names the source in errors.
     """
-    if images := listed(source):
+    if images := list_images(source):
         if any(k is None for _, k in images):
             raise CalibrationError(f"{what}: {source} has images without labels: use one subfolder per class, or a CSV file of path,label")
         return Labelled(arrays([p for p, _ in images], net, preprocess), np.array([k for _, k in images], np.int64))
@@ -101,7 +101,7 @@ def _file(path: Path, net: Network, what: str) -> tuple[dict[str, np.ndarray], n
     name = next((n for n in LABELS if n in arrays), None)
     if name is None:
         raise CalibrationError(f"{what}: {path} has no array `labels`; it has {', '.join(arrays) or 'none'}")
-    return _named({n: a for n, a in arrays.items() if n != name}, net, f"{what}: {path}"), _integers(arrays[name], f"{what}: {path}")
+    return _name_arrays({n: a for n, a in arrays.items() if n != name}, net, f"{what}: {path}"), _integers(arrays[name], f"{what}: {path}")
 
 
 def _pairs(returned: Any, net: Network, where: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -109,15 +109,15 @@ def _pairs(returned: Any, net: Network, where: str) -> tuple[dict[str, np.ndarra
         pairs = list(returned)
         if not pairs:
             raise CalibrationError(f"{where} returned no samples")
-        named = [_named(x if isinstance(x, Mapping) else {"": x}, net, where) for x, _ in pairs]
+        named = [_name_arrays(x if isinstance(x, Mapping) else {"": x}, net, where) for x, _ in pairs]
         rank = {t.name: t.type.rank for t in net.inputs}
         stacked = {n: np.concatenate([a[n] if a[n].ndim == rank[n] else a[n][None] for a in named]) for n in named[0]}
         return stacked, _integers(np.array([y for _, y in pairs]).reshape(-1), where)
     x, y = returned
-    return _named(x if isinstance(x, Mapping) else {"": x}, net, where), _integers(np.asarray(y), where)
+    return _name_arrays(x if isinstance(x, Mapping) else {"": x}, net, where), _integers(np.asarray(y), where)
 
 
-def _named(arrays: Mapping[str, Any], net: Network, where: str) -> dict[str, np.ndarray]:
+def _name_arrays(arrays: Mapping[str, Any], net: Network, where: str) -> dict[str, np.ndarray]:
     """Arrays by the network's input names; a single array needs no name."""
     wanted = [t.name for t in net.inputs]
     if len(arrays) == 1 and len(wanted) == 1:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from whet.errors import UsageError
-from whet.registry import nearest
+from whet.registry import suggest_name
 
 T = TypeVar("T")
 Kind = Callable[[Any, str], Any]
@@ -51,14 +51,14 @@ def key(kind: Kind, default: Any = dataclasses.MISSING, factory: Any = dataclass
 def read(cls: type[T], data: Any, where: str = "") -> T:
     """Reads `cls` from a mapping. Raises UsageError naming the key that is unknown (with the nearest known one), missing, or has a bad value."""
     if not isinstance(data, Mapping):
-        raise UsageError(f"{where or 'the recipe'}: expected keys with values, not {_shown(data)}")
+        raise UsageError(f"{where or 'the recipe'}: expected keys with values, not {_format_value(data)}")
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # type[T] cannot say that T is a dataclass
     for name in data:
         if name not in fields:
-            raise UsageError(f"unknown key '{_at(where, str(name))}'.{nearest(str(name), fields)} Known keys: {', '.join(fields)}.")
+            raise UsageError(f"unknown key '{_join_names(where, str(name))}'.{suggest_name(str(name), fields)} Known keys: {', '.join(fields)}.")
     values = {}
     for name, f in fields.items():
-        at = _at(where, name)
+        at = _join_names(where, name)
         if name in data:
             values[name] = f.metadata["kind"](data[name], at)
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
@@ -82,14 +82,14 @@ def text(value: Any, where: str) -> str:
     if callable(value):
         raise UsageError(f"'{where}': a function is given as python:MODULE:FUNCTION, since trials run in child processes; put it into a module")
     if not isinstance(value, str) or not value:
-        raise UsageError(f"'{where}' is a string, not {_shown(value)}")
+        raise UsageError(f"'{where}' is a string, not {_format_value(value)}")
     return value
 
 
 def flag(value: Any, where: str) -> bool:
     """Reads true or false."""
     if not isinstance(value, bool):
-        raise UsageError(f"'{where}' is true or false, not {_shown(value)}")
+        raise UsageError(f"'{where}' is true or false, not {_format_value(value)}")
     return value
 
 
@@ -98,7 +98,7 @@ def one_of(*choices: str) -> Kind:
 
     def kind(value: Any, where: str) -> str:
         if value not in choices:
-            raise UsageError(f"'{where}' is one of {', '.join(choices)}, not {_shown(value)}.{nearest(str(value), choices)}")
+            raise UsageError(f"'{where}' is one of {', '.join(choices)}, not {_format_value(value)}.{suggest_name(str(value), choices)}")
         return str(value)
 
     return kind
@@ -109,7 +109,7 @@ def whole(low: int) -> Kind:
 
     def kind(value: Any, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise UsageError(f"'{where}' is an integer of at least {low}, not {_shown(value)}")
+            raise UsageError(f"'{where}' is an integer of at least {low}, not {_format_value(value)}")
         return value
 
     return kind
@@ -122,7 +122,7 @@ def number(low: float, high: float = float("inf"), *, open_low: bool = False) ->
         good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high and not (open_low and value == low)
         if not good:
             limit = "" if high == float("inf") else f" and at most {high:g}"
-            raise UsageError(f"'{where}' is a number {'above' if open_low else 'of at least'} {low:g}{limit}, not {_shown(value)}")
+            raise UsageError(f"'{where}' is a number {'above' if open_low else 'of at least'} {low:g}{limit}, not {_format_value(value)}")
         return float(value)
 
     return kind
@@ -135,7 +135,7 @@ def many(kind: Kind) -> Kind:
         values = value if isinstance(value, list | tuple) else [value]
         parsed = tuple(kind(v, f"{where}[{i}]" if len(values) > 1 else where) for i, v in enumerate(values))
         if not parsed or len(set(parsed)) != len(parsed):
-            raise UsageError(f"'{where}' is a list of different values, at least one, not {_shown(value)}")
+            raise UsageError(f"'{where}' is a list of different values, at least one, not {_format_value(value)}")
         return parsed
 
     return kinds
@@ -152,9 +152,9 @@ def amount(units: Mapping[str, float], what: str, *, relative: bool = True) -> K
         elif match and unit in units:
             result = Amount(float(match[1]) * units[unit])
         else:
-            raise UsageError(f"'{where}' is {what}, not {_shown(value)}")
+            raise UsageError(f"'{where}' is {what}, not {_format_value(value)}")
         if result.value <= 0:
-            raise UsageError(f"'{where}' is above zero, not {_shown(value)}")
+            raise UsageError(f"'{where}' is above zero, not {_format_value(value)}")
         return result
 
     return kind
@@ -163,12 +163,12 @@ def amount(units: Mapping[str, float], what: str, *, relative: bool = True) -> K
 def shapes(value: Any, where: str) -> dict[str, tuple[int, ...]]:
     """Reads shapes by input name: `1x3x224x224` or a list."""
     if not isinstance(value, Mapping) or not value:
-        raise UsageError(f"'{where}' is shapes by input name, such as `input: 1x3x224x224`, not {_shown(value)}")
+        raise UsageError(f"'{where}' is shapes by input name, such as `input: 1x3x224x224`, not {_format_value(value)}")
     result = {}
     for name, shape in value.items():
         dims = str(shape).split("x") if isinstance(shape, str | int) else list(shape) if isinstance(shape, list | tuple) else []
         if not dims or not all(str(d).isdigit() and int(d) > 0 for d in dims):
-            raise UsageError(f"'{where}.{name}' is a shape such as 1x3x224x224, not {_shown(shape)}")
+            raise UsageError(f"'{where}.{name}' is a shape such as 1x3x224x224, not {_format_value(shape)}")
         result[str(name)] = tuple(int(d) for d in dims)
     return result
 
@@ -184,9 +184,9 @@ size = amount(_BYTES, "a size such as 5 MiB, or a multiple of the original's suc
 energy = amount(_MJ, "an energy such as 10 mJ, or a multiple of the original's such as 0.5x")
 
 
-def _at(where: str, name: str) -> str:
+def _join_names(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "nothing" if value is None else repr(value)[:80]

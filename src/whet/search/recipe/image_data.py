@@ -19,7 +19,7 @@ T = TypeVar("T")
 Listed = list[tuple[Path, int | None]]  # (file, class index or None)
 
 
-def listed(source: str) -> Listed | None:
+def list_images(source: str) -> Listed | None:
     """Images of a folder (no labels), of its subfolders (classes, numbered by sorted name), or of a CSV file of `path,label`.
 
     None for sources of another kind. Raises CalibrationError for a malformed or empty CSV file.

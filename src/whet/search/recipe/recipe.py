@@ -16,7 +16,7 @@ from whet.errors import UsageError
 from whet.files import read_bounded
 from whet.passes import select
 from whet.pruning.importance import KINDS
-from whet.registry import PYTHON_PREFIX, nearest
+from whet.registry import PYTHON_PREFIX, suggest_name
 from whet.search.recipe import fields as f
 from whet.search.recipe.fields import Amount, key
 from whet.search.recipe.fingerprint import SOURCES, contents
@@ -70,7 +70,7 @@ def criterion(value: Any, where: str) -> str:
     if isinstance(value, str) and value.startswith(PYTHON_PREFIX) and value.count(":") == 2:
         return value
     if value not in KINDS:
-        raise UsageError(f"'{where}' is one of {', '.join(KINDS)} or python:MODULE:FUNCTION, not {value!r}.{nearest(str(value), KINDS)}")
+        raise UsageError(f"'{where}' is one of {', '.join(KINDS)} or python:MODULE:FUNCTION, not {value!r}.{suggest_name(str(value), KINDS)}")
     return str(value)
 
 
@@ -158,7 +158,7 @@ class AutoRecipe:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain data that `recipe_from` reads back."""
-        return _plain(self)
+        return _to_plain(self)
 
     def identity(self) -> dict[str, Any]:
         """Settings and content digests that must be equal to resume a search. Raises FrontendError, OSError."""
@@ -238,17 +238,17 @@ def switches(fusion: str) -> tuple[str, ...]:
     return () if fusion == "all" else tuple(p.strip() for p in fusion.split(",") if p.strip())
 
 
-def _plain(v: Any) -> Any:
+def _to_plain(v: Any) -> Any:
     if isinstance(v, Amount):
         return v.to_plain()
     if dataclasses.is_dataclass(v) and not isinstance(v, type):
-        plain = {x.name: _plain(getattr(v, x.name)) for x in dataclasses.fields(v)}
+        plain = {x.name: _to_plain(getattr(v, x.name)) for x in dataclasses.fields(v)}
         off = {k: False for k in ("width", "finetune", "qat") if k in plain and plain[k] is None}
         return {k: x for k, x in plain.items() if x is not None and x != []} | off
     if isinstance(v, tuple | list):
-        return [_plain(x) for x in v]
+        return [_to_plain(x) for x in v]
     if isinstance(v, dict):
-        return {k: _plain(x) for k, x in v.items()}
+        return {k: _to_plain(x) for k, x in v.items()}
     return v
 
 

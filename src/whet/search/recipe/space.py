@@ -135,7 +135,7 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
     """The space of a source network under a recipe. `branches`: removable residual branches, least important first."""
     s = recipe.space
     left_out: list[tuple[str, str]] = []
-    unpruned = stay_whole(net, s.skip)
+    unpruned = groups_to_keep(net, s.skip)
     coupled = [g for g in groups(net) if g.name not in unpruned] if s.width else []
     branches = [b for b in branches if b not in unpruned]
     if unpruned:
@@ -178,7 +178,7 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
     return SearchSpace(tuple(dimensions), fixed, classes, sizes, steps, tuple(branches), tuple(left_out))
 
 
-def stay_whole(net: Network, skip: Sequence[str]) -> frozenset[str]:
+def groups_to_keep(net: Network, skip: Sequence[str]) -> frozenset[str]:
     """Groups and branches named by `space.skip`. Raises UsageError for an unknown name, with the nearest known one."""
     try:
         return resolve_skipped(net, skip)

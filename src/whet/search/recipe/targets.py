@@ -33,7 +33,7 @@ def checks(target: Target, row: Row, original: Row) -> list[Check]:
     ratio = row["latency"]["ratio"]
     if target.latency is not None:
         relative = target.latency.relative
-        result.append(_most("latency", ratio if relative else row["latency"]["median_ms"], target.latency.value, "x" if relative else " ms"))
+        result.append(_check_at_most("latency", ratio if relative else row["latency"]["median_ms"], target.latency.value, "x" if relative else " ms"))
     if target.throughput is not None:
         relative = target.throughput.relative
         value = 1 / ratio if relative else row["throughput"]
@@ -47,14 +47,14 @@ def checks(target: Target, row: Row, original: Row) -> list[Check]:
         if amount is not None:
             most = amount.of(original[of])
             assert most is not None
-            result.append(_most(name.replace("_", " "), row[of] / scale, most / scale, unit))
+            result.append(_check_at_most(name.replace("_", " "), row[of] / scale, most / scale, unit))
     for name, amount, of in (("energy", target.energy, "mj"), ("net energy", target.net_energy, "net_mj")):
         if amount is not None:
             mj, limit_mj = row["energy"].get(of), amount.of(original["energy"].get(of))
             if mj is None or limit_mj is None:
                 result.append(Check(name, None, limit_mj, None, f"{name} not measurable"))  # the report gives the reason once, next to the table
             else:
-                result.append(_most(name, mj, limit_mj, " mJ"))
+                result.append(_check_at_most(name, mj, limit_mj, " mJ"))
     if target.accuracy_drop is not None:
         drop, allowed = row["drop"]["value"], target.accuracy_drop
         scale = allowed or abs(original["metric"]["value"]) * _SMALL_DROP or 1.0
@@ -63,11 +63,11 @@ def checks(target: Target, row: Row, original: Row) -> list[Check]:
     return result
 
 
-def _most(name: str, value: float, limit: float, unit: str) -> Check:
+def _check_at_most(name: str, value: float, limit: float, unit: str) -> Check:
     return Check(name, value, limit, max(0.0, value / limit - 1), f"{name} {value:.3g}{unit} (at most {limit:.4g}{unit})")
 
 
-def met(checked: Sequence[Check]) -> bool:
+def are_met(checked: Sequence[Check]) -> bool:
     """True if all targets are met; a target that cannot be measured is not met."""
     return all(c.met for c in checked)
 
@@ -94,7 +94,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 def choose(candidates: Sequence[tuple[float, float, Sequence[Check]]], prefer: str) -> int:
     """Index of the chosen (cost, loss, checks): the fastest (or most accurate) that meets the target; else the nearest to it."""
-    good = [i for i, (_, _, c) in enumerate(candidates) if met(c)]
+    good = [i for i, (_, _, c) in enumerate(candidates) if are_met(c)]
     if good:
         return min(good, key=lambda i: candidates[i][:2] if prefer == "latency" else (candidates[i][1], candidates[i][0]))
     return min(range(len(candidates)), key=lambda i: (distance(candidates[i][2]), candidates[i][0]))

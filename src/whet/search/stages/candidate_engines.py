@@ -69,8 +69,8 @@ def first_engine(w: Worker, network: Network, calibration: Feeds, original: Netw
     with w.lock.timing():
         w.rest()
         w.say("building")
-        plan, seconds = _written(w, ENGINE, lambda: engine_plan(network, config, calibration, w.folder, Stages(w)))
-    return ScoredEngine(w.folder / ENGINE, network, config, plan, seconds, _scored(w, w.folder / ENGINE, original))
+        plan, seconds = _build_and_write(w, ENGINE, lambda: engine_plan(network, config, calibration, w.folder, Stages(w)))
+    return ScoredEngine(w.folder / ENGINE, network, config, plan, seconds, _score(w, w.folder / ENGINE, original))
 
 
 def trained_engine(
@@ -104,8 +104,8 @@ def trained_engine(
     config = build_config(quantized, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():
         w.say("building")
-        plan, seconds = _written(w, _TRAINED, lambda: build(quantized, config, progress=Stages(w)))
-    score = _scored(w, w.folder / _TRAINED, original)
+        plan, seconds = _build_and_write(w, _TRAINED, lambda: build(quantized, config, progress=Stages(w)))
+    score = _score(w, w.folder / _TRAINED, original)
     report = {"why": why, "calibrated": first.score.to_plain(), "trained": score.to_plain(), "epochs": w.recipe.qat["epochs"],
              "seconds": perf_counter() - start, "resumed_at": trained.resumed_at}  # fmt: skip
     report["kept"] = "trained" if is_better(score.value, first.score.value, w.recipe) else "calibrated"
@@ -147,7 +147,7 @@ def measure_engines(w: Worker, engines: Sequence[ScoredEngine], kept: ScoredEngi
     }  # fmt: skip
 
 
-def _written(w: Worker, name: str, make: Callable[[], EnginePlan]) -> tuple[EnginePlan, float]:
+def _build_and_write(w: Worker, name: str, make: Callable[[], EnginePlan]) -> tuple[EnginePlan, float]:
     """Builds a plan and writes its file; returns it with the seconds taken."""
     start = perf_counter()
     plan = make()
@@ -156,7 +156,7 @@ def _written(w: Worker, name: str, make: Callable[[], EnginePlan]) -> tuple[Engi
     return plan, seconds
 
 
-def _scored(w: Worker, path: Path, original: Network) -> Score:
+def _score(w: Worker, path: Path, original: Network) -> Score:
     with w.lock.working():
         w.say("scoring")
         return w.score(predictor(w.load(path).create_context()), original)

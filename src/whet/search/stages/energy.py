@@ -71,9 +71,9 @@ def meter(gpu: str | None, powercap: Path = POWERCAP) -> tuple[Read | None, str]
 
 def idle_power(read: Read, seconds: float) -> float:
     """Watts over at least `seconds` in which this process sleeps, measured between counter updates."""
-    first, start = _moved(read, sleep_a_little)
+    first, start = _wait_for_update(read, sleep_a_little)
     sleep(seconds)
-    last, end = _moved(read, sleep_a_little)
+    last, end = _wait_for_update(read, sleep_a_little)
     return (last - first) / (end - start)
 
 
@@ -93,15 +93,15 @@ def per_run(run: Callable[[], object], read: Read, seconds: float) -> dict[str, 
     began = perf_counter()
     while perf_counter() - began < _WARM * seconds:
         once()
-    first, start = _moved(read, once)
+    first, start = _wait_for_update(read, once)
     runs = 0
     while perf_counter() - start < seconds or runs < 3:
         once()
-    last, end = _moved(read, once)
+    last, end = _wait_for_update(read, once)
     return {"mj": 1e3 * (last - first) / runs, "watts": (last - first) / (end - start), "seconds": end - start, "runs": float(runs)}
 
 
-def _moved(read: Read, meanwhile: Callable[[], None]) -> tuple[float, float]:
+def _wait_for_update(read: Read, meanwhile: Callable[[], None]) -> tuple[float, float]:
     """(joules, time) right after a counter update, or after _TICK seconds without one. `meanwhile` is called in between to maintain the load."""
     before, began = read(), perf_counter()
     while True:

@@ -34,7 +34,7 @@ from whet.pruning import (
 from whet.pruning.importance import NEED_DATA, Samples
 from whet.pruning.order import check_order, note
 from whet.search.recipe.recipe import AutoRecipe, Effort, Width
-from whet.search.recipe.space import Candidate, stay_whole
+from whet.search.recipe.space import Candidate, groups_to_keep
 from whet.sparsity import parse_pattern, reduction_axis
 
 Say = Callable[[str], None]
@@ -92,7 +92,7 @@ def prepare_candidate(
         result.network = cut(net, at, coupled, removed=candidate.removed)
         note(result.network, "prune", by="whet auto", importance=candidate.importance)
         info = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "budget": candidate.budget}
-        result.recipe = recipe_of(net, at, about=info, found=coupled, removed=candidate.removed)
+        result.recipe = recipe_of(net, at, about=info, channel_groups=coupled, removed=candidate.removed)
         done_steps = ["channels pruned"] if at else []
         done_steps += [f"{len(candidate.removed)} residual branches removed"] if candidate.removed else []
         step(", ".join(done_steps) or "nothing to prune", start)
@@ -140,7 +140,8 @@ def within_budget(
     table.parent.mkdir(parents=True, exist_ok=True)
     pruning = PruneConfig(
         target=Target("latency", ratio=candidate.budget), importance=candidate.importance, multiple=width.multiple, depth=recipe.space.depth,
-        seed=recipe.search.seed, build=config, table=str(table), engines=False, recovery=None, skip=tuple(sorted(stay_whole(net, recipe.space.skip))),
+        seed=recipe.search.seed, build=config, table=str(table), engines=False, recovery=None,
+        skip=tuple(sorted(groups_to_keep(net, recipe.space.skip))),
     )  # fmt: skip
     samples = data if candidate.importance in NEED_DATA else None
     pruned = prune(net, pruning, samples, progress=lambda done, total, what: say(f"latency budget {done}/{total}"))

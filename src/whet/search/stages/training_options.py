@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from whet.errors import UsageError
-from whet.registry import nearest
+from whet.registry import suggest_name
 from whet.search.recipe import fields as f
 
 FINETUNE: dict[str, Any] = {"epochs": 10.0, "distill": 0.5}
@@ -65,7 +65,7 @@ def _settings(value: Any, where: str, defaults: Mapping[str, Any], what: str, mo
         raise UsageError(f"'{where}' is {what} ({', '.join(known)}), not {value!r}")
     for name in value:
         if name not in known:
-            raise UsageError(f"unknown key '{where}.{name}'.{nearest(str(name), known)} Known keys: {', '.join(known)}.")
+            raise UsageError(f"unknown key '{where}.{name}'.{suggest_name(str(name), known)} Known keys: {', '.join(known)}.")
     settings = {**defaults, **value}
     try:
         as_config({k: v for k, v in settings.items() if k not in more})

@@ -4,8 +4,8 @@ Ops without a translation cannot be trained; `why_not` gives the reason.
 """
 
 from whet.registry import load_folder
-from whet.training.translate._base import TRANSLATIONS, torch_op, translated, why_not
+from whet.training.translate._base import TRANSLATIONS, torch_op, translate_layer, why_not
 
 load_folder(__name__, __path__)
 
-__all__ = ["TRANSLATIONS", "torch_op", "translated", "why_not"]
+__all__ = ["TRANSLATIONS", "torch_op", "translate_layer", "why_not"]

@@ -61,7 +61,7 @@ def why_not(layer: Layer) -> str | None:
     return f"{layer.op} '{layer.name}': {reason}"
 
 
-def translated(layer: Layer) -> Compute:
+def translate_layer(layer: Layer) -> Compute:
     """The torch function of a layer. Raises UnsupportedError naming the layer."""
     reason = why_not(layer)
     if reason is not None:

@@ -12,7 +12,7 @@ from whet.errors import UnsupportedError
 from whet.network import Layer, static_shape
 from whet.ops import pad as _pad
 from whet.ops import slice as _slice
-from whet.ops._base import given, given_ints
+from whet.ops._base import given_dims, given_ints
 from whet.ops._running import running_axis
 from whet.training.translate._base import Compute, Fixed, torch_dtype, torch_op
 
@@ -152,7 +152,7 @@ def _trilu(layer: Layer) -> Compute:
 
 @torch_op("TopK")
 def _top_k(layer: Layer) -> Compute:
-    axis, largest, k = layer.attrs["axis"], bool(layer.attrs["largest"]), given(layer, "k", 1)
+    axis, largest, k = layer.attrs["axis"], bool(layer.attrs["largest"]), given_dims(layer, "k", 1)
     assert k is not None
     (count,) = static_shape(k)
 

@@ -14,10 +14,10 @@ from whet.training.translate._base import Compute, torch_dtype, torch_op
 
 def _register(functions: dict[str, Callable[..., torch.Tensor]]) -> None:
     for name, f in functions.items():
-        torch_op(name)(_always(f))
+        torch_op(name)(_ignore_layer(f))
 
 
-def _always(f: Callable[..., torch.Tensor]) -> Callable[[Layer], Compute]:
+def _ignore_layer(f: Callable[..., torch.Tensor]) -> Callable[[Layer], Compute]:
     return lambda layer: f
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from whet.network import Layer
 from whet.ops._window import Pool, pool_of
 from whet.training.translate._base import Compute, Fixed, torch_op
-from whet.training.translate.weighted import outward
+from whet.training.translate.weighted import to_torch_pads
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -20,7 +20,7 @@ _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 def _padded(layer: Layer, pool: Pool) -> list[int]:
     r = len(pool.kernel)
     extra = pool.extra(layer.needs(0).shape[2:])
-    return outward((*pool.pads[:r], *(pool.pads[r + i] + extra[i] for i in range(r))))
+    return to_torch_pads((*pool.pads[:r], *(pool.pads[r + i] + extra[i] for i in range(r))))
 
 
 def _cut(layer: Layer) -> tuple[slice, ...]:

@@ -28,10 +28,10 @@ def _lstm(layer: Layer) -> Compute:
         f, g, k = functions
         i, o, forget, new = (from_x + h @ r.T + rb).chunk(4, dim=1)
         pi, po, pf = (None, None, None) if peepholes is None else peepholes.chunk(3)
-        i = f(_clipped(layer, i if pi is None else i + pi * c))
-        forget = 1 - i if layer.attrs["input_forget"] else f(_clipped(layer, forget if pf is None else forget + pf * c))
-        c = forget * c + i * g(_clipped(layer, new))
-        o = f(_clipped(layer, o if po is None else o + po * c))
+        i = f(_clip(layer, i if pi is None else i + pi * c))
+        forget = 1 - i if layer.attrs["input_forget"] else f(_clip(layer, forget if pf is None else forget + pf * c))
+        c = forget * c + i * g(_clip(layer, new))
+        o = f(_clip(layer, o if po is None else o + po * c))
         return o * k(c), c
 
     return _computed(layer, step, not layer.attrs["input_forget"])
@@ -45,12 +45,12 @@ def _gru(layer: Layer) -> Compute:
         (h,) = states
         f, g = functions
         n = h.shape[1]
-        z, reset = (f(_clipped(layer, v)) for v in (from_x[:, : 2 * n] + h @ r[: 2 * n].T + rb[: 2 * n]).chunk(2, dim=1))
+        z, reset = (f(_clip(layer, v)) for v in (from_x[:, : 2 * n] + h @ r[: 2 * n].T + rb[: 2 * n]).chunk(2, dim=1))
         if linear:
             new = from_x[:, 2 * n :] + reset * (h @ r[2 * n :].T + rb[2 * n :])
         else:
             new = from_x[:, 2 * n :] + (reset * h) @ r[2 * n :].T + rb[2 * n :]
-        return ((1 - z) * g(_clipped(layer, new)) + z * h,)
+        return ((1 - z) * g(_clip(layer, new)) + z * h,)
 
     return _computed(layer, step, linear)
 
@@ -58,7 +58,7 @@ def _gru(layer: Layer) -> Compute:
 @torch_op("RNN")
 def _rnn(layer: Layer) -> Compute:
     def step(from_x, r, rb, states, functions, peepholes):
-        return (functions[0](_clipped(layer, from_x + states[0] @ r.T + rb)),)
+        return (functions[0](_clip(layer, from_x + states[0] @ r.T + rb)),)
 
     return _computed(layer, step, True)
 
@@ -80,9 +80,9 @@ def _computed(layer: Layer, step: Step, usual: bool) -> Compute:
             x, first = x.transpose(0, 1), [None if s is None else s.transpose(0, 1) for s in first]
         h0 = [x.new_zeros(len(backwards), x.shape[1], r.shape[2]) if s is None else s for s in first]
         if fits:
-            y, last = _by_torch(layer.op, relu, x, w, r, b, h0)
+            y, last = _run_torch_layers(layer.op, relu, x, w, r, b, h0)
         else:
-            y, last = _by_steps(step, backwards, functions, x, w, r, b, lengths, h0, peepholes)
+            y, last = _run_steps(step, backwards, functions, x, w, r, b, lengths, h0, peepholes)
         if layer.attrs["layout"]:
             return y.permute(2, 0, 1, 3), *(s.transpose(0, 1) for s in last)
         return y, *last
@@ -90,7 +90,7 @@ def _computed(layer: Layer, step: Step, usual: bool) -> Compute:
     return compute
 
 
-def _by_torch(op: str, relu: bool, x, w, r, b, first: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+def _run_torch_layers(op: str, relu: bool, x, w, r, b, first: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
     """Y [time, directions, batch, units] and the final states by torch's recurrent layers."""
     directions, units = len(w), r.shape[2]
 
@@ -112,7 +112,7 @@ def _by_torch(op: str, relu: bool, x, w, r, b, first: Sequence[torch.Tensor]) ->
     return y.unflatten(2, (directions, units)).transpose(1, 2), last
 
 
-def _by_steps(
+def _run_steps(
     step: Step, backwards: Sequence[bool], functions: Sequence[Sequence[Function]], x, w, r, b, lengths, first: Sequence[torch.Tensor], peepholes
 ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
     """As _by_torch; past its end a sequence keeps its state and outputs zeros."""
@@ -146,6 +146,6 @@ def _activations(layer: Layer, names: Sequence[str]) -> list[list[Function]]:
     return [functions[i : i + each] for i in range(0, len(functions), each)]
 
 
-def _clipped(layer: Layer, v: torch.Tensor) -> torch.Tensor:
+def _clip(layer: Layer, v: torch.Tensor) -> torch.Tensor:
     c = layer.attrs.get("clip")
     return v if c is None else v.clamp(-c, c)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from whet.network import Layer
-from whet.ops._reduce import reduced
+from whet.ops._reduce import reduced_axes
 from whet.training.translate._base import Compute, torch_op
 
 Reduce = Callable[[torch.Tensor, tuple[int, ...], bool], torch.Tensor]
@@ -39,7 +39,7 @@ _ALONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @torch_op(*_FUNCTIONS)
 def _reduction(layer: Layer) -> Compute:
-    axes, keep, f = reduced(layer), bool(layer.attrs["keepdims"]), _FUNCTIONS[layer.op]
+    axes, keep, f = reduced_axes(layer), bool(layer.attrs["keepdims"]), _FUNCTIONS[layer.op]
     if not axes:
         alone = _ALONE.get(layer.op, lambda x: x)
         return lambda x, *_: alone(x)

@@ -14,7 +14,7 @@ _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
-def outward(pads: tuple[int, ...]) -> list[int]:
+def to_torch_pads(pads: tuple[int, ...]) -> list[int]:
     """Converts ONNX pads (begins, then ends) to F.pad order (pairs, last axis first)."""
     r = len(pads) // 2
     return [v for i in reversed(range(r)) for v in (pads[i], pads[r + i])]
@@ -27,7 +27,7 @@ def _convolution(layer: Layer) -> Compute:
     f = _CONV[r]
     if pads[:r] == pads[r:]:
         return lambda x, w, b=None: f(x, w, b, strides, pads[:r], dilations, group)
-    around = outward(pads)
+    around = to_torch_pads(pads)
     return lambda x, w, b=None: f(F.pad(x, around), w, b, strides, 0, dilations, group)
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from whet.backends.cuda.cudnn import numbers as n
-from whet.backends.cuda.cudnn.descriptor import Descriptor, finalized
+from whet.backends.cuda.cudnn.descriptor import Descriptor, finalize
 from whet.backends.cuda.cudnn.library import CudnnError, handle
 from whet.backends.cuda.driver import current
 from whet.errors import BackendError
@@ -53,7 +53,7 @@ class Convolution:
         return (*first, *("act",) * (self.activation is not None), *("z",) * (self.residual == 2))
 
 
-def fusible(activation: tuple[str, float, float]) -> bool:
+def is_fusible(activation: tuple[str, float, float]) -> bool:
     """True if the library has this activation as one operation: the lower bound of a clip must be 0."""
     kind, low, high = activation
     return kind in _FUSED or (kind == "clip" and low == 0.0 and high > 0)
@@ -139,7 +139,7 @@ class ConvolutionGraph:
         descriptor = self._engine(engine)
         configuration.set(n.CONFIG_ENGINE, n.T_DESCRIPTOR, descriptor)
         if knobs:
-            choices = [finalized(n.KNOB_CHOICE, f"knob {k}", (n.KNOB_TYPE, n.T_KNOB, (k,)), (n.KNOB_VALUE, n.T_INT64, (v,))) for k, v in knobs]
+            choices = [finalize(n.KNOB_CHOICE, f"knob {k}", (n.KNOB_TYPE, n.T_KNOB, (k,)), (n.KNOB_VALUE, n.T_INT64, (v,))) for k, v in knobs]
             configuration.set(n.CONFIG_KNOBS, n.T_DESCRIPTOR, *choices)
         configuration.done()
         plan = Descriptor(n.PLAN, f"a plan of engine {engine}").set(n.PLAN_CONFIG, n.T_DESCRIPTOR, configuration)
@@ -214,7 +214,7 @@ def operations_of(work: Convolution) -> list[Descriptor]:
         return _tensor(Y, work.y, work, kind) if i == len(steps) else _tensor(number, work.y, work, n.DATA_TYPES["f32"], virtual=True)
 
     value = result(0)
-    shape = finalized(
+    shape = finalize(
         n.CONVOLUTION,
         "a convolution",
         (n.COMPUTE_TYPE, n.T_DATA_TYPE, (n.DATA_TYPES["f32"],)),
@@ -229,7 +229,7 @@ def operations_of(work: Convolution) -> list[Descriptor]:
         base, source, target, operation = n.BACKWARD_ALPHA, n.BACKWARD_DY, n.BACKWARD_DX, n.BACKWARD_DATA
     else:
         base, source, target, operation = n.FORWARD_ALPHA, n.FORWARD_X, n.FORWARD_Y, n.FORWARD
-    head = finalized(
+    head = finalize(
         operation,
         "the operation of a convolution",
         (base, n.T_FLOAT, (1.0,)),
@@ -248,7 +248,7 @@ def operations_of(work: Convolution) -> list[Descriptor]:
         elif step == "b":
             inputs.append((n.OPERATION_B, n.T_DESCRIPTOR, (_tensor(B, (1, work.y[1], 1, 1), work, kind),)))
         point = _activation(work.activation) if step == "act" else _step(n.ADD)
-        operations.append(finalized(n.OPERATION_POINTWISE, f"step {step}", (n.OPERATION_STEP, n.T_DESCRIPTOR, (point,)), *inputs))
+        operations.append(finalize(n.OPERATION_POINTWISE, f"step {step}", (n.OPERATION_STEP, n.T_DESCRIPTOR, (point,)), *inputs))
         value = after
     return operations
 
@@ -256,7 +256,7 @@ def operations_of(work: Convolution) -> list[Descriptor]:
 def _tensor(number: int, dims: Four, work: Convolution, kind: int, virtual: bool = False) -> Descriptor:
     _, c, h, w = dims
     strides = (h * w * c, 1, w * c, c) if work.last else (c * h * w, h * w, w, 1)
-    return finalized(
+    return finalize(
         n.TENSOR,
         f"tensor {number}",
         (n.TENSOR_TYPE, n.T_DATA_TYPE, (kind,)),
@@ -270,7 +270,7 @@ def _tensor(number: int, dims: Four, work: Convolution, kind: int, virtual: bool
 
 def _step(mode: int, *attributes: tuple[int, int, tuple[Any, ...]]) -> Descriptor:
     settings = ((n.POINTWISE_MODE, n.T_POINTWISE_MODE, (mode,)), (n.POINTWISE_PRECISION, n.T_DATA_TYPE, (n.DATA_TYPES["f32"],)), *attributes)
-    return finalized(n.POINTWISE, "a step", *settings)
+    return finalize(n.POINTWISE, "a step", *settings)
 
 
 def _activation(activation: tuple[str, float, float] | None) -> Descriptor:

@@ -59,7 +59,7 @@ class Descriptor:
             self._lib.cudnnBackendDestroyDescriptor(self.handle)
 
 
-def finalized(kind: int, what: str, *attributes: tuple[int, int, Sequence[Any]]) -> Descriptor:
+def finalize(kind: int, what: str, *attributes: tuple[int, int, Sequence[Any]]) -> Descriptor:
     """A finalized descriptor with (attribute, type, values) set."""
     made = Descriptor(kind, what)
     for attribute, type_, values in attributes:

@@ -44,18 +44,18 @@ class AttentionKernel:
 
     deterministic = True
 
-    def __init__(self, layer: Layer, signature: Signature, found: Heads, products: tuple[dnn.Descriptor, dnn.Descriptor], group: int, count: int):
+    def __init__(self, layer: Layer, signature: Signature, heads: Heads, products: tuple[dnn.Descriptor, dnn.Descriptor], group: int, count: int):
         self.inputs, self.outputs = stored_bytes(layer, signature)
-        self.found, self.group, self.rtol = found, group, RTOL["f32"]
-        self.first = _Product(products[0], {"src": ("input", found.q.place), "weights": ("input", found.k.place), "dst": ("output", 1)})
-        self.last = _Product(products[1], {"src": ("output", 1), "weights": ("input", found.v.place), "dst": ("output", 0)})
-        self.scores = -(-group * found.rows * found.keys * 4 // 64) * 64
+        self.found, self.group, self.rtol = heads, group, RTOL["f32"]
+        self.first = _Product(products[0], {"src": ("input", heads.q.place), "weights": ("input", heads.k.place), "dst": ("output", 1)})
+        self.last = _Product(products[1], {"src": ("output", 1), "weights": ("input", heads.v.place), "dst": ("output", 0)})
+        self.scores = -(-group * heads.rows * heads.keys * 4 // 64) * 64
         self.scratch = self.scores + max(self.first.scratch, self.last.scratch)
-        self.threads = count if group * found.rows * found.keys > self.serial_work else 1
+        self.threads = count if group * heads.rows * heads.keys > self.serial_work else 1
         self.implementation = f"softmax of {group} heads between {products[0].name} and {products[1].name}"
-        scale = np.array([found.scale], np.float32)
+        scale = np.array([heads.scale], np.float32)
         packed = [Packed(f"scale|{scale.tobytes().hex()}", 4, lambda: scale.view(np.uint8))]
-        mask = None if found.mask is None else layer.inputs[found.mask.place]
+        mask = None if heads.mask is None else layer.inputs[heads.mask.place]
         if mask is not None and mask.is_constant:
             array = np.ascontiguousarray(mask.array(), np.float32)
             packed.append(Packed(f"{mask.constant().digest}|f32", array.nbytes, lambda: array.reshape(-1).view(np.uint8)))
@@ -134,34 +134,34 @@ class Attention(CompiledTactic):
         return f"{dnn.library_version()} {jit.version()}"
 
 
-def _why_not(layer: Layer, found: Heads) -> str | None:
-    if any(layer.needs(v.place).dtype != F32 for v in (found.q, found.k, found.v)) or layer.outputs[0].dtype != F32:
+def _why_not(layer: Layer, heads: Heads) -> str | None:
+    if any(layer.needs(v.place).dtype != F32 for v in (heads.q, heads.k, heads.v)) or layer.outputs[0].dtype != F32:
         return "computes in f32"
-    if any(layer.needs(v.place).is_constant for v in (found.q, found.k, found.v)):
+    if any(layer.needs(v.place).is_constant for v in (heads.q, heads.k, heads.v)):
         return "an operand of its products is constant"
-    mask = found.mask
+    mask = heads.mask
     if mask is not None and (layer.needs(mask.place).dtype != F32 or mask.strides[-1] != 1):
         return "takes f32 masks with one value for each key"
     return None
 
 
-def _group(found: Heads) -> int:
+def _group(heads: Heads) -> int:
     """Heads of a launch: all, or as many as keep their scores in the cache. Where heads share a head of k and v, those of one of them."""
-    most = max(1, _SCORES // (found.rows * found.keys * 4))
-    sharing = [v.group for v in (found.k, found.v) if v.group > 1]
-    return next(g for g in range(min(found.heads, most), 0, -1) if found.heads % g == 0 and all(n % g == 0 for n in sharing))
+    most = max(1, _SCORES // (heads.rows * heads.keys * 4))
+    sharing = [v.group for v in (heads.k, heads.v) if v.group > 1]
+    return next(g for g in range(min(heads.heads, most), 0, -1) if heads.heads % g == 0 and all(n % g == 0 for n in sharing))
 
 
-def _products(found: Heads, group: int) -> tuple[dnn.Descriptor, dnn.Descriptor]:
+def _products(heads: Heads, group: int) -> tuple[dnn.Descriptor, dnn.Descriptor]:
     """q . k and scores . v for so many heads of one sample."""
-    rows, keys, size = found.rows, found.keys, found.size
+    rows, keys, size = heads.rows, heads.keys, heads.size
     scores = dnn.describe((group, rows, keys), "f32")
-    first = dnn.matmul(_described(found.q, found, group, rows, size), _described(found.k, found, group, size, keys), None, scores)
-    last = dnn.matmul(scores, _described(found.v, found, group, keys, size), None, _described(found.out, found, group, rows, size))
+    first = dnn.matmul(_describe_view(heads.q, heads, group, rows, size), _describe_view(heads.k, heads, group, size, keys), None, scores)
+    last = dnn.matmul(scores, _describe_view(heads.v, heads, group, keys, size), None, _describe_view(heads.out, heads, group, rows, size))
     return first, last
 
 
-def _described(view: View, found: Heads, group: int, rows: int, columns: int) -> dnn.MemoryDesc:
+def _describe_view(view: View, heads: Heads, group: int, rows: int, columns: int) -> dnn.MemoryDesc:
     head = view.steps()[1]
     if head == 0 or view.group > 1:  # the same for all heads of the launch
         return dnn.describe((1, rows, columns), "f32", strides=(rows * columns, *view.strides[-2:]))

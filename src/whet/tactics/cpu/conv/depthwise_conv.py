@@ -1,6 +1,8 @@
 """Depthwise convolutions with SiLU, f32 in blocks of 16 channels: a few pixels of a row stay in registers.
 
 As in pointwise_conv.py, the multiplications are few, and oneDNN's SiLU costs as much as they do.
+
+Measured: docs/notes/cpu_kernels.md, 1.9 times as fast as oneDNN.
 """
 
 from __future__ import annotations

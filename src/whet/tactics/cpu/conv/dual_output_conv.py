@@ -66,13 +66,13 @@ class DualOutputKernel:
 
     scratch, rtol, deterministic = 0, 1e-5, True
 
-    def __init__(self, layer: Layer, signature: Signature, found: DualOutput, blocks: int, count: int) -> None:
-        images, taps, *sides = static_shape(layer.needs(found.x).shape)
-        tile, plane, groups = dict(TILES)[blocks], prod(sides), found.blocks // blocks
+    def __init__(self, layer: Layer, signature: Signature, dual_output: DualOutput, blocks: int, count: int) -> None:
+        images, taps, *sides = static_shape(layer.needs(dual_output.x).shape)
+        tile, plane, groups = dict(TILES)[blocks], prod(sides), dual_output.blocks // blocks
         tiles = -(-plane // tile)
         items = images * groups * tiles
-        branches, whole = found.branches, found.blocks
-        self.x = found.x
+        branches, whole = dual_output.branches, dual_output.blocks
+        self.x = dual_output.x
         self.threads = min(count, items) if images * plane * taps * sum(w.channels for w in branches) > self.serial_work else 1
         self.inputs, self.outputs = stored_bytes(layer, signature)
         sizes = [branches[0].blocks, plane, -(-taps // LANES), whole, taps, tiles, groups, strip_tiles(tile, tiles, taps)]
@@ -80,7 +80,7 @@ class DualOutputKernel:
         key = f"{branches[0].key} {branches[1].key}|forked {blocks}"
         nbytes = groups * (taps + 1) * blocks * LANES * 4
         self.packed = (Packed(key, nbytes, lambda: pack_weights(branches, groups, blocks).view(np.uint8), storable=True),)
-        self.ir = pointwise_ir(Variant(blocks, tile, found.steps, jit.has("avx512dq"), fits_first_cache(blocks, tile, taps), two_outputs=True))
+        self.ir = pointwise_ir(Variant(blocks, tile, dual_output.steps, jit.has("avx512dq"), fits_first_cache(blocks, tile, taps), two_outputs=True))
         self.implementation = f"{blocks * LANES} channels x {tile} pixels of both"
 
     def enqueue(self, args: Args, stream: Stream) -> None:

@@ -75,27 +75,27 @@ class ResizedKernel:
 
     rtol, deterministic = 1e-5, True
 
-    def __init__(self, layer: Layer, signature: Signature, found: ResizedInput, blocks: int, count: int) -> None:
-        images, tile, groups = static_shape(layer.outputs[0].shape)[0], dict(TILES)[blocks], found.blocks // blocks
-        self.found, two = found, len(found.branches) > 1
+    def __init__(self, layer: Layer, signature: Signature, resized: ResizedInput, blocks: int, count: int) -> None:
+        images, tile, groups = static_shape(layer.outputs[0].shape)[0], dict(TILES)[blocks], resized.blocks // blocks
+        self.found, two = resized, len(resized.branches) > 1
         self.inputs, self.outputs = stored_bytes(layer, signature)
-        self.scratch = images * found.blocks * found.small.pixels * LANES * 4
+        self.scratch = images * resized.blocks * resized.small.pixels * LANES * 4
         self.sizes, self.threads = [], []
-        for image in (found.small, found.large):
+        for image in (resized.small, resized.large):
             plane, taps, tiles = image.pixels, image.channels, -(-image.pixels // tile)
             items = images * groups * tiles
-            threads = min(count, items) if images * plane * taps * found.blocks * LANES > self.serial_work else 1
-            out = found.branches[0].blocks if two and image is found.large else found.blocks
+            threads = min(count, items) if images * plane * taps * resized.blocks * LANES > self.serial_work else 1
+            out = resized.branches[0].blocks if two and image is resized.large else resized.blocks
             self.sizes.append([plane, -(-taps // LANES), out, taps, tiles, groups, strip_tiles(tile, tiles, taps), items, -(-items // threads)])
             self.threads.append(threads)
-        shapes = [static_shape(t.shape)[2:] for t in (found.small.tensor, found.large.tensor)]
-        key = f"places|{sorted(found.resize.attrs.items())} {shapes}"
-        table = Packed(key, found.large.pixels * 4, lambda: source_offsets(found.resize).view(np.uint8))
-        self.packed = (_weights(found, found.small, blocks, True), _weights(found, found.large, blocks, False), table)
+        shapes = [static_shape(t.shape)[2:] for t in (resized.small.tensor, resized.large.tensor)]
+        key = f"places|{sorted(resized.resize.attrs.items())} {shapes}"
+        table = Packed(key, resized.large.pixels * 4, lambda: source_offsets(resized.resize).view(np.uint8))
+        self.packed = (_weights(resized, resized.small, blocks, True), _weights(resized, resized.large, blocks, False), table)
         has_avx512dq = jit.has("avx512dq")
-        self.small_ir = pointwise_ir(Variant(blocks, tile, (), has_avx512dq, fits_first_cache(blocks, tile, found.small.channels)))
-        fetch = fits_first_cache(blocks, tile, found.large.channels)
-        self.large_ir = pointwise_ir(Variant(blocks, tile, found.steps, has_avx512dq, fetch, two_outputs=two, has_initial=True))
+        self.small_ir = pointwise_ir(Variant(blocks, tile, (), has_avx512dq, fits_first_cache(blocks, tile, resized.small.channels)))
+        fetch = fits_first_cache(blocks, tile, resized.large.channels)
+        self.large_ir = pointwise_ir(Variant(blocks, tile, resized.steps, has_avx512dq, fetch, two_outputs=two, has_initial=True))
         self.implementation = f"{blocks * LANES} channels x {tile} pixels, upsampled after"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
@@ -116,12 +116,12 @@ class ResizedKernel:
         record(self.large_ir, context, operands, 1)
 
 
-def _weights(found: ResizedInput, image: Image, blocks: int, biased: bool) -> Packed:
+def _weights(resized: ResizedInput, image: Image, blocks: int, biased: bool) -> Packed:
     """All results' weights of one image, in groups of `blocks`."""
-    groups = found.blocks // blocks
-    key = f"{' '.join(w.key for w in found.branches)}|resized {blocks} {image.taps} {biased}"
+    groups = resized.blocks // blocks
+    key = f"{' '.join(w.key for w in resized.branches)}|resized {blocks} {image.taps} {biased}"
     nbytes = groups * (image.channels + 1) * blocks * LANES * 4
-    return Packed(key, nbytes, lambda: pack_weights(found.branches, groups, blocks, image.taps, biased).view(np.uint8), storable=True)
+    return Packed(key, nbytes, lambda: pack_weights(resized.branches, groups, blocks, image.taps, biased).view(np.uint8), storable=True)
 
 
 @tactic
@@ -170,11 +170,11 @@ class ResizedConv(CompiledTactic):
         return ResizedKernel(layer, signature, found, int(dict(config)["blocks"]), backend.threads)
 
 
-def _size_refusal(found: ResizedInput) -> str | None:
+def _size_refusal(resized: ResizedInput) -> str | None:
     """The reason why images of these sizes are not supported, or None."""
-    if found.small.pixels >= found.large.pixels:
+    if resized.small.pixels >= resized.large.pixels:
         return "the resized image is not larger"
-    return size_refusal(found.blocks, found.small.pixels)
+    return size_refusal(resized.blocks, resized.small.pixels)
 
 
 def split_layer(layer: Layer) -> ResizedInput | str:

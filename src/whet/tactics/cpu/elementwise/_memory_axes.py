@@ -41,7 +41,7 @@ def broadcast_strides(form: str, shape: Sequence[int], own: Sequence[int], is_ro
     return (dense[0], dense[1] * block, *dense[2:], dense[1])
 
 
-def merged(sizes: Sequence[int], rows: Sequence[Sequence[int]], marks: Sequence[object] = ()) -> tuple[list[int], list[list[int]], list[object]]:
+def merge_axes(sizes: Sequence[int], rows: Sequence[Sequence[int]], marks: Sequence[object] = ()) -> tuple[list[int], list[list[int]], list[object]]:
     """Sizes and each operand's strides without axes of size 1, adjacent axes merged if every operand is contiguous across them.
 
     `marks`: a value per axis; only axes with equal marks are merged. Returns at least one axis.

@@ -15,7 +15,7 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu.elementwise._elementwise_ir import Program, Step, elementwise_ir
-from whet.tactics.cpu.elementwise._memory_axes import broadcast_strides, candidate_formats, memory_shape, merged
+from whet.tactics.cpu.elementwise._memory_axes import broadcast_strides, candidate_formats, memory_shape, merge_axes
 from whet.tactics.cpu.elementwise._operations import OPERATIONS, attributes, operand_indices, refusal
 from whet.tactics.cpu.onednn._kernel import static
 
@@ -83,19 +83,19 @@ class ElementwiseKernel(CompiledKernel):
     serial_work = 1 << 14  # elements
     rtol, implementation = 1e-5, "generated"
 
-    def __init__(self, layer: Layer, signature: Signature, found: _Description, count: int) -> None:
+    def __init__(self, layer: Layer, signature: Signature, description: _Description, count: int) -> None:
         shape, form = static_shape(layer.outputs[0].shape), signature.outputs[0].format
         sizes = memory_shape(form, shape)
-        rows = [_strides(layer, signature, i, own) for i, own in zip(found.places, found.shapes, strict=True)]
+        rows = [_strides(layer, signature, i, own) for i, own in zip(description.places, description.shapes, strict=True)]
         assert sizes is not None
         dense = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
-        sizes_, strides, _ = merged(sizes, [*(r for r in rows if r is not None), dense])
+        sizes_, strides, _ = merge_axes(sizes, [*(r for r in rows if r is not None), dense])
         super().__init__(layer, signature, prod(sizes), count)
-        self.found, self.width, self.outer_sizes = found, sizes_[-1], sizes_[:-1]
+        self.found, self.width, self.outer_sizes = description, sizes_[-1], sizes_[:-1]
         self.steps = tuple(s[-1] for s in strides[:-1])
         self.strides = [s[:-1] for s in strides[:-1]]
         self.uniform = tuple(not any(s) for s in strides[:-1])
-        self.packed = tuple(_constant(layer.needs(i), form, len(shape), own) for i, own in _constants(layer, found))
+        self.packed = tuple(_constant(layer.needs(i), form, len(shape), own) for i, own in _constants(layer, description))
         if any(step not in (0, 1) for step in self.steps):
             raise PlanRefused("an operand is strided along the innermost axis")
 
@@ -110,9 +110,9 @@ class ElementwiseKernel(CompiledKernel):
         self.launch(stream, ir, "elementwise", args, words, items, step)
 
 
-def _constants(layer: Layer, found: _Description) -> list[tuple[int, tuple[int, ...]]]:
-    pairs = list(zip(found.places, found.shapes, strict=True))
-    return pairs[len(pairs) - found.packed :]
+def _constants(layer: Layer, description: _Description) -> list[tuple[int, tuple[int, ...]]]:
+    pairs = list(zip(description.places, description.shapes, strict=True))
+    return pairs[len(pairs) - description.packed :]
 
 
 def _strides(layer: Layer, signature: Signature, i: int, own: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -219,7 +219,7 @@ class Elementwise(CompiledTactic):
             if strides is None:
                 return f"{list(own)} does not broadcast to {list(shape)} in {form}"
             rows.append(strides)
-        _, merged_rows, _ = merged(sizes, [*rows, [prod(sizes[k + 1 :]) for k in range(len(sizes))]])
+        _, merged_rows, _ = merge_axes(sizes, [*rows, [prod(sizes[k + 1 :]) for k in range(len(sizes))]])
         if any(r[-1] not in (0, 1) for r in merged_rows):
             return f"an operand is strided along the innermost axis of {form}"
         return None

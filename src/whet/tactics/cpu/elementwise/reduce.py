@@ -1,4 +1,7 @@
-"""Reductions of f32 over any axes, in row-major and channels-last tensors."""
+"""Reductions of f32 over any axes, in row-major and channels-last tensors.
+
+For coverage: otherwise NumPy computes reductions that oneDNN does not take.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.elementwise._memory_axes import candidate_formats, memory_shape, merged
+from whet.tactics.cpu.elementwise._memory_axes import candidate_formats, memory_shape, merge_axes
 from whet.tactics.cpu.elementwise._reduce_ir import KINDS, VECTORS, reduce_ir
 from whet.tactics.cpu.onednn._axes import reduced_axes
 from whet.tactics.cpu.onednn._kernel import static
@@ -35,7 +38,7 @@ class ReduceKernel(CompiledKernel):
             order = [*range(len(shape)), 1]
         marks = [axis in axes for axis in order]
         dense = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
-        merged_sizes, (strides,), reduced = merged(sizes, [dense], marks)
+        merged_sizes, (strides,), reduced = merge_axes(sizes, [dense], marks)
         self.op, self.inner_reduced, self.width = layer.op, bool(reduced[-1]), merged_sizes[-1]
         pairs = list(zip(merged_sizes, strides, reduced, strict=True))[:-1]
         self.kept, self.reduced = [(n, s) for n, s, r in pairs if not r], [(n, s) for n, s, r in pairs if r]

@@ -7,7 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from whet.tactics._moves_indices import COLUMN, ROW, Place, Refused
-from whet.tactics._moves_tree import BLOCK, Moves, Node, always, blocked, choices, fixed, height, replaced
+from whet.tactics._moves_tree import BLOCK, Moves, Node, blocked_loads, choices, fix_atom, height, replace_node, unconditional_nodes
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, range_function
@@ -64,13 +64,13 @@ class _Row:
         f = self.f
         by_rows = next((c for c in choices(root) if not c[1].by_column), None)
         if by_rows is not None:
-            return self._cases(by_rows[1], by_rows[2], [replaced(root, by_rows, part) for part in by_rows[3]], known)
-        begins = next((a for load in blocked(root) for a, _ in load[3].row.terms), None)
+            return self._cases(by_rows[1], by_rows[2], [replace_node(root, by_rows, part) for part in by_rows[3]], known)
+        begins = next((a for load in blocked_loads(root) for a, _ in load[3].row.terms), None)
         if begins is not None:
             if begins in (ROW, COLUMN) or begins[3] > _CASES:
                 raise Refused("rows begin at too many different offsets in blocks of channels")
             values = range(begins[3])
-            return self._cases(Place(0, ((begins, 1),)), [v + 1 for v in values], [fixed(root, begins, v) for v in values], known)
+            return self._cases(Place(0, ((begins, 1),)), [v + 1 for v in values], [fix_atom(root, begins, v) for v in values], known)
         with f.interleaved() as begin_part:  # a reorder buffer of some hundred instructions holds at most four chains of a sigmoid
             for first in range(0, self.moves.columns, LANES):
                 begin_part()
@@ -167,7 +167,7 @@ class _Row:
         _, place, limits, parts = node
         if place.terms != ((COLUMN, 1),):
             raise Refused("parts join at different columns of different rows")
-        for shared in sorted((n for n in set.intersection(*(always(p) for p in parts)) if n[0] != "choice"), key=height):
+        for shared in sorted((n for n in set.intersection(*(unconditional_nodes(p) for p in parts)) if n[0] != "choice"), key=height):
             self._value(shared, first, lanes, known)
         result: Value | None = None
         start = 0

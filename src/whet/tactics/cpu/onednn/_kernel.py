@@ -15,7 +15,7 @@ from whet.network.types import BF16, F32, DType
 from whet.tactics._base import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._nonfinite import Reference, declared
+from whet.tactics.cpu.onednn._nonfinite import Reference, declared_references
 
 #: bound on the relative error of one layer by storage type; f32 sums of some thousand products stay below it
 RTOL = {"f32": 1e-5, "bf16": 1e-2}
@@ -117,11 +117,11 @@ class Recipe:
         packed: list[Packed] = []
         for operand, (key, make, given) in self.constants.items():
             places[operand] = ("packed", len(packed))
-            packed.append(_packed(key, make, given, descriptor.md(operand)))
+            packed.append(_pack(key, make, given, descriptor.md(operand)))
         return OneDnnKernel(layer, signature, descriptor, places, packed, self.rtol, self.offsets)
 
 
-def _packed(key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None, wanted: dnn.MemoryDesc) -> Packed:
+def _pack(key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None, wanted: dnn.MemoryDesc) -> Packed:
     if given is None:
         return Packed(f"{key}|{wanted.text}", wanted.nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8), storable=True)
     return Packed(f"{key}|{given.text}|{wanted.text}", wanted.nbytes, lambda: dnn.pack(np.ascontiguousarray(make()), given, wanted), storable=True)
@@ -136,7 +136,7 @@ class OneDnnTactic(Tactic):
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
         """The ops of the layer for which the implementation differs from the reference on NaN or infinities (_nonfinite.py)."""
-        return declared(layer, implementation)
+        return declared_references(layer, implementation)
 
     @abstractmethod
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:

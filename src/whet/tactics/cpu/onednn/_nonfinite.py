@@ -11,7 +11,7 @@ was tested. Log is not used, because it reads denormals as the smallest normal n
 infinity; LeakyRelu with slope 0 is not used, because it is the algorithm of Relu; ReduceMax and ReduceMin are not used (onednn_reduce.py).
 
 Products in BF16 (`spreads`) read denormals as zero and pad odd counts with zeros, and zero times infinity is NaN: with an infinity or NaN among
-the inputs, more of the outputs may be NaN, never fewer. Apart from that, BF16 differs by its rounding.
+the inputs, more of the outputs may be NaN, never fewer. Otherwise BF16 differs by its rounding.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ PLAIN_LOOPS: dict[str, Reference] = {
 """The same for oneDNN's scalar C++ implementations."""
 
 
-def declared(layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+def declared_references(layer: Layer, implementation: str) -> list[dict[str, Reference]]:
     """The references for the ops of a layer (of its body if it is fused) in an implementation with this oneDNN name; with two tables either holds.
 
     The epilogue of a GEMM follows one or the other, depending on its type and position.

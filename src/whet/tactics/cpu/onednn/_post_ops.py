@@ -136,7 +136,7 @@ def chain(steps: Sequence[EpilogueStep], layer: Layer, signature: Signature, sha
     return made
 
 
-def _slopes(made: Chain, post: EpilogueStep, layer: Layer, out: tuple[int, ...], shaper: Shaper | None) -> str | None:
+def _slopes(chain: Chain, post: EpilogueStep, layer: Layer, out: tuple[int, ...], shaper: Shaper | None) -> str | None:
     """Appends a PRelu with constant slopes, one in all or one per channel. Returns the reason if it cannot."""
     assert post.other is not None
     slope = layer.needs(post.other)
@@ -148,20 +148,20 @@ def _slopes(made: Chain, post: EpilogueStep, layer: Layer, out: tuple[int, ...],
         unary = activation("LeakyRelu", {"alpha": _scalar(slope.array())})
         if unary is None:
             return "oneDNN has no post-op for PRelu with slope 0"
-        made.post_ops.append(unary)
+        chain.post_ops.append(unary)
         return None
     seen = shaper(full) if shaper else full
     axes = [i for i, d in enumerate(seen or ()) if d != 1]
     if len(axes) != 1:
         return f"PRelu's slopes {list(shape)} are more than one per channel"
-    name = f"prelu{len(made.post_ops)}"
-    made.post_ops.append(dnn.Prelu(1 << axes[0], math.prod(full)))
-    made.constants[name] = constant_f32(slope)
+    name = f"prelu{len(chain.post_ops)}"
+    chain.post_ops.append(dnn.Prelu(1 << axes[0], math.prod(full)))
+    chain.constants[name] = constant_f32(slope)
     return None
 
 
 def _second_operand(
-    made: Chain, post: EpilogueStep, other: Tensor | None, signature: Signature, out: tuple[int, ...], shaper: Shaper | None
+    chain: Chain, post: EpilogueStep, other: Tensor | None, signature: Signature, out: tuple[int, ...], shaper: Shaper | None
 ) -> str | None:
     """Appends a binary step. Returns the reason if it cannot."""
     assert other is not None
@@ -170,16 +170,16 @@ def _second_operand(
     full = (1,) * (len(out) - len(shape)) + shape
     if len(full) != len(out) or any(f not in (1, o) for f, o in zip(full, out, strict=True)):
         return f"{post.op} would broadcast the accumulator {list(out)} to {list(shape)}"
-    name = f"post{len(made.post_ops)}"
+    name = f"post{len(chain.post_ops)}"
     if other.is_constant:
         if all(d == 1 for d in full) and post.op in ("Add", "Mul", "Sub", "Div"):
-            made.post_ops.append(_scaled(post.op, _scalar(other.array())))
+            chain.post_ops.append(_scaled(post.op, _scalar(other.array())))
             return None
         wanted = shaper(full) if shaper else full
         if wanted is None:
             return f"{post.op} with a constant of shape {list(shape)} does not fit the matrix"
-        made.post_ops.append(dnn.Binary(_BINARY[post.op], dnn.describe(wanted, "f32")))
-        made.constants[name] = constant_f32(other)
+        chain.post_ops.append(dnn.Binary(_BINARY[post.op], dnn.describe(wanted, "f32")))
+        chain.constants[name] = constant_f32(other)
         return None
     operand = signature.inputs[post.other]
     if operand is None:
@@ -187,13 +187,13 @@ def _second_operand(
     if (post.other, 0) in signature.inplace:
         if post.op != "Add" or full != out:
             return f"only an Add of the full shape can be done in place, this is {post.op} of {list(shape)}"
-        made.post_ops.append(dnn.Sum())
+        chain.post_ops.append(dnn.Sum())
         return None
     wanted = shaper(full) if shaper else full
     if wanted is None or not readable_at_rank(operand, shape, full):
         return f"{post.op} with {list(shape)} stored as {operand} does not fit the output {list(out)}"
-    made.post_ops.append(dnn.Binary(_BINARY[post.op], describe(other, operand, wanted)))
-    made.places[name] = ("input", post.other)
+    chain.post_ops.append(dnn.Binary(_BINARY[post.op], describe(other, operand, wanted)))
+    chain.places[name] = ("input", post.other)
     return None
 
 

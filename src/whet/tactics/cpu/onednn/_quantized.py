@@ -24,12 +24,12 @@ __all__ = [
     "add_scales",
     "attributes",
     "inexact_products",
-    "needed",
+    "needed_steps",
     "quantization",
     "require_quantized",
     "same_format",
     "signatures",
-    "unsafe",
+    "unsafe_reason",
     "weight_key",
 ]
 
@@ -69,7 +69,7 @@ def inexact_products() -> str | None:
     return None if dnn.has_isa("avx512_core_vnni") else "oneDNN multiplies 8-bit integers exactly with VNNI instructions only"
 
 
-def unsafe(x: Scale) -> str | None:
+def unsafe_reason(x: Scale) -> str | None:
     """The reason why 8-bit products with this left operand are not exact on this CPU, or None."""
     if inexact_products() is None:
         return None
@@ -121,7 +121,7 @@ def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
 def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
     """The epilogue as post-ops on real numbers, with integer addends dequantized."""
     made = Chain()
-    for post in needed(parts):
+    for post in needed_steps(parts):
         if post.other not in parts.reads or parts.view.needs(post.other).is_constant:
             step = chain([post], parts.view, signature, shaper)
         else:
@@ -132,7 +132,7 @@ def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None)
     return made
 
 
-def needed(parts: Parts) -> list[EpilogueStep]:
+def needed_steps(parts: Parts) -> list[EpilogueStep]:
     """The epilogue without final bounds that saturation implies: Relu before u8 with zero point 0, a Clip to the range.
 
     A bound is implied if it rounds to the lowest (highest) integer or beyond: values outside it saturate to the same integer.

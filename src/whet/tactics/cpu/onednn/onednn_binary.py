@@ -26,7 +26,7 @@ class OneDnnBinary(OneDnnTactic):
             return reason
         head = root_layer(layer)
         if head.op == "BatchNormalization":
-            if len(layer.outputs) != 1 or any(not layer.needs(i).is_constant for i in _outer(layer, head)[1:]):
+            if len(layer.outputs) != 1 or any(not layer.needs(i).is_constant for i in _outer_indices(layer, head)[1:]):
                 return "its statistics are computed at run time"
         elif len(head.inputs) != 2:
             return f"takes two operands, not {len(head.inputs)}"
@@ -39,7 +39,7 @@ class OneDnnBinary(OneDnnTactic):
         if steps is None or self.why_not(layer) or not static(layer):
             return []
         head = root_layer(layer)
-        outer, rank = _outer(layer, head), layer.outputs[0].type.rank
+        outer, rank = _outer_indices(layer, head), layer.outputs[0].type.rank
         found = []
         for dtype in storage_types(activations(layer), backend):
             for f in image_formats(rank):
@@ -59,15 +59,15 @@ class OneDnnBinary(OneDnnTactic):
         fused = chain(steps, layer, signature)
         if isinstance(fused, str):
             return fused
-        outer = _outer(layer, head)
+        outer = _outer_indices(layer, head)
         shape, target = static_shape(head.outputs[0].shape), signature.outputs[0]
         if head.op != "Div" and static_shape(layer.needs(outer[0]).shape) != shape:
             outer = outer[::-1]  # only the second operand broadcasts in fast kernels
             if head.op == "Sub":
-                fused = _negated(fused)
+                fused = _negate(fused)
         sides: list[dnn.MemoryDesc] = []
         for i in outer:
-            got = _side(layer.inputs[i], signature.inputs[i], shape, target)
+            got = _operand_layout(layer.inputs[i], signature.inputs[i], shape, target)
             if isinstance(got, str):
                 return got
             sides.append(got)
@@ -84,19 +84,19 @@ class OneDnnBinary(OneDnnTactic):
         return recipe
 
 
-def _negated(fused: Chain) -> Chain:
+def _negate(fused: Chain) -> Chain:
     """The chain after a change of sign: a - b = -(b - a)."""
     made = Chain([dnn.Eltwise("linear", -1.0, 0.0)])
     made.extend(fused)
     return made
 
 
-def _outer(layer: Layer, head: Layer) -> list[int]:
+def _outer_indices(layer: Layer, head: Layer) -> list[int]:
     found = [outer_input(layer, t) for t in head.inputs]
     return [i for i in found if i is not None]
 
 
-def _side(tensor: Tensor | None, stored: Operand | None, shape: tuple[int, ...], target: Operand) -> dnn.MemoryDesc | str:
+def _operand_layout(tensor: Tensor | None, stored: Operand | None, shape: tuple[int, ...], target: Operand) -> dnn.MemoryDesc | str:
     """One operand's layout at the output's rank, or why it has none."""
     assert tensor is not None
     own = static_shape(tensor.shape)
@@ -113,7 +113,7 @@ def _side(tensor: Tensor | None, stored: Operand | None, shape: tuple[int, ...],
 
 def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str:
     """x * factor + shift, both one value per channel."""
-    x, scale, bias, mean, variance = _outer(layer, head)
+    x, scale, bias, mean, variance = _outer_indices(layer, head)
     steps, shape, target = steps_after(layer), static_shape(layer.outputs[0].shape), signature.outputs[0]
     fused = chain(steps, layer, signature)
     if isinstance(fused, str):
@@ -128,12 +128,12 @@ def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str
     recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)})
     tensors = [layer.needs(i) for i in (scale, bias, mean, variance)]
     key = "|".join(t.constant().digest for t in tensors) + f"|{head.attrs.get('epsilon', 1e-5)}"
-    recipe.constant("src1", key + "|factor", _folded(head, tensors, 0))
-    recipe.constant("post0", key + "|shift", _folded(head, tensors, 1))
+    recipe.constant("src1", key + "|factor", _fold_parameters(head, tensors, 0))
+    recipe.constant("post0", key + "|shift", _fold_parameters(head, tensors, 1))
     return recipe
 
 
-def _folded(head: Layer, tensors: list[Tensor], which: int) -> Callable[[], np.ndarray]:
+def _fold_parameters(head: Layer, tensors: list[Tensor], which: int) -> Callable[[], np.ndarray]:
     """The function that computes factor (0) or shift (1), in double."""
 
     def make() -> np.ndarray:

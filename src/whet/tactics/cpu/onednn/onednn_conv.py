@@ -55,8 +55,8 @@ class OneDnnConv(OneDnnTactic):
             return fused
         stored, target = signature.needs(x), signature.outputs[0]
         transposed = head.op == "ConvTranspose"
-        shape = _grouped(static_shape(weights.shape), head.attrs["group"], transposed)
-        strides, dilations, pads = _geometry(head, static_shape(source.shape), static_shape(layer.outputs[0].shape), shape)
+        shape = grouped_shape(static_shape(weights.shape), head.attrs["group"], transposed)
+        strides, dilations, pads = conv_geometry(head, static_shape(source.shape), static_shape(layer.outputs[0].shape), shape)
         first = dnn.convolution(
             describe(source, stored),
             dnn.describe(shape, stored.dtype.name, "any"),
@@ -73,7 +73,7 @@ class OneDnnConv(OneDnnTactic):
         recipe.few_channels = any(d % 16 for d in (source.shape[1], layer.outputs[0].shape[1]))
         fused.fill(recipe)
         key = f"{_digest(weights)}|{head.op} {head.attrs['group']}"
-        recipe.constant("weights", key, lambda: _plain(f32_of(weights), shape, transposed), dnn.describe(shape, "f32"))
+        recipe.constant("weights", key, lambda: _to_row_major(f32_of(weights), shape, transposed), dnn.describe(shape, "f32"))
         if b is not None:
             bias = layer.needs(b)
             recipe.constant("bias", f"{_digest(bias)}|f32", lambda: f32_of(bias))
@@ -98,22 +98,22 @@ def _digest(tensor: Tensor) -> str:
     return tensor.constant().digest
 
 
-def _grouped(shape: tuple[int, ...], group: int, transposed: bool) -> tuple[int, ...]:
+def grouped_shape(shape: tuple[int, ...], group: int, transposed: bool) -> tuple[int, ...]:
     """oneDNN's weight shape: ([G,] out, in, ...) also for transposed convolutions, where ONNX has (in, out / G, ...)."""
     if transposed:
         shape = (shape[1] * group, shape[0] // group, *shape[2:])
     return shape if group == 1 else (group, shape[0] // group, *shape[1:])
 
 
-def _plain(w: np.ndarray, shape: tuple[int, ...], transposed: bool) -> np.ndarray:
-    """The weights as a row-major array of `_grouped` shape."""
+def _to_row_major(w: np.ndarray, shape: tuple[int, ...], transposed: bool) -> np.ndarray:
+    """The weights as a row-major array of `grouped_shape`."""
     if not transposed:
         return w.reshape(shape)
     group = shape[0] if len(shape) > w.ndim else 1
     return w.reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
-def _geometry(
+def conv_geometry(
     head: Layer, source: tuple[int, ...], target: tuple[int, ...], weights: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]:
     """Strides, dilations and pads. End pads are adapted to the shapes; a convolution may leave a remainder of its input unread."""

@@ -14,7 +14,7 @@ from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics._fused import epilogue, outer_input, root_layer, source_index, steps_after
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, image_formats, static, storage_types
-from whet.tactics.cpu.onednn._nonfinite import Reference, declared
+from whet.tactics.cpu.onednn._nonfinite import Reference, declared_references
 from whet.tactics.cpu.onednn._post_ops import Chain, activation, chain, clip_bounds, second_operands
 
 
@@ -38,7 +38,7 @@ class OneDnnEltwise(OneDnnTactic):
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
         """If NaN is restored, the root operation propagates it."""
-        head, found = root_layer(layer), declared(layer, implementation)
+        head, found = root_layer(layer), declared_references(layer, implementation)
         again = head.op in {p.op for p in epilogue(layer) or ()}
         if not again and _restores_nan(head.op, {**head.attrs, **_parameters(layer, head)}):
             return [{op: f for op, f in table.items() if op != head.op} for table in found]
@@ -83,7 +83,7 @@ class OneDnnEltwise(OneDnnTactic):
             layout = describe(layer.outputs[0], out)
         if not steps and not restore:
             return Recipe(dnn.eltwise(unary.alg, layout, layout, unary.alpha, unary.beta), {"src": ("input", x), "dst": ("output", 0)})
-        return _as_binary(unary, restore, layout, x, fused)
+        return _make_binary(unary, restore, layout, x, fused)
 
 
 def _parameters(layer: Layer, head: Layer) -> dict[str, np.ndarray]:
@@ -105,7 +105,7 @@ def _restores_nan(op: str, attrs: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _as_binary(unary: dnn.Eltwise, restore: str | None, layout: dnn.MemoryDesc, x: int, fused: Chain) -> Recipe:
+def _make_binary(unary: dnn.Eltwise, restore: str | None, layout: dnn.MemoryDesc, x: int, fused: Chain) -> Recipe:
     """max(x, x), the activation and its epilogue as post-ops: oneDNN's eltwise takes post-ops in scalar loops only."""
     made, places = Chain([unary]), {"src": ("input", x), "src1": ("input", x), "dst": ("output", 0)}
     if restore:

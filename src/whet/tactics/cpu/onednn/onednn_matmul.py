@@ -28,7 +28,7 @@ class OneDnnMatMul(TwoPrimitives):
             return f"computes floats, not {head.needs(0).dtype}"
         if any(t.type.rank < 2 for t in head.inputs[:2] if t is not None):
             return "takes matrices, not vectors"
-        if layer.needs(_at(layer, head.inputs[0])).is_constant:
+        if layer.needs(_input_index(layer, head.inputs[0])).is_constant:
             return "the first operand is constant; oneDNN packs the second"
         return "its fused operations do not form a chain" if epilogue(layer) is None else None
 
@@ -58,7 +58,7 @@ class OneDnnMatMul(TwoPrimitives):
         return _Matrices(layer, signature).recipe("inner_product")
 
 
-def _at(layer: Layer, tensor: Tensor | None) -> int:
+def _input_index(layer: Layer, tensor: Tensor | None) -> int:
     i = outer_input(layer, tensor)
     assert i is not None
     return i
@@ -69,7 +69,7 @@ class _Matrices:
 
     def __init__(self, layer: Layer, signature: Signature) -> None:
         self.layer, self.signature, self.head = layer, signature, root_layer(layer)
-        self.a, self.b = (_at(layer, t) for t in self.head.inputs[:2])
+        self.a, self.b = (_input_index(layer, t) for t in self.head.inputs[:2])
         left, right = layer.needs(self.a), layer.needs(self.b)
         self.left, self.right = left, right
         gemm = self.head.op == "Gemm"
@@ -149,12 +149,12 @@ class _Matrices:
             dst = dnn.describe((rows, n), self.dtype)
             return dnn.inner_product(src, weights, dnn.describe((n,), "f32") if bias else None, dst, steps.attributes)
         rank = len(out)
-        left = (prod(self.out[:-1]), self._k) if self.rows else _padded(static_shape(self.left.shape), rank)
+        left = (prod(self.out[:-1]), self._k) if self.rows else _pad_rank(static_shape(self.left.shape), rank)
         src = self._oriented(left, self.trans_a)
         if self.right.is_constant:
-            weights = dnn.describe(_padded(self._weight_shape(), rank), self.dtype, "any")
+            weights = dnn.describe(_pad_rank(self._weight_shape(), rank), self.dtype, "any")
         else:
-            weights = self._oriented(_padded(static_shape(self.right.shape), rank), self.trans_b)
+            weights = self._oriented(_pad_rank(static_shape(self.right.shape), rank), self.trans_b)
         vector = dnn.describe((*(1,) * (rank - 1), n), "f32") if bias else None
         return dnn.matmul(src, weights, vector, dnn.describe(out, self.dtype), steps.attributes)
 
@@ -185,5 +185,5 @@ class _Matrices:
         recipe.constant("weights", key, lambda: f32_of(self.right) * np.float32(self.alpha), given)
 
 
-def _padded(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+def _pad_rank(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (1,) * (rank - len(shape)) + shape

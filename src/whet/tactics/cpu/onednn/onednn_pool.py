@@ -75,7 +75,7 @@ class OneDnnPool(OneDnnTactic):
             fmt = stored.format  # the output has the same bytes in the input's format
         else:
             target, fmt = static_shape(layer.outputs[0].shape), signature.outputs[0].format
-            kernel, strides, dilations, pads, grown = _window(head, source[2:], target[2:])
+            kernel, strides, dilations, pads, grown = fit_window(head, source[2:], target[2:])
             alg = "max" if head.op == "MaxPool" else "avg_include_padding" if head.attrs.get("count_include_pad") else "avg_exclude_padding"
             if grown and alg == "avg_include_padding":
                 return "ceil_mode adds padding that oneDNN would count in the average"
@@ -87,7 +87,7 @@ class OneDnnPool(OneDnnTactic):
         return recipe
 
 
-def _window(
+def fit_window(
     head: Layer, source: Sequence[int], target: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]], bool]:
     """Kernel, strides, dilations, pads that fit the shapes, and whether the end pads were increased (ceil_mode)."""

@@ -1,4 +1,7 @@
-"""PRelu with constant slopes by oneDNN."""
+"""PRelu with constant slopes by oneDNN.
+
+For coverage: installations without the extra `jit`, which have no compiled kernels.
+"""
 
 from __future__ import annotations
 

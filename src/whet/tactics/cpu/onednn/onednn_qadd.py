@@ -1,4 +1,7 @@
-"""Quantized Add by oneDNN: two integers of different scales, epilogue in floats, integer result."""
+"""Quantized Add by oneDNN: two integers of different scales, epilogue in floats, integer result.
+
+For coverage: otherwise NumPy computes it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
 from whet.tactics.cpu.onednn._post_ops import Chain, chain
-from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, require_quantized, same_format
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed_steps, require_quantized, same_format
 
 
 @tactic
@@ -38,7 +41,7 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
         places = [i for i in (parts.place(t) for t in parts.head.inputs) if i is not None]
         shift = -sum(parts.reads[i].zero * parts.reads[i].number for i in places)
         steps = Chain([dnn.Eltwise("linear", 1.0, shift)] if shift else [])
-        fused = chain(needed(parts), parts.view, signature)
+        fused = chain(needed_steps(parts), parts.view, signature)
         if isinstance(fused, str):
             return fused
         steps.extend(fused)

@@ -1,4 +1,7 @@
-"""Quantized Conv by oneDNN: u8 or i8 input, i8 weights with scales per channel, bias, residual and activation in floats, u8, i8 or float result."""
+"""Quantized Conv by oneDNN: u8 or i8 input, i8 weights with scales per channel, bias, residual and activation in floats, u8, i8 or float result.
+
+For coverage: installations without the extra `jit`, which have no compiled kernels.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ from whet.tactics.cpu.onednn._quantized import (
     quantization,
     require_quantized,
     signatures,
-    unsafe,
+    unsafe_reason,
     weight_key,
 )
-from whet.tactics.cpu.onednn.onednn_conv import _geometry, _grouped
+from whet.tactics.cpu.onednn.onednn_conv import conv_geometry, grouped_shape
 
 
 @tactic
@@ -43,7 +46,7 @@ class OneDnnQConv(OneDnnQuantized):
             return "the weights are computed at run time"
         if parts.reads[w].zero or parts.reads[w].dtype.name != "i8":
             return "oneDNN takes symmetric i8 weights"
-        return unsafe(parts.reads[x])
+        return unsafe_reason(parts.reads[x])
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
@@ -61,8 +64,8 @@ class OneDnnQConv(OneDnnQuantized):
         fused = attributes(parts, signature)
         if isinstance(fused, str):
             return fused
-        shape = _grouped(static_shape(weights.shape), group, False)
-        strides, dilations, pads = _geometry(head, static_shape(source.shape), static_shape(view.outputs[0].shape), shape)
+        shape = grouped_shape(static_shape(weights.shape), group, False)
+        strides, dilations, pads = conv_geometry(head, static_shape(source.shape), static_shape(view.outputs[0].shape), shape)
         first = dnn.convolution(
             describe(source, stored),
             dnn.describe(shape, "i8", "any"),

@@ -1,4 +1,7 @@
-"""Quantized Gemm and MatMul by oneDNN: u8 or i8 by i8, constant or computed at run time, bias and epilogue in floats; integer or float result."""
+"""Quantized Gemm and MatMul by oneDNN: u8 or i8 by i8, constant or computed at run time, bias and epilogue in floats; integer or float result.
+
+For coverage: installations without the extra `jit`, which have no compiled kernels.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from whet.tactics.cpu.onednn._quantized import (
     quantization,
     require_quantized,
     signatures,
-    unsafe,
+    unsafe_reason,
     weight_key,
 )
 
@@ -54,7 +57,7 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
             return "its C is computed at run time"
         if not right.is_constant and gemm and parts.head.attrs["transB"]:
             return "transB of a computed matrix is for float products"
-        return unsafe(parts.reads[a])
+        return unsafe_reason(parts.reads[a])
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):

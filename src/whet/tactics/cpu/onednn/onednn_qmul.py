@@ -1,4 +1,7 @@
-"""Quantized Mul by oneDNN: an integer tensor times a float factor that broadcasts (a gate), integer result, in one pass."""
+"""Quantized Mul by oneDNN: an integer tensor times a float factor that broadcasts (a gate), integer result, in one pass.
+
+For coverage: otherwise NumPy computes it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
 from whet.tactics.cpu.onednn._post_ops import Chain, chain
-from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, require_quantized, same_format
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed_steps, require_quantized, same_format
 
 _COST_OF_PLAIN_LOOPS = 100  # multiply-adds in the time of one element (50 ns) of the scalar loops, which batches of several samples use
 
@@ -39,7 +42,7 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         parts = require_quantized(layer)
         x, factor = integer_and_factor(parts)
-        fused = chain(needed(parts), parts.view, signature)
+        fused = chain(needed_steps(parts), parts.view, signature)
         if isinstance(fused, str):
             return fused
         whole, gate = (describe(parts.view.needs(i), signature.needs(i)) for i in (x, factor))

@@ -1,4 +1,7 @@
-"""Quantized average pooling by oneDNN: windows and global pooling, rescaled before rounding."""
+"""Quantized average pooling by oneDNN: windows and global pooling, rescaled before rounding.
+
+For coverage: otherwise NumPy computes it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, static
 from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, require_quantized
-from whet.tactics.cpu.onednn.onednn_pool import _window
+from whet.tactics.cpu.onednn.onednn_pool import fit_window
 
 
 @tactic
@@ -43,7 +46,7 @@ class OneDnnQPool(QuantizedTactic, OneDnnTactic):
         if head.op == "GlobalAveragePool":
             kernel, strides, dilations, pads = source[2:], (1,) * r, (1,) * r, ((0,) * r, (0,) * r)
         else:
-            kernel, strides, dilations, pads, grown = _window(head, source[2:], target[2:])
+            kernel, strides, dilations, pads, grown = fit_window(head, source[2:], target[2:])
             if head.attrs.get("count_include_pad"):
                 alg = "avg_include_padding"
                 if grown or (reads.zero and any(map(any, pads))):

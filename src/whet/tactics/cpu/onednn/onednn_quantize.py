@@ -1,4 +1,7 @@
-"""QuantizeLinear and DequantizeLinear by oneDNN: a reorder, also to another format, or an elementwise kernel in the same format."""
+"""QuantizeLinear and DequantizeLinear by oneDNN: a reorder, also to another format, or an elementwise kernel in the same format.
+
+For coverage: installations without the extra `jit`, which have no compiled kernels.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ class OneDnnQuantize(TwoPrimitives):
         return recipe
 
     def other(self, layer: Layer, signature: Signature) -> Recipe | str:
-        return _as_binary(layer, signature)
+        return _make_binary(layer, signature)
 
     def select_implementations(self, names: list[str]) -> list[str]:
         return [n for n in names if n != "ref:any"]
@@ -79,7 +82,7 @@ def scales_of_layer(layer: Layer) -> tuple[str, np.ndarray, int]:
     return "dst" if layer.op == "QuantizeLinear" else "src", np.asarray(scale.array(), np.float32).reshape(-1), shift
 
 
-def _as_binary(layer: Layer, signature: Signature) -> Recipe | str:
+def _make_binary(layer: Layer, signature: Signature) -> Recipe | str:
     """max(x, x), scaled and shifted: two and a half times as fast as the reorder from f32 to integers in the same format."""
     side, values, shift = scales_of_layer(layer)
     x, stored, out = layer.needs(0), signature.needs(0), signature.outputs[0]

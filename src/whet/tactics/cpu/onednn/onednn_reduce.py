@@ -1,5 +1,8 @@
 """Reductions over any axes by oneDNN. ReduceMax and ReduceMin are not taken: they start from the largest finite numbers, which is the result for
-a row of infinities (a mask of everything), and their scalar loops lose values before a NaN."""
+a row of infinities (a mask of everything), and their scalar loops lose values before a NaN.
+
+For coverage: installations without the extra `jit`, which have no compiled kernels.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Channel-wise scaling of 8-bit images (nhwc) by a float for each channel of each sample, with an 8-bit result, in one pass.
 
 The last step of squeeze-and-excitation. oneDNN's binary primitive uses scalar loops for batches of more than one.
+
+Measured: docs/notes/cpu_kernels.md, seven times as fast as oneDNN.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from whet.tactics.cpu._llvm.builder import FLOAT, INT8, INT32, LANES, Module, Va
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS, CompiledKernel, CompiledTactic, integer_range, load_parameters, packed_parameters, to_int8
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 from whet.tactics.cpu.onednn._kernel import static
-from whet.tactics.cpu.onednn._quantized import QuantizedTactic, needed
+from whet.tactics.cpu.onednn._quantized import QuantizedTactic, needed_steps
 from whet.tactics.cpu.onednn.onednn_qmul import integer_and_factor, places_of
 
 _WORDS = ("source", "factors", "target", "samples", "channels", "pixels", *LAST_WORDS)
@@ -52,7 +54,7 @@ class Gate(QuantizedTactic, CompiledTactic):
 
     def rejects(self, parts: Parts) -> str | None:
         indices = places_of(parts)
-        if parts.stores is None or indices is None or needed(parts):
+        if parts.stores is None or indices is None or needed_steps(parts):
             return "multiplies an integer tensor by a float factor and stores integers"
         x, factor = (parts.view.needs(i) for i in indices)
         if x.is_constant or factor.is_constant or x.shape != parts.view.outputs[0].shape or x.type.rank < 3:

@@ -1,6 +1,8 @@
 """Quantizes an image of two to four channels from f32 planes to interleaved 8-bit channels in one pass.
 
 Networks of images begin with it. oneDNN's reorder uses a scalar loop; this kernel processes 16 pixels of all channels at once.
+
+Measured: docs/notes/cpu_kernels.md, five times as fast as oneDNN.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _update(f: Function, op: str, activations: tuple[str, ...], gates: _Gates, h
 
 
 def _product(module: Module, count: int) -> Function:
-    """`count` products of the packed matrix with vectors `step` elements apart, plus the bias; results are `rows` elements apart."""
+    """`count` products of the packed matrix with vectors at stride `step`, plus the bias; results at stride `rows` (elements)."""
     with module.function(f"product{count}", ["float*", "i64", "float*", "float*", "float*", "i64", "i64"]) as f:
         x, step, weights, bias, out, size, rows = f.arguments
         assert isinstance(x, Pointer)

@@ -141,7 +141,7 @@ class _Kernel:
             inputs = [self._four(x, r, g) for r in range(rows)]
             for k in range(KEPT):
                 for j in range(v.blocks):
-                    weight = _as_float(values.load(((g * KEPT + k) * v.blocks + j) * v.lanes, v.lanes))
+                    weight = _to_float(values.load(((g * KEPT + k) * v.blocks + j) * v.lanes, v.lanes))
                     for r in range(rows):
                         selected = f.call_external(_SELECT[v.lanes], weight.type, inputs[r], positions[j])
                         sums[r * v.blocks + j] = f.fma(selected, weight, sums[r * v.blocks + j])
@@ -151,7 +151,7 @@ class _Kernel:
 
     def _four(self, x: Pointer, row: int, group: int) -> Value:
         """Four inputs of a row in every 128-bit part of a vector."""
-        four = _as_float(x.at(self.w.inputs * row).load(group * GROUP, GROUP))
+        four = _to_float(x.at(self.w.inputs * row).load(group * GROUP, GROUP))
         return self.f.shuffle(four, four, [i % GROUP for i in range(self.v.lanes)])
 
     def _store(self, activations: Activations, y: Pointer, added: Pointer | None, sums: Sequence[Value], channels: int) -> None:
@@ -178,17 +178,17 @@ class _Kernel:
                 y.at(offset).store_masked(value, mask)
 
     def _addend(self, added: Pointer, count: int, zero: Value) -> Value:
-        """The first `count` channels of the addend as f32, zeros behind them."""
+        """The first `count` channels of the addend as f32, followed by zeros."""
         f, lanes = self.f, self.v.lanes
         if count == lanes:
-            return _as_float(added.load(0, lanes))
+            return _to_float(added.load(0, lanes))
         if not self.v.bf16:
             return added.load_masked([k < count for k in range(lanes)], zero)
         value = f.value(0, Type("i16", lanes))
         for k in range(count):
             one = added.load(k)
             value = f.emit(value.type, f"insertelement {value}, {one}, i32 {k}", value, one)
-        return _as_float(value)
+        return _to_float(value)
 
     def _store_bf16(self, y: Pointer, value: Value, count: int) -> None:
         """Stores the first `count` values, rounded to nearest even."""
@@ -203,7 +203,7 @@ class _Kernel:
             y.store(f.emit(INT16, f"extractelement {halves}, i32 {k}", halves), k)
 
 
-def _as_float(value: Value) -> Value:
+def _to_float(value: Value) -> Value:
     """Values of bf16, given as 16-bit integers, as f32; f32 unchanged."""
     return value if value.type.element == "float" else (value.convert("zext", INT32) << 16).convert("bitcast", FLOAT)
 

@@ -67,7 +67,7 @@ def shared_limit(backend: Backend) -> int:
     return backend.capabilities.shared_memory
 
 
-def ahead(backend: Backend, sources: Sequence[str]) -> None:
+def compile_ahead(backend: Backend, sources: Sequence[str]) -> None:
     """Starts background compilation of candidates on a real GPU's backend."""
     backend.compile_ahead(sources)
 

@@ -22,9 +22,9 @@ from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     TYPE,
     GpuKernel,
-    ahead,
     all_static,
     blocks_of,
+    compile_ahead,
     float_types,
     launch,
     machine_has,
@@ -108,7 +108,7 @@ class Attention(Tactic):
         if isinstance(found, str):
             return []
         configs = candidates(found, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
-        ahead(backend, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
+        compile_ahead(backend, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -163,59 +163,59 @@ class Attention(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 
-def steps_of(view: View, found: Heads, axis: int) -> tuple[int, int, int]:
+def steps_of(view: View, heads: Heads, axis: int) -> tuple[int, int, int]:
     """Elements from batch to batch, head to head, row to row."""
-    lead = view.leading(found.batch, found.heads)
+    lead = view.leading(heads.batch, heads.heads)
     assert lead is not None
     return (*lead, view.strides[axis])
 
 
-def candidates(found: Heads, multiprocessors: int, hopper: bool = True, shared: int = SHARED) -> list[Config]:
+def candidates(heads: Heads, multiprocessors: int, hopper: bool = True, shared: int = SHARED) -> list[Config]:
     """Tiles, the most promising first: for few rows warps share keys, for many rows a warp takes 32 (its
     registers were only counted on Hopper). `shared`: bytes that a block of this GPU can have (99 KiB on compute capability 8.6 and 8.9)."""
     made: list[tuple[float, Config]] = []
     for (wr, wk), mi, kc in product(SHAPES, (1, 2) if hopper else (1,), (16, 32, 64)):
         rows = 16 * wr * mi
-        blocks = blocks_of(found.rows, rows) * found.batch * found.heads
-        chunks = blocks_of(found.keys, kc * wk)
-        if (kc * wk >= 2 * max(found.keys, 32) and (wk > 1 or kc > 32)) or rows >= found.rows + 48 or (wk > 2 and blocks > 8 * multiprocessors):
+        blocks = blocks_of(heads.rows, rows) * heads.batch * heads.heads
+        chunks = blocks_of(heads.keys, kc * wk)
+        if (kc * wk >= 2 * max(heads.keys, 32) and (wk > 1 or kc > 32)) or rows >= heads.rows + 48 or (wk > 2 and blocks > 8 * multiprocessors):
             continue
         for stages in (1, 2) if chunks > 1 else (1,):
             config: Config = (("wr", wr), ("wk", wk), ("mi", mi), ("kc", kc), ("stages", stages))
-            if shared_bytes(found, config) <= min(SHARED, shared) and _registers(found, wr, mi, kc):
+            if shared_bytes(heads, config) <= min(SHARED, shared) and _registers(heads, wr, mi, kc):
                 turns = blocks_of(blocks * wr * wk, multiprocessors * (12 if mi == 1 else 8))
                 step = 0.4 + kc / 32 * (0.5 + 0.5 * mi)
                 made.append((turns * chunks * step * (1.4 if stages == 1 and chunks > 1 else 1) * (1 + 0.05 * wk), config))
     return [c for _, c in sorted(made)][:MOST]
 
 
-def _registers(found: Heads, wr: int, mi: int, kc: int) -> bool:
+def _registers(heads: Heads, wr: int, mi: int, kc: int) -> bool:
     """True if accumulators, scores and q of a warp stay in registers, according to the compiler's report."""
-    masked, each_row = found.mask is not None, found.mask is not None and found.mask.strides[-2] != 0
+    masked, each_row = heads.mask is not None, heads.mask is not None and heads.mask.strides[-2] != 0
     if wr == 8 and each_row:
         return False
     if mi == 1:
-        return found.size // 2 + kc // 2 + found.size // 4 + 100 <= 250
-    return found.size <= 96 and kc <= (32 if found.size > 64 or masked else 64) and not (found.size > 64 and masked)
+        return heads.size // 2 + kc // 2 + heads.size // 4 + 100 <= 250
+    return heads.size <= 96 and kc <= (32 if heads.size > 64 or masked else 64) and not (heads.size > 64 and masked)
 
 
-def shared_bytes(found: Heads, config: Config) -> int:
+def shared_bytes(heads: Heads, config: Config) -> int:
     """Bytes of dynamic shared memory; mirrors attention.cu."""
     said = {k: int(v) for k, v in config}
     chunk = said["kc"] * said["wk"]
-    keys = found.size * (chunk + 8) if found.turned else chunk * (found.size + 8)
-    parts = said["wr"] * said["wk"] * said["mi"] * 16 * (found.size + 4 + 2) * 4 if said["wk"] > 1 else 0
-    return max(said["stages"] * (keys + chunk * (found.size + 8)) * 2, parts)
+    keys = heads.size * (chunk + 8) if heads.turned else chunk * (heads.size + 8)
+    parts = said["wr"] * said["wk"] * said["mi"] * 16 * (heads.size + 4 + 2) * 4 if said["wk"] > 1 else 0
+    return max(said["stages"] * (keys + chunk * (heads.size + 8)) * 2, parts)
 
 
-def _constants(found: Heads, config: Config, layer: Layer, signature: Signature) -> dict[str, int]:
+def _constants(heads: Heads, config: Config, layer: Layer, signature: Signature) -> dict[str, int]:
     said = {k: int(v) for k, v in config}
     kind = signature.outputs[0].dtype
     mask, same_rows = -1, 1
-    if found.mask is not None:
-        stored = signature.inputs[found.mask.place]
+    if heads.mask is not None:
+        stored = signature.inputs[heads.mask.place]
         mask = 0 if stored is None else TYPE[stored.dtype.name]
-        same_rows = int(found.mask.strides[-2] == 0)
+        same_rows = int(heads.mask.strides[-2] == 0)
     names = {name.upper(): said[name] for name in ("kc", "wr", "wk", "mi", "stages")}
-    names |= {"TYPE": TYPE[kind.name], "BF16": int(kind.name == "bf16"), "D": found.size}
-    return {**names, "TRANSPOSED": int(found.turned), "MASK": mask, "SAME": same_rows, "GUARDED": int(found.guard)}
+    names |= {"TYPE": TYPE[kind.name], "BF16": int(kind.name == "bf16"), "D": heads.size}
+    return {**names, "TRANSPOSED": int(heads.turned), "MASK": mask, "SAME": same_rows, "GUARDED": int(heads.guard)}

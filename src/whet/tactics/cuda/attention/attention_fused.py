@@ -20,9 +20,9 @@ from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     TYPE,
     GpuKernel,
-    ahead,
     all_static,
     blocks_of,
+    compile_ahead,
     float_types,
     launch,
     machine_has,
@@ -161,7 +161,7 @@ class AttentionFused(Tactic):
         mask = mask_form(heads, layer, signature)
         tiles = candidates(heads, mask, backend.capabilities.multiprocessors)
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        ahead(backend, [source("attention_fused.cu", constants_of(heads, mask, t, bf16)) for t in tiles])
+        compile_ahead(backend, [source("attention_fused.cu", constants_of(heads, mask, t, bf16)) for t in tiles])
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -220,12 +220,12 @@ def _estimate_overlapped(config: ConvConfig, turns: int, each: int, step_ns: flo
     return (900 + turns * max(each * step_ns, store_ns, 0.6 * (each * step_ns + store_ns)) + 900) / 1000
 
 
-def varied(found: list[ConvConfig], most: int, each: int = 9) -> list[ConvConfig]:
+def varied(configs: list[ConvConfig], most: int, each: int = 9) -> list[ConvConfig]:
     """The first `most` configurations, with at most `each` of a kind before any kind has more."""
     counts: dict[tuple, int] = {}
     first: list[ConvConfig] = []
     rest: list[ConvConfig] = []
-    for c in found:
+    for c in configs:
         way = (c.direct, c.outs, c.hold > 0, c.halo > 0, c.sk > 1)
         counts[way] = counts.get(way, 0) + 1
         (first if counts[way] <= each else rest).append(c)

@@ -44,7 +44,7 @@ class ConvAndProduct(Tactic):
 
     def pair(self, layer: Layer) -> Both | str:
         """The two convolutions, or why they are none that the kernel takes."""
-        both = _both(layer)
+        both = _match_both(layer)
         return both if isinstance(both, str) else self.unfit_pair(both) or both
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -107,7 +107,7 @@ def pair_of(layer: Layer) -> Pair | str:
     return Pair(first, second, inner, made, fed[x], None if added is None else fed[added])
 
 
-def _both(layer: Layer) -> Both | str:
+def _match_both(layer: Layer) -> Both | str:
     pair = pair_of(layer)
     if isinstance(pair, str):
         return pair

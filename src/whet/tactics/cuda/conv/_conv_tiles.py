@@ -40,7 +40,7 @@ def fits(config: ConvConfig, shape: ConvShape) -> str | None:
         return f"has slots for {config.once} steps of {shape.steps(config.bk)}"
     if not config.halo:
         return None
-    if config.once and with_once(config, steps := shape.steps(config.bk), _touched(config, steps, shape.r * shape.s)) != config:
+    if config.once and with_once(config, steps := shape.steps(config.bk), _count_input_tiles(config, steps, shape.r * shape.s)) != config:
         return f"has slots for {config.once} steps of {steps}"
     halo = Halo.of(shape, config)
     if isinstance(halo, str):
@@ -88,16 +88,18 @@ def _halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[Con
     best: dict[ConvConfig, ConvConfig] = {}  # of equal tiles keep the deepest ring
     for c in sorted(found):
         best[replace(c, stages=1)] = c
-    return sorted(with_once(c, steps, _touched(c, steps, taps)) if _alone(c, shape, multiprocessors) else c for c in best.values())
+    return sorted(
+        with_once(c, steps, _count_input_tiles(c, steps, taps)) if _computes_one_tile(c, shape, multiprocessors) else c for c in best.values()
+    )
 
 
-def _alone(config: ConvConfig, shape: ConvShape, multiprocessors: int) -> bool:
+def _computes_one_tile(config: ConvConfig, shape: ConvShape, multiprocessors: int) -> bool:
     """True if a block computes one tile."""
     halo = Halo.of(shape, config)
     return config.sk > 1 or (isinstance(halo, Halo) and shape.n * -(-shape.p // halo.rows) * -(-shape.k // config.bn) <= multiprocessors)
 
 
-def _touched(config: ConvConfig, steps: int, taps: int) -> int:
+def _count_input_tiles(config: ConvConfig, steps: int, taps: int) -> int:
     """Input tiles of all taps that a block reads at most."""
     each = steps // config.sk
     return max(((rank + 1) * each - 1) // taps - rank * each // taps + 1 for rank in range(config.sk)) if each else 0

@@ -140,8 +140,8 @@ class FewChannelTile:
         """The macros of the instance; `front` is the activation of the 1x1 convolution, `adds_input`: the residual is its input."""
         tile = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
         shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
-        more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(halved(PostOps(front))), "BN2": s.c}
-        ends = {"ACT": ACTIVATIONS[post_ops.activation[0]], "HALVED": int(halved(post_ops)), "RESIDUAL": post_ops.residual}
+        more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(is_halved(PostOps(front))), "BN2": s.c}
+        ends = {"ACT": ACTIVATIONS[post_ops.activation[0]], "HALVED": int(is_halved(post_ops)), "RESIDUAL": post_ops.residual}
         if self.run > 1:
             more |= {"RUN": self.run, "OWN": int(adds_input and self.permuted)}
         if self.groups > 1:
@@ -214,19 +214,19 @@ def few_channel_reason(s: ConvShape, front: bool = False) -> str | None:
         return f"{s.k} output channels; takes a multiple of 8 up to 256"
     if s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
         return f"filter {s.r} x {s.s}, strides {s.stride}; takes 2 to 49 taps, strides up to 2 and no dilation"
-    return None if any(t.unfit(s) is None for t in _every(s, front)) else "the weights and two input tiles exceed shared memory"
+    return None if any(t.unfit(s) is None for t in _list_tiles(s, front)) else "the weights and two input tiles exceed shared memory"
 
 
 def few_channel_tiles(s: ConvShape, multiprocessors: int, front: bool = False) -> list[FewChannelTile]:
     """Candidates, the most promising first: of each tile as many blocks as fit."""
     found: dict[FewChannelTile, FewChannelTile] = {}
-    for t in _every(s, front):
+    for t in _list_tiles(s, front):
         if t.unfit(s) is None:
             found.setdefault(replace(t, blocks=1), t)
     return sorted(found.values(), key=lambda t: (_estimate_us(t, s, multiprocessors), t))[:_MOST]
 
 
-def _every(s: ConvShape, front: bool) -> list[FewChannelTile]:
+def _list_tiles(s: ConvShape, front: bool) -> list[FewChannelTile]:
     widest = min(64, -(-s.k // 16) * 16)
     fewer = [32] if widest == 64 and not front and 0 < s.k % 64 <= 32 else []  # if tiles of 64 would waste half of one
     widths = [widest, *fewer, *([80] if s.k > 64 and s.k % 80 == 0 else [])]
@@ -276,7 +276,7 @@ def rows(k: int, permuted: bool) -> int:
     return -(-k // 32) * 32 if permuted else k
 
 
-def halved(post_ops: PostOps) -> bool:
+def is_halved(post_ops: PostOps) -> bool:
     """True if weights and biases are halved: SiLU is computed as x/2 (1 + tanh(x/2)) if no residual precedes it."""
     return post_ops.activation[0] == "silu" and post_ops.residual != 1
 
@@ -287,7 +287,7 @@ def few_channel_filters(weights: Tensor, dtype: DType, post_ops: PostOps, permut
     `permuted`: rows are permuted (`permute_rows`).
     """
     k, c, r, s = (int(d) for d in weights.shape)
-    row, scale = -(-r * s * c // 64) * 64, np.float32(0.5 if halved(post_ops) else 1)
+    row, scale = -(-r * s * c // 64) * 64, np.float32(0.5 if is_halved(post_ops) else 1)
 
     def filters() -> np.ndarray:
         out = np.zeros((rows(k, permuted), row), dtype.numpy)

@@ -192,7 +192,7 @@ def cut_to_tf32(a: np.ndarray) -> np.ndarray:
     return ((bits + np.where(near, np.uint32(0x1000), np.uint32(0))) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def places(bk: int) -> np.ndarray:
+def channel_order(bk: int) -> np.ndarray:
     """The channel (of bk) at each index of a K step: conv_tf32.cu reads eight adjacent elements per thread."""
     p = np.arange(bk)
     step, place = p // 8, p % 8
@@ -218,7 +218,7 @@ def pack(rows: np.ndarray, bk: int, terms: int) -> np.ndarray:
     """
     given, k = rows.shape[0], filters(rows.shape[0])
     rows = np.pad(rows.reshape(given, -1), ((0, k - given), (0, 0)))
-    transposed = permute_by_16(rows.reshape(k, -1, bk)[:, :, places(bk)].astype(np.float32).reshape(k, -1))
+    transposed = permute_by_16(rows.reshape(k, -1, bk)[:, :, channel_order(bk)].astype(np.float32).reshape(k, -1))
     if terms == 1:
         return cut_to_tf32(transposed)
     whole = np.isfinite(transposed)

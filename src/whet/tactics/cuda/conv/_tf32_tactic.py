@@ -18,9 +18,9 @@ from whet.tactics.cuda._device.kernel import (
     TYPE,
     Epilogue,
     GpuKernel,
-    ahead,
     all_static,
     blocks_of,
+    compile_ahead,
     float_types,
     launch,
     machine_has,
@@ -103,7 +103,7 @@ class F32Product(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, work = _ending(layer), Work.of(layer)
+        made, work = _match_epilogue(layer), Work.of(layer)
         if isinstance(made, str):
             return made
         if work.groups is not None and work.groups.c == work.groups.k == 1:
@@ -111,15 +111,15 @@ class F32Product(Tactic):
         return _tf32.refuses(work.shape)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        made, found = _ending(layer), candidates(Work.of(layer), self.terms, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        made, found = _match_epilogue(layer), candidates(Work.of(layer), self.terms, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         if not isinstance(made, str):
             work, kind = Work.of(layer), made.post_ops.activation[0]
             wide = work.row > 0 or not work.shape.plain
-            ahead(backend, [_tf32.kernel_source(c, wide, kind, work.shape.k % 4 != 0, work.groups is not None) for c in found])
+            compile_ahead(backend, [_tf32.kernel_source(c, wide, kind, work.shape.k % 4 != 0, work.groups is not None) for c in found])
         return [as_config(c, self.math) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, work, tile = _ending(layer), Work.of(layer), self._tile(config)
+        made, work, tile = _match_epilogue(layer), Work.of(layer), self._tile(config)
         shape = work.tile(tile.bn)
         reason = made if isinstance(made, str) else _tf32.refuses(work.shape)
         if reason or isinstance(made, str):
@@ -199,7 +199,7 @@ def as_config(c: Tf32Config, math: str) -> Config:
     return (("wgs", c.wgs), ("bn", c.bn), ("bk", c.bk), ("stages", c.stages), ("sk", c.sk), ("blocks", c.blocks), ("math", math))
 
 
-def _ending(layer: Layer) -> Epilogue | str:
+def _match_epilogue(layer: Layer) -> Epilogue | str:
     return match_epilogue(layer, epilogue(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 

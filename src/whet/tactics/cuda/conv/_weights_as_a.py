@@ -45,7 +45,7 @@ def widths(columns: int, most: int = 160) -> list[int]:
     return sorted(found, key=lambda w: (-(-columns // w) * w, -w))[:3]
 
 
-def held(registers: int, shared: int, blocks: int) -> bool:
+def fits_multiprocessor(registers: int, shared: int, blocks: int) -> bool:
     """True if a multiprocessor can hold `blocks` blocks of this many registers per thread and bytes of shared memory."""
     return registers <= min(255, REGISTERS // (blocks * THREADS)) and (shared + 1024) * blocks <= SHARED
 

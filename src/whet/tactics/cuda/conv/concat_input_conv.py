@@ -22,8 +22,8 @@ from whet.tactics.cuda._device.kernel import (
     RTOL,
     Epilogue,
     GpuKernel,
-    ahead,
     all_static,
+    compile_ahead,
     float_types,
     machine_has,
     match_epilogue,
@@ -131,7 +131,7 @@ class ConcatInputConv(Tactic):
         order = varied(able, MAX_CONFIGS)
         types8, _, post_ops = _ends(found, signature)[:3]
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        ahead(backend, [conv_source(c, Features(activation=post_ops.activation[0], bf16=bf16, types8=types8, pair=1)) for c in order])
+        compile_ahead(backend, [conv_source(c, Features(activation=post_ops.activation[0], bf16=bf16, types8=types8, pair=1)) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -183,31 +183,31 @@ class ConcatInputConv(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if types8 else RTOL[dtype.name])
 
 
-def _signature(layer: Layer, found: ConcatInput, image: Operand, result: Operand) -> Signature:
+def _signature(layer: Layer, concat_input: ConcatInput, image: Operand, result: Operand) -> Signature:
     """The inputs in the form `image`; a residual in its own integer type, or in the type of the result."""
-    stored: dict[int, Operand] = dict.fromkeys(found.images, image)
-    if found.residual is not None:
-        own = layer.needs(found.residual).dtype
-        stored[found.residual] = Operand("nhwc", own if own.name in INT8_TYPES else result.dtype)
+    stored: dict[int, Operand] = dict.fromkeys(concat_input.images, image)
+    if concat_input.residual is not None:
+        own = layer.needs(concat_input.residual).dtype
+        stored[concat_input.residual] = Operand("nhwc", own if own.name in INT8_TYPES else result.dtype)
     return Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (result,))
 
 
-def _ends(found: ConcatInput, signature: Signature) -> tuple[EightBitTypes | None, Output, PostOps, tuple[str, Callable[[], Factors]] | None]:
+def _ends(concat_input: ConcatInput, signature: Signature) -> tuple[EightBitTypes | None, Output, PostOps, tuple[str, Callable[[], Factors]] | None]:
     """The epilogue: types, output scales, activation, and key and values of factors and biases; for floats the activation alone."""
-    parts, made = found.parts, found.epilogue
+    parts, made = concat_input.parts, concat_input.epilogue
     if parts is None:
         return None, Output(), made.post_ops, None
     stored = signature.outputs[0].dtype.name
     x = parts.source_index()
-    other = "" if found.residual is None else signature.needs(found.residual).dtype.name
+    other = "" if concat_input.residual is None else signature.needs(concat_input.residual).dtype.name
     fold, out, per, shift, post_ops = folds(made, stored), Output.of(parts, made), 1.0, 0.0, made.post_ops
     if fold:
         per, shift, out, post_ops = folded(out, made, stored)
     types8 = EightBitTypes(parts.reads[x].dtype.name, stored, other, False, fold)
 
     def numbers() -> Factors:
-        weights = weight_bytes(found.weights).reshape(found.shape.k, -1, 1, 1)
-        return factors(parts, made, weights, found.shape, found.bias).times(per, shift)
+        weights = weight_bytes(concat_input.weights).reshape(concat_input.shape.k, -1, 1, 1)
+        return factors(parts, made, weights, concat_input.shape, concat_input.bias).times(per, shift)
 
     return types8, out, post_ops, (f"{key_of(parts, made)} {per} {shift}", numbers)
 

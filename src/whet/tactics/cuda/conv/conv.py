@@ -18,8 +18,8 @@ from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
     GpuKernel,
-    ahead,
     all_static,
+    compile_ahead,
     float_types,
     machine_has,
     match_epilogue,
@@ -74,7 +74,9 @@ class Conv(Tactic):
         made = match_epilogue(layer, epilogue(layer))
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
-            ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, made.post_ops.activation[0], bf16, odd=odd)) for c in found])
+            compile_ahead(
+                backend, [conv_source(c, Features(not shape.plain and not c.halo, made.post_ops.activation[0], bf16, odd=odd)) for c in found]
+            )
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -1,4 +1,7 @@
-"""Convolutions and products that no tensor-core kernel takes (f32, groups, odd channel counts): one thread a value. Slow, always there."""
+"""Convolutions and products that no tensor-core kernel takes (f32, groups, odd channel counts): one thread a value. Slow, always there.
+
+For coverage: no other kernel computes these layers.
+"""
 
 from __future__ import annotations
 

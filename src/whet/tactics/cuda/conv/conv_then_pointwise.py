@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, root_layer
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, packed_array
 from whet.tactics.cuda.conv._conv import pack_weights, refuses
 from whet.tactics.cuda.conv._conv_then_pointwise import Tile, product_launch, product_source, tiles_of, unfit
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Both, ConvAndProduct
@@ -43,7 +43,7 @@ class ConvThenPointwise(ConvAndProduct):
             return []
         found = tiles_of(both.shape, both.k, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.post_ops.activation[0], both.epilogue.post_ops.activation[0]), signature.outputs[0].dtype.name == "bf16"
-        ahead(backend, [product_source(t, both.shape, *kinds, bf16) for t in found])
+        compile_ahead(backend, [product_source(t, both.shape, *kinds, bf16) for t in found])
         return [as_config(t) for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

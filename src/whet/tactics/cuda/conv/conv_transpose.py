@@ -10,7 +10,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, source_index
-from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, compile_ahead, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
@@ -37,7 +37,7 @@ class ConvTranspose(TransposedTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))
         found = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
-        ahead(backend, [conv_source(c, Features(bf16=signature.outputs[0].dtype.name == "bf16")) for c in found])
+        compile_ahead(backend, [conv_source(c, Features(bf16=signature.outputs[0].dtype.name == "bf16")) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

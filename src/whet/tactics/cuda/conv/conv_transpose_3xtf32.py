@@ -11,7 +11,7 @@ from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, source_index
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, packed_array
 from whet.tactics.cuda.conv import _tf32
 from whet.tactics.cuda.conv._conv import View, pack_bias
 from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, match_transposed_epilogue, transposed_launch
@@ -41,7 +41,7 @@ class ConvTranspose3xtf32(TransposedTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))
         found = _tf32.configs_for(s.m, s.k, s.c, 1, 3, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
-        ahead(backend, [_tf32.kernel_source(c, False, "clip", s.k % 4 != 0) for c in found])
+        compile_ahead(backend, [_tf32.kernel_source(c, False, "clip", s.k % 4 != 0) for c in found])
         return [as_config(c, _MATH) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -1,4 +1,7 @@
-"""ConvTranspose that no tensor-core kernel takes (f32, groups, odd channel counts): one thread a value. Slow, always there."""
+"""ConvTranspose that no tensor-core kernel takes (f32, groups, odd channel counts): one thread a value. Slow, always there.
+
+For coverage: no other kernel computes these layers.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class ConvTransposeGeneric(TransposedTactic):
             packed_array(
                 f"{weights.constant().digest}|transposed direct {t.group}",
                 int(np.prod(weights.shape)) * 4,
-                lambda: by_taps(np.asarray(weights.array(), np.float32), t.group),
+                lambda: order_by_taps(np.asarray(weights.array(), np.float32), t.group),
             ),
             packed_bias(made, own, t.k),
         )
@@ -50,7 +53,7 @@ class ConvTransposeGeneric(TransposedTactic):
         return GpuKernel(layer, signature, make, implementation="direct transposed", packed=packed)
 
 
-def by_taps(weights: np.ndarray, group: int) -> np.ndarray:
+def order_by_taps(weights: np.ndarray, group: int) -> np.ndarray:
     """Weights [c, k of a group, r, s] as [r][s][channel of a group][k of all groups]."""
     c, k, r, s = weights.shape
     return weights.reshape(group, c // group, k, r, s).transpose(3, 4, 1, 0, 2).reshape(r, s, c // group, group * k)

@@ -18,8 +18,8 @@ from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
     GpuKernel,
-    ahead,
     all_static,
+    compile_ahead,
     float_types,
     machine_has,
     match_epilogue,
@@ -149,7 +149,7 @@ class DualOutputConv(Tactic):
         shape, bf16 = found.shapes[0], signature.outputs[0].dtype.name == "bf16"
         able = configs_of_steps(shape.m, shape.k, found.steps, found.bk, backend.capabilities.multiprocessors)
         tiles = varied([c for c in able if c.outs < 3 and SecondOutput.panel(found.at, c)], MAX_CONFIGS)
-        ahead(backend, [found.source(c, bf16) for c in tiles])
+        compile_ahead(backend, [found.source(c, bf16) for c in tiles])
         return [as_config(c) for c in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -8,8 +8,15 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_index
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, match_epilogue
-from whet.tactics.cuda.conv._few_channel import FewChannelTile, few_channel_filters, few_channel_launch, few_channel_reason, few_channel_tiles, halved
+from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, match_epilogue
+from whet.tactics.cuda.conv._few_channel import (
+    FewChannelTile,
+    few_channel_filters,
+    few_channel_launch,
+    few_channel_reason,
+    few_channel_tiles,
+    is_halved,
+)
 from whet.tactics.cuda.conv.conv import Conv, conv_shape, packed_bias
 
 
@@ -28,7 +35,7 @@ class FewChannelConv(Conv):
         found = few_channel_tiles(s, backend.capabilities.multiprocessors)
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
-            ahead(backend, [t.source(s, made.post_ops, bf16) for t in found])
+            compile_ahead(backend, [t.source(s, made.post_ops, bf16) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -44,5 +51,5 @@ class FewChannelConv(Conv):
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
             return [few_channel_launch(tile, s, addresses, made.post_ops, dtype.name, backend.capabilities.multiprocessors, layer.name)]
 
-        packed = (few_channel_filters(weights, dtype, made.post_ops, tile.permuted), packed_bias(made, own, s.k, halved(made.post_ops)))
+        packed = (few_channel_filters(weights, dtype, made.post_ops, tile.permuted), packed_bias(made, own, s.k, is_halved(made.post_ops)))
         return GpuKernel(layer, signature, make, implementation=f"narrow wgmma {tile}", packed=packed)

@@ -13,7 +13,7 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, FloatPointer, Int32, TensorMap
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
@@ -124,15 +124,15 @@ class FewChannelConvTf32(F32Product):
         if s.k % 4 or s.k > 256 or s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
             sizes = f"{s.k} output channels, filter {s.r} x {s.s}, strides {s.stride}"
             return f"{sizes}; takes a multiple of 4 up to 256, 2 to 49 taps, strides up to 2 and no dilation"
-        return None if any(t.unfit(s) is None for t in _every(s)) else "the weights and an image tile exceed shared memory"
+        return None if any(t.unfit(s) is None for t in _list_tiles(s)) else "the weights and an image tile exceed shared memory"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s, made = conv_shape(layer), match_epilogue(layer, epilogue(layer))
         if isinstance(made, str):
             return []
-        able = [t for t in _every(s) if t.unfit(s) is None]
+        able = [t for t in _list_tiles(s) if t.unfit(s) is None]
         found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        ahead(backend, [source("few_channel_tf32.cu", t.constants(s, made.post_ops)) for t in found])
+        compile_ahead(backend, [source("few_channel_tf32.cu", t.constants(s, made.post_ops)) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -167,7 +167,7 @@ class FewChannelConvTf32(F32Product):
         return GpuKernel(layer, signature, make, implementation=f"narrow wgmma tf32 {tile}", packed=packed, rtol=self.rtol)
 
 
-def _every(s: ConvShape) -> list[FewChannelTile]:
+def _list_tiles(s: ConvShape) -> list[FewChannelTile]:
     """Of each tile, and width of output channels, as many warpgroups as fit, and one fewer."""
     widths = dict.fromkeys((min(64, filters(s.k)), min(32, filters(s.k))))
     found: list[FewChannelTile] = []

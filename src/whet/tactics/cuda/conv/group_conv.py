@@ -14,7 +14,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, step_channels, varied
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
@@ -65,7 +65,7 @@ class GroupConv(Tactic):
         if not isinstance(made, str):
             bf16, odd = signature.outputs[0].dtype.name == "bf16", shape.k % 8 != 0
             kind = made.post_ops.activation[0]
-            ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, bf16, odd=odd, grouped=True)) for c in found])
+            compile_ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, bf16, odd=odd, grouped=True)) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, float_types, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, float_types, machine_has, packed_array
 from whet.tactics.cuda.conv import _tf32
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, SecondOutput, View, bias_count, pack_bias
 from whet.tactics.cuda.conv._tf32 import Tf32Config
@@ -106,7 +106,7 @@ class MultiTensorConvTf32(Tactic):
             return []
         shape = found.shapes[0]
         tiles = _tf32.configs_of_steps(shape.m, shape.k, found.steps, found.bk, 1, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
-        ahead(backend, [found.source(t) for t in tiles])
+        compile_ahead(backend, [found.source(t) for t in tiles])
         return [as_config(t, "tf32") for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -12,7 +12,7 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_index
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, blocks_of, launch, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, blocks_of, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
@@ -72,7 +72,7 @@ class PatchEmbedding(Conv):
         found = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
         made = match_epilogue(layer, epilogue(layer))
         if not isinstance(made, str):
-            ahead(
+            compile_ahead(
                 backend,
                 [conv_source(c, Features(activation=made.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16")) for c in found],
             )

@@ -8,7 +8,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import constants_of, root_layer
-from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, all_static, float_types, machine_has, same
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, all_static, compile_ahead, float_types, machine_has, same
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Pair, pair_of
 from whet.tactics.cuda.conv._few_channel import (
     FewChannelTile,
@@ -17,7 +17,7 @@ from whet.tactics.cuda.conv._few_channel import (
     few_channel_launch,
     few_channel_reason,
     few_channel_tiles,
-    halved,
+    is_halved,
 )
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 
@@ -50,7 +50,7 @@ class PointwiseThenConv(Tactic):
             return []
         s, bf16 = conv_shape(pair.second), signature.outputs[0].dtype.name == "bf16"
         found = few_channel_tiles(s, backend.capabilities.multiprocessors, front=True)
-        ahead(backend, [t.source(s, pair.epilogue.post_ops, bf16, pair.inner.post_ops.activation, pair.residual == pair.x) for t in found])
+        compile_ahead(backend, [t.source(s, pair.epilogue.post_ops, bf16, pair.inner.post_ops.activation, pair.residual == pair.x) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -64,9 +64,9 @@ class PointwiseThenConv(Tactic):
         ends, inner = pair.epilogue.post_ops, pair.inner.post_ops
         packed = (
             few_channel_filters(weights, dtype, ends, tile.permuted),
-            packed_bias(pair.epilogue, own, s.k, halved(ends)),
+            packed_bias(pair.epilogue, own, s.k, is_halved(ends)),
             few_channel_filters(filters, dtype, inner),
-            packed_bias(pair.inner, own_inner, s.c, halved(inner)),
+            packed_bias(pair.inner, own_inner, s.c, is_halved(inner)),
         )
 
         def make(args: Args) -> list:

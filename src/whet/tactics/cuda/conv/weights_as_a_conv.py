@@ -10,7 +10,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_index
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._weights_as_a_conv import (
     WeightsAsATile,
     pack_weights_as_a,
@@ -38,7 +38,7 @@ class WeightsAsAConv(Conv):
         if isinstance(made, str):
             return []
         found = weights_as_a_tiles(s, made.residual is not None)
-        ahead(backend, [weights_as_a_source(weights_as_a_constants(t, s, made.post_ops, bf16)) for t in found])
+        compile_ahead(backend, [weights_as_a_source(weights_as_a_constants(t, s, made.post_ops, bf16)) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -17,9 +17,9 @@ from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     TYPE,
     GpuKernel,
-    ahead,
     all_static,
     blocks_of,
+    compile_ahead,
     launch,
     machine_has,
     match_epilogue,
@@ -165,7 +165,7 @@ def _tiles(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -
     if s.r * s.s <= 25 and s.m * s.c < 8192 * backend.capabilities.multiprocessors:  # a few values a thread: latency counts, not bytes
         return []
     tiles = tiles_for(s, 2, backend.capabilities.multiprocessors)
-    ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, made.post_ops.activation[0])) for t in tiles])
+    compile_ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, made.post_ops.activation[0])) for t in tiles])
     return [tile_config(t) for t in tiles]
 
 

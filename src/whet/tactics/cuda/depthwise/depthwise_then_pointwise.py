@@ -10,7 +10,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, root_layer
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, packed_array
 from whet.tactics.cuda.conv._conv import pack_weights
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Both, ConvAndProduct
 from whet.tactics.cuda.conv.conv import as_config, from_config, packed_bias
@@ -47,7 +47,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
         processors = backend.capabilities.multiprocessors
         found = configs_of(both.shape, both.k, processors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.post_ops.activation[0], both.epilogue.post_ops.activation[0]), signature.outputs[0].dtype.name == "bf16"
-        ahead(backend, [source_of(c, both.shape, both.k, processors, *kinds, bf16) for c in found])
+        compile_ahead(backend, [source_of(c, both.shape, both.k, processors, *kinds, bf16) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

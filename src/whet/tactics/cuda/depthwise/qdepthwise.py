@@ -10,7 +10,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Epilogue, GpuKernel, ahead, blocks_of, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Epilogue, GpuKernel, blocks_of, compile_ahead, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
 from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
@@ -68,7 +68,9 @@ class QDepthwise(QuantizedTactic):
         if _can_tile(parts, s, signature) and machine_has(backend, "tma") and s.m * s.c >= 8192 * backend.capabilities.multiprocessors:
             tiles, (reads, stores) = tiles_for(s, 1, backend.capabilities.multiprocessors), _types(parts, signature)
             fold = folds(made, signature.outputs[0].dtype.name)
-            ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.post_ops.activation[0], fold)) for t in tiles])
+            compile_ahead(
+                backend, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.post_ops.activation[0], fold)) for t in tiles]
+            )
             found = [tile_config(t) for t in tiles]
         for wide, tall in ((1, 1), (2, 1), (4, 1), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
@@ -92,7 +94,7 @@ class QDepthwise(QuantizedTactic):
             per, shift, out, post_ops = folded(out, made, stored)
         key = f"{key_of(parts, made)}|depthwise 8 bits {per} {shift}"
         packed = (
-            packed_array(f"{key} weights", s.r * s.s * s.c * 4, lambda: (_scaled(parts, s) * per).astype(np.float32).T),
+            packed_array(f"{key} weights", s.r * s.s * s.c * 4, lambda: (_scale_weights(parts, s) * per).astype(np.float32).T),
             packed_array(f"{key} bias", bias_count(s.c) * 4, lambda: (_bias(parts, made, s).astype(np.float64) * per + shift).astype(np.float32)),
         )
         kind, low, high = post_ops.activation
@@ -139,7 +141,7 @@ def _can_tile(parts: Parts, s: ConvShape, signature: Signature) -> bool:
     return (parts.reads[x].zero == 0 or whole) and not no_tile(s, 1) and signature.outputs[0].dtype.name != "f32"
 
 
-def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
+def _scale_weights(parts: Parts, s: ConvShape) -> np.ndarray:
     """Weights [k, taps] as real values of an input step."""
     x, w, _ = parts.operand_indices()
     integers = np.asarray(parts.view.needs(w).array(), np.float64).reshape(s.c, s.r * s.s)
@@ -152,5 +154,5 @@ def _bias(parts: Parts, epilogue: Epilogue, s: ConvShape) -> np.ndarray:
     x, _, b = parts.operand_indices()
     out = np.zeros(bias_count(s.c), np.float32)
     own = epilogue.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
-    out[: s.c] = own - parts.reads[x].zero * _scaled(parts, s).sum(axis=1)
+    out[: s.c] = own - parts.reads[x].zero * _scale_weights(parts, s).sum(axis=1)
     return out

@@ -21,7 +21,7 @@ from whet.tactics.cuda._device.arguments import (
     Pointer,
     TensorMap,
 )
-from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, ahead, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, compile_ahead, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
 from whet.tactics.cuda.depthwise._depthwise_tile import Tile, tiles_for
@@ -98,7 +98,7 @@ class QDepthwiseDot(QDepthwise):
         tiles = [t for t in tiles_for(s, 1, backend.capabilities.multiprocessors) if _registers(s, t) <= _REGISTERS]
         tiles = tiles if s.m * s.c >= _MANY * backend.capabilities.multiprocessors else tiles[:3]
         if not isinstance(made, str):
-            ahead(backend, [source("depthwise_dot.cu", _constants(parts, made, s, t, signature)) for t in tiles])
+            compile_ahead(backend, [source("depthwise_dot.cu", _constants(parts, made, s, t, signature)) for t in tiles])
         return [tile_config(t) for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -60,14 +60,14 @@ class BatchedMatmul(Tactic):
             return "takes two matrices computed at run time"
         if a.type.rank < 2 or b.type.rank < 2:
             return "takes matrices, not vectors"
-        epilogue = _ending(layer)
+        epilogue = _match_epilogue(layer)
         return epilogue if isinstance(epilogue, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         head = root_layer(layer)
-        a, b = _places(layer)
+        a, b = _operand_indices(layer)
         found = []
         for t in float_types([*head.inputs[:2], layer.outputs[0]], (F16, BF16, F32)):
             results = [t, F32] if t in FLOAT16_TYPES and layer.outputs[0].dtype == F32 else [t]
@@ -79,12 +79,12 @@ class BatchedMatmul(Tactic):
         return made if isinstance(made, str) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found, made = _sizes(layer), _ending(layer)
+        found, made = _sizes(layer), _match_epilogue(layer)
         if isinstance(found, str) or isinstance(made, str):
             raise PlanRefused(str(found) if isinstance(found, str) else str(made))
         stack, m, n, k, a_step, b_step = found
         scale, (kind, low, high) = made
-        a, b = _places(layer)
+        a, b = _operand_indices(layer)
         dtype = signature.needs(a).dtype
         half = dtype in FLOAT16_TYPES
         constants = {
@@ -106,7 +106,7 @@ class BatchedMatmul(Tactic):
         return GpuKernel(layer, signature, make, implementation="mma 64x64" if half else "plain product")
 
 
-def _places(layer: Layer) -> tuple[int, int]:
+def _operand_indices(layer: Layer) -> tuple[int, int]:
     """Which inputs of the layer are multiplied."""
     a, b = (outer_input(layer, t) for t in root_layer(layer).inputs[:2])
     assert a is not None
@@ -130,7 +130,7 @@ def _sizes(layer: Layer) -> tuple[int, int, int, int, int, int] | str:
     return stack, m, n, k, steps[0], steps[1]
 
 
-def _ending(layer: Layer) -> tuple[float, tuple[str, float, float]] | str:
+def _match_epilogue(layer: Layer) -> tuple[float, tuple[str, float, float]] | str:
     """The factor and the activation after the product, or the reason why the kernel cannot compute them."""
     steps = epilogue(layer)
     if steps is None:

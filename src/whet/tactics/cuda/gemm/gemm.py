@@ -13,7 +13,17 @@ from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
 from whet.tactics._matrix_product import gemm_reason
-from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, all_static, float_types, machine_has, match_epilogue, packed_array, same
+from whet.tactics.cuda._device.kernel import (
+    FLOAT16_TYPES,
+    GpuKernel,
+    all_static,
+    compile_ahead,
+    float_types,
+    machine_has,
+    match_epilogue,
+    packed_array,
+    same,
+)
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
@@ -63,7 +73,9 @@ class Gemm(Tactic):
         kind = signature.needs(source_index(layer)).dtype.name
         if not isinstance(made, str):
             f32 = signature.outputs[0].dtype == F32
-            ahead(backend, [conv_source(c, Features(activation=made.post_ops.activation[0], bf16=kind == "bf16", out_f32=f32)) for c in found])
+            compile_ahead(
+                backend, [conv_source(c, Features(activation=made.post_ops.activation[0], bf16=kind == "bf16", out_f32=f32)) for c in found]
+            )
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -12,7 +12,7 @@ from whet.network import Layer, Tensor, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstPointer, ConstUint4Pointer, Int32, Pointer
-from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, ahead, all_static, float_types, launch, machine_has, packed_array, same
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, all_static, compile_ahead, float_types, launch, machine_has, packed_array, same
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES
 
@@ -69,16 +69,16 @@ class PoolGemm(Tactic):
         s = _sizes(layer)
         if s.n > _MOST_IMAGES or s.pixels > _MOST_PIXELS:
             return f"{s.n} samples of {s.pixels} pixels; takes at most {_MOST_IMAGES} of {_MOST_PIXELS}"
-        return None if s.c % 8 == 0 and _ways(s) else f"{s.n} samples of {s.c} channels; takes a multiple of 8 up to {_CLUSTER * 256}"
+        return None if s.c % 8 == 0 and _list_splits(s) else f"{s.n} samples of {s.c} channels; takes a multiple of 8 up to {_CLUSTER * 256}"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, ways = _sizes(layer), _ways(_sizes(layer))
-        ahead(backend, [source("pool_gemm.cu", _constants(s, signature, i)) for i in ways])
+        s, ways = _sizes(layer), _list_splits(_sizes(layer))
+        compile_ahead(backend, [source("pool_gemm.cu", _constants(s, signature, i)) for i in ways])
         return [(("i", i),) for i in ways]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         s, i = _sizes(layer), int(dict(config)["i"])
-        if i not in _ways(s):
+        if i not in _list_splits(s):
             raise PlanRefused(f"{s.c} channels are not split into parts of {32 * i}")
         ranks, tiles, dtype = -(-s.c // (32 * i)), -(-s.columns // _TILE), signature.needs(0).dtype
         constants = _constants(s, signature, i)
@@ -116,7 +116,7 @@ def _constants(s: _Sizes, signature: Signature, i: int) -> dict[str, int]:
     return {"TYPE": TYPES[reads], "TO": TYPES[stores], "I": i, "RANKS": -(-s.c // (32 * i)), "IMAGES": s.n, "PIXELS": s.pixels}
 
 
-def _ways(s: _Sizes) -> list[int]:
+def _list_splits(s: _Sizes) -> list[int]:
     """Of how many channels, in 32s, a block may make the means, so that a cluster holds all; the most blocks first."""
     found = []
     for i in (2, 4, 8):

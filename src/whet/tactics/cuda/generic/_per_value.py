@@ -130,7 +130,7 @@ def number_type(layer: Layer) -> str:
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """Elements between neighbours along each axis of a row-major tensor."""
+    """Row-major strides, in elements."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
@@ -145,6 +145,6 @@ def flat(places: Sequence[str], shape: Sequence[int]) -> str:
     return " + ".join(terms) or "0"
 
 
-def clamped(index: str, size: int) -> str:
+def clamp_index(index: str, size: int) -> str:
     """The C++ expression of an index that may count from the end, kept inside the axis."""
     return f"inside({index}, {size})"

@@ -10,7 +10,7 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, clamped, coordinates, flat
+from whet.tactics.cuda.generic._per_value import PerValueTactic, clamp_index, coordinates, flat
 
 
 def _shapes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -20,7 +20,7 @@ def _shapes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _gather_elements(layer: Layer) -> str:
     x, y = _shapes(layer)
     axis, places = layer.attrs["axis"] % len(x), coordinates(y)
-    places[axis] = clamped("at1(i)", x[axis])
+    places[axis] = clamp_index("at1(i)", x[axis])
     return f"put0(i, in0({flat(places, x)}));"
 
 
@@ -29,7 +29,7 @@ def _gather_nd(layer: Layer) -> str:
     batch, index = layer.attrs["batch_dims"], static_shape(layer.needs(1).shape)
     count, places = index[-1], coordinates(y)
     row = flat(places[: len(index) - 1], index[:-1])
-    found = [clamped(f"at1(row * {count} + {d})", x[batch + d]) for d in range(count)]
+    found = [clamp_index(f"at1(row * {count} + {d})", x[batch + d]) for d in range(count)]
     return f"const long long row = {row}; put0(i, in0({flat([*places[:batch], *found, *places[len(index) - 1 :]], x)}));"
 
 
@@ -62,7 +62,7 @@ def _reverse_sequence(layer: Layer) -> str:
     x, y = _shapes(layer)
     time, batch, places = layer.attrs["time_axis"] % len(x), layer.attrs["batch_axis"] % len(x), coordinates(y)
     step, length = places[time], f"at1({places[batch]})"
-    places[time] = clamped("from", x[time])
+    places[time] = clamp_index("from", x[time])
     return f"const long long n = {length}, t = {step}, from = t < n ? n - 1 - t : t; put0(i, in0({flat(places, x)}));"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda.cudnn import library
-from whet.backends.cuda.cudnn.convolution import B, Convolution, Knobs, Plan, Proposal, W, X, Y, Z, fusible, graph_of, plan_of
+from whet.backends.cuda.cudnn.convolution import B, Convolution, Knobs, Plan, Proposal, W, X, Y, Z, graph_of, is_fusible, plan_of
 from whet.backends.cuda.cudnn.launch import CudnnLaunch
 from whet.errors import BackendError
 from whet.network import Layer, Tensor, static_shape
@@ -88,11 +88,11 @@ class LibraryConvolution(Tactic):
             return "the library plans on the GPU that it runs on"
         if library.library() is None:
             return "libcudnn 9 with the cuBLASLt that it needs is not installed: pip install whet[cudnn]"
-        epilogue = _ending(layer)
+        epilogue = _match_epilogue(layer)
         return epilogue if isinstance(epilogue, str) else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        epilogue = _ending(layer)
+        epilogue = _match_epilogue(layer)
         if isinstance(epilogue, str):
             return []
         found: list[Config] = []
@@ -141,7 +141,7 @@ class LibraryConvolution(Tactic):
         return (("math", self.math), ("form", form), ("engine", p.engine), *((f"k{k}", v) for k, v in p.knobs))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = _ending(layer)
+        made = _match_epilogue(layer)
         if isinstance(made, str):
             raise PlanRefused(made)
         form, engine, knobs = self._read(config)
@@ -190,7 +190,7 @@ class LibraryConvolution(Tactic):
             layer,
             signature,
             make,
-            implementation=f"cuDNN {self.math} engine {engine}{_told(plan)}{', epilogue apart' if follows else ''}",
+            implementation=f"cuDNN {self.math} engine {engine}{_describe_plan(plan)}{', epilogue apart' if follows else ''}",
             packed=packed,
             scratch=256 + plan.workspace,
             rtol=self.bound(plan.notes, dtype),
@@ -226,7 +226,7 @@ def work_of(layer: Layer, stored: Operand, epilogue: Epilogue, form: str) -> Con
     plain = Convolution(x, w, y, stride, pad, dilation, stored.dtype.name, stored.format == "nhwc", transposed)
     if form == "apart" or not _follows(layer, epilogue):
         return plain
-    if not nothing and not fusible(activation):
+    if not nothing and not is_fusible(activation):
         return None
     return replace(
         plain,
@@ -241,7 +241,7 @@ def _four(t: Tensor) -> tuple[int, int, int, int]:
     return n, c, h, w
 
 
-def _ending(layer: Layer) -> Epilogue | str:
+def _match_epilogue(layer: Layer) -> Epilogue | str:
     return match_epilogue(layer, epilogue(layer))
 
 
@@ -255,7 +255,7 @@ def _count(shape: Sequence[int]) -> int:
     return int(np.prod(shape))
 
 
-def _told(plan: Plan) -> str:
+def _describe_plan(plan: Plan) -> str:
     """The engine's notable properties."""
     told = sorted(n for n in plan.notes if n.startswith(("Winograd", "FFT", "compiled", "nondet")))
     return f" ({', '.join(told)})" if told else ""

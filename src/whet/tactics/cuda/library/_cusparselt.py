@@ -20,7 +20,6 @@ from whet.tactics.cuda.library._cublaslt import Product
 
 NAMES = ("libcusparseLt.so.0",)
 PACKAGES = ("nvidia.cusparselt", "cusparselt")
-SLOW_ON_HOPPER = 800  # version 0.8.0 reaches 1.44 to 1.51 times the dense rate on Hopper, below whet's own kernels (docs/results/gpu.md)
 _OPAQUE = 1 << 14  # bytes of a descriptor: the largest of any version has 11,024
 _TYPES = {"f16": 2, "bf16": 14}  # cudaDataType
 _ROW, _COLUMN, _PLAIN, _HALF, _F32 = 2, 1, 0, 0, 2  # orders, operation, 50 % sparsity, type of the sums

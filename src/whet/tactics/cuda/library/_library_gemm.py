@@ -90,7 +90,7 @@ class LibraryProduct(Tactic):
 
     def why_not_shape(self, layer: Layer, signature: Signature) -> str | None:
         """Why the library's products do not fit the layer, or None."""
-        epilogue = _ending(layer)
+        epilogue = _match_epilogue(layer)
         if isinstance(epilogue, str):
             return epilogue
         if epilogue.post_ops.residual == 2:
@@ -109,7 +109,7 @@ class LibraryProduct(Tactic):
         return [(("algo", i), ("math", self.math)) for i in range(ALGORITHMS)]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        epilogue = _ending(layer)
+        epilogue = _match_epilogue(layer)
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
         said = dict(config)
@@ -165,7 +165,7 @@ class LibraryProduct(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, scratch=256 + laid_out + WORKSPACE, rtol=rtol)
 
 
-def _ending(layer: Layer) -> Epilogue | str:
+def _match_epilogue(layer: Layer) -> Epilogue | str:
     return match_epilogue(layer, epilogue(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from whet.network import Layer
 from whet.tactics._fused import EpilogueStep
 from whet.tactics._moves_indices import ROW, Place
-from whet.tactics._moves_tree import Moves, Node, Refused, always, below, height
+from whet.tactics._moves_tree import Moves, Node, Refused, children, height, unconditional_nodes
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, activation_of
 from whet.tactics.cuda.elementwise.elementwise import BINARY, UNARY, number_text
 
@@ -31,13 +31,13 @@ class MovesCode:
         self.sources, self.numbers, self.row = tree.sources, tree.numbers, tree.columns if rows else 0
         writer = _Writer(rows, together > 1)
         self.text = writer.all(tree.root, {})
-        if together > 1 and (tree.rows % together or not all(_alike(*c, together) for c in writer.asked)):
+        if together > 1 and (tree.rows % together or not all(_is_uniform(*c, together) for c in writer.asked)):
             raise Refused(f"{together} consecutive rows are not all computed alike")
         if len(self.text) > _LONGEST:
             raise Refused(f"{len(self.text)} characters of code for one element")
 
 
-def described(made: Callable[[], MovesCode]) -> MovesCode | str:
+def describe_moves(made: Callable[[], MovesCode]) -> MovesCode | str:
     """The code, or why there is none."""
     try:
         return made()
@@ -45,7 +45,7 @@ def described(made: Callable[[], MovesCode]) -> MovesCode | str:
         return str(e)
 
 
-def _alike(place: Place, limits: Sequence[int], together: int) -> bool:
+def _is_uniform(place: Place, limits: Sequence[int], together: int) -> bool:
     """True if the rows of each group of `together` are on the same side of all limits: all changes are at multiples of it."""
     inner, period = 1, 0
     for how in ("mod", "div"):
@@ -93,10 +93,10 @@ class _Writer:
     def _loads(self, root: Node, known: dict[Node, str]) -> tuple[str, dict[Node, str]]:
         """The loads of some branches only, each in its branch; constants of several branches share one load."""
         _, where, limits, parts = root
-        everywhere = set.intersection(*(always(p) for p in parts))
+        everywhere = set.intersection(*(unconditional_nodes(p) for p in parts))
         taken: dict[Node, list[int]] = {}
         for k, part in enumerate(parts):
-            for node in sorted((n for n in always(part) - everywhere - set(known) if n[0] in ("constant", "source")), key=_loaded):
+            for node in sorted((n for n in unconditional_nodes(part) - everywhere - set(known) if n[0] in ("constant", "source")), key=_emit_leaf):
                 taken.setdefault(node, []).append(k)
         together: list[list[Node]] = []
         for node, ks in taken.items():
@@ -119,7 +119,7 @@ class _Writer:
             self.count += 1
             name = f"v{self.count}[i]"
             known |= dict.fromkeys(group, name)
-            code = _loaded(group[0])
+            code = _emit_leaf(group[0])
             if len(group) > 1:
                 chosen = "".join(f"{test(n)} ? {place_text(n[2].plus(n[1]))} : " for n in group[:-1])
                 code = f"p.constants[{chosen}{place_text(group[-1][2].plus(group[-1][1]))}]"
@@ -128,7 +128,7 @@ class _Writer:
 
     def _shared(self, root: Node, known: dict[Node, str], many: bool = False) -> tuple[str, dict[Node, str]]:
         """Nodes that all branches of a choice need, with their variables."""
-        shared = set.intersection(*(always(p) for p in root[3]))
+        shared = set.intersection(*(unconditional_nodes(p) for p in root[3]))
         text, known = "", dict(known)
         for node in sorted((n for n in shared if n[0] != "choice"), key=lambda n: (height(n), _text(n))):
             text += self.value(node, known, many)[0]
@@ -153,11 +153,11 @@ class _Writer:
         name = f"v{self.count}"
         target, text = f"{name}[i]" if many else name, ""
         if node[0] in ("constant", "source"):
-            code = f"{target} = {_loaded(node)};"
+            code = f"{target} = {_emit_leaf(node)};"
         elif node[0] == "choice":
             code = f"float value; {self.block(node, dict(known))}{target} = value;"
         else:
-            names, (expression, operands) = [], _computed(node)
+            names, (expression, operands) = [], _emit_step(node)
             for part in operands:
                 more, made = self.value(part, known, many)
                 text += more
@@ -169,7 +169,7 @@ class _Writer:
         return text, target
 
 
-def _computed(node: Node) -> tuple[str, tuple[Node, ...]]:
+def _emit_step(node: Node) -> tuple[str, tuple[Node, ...]]:
     """The expression of a step, over a and b, and these. Raises Refused."""
     _, op, operands, attrs = node
     if op == "Pow" and operands[1] == ("number", 2.0):
@@ -184,7 +184,7 @@ def _computed(node: Node) -> tuple[str, tuple[Node, ...]]:
     return f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})", operands
 
 
-def _loaded(node: Node) -> str:
+def _emit_leaf(node: Node) -> str:
     """The code of a leaf."""
     if node[0] == "source":
         return f"source({node[1]}, {place_text(node[2])})"
@@ -193,7 +193,7 @@ def _loaded(node: Node) -> str:
 
 def _text(node: Node) -> str:
     """A sort key for nodes of one height, the same in every process."""
-    return _loaded(node) if node[0] in ("constant", "source") else f"{node[1]} {[_text(p) for p in below(node)]}"
+    return _emit_leaf(node) if node[0] in ("constant", "source") else f"{node[1]} {[_text(p) for p in children(node)]}"
 
 
 @functools.cache

@@ -106,7 +106,7 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
     if layer.composite == "SqueezeExcite" and dtype in FLOAT16_TYPES:
         # the exponential of a gate amplifies a hidden value's rounding without bound, so gates are computed in f32 in every engine;
         # their weights are those of the kernel that does the whole
-        outer = {inner: _rounded(t, dtype) for inner, t in outer.items()}
+        outer = {inner: _round_matrix(t, dtype) for inner, t in outer.items()}
         dtype = F32
     lies: dict[Tensor, tuple[_Place, Operand]] = {}
     for i, (t, o) in enumerate(zip(layer.inputs, signature.inputs, strict=True)):
@@ -146,7 +146,7 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
     return steps, used
 
 
-def _rounded(t: Tensor | None, dtype: DType) -> Tensor | None:
+def _round_matrix(t: Tensor | None, dtype: DType) -> Tensor | None:
     """A weight matrix rounded to a smaller type, in its original type; other tensors unchanged."""
     if t is None or not t.is_constant or not t.dtype.is_float or t.type.rank < 2:
         return t

@@ -15,9 +15,9 @@ from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, Po
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     GpuKernel,
-    ahead,
     all_static,
     blocks_of,
+    compile_ahead,
     float_types,
     launch,
     machine_has,
@@ -26,7 +26,7 @@ from whet.tactics.cuda._device.kernel import (
 )
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES
-from whet.tactics.cuda.move._moves import MovesCode, described
+from whet.tactics.cuda.move._moves import MovesCode, describe_moves
 
 _BLOCK = 1024  # elements of a block
 _WARPS = 8  # of a block
@@ -84,14 +84,14 @@ class Moves(Tactic):
             wide = [(("together", n), *b) for n in _TOGETHER if n * row * signature.outputs[0].dtype.bits % 128 == 0 for b in bulk]
             found = [*(c for c in wide if not isinstance(_moves(layer, signature, c), str)), *found]  # promising ones first
         made = [(m, c) for c in found for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
-        ahead(backend, [source("moves.cu", _constants(m, signature, c)) for m, c in made])
+        compile_ahead(backend, [source("moves.cu", _constants(m, signature, c)) for m, c in made])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = _moves(layer, signature, config)
         if isinstance(made, str):
             raise PlanRefused(made)
-        many = _many(config)
+        many = _rows_per_warp(config)
         numbers, constants = made.numbers, _constants(made, signature, config)
         key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
         packed = (packed_array(f"{key}|moves", numbers.nbytes, lambda: numbers),)
@@ -116,10 +116,10 @@ def _sources(layer: Layer) -> list[int]:
 
 def _moves(layer: Layer, signature: Signature, config: Config = ()) -> MovesCode | str:
     formats = {i: signature.needs(i).format for i in _sources(layer)}
-    return described(lambda: MovesCode(layer, formats, signature.outputs[0].format, bool(config), int(dict(config).get("together", 1))))
+    return describe_moves(lambda: MovesCode(layer, formats, signature.outputs[0].format, bool(config), int(dict(config).get("together", 1))))
 
 
-def _many(config: Config) -> int:
+def _rows_per_warp(config: Config) -> int:
     """Rows of a warp."""
     given = dict(config)
     return int(given.get("together", given.get("rows", 1)))
@@ -130,10 +130,10 @@ def _parts(row: int) -> int:
     return -(-row // (32 * _EACH))
 
 
-def _constants(made: MovesCode, signature: Signature, config: Config) -> dict[str, Any]:
-    stored, many, joint = signature.needs(made.sources[0]), _many(config), dict(config).get("together", 0)
-    each = -(-made.row // (32 * _parts(made.row))) if made.row else _EACH
+def _constants(code: MovesCode, signature: Signature, config: Config) -> dict[str, Any]:
+    stored, many, joint = signature.needs(code.sources[0]), _rows_per_warp(config), dict(config).get("together", 0)
+    each = -(-code.row // (32 * _parts(code.row))) if code.row else _EACH
     types: dict[str, Any] = {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name]}
     if joint:
         types |= {"BULK": dict(config).get("bulk", 0)}
-    return {**types, "SPAN": made.row, "MANY": many, "JOINT": int(bool(joint)), "EACH": each * many if joint else each, "STEPS": made.text}
+    return {**types, "SPAN": code.row, "MANY": many, "JOINT": int(bool(joint)), "EACH": each * many if joint else each, "STEPS": code.text}

@@ -1,4 +1,7 @@
-"""Pad: constants, edges, reflections and wrapping, cutting too; row-major or channels last."""
+"""Pad: constants, edges, reflections and wrapping, cutting too; row-major or channels last.
+
+For coverage: no other kernel computes it.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Resize(UnfusedTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if max(prod(static_shape(t.shape)) for t in (layer.needs(0), layer.outputs[0])) >= 2**31:
             return "more than 2**31 elements"
-        made = resampled(layer)
+        made = resampled_axes(layer)
         at = [a.axis for a in made]
         if len(at) > 2 or (len(at) == 2 and at[1] != at[0] + 1):
             return f"axes {at} are resampled; takes one, or two adjacent axes"
@@ -81,7 +81,7 @@ class Resize(UnfusedTactic):
         if reason:
             raise PlanRefused(reason)
         x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
-        made, last = resampled(layer), signature.outputs[0].format == "nhwc"
+        made, last = resampled_axes(layer), signature.outputs[0].format == "nhwc"
         if last:
             x, y = tuple(x[i] for i in (0, 2, 3, 1)), tuple(y[i] for i in (0, 2, 3, 1))
         still = np.zeros((1, 1), np.int64), np.ones((1, 1))
@@ -111,7 +111,7 @@ class Resize(UnfusedTactic):
         return GpuKernel(layer, signature, make, implementation=f"resize {taps[0]}x{taps[1]} taps x{vec}", packed=packed)
 
 
-def resampled(layer: Layer) -> list[Axis]:
+def resampled_axes(layer: Layer) -> list[Axis]:
     """The axes that change, with their tables; in order of the axes."""
     how, x = resampling(layer), static_shape(layer.needs(0).shape)
     axes = [int(i) % len(x) for i in layer.attrs.get("axes") or range(len(x))]

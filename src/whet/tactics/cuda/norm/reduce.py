@@ -1,4 +1,7 @@
-"""Reductions of row-major tensors over any axes, accumulators in f32."""
+"""Reductions of row-major tensors over any axes, accumulators in f32.
+
+For coverage: no other kernel computes them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Annotated, Any
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.ops._reduce import reduced
+from whet.ops._reduce import reduced_axes
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int64, Pointer, UInt32, array
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, same
@@ -63,7 +66,7 @@ class Reduce(UnfusedTactic):
         found = _walks(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
-        kept, over, wide = _by_eights(*found)
+        kept, over, wide = _vectorize_walks(*found)
         results, count = prod(kept[0]), prod(over[0])
         threads = 1 if count <= 8 or (over[1][-1] != 1 and results >= 4096) else 32 if count <= 2048 or results >= 2048 else 256
         constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "OP": _OPS[layer.op], "T": threads, "WIDE": wide}
@@ -84,7 +87,7 @@ class Reduce(UnfusedTactic):
         return GpuKernel(layer, signature, make, implementation=f"reduce x{threads}" + (" by eights" if wide else ""))
 
 
-def _by_eights(kept: Walk, over: Walk) -> tuple[Walk, Walk, int]:
+def _vectorize_walks(kept: Walk, over: Walk) -> tuple[Walk, Walk, int]:
     """The walks in steps of eight adjacent elements, if these are whole 16-byte vectors: of one result (1) or of eight results (2)."""
     for wide, walk, other in ((1, over, kept), (2, kept, over)):
         (*sizes, last), (*steps, step) = walk
@@ -97,7 +100,7 @@ def _by_eights(kept: Walk, over: Walk) -> tuple[Walk, Walk, int]:
 
 def _walks(layer: Layer) -> tuple[Walk, Walk] | str:
     """How to walk over the kept and over the reduced axes, or why the kernel cannot."""
-    shape, axes = static_shape(layer.needs(0).shape), reduced(layer)
+    shape, axes = static_shape(layer.needs(0).shape), reduced_axes(layer)
     runs: list[list[Any]] = []  # [reduced, size, stride]
     stride = 1
     for i in reversed(range(len(shape))):

@@ -70,7 +70,7 @@ class Pool(UnfusedTactic):
         if self.why_not(layer) or not all_static(layer):
             return []
         outs: tuple[str, ...] = ("nhwc",)
-        if _whole(layer):  # one value a channel: both formats are the same bytes
+        if _is_global(layer):  # one value a channel: both formats are the same bytes
             outs = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
         types = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
         if layer.op == "MaxPool" and layer.outputs[0].dtype.name in ("i8", "u8", "f8e4m3"):
@@ -83,7 +83,7 @@ class Pool(UnfusedTactic):
             return f"{channels} channels; takes a multiple of 8"
         if prod(static_shape(layer.outputs[0].shape)) // 8 >= 2**31:
             return "more than 2**31 groups of eight values"
-        return "ceil_mode adds padding, which the kernel does not count" if not _whole(layer) and _grown(layer) else None
+        return "ceil_mode adds padding, which the kernel does not count" if not _is_global(layer) and counts_ceil_padding(layer) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         n, c, h, w = static_shape(layer.needs(0).shape)
@@ -105,7 +105,7 @@ def pool_launch(
     """Entry, constants, grid and sizes of the launch of a pooling layer between these shapes (nchw) and types (as in vector.cuh)."""
     n, c, h, w = source
     constants = {"TYPE": reads, "TO": stores, "MAX": int(layer.op == "MaxPool"), "R": 0, "S": 0}
-    if _whole(layer):
+    if _is_global(layer):
         return "global_average", constants, (blocks_of(c, 64), n, 1), PoolSizes(n, h, w, c, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, h, w)
     a, (p, q) = layer.attrs, target[2:]
     kernel, strides = a["kernel_shape"], a.get("strides") or (1, 1)
@@ -128,10 +128,10 @@ def _axes(layer: Layer) -> tuple[int, ...]:
     return tuple(sorted(int(a) % 4 for a in given or ()))
 
 
-def _whole(layer: Layer) -> bool:
+def _is_global(layer: Layer) -> bool:
     return layer.op in ("GlobalAveragePool", "ReduceMean")
 
 
-def _grown(layer: Layer) -> bool:
+def counts_ceil_padding(layer: Layer) -> bool:
     """True if an average counts padding that ceil_mode adds."""
     return layer.op == "AveragePool" and bool(layer.attrs.get("ceil_mode")) and bool(layer.attrs.get("count_include_pad"))

@@ -8,7 +8,7 @@ from whet.backends import Backend
 from whet.network import I8, U8, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstUint4Pointer, Int32, Uint4Pointer
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, float_types, launch, same, shared_limit
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, float_types, launch, same, shared_limit
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import TYPES
 
@@ -45,15 +45,15 @@ class PoolChain(Tactic):
             return f"{c} channels; takes a multiple of {each}"
         if n > 65535:
             return f"{n} samples; takes at most 65535"
-        if (need := _shared(h, w)) > (limit := shared_limit(backend)):
+        if (need := _shared_bytes(h, w)) > (limit := shared_limit(backend)):
             return f"an image of {h}x{w} needs {need} bytes of shared memory; a block has {limit}"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         _, c, h, w = static_shape(layer.needs(0).shape)
-        sides = [side for side in (1, 2) if c % (side * _each(signature)) == 0 and _shared(h, w, side) <= shared_limit(backend)]
+        sides = [side for side in (1, 2) if c % (side * _each(signature)) == 0 and _shared_bytes(h, w, side) <= shared_limit(backend)]
         found: list[Config] = [(("side", side),) for side in sides]
-        ahead(backend, [source("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
+        compile_ahead(backend, [source("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -62,7 +62,7 @@ class PoolChain(Tactic):
         made = _constants(layer, signature, side)
 
         def make(args: Args) -> list:
-            groups, shared = c // _each(signature), _shared(h, w, side)
+            groups, shared = c // _each(signature), _shared_bytes(h, w, side)
             arguments = PoolChainArguments(args.inputs[0], args.outputs[0], groups)
             return [launch("pool_chain", arguments, made, (groups // side, n, 1), made["THREADS"], shared=shared, label=layer.name)]
 
@@ -74,7 +74,7 @@ def _each(signature: Signature) -> int:
     return 128 // signature.outputs[0].dtype.bits
 
 
-def _shared(h: int, w: int, side: int = 1) -> int:
+def _shared_bytes(h: int, w: int, side: int = 1) -> int:
     """Bytes: `side` times 16 of channels of an image, twice."""
     return 2 * 16 * side * h * w
 

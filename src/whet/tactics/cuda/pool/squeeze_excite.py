@@ -18,8 +18,8 @@ from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
     GpuKernel,
-    ahead,
     all_static,
+    compile_ahead,
     float_types,
     launch,
     machine_has,
@@ -118,7 +118,7 @@ class SqueezeExcite(Tactic):
         gate = _gate(layer)
         if isinstance(gate, str):
             return gate
-        if _ways(gate, backend.capabilities.multiprocessors):
+        if _list_splits(gate, backend.capabilities.multiprocessors):
             return None
         return f"no cluster of blocks holds {gate.pixels} pixels of {gate.c} channels, {gate.hidden} hidden values"
 
@@ -126,8 +126,8 @@ class SqueezeExcite(Tactic):
         gate = _gate(layer)
         if isinstance(gate, str):
             return []
-        ways = _ways(gate, backend.capabilities.multiprocessors)
-        ahead(backend, [source("squeeze_excite.cu", _constants(gate, w, signature)) for w in ways])
+        ways = _list_splits(gate, backend.capabilities.multiprocessors)
+        compile_ahead(backend, [source("squeeze_excite.cu", _constants(gate, w, signature)) for w in ways])
         return [(("channels", w.channels), ("pixels", w.pixels), ("threads", w.threads)) for w in ways]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -172,7 +172,7 @@ def _constants(gate: _Gate, way: _Way, signature: Signature) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _ways(gate: _Gate, multiprocessors: int) -> list[_Way]:
+def _list_splits(gate: _Gate, multiprocessors: int) -> list[_Way]:
     """The ways that fit, the most promising first."""
     found: dict[_Way, float] = {}
     for cluster in _CLUSTERS:

@@ -156,7 +156,7 @@ def factors(parts: Parts, epilogue: Epilogue, weights: np.ndarray, shape: ConvSh
     if not reads.zero:
         return Factors(factor.astype(np.float32), plain[None].astype(np.float32), np.zeros(0, np.uint16))
     taps = weights.astype(np.float64).sum(axis=1)  # [k, r, s]
-    rows, columns = _inside(shape, 0), _inside(shape, 1)
+    rows, columns = _taps_inside(shape, 0), _taps_inside(shape, 1)
     kinds = [(r, c) for r in dict.fromkeys(rows) for c in dict.fromkeys(columns)]
     table = [plain - reads.zero * factor * (taps * np.outer(r, c)).sum(axis=(1, 2)) for r, c in kinds]
     number = {kind: i for i, kind in enumerate(kinds)}
@@ -167,10 +167,10 @@ def factors(parts: Parts, epilogue: Epilogue, weights: np.ndarray, shape: ConvSh
 def has_border(parts: Parts, shape: ConvShape) -> bool:
     """True if biases depend on the pixel: the input has a zero point, and some windows read padding."""
     x = parts.source_index()
-    return bool(parts.reads[x].zero) and len({*_inside(shape, 0)}) * len({*_inside(shape, 1)}) > 1
+    return bool(parts.reads[x].zero) and len({*_taps_inside(shape, 0)}) * len({*_taps_inside(shape, 1)}) > 1
 
 
-def _inside(shape: ConvShape, axis: int) -> list[tuple[bool, ...]]:
+def _taps_inside(shape: ConvShape, axis: int) -> list[tuple[bool, ...]]:
     """The taps within the image, for each output row (or column)."""
     count, taps, size = ((shape.p, shape.r, shape.h), (shape.q, shape.s, shape.w))[axis]
     at = [[o * shape.stride[axis] - shape.pad[axis] + t * shape.dilation[axis] for t in range(taps)] for o in range(count)]
@@ -196,7 +196,7 @@ def packed_factors(key: str, shape: ConvShape, classes: int, border: bool, make:
 
 def count_classes(shape: ConvShape) -> int:
     """Classes of pixels with the same taps within the image."""
-    return len({*_inside(shape, 0)}) * len({*_inside(shape, 1)})
+    return len({*_taps_inside(shape, 0)}) * len({*_taps_inside(shape, 1)})
 
 
 def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int) -> tuple[int, Scales]:

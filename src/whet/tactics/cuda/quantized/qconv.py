@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, ahead, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, compile_ahead, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes, View, pack_weights8, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
@@ -119,7 +119,7 @@ def kinds_of(parts: Parts, epilogue: Epilogue, signature: Signature, shape: Conv
     return EightBitTypes(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), fold)
 
 
-def storable(tile: ConvConfig, types8: EightBitTypes, shape: ConvShape) -> bool:
+def can_store(tile: ConvConfig, types8: EightBitTypes, shape: ConvShape) -> bool:
     """True if a tile can store these results: shared memory takes 8-bit results and residuals in rows of 16 bytes, memory any number of channels."""
     if shape.k % 8:
         return bool(tile.direct) and tile.sk == 1
@@ -128,19 +128,19 @@ def storable(tile: ConvConfig, types8: EightBitTypes, shape: ConvShape) -> bool:
 
 
 def product_configs(
-    parts: Parts, shape: ConvShape, signature: Signature, found: list[ConvConfig], backend: Backend, axis: int = 1
+    parts: Parts, shape: ConvShape, signature: Signature, configs: list[ConvConfig], backend: Backend, axis: int = 1
 ) -> Sequence[Config]:
-    """The first of `found` that can run and store this; tiles that cannot go through shared memory store directly."""
+    """The first of `configs` that can run and store this; tiles that cannot go through shared memory store directly."""
     epilogue = match_quantized_epilogue(parts, axis)
     if isinstance(epilogue, str):
         return []
     types8 = kinds_of(parts, epilogue, signature, shape)
-    able = (c for c in found if c.outs < 3 or epilogue.residual is not None)  # the third tile is for a residual in flight
-    direct = (c if storable(c, types8, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
+    able = (c for c in configs if c.outs < 3 or epilogue.residual is not None)  # the third tile is for a residual in flight
+    direct = (c if can_store(c, types8, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
     most = MAX_CONFIGS + (6 if epilogue.residual is not None else 0)
     good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)
     kind, odd = epilogue.post_ops.activation[0], shape.k % 8 != 0
-    ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, odd=odd, types8=types8)) for c in good])
+    compile_ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, odd=odd, types8=types8)) for c in good])
     return [as_config(c) for c in good]
 
 
@@ -162,7 +162,7 @@ def product_plan(
     if reason or isinstance(made, str):
         raise PlanRefused(str(reason))
     types8 = kinds_of(parts, made, signature, shape)
-    if not storable(tile, types8, shape):
+    if not can_store(tile, types8, shape):
         raise PlanRefused(f"{tile} cannot store {types8.result} with {shape.k} channels and this residual")
     x, w, b = parts.operand_indices()
     bias = None if b is None else parts.view.inputs[b]

@@ -21,10 +21,10 @@ from whet.tactics.cuda._device.arguments import (
     TensorMap,
     UInt32,
 )
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, Epilogue, GpuKernel, ahead, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, Epilogue, GpuKernel, compile_ahead, machine_has, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
-from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, held, launches, registers_of, widths
+from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, registers_of, widths
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     conv_shape_of,
@@ -102,7 +102,7 @@ class QConvFewChannel(QuantizedTactic):
         assert not isinstance(epilogue, str)
         fit = [t for t in tiles8(conv_shape_of(parts)) if t.fits(epilogue.residual is not None)]
         good = [t for t in fit if replace(t, blocks=t.blocks + 2) not in fit]  # as many blocks as fit, and one less
-        ahead(backend, [text("qconv_few_channel.cu", t.constants(parts, epilogue)) for t in good])
+        compile_ahead(backend, [text("qconv_few_channel.cu", t.constants(parts, epilogue)) for t in good])
         return [(("wide", t.wide), ("tall", t.tall), ("blocks", t.blocks)) for t in good]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -183,7 +183,7 @@ class FewChannelIntegerTile:
     def fits(self, added: bool) -> bool:
         """True if a multiprocessor can hold it: registers for accumulators, weights, a residual, addresses."""
         registers = self.wide // 2 + self.steps * 4 + 44 + (-(-self.wide * 4 // THREADS) * 4 if added else 0)
-        return max(self.columns, self.rows) <= 256 and held(registers, self.shared, self.blocks)
+        return max(self.columns, self.rows) <= 256 and fits_multiprocessor(registers, self.shared, self.blocks)
 
     def constants(self, parts: Parts, epilogue: Epilogue) -> dict[str, int]:
         """The macros of the instance."""

@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, packed_array, same
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, machine_has, packed_array, same
 from whet.tactics.cuda.conv._conv import Between, EightBitTypes, Scales, SecondInput, View, bias_count, pack_weights8, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, large_batch_configs, step_channels, varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
@@ -87,11 +87,11 @@ class QConvSum(Tactic):
             return []
         s, bk, processors = found.last.shape, found.bk(), backend.capabilities.multiprocessors
         steps = found.steps(bk)
-        every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _able(c))
+        every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _supports_two_accumulators(c))
         order = varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
         kind, post_ops = SecondInput.kind(s), found.last.ends()[3]
         how = Features(im2col=not found.first.shape.plain, activation=post_ops.activation[0], types8=found.types8(), pair=kind, between=True)
-        ahead(backend, [conv_source(c, how) for c in order])
+        compile_ahead(backend, [conv_source(c, how) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -99,7 +99,7 @@ class QConvSum(Tactic):
         if isinstance(found, str):
             raise PlanRefused(found)
         a, b, steps = found.first.shape, found.last.shape, found.steps(tile.bk)
-        if not _able(tile) or tile.hold not in (0, steps):
+        if not _supports_two_accumulators(tile) or tile.hold not in (0, steps):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs with separate accumulators")
         (_, _, inner, _), (_, _, out, post_ops) = found.first.ends(), found.last.ends()
         key = "+".join(h.parts.view.needs(h.parts.operand_indices()[1]).constant().digest for h in (found.first, found.last))
@@ -135,7 +135,7 @@ class QConvSum(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"wgmma {found.types8().source} pair {tile}", packed=packed, rtol=0.0)
 
 
-def _able(tile: ConvConfig) -> bool:
+def _supports_two_accumulators(tile: ConvConfig) -> bool:
     """True if conv.cu supports two accumulators in this tile: no cluster, outputs in 32s, no prefetched residual, one row of 64 (two spill)."""
     return tile.sk == 1 and not tile.halo and not tile.once and tile.bn % 32 == 0 and tile.outs < 3 and tile.mi == 1
 

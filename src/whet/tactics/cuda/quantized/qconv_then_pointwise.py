@@ -8,7 +8,7 @@ from dataclasses import replace
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, same
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, machine_has, same
 from whet.tactics.cuda.conv._conv import refuses
 from whet.tactics.cuda.conv._conv_then_pointwise import Integers, IntegerScales, Tile, product_launch, product_source, tiles_of, unfit
 from whet.tactics.cuda.conv.conv_then_pointwise import MAX_CONFIGS, as_config
@@ -55,7 +55,7 @@ class QConvThenPointwise(Tactic):
             return []
         found = tiles_of(both.first.shape, both.product.shape.k, backend.capabilities.multiprocessors, 1)[:MAX_CONFIGS]
         inner, last = (h.epilogue.post_ops.activation[0] for h in (both.first, both.product))
-        ahead(backend, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in found])
+        compile_ahead(backend, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in found])
         return [as_config(t) for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

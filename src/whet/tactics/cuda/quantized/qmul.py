@@ -40,7 +40,7 @@ class QMul(QuantizedTactic):
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES or parts.steps or layer.outputs[0].type.rank != 4:
             return "gates integer images and stores integers"
-        x, gate = _places(parts)
+        x, gate = _operand_indices(parts)
         if x is None or gate is None:
             return "takes one operand of integers and one of floats"
         image, number = parts.view.inputs[x], parts.view.inputs[gate]
@@ -50,7 +50,7 @@ class QMul(QuantizedTactic):
         return None if fits else f"factors of shape {list(number.shape)}; takes one for each channel of each sample"
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
-        x, gate = _places(parts)
+        x, gate = _operand_indices(parts)
         number = None if gate is None else layer.inputs[gate]
         if parts.stores is None or x is None or gate is None or number is None:
             return []
@@ -70,7 +70,7 @@ class QMul(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str) or parts.stores is None:
             raise PlanRefused(str(parts))
-        x, gate = _places(parts)
+        x, gate = _operand_indices(parts)
         assert x is not None
         assert gate is not None
         reads, stores, kind = parts.reads[x], parts.stores, signature.needs(gate)
@@ -88,7 +88,7 @@ class QMul(QuantizedTactic):
         return GpuKernel(layer, signature, make, implementation="qmul", rtol=0.0)
 
 
-def _places(parts: Parts) -> tuple[int | None, int | None]:
+def _operand_indices(parts: Parts) -> tuple[int | None, int | None]:
     """Indices of the integers and the factors among the inputs."""
     both = [parts.place(t) for t in parts.head.inputs]
     whole = [i for i in both if i in parts.reads]

@@ -8,7 +8,7 @@ from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, ta
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import GpuKernel, launch
 from whet.tactics.cuda.conv._conv import TYPES
-from whet.tactics.cuda.pool.pool import PoolArguments, _grown, pool_launch
+from whet.tactics.cuda.pool.pool import PoolArguments, counts_ceil_padding, pool_launch
 from whet.tactics.cuda.quantized._quantized import parts_of
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
@@ -41,7 +41,7 @@ class QPool(QuantizedTactic):
         channels = parts.head.needs(0).shape[1]
         if channels % 8:
             return f"{channels} channels; takes a multiple of 8"
-        return "ceil_mode adds padding, which the kernel does not count" if _grown(parts.head) else None
+        return "ceil_mode adds padding, which the kernel does not count" if counts_ceil_padding(parts.head) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)

@@ -8,7 +8,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature
 from whet.tactics._fused import constants_of, source_index
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, shared_limit
+from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, shared_limit
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import PostOps, View
 from whet.tactics.cuda.sparse._launch import Packed24, Types
@@ -39,7 +39,7 @@ class SparseMmaTactic(SparseTactic):
             return []
         tiles = tiles_for(self.shape(layer), backend.capabilities.multiprocessors, shared_limit(backend))[:MAX_CONFIGS]
         post_ops = end.post_ops if end.residual is not None else PostOps(end.post_ops.activation)
-        ahead(backend, [source("sparse_mma.cu", mma_constants(t, signature.outputs[0].dtype.name, post_ops)) for t in tiles])
+        compile_ahead(backend, [source("sparse_mma.cu", mma_constants(t, signature.outputs[0].dtype.name, post_ops)) for t in tiles])
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

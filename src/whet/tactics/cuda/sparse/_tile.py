@@ -136,12 +136,12 @@ def estimate_us(tile: SparseTile, m: int, k: int, steps: int, multiprocessors: i
     return waves * tile.blocks * (steps * clocks + overlap * epilogue) / 1.6e3 + 2.5
 
 
-def varied_tiles(found: list[SparseTile], most: int, each: int = 2) -> list[SparseTile]:
+def varied_tiles(tiles: list[SparseTile], most: int, each: int = 2) -> list[SparseTile]:
     """The first `most` tiles; at most `each` of one size before any other size has a turn."""
     counts: dict[tuple[int, int], int] = {}
     first: list[SparseTile] = []
     rest: list[SparseTile] = []
-    for tile in found:
+    for tile in tiles:
         size = (tile.bm, tile.bn)
         counts[size] = counts.get(size, 0) + 1
         (first if counts[size] <= each else rest).append(tile)

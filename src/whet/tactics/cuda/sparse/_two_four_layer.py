@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused
-from whet.tactics.cuda._device.kernel import Epilogue, ahead, packed_array, packed_table
+from whet.tactics.cuda._device.kernel import Epilogue, compile_ahead, packed_array, packed_table
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, View
 from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
@@ -47,7 +47,7 @@ def sparse_configs(shape: ConvShape, types: Types, post_ops: PostOps, backend: B
     steps = shape.steps(step_elements(types.in_size))
     found = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, post_ops.residual > 0, backend.capabilities.multiprocessors)
     tiles = varied_tiles(found, MAX_CONFIGS)
-    ahead(backend, [sparse_text(sparse_constants(t, types, not shape.plain, post_ops)) for t in tiles])
+    compile_ahead(backend, [sparse_text(sparse_constants(t, types, not shape.plain, post_ops)) for t in tiles])
     return [t.config for t in tiles]
 
 

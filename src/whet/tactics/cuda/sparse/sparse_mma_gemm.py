@@ -1,4 +1,7 @@
-"""Gemm and MatMul with constant 2:4 weights on the sparse tensor cores of GPUs before Hopper."""
+"""Gemm and MatMul with constant 2:4 weights on the sparse tensor cores of GPUs before Hopper.
+
+For coverage: Hopper has faster kernels of its own.
+"""
 
 from whet.tactics._base import tactic
 from whet.tactics.cuda.sparse._mma_tactic import SparseMmaTactic

@@ -1,6 +1,8 @@
 """Quantized Gemm and MatMul with constant 2:4 weights on Hopper's sparse tensor cores.
 
 The counterpart of sparse_gemm for INT8: it reads fewer bytes of weights than qgemm.
+
+Measured: benchmarks/results/h200/sparsity_crossover.json.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, ahead, launch, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, compile_ahead, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, PostOps, bias_count, pack_weights8
 from whet.tactics.cuda.quantized._quantized import (
@@ -31,7 +31,7 @@ from whet.tactics.cuda.quantized._quantized import (
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.stem.stem import _TILES, PooledFields, StemArguments, StemSizes, _shared, _taps, stem_constants
+from whet.tactics.cuda.stem.stem import TILES, PooledFields, StemArguments, StemSizes, integer_taps, shared_bytes, stem_constants
 
 
 @tactic
@@ -74,7 +74,7 @@ class QStem(QuantizedTactic):
         found, stores = integer_stem_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
         source = signature.inputs[parts.source_index()]
         tiles = ({k: int(v) for k, v in c} for c in found)
-        ahead(backend, [text("stem.cu", integer_stem_constants(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
+        compile_ahead(backend, [text("stem.cu", integer_stem_constants(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -89,10 +89,10 @@ class QStem(QuantizedTactic):
 def integer_stem_configs(s: ConvShape) -> list[Config]:
     """Tiles that fit a multiprocessor."""
     found: list[Config] = []
-    for th, tw in _TILES:
+    for th, tw in TILES:
         for blocks in (1, 2, 3, 4):
             threads = th * tw * 2
-            pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) // threads) * s.c
+            pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + integer_taps(s)) // threads) * s.c
             registers = _columns(s) + pixels + 48
             if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and integer_stem_shared(s, th, tw) * blocks < 220 * 1024:
                 found.append((("th", th), ("tw", tw), ("blocks", blocks)))
@@ -136,7 +136,7 @@ def integer_stem_row(s: ConvShape) -> int:
 
 def integer_stem_shared(s: ConvShape, th: int, tw: int) -> int:
     """Bytes of shared memory for tiles of th x tw results; mirrors stem.cu."""
-    return _shared(_wide(s), th, tw, _taps(s))
+    return shared_bytes(_pad_output_channels(s), th, tw, integer_taps(s))
 
 
 def packed_integer_stem(parts: Parts, epilogue: Epilogue, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, PostOps]:
@@ -147,14 +147,14 @@ def packed_integer_stem(parts: Parts, epilogue: Epilogue, s: ConvShape, stored: 
 
     def permuted() -> np.ndarray:
         given = np.asarray(weights.array(), np.int8)  # [k, c, r, s]
-        side = np.zeros((s.k, s.r, _taps(s), 4), np.int8)
+        side = np.zeros((s.k, s.r, integer_taps(s), 4), np.int8)
         side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
         out = np.zeros((s.k, row), np.int8)
         out[:, : side[0].size] = side.reshape(s.k, -1)
         return pack_weights8(out[:, :, None, None], row)
 
     numbers, out, post_ops = stem_factors(parts, epilogue, s, stored)
-    return (packed_array(f"{weights.constant().digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, post_ops
+    return (packed_array(f"{weights.constant().digest}|first 8 bits {integer_taps(s)} {row}", filters * row, permuted), numbers), out, post_ops
 
 
 def stem_factors(parts: Parts, epilogue: Epilogue, s: ConvShape, stored: str) -> tuple[Packed, Output, PostOps]:
@@ -209,7 +209,7 @@ def _columns(s: ConvShape) -> int:
     return -(-s.k // 32) * 32
 
 
-def _wide(s: ConvShape) -> ConvShape:
+def _pad_output_channels(s: ConvShape) -> ConvShape:
     """The shape with output channels padded to a multiple of 32, as in shared memory."""
     return ConvShape(s.n, s.h, s.w, s.c, _columns(s), s.r, s.s, s.stride, s.pad, s.dilation)
 
@@ -219,7 +219,15 @@ def integer_stem_constants(
 ) -> dict[str, int]:
     """The macros of an instance; `floats`: the kernel quantizes a float image."""
     kind = TYPES[parts.reads[parts.source_index()].dtype.name]
-    fixed = {"BN": _columns(s), "TAPS": _taps(s), "PAIRS": 0, "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(epilogue, stores)), "IN8": kind}
+    fixed = {
+        "BN": _columns(s),
+        "TAPS": integer_taps(s),
+        "PAIRS": 0,
+        "FROM": kind,
+        "TO": TYPES[stores],
+        "FOLD": int(folds(epilogue, stores)),
+        "IN8": kind,
+    }
     if floats:
         assert source is not None, "the kernel quantizes the image, so the image is stored"
         fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}
@@ -228,5 +236,5 @@ def integer_stem_constants(
 
 def _chunks(s: ConvShape) -> int:
     """Rows of 128 bytes of K. Filter rows are padded to a multiple of 4 taps of 4 bytes each."""
-    steps = -(-s.r * _taps(s) // 8)
+    steps = -(-s.r * integer_taps(s) // 8)
     return -(-steps // 4)

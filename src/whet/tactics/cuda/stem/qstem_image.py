@@ -9,7 +9,7 @@ from __future__ import annotations
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, same
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, same
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
 from whet.tactics.cuda.stem.qstem import integer_stem_configs, integer_stem_constants, integer_stem_kernel, integer_stem_reason
@@ -48,7 +48,7 @@ class QStemImage(Tactic):
         configs, source, stores = integer_stem_configs(found.shape), signature.inputs[found.image], signature.outputs[0].dtype.name
         tiles = ({k: int(v) for k, v in c} for c in configs)
         parts, epilogue, shape = found.parts, found.epilogue, found.shape
-        ahead(backend, [text("stem.cu", integer_stem_constants(parts, epilogue, shape, t, source, stores, floats=True)) for t in tiles])
+        compile_ahead(backend, [text("stem.cu", integer_stem_constants(parts, epilogue, shape, t, source, stores, floats=True)) for t in tiles])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

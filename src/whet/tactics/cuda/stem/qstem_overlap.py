@@ -15,14 +15,14 @@ from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, Float32, Int32, Pointer
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, ahead, all_static, machine_has, packed_array, same
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, all_static, compile_ahead, machine_has, packed_array, same
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
-from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, held, launches, registers_of, widths
+from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, registers_of, widths
 from whet.tactics.cuda.quantized._quantized import folds
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
 from whet.tactics.cuda.stem.qstem import stem_factors
-from whet.tactics.cuda.stem.stem_pool import _window
+from whet.tactics.cuda.stem.stem_pool import pool_window
 
 _COMPOSITES = ("ConvPool", "QuantizeThenConv")
 
@@ -84,7 +84,7 @@ class QStemOverlap(Tactic):
         found = _parts(layer)
         assert isinstance(found, Image)
         good = [c for c in _tiles(layer, found.shape) if c.fits()]
-        ahead(backend, [text("qstem_overlap.cu", _constants(layer, found, signature, c)) for c in good])
+        compile_ahead(backend, [text("qstem_overlap.cu", _constants(layer, found, signature, c)) for c in good])
         return [(("wide", c.wide), ("tall", c.tall), ("blocks", c.blocks)) for c in good]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -94,7 +94,7 @@ class QStemOverlap(Tactic):
         if reason := _size_reason(layer, found):
             raise PlanRefused(reason)
         s, parts = found.shape, found.parts
-        tile = _Tile(s, _pooled(layer), *(int(v) for _, v in config))
+        tile = _Tile(s, _has_pool(layer), *(int(v) for _, v in config))
         constants = _constants(layer, found, signature, tile)
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_y, tiles_x = -(-p // tile.stored_rows), -(-s.q // tile.wide)
@@ -143,7 +143,7 @@ class _Tile:
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        ty, tx = _places(self.shape)
+        ty, tx = _window_cells(self.shape)
         lines = 2 * self.tall + 1 if self.pooled else self.stored_rows
         stage = self.side * (self.wide // 2 if self.pooled else self.wide) * self.shape.k
         return 1024 + -(-(lines + ty - 1) * (self.wide + tx - 1) * 16 // 128) * 128 + 2 * stage
@@ -151,7 +151,7 @@ class _Tile:
     def fits(self) -> bool:
         """True if `blocks` blocks fit a multiprocessor: registers for accumulators, weights, maxima and addresses, and shared memory."""
         registers = self.wide // 2 + self.steps * 4 + (self.wide // 4 if self.pooled else 0) + 40
-        return held(registers, self.shared, self.blocks)
+        return fits_multiprocessor(registers, self.shared, self.blocks)
 
 
 def _parts(layer: Layer) -> Image | str:
@@ -164,38 +164,38 @@ def _parts(layer: Layer) -> Image | str:
     return found if found.step is not None else "takes an f32 image that is quantized to the convolution's input"
 
 
-def _pooled(layer: Layer) -> bool:
+def _has_pool(layer: Layer) -> bool:
     return layer.composite == "ConvPool"
 
 
-def _size_reason(layer: Layer, found: Image) -> str | None:
+def _size_reason(layer: Layer, image: Image) -> str | None:
     """The reason why the kernel cannot compute these sizes, or None."""
-    s, scales = found.shape, found.parts.reads
-    if s.stride != (2, 2) or s.dilation != (1, 1) or max(_places(s)) > 4 or s.c > 4 or s.k not in (32, 64) or s.w % 2:
+    s, scales = image.shape, image.parts.reads
+    if s.stride != (2, 2) or s.dilation != (1, 1) or max(_window_cells(s)) > 4 or s.c > 4 or s.k not in (32, 64) or s.w % 2:
         return (
             f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}, strides {s.stride}, {s.w} columns; takes at most 4, 32 or 64,"
             "8 x 8 counted from an even column, strides of 2, no dilation, an even number"
         )
-    if not _pooled(layer):
+    if not _has_pool(layer):
         return None
     a = layer.regions["body"].layers[-1].attrs
-    if a.get("ceil_mode") or set(a.get("dilations") or (1,)) != {1} or len(set(a.get("pads") or (0,))) != 1 or _window(layer) != (3, 2, 1):
+    if a.get("ceil_mode") or set(a.get("dilations") or (1,)) != {1} or len(set(a.get("pads") or (0,))) != 1 or pool_window(layer) != (3, 2, 1):
         return "takes a pooling of 3 x 3 windows, strides of 2 and padding of 1 on all sides"
     if s.k != 64 or s.q > 128:
         return f"{s.k} channels and {s.q} columns before a pooling; takes 64 and at most 128"
-    if found.epilogue.post_ops.activation[0] != "clip" or any(np.any(scales[i].scale < 0) for i in found.parts.operand_indices()[:2]):
+    if image.epilogue.post_ops.activation[0] != "clip" or any(np.any(scales[i].scale < 0) for i in image.parts.operand_indices()[:2]):
         return "pools before it activates, which takes a Clip and no negative scale"
     return None
 
 
-def _places(s: ConvShape) -> tuple[int, int]:
+def _window_cells(s: ConvShape) -> tuple[int, int]:
     """Rows and columns of 16-byte cells (2 x 2 pixels of the image) that a window reads."""
     return (s.pad[0] % 2 + s.r + 1) // 2, (s.pad[1] % 2 + s.s + 1) // 2
 
 
 def places_of_steps(s: ConvShape) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
     """The two places (row, column) of each step of 32 bytes of K, as step_place and step_apart of qstem_overlap.cu have them."""
-    ty, tx = _places(s)
+    ty, tx = _window_cells(s)
     depth = ty + 64 // s.k - 1
     found: list[tuple[tuple[int, int], tuple[int, int] | None]] = [((y, x), (y, x + 1)) for y in range(depth) for x in range(0, tx - 1, 2)]
     if tx % 2:
@@ -205,7 +205,7 @@ def places_of_steps(s: ConvShape) -> list[tuple[tuple[int, int], tuple[int, int]
 
 def fragments(weights: np.ndarray, s: ConvShape) -> np.ndarray:
     """Filters [k, c, r, s] of i8 as registers of operand A: [step, thread, 16 bytes]."""
-    k, c, (ty, tx) = s.k, s.c, _places(s)
+    k, c, (ty, tx) = s.k, s.c, _window_cells(s)
     by_place = np.zeros((k, ty * 2, tx * 2, c), np.int8)
     top, left = s.pad[0] % 2, s.pad[1] % 2
     by_place[:, top : top + s.r, left : left + s.s] = np.asarray(weights, np.int8).transpose(0, 2, 3, 1)
@@ -223,20 +223,20 @@ def fragments(weights: np.ndarray, s: ConvShape) -> np.ndarray:
 
 def _tiles(layer: Layer, s: ConvShape) -> list[_Tile]:
     """Candidates to time."""
-    if _pooled(layer):
+    if _has_pool(layer):
         wide = -(-s.q // 16) * 16
         return [_Tile(s, True, wide, tall, blocks) for tall in (1, 2, 4, 7) for blocks in (2, 3, 4)]
     return [_Tile(s, False, w, tall, blocks) for w in widths(s.q) for tall in (2, 4) for blocks in (2, 3, 4)]
 
 
-def _constants(layer: Layer, found: Image, signature: Signature, tile: _Tile) -> dict[str, int]:
+def _constants(layer: Layer, image: Image, signature: Signature, tile: _Tile) -> dict[str, int]:
     """The macros of an instance."""
-    s, parts, stores = found.shape, found.parts, signature.outputs[0].dtype.name
-    ty, tx = _places(s)
+    s, parts, stores = image.shape, image.parts, signature.outputs[0].dtype.name
+    ty, tx = _window_cells(s)
     kind = TYPES[parts.reads[parts.source_index()].dtype.name]
     return {
         "C": s.c, "TY": ty, "TX": tx, "BN": tile.wide, "KC": s.k, "TALL": tile.tall,
         "POOL": int(tile.pooled), "Q": s.q if tile.pooled else 0, "IN8": kind, "TO": TYPES[stores],
-        "ACT": ACTIVATIONS[found.epilogue.post_ops.activation[0]], "FOLD": int(folds(found.epilogue, stores)),
+        "ACT": ACTIVATIONS[image.epilogue.post_ops.activation[0]], "FOLD": int(folds(image.epilogue, stores)),
         "BLOCKS": tile.blocks, "WEIGHTS_AS_A": 1,
     }  # fmt: skip

@@ -9,13 +9,13 @@ from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, launch, machine_has, same
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, launch, machine_has, same
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
 from whet.tactics.cuda.stem.qstem import integer_arguments, integer_stem_constants, integer_stem_row, integer_stem_shared, packed_integer_stem
 from whet.tactics.cuda.stem.stem import PooledFields, StemSizes
-from whet.tactics.cuda.stem.stem_pool import _TILES, _tile, _window, _window_reason
+from whet.tactics.cuda.stem.stem_pool import TILES, pool_window, tile_of_windows, why_not_window
 
 
 @tactic
@@ -48,32 +48,32 @@ class QStemPool(Tactic):
             return "needs Hopper's tensor cores (sm_90a)"
         if s.c > 4 or s.k != 64 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
             return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}; takes 4, 64, 16 x 16, no dilation"
-        return _window_reason(layer)
+        return why_not_window(layer)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = image_parts(layer, "ConvPool")
         assert isinstance(found, Image)
-        s, pool = found.shape, _window(layer)
+        s, pool = found.shape, pool_window(layer)
         good: list[Config] = []
-        for ph, pw in _TILES:
-            th, tw, threads = _tile(pool, ph, pw)
+        for ph, pw in TILES:
+            th, tw, threads = tile_of_windows(pool, ph, pw)
             pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + s.s) // threads) * s.c
             for blocks in (1, 2, 3, 4):
                 fits = threads <= 1024 and blocks * threads <= 2048 and 100 + pixels <= 65536 // (blocks * threads)
-                if fits and _shared(s, pool, ph, pw) * blocks < 220 * 1024:
+                if fits and _shared_bytes(s, pool, ph, pw) * blocks < 220 * 1024:
                     good.append((("ph", ph), ("pw", pw), ("blocks", blocks)))
-        ahead(backend, [text("stem.cu", _constants(layer, found, signature, c)) for c in good])
+        compile_ahead(backend, [text("stem.cu", _constants(layer, found, signature, c)) for c in good])
         return good
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found = image_parts(layer, "ConvPool")
         if isinstance(found, str):
             raise PlanRefused(found)
-        if reason := _window_reason(layer):
+        if reason := why_not_window(layer):
             raise PlanRefused(reason)
         s, parts, made = found.shape, found.parts, found.epilogue
-        (ph, pw, blocks), pool = (int(v) for _, v in config), _window(layer)
-        constants, shared, threads = _constants(layer, found, signature, config), _shared(s, pool, ph, pw), _tile(pool, ph, pw)[2]
+        (ph, pw, blocks), pool = (int(v) for _, v in config), pool_window(layer)
+        constants, shared, threads = _constants(layer, found, signature, config), _shared_bytes(s, pool, ph, pw), tile_of_windows(pool, ph, pw)[2]
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_h, tiles_w = -(-p // ph), -(-q // pw)
         tiles, row = s.n * tiles_h * tiles_w, integer_stem_row(s)
@@ -90,17 +90,17 @@ class QStemPool(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
 
 
-def _shared(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
+def _shared_bytes(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
     """Bytes of shared memory; mirrors stem.cu."""
-    th, tw, threads = _tile(pool, ph, pw)
+    th, tw, threads = tile_of_windows(pool, ph, pw)
     return integer_stem_shared(s, th, tw) + 128 + threads // 2 * 64
 
 
-def _constants(layer: Layer, found: Image, signature: Signature, config: Config) -> dict[str, int]:
+def _constants(layer: Layer, image: Image, signature: Signature, config: Config) -> dict[str, int]:
     """The macros of an instance."""
-    (ph, pw, blocks), pool = (int(v) for _, v in config), _window(layer)
-    th, tw, _ = _tile(pool, ph, pw)
-    source, stores, tile = signature.inputs[found.image], signature.outputs[0].dtype.name, {"th": th, "tw": tw, "blocks": blocks}
-    own = integer_stem_constants(found.parts, found.epilogue, found.shape, tile, source, stores, floats=found.step is not None)
+    (ph, pw, blocks), pool = (int(v) for _, v in config), pool_window(layer)
+    th, tw, _ = tile_of_windows(pool, ph, pw)
+    source, stores, tile = signature.inputs[image.image], signature.outputs[0].dtype.name, {"th": th, "tw": tw, "blocks": blocks}
+    own = integer_stem_constants(image.parts, image.epilogue, image.shape, tile, source, stores, floats=image.step is not None)
     more = {"POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}
     return {**own, **more}

@@ -29,13 +29,13 @@ from whet.tactics.cuda._device.arguments import (
     TensorMap,
     When,
 )
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
-_TILES = ((8, 16), (4, 16), (8, 32), (16, 16), (4, 32))  # output rows and columns of a block
+TILES = ((8, 16), (4, 16), (8, 32), (16, 16), (4, 32))  # output rows and columns of a block
 
 
 @dataclass(frozen=True)
@@ -103,18 +103,22 @@ class Stem(FirstLayer):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s = conv_shape(layer)
         found: list[Config] = []
-        for th, tw in _TILES:
+        for th, tw in TILES:
             for blocks in (1, 2, 3, 4):
                 threads = th * tw * 2
                 pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + float_taps(s)) // threads) * s.c
                 registers = _columns(s) * 3 // 4 + pixels + 30  # accumulators and biases, the next pixels, fragments and addresses
-                if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(s, th, tw, float_taps(s)) * blocks < 220 * 1024:
+                if (
+                    blocks * threads <= 1024
+                    and registers <= 65536 // (blocks * threads)
+                    and shared_bytes(s, th, tw, float_taps(s)) * blocks < 220 * 1024
+                ):
                     found.append((("th", th), ("tw", tw), ("blocks", blocks)))
         made = match_epilogue(layer, epilogue(layer))
         source = signature.inputs[source_index(layer)]
         if not isinstance(made, str):
             kind, dtype = made.post_ops.activation[0], signature.outputs[0].dtype.name
-            ahead(backend, [text("stem.cu", stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
+            compile_ahead(backend, [text("stem.cu", stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -134,7 +138,7 @@ class Stem(FirstLayer):
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
-            shared = _shared(s, tile["th"], tile["tw"], float_taps(s))
+            shared = shared_bytes(s, tile["th"], tile["tw"], float_taps(s))
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             arguments = StemArguments(
                 box, args.packed[1], args.inputs[x], args.outputs[0], StemSizes.of(s, tiles_h, tiles_w), act=made.post_ops.activation[1:]
@@ -195,10 +199,10 @@ def stem_constants(s: ConvShape, tile: dict[str, int], activation: str, source: 
 def float_taps(s: ConvShape) -> int:
     """Taps of a float filter row, padded to a multiple of 2 if all rows together are then a multiple of 4, else of 4: a step has 16 elements."""
     twos = -(-s.s // 2) * 2
-    return twos if s.r * twos % 4 == 0 else _taps(s)
+    return twos if s.r * twos % 4 == 0 else integer_taps(s)
 
 
-def _taps(s: ConvShape) -> int:
+def integer_taps(s: ConvShape) -> int:
     """Taps of a filter row, padded to a multiple of 4: 16 elements of K."""
     return -(-s.s // 4) * 4
 
@@ -212,7 +216,7 @@ def _chunks(s: ConvShape, taps: int) -> int:
     return -(-s.r * taps // 16)
 
 
-def _shared(s: ConvShape, th: int, tw: int, taps: int) -> int:
+def shared_bytes(s: ConvShape, th: int, tw: int, taps: int) -> int:
     """Bytes of shared memory; mirrors stem.cu."""
     patch = ((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + taps) * 8
     return 1024 + _chunks(s, taps) * _columns(s) * 128 + patch + 32

@@ -25,9 +25,9 @@ from whet.tactics.cuda._device.kernel import (
     RTOL,
     TYPE,
     GpuKernel,
-    ahead,
     all_static,
     blocks_of,
+    compile_ahead,
     float_types,
     launch,
     machine_has,
@@ -131,7 +131,7 @@ class StemAsChannels(FirstLayer):
         found = configs_for(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         if not isinstance(made, str):
             how = Features(True, made.post_ops.activation[0], signature.outputs[0].dtype.name == "bf16", odd=s.k % 8 != 0)
-            ahead(backend, [conv_source(c, how) for c in found])
+            compile_ahead(backend, [conv_source(c, how) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -16,11 +16,11 @@ from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Int32, Pointer, TensorMap
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Epilogue, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Epilogue, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, permute_rows
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
-from whet.tactics.cuda.conv._few_channel import halved
+from whet.tactics.cuda.conv._few_channel import is_halved
 from whet.tactics.cuda.conv.conv import conv_shape
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
@@ -65,17 +65,17 @@ class OverlapTile:
         """The macros of the instance."""
         kind = ACTIVATIONS[post_ops.activation[0]]
         own = {"TH": self.th, "WGS": self.wgs, "BLOCKS": self.blocks}
-        shape = {"C": s.c, "R": s.r, "TX": places(s), "STRIDE_H": s.stride[0], "LEAD": lead(s), "BN": columns(s)}
-        return {**own, **shape, "FROM": int(source != F32), "ACT": kind, "HALVED": int(halved(post_ops)), "BF16": int(dtype.name == "bf16")}
+        shape = {"C": s.c, "R": s.r, "TX": row_cells(s), "STRIDE_H": s.stride[0], "LEAD": lead(s), "BN": columns(s)}
+        return {**own, **shape, "FROM": int(source != F32), "ACT": kind, "HALVED": int(is_halved(post_ops)), "BF16": int(dtype.name == "bf16")}
 
     def shared(self, s: ConvShape) -> int:
         """Bytes of shared memory; mirrors stem_overlap.cu."""
-        wide = -(-(lead(s) + 63 + places(s)) // 2) * 2
+        wide = -(-(lead(s) + 63 + row_cells(s)) // 2) * 2
         return 1024 + row(s) * columns(s) * 2 + ((self.th - 1) * s.stride[0] + s.r) * wide * 16 + 8
 
     def unfit(self, s: ConvShape, source: DType) -> str | None:
         """Why a multiprocessor cannot hold it, or None."""
-        units = -(-((self.th - 1) * s.stride[0] + s.r) * (-(-(lead(s) + 63 + places(s)) // 2)) // (128 * self.wgs))
+        units = -(-((self.th - 1) * s.stride[0] + s.r) * (-(-(lead(s) + 63 + row_cells(s)) // 2)) // (128 * self.wgs))
         registers = columns(s) + units * s.c * (4 if source == F32 else 2) + 37  # two rows of accumulators, pixels in flight, addresses
         if registers * self.blocks * self.wgs * 128 > REGISTERS or registers > 240 or self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024:
             return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
@@ -119,7 +119,7 @@ class StemOverlap(FirstLayer):
         every = [OverlapTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
         able = [t for t in every if t.unfit(s, image.dtype) is None]
         found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        ahead(backend, [source("stem_overlap.cu", t.constants(s, made.post_ops, image.dtype, dtype)) for t in found])
+        compile_ahead(backend, [source("stem_overlap.cu", t.constants(s, made.post_ops, image.dtype, dtype)) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -149,7 +149,7 @@ def packed_filters(s: ConvShape, weights: Tensor, own: Tensor | None, epilogue: 
     """Filters as stem_overlap.cu reads them: [columns][row of taps of four channels], rows permuted, the bias in the fourth channel of two taps."""
 
     def filters() -> np.ndarray:
-        odd, taps, scale = s.pad[1] % 2, 2 * places(s), np.float32(0.5 if halved(epilogue.post_ops) else 1)
+        odd, taps, scale = s.pad[1] % 2, 2 * row_cells(s), np.float32(0.5 if is_halved(epilogue.post_ops) else 1)
         side = np.zeros((columns(s), s.r, taps, 4), dtype.numpy)
         given = np.asarray(weights.array(), np.float32) * scale  # [k, c, r, s]
         side[: s.k, :, odd : odd + s.s, : s.c] = given.transpose(0, 2, 3, 1)
@@ -161,10 +161,10 @@ def packed_filters(s: ConvShape, weights: Tensor, own: Tensor | None, epilogue: 
         return permute_rows(out)
 
     key = f"{weights.constant().digest} {'' if own is None else own.constant().digest} {epilogue.key}|first places {s.pad[1] % 2} {row(s)} {dtype}"
-    return packed_array(f"{key} {halved(epilogue.post_ops)}", columns(s) * row(s) * 2, filters)
+    return packed_array(f"{key} {is_halved(epilogue.post_ops)}", columns(s) * row(s) * 2, filters)
 
 
-def places(s: ConvShape) -> int:
+def row_cells(s: ConvShape) -> int:
     """Cells of two pixels in a filter row; with odd padding windows begin at the second pixel of a cell."""
     return -(-(s.s + s.pad[1] % 2) // 2)
 
@@ -181,4 +181,4 @@ def columns(s: ConvShape) -> int:
 
 def row(s: ConvShape) -> int:
     """Elements of a packed filter: whole rows of 64."""
-    return -(-s.r * places(s) * 8 // 64) * 64
+    return -(-s.r * row_cells(s) * 8 // 64) * 64

@@ -12,15 +12,26 @@ from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, is_quantized, root_layer, source_index
 from whet.tactics.cuda._device.fused_body import seen
-from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, RTOL, GpuKernel, ahead, all_static, float_types, launch, machine_has, match_epilogue, same
+from whet.tactics.cuda._device.kernel import (
+    FLOAT16_TYPES,
+    RTOL,
+    GpuKernel,
+    all_static,
+    compile_ahead,
+    float_types,
+    launch,
+    machine_has,
+    match_epilogue,
+    same,
+)
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 from whet.tactics.cuda.stem.stem import PooledFields, StemArguments, StemSizes, float_taps, stem_constants, stem_filters, stem_row
-from whet.tactics.cuda.stem.stem import _shared as shared_of_first
+from whet.tactics.cuda.stem.stem import shared_bytes as shared_of_first
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
-_TILES = ((8, 7), (3, 8), (4, 6), (4, 7), (5, 8), (2, 12), (7, 8), (3, 7))  # rows and columns of pooling windows; most fill a multiple of 64 results
+TILES = ((8, 7), (3, 8), (4, 6), (4, 7), (5, 8), (2, 12), (7, 8), (3, 7))  # rows and columns of pooling windows; most fill a multiple of 64 results
 
 
 @tactic
@@ -36,16 +47,16 @@ class StemPool(FirstLayer):
         head = layer.regions["body"].layers[0]
         if head.op == "QuantizeLinear" or is_quantized(head):
             return "is for floating point"
-        return super().why_not(_conv(layer))
+        return super().why_not(convolution_of(layer))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer) or layer.outputs[0].type.rank != 4:
             return []
-        conv = _conv(layer)
+        conv = convolution_of(layer)
         head, steps = root_layer(conv), epilogue(conv)
         if any(p.other is not None and not conv.needs(p.other).is_constant for p in steps or ()):
             return []
-        x, found = _image(layer, conv), []
+        x, found = image_index(layer, conv), []
         for dtype in float_types([layer.inputs[x], layer.outputs[0]], FLOAT16_TYPES):
             for source in dict.fromkeys((head.needs(0).dtype, dtype)):
                 found += [same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)) for form in ("linear", "nhwc")]
@@ -54,48 +65,48 @@ class StemPool(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        conv = _conv(layer)
+        conv = convolution_of(layer)
         made, s = match_epilogue(conv, epilogue(conv)), conv_shape(conv)
         if isinstance(made, str):
             return made
         if s.c > 4 or s.k > 64 or s.k % 8 or s.k <= 48 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
             return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}; takes 4, 56 or 64, 16 x 16, no dilation"
-        return _window_reason(layer)
+        return why_not_window(layer)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        conv, found = _conv(layer), []
-        s, pool = conv_shape(conv), _window(layer)
-        for ph, pw in _TILES:
+        conv, found = convolution_of(layer), []
+        s, pool = conv_shape(conv), pool_window(layer)
+        for ph, pw in TILES:
             for blocks in (1, 2, 3, 4):
                 config: Config = (("ph", ph), ("pw", pw), ("blocks", blocks))
-                th, tw, threads = _tile(pool, ph, pw)
+                th, tw, threads = tile_of_windows(pool, ph, pw)
                 pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + s.s) // threads) * s.c
                 registers = 100 + pixels  # accumulators, biases, fragments, addresses, the next tile's pixels
                 fits = threads <= 1024 and blocks * threads <= 2048 and registers <= 65536 // (blocks * threads)
-                if fits and _shared(s, pool, ph, pw) * blocks < 220 * 1024:
+                if fits and _shared_bytes(s, pool, ph, pw) * blocks < 220 * 1024:
                     found.append(config)
         made = match_epilogue(conv, epilogue(conv))
         if not isinstance(made, str):
-            ahead(backend, [text("stem.cu", _constants(layer, signature, c)) for c in found])
+            compile_ahead(backend, [text("stem.cu", _constants(layer, signature, c)) for c in found])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        conv = _conv(layer)
+        conv = convolution_of(layer)
         made = match_epilogue(conv, epilogue(conv))
         if isinstance(made, str):
             raise PlanRefused(made)
-        if reason := _window_reason(layer):
+        if reason := why_not_window(layer):
             raise PlanRefused(reason)
         s, (ph, pw, blocks) = conv_shape(conv), (int(v) for _, v in config)
         weights, own = constants_of(conv)
-        place = _image(layer, conv)
+        place = image_index(layer, conv)
         source, dtype = signature.inputs[place], signature.outputs[0].dtype
         assert source is not None
-        constants, shared = _constants(layer, signature, config), _shared(s, _window(layer), ph, pw)
+        constants, shared = _constants(layer, signature, config), _shared_bytes(s, pool_window(layer), ph, pw)
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_h, tiles_w = -(-p // ph), -(-q // pw)
         tiles, row = s.n * tiles_h * tiles_w, stem_row(s)
-        threads = _tile(_window(layer), ph, pw)[2]
+        threads = tile_of_windows(pool_window(layer), ph, pw)[2]
 
         def make(args: Args) -> list:
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
@@ -109,19 +120,19 @@ class StemPool(FirstLayer):
         return GpuKernel(layer, signature, make, implementation=f"first wgmma pooled {ph}x{pw} b{blocks}", packed=packed, rtol=rtol)
 
 
-def _conv(layer: Layer) -> Layer:
+def convolution_of(layer: Layer) -> Layer:
     """The convolution of the body, as if it stood alone."""
     body = layer.regions["body"]
     return seen(body.layers[0], dict(zip(body.inputs, layer.inputs, strict=True)))
 
 
-def _image(layer: Layer, conv: Layer) -> int:
+def image_index(layer: Layer, conv: Layer) -> int:
     """Which input of the whole the convolution reads."""
     x = conv.inputs[source_index(conv)]
     return next(i for i, t in enumerate(layer.inputs) if t is x)
 
 
-def _window_reason(layer: Layer) -> str | None:
+def why_not_window(layer: Layer) -> str | None:
     """Why the pooling is none that the kernel does, or None."""
     a = layer.regions["body"].layers[-1].attrs
     kernel, strides, pads = a["kernel_shape"], a.get("strides") or (1, 1), a.get("pads") or (0, 0, 0, 0)
@@ -130,31 +141,31 @@ def _window_reason(layer: Layer) -> str | None:
     return None if 1 < kernel[0] <= 3 and pads[0] < kernel[0] else f"windows of {kernel[0]} results; takes two or three"
 
 
-def _window(layer: Layer) -> tuple[int, int, int]:
+def pool_window(layer: Layer) -> tuple[int, int, int]:
     """Window, stride and padding of the pooling."""
     a = layer.regions["body"].layers[-1].attrs
     return int(a["kernel_shape"][0]), int((a.get("strides") or (1, 1))[0]), int((a.get("pads") or (0,))[0])
 
 
-def _tile(pool: tuple[int, int, int], ph: int, pw: int) -> tuple[int, int, int]:
+def tile_of_windows(pool: tuple[int, int, int], ph: int, pw: int) -> tuple[int, int, int]:
     """Rows and columns of results that ph x pw windows read, and threads."""
     th, tw = (ph - 1) * pool[1] + pool[0], (pw - 1) * pool[1] + pool[0]
     return th, tw, -(-th * tw // 64) * 128
 
 
-def _shared(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
+def _shared_bytes(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
     """Bytes of shared memory; mirrors stem.cu."""
-    th, tw, threads = _tile(pool, ph, pw)
+    th, tw, threads = tile_of_windows(pool, ph, pw)
     return shared_of_first(s, th, tw, float_taps(s)) + 128 + threads // 2 * 128
 
 
 def _constants(layer: Layer, signature: Signature, config: Config) -> dict[str, int]:
     """The macros of an instance."""
-    conv, (ph, pw, blocks) = _conv(layer), (int(v) for _, v in config)
-    made, pool = match_epilogue(conv, epilogue(conv)), _window(layer)
+    conv, (ph, pw, blocks) = convolution_of(layer), (int(v) for _, v in config)
+    made, pool = match_epilogue(conv, epilogue(conv)), pool_window(layer)
     assert not isinstance(made, str)
     source = next(o for o in signature.inputs if o is not None)
-    th, tw, _ = _tile(pool, ph, pw)
+    th, tw, _ = tile_of_windows(pool, ph, pw)
     tile = {"th": th, "tw": tw, "blocks": blocks}
     own = stem_constants(conv_shape(conv), tile, made.post_ops.activation[0], source, signature.outputs[0].dtype.name)
     return {**own, "BN": 64, "POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}

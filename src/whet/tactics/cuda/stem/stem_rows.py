@@ -16,11 +16,11 @@ from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, ConstUint4Pointer, Int32, Pointer
-from whet.tactics.cuda._device.kernel import RTOL, TYPE, Epilogue, GpuKernel, ahead, launch, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda._device.kernel import RTOL, TYPE, Epilogue, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.stem.stem_pool import StemPool, _conv, _image, _window
+from whet.tactics.cuda.stem.stem_pool import StemPool, convolution_of, image_index, pool_window
 
 _ROWS = (1, 2, 4, 7, 8, 14, 28)  # pooled rows of a block
 _RING = 16  # image rows that a block keeps
@@ -73,7 +73,7 @@ class StemRows(StemPool):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        conv = _conv(layer)
+        conv = convolution_of(layer)
         made, s = match_epilogue(conv, epilogue(conv)), conv_shape(conv)
         if isinstance(made, str):
             return made
@@ -86,7 +86,7 @@ class StemRows(StemPool):
         return None if _pools_pairs(layer) else "takes pooling windows of 3 x 3, strides of 2 and padding 1"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        s = conv_shape(_conv(layer))
+        s = conv_shape(convolution_of(layer))
         *_, p, q = static_shape(layer.outputs[0].shape)
         found: dict[Config, float] = {}
         for wide in dict.fromkeys(-(-q // (4 * parts)) * 4 for parts in range(1, 9)):
@@ -94,18 +94,18 @@ class StemRows(StemPool):
             if columns.bn > 128:
                 continue
             for rows, blocks in ((r, b) for r in _ROWS if r <= p for b in (1, 2, 3, 4)):
-                if _registers(s, columns) <= 65536 // (128 * blocks) and _shared(s, columns) * blocks < 220 * 1024:
+                if _registers(s, columns) <= 65536 // (128 * blocks) and _shared_bytes(s, columns) * blocks < 220 * 1024:
                     config: Config = (("rows", rows), ("wide", wide), ("blocks", blocks))
                     found[config] = _estimate(s, columns, p, rows, blocks, backend.capabilities.multiprocessors)
         best = sorted(found, key=lambda c: (found[c], c))[:MAX_CONFIGS]
-        ahead(backend, list(dict.fromkeys(text("stem_rows.cu", _constants(s, signature, c, q)) for c in best)))
+        compile_ahead(backend, list(dict.fromkeys(text("stem_rows.cu", _constants(s, signature, c, q)) for c in best)))
         return best
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         if reason := self.refuses(layer, signature, backend):
             raise PlanRefused(reason)
-        conv = _conv(layer)
-        made, s, place = match_epilogue(conv, epilogue(conv)), conv_shape(conv), _image(layer, conv)
+        conv = convolution_of(layer)
+        made, s, place = match_epilogue(conv, epilogue(conv)), conv_shape(conv), image_index(layer, conv)
         assert not isinstance(made, str)
         weights, own = constants_of(conv)
         source, dtype = signature.inputs[place], signature.outputs[0].dtype
@@ -114,7 +114,7 @@ class StemRows(StemPool):
         *_, p, q = static_shape(layer.outputs[0].shape)
         rows, wide, blocks = (int(v) for _, v in config)
         columns, constants, strips = Columns.of(q, wide), _constants(s, signature, config, q), -(-p // rows)
-        shared = _shared(s, columns)
+        shared = _shared_bytes(s, columns)
 
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.k, p, q, rows, strips, wide, columns.tiles)
@@ -130,7 +130,7 @@ def _pools_pairs(layer: Layer) -> bool:
     """True if the pooling has 3 x 3 windows, strides of 2 and padding of 1."""
     a = layer.regions["body"].layers[-1].attrs
     square = all(len(set(a.get(name) or (1,))) == 1 for name in ("kernel_shape", "strides", "pads", "dilations"))
-    return square and not a.get("ceil_mode") and set(a.get("dilations") or (1,)) == {1} and _window(layer) == (3, 2, 1)
+    return square and not a.get("ceil_mode") and set(a.get("dilations") or (1,)) == {1} and pool_window(layer) == (3, 2, 1)
 
 
 def _lead(s: ConvShape) -> int:
@@ -174,7 +174,7 @@ def _quads(s: ConvShape, columns: Columns) -> int:
     return (2 * columns.bn - 2 + left - _lead(s) + 4 * _halves(s) + 3) // 4
 
 
-def _shared(s: ConvShape, columns: Columns) -> int:
+def _shared_bytes(s: ConvShape, columns: Columns) -> int:
     return 128 + _RING * _quads(s, columns) * 32
 
 

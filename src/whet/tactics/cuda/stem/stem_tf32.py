@@ -20,8 +20,8 @@ from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     Epilogue,
     GpuKernel,
-    ahead,
     all_static,
+    compile_ahead,
     float_types,
     launch,
     machine_has,
@@ -134,15 +134,15 @@ class StemTf32(FirstLayer):
         if s.c > 3 or s.k > 128 or s.k % 4 or max(s.r, s.s) > 11 or s.r * s.s < 3 or s.w % 4 or s.stride[1] > 2 or s.dilation != (1, 1):
             sizes = f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}, stride {s.stride[1]}, rows of {s.w} pixels"
             return f"{sizes}; takes at most 3, a multiple of 4 up to 128, 3 taps to 11 x 11, 1 or 2, a multiple of 4, and no dilation"
-        return None if any(t.unfit(s) is None for t in _every()) else "the weights and an image tile exceed shared memory"
+        return None if any(t.unfit(s) is None for t in _list_tiles()) else "the weights and an image tile exceed shared memory"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s, made = conv_shape(layer), match_epilogue(layer, epilogue(layer))
         if isinstance(made, str):
             return []
-        able = [t for t in _every() if t.unfit(s) is None]
+        able = [t for t in _list_tiles() if t.unfit(s) is None]
         found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        ahead(backend, [source("stem_tf32.cu", t.constants(s, made.post_ops)) for t in found])
+        compile_ahead(backend, [source("stem_tf32.cu", t.constants(s, made.post_ops)) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -170,7 +170,7 @@ class StemTf32(FirstLayer):
         return GpuKernel(layer, signature, make, implementation=f"first wgmma tf32 {tile}", packed=packed, rtol=ConvTf32.rtol)
 
 
-def _every() -> list[StemTile]:
+def _list_tiles() -> list[StemTile]:
     return [StemTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
 
 

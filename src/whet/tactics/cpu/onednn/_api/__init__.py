@@ -12,7 +12,7 @@ from whet.tactics.cpu.onednn._api.attributes import BINARY, ELTWISE, Attributes,
 from whet.tactics.cpu.onednn._api.conv import convolution
 from whet.tactics.cpu.onednn._api.library import Unimplemented, has_isa, library, library_version, load_error
 from whet.tactics.cpu.onednn._api.matmul import inner_product, matmul
-from whet.tactics.cpu.onednn._api.memory import ALIGNMENT, MemoryDesc, aligned, describe, row_major
+from whet.tactics.cpu.onednn._api.memory import ALIGNMENT, MemoryDesc, allocate_aligned, describe, row_major
 from whet.tactics.cpu.onednn._api.move import concat, pack, reorder
 from whet.tactics.cpu.onednn._api.norm import layer_normalization, softmax
 from whet.tactics.cpu.onednn._api.pointwise import binary, eltwise, prelu, sum_of
@@ -21,7 +21,7 @@ from whet.tactics.cpu.onednn._api.window import pooling, reduction, resampling
 
 __all__ = [
     "ALIGNMENT", "BINARY", "ELTWISE", "Attributes", "Binary", "Call", "Descriptor", "Eltwise", "MemoryDesc", "PostOp", "Prelu", "Primitive", "Sum",
-    "Unimplemented", "aligned", "binary", "concat", "convolution", "describe", "eltwise", "has_isa", "inner_product",
+    "Unimplemented", "allocate_aligned", "binary", "concat", "convolution", "describe", "eltwise", "has_isa", "inner_product",
     "layer_normalization", "library", "library_version", "load_error", "matmul", "pack", "pooling", "prelu", "reduction", "reorder", "resampling",
     "row_major", "run", "softmax", "sum_of",
 ]  # fmt: skip

@@ -91,7 +91,7 @@ def describe(shape: Sequence[int], dtype: str, fmt: str = "linear", strides: Seq
     return MemoryDesc(handle, f"{dtype}{list(shape)}:{list(strides)}")
 
 
-def borrowed(handle: int | None, origin: str, extra: str = "") -> MemoryDesc:
+def copy_borrowed(handle: int | None, origin: str, extra: str = "") -> MemoryDesc:
     """A copy of a descriptor that belongs to a primitive descriptor; `origin` names that one, for layouts that cannot be described.
 
     Integer weights may have compensation sums after their elements, which no query reports: `extra` has the parameters they depend on.
@@ -130,7 +130,7 @@ def _layout(handle: int) -> str | None:
     return f"{_NAMES.get(code.value, code.value)}" + "".join(parts)
 
 
-def aligned(nbytes: int) -> np.ndarray:
+def allocate_aligned(nbytes: int) -> np.ndarray:
     """A zeroed uint8 buffer of `nbytes` whose address is a multiple of 64."""
     raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT

@@ -15,7 +15,7 @@ from whet.errors import BackendError
 from whet.forks import new_reentrant_lock
 from whet.tactics.cpu.onednn._api.attributes import ARGS, MULTIPLE_SRC, SCALES, ZERO_POINTS, Attributes, Binary
 from whet.tactics.cpu.onednn._api.library import Unimplemented, dims_array, library
-from whet.tactics.cpu.onednn._api.memory import MemoryDesc, aligned, borrowed, describe
+from whet.tactics.cpu.onednn._api.memory import MemoryDesc, allocate_aligned, copy_borrowed, describe
 
 _Q_IMPL, _Q_SCRATCHPAD, _Q_EXEC_ARG = 8, 136, 255
 _LAST_IMPL = 4
@@ -53,7 +53,7 @@ class Descriptor:
         extra = ""
         if operand == "weights":
             extra = f"{self.md('src').dtype} input" + (" with a zero point" if "zero:src" in self.vectors else "")
-        return borrowed(found, f"{operand} of {self.name} {self.text}", extra)
+        return copy_borrowed(found, f"{operand} of {self.name} {self.text}", extra)
 
     @cached_property
     def scratch_bytes(self) -> int:
@@ -131,7 +131,7 @@ class Primitive:
         self._mds = {n: descriptor.md(n) for n in descriptor.operands}
         if descriptor.scratch_bytes:
             found = library().lib.dnnl_primitive_desc_query_md(descriptor.handle, _Q_SCRATCHPAD, 0)
-            self._mds["scratchpad"] = borrowed(found, "scratchpad")
+            self._mds["scratchpad"] = copy_borrowed(found, "scratchpad")
 
     @property
     def operands(self) -> Mapping[str, MemoryDesc]:
@@ -251,7 +251,7 @@ def run(descriptor: Descriptor, **arrays: np.ndarray) -> np.ndarray:
     primitive = descriptor.primitive()
     held = {n.replace("__", ":"): np.ascontiguousarray(a) for n, a in arrays.items()}
     for name in primitive.operands:
-        held.setdefault(name, aligned(primitive.operands[name].nbytes))
+        held.setdefault(name, allocate_aligned(primitive.operands[name].nbytes))
     for name, array in held.items():
         if array.nbytes < primitive.operands[name].nbytes:
             raise BackendError(f"{name} has {array.nbytes} bytes, {descriptor.name} needs {primitive.operands[name].nbytes}")
