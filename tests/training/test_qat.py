@@ -16,7 +16,8 @@ from whet.ops import run_network
 from whet.precision import Ranges, find_quantization_sites
 from whet.precision.ranges import Range
 from whet.training import FinetuneConfig, NetworkModule, TrainingData, accuracy, finetune, quantization_aware
-from whet.training.qat import FakeActivation, FakeWeight, _fakes, folded
+from whet.training.qat import FakeActivation, FakeWeight, _fakes
+from whet.training.tuning import fold_batch_norms
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_gradients_are_straight_through_and_zero_at_saturation():
 def test_the_module_equals_the_exported_network(learned, digits):
     got = quantization_aware(learned, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.005}), samples=64, test=digits[1])
     ops = [x.op for x in got.network.layers]
-    places = find_quantization_sites(folded(learned))
+    places = find_quantization_sites(fold_batch_norms(learned))
     assert ops.count("QuantizeLinear") == len(places.roots)
     assert ops.count("DequantizeLinear") == len(places.roots) + len(places.layers) == 3 + 3
     module = NetworkModule(got.floating, fakes=_fakes(find_quantization_sites(got.floating), got.ranges, False)[0]).eval()
@@ -74,7 +75,7 @@ def test_the_module_equals_the_exported_network(learned, digits):
 
 def test_training_recovers_the_loss_by_poor_ranges(learned, digits):
     """Ranges four times too small: calibration loses much accuracy, training with them recovers most of it."""
-    made = folded(learned)
+    made = fold_batch_norms(learned)
     places = find_quantization_sites(made)
     watched: dict[str, float] = {}
     run_network(made, {"x": digits[0].inputs["x"][:100]}, watch=lambda t, a: watched.__setitem__(t.name, float(np.abs(a).max())))

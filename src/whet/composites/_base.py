@@ -34,6 +34,8 @@ class Composite:
     `unsupported`: the reason for unfused layers if no tactic of the machine computes the kind; "" for kinds that every backend computes.
     `samples`: layers for the contract tests.
     `operations(layer, symbol values)`: arithmetic operations; default: the sum over the body.
+    `counts_parts`: whether rooflines count the bytes of each layer in the body, because each computes (two convolutions), or only the operands of
+    the whole layer. So a network's minimum traffic does not depend on fusion.
     `layer_type`: its LayerType in TensorRT's inspector vocabulary.
     `decompose(layer)`: a network of separate layers that compute the same from the same inputs; default: the body. Fused layers in it stay fused.
     `matchers`: names of the passes that create it, in order of registration.
@@ -44,6 +46,7 @@ class Composite:
     unsupported: str = ""
     samples: tuple[Sample, ...] = ()
     operations: Operations | None = None
+    counts_parts: bool = False
     layer_type: str = "kgen"
     decompose: Callable[[Layer], Network] = body_of
     matchers: list[str] = field(default_factory=list)
@@ -75,6 +78,7 @@ def composite(
     unsupported: str = "",
     samples: Sequence[Sample] = (),
     operations: Operations | None = None,
+    counts_parts: bool = False,
     layer_type: str = "kgen",
     decompose: Callable[[Layer], Network] = body_of,
 ) -> Composite:
@@ -82,7 +86,7 @@ def composite(
     if taken := next((k for k in kinds if k in COMPOSITES), None):
         raise BuildError(f"two composites describe the kind {taken}")
     described = Composite(
-        kinds=kinds, title=title, unsupported=unsupported, samples=tuple(samples), operations=operations,
+        kinds=kinds, title=title, unsupported=unsupported, samples=tuple(samples), operations=operations, counts_parts=counts_parts,
         layer_type=layer_type, decompose=decompose,
     )  # fmt: skip
     for kind in kinds:

@@ -93,6 +93,7 @@ CONV_THEN_POINTWISE = composite(
     "ConvThenPointwise",
     title="convolution and pointwise convolution",
     unsupported="no tactic here computes a convolution and the pointwise convolution after it in one kernel",
+    counts_parts=True,
     samples=[
         conv_then_pointwise_sample("f32[1,128,14,14]", 128, 512, residual="before"),
         conv_then_pointwise_sample("f32[2,64,9,11]", 64, 128, taps=5, act="HardSwish"),

@@ -38,6 +38,7 @@ DEPTHWISE_THEN_POINTWISE = composite(
     "DepthwiseThenPointwise",
     title="depthwise and pointwise convolution",
     unsupported="no tactic here computes a depthwise convolution and the pointwise convolution after it in one kernel",
+    counts_parts=True,
     samples=[
         depthwise_then_pointwise_sample("f32[1,96,14,14]", 24, 1, residual=True),
         depthwise_then_pointwise_sample("f32[2,144,28,27]", 32, 2),

@@ -44,6 +44,7 @@ DUAL_OUTPUT_CONV = composite(
     "DualOutputConv",
     title="two convolutions of one image",
     unsupported="no tactic here computes two convolutions of one image in one kernel",
+    counts_parts=True,
     samples=[
         dual_output_conv_sample(1, (16,), (16, 32), 6, 7),
         dual_output_conv_sample(2, (64,), (32, 32), 9, 9),

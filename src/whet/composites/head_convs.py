@@ -45,6 +45,7 @@ HEAD_CONVS = composite(
     "HeadConvs",
     title="detector head with its convolutions",
     unsupported="no tactic here convolves pixels and writes a detector's rows in one kernel",
+    counts_parts=True,
     samples=[
         head_convs_sample(2, 3, 2, (8, 4, 6), (16, 2, 3)),
         head_convs_sample(1, 3, 80, (64, 20, 20), (20, 10, 10), (36, 5, 5), padding=1),

@@ -44,6 +44,7 @@ NORM_THEN_PRODUCT = composite(
     "NormThenProduct",
     title="normalization and matrix product",
     unsupported="no tactic here computes a normalization and the product that reads it in one kernel",
+    counts_parts=True,
     samples=[
         norm_then_product_sample("f32[2,50,128]", 96, act="Gelu"),
         norm_then_product_sample("f32[197,768]", 2304),

@@ -50,6 +50,7 @@ POINTWISE_THEN_CONV = composite(
     "PointwiseThenConv",
     title="pointwise convolution and convolution",
     unsupported="no tactic here computes a pointwise convolution and the convolution after it in one kernel",
+    counts_parts=True,
     samples=[
         pointwise_then_conv_sample("f32[2,32,18,20]", 32, residual=True),
         pointwise_then_conv_sample("f32[1,64,11,13]", 40, stride=2),

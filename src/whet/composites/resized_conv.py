@@ -70,6 +70,7 @@ RESIZED_CONV = composite(
     "ResizedConv",
     title="convolution of an enlarged image",
     unsupported="no tactic here convolves an image before enlarging it",
+    counts_parts=True,
     operations=_operations,
     samples=[
         resized_conv_sample(1, (16, 32), (16, 32), (4, 5), (2.0, 2.0)),
